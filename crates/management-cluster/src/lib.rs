@@ -1,0 +1,1 @@
+//! A real Cluster API management cluster as plain processes.

@@ -1,0 +1,1 @@
+//! Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.

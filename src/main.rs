@@ -1,0 +1,2 @@
+//! `capcmi`.
+fn main() {}
