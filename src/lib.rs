@@ -1,1 +1,2 @@
 //! Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
+pub mod driver;

@@ -1,0 +1,223 @@
+//! What a driver implements and how it behaves.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// A call of the driver; the label of metrics and the name in messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub enum Operation {
+    /// Makes or adopts a VM. Required.
+    CreateMachine,
+    /// Finishes a VM that exists.
+    InitializeMachine,
+    /// Deletes a VM. Required.
+    DeleteMachine,
+    /// Reads a VM.
+    GetMachineStatus,
+    /// Reads all VMs of a cluster.
+    ListMachines,
+    /// Stops the guest.
+    ShutDownMachine,
+    /// Changes hot-updatable fields of a VM.
+    UpdateMachine,
+    /// Reads volume ids out of PersistentVolume specs.
+    #[serde(rename = "GetVolumeIDs")]
+    GetVolumeIds,
+    /// Converts a class of the back end's own kind.
+    GenerateMachineClassForMigration,
+    /// Reads the failure domains of a class.
+    ListZones,
+    /// Reads the resources of one machine of a class.
+    DescribeClass,
+    /// Asks whether the driver can serve.
+    Probe,
+    /// Reads name and version.
+    GetPluginInfo,
+    /// Reads what the driver implements.
+    GetPluginCapabilities,
+}
+
+impl Operation {
+    /// Every operation, in the order of a machine's life.
+    pub const ALL: [Self; 14] = [
+        Self::CreateMachine,
+        Self::InitializeMachine,
+        Self::DeleteMachine,
+        Self::GetMachineStatus,
+        Self::ListMachines,
+        Self::ShutDownMachine,
+        Self::UpdateMachine,
+        Self::GetVolumeIds,
+        Self::GenerateMachineClassForMigration,
+        Self::ListZones,
+        Self::DescribeClass,
+        Self::Probe,
+        Self::GetPluginInfo,
+        Self::GetPluginCapabilities,
+    ];
+
+    /// The name as the specifications write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CreateMachine => "CreateMachine",
+            Self::InitializeMachine => "InitializeMachine",
+            Self::DeleteMachine => "DeleteMachine",
+            Self::GetMachineStatus => "GetMachineStatus",
+            Self::ListMachines => "ListMachines",
+            Self::ShutDownMachine => "ShutDownMachine",
+            Self::UpdateMachine => "UpdateMachine",
+            Self::GetVolumeIds => "GetVolumeIDs",
+            Self::GenerateMachineClassForMigration => "GenerateMachineClassForMigration",
+            Self::ListZones => "ListZones",
+            Self::DescribeClass => "DescribeClass",
+            Self::Probe => "Probe",
+            Self::GetPluginInfo => "GetPluginInfo",
+            Self::GetPluginCapabilities => "GetPluginCapabilities",
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A place inside a provider spec, as RFC 6901 writes it: `/network/tags`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JsonPointer(Vec<String>);
+
+/// Text that is no JSON pointer to a field of an object.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no JSON pointer: it has to begin with `/` and name a field")]
+pub struct ParseJsonPointerError(String);
+
+impl JsonPointer {
+    /// The pointer to a field at the top level.
+    pub fn field(name: &str) -> Self {
+        Self(vec![name.to_owned()])
+    }
+
+    /// The names on the way, outermost first; never empty.
+    pub fn segments(&self) -> &[String] {
+        &self.0
+    }
+
+    /// Whether `other` is this place or lies below it.
+    pub fn covers(&self, other: &Self) -> bool {
+        other.0.starts_with(&self.0)
+    }
+}
+
+impl FromStr for JsonPointer {
+    type Err = ParseJsonPointerError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let rest = text
+            .strip_prefix('/')
+            .ok_or_else(|| ParseJsonPointerError(text.to_owned()))?;
+        if rest.is_empty() {
+            return Err(ParseJsonPointerError(text.to_owned()));
+        }
+        Ok(Self(
+            rest.split('/')
+                .map(|segment| segment.replace("~1", "/").replace("~0", "~"))
+                .collect(),
+        ))
+    }
+}
+
+impl fmt::Display for JsonPointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0
+            .iter()
+            .try_for_each(|s| write!(f, "/{}", s.replace('~', "~0").replace('/', "~1")))
+    }
+}
+
+/// What a driver implements and how it behaves.
+#[derive(Clone, Debug)]
+pub struct Capabilities {
+    /// The optional calls that the driver implements; a call that is not named here is not made.
+    pub operations: BTreeSet<Operation>,
+    /// Whether a machine may ask for a failure domain (provider spec field `failureDomain`).
+    pub zones: bool,
+    /// How long after a change the back end may still answer with the state before it.
+    pub consistency_window: Duration,
+    /// Where in the provider spec the tags of a VM stand.
+    pub tag_path: JsonPointer,
+    /// The fields of the provider spec that [`super::Driver::update_machine`] can change on a living VM.
+    pub hot_updatable: Vec<JsonPointer>,
+    /// JSON Schema of the provider spec, checked before any call.
+    pub provider_spec_schema: Option<Value>,
+}
+
+impl Capabilities {
+    /// A driver with create and delete alone: what is true of any plugin before it has declared more.
+    pub fn minimal() -> Self {
+        Self {
+            operations: BTreeSet::new(),
+            zones: false,
+            consistency_window: Duration::ZERO,
+            tag_path: JsonPointer::field("tags"),
+            hot_updatable: Vec::new(),
+            provider_spec_schema: None,
+        }
+    }
+
+    /// Whether this call may be made. The required calls and the identity calls always may.
+    pub fn offers(&self, operation: Operation) -> bool {
+        match operation {
+            Operation::CreateMachine
+            | Operation::DeleteMachine
+            | Operation::Probe
+            | Operation::GetPluginInfo
+            | Operation::GetPluginCapabilities => true,
+            Operation::InitializeMachine
+            | Operation::GetMachineStatus
+            | Operation::ListMachines
+            | Operation::ShutDownMachine
+            | Operation::UpdateMachine
+            | Operation::GetVolumeIds
+            | Operation::GenerateMachineClassForMigration
+            | Operation::ListZones
+            | Operation::DescribeClass => self.operations.contains(&operation),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pointer_is_written_as_it_was_read() {
+        for text in ["/tags", "/network/tags", "/a~1b/c~0d"] {
+            assert_eq!(text.parse::<JsonPointer>().unwrap().to_string(), text);
+        }
+        assert!("tags".parse::<JsonPointer>().is_err());
+        assert!("/".parse::<JsonPointer>().is_err());
+    }
+
+    #[test]
+    fn a_minimal_driver_offers_create_and_delete_and_its_identity_alone() {
+        let offered: Vec<_> = Operation::ALL
+            .into_iter()
+            .filter(|op| Capabilities::minimal().offers(*op))
+            .collect();
+        assert_eq!(
+            offered,
+            [
+                Operation::CreateMachine,
+                Operation::DeleteMachine,
+                Operation::Probe,
+                Operation::GetPluginInfo,
+                Operation::GetPluginCapabilities
+            ]
+        );
+    }
+}

@@ -1,0 +1,193 @@
+//! What machines are made from: the provider spec and the secrets.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use serde_json::{Map, Value};
+
+use super::JsonPointer;
+
+/// Secret key of the bootstrap data.
+pub const USER_DATA: &str = "userData";
+/// Secret key of the bootstrap data's format: `cloud-config` or `ignition`.
+pub const USER_DATA_FORMAT: &str = "userDataFormat";
+
+/// Bytes that are never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SecretValue(Vec<u8>);
+
+impl SecretValue {
+    /// The bytes, for the one who has to use them. Never log them.
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl From<Vec<u8>> for SecretValue {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+}
+
+impl fmt::Debug for SecretValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[redacted, {} bytes]", self.0.len())
+    }
+}
+
+/// Credentials and bootstrap data by key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Secrets(BTreeMap<String, SecretValue>);
+
+impl Secrets {
+    /// The value of a key.
+    pub fn get(&self, key: &str) -> Option<&SecretValue> {
+        self.0.get(key)
+    }
+
+    /// Adds a value; gives the key back when it is taken.
+    ///
+    /// # Errors
+    /// The key, when it already has a value.
+    pub fn insert(&mut self, key: String, value: SecretValue) -> Result<(), String> {
+        match self.0.entry(key) {
+            std::collections::btree_map::Entry::Occupied(taken) => Err(taken.key().clone()),
+            std::collections::btree_map::Entry::Vacant(free) => {
+                free.insert(value);
+                Ok(())
+            }
+        }
+    }
+
+    /// All keys and values, sorted by key.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &SecretValue)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// Removes every secret value from a text that is about to be shown: a driver may have echoed one.
+    ///
+    /// Values are looked for as they are, line by line, and in base64. Values below 6 bytes are left: they are no
+    /// secrets, and to remove them would garble the text.
+    pub fn scrub(&self, text: &str) -> String {
+        const SHORTEST: usize = 6;
+        let mut needles: Vec<String> = Vec::new();
+        for value in self.0.values() {
+            needles.push(BASE64_STANDARD.encode(&value.0));
+            if let Ok(plain) = std::str::from_utf8(&value.0) {
+                needles.push(plain.trim().to_owned());
+                needles.extend(plain.lines().map(|line| line.trim().to_owned()));
+            }
+        }
+        needles.retain(|needle| needle.len() >= SHORTEST && text.contains(needle.as_str()));
+        needles.sort_by_key(|needle| std::cmp::Reverse(needle.len()));
+        needles.iter().fold(text.to_owned(), |text, needle| {
+            text.replace(needle.as_str(), "[redacted]")
+        })
+    }
+}
+
+impl FromIterator<(String, SecretValue)> for Secrets {
+    fn from_iter<I: IntoIterator<Item = (String, SecretValue)>>(values: I) -> Self {
+        Self(values.into_iter().collect())
+    }
+}
+
+/// The JSON object that describes a VM; what it holds is the driver's to say.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct ProviderSpec(pub Map<String, Value>);
+
+impl ProviderSpec {
+    /// The value at a place, if there is one.
+    pub fn get(&self, place: &JsonPointer) -> Option<&Value> {
+        let (first, rest) = place.segments().split_first()?;
+        rest.iter().try_fold(self.0.get(first)?, |value, segment| {
+            value.as_object()?.get(segment)
+        })
+    }
+
+    /// The object at a place, made with all that leads to it when it is not there.
+    ///
+    /// # Errors
+    /// The place of the value that is in the way because it is no object.
+    pub fn object_at(&mut self, place: &JsonPointer) -> Result<&mut Map<String, Value>, String> {
+        let mut object = &mut self.0;
+        let mut walked = String::new();
+        for segment in place.segments() {
+            walked = format!("{walked}/{segment}");
+            object = object
+                .entry(segment.clone())
+                .or_insert_with(|| Value::Object(Map::new()))
+                .as_object_mut()
+                .ok_or(walked.clone())?;
+        }
+        Ok(object)
+    }
+}
+
+/// What machines are made from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MachineClass {
+    /// The VM's description with tags and failure domain injected.
+    pub provider_spec: ProviderSpec,
+    /// Credentials, and for a create the bootstrap data.
+    pub secrets: Secrets,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secrets(value: &str) -> Secrets {
+        [("token".to_owned(), SecretValue::from(value.as_bytes().to_vec()))]
+            .into_iter()
+            .collect()
+    }
+
+    /// OPS-11
+    #[test]
+    fn debug_shows_no_secret_value() {
+        let class = MachineClass {
+            secrets: secrets("canary-4711"),
+            ..MachineClass::default()
+        };
+        assert!(!format!("{class:?}").contains("canary"));
+    }
+
+    #[test]
+    fn a_secret_that_a_driver_echoes_is_removed_plain_by_line_and_in_base64() {
+        let secrets = secrets("first-line-1\nsecond-line-2");
+        let echoed = format!(
+            "a second-line-2 b {}",
+            BASE64_STANDARD.encode("first-line-1\nsecond-line-2")
+        );
+        assert_eq!(secrets.scrub(&echoed), "a [redacted] b [redacted]");
+        assert_eq!(secrets.scrub("nothing here"), "nothing here");
+    }
+
+    #[test]
+    fn a_key_is_taken_once() {
+        let mut secrets = secrets("x");
+        assert_eq!(
+            secrets.insert("token".to_owned(), vec![].into()),
+            Err("token".to_owned())
+        );
+    }
+
+    #[test]
+    fn objects_are_made_on_the_way_and_a_scalar_in_the_way_is_named() {
+        let mut spec = ProviderSpec::default();
+        spec.object_at(&"/network/tags".parse().unwrap())
+            .unwrap()
+            .insert("a".into(), "b".into());
+        assert_eq!(
+            spec.get(&"/network/tags/a".parse().unwrap()),
+            Some(&Value::from("b"))
+        );
+        assert_eq!(
+            spec.object_at(&"/network/tags/a".parse().unwrap()),
+            Err("/network/tags/a".to_owned())
+        );
+    }
+}

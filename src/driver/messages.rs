@@ -1,0 +1,361 @@
+//! Requests and responses of the driver calls.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde_json::{Map, Value};
+
+use super::{MachineClass, ProviderSpec};
+
+/// The back end's identifier of a VM, as `Node.spec.providerID` has it, byte for byte. 1–512 bytes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProviderId(String);
+
+/// Text that can't be a provider id.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProviderIdError {
+    /// A VM without an id can't be found again.
+    #[error("the provider id is empty")]
+    Empty,
+    /// Cluster API takes at most 512 bytes.
+    #[error("the provider id has {0} bytes; at most 512 are allowed")]
+    TooLong(usize),
+}
+
+impl ProviderId {
+    /// The most bytes that Cluster API takes.
+    pub const MAX_BYTES: usize = 512;
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for ProviderId {
+    type Err = ProviderIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.len() {
+            0 => Err(ProviderIdError::Empty),
+            1..=Self::MAX_BYTES => Ok(Self(text.to_owned())),
+            long => Err(ProviderIdError::TooLong(long)),
+        }
+    }
+}
+
+impl fmt::Display for ProviderId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a driver wants back with the next call on the same machine; opaque, at most 4 KiB.
+#[derive(Clone, PartialEq, Eq)]
+pub struct LastKnownState(Vec<u8>);
+
+impl LastKnownState {
+    /// The most bytes that are kept.
+    pub const MAX_BYTES: usize = 4096;
+
+    /// The state, or nothing when it is empty or longer than what is kept.
+    pub fn new(bytes: Vec<u8>) -> Option<Self> {
+        (1..=Self::MAX_BYTES)
+            .contains(&bytes.len())
+            .then_some(Self(bytes))
+    }
+
+    /// The bytes as the driver gave them.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for LastKnownState {
+    /// Only the size: a driver may keep there what should not be in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LastKnownState({} bytes)", self.0.len())
+    }
+}
+
+/// What an address is; the names are Cluster API's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub enum AddressType {
+    /// A name that resolves inside of the back end's network.
+    Hostname,
+    /// An address that is reached from outside.
+    ExternalIP,
+    /// An address inside of the back end's network.
+    InternalIP,
+    /// A name that resolves outside.
+    ExternalDNS,
+    /// A name that resolves inside.
+    InternalDNS,
+}
+
+/// One address of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Address {
+    /// What it is.
+    #[serde(rename = "type")]
+    pub kind: AddressType,
+    /// 1–256 bytes.
+    pub address: String,
+}
+
+/// Whether a VM runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub enum PowerState {
+    /// On its way up.
+    Starting,
+    /// On.
+    Running,
+    /// On its way down.
+    Stopping,
+    /// Off.
+    Stopped,
+    /// The back end says that it will not run again.
+    Failed,
+}
+
+impl PowerState {
+    /// The name as status and columns show it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "Starting",
+            Self::Running => "Running",
+            Self::Stopping => "Stopping",
+            Self::Stopped => "Stopped",
+            Self::Failed => "Failed",
+        }
+    }
+}
+
+/// A VM that exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Its id at the back end.
+    pub provider_id: ProviderId,
+    /// The name its Node will have (DRV-14).
+    pub node_name: String,
+    /// Its addresses, as far as they are known.
+    pub addresses: Vec<Address>,
+    /// Whether it runs, when the driver can tell.
+    pub power_state: Option<PowerState>,
+    /// Where it was placed, when the driver knows zones.
+    pub failure_domain: Option<String>,
+    /// What the driver wants back with the next call.
+    pub last_known_state: Option<LastKnownState>,
+}
+
+impl Machine {
+    /// A VM of which no more is known than its two names.
+    pub fn new(provider_id: ProviderId, node_name: impl Into<String>) -> Self {
+        Self {
+            provider_id,
+            node_name: node_name.into(),
+            addresses: Vec::new(),
+            power_state: None,
+            failure_domain: None,
+            last_known_state: None,
+        }
+    }
+}
+
+/// Make a VM.
+#[derive(Clone, Debug)]
+pub struct CreateMachineRequest {
+    /// Unique inside of the cluster that the class's tags name.
+    pub machine_name: String,
+    /// What to make it from; the secrets hold the bootstrap data.
+    pub class: MachineClass,
+    /// What an earlier call on this machine left.
+    pub last_known_state: Option<LastKnownState>,
+}
+
+/// Finish a VM that exists.
+#[derive(Clone, Debug)]
+pub struct InitializeMachineRequest {
+    /// The name it was created with.
+    pub machine_name: String,
+    /// Its id, when it is known.
+    pub provider_id: Option<ProviderId>,
+    /// What it was made from.
+    pub class: MachineClass,
+    /// What an earlier call on this machine left.
+    pub last_known_state: Option<LastKnownState>,
+}
+
+/// Delete a VM.
+#[derive(Clone, Debug)]
+pub struct DeleteMachineRequest {
+    /// The name it was created with.
+    pub machine_name: String,
+    /// Its id, when it is known.
+    pub provider_id: Option<ProviderId>,
+    /// What it was made from.
+    pub class: MachineClass,
+    /// What an earlier call on this machine left.
+    pub last_known_state: Option<LastKnownState>,
+}
+
+/// A VM is deleted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeleteMachineResponse {
+    /// What the driver wants back with the next call.
+    pub last_known_state: Option<LastKnownState>,
+}
+
+/// Read a VM.
+#[derive(Clone, Debug)]
+pub struct GetMachineStatusRequest {
+    /// The name it was created with.
+    pub machine_name: String,
+    /// Its id, when it is known.
+    pub provider_id: Option<ProviderId>,
+    /// What it was made from.
+    pub class: MachineClass,
+}
+
+/// Read all VMs of a cluster.
+#[derive(Clone, Debug)]
+pub struct ListMachinesRequest {
+    /// Its tags name the cluster.
+    pub class: MachineClass,
+}
+
+/// A VM in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedMachine {
+    /// Its id at the back end.
+    pub provider_id: ProviderId,
+    /// The name it was created with; empty when the back end has lost it (DRV-36).
+    pub machine_name: String,
+}
+
+/// Stop the guest.
+#[derive(Clone, Debug)]
+pub struct ShutDownMachineRequest {
+    /// The name it was created with.
+    pub machine_name: String,
+    /// Its id, when it is known.
+    pub provider_id: Option<ProviderId>,
+    /// What it was made from.
+    pub class: MachineClass,
+    /// What an earlier call on this machine left.
+    pub last_known_state: Option<LastKnownState>,
+}
+
+/// The guest is stopped.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShutDownMachineResponse {
+    /// What the driver wants back with the next call.
+    pub last_known_state: Option<LastKnownState>,
+}
+
+/// Change hot-updatable fields of a VM (UPD-03).
+#[derive(Clone, Debug)]
+pub struct UpdateMachineRequest {
+    /// The name it was created with.
+    pub machine_name: String,
+    /// Its id.
+    pub provider_id: ProviderId,
+    /// The spec that was applied in full the last time.
+    pub last_applied_provider_spec: ProviderSpec,
+    /// The new spec, and credentials.
+    pub class: MachineClass,
+    /// What an earlier call on this machine left.
+    pub last_known_state: Option<LastKnownState>,
+}
+
+/// Read volume ids out of PersistentVolume specs.
+#[derive(Clone, Debug)]
+pub struct GetVolumeIdsRequest {
+    /// `PersistentVolumeSpec` objects as JSON.
+    pub pv_specs: Vec<Value>,
+}
+
+/// Group and kind of a class of the back end's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MachineClassKind {
+    /// API group.
+    pub api_group: String,
+    /// Kind.
+    pub kind: String,
+}
+
+/// Convert a class of the back end's own kind.
+#[derive(Clone, Debug)]
+pub struct GenerateMachineClassRequest {
+    /// The object to read.
+    pub provider_specific_machine_class: Map<String, Value>,
+    /// The class to fill; name and metadata stay as they are.
+    pub machine_class: Map<String, Value>,
+    /// What kind the object is of.
+    pub class_kind: MachineClassKind,
+}
+
+/// Name and version of a driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PluginInfo {
+    /// Domain-name form, at most 63 bytes: `simulated.capcmi.io`.
+    pub name: String,
+    /// Semantic version by custom; opaque.
+    pub version: String,
+    /// What else it says of itself.
+    pub manifest: BTreeMap<String, String>,
+}
+
+/// Whether a driver can serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// It can.
+    Ready,
+    /// It is healthy but has not finished to start.
+    NotYet,
+}
+
+/// A failure domain of a class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Zone {
+    /// What a Machine asks for, 1–256 bytes.
+    pub name: String,
+    /// Whether control-plane machines may be placed there.
+    pub control_plane: bool,
+    /// What else the back end says of it.
+    pub attributes: BTreeMap<String, String>,
+}
+
+/// Resources of one machine of a class.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClassDescription {
+    /// Kubernetes quantities by resource name: `cpu: "4"`, `memory: "16Gi"`.
+    pub capacity: BTreeMap<String, String>,
+    /// `amd64`, `arm64`, `s390x` or `ppc64le`.
+    pub architecture: Option<String>,
+    /// `linux` or `windows`.
+    pub operating_system: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_provider_id_is_neither_empty_nor_longer_than_cluster_api_takes() {
+        assert_eq!("".parse::<ProviderId>(), Err(ProviderIdError::Empty));
+        assert_eq!(
+            "x".repeat(513).parse::<ProviderId>(),
+            Err(ProviderIdError::TooLong(513))
+        );
+        assert_eq!("x".repeat(512).parse::<ProviderId>().unwrap().as_str().len(), 512);
+    }
+
+    #[test]
+    fn a_last_known_state_that_is_too_long_is_not_kept() {
+        assert_eq!(LastKnownState::new(vec![0; 4097]), None);
+        assert_eq!(LastKnownState::new(vec![]), None);
+        assert!(LastKnownState::new(vec![0; 4096]).is_some());
+    }
+}
