@@ -1,0 +1,174 @@
+//! Condition types and reasons, and how a list of conditions changes.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// Summary of an object; Cluster API mirrors it to `InfrastructureReady`, which MachineHealthChecks look at.
+pub const READY: &str = "Ready";
+/// Whether the provider keeps its hands off.
+pub const PAUSED: &str = "Paused";
+/// Whether the last call on the driver got through.
+pub const DRIVER_REACHABLE: &str = "DriverReachable";
+/// Whether the VM was created.
+pub const VIRTUAL_MACHINE_CREATED: &str = "VirtualMachineCreated";
+/// Whether the post-create initialization is done.
+pub const VIRTUAL_MACHINE_INITIALIZED: &str = "VirtualMachineInitialized";
+/// Whether the VM has the provider spec that the object asks for.
+pub const VIRTUAL_MACHINE_UP_TO_DATE: &str = "VirtualMachineUpToDate";
+/// Where a deletion stands.
+pub const DELETING: &str = "Deleting";
+
+/// Reasons that are no machine code. A condition that a driver's error sets has the code's name as its reason.
+pub mod reason {
+    /// All is well.
+    pub const READY: &str = "Ready";
+    /// Not yet, see the message.
+    pub const NOT_READY: &str = "NotReady";
+    /// Hands off.
+    pub const PAUSED: &str = "Paused";
+    /// Hands on.
+    pub const NOT_PAUSED: &str = "NotPaused";
+    /// The Cluster's infrastructure is not provisioned.
+    pub const WAITING_FOR_CLUSTER_INFRASTRUCTURE: &str = "WaitingForClusterInfrastructureReady";
+    /// The Machine names no bootstrap data secret.
+    pub const WAITING_FOR_BOOTSTRAP_DATA: &str = "WaitingForBootstrapData";
+    /// No control-plane endpoint is set.
+    pub const WAITING_FOR_ENDPOINT: &str = "WaitingForControlPlaneEndpoint";
+    /// The VM exists.
+    pub const CREATED: &str = "Created";
+    /// The VM is being created.
+    pub const CREATING: &str = "Creating";
+    /// The VM is initialized.
+    pub const INITIALIZED: &str = "Initialized";
+    /// The VM is being initialized.
+    pub const INITIALIZING: &str = "Initializing";
+    /// Creation takes longer than the creation timeout.
+    pub const CREATION_TIMED_OUT: &str = "CreationTimedOut";
+    /// The driver confirmed that the VM is gone.
+    pub const VIRTUAL_MACHINE_VANISHED: &str = "VirtualMachineVanished";
+    /// The driver says that the VM will not run again.
+    pub const VIRTUAL_MACHINE_FAILED: &str = "VirtualMachineFailed";
+    /// The object is being deleted.
+    pub const DELETING: &str = "Deleting";
+    /// The guest is being shut down.
+    pub const SHUTTING_DOWN: &str = "ShuttingDown";
+    /// The VM is gone and is watched for as long as the driver may still be wrong.
+    pub const CONFIRMING_DELETION: &str = "ConfirmingDeletion";
+    /// The object was let go although nobody confirmed that its VM is gone.
+    pub const FORCE_DELETED: &str = "ForceDeleted";
+    /// The driver answered.
+    pub const REACHABLE: &str = "Reachable";
+    /// The VM has the wanted provider spec.
+    pub const UP_TO_DATE: &str = "UpToDate";
+    /// The wanted provider spec differs in fields that a living VM can't change.
+    pub const NOT_HOT_UPDATABLE: &str = "NotHotUpdatable";
+    /// The object says something that can't be done; the message names the field.
+    pub const INVALID_SPEC: &str = "InvalidSpec";
+    /// No driver of that name, or not for this namespace.
+    pub const DRIVER_NOT_CONFIGURED: &str = "DriverNotConfigured";
+    /// A secret is missing or its keys collide.
+    pub const INVALID_SECRET: &str = "InvalidSecret";
+    /// The providerID was not written by this provider.
+    pub const FOREIGN_PROVIDER_ID: &str = "ForeignProviderID";
+    /// The object's identity annotation belongs to another object.
+    pub const FOREIGN_IDENTITY: &str = "ForeignIdentity";
+    /// Something inside of the provider or of the API server went wrong; see the message.
+    pub const INTERNAL_ERROR: &str = "InternalError";
+    /// Created, initialized, and known to Cluster API.
+    pub const PROVISIONED: &str = "Provisioned";
+}
+
+/// The three states of a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Holds.
+    True,
+    /// Does not hold.
+    False,
+    /// Nobody knows.
+    Unknown,
+}
+
+impl State {
+    /// The text in `condition.status`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+impl From<bool> for State {
+    fn from(holds: bool) -> Self {
+        if holds { Self::True } else { Self::False }
+    }
+}
+
+/// The most characters that a message keeps; the rest is cut.
+const MAX_MESSAGE: usize = 4096;
+
+/// Sets the condition of a type.
+///
+/// # Guarantees
+/// `lastTransitionTime` moves only when the status does: a MachineHealthCheck measures from it.
+pub fn set(
+    conditions: &mut Vec<Condition>,
+    type_: &str,
+    state: State,
+    reason: &str,
+    message: &str,
+    generation: Option<i64>,
+    now: Timestamp,
+) {
+    let since = conditions
+        .iter()
+        .find(|c| c.type_ == type_ && c.status == state.as_str())
+        .map_or(Time(now), |c| c.last_transition_time.clone());
+    let condition = Condition {
+        type_: type_.to_owned(),
+        status: state.as_str().to_owned(),
+        reason: reason.to_owned(),
+        message: message.chars().take(MAX_MESSAGE).collect(),
+        observed_generation: generation,
+        last_transition_time: since,
+    };
+    match conditions.iter_mut().find(|c| c.type_ == type_) {
+        Some(present) => *present = condition,
+        None => conditions.push(condition),
+    }
+}
+
+/// The condition of a type.
+pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|c| c.type_ == type_)
+}
+
+/// Whether the condition of a type is there and True.
+pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
+    get(conditions, type_).is_some_and(|c| c.status == State::True.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn the_transition_time_moves_only_with_the_status() {
+        let mut all = Vec::new();
+        set(&mut all, READY, State::False, "A", "a", Some(1), at(1));
+        set(&mut all, READY, State::False, "B", "b", Some(2), at(2));
+        assert_eq!(
+            (all[0].last_transition_time.0, all[0].reason.as_str()),
+            (at(1), "B")
+        );
+        set(&mut all, READY, State::True, "C", "c", Some(2), at(3));
+        assert_eq!((all.len(), all[0].last_transition_time.0), (1, at(3)));
+        assert!(is_true(&all, READY));
+    }
+}

@@ -1,0 +1,74 @@
+//! Labels and annotations: ours, and those of Cluster API that are honoured.
+
+/// Annotation: the id under which a driver knows the VMs of one Cluster. Reserved.
+pub const CLUSTER_ID: &str = "infrastructure.capcmi.io/cluster-id";
+/// Annotation: `<namespace>/<name>/<id>`, the identity of one InfraMachine. Reserved.
+///
+/// Namespace and name are part of it because Cluster API copies annotations from templates and Machines: an identity
+/// that was copied to another object is nobody's.
+pub const MACHINE_ID: &str = "infrastructure.capcmi.io/machine-id";
+/// Annotation: `may-exist` or `none`, see [`Instance`]. Reserved.
+pub const INSTANCE: &str = "infrastructure.capcmi.io/instance";
+/// Annotation: the provider spec, as JSON, that the VM was made from or last updated to. Reserved.
+pub const APPLIED_PROVIDER_SPEC: &str = "infrastructure.capcmi.io/applied-provider-spec";
+/// Annotation: what the driver wants back with the next call, in base64. Reserved.
+pub const LAST_KNOWN_STATE: &str = "infrastructure.capcmi.io/last-known-state";
+/// Annotation: the Node name that the driver gave. Reserved.
+pub const NODE_NAME: &str = "infrastructure.capcmi.io/node-name";
+/// Annotation: the driver that made the VM, so that a deletion finds it whatever became of the spec. Reserved.
+pub const DRIVER: &str = "infrastructure.capcmi.io/driver";
+/// Annotation: `true` lets an InfraMachine go although nobody confirmed that its VM is gone. The last resort.
+pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
+
+/// The annotations that only the provider and the administrator may write: who could forge them could claim the VM of
+/// another cluster.
+pub const RESERVED_ANNOTATIONS: [&str; 7] = [
+    CLUSTER_ID,
+    MACHINE_ID,
+    INSTANCE,
+    APPLIED_PROVIDER_SPEC,
+    LAST_KNOWN_STATE,
+    NODE_NAME,
+    DRIVER,
+];
+
+/// Label of every object that belongs to a Cluster: the Cluster's name.
+pub const CLUSTER_NAME: &str = "cluster.x-k8s.io/cluster-name";
+/// Label of control-plane Machines.
+pub const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
+/// Label that `--watch-filter` looks at.
+pub const WATCH_FILTER: &str = "cluster.x-k8s.io/watch-filter";
+/// Annotation, any value: hands off.
+pub const PAUSED: &str = "cluster.x-k8s.io/paused";
+/// Annotation of an InfraCluster that somebody else looks after.
+pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
+/// Annotation of an object that `clusterctl move` deletes after it has moved it.
+pub const DELETE_FOR_MOVE: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
+
+/// Whether a VM of an InfraMachine may exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instance {
+    /// A create was or is about to be issued: only the driver can say whether there is a VM.
+    MayExist,
+    /// Every create was refused for good: there is none.
+    None,
+}
+
+impl Instance {
+    /// The value of the annotation [`INSTANCE`].
+    pub const fn annotation(self) -> &'static str {
+        match self {
+            Self::MayExist => "may-exist",
+            Self::None => "none",
+        }
+    }
+
+    /// What the annotation says. Anything but `none` is taken for the careful answer.
+    pub fn from_annotation(value: &str) -> Self {
+        if value == Self::None.annotation() {
+            Self::None
+        } else {
+            Self::MayExist
+        }
+    }
+}

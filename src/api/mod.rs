@@ -1,0 +1,17 @@
+//! The objects this provider serves, and the slices of Cluster API's objects that it reads.
+//!
+//! Layer 0: types, defaults and validation, no client. Every type tolerates unknown fields, and none ever writes
+//! `null`: Cluster API takes an explicit null in a contract field for an error.
+
+pub mod cluster_api;
+pub mod conditions;
+pub mod labels;
+mod schema;
+pub mod v1alpha1;
+
+/// API group of the kinds that this provider serves.
+pub const GROUP: &str = "infrastructure.capcmi.io";
+/// The version that is served and stored.
+pub const VERSION: &str = "v1alpha1";
+/// Finalizer that keeps an InfraMachine until its VM is gone.
+pub const MACHINE_FINALIZER: &str = "inframachine.infrastructure.capcmi.io";

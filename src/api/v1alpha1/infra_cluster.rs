@@ -1,0 +1,168 @@
+//! What a Cluster needs of a back end besides its machines: an endpoint that is known, and failure domains.
+
+use std::collections::BTreeMap;
+
+use garde::Validate;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{SecretReference, TemplateMetadata};
+use crate::api::{cluster_api::ApiEndpoint, schema};
+
+/// The infrastructure of a Cluster.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema, Validate)]
+#[kube(
+    group = "infrastructure.capcmi.io",
+    version = "v1alpha1",
+    kind = "InfraCluster",
+    namespaced,
+    status = "InfraClusterStatus",
+    category = "cluster-api",
+    label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
+    label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    doc = "InfraCluster is what a Cluster needs of a CMI back end besides its machines.",
+    printcolumn(
+        name = "Cluster",
+        type_ = "string",
+        json_path = ".metadata.labels['cluster\\.x-k8s\\.io/cluster-name']",
+        description = "Cluster this belongs to"
+    ),
+    printcolumn(
+        name = "Endpoint",
+        type_ = "string",
+        json_path = ".spec.controlPlaneEndpoint.host",
+        description = "Host of the control plane"
+    ),
+    printcolumn(
+        name = "Provisioned",
+        type_ = "boolean",
+        json_path = ".status.initialization.provisioned",
+        description = "Whether machines may be made"
+    ),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status",
+        description = "Whether all is well"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
+        description = "Why, or why not"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct InfraClusterSpec {
+    /// Where the control plane is reached. The driver makes no load balancer: say it here or on the Cluster, or let the
+    /// control-plane provider say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "endpoint")]
+    #[garde(skip)]
+    pub control_plane_endpoint: Option<ApiEndpoint>,
+    /// Name of the configured driver that is asked for failure domains. May be left out when exactly one serves this
+    /// namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    )]
+    #[garde(inner(length(bytes, min = 1, max = 63), pattern(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")))]
+    pub provider: Option<String>,
+    /// Secret in this namespace whose keys are handed to the driver: its credentials.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[garde(dive)]
+    pub secret_ref: Option<SecretReference>,
+}
+
+fn endpoint(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "type": "object",
+        "required": ["host", "port"],
+        "properties": {
+            "host": {"type": "string", "minLength": 1, "maxLength": 512},
+            "port": {"type": "integer", "format": "int32", "minimum": 1, "maximum": 65535},
+        },
+    })
+}
+
+/// What is known of the Cluster's infrastructure.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InfraClusterStatus {
+    /// What Cluster API waits for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initialization: Option<InfraClusterInitialization>,
+    /// Failure domains that Machines may ask for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100), extend(
+        "x-kubernetes-list-type" = "map",
+        "x-kubernetes-list-map-keys" = ["name"]
+    ))]
+    pub failure_domains: Vec<FailureDomain>,
+    /// Ready, Paused and DriverReachable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::conditions")]
+    pub conditions: Vec<Condition>,
+    /// The generation that this status was made from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub observed_generation: Option<i64>,
+}
+
+/// What Cluster API waits for before Machines are made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[schemars(extend("minProperties" = 1))]
+pub struct InfraClusterInitialization {
+    /// Machines may be made. Never goes back to false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provisioned: Option<bool>,
+}
+
+/// A place that fails on its own.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FailureDomain {
+    /// What a Machine asks for.
+    #[schemars(length(min = 1, max = 256))]
+    pub name: String,
+    /// Whether control-plane Machines may be placed there.
+    #[serde(default)]
+    pub control_plane: bool,
+    /// What else the driver says of it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::string_map")]
+    pub attributes: BTreeMap<String, String>,
+}
+
+/// A template of InfraClusters, for ClusterClasses.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[kube(
+    group = "infrastructure.capcmi.io",
+    version = "v1alpha1",
+    kind = "InfraClusterTemplate",
+    namespaced,
+    category = "cluster-api",
+    label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
+    label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    doc = "InfraClusterTemplate is what a ClusterClass makes InfraClusters from. Its spec is immutable.",
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct InfraClusterTemplateSpec {
+    /// The InfraCluster to be made.
+    pub template: InfraClusterTemplateResource,
+}
+
+/// The InfraCluster to be made.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+pub struct InfraClusterTemplateResource {
+    /// Labels and annotations of the InfraCluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<TemplateMetadata>,
+    /// Spec of the InfraCluster.
+    pub spec: InfraClusterSpec,
+}

@@ -1,0 +1,300 @@
+//! One VM of one Machine.
+
+use garde::Validate;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::api::schema;
+
+/// The most bytes that a provider spec may have as JSON; it is kept in an annotation as well.
+const MAX_PROVIDER_SPEC_BYTES: usize = 64 * 1024;
+
+/// The VM that a Machine asks for.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema, Validate)]
+#[kube(
+    group = "infrastructure.capcmi.io",
+    version = "v1alpha1",
+    kind = "InfraMachine",
+    namespaced,
+    status = "InfraMachineStatus",
+    shortname = "im",
+    category = "cluster-api",
+    label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
+    label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    doc = "InfraMachine is one VM of a back end that a CMI driver serves, on behalf of one Cluster API Machine.",
+    printcolumn(
+        name = "Cluster",
+        type_ = "string",
+        json_path = ".metadata.labels['cluster\\.x-k8s\\.io/cluster-name']",
+        description = "Cluster this machine belongs to"
+    ),
+    printcolumn(
+        name = "Machine",
+        type_ = "string",
+        json_path = ".metadata.ownerReferences[?(@.kind==\"Machine\")].name",
+        description = "Machine that owns this machine",
+        priority = "1"
+    ),
+    printcolumn(
+        name = "ProviderID",
+        type_ = "string",
+        json_path = ".spec.providerID",
+        description = "The driver's id of the VM"
+    ),
+    printcolumn(
+        name = "Address",
+        type_ = "string",
+        json_path = ".status.addresses[0].address",
+        description = "First address of the VM"
+    ),
+    printcolumn(
+        name = "Zone",
+        type_ = "string",
+        json_path = ".status.failureDomain",
+        description = "Failure domain of the VM",
+        priority = "1"
+    ),
+    printcolumn(
+        name = "Power",
+        type_ = "string",
+        json_path = ".status.powerState",
+        description = "Whether the VM runs"
+    ),
+    printcolumn(
+        name = "Provisioned",
+        type_ = "boolean",
+        json_path = ".status.initialization.provisioned",
+        description = "Whether the VM was handed to Cluster API"
+    ),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status",
+        description = "Whether the VM is up"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
+        description = "Why, or why not"
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        description = "What exactly",
+        priority = "1"
+    ),
+    printcolumn(
+        name = "Next Try",
+        type_ = "date",
+        json_path = ".status.lastOperation.nextRetryTime",
+        description = "When the driver is called again",
+        priority = "1"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "!has(oldSelf.providerID) || has(self.providerID)",
+        "message": "spec.providerID is set once and can't be removed: it is the only link to the VM"
+    },
+    {
+        "rule": "!has(oldSelf.provider) || !has(oldSelf.providerID) || (has(self.provider) && self.provider == oldSelf.provider)",
+        "message": "spec.provider can't change any more: the VM exists at that driver"
+    }
+]))]
+pub struct InfraMachineSpec {
+    /// The driver's id of the VM, equal to the Node's spec.providerID. Set once, by the provider.
+    #[serde(rename = "providerID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 512), extend("x-kubernetes-validations" = [
+        {"rule": "self == oldSelf", "message": "spec.providerID is set once and can't change: it is the only link to the VM"}
+    ]))]
+    #[garde(inner(length(bytes, min = 1, max = 512)))]
+    pub provider_id: Option<String>,
+
+    /// Name of the configured driver. May be left out when exactly one driver serves this namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    )]
+    #[garde(inner(length(bytes, min = 1, max = 63), pattern(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")))]
+    pub provider: Option<String>,
+
+    /// The driver's description of the VM; which fields there are is the driver's to say. It may change until the VM is
+    /// created, after that only in fields that the driver can update on a living VM. The provider adds the tags
+    /// kubernetes.io/cluster, kubernetes.io/role and capcmi.io/machine, which it may not hold.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    #[schemars(schema_with = "schema::open_object")]
+    #[garde(custom(fits_into_an_annotation))]
+    pub provider_spec: Map<String, Value>,
+
+    /// Secret in this namespace whose keys are handed to the driver: its credentials.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[garde(dive)]
+    pub secret_ref: Option<SecretReference>,
+
+    /// Seconds that the creation may take before Ready says CreationTimedOut; the driver is still asked. Default 1200.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86400))]
+    #[garde(inner(range(min = 1, max = 86400)))]
+    pub creation_timeout_seconds: Option<i32>,
+
+    /// Seconds that the guest gets to shut down before its VM is deleted; 0 deletes at once. Default 60. Drivers that
+    /// can't shut down delete at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 86400))]
+    #[garde(inner(range(min = 0, max = 86400)))]
+    pub shutdown_timeout_seconds: Option<i32>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // garde's signature
+fn fits_into_an_annotation(spec: &Map<String, Value>, _: &()) -> garde::Result {
+    let bytes = serde_json::to_string(spec)
+        .map_err(|error| garde::Error::new(error.to_string()))?
+        .len();
+    if bytes > MAX_PROVIDER_SPEC_BYTES {
+        return Err(garde::Error::new(format!(
+            "has {bytes} bytes; at most {MAX_PROVIDER_SPEC_BYTES} are allowed"
+        )));
+    }
+    Ok(())
+}
+
+/// A Secret in the same namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema, Validate)]
+pub struct SecretReference {
+    /// Name of the Secret.
+    #[schemars(length(min = 1, max = 253))]
+    #[garde(length(bytes, min = 1, max = 253))]
+    pub name: String,
+}
+
+/// What is known of the VM.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InfraMachineStatus {
+    /// Whether the VM was provisioned. Kept for readers of the older contract.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ready: bool,
+    /// What Cluster API waits for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initialization: Option<InfraMachineInitialization>,
+    /// Addresses of the VM.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic"))]
+    pub addresses: Vec<MachineAddress>,
+    /// Failure domain that the VM was placed in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub failure_domain: Option<String>,
+    /// Why creation can't succeed with this spec: a machine code's name. Cleared when the spec changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub failure_reason: Option<String>,
+    /// What exactly is wrong with this spec.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 10240))]
+    pub failure_message: Option<String>,
+    /// Ready, Paused, DriverReachable, and one for each phase of a VM's life.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::conditions")]
+    pub conditions: Vec<Condition>,
+    /// The name that the VM's Node has or will have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub node_name: Option<String>,
+    /// Whether the VM runs: Starting, Running, Stopping, Stopped or Failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 32))]
+    pub power_state: Option<String>,
+    /// The last thing that was asked of the driver, and when it is asked again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_operation: Option<LastOperation>,
+    /// The generation that this status was made from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub observed_generation: Option<i64>,
+}
+
+/// What Cluster API waits for before it takes providerID and addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[schemars(extend("minProperties" = 1))]
+pub struct InfraMachineInitialization {
+    /// The VM was created and initialized. Never goes back to false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provisioned: Option<bool>,
+}
+
+/// An address of the VM.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub struct MachineAddress {
+    /// Hostname, ExternalIP, InternalIP, ExternalDNS or InternalDNS.
+    #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["Hostname", "ExternalIP", "InternalIP", "ExternalDNS", "InternalDNS"]))]
+    pub type_: String,
+    /// The address.
+    #[schemars(length(min = 1, max = 256))]
+    pub address: String,
+}
+
+/// What is being done to a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum OperationType {
+    /// Looked up, created, initialized (INI-16).
+    Create,
+    /// Changed while it lives.
+    Update,
+    /// Shut down and deleted.
+    Delete,
+}
+
+/// How it went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum OperationState {
+    /// Under way.
+    Processing,
+    /// The last call failed; see code and message (INI-17).
+    Failed,
+    /// Done.
+    Successful,
+}
+
+/// The last thing that was asked of the driver.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LastOperation {
+    /// What is being done.
+    #[serde(rename = "type")]
+    pub type_: OperationType,
+    /// How it went.
+    pub state: OperationState,
+    /// The driver call, such as CreateMachine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub operation: Option<String>,
+    /// Name of the machine code that the call failed with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub code: Option<String>,
+    /// What the driver said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 10240))]
+    pub message: Option<String>,
+    /// How often this has failed in a row.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub attempts: i32,
+    /// When this was written.
+    #[schemars(schema_with = "schema::time")]
+    pub last_update_time: Time,
+    /// When the driver is called again, if nothing changes before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::time")]
+    pub next_retry_time: Option<Time>,
+}

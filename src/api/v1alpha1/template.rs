@@ -1,0 +1,130 @@
+//! What Cluster API makes InfraMachines from.
+
+use std::collections::BTreeMap;
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::InfraMachineSpec;
+use crate::api::schema;
+
+/// A template of InfraMachines.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[kube(
+    group = "infrastructure.capcmi.io",
+    version = "v1alpha1",
+    kind = "InfraMachineTemplate",
+    namespaced,
+    status = "InfraMachineTemplateStatus",
+    shortname = "imt",
+    category = "cluster-api",
+    label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
+    label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    doc = "InfraMachineTemplate is what Cluster API makes InfraMachines from. Its spec is immutable: make a new template to roll machines out.",
+    printcolumn(
+        name = "Driver",
+        type_ = "string",
+        json_path = ".spec.template.spec.provider",
+        description = "Configured driver"
+    ),
+    printcolumn(
+        name = "CPU",
+        type_ = "string",
+        json_path = ".status.capacity.cpu",
+        description = "CPUs of one machine"
+    ),
+    printcolumn(
+        name = "Memory",
+        type_ = "string",
+        json_path = ".status.capacity.memory",
+        description = "Memory of one machine"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct InfraMachineTemplateSpec {
+    /// The InfraMachine to be made.
+    pub template: InfraMachineTemplateResource,
+}
+
+/// The InfraMachine to be made.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[schemars(extend("x-kubernetes-validations" = [
+    {"rule": "!has(self.spec.providerID)", "message": "a template can't have a providerID: every machine gets its own"}
+]))]
+pub struct InfraMachineTemplateResource {
+    /// Labels and annotations of the InfraMachine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<TemplateMetadata>,
+    /// Spec of the InfraMachine.
+    pub spec: InfraMachineSpec,
+}
+
+/// Labels and annotations that are copied to what is made from a template.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[schemars(extend("minProperties" = 1))]
+pub struct TemplateMetadata {
+    /// Labels.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::string_map")]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::string_map")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// What one machine of the template has, so that the autoscaler can start from zero.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InfraMachineTemplateStatus {
+    /// Resources by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::quantities")]
+    pub capacity: BTreeMap<String, String>,
+    /// Architecture and operating system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_info: Option<NodeInfo>,
+    /// The generation that this status was made from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub observed_generation: Option<i64>,
+}
+
+/// What a Node of the template is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("minProperties" = 1))]
+pub struct NodeInfo {
+    /// amd64, arm64, s390x or ppc64le.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub architecture: Option<Architecture>,
+    /// linux or windows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operating_system: Option<OperatingSystem>,
+}
+
+/// CPU architectures that Cluster API knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Architecture {
+    /// x86-64.
+    Amd64,
+    /// AArch64.
+    Arm64,
+    /// IBM Z.
+    S390x,
+    /// POWER, little endian.
+    Ppc64le,
+}
+
+/// Operating systems that Cluster API knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OperatingSystem {
+    /// Linux.
+    Linux,
+    /// Windows.
+    Windows,
+}
