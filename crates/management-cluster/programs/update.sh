@@ -1,0 +1,41 @@
+#!/bin/sh
+# Writes kubernetes/go.mod and cluster-api/go.mod, with their go.sum, for the versions named here. Run it to move to
+# other versions, and commit what it writes; src/programs/versions.rs names the same versions.
+set -eu
+cd "$(dirname "$0")"
+kubernetes=1.36.3
+etcd=v3.6.6
+cluster_api=v1.14.2
+go=1.26.0
+
+start() {
+    rm -f go.mod go.sum
+    go mod init "capcmi.test/programs/$1" 2>/dev/null
+    go mod edit -go="$go"
+}
+
+# k8s.io/kubernetes requires its staging modules at v0.0.0 and replaces them by folders of its own repository, which
+# does not apply to a module that depends on it: they are required here at the version published with the release.
+(
+    cd kubernetes
+    start kubernetes
+    source=$(go mod download -json "k8s.io/kubernetes@v$kubernetes" | sed -n 's/.*"GoMod": "\(.*\)",*/\1/p')
+    go mod edit -require="k8s.io/kubernetes@v$kubernetes" -require="go.etcd.io/etcd/server/v3@$etcd"
+    sed -n 's|^[[:space:]]*\(k8s.io/[a-z-]*\) => ./staging/.*|\1|p' "$source" | grep -v /sample- | while read -r module; do
+        go mod edit -require="$module@v0.${kubernetes#*.}"
+    done
+    for program in kube-apiserver kube-controller-manager kubectl; do
+        go mod edit -tool="k8s.io/kubernetes/cmd/$program"
+    done
+    go mod edit -tool=go.etcd.io/etcd/server/v3
+    go mod tidy
+)
+
+# Without the second requirement `go mod tidy` looks for cluster-api/api at the v0.0.0 that the first one replaces.
+(
+    cd cluster-api
+    start cluster-api
+    go mod edit -require="sigs.k8s.io/cluster-api@$cluster_api" -require="sigs.k8s.io/cluster-api/api@$cluster_api"
+    go mod edit -tool=sigs.k8s.io/cluster-api/core -tool=sigs.k8s.io/cluster-api/cmd/clusterctl
+    go mod tidy
+)

@@ -1,0 +1,88 @@
+//! The Go modules that the programs are built from.
+
+use sha2::{Digest, Sha256};
+
+/// The release of Kubernetes that `programs/kubernetes/go.mod` names.
+pub const KUBERNETES_VERSION: &str = "v1.36.3";
+/// The release of Cluster API that `programs/cluster-api/go.mod` names.
+pub const CLUSTER_API_VERSION: &str = "v1.14.2";
+
+/// A program and the Go package that it is built from.
+pub(super) struct Package {
+    /// What `go build` calls the program, and what it is called in the cache.
+    pub program: &'static str,
+    /// Import path of its `main` package.
+    pub path: &'static str,
+}
+
+/// A small Go module which pins the versions of some programs.
+pub(super) struct GoModule {
+    pub name: &'static str,
+    pub go_mod: &'static str,
+    pub go_sum: &'static str,
+    pub packages: &'static [Package],
+    pub build_flags: &'static [&'static str],
+}
+
+/// etcd and Kubernetes. They name their release only when it is linked in.
+pub(super) const KUBERNETES: GoModule = GoModule {
+    name: "kubernetes",
+    go_mod: include_str!("../../programs/kubernetes/go.mod"),
+    go_sum: include_str!("../../programs/kubernetes/go.sum"),
+    packages: &[
+        Package {
+            program: "etcd",
+            path: "go.etcd.io/etcd/server/v3",
+        },
+        Package {
+            program: "kube-apiserver",
+            path: "k8s.io/kubernetes/cmd/kube-apiserver",
+        },
+        Package {
+            program: "kube-controller-manager",
+            path: "k8s.io/kubernetes/cmd/kube-controller-manager",
+        },
+        Package {
+            program: "kubectl",
+            path: "k8s.io/kubernetes/cmd/kubectl",
+        },
+    ],
+    build_flags: &[
+        "-ldflags=-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3 \
+         -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36",
+    ],
+};
+
+/// Cluster API, with the build tag of its own images.
+pub(super) const CLUSTER_API: GoModule = GoModule {
+    name: "cluster-api",
+    go_mod: include_str!("../../programs/cluster-api/go.mod"),
+    go_sum: include_str!("../../programs/cluster-api/go.sum"),
+    packages: &[
+        Package {
+            program: "core",
+            path: "sigs.k8s.io/cluster-api/core",
+        },
+        Package {
+            program: "clusterctl",
+            path: "sigs.k8s.io/cluster-api/cmd/clusterctl",
+        },
+    ],
+    build_flags: &[
+        "-tags=fieldsv1string",
+        "-ldflags=-s -w -X sigs.k8s.io/cluster-api/version.gitVersion=v1.14.2",
+    ],
+};
+
+impl GoModule {
+    /// Names the folder of the cache, so that a change of anything that goes into the programs builds them anew.
+    pub(super) fn cache_key(&self) -> String {
+        let mut hash = Sha256::new();
+        for part in [self.go_mod, self.go_sum].iter().chain(self.build_flags) {
+            hash.update(part.as_bytes());
+            hash.update([0]);
+        }
+        let digest = format!("{:x}", hash.finalize());
+        format!("{}-{}", self.name, &digest[..12])
+    }
+}

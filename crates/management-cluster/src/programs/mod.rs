@@ -1,0 +1,139 @@
+//! Where the programs of the management cluster are, building those which are not there yet.
+
+mod build;
+mod go_module;
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use self::{
+    build::build_missing,
+    go_module::{CLUSTER_API, GoModule, KUBERNETES},
+};
+
+pub use self::go_module::{CLUSTER_API_VERSION, KUBERNETES_VERSION};
+
+/// Paths of the programs, all of which exist.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// etcd
+    pub etcd: PathBuf,
+    /// kube-apiserver
+    pub kube_apiserver: PathBuf,
+    /// kube-controller-manager
+    pub kube_controller_manager: PathBuf,
+    /// kubectl
+    pub kubectl: PathBuf,
+    /// Cluster API's core manager
+    pub core: PathBuf,
+    /// clusterctl
+    pub clusterctl: PathBuf,
+    /// Cluster API's own installation of the core manager as a JSON list of objects, with all placeholders left in.
+    pub(crate) core_components: PathBuf,
+}
+
+impl Programs {
+    /// Finds every program. What the folder `$KUBEBUILDER_ASSETS` holds is taken from there; the rest comes from the
+    /// user's cache, after having been built there with `go build` (some minutes, once per set of versions, reported
+    /// on standard error). Any number of processes may call this at the same time.
+    ///
+    /// # Errors
+    /// When `go` is needed and missing or fails, or when the cache cannot be written.
+    pub async fn find() -> Result<Self> {
+        tokio::task::spawn_blocking(find)
+            .await
+            .context("the search for the programs was interrupted")?
+    }
+}
+
+fn find() -> Result<Programs> {
+    let cache = cache_folder()?;
+    let kubernetes = cache.join(KUBERNETES.cache_key());
+    let cluster_api = cache.join(CLUSTER_API.cache_key());
+    let assets = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
+    let place = |folder: &Path, program: &str| {
+        let given = assets
+            .as_ref()
+            .map(|assets| assets.join(program))
+            .filter(|given| given.is_file());
+        given.unwrap_or_else(|| folder.join(program))
+    };
+    let programs = Programs {
+        etcd: place(&kubernetes, "etcd"),
+        kube_apiserver: place(&kubernetes, "kube-apiserver"),
+        kube_controller_manager: place(&kubernetes, "kube-controller-manager"),
+        kubectl: place(&kubernetes, "kubectl"),
+        core: place(&cluster_api, "core"),
+        clusterctl: place(&cluster_api, "clusterctl"),
+        core_components: cluster_api.join("core-components.json"),
+    };
+    let not_given = |module: &'static GoModule, folder: &Path| {
+        let packages = module.packages.iter();
+        packages
+            .filter(|package| place(folder, package.program).starts_with(folder))
+            .collect::<Vec<_>>()
+    };
+    build_missing(
+        &KUBERNETES,
+        &not_given(&KUBERNETES, &kubernetes),
+        &kubernetes,
+        |_| Ok(()),
+    )?;
+    build_missing(
+        &CLUSTER_API,
+        &not_given(&CLUSTER_API, &cluster_api),
+        &cluster_api,
+        |sources| render_core_components(&programs, sources),
+    )?;
+    Ok(programs)
+}
+
+fn cache_folder() -> Result<PathBuf> {
+    let absolute = |name| {
+        env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    let cache = cache.context("neither XDG_CACHE_HOME nor HOME names a folder to keep built programs in")?;
+    Ok(cache.join("capcmi").join("programs"))
+}
+
+/// Renders Cluster API's own kustomization of the core manager, so that names, labels and permissions are those of a
+/// release. Kept as JSON, which parses much faster than a megabyte of YAML in an unoptimised test binary.
+fn render_core_components(programs: &Programs, sources: &Path) -> Result<()> {
+    if programs.core_components.exists() {
+        return Ok(());
+    }
+    let module = Command::new("go")
+        .args(["list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/cluster-api"])
+        .current_dir(sources)
+        .output()
+        .context("asking go for the folder of Cluster API's sources")?;
+    ensure!(
+        module.status.success(),
+        "go list failed: {}",
+        String::from_utf8_lossy(&module.stderr)
+    );
+    let module = PathBuf::from(String::from_utf8(module.stdout)?.trim_end());
+    let rendered = Command::new(&programs.kubectl)
+        .arg("kustomize")
+        .arg(module.join("core/config/default"))
+        .output()
+        .context("running kubectl kustomize")?;
+    ensure!(
+        rendered.status.success(),
+        "kubectl kustomize: {}",
+        String::from_utf8_lossy(&rendered.stderr)
+    );
+    let objects: Vec<serde_json::Value> = serde_saphyr::from_slice_multiple(&rendered.stdout)
+        .context("reading what kubectl kustomize rendered")?;
+    let unfinished = programs.core_components.with_extension("unfinished");
+    std::fs::write(&unfinished, serde_json::to_vec(&objects)?)?;
+    std::fs::rename(&unfinished, &programs.core_components).context("storing Cluster API's components")
+}
