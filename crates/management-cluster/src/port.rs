@@ -1,0 +1,40 @@
+//! Free TCP ports of the loopback interface.
+
+use std::net::{Ipv4Addr, TcpListener};
+
+use anyhow::{Context, Result};
+
+/// How often a start is repeated when another program has taken the port in the meantime.
+const TRIES: usize = 5;
+
+/// A port that nothing listens on at this moment.
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("looking for a free port")?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// Runs `start` with `N` different free ports, again with others if it fails because one was taken before it was used.
+pub(crate) async fn with_free_ports<const N: usize, T>(
+    mut start: impl AsyncFnMut([u16; N]) -> Result<T>,
+) -> Result<T> {
+    let mut tries = 1;
+    loop {
+        let mut ports = [0; N];
+        for index in 0..N {
+            while ports[index] == 0 || ports[..index].contains(&ports[index]) {
+                ports[index] = free_port()?;
+            }
+        }
+        match start(ports).await {
+            Err(error) if tries < TRIES && is_port_clash(&error) => tries += 1,
+            result => return result,
+        }
+    }
+}
+
+/// The text is that of Go's and Rust's error for `EADDRINUSE`, which the error has from the program's log.
+fn is_port_clash(error: &anyhow::Error) -> bool {
+    format!("{error:#}")
+        .to_lowercase()
+        .contains("address already in use")
+}
