@@ -1,1 +1,37 @@
-//! A real Cluster API management cluster as plain processes.
+//! A real Cluster API management cluster as plain processes: etcd, kube-apiserver, kube-controller-manager and Cluster
+//! API's core manager, built from their published Go modules, without containers.
+//!
+//! Around it: a workload cluster that machines join ([`Workload`]), control planes without machines ([`stand_in`]),
+//! the guests' kubelets ([`hollow_kubelet`]) and a proxy that fails and delays requests on purpose ([`proxy`]).
+
+mod api_server;
+mod apply;
+mod authority;
+mod cluster;
+mod components;
+mod controller_manager;
+mod core_manager;
+mod etcd;
+mod eventually;
+pub mod hollow_kubelet;
+mod kubeconfig;
+mod port;
+mod process;
+mod programs;
+pub mod proxy;
+mod run_folder;
+mod service_account;
+pub mod stand_in;
+mod workload;
+
+pub use self::{
+    apply::{apply, apply_yaml},
+    cluster::{ManagementCluster, ManagementClusterBuilder},
+    core_manager::{AGGREGATED_ROLE, CoreManager},
+    eventually::eventually,
+    kubeconfig::client,
+    process::Process,
+    programs::{CLUSTER_API_VERSION, KUBERNETES_VERSION, Programs},
+    run_folder::RunFolder,
+    workload::{BOOTSTRAP_KUBECONFIG, Workload},
+};

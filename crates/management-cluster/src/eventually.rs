@@ -1,0 +1,71 @@
+//! Waiting for a condition with a deadline.
+
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::run_folder::keep_all;
+
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Calls `probe` until it returns `Ok`, and returns its value. A probe returns an error as long as the condition does
+/// not hold, with what it saw instead as the error's text: `ensure!(ready == 3, "{ready} of 3 are ready")`.
+///
+/// # Errors
+/// When the deadline passes: the error names what was awaited and has the last error of the probe. The logs of the
+/// management cluster are then kept.
+pub async fn eventually<T>(
+    deadline: Duration,
+    what: &str,
+    mut probe: impl AsyncFnMut() -> Result<T>,
+) -> Result<T> {
+    let expiry = Instant::now() + deadline;
+    let mut seen = None;
+    while Instant::now() < expiry {
+        match timeout_at(expiry, probe()).await {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => seen = Some(error),
+            // The probe itself hung.
+            Err(_) => break,
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+    keep_all();
+    let seen = seen.unwrap_or_else(|| anyhow!("the condition could not be examined in time"));
+    Err(seen.context(format!("{what} was awaited for {deadline:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_expired_wait_tells_what_was_seen_last() {
+        let mut seen = 0;
+        let probe = async || -> Result<()> {
+            seen += 1;
+            bail!("seen {seen}")
+        };
+        let error = eventually(Duration::from_millis(120), "the impossible", probe).await;
+        let error = format!("{:#}", error.expect_err("the condition never holds"));
+        assert!(
+            error.starts_with("the impossible was awaited for 120ms: seen "),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_hanging_probe_does_not_outlast_the_deadline() {
+        let probe = async || std::future::pending::<Result<()>>().await;
+        let started = Instant::now();
+        assert!(
+            eventually(Duration::from_millis(100), "nothing", probe)
+                .await
+                .is_err()
+        );
+        assert!(started.elapsed() < Duration::from_secs(10));
+    }
+}

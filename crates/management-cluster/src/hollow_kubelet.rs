@@ -1,0 +1,256 @@
+//! The kubelets of machines that run nowhere: they join the workload cluster as their bootstrap data says.
+
+use std::{collections::HashMap, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use futures::{Stream, StreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::{
+    task::{JoinHandle, JoinSet},
+    time::{Instant, interval, sleep},
+};
+
+use crate::{KUBERNETES_VERSION, kubeconfig};
+
+const FIELD_MANAGER: &str = "kubelet";
+/// How often a kubelet says that its Node is well.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a kubelet tries to register before it gives up, and how often.
+const REGISTER_DEADLINE: Duration = Duration::from_mins(1);
+const REGISTER_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A guest that has booted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guest {
+    /// What the kubelet is told by `--provider-id`.
+    pub provider_id: String,
+    /// The guest's host name, which becomes the name of its Node.
+    pub node_name: String,
+    /// A cloud-config with a kubeconfig among its `write_files`, such as [`crate::Workload::bootstrap_data`] gives.
+    pub user_data: Vec<u8>,
+    /// Type (`InternalIP`, `Hostname`, …) and value of each address.
+    pub addresses: Vec<(String, String)>,
+}
+
+/// What happens to a guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GuestEvent {
+    /// It has booted: its kubelet registers.
+    Booted(Guest),
+    /// It is gone, or off: its kubelet falls silent. Its Node stays, as it would.
+    Gone {
+        /// The provider id that it booted with.
+        provider_id: String,
+    },
+}
+
+/// The kubelets of all guests, in the runtime that they were started in. They end when this value is dropped.
+#[derive(Debug)]
+pub struct HollowKubelet {
+    task: JoinHandle<()>,
+}
+
+impl HollowKubelet {
+    /// Follows `guests` until it ends. Each guest that boots is registered as a Node with the credentials of its
+    /// bootstrap data; the Node has the provider id, addresses, a kubelet version and the conditions of a healthy
+    /// node. A guest whose bootstrap data is unfit does not register, as with a real one; a warning is logged.
+    pub fn start(guests: impl Stream<Item = GuestEvent> + Send + 'static) -> Self {
+        Self::with_version(KUBERNETES_VERSION, guests)
+    }
+
+    /// As [`HollowKubelet::start`], with the version that the kubelets say they have.
+    pub fn with_version(version: &str, guests: impl Stream<Item = GuestEvent> + Send + 'static) -> Self {
+        Self {
+            task: tokio::spawn(follow(version.to_owned(), guests)),
+        }
+    }
+}
+
+impl Drop for HollowKubelet {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn follow(version: String, guests: impl Stream<Item = GuestEvent>) {
+    let mut guests = std::pin::pin!(guests);
+    // Both are dropped with this future, which ends every kubelet.
+    let mut kubelets = JoinSet::new();
+    let mut running = HashMap::new();
+    while let Some(event) = guests.next().await {
+        match event {
+            GuestEvent::Booted(guest) => {
+                let provider_id = guest.provider_id.clone();
+                let kubelet = kubelets.spawn(run(version.clone(), guest));
+                // A guest that boots again has one kubelet, not two.
+                if let Some(previous) = running.insert(provider_id, kubelet) {
+                    previous.abort();
+                }
+            }
+            GuestEvent::Gone { provider_id } => {
+                if let Some(kubelet) = running.remove(&provider_id) {
+                    kubelet.abort();
+                }
+            }
+        }
+        while kubelets.try_join_next().is_some() {}
+    }
+    // No more news: those that run go on.
+    while kubelets.join_next().await.is_some() {}
+}
+
+async fn run(version: String, guest: Guest) {
+    let name = guest.node_name.clone();
+    if let Err(error) = join_and_stay(&version, &guest).await {
+        tracing::warn!("the kubelet of {name} ended: {error:#}");
+    }
+}
+
+async fn join_and_stay(version: &str, guest: &Guest) -> Result<()> {
+    let client = kubeconfig::client(&kubeconfig_of(&guest.user_data)?).await?;
+    register(&client, version, guest).await?;
+    let nodes: Api<Node> = Api::all(client);
+    let mut heartbeat = interval(HEARTBEAT_INTERVAL);
+    heartbeat.tick().await;
+    loop {
+        heartbeat.tick().await;
+        let status = Patch::Strategic(json!({"status": {"conditions": healthy()}}));
+        match nodes
+            .patch_status(&guest.node_name, &PatchParams::default(), &status)
+            .await
+        {
+            Ok(_) => {}
+            // The Node was deleted; a kubelet does not create it anew unless it is started anew.
+            Err(kube::Error::Api(answer)) if answer.code == 404 => return Ok(()),
+            Err(error) => tracing::debug!("heartbeat of {}: {error}", guest.node_name),
+        }
+    }
+}
+
+async fn register(client: &Client, version: &str, guest: &Guest) -> Result<()> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let params = PatchParams::apply(FIELD_MANAGER).force();
+    let node = node(guest);
+    let status = status(version, guest);
+    let expiry = Instant::now() + REGISTER_DEADLINE;
+    loop {
+        let attempt = async {
+            nodes
+                .patch(&guest.node_name, &params, &Patch::Apply(&node))
+                .await?;
+            let status = Patch::Strategic(&status);
+            nodes
+                .patch_status(&guest.node_name, &PatchParams::default(), &status)
+                .await
+        };
+        match attempt.await {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() >= expiry => return Err(error).context("registering the Node"),
+            Err(_) => sleep(REGISTER_INTERVAL).await,
+        }
+    }
+}
+
+fn node(guest: &Guest) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": guest.node_name, "labels": {"kubernetes.io/hostname": guest.node_name}},
+        "spec": {"providerID": guest.provider_id},
+    })
+}
+
+fn status(version: &str, guest: &Guest) -> Value {
+    let addresses = guest
+        .addresses
+        .iter()
+        .map(|(kind, address)| json!({"type": kind, "address": address}));
+    json!({"status": {
+        "addresses": addresses.collect::<Vec<_>>(),
+        "conditions": healthy(),
+        "nodeInfo": {
+            "kubeletVersion": version, "kubeProxyVersion": version, "containerRuntimeVersion": "hollow://1",
+            "architecture": "amd64", "operatingSystem": "linux", "osImage": "hollow", "kernelVersion": "hollow",
+            "bootID": "hollow", "machineID": guest.node_name, "systemUUID": guest.node_name,
+        },
+    }})
+}
+
+fn healthy() -> Value {
+    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let condition = |kind: &str, status: &str, reason: &str| {
+        json!({"type": kind, "status": status, "reason": reason, "message": "",
+               "lastHeartbeatTime": now, "lastTransitionTime": now})
+    };
+    json!([
+        condition("Ready", "True", "KubeletReady"),
+        condition("MemoryPressure", "False", "KubeletHasSufficientMemory"),
+        condition("DiskPressure", "False", "KubeletHasNoDiskPressure"),
+        condition("PIDPressure", "False", "KubeletHasSufficientPID"),
+    ])
+}
+
+/// The part of a cloud-config that matters here.
+#[derive(Deserialize)]
+struct CloudConfig {
+    #[serde(default)]
+    write_files: Vec<CloudConfigFile>,
+}
+
+#[derive(Deserialize)]
+struct CloudConfigFile {
+    path: String,
+    #[serde(default)]
+    content: String,
+}
+
+/// The kubeconfig that a cloud-config writes for the kubelet.
+fn kubeconfig_of(user_data: &[u8]) -> Result<String> {
+    let text = std::str::from_utf8(user_data).context("the bootstrap data is not text")?;
+    if !text.starts_with("#cloud-config") {
+        bail!("the bootstrap data is no cloud-config");
+    }
+    let config: CloudConfig = serde_saphyr::from_str(text).context("reading the cloud-config")?;
+    let is_kubeconfig = |file: &CloudConfigFile| file.path == crate::BOOTSTRAP_KUBECONFIG;
+    let file = config.write_files.into_iter().find(is_kubeconfig);
+    Ok(file
+        .with_context(|| {
+            format!(
+                "the bootstrap data does not write {}",
+                crate::BOOTSTRAP_KUBECONFIG
+            )
+        })?
+        .content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kubeconfig_is_found_in_a_cloud_config() -> Result<()> {
+        let user_data = "#cloud-config\nwrite_files:\n- path: /etc/motd\n  content: hello\n\
+                         - path: /etc/kubernetes/bootstrap-kubelet.conf\n  content: |\n    kind: Config\n";
+        assert_eq!(kubeconfig_of(user_data.as_bytes())?, "kind: Config\n");
+        Ok(())
+    }
+
+    #[test]
+    fn data_without_credentials_is_refused_with_the_reason() {
+        let reason = |data: &[u8]| {
+            kubeconfig_of(data)
+                .expect_err("there is no kubeconfig")
+                .to_string()
+        };
+        assert_eq!(reason(b"#!/bin/sh\n"), "the bootstrap data is no cloud-config");
+        let missing = "the bootstrap data does not write /etc/kubernetes/bootstrap-kubelet.conf";
+        assert_eq!(reason(b"#cloud-config\nruncmd: [[reboot]]\n"), missing);
+        assert_eq!(reason(&[0xff, 0xfe]), "the bootstrap data is not text");
+    }
+}
