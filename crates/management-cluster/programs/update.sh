@@ -1,6 +1,6 @@
 #!/bin/sh
 # Writes kubernetes/go.mod and cluster-api/go.mod, with their go.sum, for the versions named here. Run it to move to
-# other versions, and commit what it writes; src/programs/versions.rs names the same versions.
+# other versions, and commit what it writes; src/programs/go_module.rs names the same versions.
 set -eu
 cd "$(dirname "$0")"
 kubernetes=1.36.3

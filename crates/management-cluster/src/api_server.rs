@@ -22,7 +22,7 @@ const START_DEADLINE: Duration = Duration::from_mins(2);
 
 /// What makes one kube-apiserver differ from another.
 pub(crate) struct ApiServerOptions<'a> {
-    /// Names its log, its folder and its part of etcd.
+    /// Ends the name of its log, and names its folder and its part of etcd.
     pub name: &'a str,
     /// Where requests are recorded, if they are.
     pub audit_log: Option<&'a Path>,
@@ -71,7 +71,7 @@ impl ApiServer {
             if let Some(audit_log) = options.audit_log {
                 audit(&mut command, &own, audit_log)?;
             }
-            let mut process = Process::start(folder, name, &command)?;
+            let mut process = Process::start(folder, &format!("kube-apiserver-{name}"), &command)?;
             let client = kubeconfig::client(&document).await?;
             process
                 .wait_until(START_DEADLINE, async || is_ready(&client).await)

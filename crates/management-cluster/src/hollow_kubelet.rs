@@ -20,8 +20,8 @@ use tokio::{
 use crate::{KUBERNETES_VERSION, kubeconfig};
 
 const FIELD_MANAGER: &str = "kubelet";
-/// How often a kubelet says that its Node is well.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
+/// How often a kubelet says that its Node is well, as long as nothing changes: a kubelet's default.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_mins(5);
 /// How long a kubelet tries to register before it gives up, and how often.
 const REGISTER_DEADLINE: Duration = Duration::from_mins(1);
 const REGISTER_INTERVAL: Duration = Duration::from_millis(200);
@@ -81,14 +81,16 @@ impl Drop for HollowKubelet {
 
 async fn follow(version: String, guests: impl Stream<Item = GuestEvent>) {
     let mut guests = std::pin::pin!(guests);
-    // Both are dropped with this future, which ends every kubelet.
+    let mut clients = Clients::default();
+    // Dropped with this future, which ends every kubelet.
     let mut kubelets = JoinSet::new();
     let mut running = HashMap::new();
     while let Some(event) = guests.next().await {
         match event {
             GuestEvent::Booted(guest) => {
+                let client = clients.get(&guest.user_data).await;
                 let provider_id = guest.provider_id.clone();
-                let kubelet = kubelets.spawn(run(version.clone(), guest));
+                let kubelet = kubelets.spawn(run(client, version.clone(), guest));
                 // A guest that boots again has one kubelet, not two.
                 if let Some(previous) = running.insert(provider_id, kubelet) {
                     previous.abort();
@@ -106,17 +108,31 @@ async fn follow(version: String, guests: impl Stream<Item = GuestEvent>) {
     while kubelets.join_next().await.is_some() {}
 }
 
-async fn run(version: String, guest: Guest) {
-    let name = guest.node_name.clone();
-    if let Err(error) = join_and_stay(&version, &guest).await {
-        tracing::warn!("the kubelet of {name} ended: {error:#}");
+/// Clients by kubeconfig, so that thousands of guests with the same credentials do not have a connection each.
+#[derive(Default)]
+struct Clients(HashMap<String, Client>);
+
+impl Clients {
+    async fn get(&mut self, user_data: &[u8]) -> Result<Client> {
+        let document = kubeconfig_of(user_data)?;
+        if let Some(client) = self.0.get(&document) {
+            return Ok(client.clone());
+        }
+        let client = kubeconfig::client(&document).await?;
+        self.0.insert(document, client.clone());
+        Ok(client)
     }
 }
 
-async fn join_and_stay(version: &str, guest: &Guest) -> Result<()> {
-    let client = kubeconfig::client(&kubeconfig_of(&guest.user_data)?).await?;
-    register(&client, version, guest).await?;
-    let nodes: Api<Node> = Api::all(client);
+async fn run(client: Result<Client>, version: String, guest: Guest) {
+    if let Err(error) = join_and_stay(client, &version, &guest).await {
+        tracing::warn!("the kubelet of {} ended: {error:#}", guest.node_name);
+    }
+}
+
+async fn join_and_stay(client: Result<Client>, version: &str, guest: &Guest) -> Result<()> {
+    let nodes: Api<Node> = Api::all(client?);
+    register(&nodes, version, guest).await?;
     let mut heartbeat = interval(HEARTBEAT_INTERVAL);
     heartbeat.tick().await;
     loop {
@@ -134,8 +150,7 @@ async fn join_and_stay(version: &str, guest: &Guest) -> Result<()> {
     }
 }
 
-async fn register(client: &Client, version: &str, guest: &Guest) -> Result<()> {
-    let nodes: Api<Node> = Api::all(client.clone());
+async fn register(nodes: &Api<Node>, version: &str, guest: &Guest) -> Result<()> {
     let params = PatchParams::apply(FIELD_MANAGER).force();
     let node = node(guest);
     let status = status(version, guest);

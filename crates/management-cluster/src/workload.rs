@@ -1,6 +1,6 @@
 //! The workload cluster: a second kube-apiserver, which machines join.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
@@ -105,15 +105,6 @@ impl Workload {
             data: Some([("value".to_owned(), value)].into()),
             ..Secret::default()
         }
-    }
-
-    /// The folder of the API server's certificates, tokens and kubeconfig.
-    pub fn folder(&self) -> PathBuf {
-        self.api_server
-            .admin_kubeconfig
-            .parent()
-            .map(Path::to_owned)
-            .unwrap_or_default()
     }
 }
 

@@ -86,3 +86,28 @@ impl GoModule {
         format!("{}-{}", self.name, &digest[..12])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `programs/update.sh` writes the module files, and these constants are written by hand.
+    #[test]
+    fn the_versions_are_those_of_the_modules() {
+        let pins = [
+            (&KUBERNETES, "k8s.io/kubernetes", KUBERNETES_VERSION),
+            (&CLUSTER_API, "sigs.k8s.io/cluster-api", CLUSTER_API_VERSION),
+        ];
+        for (module, path, version) in pins {
+            assert!(
+                module.go_mod.contains(&format!("\t{path} {version}")),
+                "{path} is not at {version}"
+            );
+            let reported = format!("version.gitVersion={version}");
+            assert!(
+                module.build_flags.iter().any(|flag| flag.contains(&reported)),
+                "{path} reports another version"
+            );
+        }
+    }
+}

@@ -132,7 +132,7 @@ async fn a_panic_leaves_the_logs_and_nothing_else() -> Result<()> {
     })
     .await?;
     assert!(fs::metadata(holder.folder.join("etcd.log"))?.is_file());
-    assert!(fs::metadata(holder.folder.join("management.log"))?.len() > 0);
+    assert!(fs::metadata(holder.folder.join("kube-apiserver-management.log"))?.len() > 0);
     fs::remove_dir_all(&holder.folder)?;
     Ok(())
 }

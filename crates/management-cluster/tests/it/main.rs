@@ -3,6 +3,7 @@
 mod cluster;
 mod kubelet;
 mod lifecycle;
+mod machine;
 mod proxy;
 
 use anyhow::Result;
