@@ -14,10 +14,11 @@ use kube::{
 use tokio::sync::OnceCell;
 
 use crate::{
-    CoreManager, Process, Programs, Workload,
+    Process, Programs, Workload,
     api_server::{ApiServer, ApiServerOptions},
     apply::apply_yaml,
     controller_manager,
+    core_manager::CoreManager,
     etcd::Etcd,
     kubeconfig,
     run_folder::RunFolder,

@@ -10,19 +10,13 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use k8s_openapi::api::rbac::v1::ClusterRole;
-use kube::{
-    Api, Client,
-    api::{DeleteParams, DynamicObject},
-    core::GroupVersionKind,
-    discovery::pinned_kind,
-};
-use serde_json::Value;
+use kube::{Api, Client};
 use tokio::sync::Mutex;
 
 use crate::{
     Programs, api_server::ApiServer, apply::apply, authority::Authority, components::Components,
     eventually::eventually, kubeconfig, port::with_free_ports, process::Process, run_folder::RunFolder,
-    service_account,
+    service_account, webhooks,
 };
 
 /// Namespace and `ServiceAccount` of core, as Cluster API installs them.
@@ -52,12 +46,18 @@ const FLAGS: &[&str] = &[
 /// no others. Its webhooks are registered exactly while it runs, so that without it objects can still be written (but
 /// get no defaults).
 #[derive(Debug)]
-pub struct CoreManager {
+pub(crate) struct CoreManager {
     programs: Programs,
     certificates: PathBuf,
     authority: String,
-    port: u16,
-    process: Mutex<Option<Process>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Where the webhooks are, which the installed kinds name for their conversion.
+    webhook_port: u16,
+    process: Option<Process>,
 }
 
 impl CoreManager {
@@ -69,69 +69,65 @@ impl CoreManager {
         let serving = authority.issue("core")?;
         fs::write(certificates.join("tls.crt"), serving.certificate)?;
         fs::write(certificates.join("tls.key"), serving.key)?;
-        let authority = authority.certificate().to_owned();
-        let port = with_free_ports(async |[port]: [u16; 1]| Ok(port)).await?;
-        for object in Components::read(programs, port, &authority)?.installation {
-            apply(client, object).await.context("installing Cluster API")?;
-        }
-        Ok(Self {
+        let webhook_port = with_free_ports(async |[port]: [u16; 1]| Ok(port)).await?;
+        let core = Self {
             programs: programs.clone(),
             certificates,
-            authority,
-            port,
-            process: Mutex::new(None),
-        })
+            authority: authority.certificate().to_owned(),
+            state: Mutex::new(State {
+                webhook_port,
+                process: None,
+            }),
+        };
+        core.apply_installation(client, webhook_port).await?;
+        Ok(core)
     }
 
-    /// Starts core, unless it runs, and returns when it is ready and its webhooks are registered.
+    /// Starts core, unless it runs, and returns when it is ready and its webhooks are in effect.
     pub(crate) async fn start(&self, folder: &RunFolder, api_server: &ApiServer) -> Result<()> {
-        let mut process = self.process.lock().await;
-        if process.is_some() {
+        let mut state = self.state.lock().await;
+        if let Some(process) = &mut state.process
+            && process.status()?.is_none()
+        {
             return Ok(());
         }
         let client = api_server.admin_client().await?;
         wait_for_permissions(&client).await?;
         let own = service_account::kubeconfig(api_server, NAMESPACE, SERVICE_ACCOUNT).await?;
-        let own = kubeconfig::write(self.certificates.join("core.kubeconfig"), &own)?;
-        let health = async |[health, diagnostics]: [u16; 2]| {
-            let mut command = Command::new(&self.programs.core);
-            command
-                .arg(format!("--kubeconfig={}", own.display()))
-                .arg(format!("--webhook-cert-dir={}", self.certificates.display()))
-                .arg(format!("--webhook-port={}", self.port))
-                .arg(format!("--health-addr=127.0.0.1:{health}"))
-                .arg(format!("--diagnostics-address=127.0.0.1:{diagnostics}"))
-                .args(FLAGS);
-            let mut process = Process::start(folder, "core", &command)?;
+        kubeconfig::write(self.kubeconfig(), &own)?;
+        let installed = state.webhook_port;
+        let mut is_taken = false;
+        let start = async |[health, diagnostics, other]: [u16; 3]| {
+            let webhook_port = if is_taken { other } else { installed };
+            if is_taken {
+                self.apply_installation(&client, webhook_port).await?;
+            }
+            is_taken = true;
+            let mut process =
+                Process::start(folder, "core", &self.command(webhook_port, health, diagnostics))?;
             process
                 .wait_until(START_DEADLINE, async || is_ready(health).await)
                 .await?;
-            Ok(process)
+            Ok((webhook_port, process))
         };
-        *process = Some(
-            with_free_ports(health)
-                .await
-                .context("starting Cluster API's core manager")?,
-        );
-        for webhooks in self.webhooks()? {
-            apply(&client, webhooks)
-                .await
-                .context("registering the webhooks of core")?;
-        }
-        Ok(())
+        let (webhook_port, process) = with_free_ports(start)
+            .await
+            .context("starting Cluster API's core manager")?;
+        *state = State {
+            webhook_port,
+            process: Some(process),
+        };
+        webhooks::register(&client, self.components(webhook_port)?.webhooks).await
     }
 
     /// Stops core, if it runs, and removes the registrations of its webhooks.
     pub(crate) async fn stop(&self, api_server: &ApiServer) -> Result<()> {
-        let Some(mut process) = self.process.lock().await.take() else {
+        let mut state = self.state.lock().await;
+        let Some(mut process) = state.process.take() else {
             return Ok(());
         };
         let client = api_server.admin_client().await?;
-        for webhooks in self.webhooks()? {
-            remove(&client, &webhooks)
-                .await
-                .context("removing the webhooks of core")?;
-        }
+        webhooks::unregister(&client, self.components(state.webhook_port)?.webhooks).await?;
         process
             .terminate(STOP_GRACE)
             .await
@@ -139,20 +135,32 @@ impl CoreManager {
         Ok(())
     }
 
-    fn webhooks(&self) -> Result<Vec<Value>> {
-        Ok(Components::read(&self.programs, self.port, &self.authority)?.webhooks)
+    fn command(&self, webhook_port: u16, health: u16, diagnostics: u16) -> Command {
+        let mut command = Command::new(&self.programs.core);
+        command
+            .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
+            .arg(format!("--webhook-cert-dir={}", self.certificates.display()))
+            .arg(format!("--webhook-port={webhook_port}"))
+            .arg(format!("--health-addr=127.0.0.1:{health}"))
+            .arg(format!("--diagnostics-address=127.0.0.1:{diagnostics}"))
+            .args(FLAGS);
+        command
     }
-}
 
-async fn remove(client: &Client, object: &Value) -> Result<()> {
-    let object: DynamicObject = serde_json::from_value(object.clone())?;
-    let gvk = GroupVersionKind::try_from(&object.types.unwrap_or_default())?;
-    let (resource, _) = pinned_kind(client, &gvk).await?;
-    let name = object.metadata.name.unwrap_or_default();
-    Api::<DynamicObject>::all_with(client.clone(), &resource)
-        .delete(&name, &DeleteParams::default())
-        .await?;
-    Ok(())
+    fn kubeconfig(&self) -> PathBuf {
+        self.certificates.join("core.kubeconfig")
+    }
+
+    fn components(&self, webhook_port: u16) -> Result<Components> {
+        Components::read(&self.programs, webhook_port, &self.authority)
+    }
+
+    async fn apply_installation(&self, client: &Client, webhook_port: u16) -> Result<()> {
+        for object in self.components(webhook_port)?.installation {
+            apply(client, object).await.context("installing Cluster API")?;
+        }
+        Ok(())
+    }
 }
 
 /// Without its permissions core would back off from what it may not read.

@@ -22,12 +22,13 @@ pub mod proxy;
 mod run_folder;
 mod service_account;
 pub mod stand_in;
+mod webhooks;
 mod workload;
 
 pub use self::{
     apply::{apply, apply_yaml},
     cluster::{ManagementCluster, ManagementClusterBuilder},
-    core_manager::{AGGREGATED_ROLE, CoreManager},
+    core_manager::AGGREGATED_ROLE,
     eventually::eventually,
     kubeconfig::client,
     process::Process,

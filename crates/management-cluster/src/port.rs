@@ -38,3 +38,33 @@ fn is_port_clash(error: &anyhow::Error) -> bool {
         .to_lowercase()
         .contains("address already in use")
 }
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_start_is_repeated_with_other_ports_only_when_one_was_taken() -> Result<()> {
+        let mut seen = Vec::new();
+        let started = with_free_ports(async |ports: [u16; 2]| {
+            seen.push(ports);
+            if seen.len() < 3 {
+                bail!("listen tcp 127.0.0.1:{}: bind: address already in use", ports[0]);
+            }
+            Ok(ports)
+        })
+        .await?;
+        assert_eq!(seen.len(), 3);
+        assert_ne!(started[0], started[1]);
+        let mut tries = 0;
+        let other = with_free_ports(async |_: [u16; 1]| -> Result<()> {
+            tries += 1;
+            bail!("no such file")
+        });
+        assert!(other.await.is_err());
+        assert_eq!(tries, 1);
+        Ok(())
+    }
+}
