@@ -15,6 +15,8 @@ use super::go_module::{GoModule, Package};
 
 /// How often a running build says that it still runs.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(15);
+/// Names the folder of a build that runs.
+const BUILD_PREFIX: &str = ".building-";
 
 /// Builds those of `packages` which `folder` lacks and then calls `finish` with the folder of the module's `go.mod`.
 ///
@@ -29,7 +31,8 @@ pub(super) fn build_missing(
     fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     let lock = File::create(folder.join(".lock")).context("creating the lock of the build")?;
     lock.lock().context("waiting for another process's build")?;
-    let sources = tempfile::Builder::new().prefix(".building-").tempdir_in(folder)?;
+    remove_interrupted_builds(folder)?;
+    let sources = tempfile::Builder::new().prefix(BUILD_PREFIX).tempdir_in(folder)?;
     fs::write(sources.path().join("go.mod"), module.go_mod)?;
     fs::write(sources.path().join("go.sum"), module.go_sum)?;
     let missing: Vec<&Package> = packages
@@ -42,6 +45,17 @@ pub(super) fn build_missing(
             .with_context(|| format!("building the programs of programs/{}/go.mod", module.name))?;
     }
     finish(sources.path())
+}
+
+/// Whoever holds the lock is the only one to build here, so what is there was left by a build that was killed.
+fn remove_interrupted_builds(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(BUILD_PREFIX) {
+            fs::remove_dir_all(entry.path()).context("removing what an interrupted build has left")?;
+        }
+    }
+    Ok(())
 }
 
 fn build(module: &GoModule, packages: &[&Package], sources: &Path, folder: &Path) -> Result<()> {
