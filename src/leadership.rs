@@ -1,0 +1,198 @@
+//! Whether this replica may act: a deadline on the monotonic clock that every driver call and write is held against.
+//!
+//! Nobody tells a process that it was stopped, or that its timers fire late. So leadership is no flag that somebody
+//! clears in time, but an instant that is compared with now, immediately before each act. The clock is the monotonic
+//! one, which goes on while the process is stopped (SIGSTOP, a starved node) and does not jump with the wall clock.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+/// A shared handle on this replica's leadership. Clones speak of the same leadership.
+///
+/// # Guarantees
+/// * It is held at most once in the life of a process: what was lost is never held again.
+/// * [`Leadership::check`] is one comparison with the clock: it holds after any pause of the process.
+#[derive(Clone, Debug)]
+pub struct Leadership {
+    term: Arc<watch::Sender<Term>>,
+}
+
+/// This replica is not, or no longer, the leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this replica is not the leader")]
+pub struct NotLeader;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Term {
+    /// Not yet the leader.
+    Ahead,
+    /// Leader without an election.
+    Unlimited,
+    /// Leader before this instant, unless it is renewed.
+    Until(Instant),
+    /// It was lost or handed over.
+    Over,
+}
+
+impl Leadership {
+    /// Leadership that an elector gives by [`Leadership::renew`].
+    pub fn elected() -> Self {
+        Self::new(Term::Ahead)
+    }
+
+    /// Leader election is off: held until [`Leadership::resign`].
+    pub fn unelected() -> Self {
+        Self::new(Term::Unlimited)
+    }
+
+    fn new(term: Term) -> Self {
+        Self {
+            term: Arc::new(watch::Sender::new(term)),
+        }
+    }
+
+    /// Whether this replica may act at this moment.
+    pub fn is_held(&self) -> bool {
+        self.term.borrow().is_held(Instant::now())
+    }
+
+    /// The same as an error to return with `?`, to be called immediately before an act.
+    ///
+    /// # Errors
+    /// [`NotLeader`] when this replica may not act.
+    pub fn check(&self) -> Result<(), NotLeader> {
+        if self.is_held() { Ok(()) } else { Err(NotLeader) }
+    }
+
+    /// Waits until this replica is the leader; for ever when it has been and is no more.
+    pub async fn acquired(&self) {
+        let mut term = self.term.subscribe();
+        // The sender lives in `self`, so that the wait can't fail.
+        if term.wait_for(|term| term.is_held(Instant::now())).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Waits until a leadership that was held is held no more.
+    pub async fn lost(&self) {
+        let mut changes = self.term.subscribe();
+        loop {
+            let term = *changes.borrow_and_update();
+            match term {
+                Term::Over => return,
+                Term::Until(deadline) => tokio::select! {
+                    () = sleep_until(deadline) => return,
+                    _ = changes.changed() => {}
+                },
+                Term::Ahead | Term::Unlimited => {
+                    if changes.changed().await.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// For the elector: the lease is valid until this instant, which is when the renewing request was *sent* plus the
+    /// lease's duration. Does nothing when the leadership was lost before: there may have been another leader since.
+    pub fn renew(&self, until: Instant) {
+        let now = Instant::now();
+        self.term.send_modify(|term| {
+            *term = match *term {
+                Term::Ahead => Term::Until(until),
+                Term::Until(deadline) if now < deadline => Term::Until(until.max(deadline)),
+                Term::Until(_) | Term::Over => Term::Over,
+                Term::Unlimited => Term::Unlimited,
+            };
+        });
+    }
+
+    /// Gives the leadership up: from here on every check fails.
+    pub fn resign(&self) {
+        self.term.send_replace(Term::Over);
+    }
+}
+
+impl Term {
+    fn is_held(self, now: Instant) -> bool {
+        match self {
+            Self::Unlimited => true,
+            Self::Until(deadline) => now < deadline,
+            Self::Ahead | Self::Over => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures::FutureExt as _;
+    use tokio::time::advance;
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(15);
+
+    #[tokio::test(start_paused = true)]
+    async fn leadership_ends_by_itself_when_nobody_renews_it() {
+        let leadership = Leadership::elected();
+        assert_eq!(leadership.check(), Err(NotLeader));
+        leadership.renew(Instant::now() + LEASE);
+        advance(Duration::from_millis(14_999)).await;
+        assert_eq!(leadership.check(), Ok(()));
+        advance(Duration::from_millis(1)).await;
+        assert_eq!(leadership.check(), Err(NotLeader));
+        assert!(leadership.lost().now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leadership_that_was_lost_is_not_revived_by_a_late_renewal() {
+        let leadership = Leadership::elected();
+        leadership.renew(Instant::now() + LEASE);
+        advance(LEASE).await;
+        leadership.renew(Instant::now() + LEASE);
+        assert!(!leadership.is_held());
+        assert!(leadership.acquired().now_or_never().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_in_time_keeps_the_leadership_and_wakes_nobody_who_waits_for_its_loss() {
+        let leadership = Leadership::elected();
+        leadership.renew(Instant::now() + LEASE);
+        let lost = leadership.lost();
+        tokio::pin!(lost);
+        assert!(lost.as_mut().now_or_never().is_none());
+        advance(LEASE / 2).await;
+        leadership.renew(Instant::now() + LEASE);
+        advance(LEASE / 2 + Duration::from_secs(1)).await;
+        assert!(lost.as_mut().now_or_never().is_none());
+        advance(LEASE).await;
+        assert!(lost.now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_waiting_replica_is_woken_when_it_becomes_the_leader() {
+        let leadership = Leadership::elected();
+        let waiting = tokio::spawn({
+            let leadership = leadership.clone();
+            async move { leadership.acquired().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        leadership.renew(Instant::now() + LEASE);
+        waiting.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_an_election_leadership_is_held_until_it_is_given_up() {
+        let leadership = Leadership::unelected();
+        advance(Duration::from_hours(24)).await;
+        assert!(leadership.is_held());
+        leadership.resign();
+        assert!(!leadership.is_held());
+        assert!(leadership.lost().now_or_never().is_some());
+    }
+}

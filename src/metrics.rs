@@ -1,0 +1,361 @@
+//! What is counted and timed, in the text form that Prometheus reads.
+//!
+//! Labels are values of enums and names out of the configuration, never names of objects: their number is bounded
+//! whatever happens in the cluster.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::driver::{Code, Operation};
+
+/// The content type of [`Metrics::encode`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+const RECONCILE_SECONDS: [f64; 10] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0];
+const CALL_SECONDS: [f64; 11] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0];
+const PROVISIONING_SECONDS: [f64; 12] = [
+    0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0,
+];
+
+/// What was reconciled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A machine.
+    InfraMachine,
+    /// A template of machines.
+    InfraMachineTemplate,
+    /// A cluster.
+    InfraCluster,
+}
+
+/// How a reconcile ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Nothing is left to do.
+    Success,
+    /// Something is awaited; it comes back after a while.
+    Requeue,
+    /// It failed.
+    Error,
+    /// The object had been changed meanwhile.
+    Conflict,
+}
+
+/// The phase of machines and how many are in it.
+pub type MachineCount = (&'static str, u64);
+
+/// Everything this process counts. Recording is cheap and never blocks on a scrape.
+pub struct Metrics {
+    registry: Registry,
+    reconciles: Family<ReconcileLabels, Counter>,
+    reconcile_seconds: Family<KindLabel, Histogram, fn() -> Histogram>,
+    calls: Family<CallLabels, Counter>,
+    call_seconds: Family<OperationLabels, Histogram, fn() -> Histogram>,
+    provisioning_seconds: Family<ProviderLabel, Histogram, fn() -> Histogram>,
+    reachable: Family<ProviderLabel, Gauge>,
+    leader: Gauge,
+    machines: Arc<OnceLock<CountMachines>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReconcileLabels {
+    kind: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CallLabels {
+    provider: String,
+    operation: &'static str,
+    code: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OperationLabels {
+    provider: String,
+    operation: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ProviderLabel {
+    provider: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabel {
+    phase: &'static str,
+}
+
+type CountMachines = Box<dyn Fn() -> Vec<MachineCount> + Send + Sync>;
+
+/// Counts the machines when somebody asks, rather than keeping a count up to date.
+struct MachinesByPhase(Arc<OnceLock<CountMachines>>);
+
+impl Kind {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::InfraMachine => "InfraMachine",
+            Self::InfraMachineTemplate => "InfraMachineTemplate",
+            Self::InfraCluster => "InfraCluster",
+        }
+    }
+}
+
+impl Outcome {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::Requeue => "requeue",
+            Self::Error => "error",
+            Self::Conflict => "conflict",
+        }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All metrics, at nought.
+    pub fn new() -> Self {
+        let mut metrics = Self {
+            registry: Registry::with_prefix("capcmi"),
+            reconciles: Family::default(),
+            reconcile_seconds: Family::new_with_constructor(|| Histogram::new(RECONCILE_SECONDS)),
+            calls: Family::default(),
+            call_seconds: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
+            provisioning_seconds: Family::new_with_constructor(|| Histogram::new(PROVISIONING_SECONDS)),
+            reachable: Family::default(),
+            leader: Gauge::default(),
+            machines: Arc::default(),
+        };
+        metrics.register_reconciles();
+        metrics.register_driver();
+        metrics.register_process();
+        metrics
+    }
+
+    fn register_reconciles(&mut self) {
+        self.registry.register(
+            "reconciles",
+            "Reconciles by kind and outcome",
+            self.reconciles.clone(),
+        );
+        self.registry.register_with_unit(
+            "reconcile_duration",
+            "How long a reconcile took",
+            Unit::Seconds,
+            self.reconcile_seconds.clone(),
+        );
+        self.registry.register_with_unit(
+            "machine_provisioning_duration",
+            "From the creation of an InfraMachine until its VM was provisioned",
+            Unit::Seconds,
+            self.provisioning_seconds.clone(),
+        );
+        self.registry
+            .register_collector(Box::new(MachinesByPhase(Arc::clone(&self.machines))));
+    }
+
+    fn register_driver(&mut self) {
+        self.registry.register(
+            "driver_calls",
+            "Calls that reached a driver, by operation and machine code (`OK` when it succeeded)",
+            self.calls.clone(),
+        );
+        self.registry.register_with_unit(
+            "driver_call_duration",
+            "How long a driver call took",
+            Unit::Seconds,
+            self.call_seconds.clone(),
+        );
+        self.registry.register(
+            "driver_reachable",
+            "1 when the driver answered the last probe or call, else 0",
+            self.reachable.clone(),
+        );
+    }
+
+    fn register_process(&mut self) {
+        self.registry.register(
+            "leader",
+            "1 when this replica is the leader, else 0",
+            self.leader.clone(),
+        );
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        self.registry.register("build", "What runs here", build);
+    }
+
+    /// A reconcile ended.
+    pub fn reconciled(&self, kind: Kind, outcome: Outcome, took: Duration) {
+        let labels = ReconcileLabels {
+            kind: kind.label(),
+            outcome: outcome.label(),
+        };
+        self.reconciles.get_or_create(&labels).inc();
+        self.reconcile_seconds
+            .get_or_create(&KindLabel { kind: kind.label() })
+            .observe(took.as_secs_f64());
+    }
+
+    /// A driver answered: with success when there is no code.
+    pub fn driver_called(&self, provider: &str, operation: Operation, code: Option<Code>, took: Duration) {
+        let operation = operation.name();
+        let labels = CallLabels {
+            provider: provider.to_owned(),
+            operation,
+            code: code.map_or("OK", Code::name),
+        };
+        self.calls.get_or_create(&labels).inc();
+        let labels = OperationLabels {
+            provider: labels.provider,
+            operation,
+        };
+        self.call_seconds
+            .get_or_create(&labels)
+            .observe(took.as_secs_f64());
+    }
+
+    /// A machine was provisioned, this long after its InfraMachine was created.
+    pub fn provisioned(&self, provider: &str, took: Duration) {
+        let labels = ProviderLabel {
+            provider: provider.to_owned(),
+        };
+        self.provisioning_seconds
+            .get_or_create(&labels)
+            .observe(took.as_secs_f64());
+    }
+
+    /// Says how machines are counted. It is asked at each scrape; only the first one that is given counts.
+    pub fn machines(&self, count: impl Fn() -> Vec<MachineCount> + Send + Sync + 'static) {
+        self.machines.get_or_init(|| Box::new(count));
+    }
+
+    /// Whether a driver can be reached.
+    pub fn driver_reachable(&self, provider: &str, reachable: bool) {
+        let labels = ProviderLabel {
+            provider: provider.to_owned(),
+        };
+        self.reachable.get_or_create(&labels).set(reachable.into());
+    }
+
+    /// Whether this replica is the leader.
+    pub fn leads(&self, leader: bool) {
+        self.leader.set(leader.into());
+    }
+
+    /// Everything, as OpenMetrics text.
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String does not fail; a metric that can't be encoded is missing rather than fatal.
+        if let Err(error) = text::encode(&mut text, &self.registry) {
+            tracing::error!(%error, "encoding the metrics failed");
+        }
+        text
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+impl Collector for MachinesByPhase {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Some(count) = self.0.get() else {
+            return Ok(());
+        };
+        let mut family =
+            encoder.encode_descriptor("machines", "InfraMachines by phase", None, MetricType::Gauge)?;
+        for (phase, machines) in count() {
+            let gauge = ConstGauge::new(i64::try_from(machines).unwrap_or(i64::MAX));
+            gauge.encode(family.encode_family(&PhaseLabel { phase })?)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for MachinesByPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MachinesByPhase")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn assert_line(metrics: &Metrics, line: &str) {
+        let text = metrics.encode();
+        assert!(text.lines().any(|l| l == line), "no line `{line}` in\n{text}");
+    }
+
+    #[test]
+    fn driver_calls_are_counted_by_operation_and_code() {
+        let metrics = Metrics::new();
+        let took = Duration::from_millis(3);
+        metrics.driver_called("pool", Operation::CreateMachine, None, took);
+        metrics.driver_called("pool", Operation::CreateMachine, Some(Code::Aborted), took);
+        assert_line(
+            &metrics,
+            r#"capcmi_driver_calls_total{provider="pool",operation="CreateMachine",code="OK"} 1"#,
+        );
+        assert_line(
+            &metrics,
+            r#"capcmi_driver_calls_total{provider="pool",operation="CreateMachine",code="Aborted"} 1"#,
+        );
+        assert_line(
+            &metrics,
+            r#"capcmi_driver_call_duration_seconds_count{provider="pool",operation="CreateMachine"} 2"#,
+        );
+    }
+
+    #[test]
+    fn machines_are_counted_when_somebody_asks() {
+        let metrics = Metrics::new();
+        assert!(!metrics.encode().contains("capcmi_machines"));
+        metrics.machines(|| vec![("Provisioned", 7), ("Deleting", 1)]);
+        assert_line(&metrics, r#"capcmi_machines{phase="Provisioned"} 7"#);
+        assert_line(&metrics, r#"capcmi_machines{phase="Deleting"} 1"#);
+    }
+
+    #[test]
+    fn reconciles_provisioning_times_and_reachability_are_shown() {
+        let metrics = Metrics::new();
+        metrics.reconciled(Kind::InfraMachine, Outcome::Requeue, Duration::from_millis(2));
+        metrics.provisioned("pool", Duration::from_secs(42));
+        metrics.driver_reachable("pool", false);
+        metrics.leads(true);
+        assert_line(
+            &metrics,
+            r#"capcmi_reconciles_total{kind="InfraMachine",outcome="requeue"} 1"#,
+        );
+        assert_line(
+            &metrics,
+            r#"capcmi_machine_provisioning_duration_seconds_sum{provider="pool"} 42.0"#,
+        );
+        assert_line(&metrics, r#"capcmi_driver_reachable{provider="pool"} 0"#);
+        assert_line(&metrics, "capcmi_leader 1");
+    }
+}

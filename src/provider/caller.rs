@@ -1,0 +1,121 @@
+//! One call of a driver: under leadership, with a deadline, counted, survived, and without secrets in its answer.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures::FutureExt as _;
+use tokio::time::{Instant, timeout};
+
+use super::Timeouts;
+use crate::driver::{Code, Driver, Operation, Result, Secrets, Status};
+use crate::leadership::Leadership;
+use crate::metrics::Metrics;
+
+/// The message of the CANCELED that a replica answers which is not the leader; the driver was not called.
+pub const NOT_LEADER: &str = "this replica is not the leader";
+
+/// Calls a driver.
+#[derive(Clone)]
+pub(super) struct Caller {
+    pub provider: Arc<str>,
+    pub driver: Arc<dyn Driver>,
+    pub leadership: Leadership,
+    pub metrics: Arc<Metrics>,
+    pub timeouts: Timeouts,
+}
+
+/// The sources of an error as one text, with the secrets removed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct ScrubbedSource(String);
+
+impl Caller {
+    /// CANCELED when this replica may not call.
+    pub(super) fn check_leadership(&self) -> Result<()> {
+        self.leadership
+            .check()
+            .map_err(|error| Status::new(Code::Canceled, NOT_LEADER).with_source(error))
+    }
+
+    /// Makes the call, if this replica is the leader. When the deadline passes, or the caller drops this future, the
+    /// driver's future is dropped, which is how a driver learns that nobody waits any more.
+    pub(super) async fn call<T, F>(
+        &self,
+        operation: Operation,
+        secrets: &Secrets,
+        run: impl FnOnce(Arc<dyn Driver>) -> F + Send,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send,
+    {
+        self.check_leadership()?;
+        let deadline = self.timeouts.of(operation);
+        let started = Instant::now();
+        let call = AssertUnwindSafe(run(Arc::clone(&self.driver))).catch_unwind();
+        let answer = match timeout(deadline, call).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(panic)) => Err(panicked(operation, panic.as_ref())),
+            Err(_elapsed) => Err(Status::new(
+                Code::DeadlineExceeded,
+                format!(
+                    "the driver did not answer {operation} within {} s",
+                    deadline.as_secs()
+                ),
+            )),
+        };
+        let answer = answer.map_err(|status| scrubbed(status, secrets));
+        self.record(
+            operation,
+            answer.as_ref().err().map(Status::code),
+            started.elapsed(),
+        );
+        answer
+    }
+
+    fn record(&self, operation: Operation, code: Option<Code>, took: std::time::Duration) {
+        self.metrics.driver_called(&self.provider, operation, code, took);
+        tracing::debug!(
+            provider = %self.provider,
+            %operation,
+            code = code.map_or("OK", Code::name),
+            took_ms = took.as_millis(),
+            "driver call"
+        );
+    }
+}
+
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Caller")
+            .field("provider", &self.provider)
+            .finish_non_exhaustive()
+    }
+}
+
+fn panicked(operation: Operation, panic: &(dyn Any + Send)) -> Status {
+    let why = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message");
+    Status::new(
+        Code::Internal,
+        format!("the driver panicked in {operation}: {why}"),
+    )
+}
+
+/// The same status without the secrets of its request: in its message and in what is logged of its sources.
+fn scrubbed(status: Status, secrets: &Secrets) -> Status {
+    let sources: Vec<String> =
+        std::iter::successors(std::error::Error::source(&status), |source| source.source())
+            .map(ToString::to_string)
+            .collect();
+    let message = secrets.scrub(status.message());
+    let status = status.with_message(message);
+    if sources.is_empty() {
+        return status;
+    }
+    status.with_source(ScrubbedSource(secrets.scrub(&sources.join(": "))))
+}

@@ -1,0 +1,261 @@
+//! Contact with a driver: whether it answers, and what it implements.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, Notify, watch};
+use tokio::time::{Instant, sleep};
+
+use super::caller::Caller;
+use super::spec_schema::SpecSchema;
+use crate::driver::{Capabilities, Code, Operation, ProviderSpec, Readiness, Result, Secrets, Status};
+
+/// Between two probes of a driver that answers.
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// Between two probes of a driver that does not, or when a call hints at news.
+const SHORT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
+/// A driver that restarted between two probes is asked again what it implements after this time at the latest.
+const RELEARN_INTERVAL: Duration = Duration::from_mins(5);
+
+/// Whether a driver answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reachability {
+    /// Nobody has asked yet.
+    Unknown,
+    /// It is ready to serve.
+    Reachable,
+    /// It is not, for this reason.
+    Unreachable(Arc<str>),
+}
+
+/// What is known of a driver, and the means to ask it.
+#[derive(Debug)]
+pub(super) struct Contact {
+    caller: Caller,
+    known: RwLock<Option<Known>>,
+    asking: Mutex<Option<Failure>>,
+    reachability: watch::Sender<Reachability>,
+    hints: Notify,
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    capabilities: Arc<Capabilities>,
+    schema: Option<Arc<SpecSchema>>,
+    since: Instant,
+}
+
+/// The last time that the driver could not be asked: those who waited meanwhile share the answer.
+#[derive(Debug)]
+struct Failure {
+    at: Instant,
+    code: Code,
+    message: String,
+}
+
+impl Contact {
+    pub(super) fn new(caller: Caller) -> Self {
+        Self {
+            caller,
+            known: RwLock::new(None),
+            asking: Mutex::new(None),
+            reachability: watch::Sender::new(Reachability::Unknown),
+            hints: Notify::new(),
+        }
+    }
+
+    /// What is known without asking.
+    pub(super) fn last_known(&self) -> Arc<Capabilities> {
+        self.known()
+            .map_or_else(|| Arc::new(Capabilities::minimal()), |known| known.capabilities)
+    }
+
+    /// What the driver implements; asks when it is not known.
+    pub(super) async fn capabilities(&self) -> Result<Arc<Capabilities>> {
+        if let Some(known) = self.known() {
+            return Ok(known.capabilities);
+        }
+        let came = Instant::now();
+        let mut last_failure = self.asking.lock().await;
+        if let Some(known) = self.known() {
+            return Ok(known.capabilities);
+        }
+        if let Some(failure) = last_failure.as_ref().filter(|failure| failure.at >= came) {
+            return Err(failure.status());
+        }
+        self.ask(&mut last_failure).await
+    }
+
+    async fn refresh(&self) {
+        let mut last_failure = self.asking.lock().await;
+        if let Err(status) = self.ask(&mut last_failure).await {
+            tracing::warn!(provider = %self.caller.provider, %status, "keeping the capabilities that were known");
+        }
+    }
+
+    async fn ask(&self, last_failure: &mut Option<Failure>) -> Result<Arc<Capabilities>> {
+        let asked = self
+            .caller
+            .call(
+                Operation::GetPluginCapabilities,
+                &Secrets::default(),
+                |driver| async move { driver.capabilities().await },
+            )
+            .await;
+        match asked {
+            Ok(capabilities) => Ok(self.learn(capabilities)),
+            Err(status) if status.code() == Code::Unimplemented => Ok(self.learn(Capabilities::minimal())),
+            Err(status) => {
+                let failure = last_failure.insert(Failure::of(&status));
+                Err(failure.status())
+            }
+        }
+    }
+
+    fn learn(&self, capabilities: Capabilities) -> Arc<Capabilities> {
+        let schema = capabilities.provider_spec_schema.as_ref().and_then(|schema| {
+            SpecSchema::compile(schema)
+                .inspect_err(|error| {
+                    tracing::warn!(
+                        provider = %self.caller.provider, error,
+                        "the driver's schema can't be used: provider specs are left for the driver to check"
+                    );
+                })
+                .ok()
+        });
+        let capabilities = Arc::new(capabilities);
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = Some(Known {
+            capabilities: Arc::clone(&capabilities),
+            schema: schema.map(Arc::new),
+            since: Instant::now(),
+        });
+        capabilities
+    }
+
+    fn known(&self) -> Option<Known> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Checks a provider spec against the driver's schema, if it publishes one.
+    pub(super) fn check_spec(&self, spec: &ProviderSpec) -> Result<()> {
+        match self.known().and_then(|known| known.schema) {
+            Some(schema) => schema.check(spec),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn reachability(&self) -> watch::Receiver<Reachability> {
+        self.reachability.subscribe()
+    }
+
+    /// Takes note of the answer to a call. It is a hint: the probe has the word, so that a call that fails here and
+    /// succeeds there does not turn the driver on and off.
+    pub(super) fn note<T>(&self, answer: &Result<T>) {
+        let answers = match answer.as_ref().map_err(Status::code) {
+            Err(Code::Unavailable | Code::DeadlineExceeded) => false,
+            // Nothing is known of the driver from a call that was given up or that nobody can explain.
+            Err(Code::Canceled | Code::Unknown) => return,
+            Ok(_) | Err(_) => true,
+        };
+        if answers != (*self.reachability.borrow() == Reachability::Reachable) {
+            self.hints.notify_one();
+        }
+    }
+
+    /// Probes for ever, from when this replica is the leader.
+    pub(super) async fn keep(&self) {
+        self.caller.leadership.acquired().await;
+        loop {
+            let reachability = self.probe().await;
+            let interval = match &reachability {
+                Some(Reachability::Reachable) => PROBE_INTERVAL,
+                Some(Reachability::Unknown | Reachability::Unreachable(_)) | None => SHORT_PROBE_INTERVAL,
+            };
+            if let Some(reachability) = reachability {
+                if reachability == Reachability::Reachable && self.is_to_relearn() {
+                    self.refresh().await;
+                }
+                self.announce(reachability);
+            }
+            tokio::select! {
+                () = sleep(interval) => {}
+                () = self.hints.notified() => sleep(SHORT_PROBE_INTERVAL).await,
+            }
+        }
+    }
+
+    /// Whether the driver may have restarted since it was asked what it implements.
+    fn is_to_relearn(&self) -> bool {
+        let was_reachable = *self.reachability.borrow() == Reachability::Reachable;
+        let is_fresh = self
+            .known()
+            .is_some_and(|known| known.since.elapsed() < RELEARN_INTERVAL);
+        !(was_reachable && is_fresh)
+    }
+
+    /// What a probe says; nothing when this replica may not ask.
+    async fn probe(&self) -> Option<Reachability> {
+        let answer = self
+            .caller
+            .call(Operation::Probe, &Secrets::default(), |driver| async move {
+                driver.probe().await
+            })
+            .await;
+        match answer {
+            Ok(Readiness::Ready) => Some(Reachability::Reachable),
+            Ok(Readiness::NotYet) => Some(Reachability::Unreachable(
+                "the driver has not finished to start".into(),
+            )),
+            Err(status) if status.code() == Code::Unimplemented => Some(Reachability::Reachable),
+            Err(_) if !self.caller.leadership.is_held() => None,
+            Err(status) => Some(Reachability::Unreachable(status.message().into())),
+        }
+    }
+
+    fn announce(&self, reachability: Reachability) {
+        let provider = &self.caller.provider;
+        let is_reachable = reachability == Reachability::Reachable;
+        self.caller.metrics.driver_reachable(provider, is_reachable);
+        self.reachability.send_if_modified(|last| {
+            if *last == reachability {
+                return false;
+            }
+            match &reachability {
+                Reachability::Unknown | Reachability::Reachable => {
+                    tracing::info!(%provider, "the driver can be reached");
+                }
+                Reachability::Unreachable(why) => {
+                    tracing::warn!(%provider, %why, "the driver can't be reached");
+                }
+            }
+            *last = reachability;
+            true
+        });
+    }
+}
+
+impl Failure {
+    /// The code of another call must not be taken for the answer to the one that waits: NOT_FOUND would lead to a
+    /// create. So it is UNAVAILABLE, but for CANCELED, which says that nobody was asked.
+    fn of(status: &Status) -> Self {
+        let (code, message) = match status.code() {
+            Code::Canceled => (Code::Canceled, status.message().to_owned()),
+            code => (
+                Code::Unavailable,
+                format!(
+                    "the driver could not be asked what it implements: {code}: {}",
+                    status.message()
+                ),
+            ),
+        };
+        Self {
+            at: Instant::now(),
+            code,
+            message,
+        }
+    }
+
+    fn status(&self) -> Status {
+        Status::new(self.code, self.message.clone())
+    }
+}

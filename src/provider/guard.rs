@@ -1,0 +1,237 @@
+//! A driver behind the rules that are the same for all.
+//!
+//! In this order: leadership, capabilities, the capacity gate (creates alone), a free slot, a token, and then the
+//! gate and leadership again, since the wait may have been long.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
+
+use super::Limits;
+use super::bucket::TokenBucket;
+use super::caller::Caller;
+use super::contact::Contact;
+use super::gate::{CapacityGate, Key};
+use crate::driver::{
+    Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
+    Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
+    InitializeMachineRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, Operation,
+    PluginInfo, Readiness, Result, Secrets, ShutDownMachineRequest, ShutDownMachineResponse, Status,
+    UpdateMachineRequest, Zone,
+};
+
+/// A driver behind the rules that are the same for all.
+#[derive(Debug)]
+pub(super) struct GuardedDriver {
+    caller: Caller,
+    contact: Arc<Contact>,
+    gate: Arc<CapacityGate>,
+    slots: Semaphore,
+    tokens: TokenBucket,
+}
+
+impl GuardedDriver {
+    pub(super) fn new(
+        caller: Caller,
+        contact: Arc<Contact>,
+        gate: Arc<CapacityGate>,
+        limits: &Limits,
+    ) -> Self {
+        let slots = usize::try_from(limits.max_concurrent_calls.get()).unwrap_or(Semaphore::MAX_PERMITS);
+        Self {
+            caller,
+            contact,
+            gate,
+            slots: Semaphore::new(slots.min(Semaphore::MAX_PERMITS)),
+            tokens: TokenBucket::new(limits.calls_per_second, limits.burst),
+        }
+    }
+
+    /// Whether the call may be made at all; it has not waited for its turn yet.
+    async fn admit(&self, operation: Operation) -> Result<Arc<Capabilities>> {
+        self.caller.check_leadership()?;
+        let capabilities = self.contact.capabilities().await?;
+        if capabilities.offers(operation) {
+            Ok(capabilities)
+        } else {
+            Err(Status::unimplemented(operation))
+        }
+    }
+
+    /// A call that is no create: the gate does not hold it back.
+    async fn call<T, F>(
+        &self,
+        operation: Operation,
+        secrets: Secrets,
+        run: impl FnOnce(Arc<dyn Driver>) -> F + Send,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send,
+    {
+        self.admit(operation).await?;
+        self.in_turn(operation, &secrets, || Ok(()), run).await
+    }
+
+    /// Waits for a slot and a token, looks whether the call is `still_wanted`, and makes it.
+    async fn in_turn<T, F>(
+        &self,
+        operation: Operation,
+        secrets: &Secrets,
+        still_wanted: impl FnOnce() -> Result<()> + Send,
+        run: impl FnOnce(Arc<dyn Driver>) -> F + Send,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send,
+    {
+        let _slot = self.slots.acquire().await.map_err(|error| {
+            Status::new(Code::Canceled, "the driver takes no more calls").with_source(error)
+        })?;
+        self.tokens.take().await;
+        still_wanted()?;
+        let answer = self.caller.call(operation, secrets, run).await;
+        self.contact.note(&answer);
+        answer
+    }
+}
+
+#[async_trait]
+impl Driver for GuardedDriver {
+    async fn info(&self) -> Result<PluginInfo> {
+        self.caller
+            .call(
+                Operation::GetPluginInfo,
+                &Secrets::default(),
+                |driver| async move { driver.info().await },
+            )
+            .await
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities> {
+        self.caller.check_leadership()?;
+        Ok(Capabilities::clone(&*self.contact.capabilities().await?))
+    }
+
+    async fn probe(&self) -> Result<Readiness> {
+        self.caller
+            .call(Operation::Probe, &Secrets::default(), |driver| async move {
+                driver.probe().await
+            })
+            .await
+    }
+
+    async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
+        let operation = Operation::CreateMachine;
+        let capabilities = self.admit(operation).await?;
+        let key = Key::of(&request.class, &capabilities.tag_path);
+        self.gate.check(&key)?;
+        let secrets = request.class.secrets.clone();
+        let answer = self
+            .in_turn(
+                operation,
+                &secrets,
+                || self.gate.check(&key),
+                |driver| async move { driver.create_machine(request).await },
+            )
+            .await;
+        match &answer {
+            Ok(_) => self.gate.open(&key),
+            Err(status) => self.gate.note_failure(&key, status),
+        }
+        answer
+    }
+
+    async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+        let secrets = request.class.secrets.clone();
+        self.call(Operation::DeleteMachine, secrets, |driver| async move {
+            driver.delete_machine(request).await
+        })
+        .await
+    }
+
+    async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
+        let secrets = request.class.secrets.clone();
+        self.call(Operation::GetMachineStatus, secrets, |driver| async move {
+            driver.get_machine_status(request).await
+        })
+        .await
+    }
+
+    async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
+        let secrets = request.class.secrets.clone();
+        self.call(Operation::ListMachines, secrets, |driver| async move {
+            driver.list_machines(request).await
+        })
+        .await
+    }
+
+    async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
+        let operation = Operation::InitializeMachine;
+        let capabilities = self.admit(operation).await?;
+        let key = Key::of(&request.class, &capabilities.tag_path);
+        let secrets = request.class.secrets.clone();
+        let answer = self
+            .in_turn(
+                operation,
+                &secrets,
+                || Ok(()),
+                |driver| async move { driver.initialize_machine(request).await },
+            )
+            .await;
+        if let Err(status) = &answer {
+            self.gate.note_failure(&key, status);
+        }
+        answer
+    }
+
+    async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
+        let secrets = request.class.secrets.clone();
+        self.call(Operation::ShutDownMachine, secrets, |driver| async move {
+            driver.shut_down_machine(request).await
+        })
+        .await
+    }
+
+    async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
+        let secrets = request.class.secrets.clone();
+        self.call(Operation::UpdateMachine, secrets, |driver| async move {
+            driver.update_machine(request).await
+        })
+        .await
+    }
+
+    async fn get_volume_ids(&self, request: GetVolumeIdsRequest) -> Result<Vec<String>> {
+        self.call(Operation::GetVolumeIds, Secrets::default(), |driver| async move {
+            driver.get_volume_ids(request).await
+        })
+        .await
+    }
+
+    async fn generate_machine_class(
+        &self,
+        request: GenerateMachineClassRequest,
+    ) -> Result<Map<String, Value>> {
+        let operation = Operation::GenerateMachineClassForMigration;
+        self.call(operation, Secrets::default(), |driver| async move {
+            driver.generate_machine_class(request).await
+        })
+        .await
+    }
+
+    async fn zones(&self, class: MachineClass) -> Result<Vec<Zone>> {
+        let secrets = class.secrets.clone();
+        self.call(Operation::ListZones, secrets, |driver| async move {
+            driver.zones(class).await
+        })
+        .await
+    }
+
+    async fn describe_class(&self, class: MachineClass) -> Result<ClassDescription> {
+        let secrets = class.secrets.clone();
+        self.call(Operation::DescribeClass, secrets, |driver| async move {
+            driver.describe_class(class).await
+        })
+        .await
+    }
+}

@@ -1,0 +1,91 @@
+//! How much is asked of a driver, by whom, and for how long.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use crate::driver::Operation;
+
+/// The namespaces whose machines may use a driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Namespaces {
+    /// All of them.
+    #[default]
+    All,
+    /// These alone.
+    Only(BTreeSet<String>),
+}
+
+/// How much is asked of a driver at once and in a second. Waiting calls are served in their order.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Calls that run at the same time, at most.
+    pub max_concurrent_calls: NonZeroU32,
+    /// Calls that are started in a second, on average at most.
+    pub calls_per_second: NonZeroU32,
+    /// Calls that may be started at once after a quiet time.
+    pub burst: NonZeroU32,
+    /// How long each call may take.
+    pub timeouts: Timeouts,
+}
+
+/// How long each call may take before it is cancelled.
+#[derive(Clone, Debug)]
+pub struct Timeouts {
+    /// Calls that are not named in `by_operation`.
+    pub default: Duration,
+    /// Calls that may take longer, or shorter.
+    pub by_operation: BTreeMap<Operation, Duration>,
+}
+
+impl Namespaces {
+    /// Whether this namespace is one of them.
+    pub fn contain(&self, namespace: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(names) => names.contains(namespace),
+        }
+    }
+}
+
+impl Timeouts {
+    /// How long this call may take.
+    pub fn of(&self, operation: Operation) -> Duration {
+        self.by_operation.get(&operation).copied().unwrap_or(self.default)
+    }
+}
+
+impl Default for Timeouts {
+    /// A minute, but 10 minutes to make or initialize a VM and 5 to delete one, and 10 s to say how the driver is.
+    fn default() -> Self {
+        Self {
+            default: Duration::from_mins(1),
+            by_operation: BTreeMap::from([
+                (Operation::CreateMachine, Duration::from_mins(10)),
+                (Operation::InitializeMachine, Duration::from_mins(10)),
+                (Operation::DeleteMachine, Duration::from_mins(5)),
+                (Operation::Probe, Duration::from_secs(10)),
+                (Operation::GetPluginInfo, Duration::from_secs(10)),
+                (Operation::GetPluginCapabilities, Duration::from_secs(10)),
+            ]),
+        }
+    }
+}
+
+impl Default for Limits {
+    /// 32 calls at once, 200 a second.
+    fn default() -> Self {
+        const fn number(n: u32) -> NonZeroU32 {
+            match NonZeroU32::new(n) {
+                Some(n) => n,
+                None => NonZeroU32::MIN,
+            }
+        }
+        Self {
+            max_concurrent_calls: number(32),
+            calls_per_second: number(200),
+            burst: number(200),
+            timeouts: Timeouts::default(),
+        }
+    }
+}

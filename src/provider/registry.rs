@@ -1,0 +1,175 @@
+//! All configured drivers, and which one a machine gets.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::Provider;
+
+/// All configured drivers.
+#[derive(Clone, Debug, Default)]
+pub struct Providers {
+    by_name: Arc<BTreeMap<String, Arc<Provider>>>,
+}
+
+/// Two drivers have the same name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("two drivers are called `{0}`")]
+pub struct DuplicateName(pub String);
+
+/// Why a machine gets no driver. Of drivers that the namespace may not use, nothing is told.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResolveError {
+    /// The provider runs without a driver.
+    #[error("no driver is configured")]
+    NoneConfigured,
+    /// No driver of this name is there for this namespace.
+    #[error("there is no driver `{name}` for namespace `{namespace}`")]
+    NotFound {
+        /// What `spec.provider` says.
+        name: String,
+        /// The namespace of the machine.
+        namespace: String,
+    },
+    /// No name was given and none is there for this namespace.
+    #[error("there is no driver for namespace `{namespace}`")]
+    NoneForNamespace {
+        /// The namespace of the machine.
+        namespace: String,
+    },
+    /// No name was given and several would do.
+    #[error("spec.provider has to say which driver to use: {}", names.join(", "))]
+    Ambiguous {
+        /// The drivers that the namespace may use.
+        names: Vec<String>,
+    },
+}
+
+impl Providers {
+    /// The drivers by their names.
+    ///
+    /// # Errors
+    /// [`DuplicateName`] when two have the same.
+    pub fn new(providers: Vec<Provider>) -> Result<Self, DuplicateName> {
+        let mut by_name = BTreeMap::new();
+        for provider in providers {
+            let name = provider.name().to_owned();
+            if by_name.insert(name.clone(), Arc::new(provider)).is_some() {
+                return Err(DuplicateName(name));
+            }
+        }
+        Ok(Self {
+            by_name: Arc::new(by_name),
+        })
+    }
+
+    /// The driver that an object of this namespace gets, by what its `spec.provider` says.
+    ///
+    /// # Errors
+    /// [`ResolveError`], a sentence for whoever wrote the object.
+    pub fn resolve(&self, name: Option<&str>, namespace: &str) -> Result<Arc<Provider>, ResolveError> {
+        if self.by_name.is_empty() {
+            return Err(ResolveError::NoneConfigured);
+        }
+        match name {
+            Some(name) => self.of_name(name, namespace),
+            None => self.only_one(namespace),
+        }
+    }
+
+    fn of_name(&self, name: &str, namespace: &str) -> Result<Arc<Provider>, ResolveError> {
+        self.named(name)
+            .filter(|provider| provider.serves(namespace))
+            .ok_or_else(|| ResolveError::NotFound {
+                name: name.to_owned(),
+                namespace: namespace.to_owned(),
+            })
+    }
+
+    fn only_one(&self, namespace: &str) -> Result<Arc<Provider>, ResolveError> {
+        let usable: Vec<_> = self
+            .iter()
+            .filter(|provider| provider.serves(namespace))
+            .collect();
+        match usable.as_slice() {
+            [] => Err(ResolveError::NoneForNamespace {
+                namespace: namespace.to_owned(),
+            }),
+            [provider] => Ok(Arc::clone(provider)),
+            [_, _, ..] => Err(ResolveError::Ambiguous {
+                names: usable.iter().map(|provider| provider.name().to_owned()).collect(),
+            }),
+        }
+    }
+
+    /// The driver of this name whoever asks: for a VM that it has made, also where the namespace may no longer use it.
+    pub fn named(&self, name: &str) -> Option<Arc<Provider>> {
+        self.by_name.get(name).map(Arc::clone)
+    }
+
+    /// All drivers, by name.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Provider>> {
+        self.by_name.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{FakeDriver, provider_of};
+    use super::super::{Limits, Namespaces, Settings};
+    use super::*;
+    use crate::leadership::Leadership;
+
+    fn provider(name: &str, namespaces: &[&str]) -> Provider {
+        let namespaces = if namespaces.is_empty() {
+            Namespaces::All
+        } else {
+            Namespaces::Only(namespaces.iter().map(|&n| n.to_owned()).collect())
+        };
+        let settings = Settings {
+            name: name.to_owned(),
+            namespaces,
+            limits: Limits::default(),
+        };
+        provider_of(settings, FakeDriver::default(), Leadership::unelected())
+    }
+
+    #[test]
+    fn the_only_driver_needs_no_name_and_several_do() {
+        let one = Providers::new(vec![provider("a", &[])]).unwrap();
+        assert_eq!(one.resolve(None, "ns").unwrap().name(), "a");
+        let two = Providers::new(vec![provider("a", &[]), provider("b", &[])]).unwrap();
+        assert_eq!(two.resolve(Some("b"), "ns").unwrap().name(), "b");
+        assert_eq!(
+            two.resolve(None, "ns").unwrap_err().to_string(),
+            "spec.provider has to say which driver to use: a, b"
+        );
+    }
+
+    #[test]
+    fn a_namespace_learns_nothing_of_drivers_that_are_not_for_it() {
+        let providers = Providers::new(vec![provider("secret", &["team-a"]), provider("open", &[])]).unwrap();
+        assert_eq!(providers.resolve(None, "team-b").unwrap().name(), "open");
+        let hidden = providers.resolve(Some("secret"), "team-b").unwrap_err();
+        let absent = providers.resolve(Some("absent"), "team-b").unwrap_err();
+        assert_eq!(
+            hidden.to_string().replace("secret", "x"),
+            absent.to_string().replace("absent", "x")
+        );
+        assert!(providers.resolve(Some("secret"), "team-a").is_ok());
+        assert!(providers.named("secret").is_some());
+    }
+
+    #[test]
+    fn without_any_driver_that_is_what_is_said() {
+        assert_eq!(
+            Providers::default().resolve(Some("a"), "ns").unwrap_err(),
+            ResolveError::NoneConfigured
+        );
+    }
+
+    #[test]
+    fn two_drivers_of_one_name_are_refused() {
+        let twice = Providers::new(vec![provider("a", &[]), provider("a", &[])]);
+        assert_eq!(twice.unwrap_err(), DuplicateName("a".to_owned()));
+    }
+}

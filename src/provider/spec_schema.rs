@@ -1,0 +1,92 @@
+//! The JSON Schema that a driver publishes for its provider spec.
+
+use jsonschema::{Retrieve, Uri, Validator};
+use serde_json::Value;
+
+use crate::driver::{Code, ProviderSpec, Status};
+
+/// The most violations that one message lists.
+const MOST_LISTED: usize = 5;
+
+/// A compiled schema.
+#[derive(Debug)]
+pub(super) struct SpecSchema(Validator);
+
+/// Schemas that a driver refers to are not fetched: a driver has no say in where this process connects to.
+struct NothingIsFetched;
+
+impl Retrieve for NothingIsFetched {
+    fn retrieve(&self, uri: &Uri<String>) -> Result<Value, Box<dyn std::error::Error + Send + Sync>> {
+        Err(format!("`{uri}` is outside of the schema").into())
+    }
+}
+
+impl SpecSchema {
+    /// Compiles a schema; the error says what is wrong with it.
+    pub(super) fn compile(schema: &Value) -> Result<Self, String> {
+        jsonschema::options()
+            .with_retriever(NothingIsFetched)
+            .build(schema)
+            .map(Self)
+            .map_err(|error| error.to_string())
+    }
+
+    /// INVALID_ARGUMENT with the path of each field that violates the schema.
+    pub(super) fn check(&self, spec: &ProviderSpec) -> Result<(), Status> {
+        let instance = Value::Object(spec.0.clone());
+        let mut violations: Vec<String> = self
+            .0
+            .iter_errors(&instance)
+            .take(MOST_LISTED + 1)
+            .map(|error| format!("providerSpec{}: {error}", error.instance_path()))
+            .collect();
+        if violations.is_empty() {
+            return Ok(());
+        }
+        if violations.len() > MOST_LISTED {
+            violations.truncate(MOST_LISTED);
+            violations.push("and more".to_owned());
+        }
+        Err(Status::new(Code::InvalidArgument, violations.join("; ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn spec(value: &Value) -> ProviderSpec {
+        ProviderSpec(value.as_object().unwrap().clone())
+    }
+
+    #[test]
+    fn a_violation_is_invalid_argument_with_the_path_of_the_field() {
+        let schema = SpecSchema::compile(&json!({
+            "type": "object",
+            "required": ["vmPool"],
+            "properties": {"disk": {"properties": {"size": {"type": "integer"}}}}
+        }))
+        .unwrap();
+        let status = schema.check(&spec(&json!({"disk": {"size": "x"}}))).unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(
+            status.message().contains("providerSpec/disk/size: "),
+            "{}",
+            status.message()
+        );
+        assert!(status.message().contains("vmPool"), "{}", status.message());
+        assert!(
+            schema
+                .check(&spec(&json!({"vmPool": "a", "disk": {"size": 1}})))
+                .is_ok()
+        );
+    }
+
+    #[test]
+    fn a_schema_that_refers_to_the_network_is_refused() {
+        let schema = json!({"$ref": "http://127.0.0.1:1/schema.json"});
+        assert!(SpecSchema::compile(&schema).is_err());
+    }
+}

@@ -1,0 +1,348 @@
+//! The guard around a driver that does as it is told.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::future::{BoxFuture, join_all};
+use serde_json::json;
+use tokio::time::{Instant, advance, sleep};
+
+use super::*;
+use crate::driver::{
+    Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, GetMachineStatusRequest,
+    Machine, Operation, PluginInfo, Readiness, SecretValue,
+};
+
+type Script<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T>> + Send + Sync>;
+
+/// A driver that answers what a test says, and remembers what it was asked.
+pub(crate) struct FakeDriver {
+    pub capabilities: Mutex<Result<Capabilities>>,
+    pub create: Script<Machine>,
+    pub probe: Script<Readiness>,
+    pub calls: Arc<Mutex<Vec<Operation>>>,
+}
+
+impl Default for FakeDriver {
+    fn default() -> Self {
+        Self {
+            capabilities: Mutex::new(Ok(Capabilities::minimal())),
+            create: Box::new(|| Box::pin(async { Ok(machine()) })),
+            probe: Box::new(|| Box::pin(async { Ok(Readiness::Ready) })),
+            calls: Arc::default(),
+        }
+    }
+}
+
+impl FakeDriver {
+    fn creating<F>(create: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<Machine>> + Send + 'static,
+    {
+        Self {
+            create: Box::new(move || Box::pin(create())),
+            ..Self::default()
+        }
+    }
+
+    fn note(&self, operation: Operation) {
+        self.calls.lock().unwrap().push(operation);
+    }
+}
+
+#[async_trait]
+impl Driver for FakeDriver {
+    async fn info(&self) -> Result<PluginInfo> {
+        Err(Status::unimplemented(Operation::GetPluginInfo))
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities> {
+        self.note(Operation::GetPluginCapabilities);
+        match &*self.capabilities.lock().unwrap() {
+            Ok(capabilities) => Ok(capabilities.clone()),
+            Err(status) => Err(Status::new(status.code(), status.message())),
+        }
+    }
+
+    async fn probe(&self) -> Result<Readiness> {
+        self.note(Operation::Probe);
+        (self.probe)().await
+    }
+
+    async fn create_machine(&self, _request: CreateMachineRequest) -> Result<Machine> {
+        self.note(Operation::CreateMachine);
+        (self.create)().await
+    }
+
+    async fn delete_machine(&self, _request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+        self.note(Operation::DeleteMachine);
+        Ok(DeleteMachineResponse::default())
+    }
+}
+
+pub(crate) fn provider_of(settings: Settings, driver: FakeDriver, leadership: Leadership) -> Provider {
+    Provider::new(settings, Arc::new(driver), leadership, Arc::new(Metrics::new()))
+}
+
+fn settings(limits: Limits) -> Settings {
+    Settings {
+        name: "pool".to_owned(),
+        namespaces: Namespaces::All,
+        limits,
+    }
+}
+
+fn provider(driver: FakeDriver) -> Provider {
+    provider_of(settings(Limits::default()), driver, Leadership::unelected())
+}
+
+fn machine() -> Machine {
+    Machine::new("sim://1".parse().unwrap(), "node")
+}
+
+fn class() -> MachineClass {
+    MachineClass {
+        secrets: [("token".to_owned(), SecretValue::from(b"canary-4711".to_vec()))]
+            .into_iter()
+            .collect(),
+        ..MachineClass::default()
+    }
+}
+
+fn create() -> CreateMachineRequest {
+    CreateMachineRequest {
+        machine_name: "m".to_owned(),
+        class: class(),
+        last_known_state: None,
+    }
+}
+
+fn delete() -> DeleteMachineRequest {
+    DeleteMachineRequest {
+        machine_name: "m".to_owned(),
+        provider_id: None,
+        class: class(),
+        last_known_state: None,
+    }
+}
+
+fn status_of<T: std::fmt::Debug>(answer: Result<T>) -> (Code, String) {
+    let status = answer.unwrap_err();
+    (status.code(), status.message().to_owned())
+}
+
+#[tokio::test]
+async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
+    let driver = FakeDriver::default();
+    let calls = Arc::clone(&driver.calls);
+    let provider = provider_of(settings(Limits::default()), driver, Leadership::elected());
+    let refused = (Code::Canceled, NOT_LEADER.to_owned());
+    assert_eq!(
+        status_of(provider.driver().create_machine(create()).await),
+        refused
+    );
+    assert_eq!(
+        status_of(provider.driver().delete_machine(delete()).await),
+        refused
+    );
+    assert_eq!(status_of(provider.driver().probe().await), refused);
+    assert_eq!(status_of(provider.contact().await), refused);
+    assert!(calls.lock().unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_waited_longer_than_the_lease_is_not_made() {
+    let driver = FakeDriver::creating(|| async {
+        sleep(Duration::from_secs(20)).await;
+        Ok(machine())
+    });
+    let leadership = Leadership::elected();
+    leadership.renew(Instant::now() + Duration::from_secs(15));
+    let limits = Limits {
+        max_concurrent_calls: std::num::NonZeroU32::MIN,
+        ..Limits::default()
+    };
+    let provider = provider_of(settings(limits), driver, leadership);
+    let (first, second) = tokio::join!(
+        provider.driver().create_machine(create()),
+        provider.driver().create_machine(create())
+    );
+    assert!(first.is_ok());
+    assert_eq!(status_of(second), (Code::Canceled, NOT_LEADER.to_owned()));
+}
+
+#[tokio::test]
+async fn what_the_driver_does_not_offer_is_unimplemented_without_a_round_trip() {
+    let driver = FakeDriver::default();
+    let calls = Arc::clone(&driver.calls);
+    let request = GetMachineStatusRequest {
+        machine_name: "m".to_owned(),
+        provider_id: None,
+        class: class(),
+    };
+    let answer = provider(driver).driver().get_machine_status(request).await;
+    assert_eq!(answer.unwrap_err().code(), Code::Unimplemented);
+    assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
+}
+
+/// DRV-30: the answer to another question must not lead to a create.
+#[tokio::test]
+async fn a_driver_that_cannot_say_what_it_implements_is_unavailable_and_not_called() {
+    let driver = FakeDriver {
+        capabilities: Mutex::new(Err(Status::new(Code::NotFound, "what?"))),
+        ..FakeDriver::default()
+    };
+    let calls = Arc::clone(&driver.calls);
+    let provider = provider(driver);
+    let answer = provider.driver().create_machine(create()).await;
+    assert_eq!(answer.unwrap_err().code(), Code::Unavailable);
+    assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
+}
+
+#[tokio::test]
+async fn exhausted_holds_back_creates_of_the_class_but_no_delete() {
+    let driver = FakeDriver::creating(|| async { Err(Status::new(Code::ResourceExhausted, "full")) });
+    let calls = Arc::clone(&driver.calls);
+    let provider = provider(driver);
+    assert_eq!(provider.capacity_gate_closed_for(&class()), None);
+    for _ in 0..3 {
+        let answer = provider.driver().create_machine(create()).await;
+        assert_eq!(answer.unwrap_err().code(), Code::ResourceExhausted);
+    }
+    assert!(provider.capacity_gate_closed_for(&class()).is_some());
+    provider.driver().delete_machine(delete()).await.unwrap();
+    let asked = calls.lock().unwrap().clone();
+    assert_eq!(
+        asked,
+        [
+            Operation::GetPluginCapabilities,
+            Operation::CreateMachine,
+            Operation::DeleteMachine
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_calls_run_at_once_than_the_cap_allows() {
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let seen = Arc::clone(&most);
+    let driver = FakeDriver::creating(move || {
+        let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+        async move {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            sleep(Duration::from_secs(1)).await;
+            running.fetch_sub(1, Ordering::SeqCst);
+            Ok(machine())
+        }
+    });
+    let limits = Limits {
+        max_concurrent_calls: std::num::NonZeroU32::new(4).unwrap(),
+        ..Limits::default()
+    };
+    let provider = provider_of(settings(limits), driver, Leadership::unelected());
+    let answers = join_all((0..20).map(|_| provider.driver().create_machine(create()))).await;
+    assert!(answers.iter().all(Result::is_ok));
+    assert_eq!(seen.load(Ordering::SeqCst), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
+    let limits = Limits {
+        max_concurrent_calls: std::num::NonZeroU32::MIN,
+        ..Limits::default()
+    };
+    let driver = FakeDriver::creating(std::future::pending);
+    let provider = provider_of(settings(limits), driver, Leadership::unelected());
+    let (code, message) = status_of(provider.driver().create_machine(create()).await);
+    assert_eq!(code, Code::DeadlineExceeded);
+    assert_eq!(message, "the driver did not answer CreateMachine within 600 s");
+    provider.driver().delete_machine(delete()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
+    let driver = FakeDriver::creating(|| async { panic!("lost canary-4711") });
+    let provider = provider(driver);
+    let (code, message) = status_of(provider.driver().create_machine(create()).await);
+    assert_eq!(code, Code::Internal);
+    assert_eq!(message, "the driver panicked in CreateMachine: lost [redacted]");
+    provider.driver().delete_machine(delete()).await.unwrap();
+}
+
+/// OPS-11
+#[tokio::test]
+async fn secrets_that_a_driver_echoes_are_in_neither_message_nor_source() {
+    let driver = FakeDriver::creating(|| async {
+        Err(Status::new(Code::Unauthenticated, "no canary-4711").with_source("bad canary-4711"))
+    });
+    let status = provider(driver)
+        .driver()
+        .create_machine(create())
+        .await
+        .unwrap_err();
+    let shown = format!("{status} {status:?}") + &format!("{:?}", anyhow::Error::from(status));
+    assert!(
+        !shown.contains("canary") && shown.contains("bad [redacted]"),
+        "{shown}"
+    );
+}
+
+#[tokio::test]
+async fn a_provider_spec_is_checked_against_the_schema_that_the_driver_publishes() {
+    let mut capabilities = Capabilities::minimal();
+    capabilities.provider_spec_schema = Some(json!({"required": ["vmPool"]}));
+    let provider = provider(FakeDriver {
+        capabilities: Mutex::new(Ok(capabilities)),
+        ..FakeDriver::default()
+    });
+    assert!(provider.check_spec(&ProviderSpec::default()).is_ok());
+    provider.contact().await.unwrap();
+    let status = provider.check_spec(&ProviderSpec::default()).unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+}
+
+#[tokio::test(start_paused = true)]
+async fn probes_tell_when_the_driver_goes_and_comes_back_and_then_it_is_asked_anew() {
+    let up = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let is_up = Arc::clone(&up);
+    let driver = FakeDriver {
+        probe: Box::new(move || {
+            let up = is_up.load(Ordering::SeqCst);
+            Box::pin(async move {
+                if up {
+                    Ok(Readiness::Ready)
+                } else {
+                    Err(Status::new(Code::Unavailable, "no route"))
+                }
+            })
+        }),
+        ..FakeDriver::default()
+    };
+    let calls = Arc::clone(&driver.calls);
+    let asked = move || {
+        let calls = calls.lock().unwrap();
+        calls
+            .iter()
+            .filter(|op| **op == Operation::GetPluginCapabilities)
+            .count()
+    };
+    let provider = Arc::new(provider(driver));
+    let mut news = provider.reachable();
+    assert_eq!(*news.borrow(), Reachability::Unknown);
+    let keeper = Arc::clone(&provider);
+    tokio::spawn(async move { keeper.keep_in_contact().await });
+
+    news.wait_for(|r| *r == Reachability::Reachable).await.unwrap();
+    assert_eq!(asked(), 1);
+    up.store(false, Ordering::SeqCst);
+    news.wait_for(|r| *r == Reachability::Unreachable("no route".into()))
+        .await
+        .unwrap();
+    up.store(true, Ordering::SeqCst);
+    news.wait_for(|r| *r == Reachability::Reachable).await.unwrap();
+    assert_eq!(asked(), 2);
+    advance(Duration::from_mins(1)).await;
+    assert_eq!(asked(), 2);
+}
