@@ -13,8 +13,6 @@ pub const INSTANCE: &str = "infrastructure.capcmi.io/instance";
 pub const APPLIED_PROVIDER_SPEC: &str = "infrastructure.capcmi.io/applied-provider-spec";
 /// Annotation: what the driver wants back with the next call, in base64. Reserved.
 pub const LAST_KNOWN_STATE: &str = "infrastructure.capcmi.io/last-known-state";
-/// Annotation: the Node name that the driver gave. Reserved.
-pub const NODE_NAME: &str = "infrastructure.capcmi.io/node-name";
 /// Annotation: the driver that made the VM, so that a deletion finds it whatever became of the spec. Reserved.
 pub const DRIVER: &str = "infrastructure.capcmi.io/driver";
 /// Annotation: `true` lets an InfraMachine go although nobody confirmed that its VM is gone. The last resort.
@@ -22,13 +20,12 @@ pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
 
 /// The annotations that only the provider and the administrator may write: who could forge them could claim the VM of
 /// another cluster.
-pub const RESERVED_ANNOTATIONS: [&str; 7] = [
+pub const RESERVED_ANNOTATIONS: [&str; 6] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
     APPLIED_PROVIDER_SPEC,
     LAST_KNOWN_STATE,
-    NODE_NAME,
     DRIVER,
 ];
 

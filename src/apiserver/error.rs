@@ -1,0 +1,63 @@
+//! What can go wrong in a reconcile besides a driver's answer, which is an outcome and no error.
+
+use std::time::Duration;
+
+/// A reconcile that could not be finished. The object stays as it is and is tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The object changed since it was read, or a cache is behind. Nothing is lost: the next reconcile reads anew.
+    #[error("{action} lost against a newer version of the object")]
+    Conflict {
+        /// What was being written.
+        action: &'static str,
+    },
+    /// The object is gone.
+    #[error("{action}: the object does not exist any more")]
+    Gone {
+        /// What was being done.
+        action: &'static str,
+    },
+    /// The API server refused or could not be reached.
+    #[error("{action} failed")]
+    Api {
+        /// What was being done.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// A value could not be written as JSON.
+    #[error("{action} failed")]
+    Encode {
+        /// What was being written.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+impl Error {
+    /// Sorts an answer of the API server.
+    pub fn api(action: &'static str, error: kube::Error) -> Self {
+        match &error {
+            kube::Error::Api(status) if status.code == 409 => Self::Conflict { action },
+            kube::Error::Api(status) if status.code == 404 => Self::Gone { action },
+            _ => Self::Api {
+                action,
+                source: Box::new(error),
+            },
+        }
+    }
+
+    /// How long to wait before the next try, after this many failures in a row (from 1).
+    pub fn wait(&self, attempt: u32) -> Duration {
+        let first = match self {
+            Self::Conflict { .. } => Duration::from_millis(100),
+            Self::Gone { .. } | Self::Api { .. } | Self::Encode { .. } => Duration::from_secs(1),
+        };
+        first
+            .saturating_mul(1 << attempt.saturating_sub(1).min(9))
+            .min(Duration::from_mins(5))
+    }
+}

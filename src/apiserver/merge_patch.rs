@@ -1,0 +1,52 @@
+//! Patches: what changed, and nothing else.
+
+use kube::api::PatchParams;
+use serde_json::Value;
+
+/// Field manager of every write, so that Cluster API's server-side apply leaves our fields alone.
+pub const FIELD_MANAGER: &str = "capcmi";
+
+/// Parameters of every patch.
+pub fn patch_params() -> PatchParams {
+    PatchParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    }
+}
+
+/// The JSON merge patch that makes `old` into `new` (RFC 7386).
+pub fn merge_difference(old: &Value, new: &Value) -> Value {
+    let (Some(old_fields), Some(new_fields)) = (old.as_object(), new.as_object()) else {
+        return new.clone();
+    };
+    let removed = old_fields
+        .keys()
+        .filter(|key| !new_fields.contains_key(*key))
+        .map(|key| (key.clone(), Value::Null));
+    let changed = new_fields
+        .iter()
+        .filter_map(|(key, value)| match old_fields.get(key) {
+            Some(same) if same == value => None,
+            Some(other) => Some((key.clone(), merge_difference(other, value))),
+            None => Some((key.clone(), value.clone())),
+        });
+    Value::Object(removed.chain(changed).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_merge_difference_names_what_changed_and_what_went() {
+        let old = json!({"a": 1, "b": {"c": 1, "d": 2}, "e": [1], "f": 1});
+        let new = json!({"a": 1, "b": {"c": 1, "d": 3}, "e": [2], "g": 1});
+        assert_eq!(
+            merge_difference(&old, &new),
+            json!({"b": {"d": 3}, "e": [2], "f": null, "g": 1})
+        );
+        assert_eq!(merge_difference(&old, &old), json!({}));
+    }
+}

@@ -1,0 +1,11 @@
+//! Reading and writing at the API server: errors by what they lead to, merge patches, events, secrets.
+
+mod error;
+mod events;
+mod merge_patch;
+pub mod secrets;
+
+pub use error::Error;
+pub use events::{Events, Note};
+pub use merge_patch::{FIELD_MANAGER, merge_difference, patch_params};
+pub use secrets::InvalidSecret;

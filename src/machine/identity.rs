@@ -1,0 +1,256 @@
+//! Who a machine is to the driver: cluster id, machine id, and the tags that carry them.
+//!
+//! Pure: no client, no driver.
+
+use serde_json::Value;
+
+use crate::api::labels::{self, Instance};
+use crate::api::v1alpha1::InfraMachine;
+use crate::driver::{Capabilities, ProviderSpec, tags};
+
+/// The identity of one InfraMachine, bound to its namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MachineId {
+    namespace: String,
+    name: String,
+    id: String,
+}
+
+impl MachineId {
+    /// The identity that the object carries, if it carries its own.
+    ///
+    /// An identity of another namespace or name was copied (Cluster API propagates annotations) and is nobody's.
+    pub fn of(machine: &InfraMachine) -> Option<Self> {
+        let carried = annotation(machine, labels::MACHINE_ID)?;
+        let own = Self::named(machine, carried.rsplit('/').next()?)?;
+        (own.annotation() == carried).then_some(own)
+    }
+
+    /// The identity that the object gets when it has none: its UID, so that it is the same however often a claim fails.
+    pub fn derived(machine: &InfraMachine) -> Option<Self> {
+        Self::named(machine, machine.metadata.uid.as_deref()?)
+    }
+
+    fn named(machine: &InfraMachine, id: &str) -> Option<Self> {
+        let (namespace, name) = (
+            machine.metadata.namespace.clone()?,
+            machine.metadata.name.clone()?,
+        );
+        (!id.is_empty()).then(|| Self {
+            namespace,
+            name,
+            id: id.to_owned(),
+        })
+    }
+
+    /// The value of the annotation.
+    pub fn annotation(&self) -> String {
+        format!("{}/{}/{}", self.namespace, self.name, self.id)
+    }
+
+    /// The value of the tag [`tags::MACHINE`].
+    pub fn tag(&self) -> &str {
+        &self.id
+    }
+}
+
+/// What a machine is in its cluster; the value of the tag [`tags::ROLE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Runs the control plane.
+    ControlPlane,
+    /// Runs workloads.
+    Node,
+}
+
+impl Role {
+    /// The tag's value.
+    pub const fn tag(self) -> &'static str {
+        match self {
+            Self::ControlPlane => "control-plane",
+            Self::Node => "node",
+        }
+    }
+}
+
+/// Why a provider spec can't be handed to the driver; the text names the field.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidSpec {
+    /// Something stands where the tags' object has to be.
+    #[error("spec.providerSpec{0} has to be an object: the provider adds its tags there")]
+    TagsAreNoObject(String),
+    /// The user set what only the provider may set.
+    #[error("spec.providerSpec{pointer} has the reserved tag `{tag}`: remove it, the provider sets it")]
+    ReservedTag {
+        /// Where the tags stand.
+        pointer: String,
+        /// The tag.
+        tag: &'static str,
+    },
+    /// The user set the zone where only the Machine may.
+    #[error(
+        "spec.providerSpec/failureDomain is set by the provider: set spec.failureDomain of the Machine instead"
+    )]
+    ReservedFailureDomain,
+    /// The Machine asks for a zone and the driver knows none.
+    #[error("the Machine asks for failure domain `{0}`, but the driver declares no failure domains")]
+    NoFailureDomains(String),
+    /// A limit that the schema can't say, or the driver's own schema.
+    #[error("{0}")]
+    Violation(String),
+}
+
+/// The provider spec as the driver gets it: the user's, with the tags of cluster, role and machine, and the failure domain.
+///
+/// # Errors
+/// A reserved key is taken, or a failure domain is asked for that the driver can't know.
+pub fn tagged_spec(
+    wanted: &ProviderSpec,
+    capabilities: &Capabilities,
+    cluster_id: &str,
+    role: Role,
+    machine: &MachineId,
+    failure_domain: Option<&str>,
+) -> Result<ProviderSpec, InvalidSpec> {
+    let mut spec = wanted.clone();
+    let tag_map = spec
+        .object_at(&capabilities.tag_path)
+        .map_err(InvalidSpec::TagsAreNoObject)?;
+    for (tag, value) in [
+        (tags::CLUSTER, cluster_id),
+        (tags::ROLE, role.tag()),
+        (tags::MACHINE, machine.tag()),
+    ] {
+        if tag_map.insert(tag.to_owned(), Value::from(value)).is_some() {
+            return Err(InvalidSpec::ReservedTag {
+                pointer: capabilities.tag_path.to_string(),
+                tag,
+            });
+        }
+    }
+    if capabilities.zones && spec.0.contains_key(tags::FAILURE_DOMAIN) {
+        return Err(InvalidSpec::ReservedFailureDomain);
+    }
+    match failure_domain {
+        Some(zone) if !capabilities.zones => return Err(InvalidSpec::NoFailureDomains(zone.to_owned())),
+        Some(zone) => {
+            spec.0.insert(tags::FAILURE_DOMAIN.to_owned(), Value::from(zone));
+        }
+        None => {}
+    }
+    Ok(spec)
+}
+
+/// Whether a VM of this object may exist; an object that was never claimed has none.
+pub fn instance(machine: &InfraMachine) -> Instance {
+    annotation(machine, labels::INSTANCE).map_or(Instance::None, Instance::from_annotation)
+}
+
+/// The provider spec that the VM was made from, when one may exist.
+pub fn applied_spec(machine: &InfraMachine) -> Option<ProviderSpec> {
+    serde_json::from_str(annotation(machine, labels::APPLIED_PROVIDER_SPEC)?).ok()
+}
+
+/// An annotation of the object.
+pub fn annotation<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
+    machine
+        .metadata
+        .annotations
+        .as_ref()?
+        .get(key)
+        .map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(annotations: &[(&str, &str)]) -> InfraMachine {
+        let mut machine = InfraMachine::new("m1", crate::api::v1alpha1::InfraMachineSpec::default());
+        machine.metadata.namespace = Some("ns1".to_owned());
+        machine.metadata.uid = Some("u-1".to_owned());
+        machine.metadata.annotations = Some(
+            annotations
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect(),
+        );
+        machine
+    }
+
+    fn tagged(spec: &Value, zones: bool, zone: Option<&str>) -> Result<ProviderSpec, InvalidSpec> {
+        let id = MachineId::derived(&machine(&[])).unwrap();
+        let spec = ProviderSpec(spec.as_object().unwrap().clone());
+        let capabilities = Capabilities {
+            zones,
+            ..Capabilities::minimal()
+        };
+        tagged_spec(&spec, &capabilities, "c-1", Role::Node, &id, zone)
+    }
+
+    #[test]
+    fn an_identity_that_was_copied_from_another_object_is_nobodys() {
+        assert_eq!(
+            MachineId::of(&machine(&[(labels::MACHINE_ID, "ns1/m2/u-9")])),
+            None
+        );
+        assert_eq!(
+            MachineId::of(&machine(&[(labels::MACHINE_ID, "ns2/m1/u-9")])),
+            None
+        );
+        let own = MachineId::of(&machine(&[(labels::MACHINE_ID, "ns1/m1/u-9")])).unwrap();
+        assert_eq!(own.tag(), "u-9");
+    }
+
+    /// DRV-03, DRV-08
+    #[test]
+    fn the_driver_gets_cluster_role_and_machine_as_tags_beside_the_users() {
+        let spec = tagged(
+            &serde_json::json!({"size": "small", "tags": {"team": "a"}}),
+            true,
+            Some("z1"),
+        )
+        .unwrap();
+        assert_eq!(
+            Value::Object(spec.0),
+            serde_json::json!({"size": "small", "failureDomain": "z1", "tags": {
+                "team": "a", "kubernetes.io/cluster": "c-1", "kubernetes.io/role": "node", "capcmi.io/machine": "u-1"
+            }})
+        );
+    }
+
+    #[test]
+    fn a_spec_that_holds_a_reserved_key_is_refused_with_its_place() {
+        let error = tagged(
+            &serde_json::json!({"tags": {"kubernetes.io/cluster": "x"}}),
+            false,
+            None,
+        )
+        .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("/tags has the reserved tag `kubernetes.io/cluster`"),
+            "{error}"
+        );
+        let error = tagged(&serde_json::json!({"tags": "x"}), false, None).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("providerSpec/tags has to be an object"),
+            "{error}"
+        );
+        assert_eq!(
+            tagged(&serde_json::json!({"failureDomain": "z"}), true, None),
+            Err(InvalidSpec::ReservedFailureDomain)
+        );
+    }
+
+    #[test]
+    fn a_zone_is_refused_where_the_driver_knows_none() {
+        assert_eq!(
+            tagged(&serde_json::json!({}), false, Some("z1")),
+            Err(InvalidSpec::NoFailureDomains("z1".to_owned()))
+        );
+    }
+}

@@ -1,0 +1,184 @@
+//! What the controller remembers of a machine between reconciles, and may forget: everything here can be rebuilt.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::api::v1alpha1::InfraMachine;
+
+/// Notes on every machine, by UID.
+#[derive(Debug, Default)]
+pub struct Memory {
+    notes: Mutex<HashMap<String, Note>>,
+}
+
+/// Notes on one machine.
+#[derive(Clone, Debug, Default)]
+pub struct Note {
+    /// The object as our last write returned it, while the cache is still behind.
+    pub written: Option<Arc<InfraMachine>>,
+    /// When the driver may be called again, and why not before.
+    pub retry: Option<Retry>,
+    /// Since when the driver has been saying that there is no VM.
+    pub absent_since: Option<Instant>,
+    /// Reconciles in a row that could not be finished.
+    pub errors: u32,
+    /// Somebody has reason to believe that the VM changed: the next reconcile asks the driver.
+    pub recheck: bool,
+}
+
+/// A wait after a failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retry {
+    /// Failures in a row, from 1.
+    pub attempts: u32,
+    /// Not before.
+    pub not_before: Instant,
+    /// What was looked at when it failed; when it differs there is no wait.
+    pub inputs: u64,
+}
+
+impl Memory {
+    fn with<T>(&self, uid: &str, change: impl FnOnce(&mut Note) -> T) -> T {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        change(notes.entry(uid.to_owned()).or_default())
+    }
+
+    /// The notes on a machine.
+    pub fn recall(&self, uid: &str) -> Note {
+        self.notes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(uid)
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    /// Forgets a machine that is no more.
+    pub fn forget(&self, uid: &str) {
+        self.notes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(uid);
+    }
+
+    /// Remembers what a write returned, so that a cache that lags behind our own writes is not believed.
+    pub fn wrote(&self, uid: &str, machine: Arc<InfraMachine>) {
+        self.with(uid, |note| note.written = Some(machine));
+    }
+
+    /// The newer of what the cache holds and what we wrote.
+    pub fn freshest(&self, uid: &str, cached: Arc<InfraMachine>) -> Arc<InfraMachine> {
+        self.with(uid, |note| match &note.written {
+            Some(written) if is_newer(written, &cached) => Arc::clone(written),
+            _ => {
+                note.written = None;
+                cached
+            }
+        })
+    }
+
+    /// Counts a reconcile that could not be finished; how many there were in a row.
+    pub fn erred(&self, uid: &str) -> u32 {
+        self.with(uid, |note| {
+            note.errors = note.errors.saturating_add(1);
+            note.errors
+        })
+    }
+
+    /// A reconcile was finished.
+    pub fn finished(&self, uid: &str) {
+        self.with(uid, |note| note.errors = 0);
+    }
+
+    /// Remembers a failure.
+    pub fn failed(&self, uid: &str, retry: Retry) {
+        self.with(uid, |note| note.retry = Some(retry));
+    }
+
+    /// Forgets the failures.
+    pub fn succeeded(&self, uid: &str) {
+        self.with(uid, |note| {
+            note.retry = None;
+            note.absent_since = None;
+            note.recheck = false;
+        });
+    }
+
+    /// For how long the driver has been saying that there is no VM, from now on if this is the first time.
+    pub fn absent_for(&self, uid: &str, now: Instant) -> Duration {
+        self.with(uid, |note| {
+            now.saturating_duration_since(*note.absent_since.get_or_insert(now))
+        })
+    }
+
+    /// The VM was seen.
+    pub fn seen(&self, uid: &str) {
+        self.with(uid, |note| note.absent_since = None);
+    }
+
+    /// Asks the next reconcile to ask the driver.
+    pub fn recheck(&self, uid: &str) {
+        self.with(uid, |note| note.recheck = true);
+    }
+}
+
+/// Whether `a` is a later version of the object than `b`. Resource versions of one kind are comparable numbers; one
+/// that is not is never taken for newer.
+fn is_newer(a: &InfraMachine, b: &InfraMachine) -> bool {
+    let version = |machine: &InfraMachine| machine.metadata.resource_version.as_ref()?.parse::<u64>().ok();
+    matches!((version(a), version(b)), (Some(a), Some(b)) if a > b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::v1alpha1::InfraMachineSpec;
+
+    fn at(version: &str) -> Arc<InfraMachine> {
+        let mut machine = InfraMachine::new("m", InfraMachineSpec::default());
+        machine.metadata.resource_version = Some(version.to_owned());
+        Arc::new(machine)
+    }
+
+    #[test]
+    fn a_cache_that_is_behind_our_own_write_is_not_believed() {
+        let memory = Memory::default();
+        memory.wrote("u", at("100"));
+        assert_eq!(
+            memory
+                .freshest("u", at("99"))
+                .metadata
+                .resource_version
+                .as_deref(),
+            Some("100")
+        );
+        assert_eq!(
+            memory
+                .freshest("u", at("101"))
+                .metadata
+                .resource_version
+                .as_deref(),
+            Some("101")
+        );
+        assert!(
+            memory.recall("u").written.is_none(),
+            "the note goes when the cache has caught up"
+        );
+    }
+
+    #[test]
+    fn absence_is_measured_from_the_first_sighting_and_ends_with_the_vm_seen() {
+        let (memory, start) = (Memory::default(), Instant::now());
+        assert_eq!(memory.absent_for("u", start), Duration::ZERO);
+        assert_eq!(
+            memory.absent_for("u", start + Duration::from_secs(3)),
+            Duration::from_secs(3)
+        );
+        memory.seen("u");
+        assert_eq!(
+            memory.absent_for("u", start + Duration::from_secs(4)),
+            Duration::ZERO
+        );
+    }
+}

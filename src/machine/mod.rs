@@ -1,0 +1,308 @@
+//! InfraMachine: gather → plan → execute → publish.
+//!
+//! Layer 2: Kubernetes and the driver's trait, no concrete driver. [`plan`] holds every rule of the contract and is pure;
+//! [`object::Object`] is the only place that writes.
+
+mod class;
+mod events;
+mod gather;
+mod identity;
+mod memory;
+mod object;
+mod outcome;
+mod plan;
+mod provision;
+mod removal;
+mod status;
+mod update;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use jiff::Timestamp;
+use kube::Client;
+use kube::core::DeserializeGuard;
+use kube::runtime::controller::Action;
+
+pub use memory::Memory;
+
+use self::gather::{Gathered, gather};
+use self::memory::Retry;
+use self::object::Object;
+use self::outcome::{Failure, Outcome};
+use self::plan::{Plan, is_provisioned, plan};
+use self::status::Moment;
+use crate::api::labels;
+use crate::api::v1alpha1::{InfraMachine, OperationType};
+use crate::apiserver::{Error, Events};
+use crate::caches::{Caches, ClusterIds};
+use crate::driver::{self, Code, Operation, PowerState, Status, retry};
+use crate::metrics::{Kind, Metrics, Outcome as Measured};
+use crate::provider::{Provider, Providers};
+
+/// What every reconcile works with.
+pub struct Context {
+    /// Writes and live reads.
+    pub client: Client,
+    /// What is watched.
+    pub caches: Caches,
+    /// Cluster ids, once found.
+    pub cluster_ids: Arc<ClusterIds>,
+    /// The configured drivers.
+    pub providers: Arc<Providers>,
+    /// What is remembered between reconciles.
+    pub memory: Memory,
+    /// Events.
+    pub events: Events,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+}
+
+/// One reconcile of one machine.
+pub async fn reconcile(
+    guarded: Arc<DeserializeGuard<InfraMachine>>,
+    ctx: Arc<Context>,
+) -> Result<Action, Error> {
+    let started = Instant::now();
+    let result = match &guarded.0 {
+        Ok(machine) => reconcile_machine(Arc::new(machine.clone()), &ctx).await,
+        Err(invalid) => {
+            // The API server's schema keeps such objects out; one that got in must not stop the others.
+            tracing::error!(
+                name = invalid.metadata.name,
+                error = invalid.error,
+                "an InfraMachine can't be read"
+            );
+            Ok(Action::await_change())
+        }
+    };
+    ctx.metrics
+        .reconciled(Kind::InfraMachine, measured(&result), started.elapsed());
+    result
+}
+
+async fn reconcile_machine(cached: Arc<InfraMachine>, ctx: &Context) -> Result<Action, Error> {
+    let uid = cached.metadata.uid.clone().unwrap_or_default();
+    let machine = ctx.memory.freshest(&uid, cached);
+    let gathered = gather(ctx, &machine).await;
+    let plan = plan(&machine, &gathered.observed());
+    let mut object = Object::new(ctx, Arc::clone(&machine));
+    let outcome = execute(ctx, &mut object, gathered.provider(), plan).await?;
+    publish(ctx, &machine, &mut object, &gathered, outcome).await
+}
+
+/// Does what the plan says: driver calls, and the claim that has to come before them.
+async fn execute(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    provider: Option<&Provider>,
+    plan: Plan,
+) -> Result<Outcome, Error> {
+    let name = object.get().metadata.name.as_deref().unwrap_or_default();
+    tracing::debug!(name, ?plan, "planned");
+    match (plan, provider) {
+        (Plan::Leave(_), _) => Ok(Outcome::Left),
+        (Plan::Hold(mut hold), _) => {
+            if let Some(claim) = hold.claim.take() {
+                object.claim(&claim).await?;
+            }
+            Ok(Outcome::Held(hold))
+        }
+        (Plan::OutOfContact(code, message), _) => Ok(out_of_contact(object.get(), code, message)),
+        (Plan::Refuse(invalid), _) => Ok(Outcome::Refused(invalid)),
+        (Plan::Keep { reachable, fixed }, _) => Ok(Outcome::Kept { reachable, fixed }),
+        (Plan::Release(release), _) => Ok(Outcome::Released(release)),
+        (Plan::Provision(plan), Some(provider)) => provision::provision(ctx, object, provider, *plan).await,
+        (Plan::Recheck(plan), Some(provider)) => provision::recheck(ctx, object, provider, *plan).await,
+        (Plan::Update(plan), Some(provider)) => update::update(ctx, object, provider, *plan).await,
+        (Plan::Delete(plan), Some(provider)) => removal::delete(ctx, object, provider, *plan).await,
+        (Plan::Provision(_) | Plan::Recheck(_) | Plan::Update(_) | Plan::Delete(_), None) => {
+            Ok(Outcome::Left)
+        }
+    }
+}
+
+fn out_of_contact(machine: &InfraMachine, code: Code, message: String) -> Outcome {
+    let deleting = machine.metadata.deletion_timestamp.is_some();
+    let during = if deleting {
+        OperationType::Delete
+    } else {
+        OperationType::Create
+    };
+    let status = Status::new(code, message);
+    Outcome::Failed(Box::new(Failure::new(
+        Operation::GetPluginCapabilities,
+        during,
+        status,
+    )))
+}
+
+/// Writes what came of it, on every path: providerID before status, the finalizer only when the VM is gone.
+async fn publish(
+    ctx: &Context,
+    before: &InfraMachine,
+    object: &mut Object<'_>,
+    gathered: &Gathered,
+    outcome: Outcome,
+) -> Result<Action, Error> {
+    let uid = object.uid().to_owned();
+    let attempts = gathered.attempts(before);
+    let wait = wait(&uid, &outcome, attempts);
+    let note = events::of(before, &outcome);
+    if let Some(vm) = known_vm(&outcome) {
+        object
+            .identify(vm.provider_id.as_str(), &annotations(vm, &outcome))
+            .await?;
+    } else if let Outcome::Failed(failure) = &outcome
+        && let Some(state) = failure.last_known_state()
+    {
+        object
+            .annotate("keeping the last known state", &[last_known_state(state)])
+            .await?;
+    }
+    if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
+        object.release().await?;
+        ctx.memory.forget(&uid);
+    } else {
+        let moment = Moment {
+            now: Timestamp::now(),
+            attempts,
+            wait,
+        };
+        let status = status::after(object.get(), &outcome, moment);
+        object.publish(&status).await?;
+        remember(ctx, &uid, gathered, &outcome, attempts, wait);
+        ctx.memory.finished(&uid);
+    }
+    measure(ctx, before, object.get(), gathered);
+    if let Some(note) = note {
+        ctx.events.publish(before, note).await;
+    }
+    Ok(wait.map_or_else(Action::await_change, Action::requeue))
+}
+
+/// The VM that an outcome is about, when its id may be new.
+fn known_vm(outcome: &Outcome) -> Option<&driver::Machine> {
+    match outcome {
+        Outcome::Provisioned(vm) => Some(vm),
+        Outcome::Failed(failure) if failure.during == OperationType::Create => failure.machine.as_ref(),
+        _ => None,
+    }
+}
+
+fn annotations(vm: &driver::Machine, outcome: &Outcome) -> Vec<(&'static str, String)> {
+    let failed = match outcome {
+        Outcome::Failed(failure) => failure.last_known_state(),
+        _ => None,
+    };
+    failed
+        .or(vm.last_known_state.as_ref())
+        .map(last_known_state)
+        .into_iter()
+        .collect()
+}
+
+fn last_known_state(state: &driver::LastKnownState) -> (&'static str, String) {
+    (labels::LAST_KNOWN_STATE, BASE64_STANDARD.encode(state.as_bytes()))
+}
+
+/// When the machine is looked at again, if nothing changes before.
+fn wait(uid: &str, outcome: &Outcome, attempts: u32) -> Option<Duration> {
+    match outcome {
+        Outcome::Held(hold) => hold.again,
+        Outcome::Failed(failure) => failure.wait(attempts, jitter(uid, attempts)),
+        // Secrets are not watched; one that is missing is often only late.
+        Outcome::NoSecrets { .. } => Some(retry::backoff(attempts, jitter(uid, attempts))),
+        Outcome::Absent { again } | Outcome::Deleting { again, .. } => Some(*again),
+        Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
+            Some(retry::FIRST_BACKOFF)
+        }
+        Outcome::Left
+        | Outcome::Refused(_)
+        | Outcome::Provisioned(_)
+        | Outcome::Kept { .. }
+        | Outcome::Updated
+        | Outcome::Vanished(_)
+        | Outcome::Gone
+        | Outcome::Released(_) => None,
+    }
+}
+
+/// A number from 0 to 1 that differs from machine to machine and from attempt to attempt.
+fn jitter(uid: &str, attempt: u32) -> f64 {
+    let mut hasher = DefaultHasher::new();
+    (uid, attempt).hash(&mut hasher);
+    f64::from(u16::try_from(hasher.finish() & 0xffff).unwrap_or_default()) / 65536.0
+}
+
+fn remember(
+    ctx: &Context,
+    uid: &str,
+    gathered: &Gathered,
+    outcome: &Outcome,
+    attempts: u32,
+    wait: Option<Duration>,
+) {
+    match (outcome, wait) {
+        (Outcome::Failed(_) | Outcome::NoSecrets { .. }, Some(wait)) => {
+            ctx.memory.failed(
+                uid,
+                Retry {
+                    attempts,
+                    not_before: Instant::now() + wait,
+                    inputs: gathered.inputs(),
+                },
+            );
+        }
+        (Outcome::Provisioned(_) | Outcome::Updated | Outcome::Vanished(_), _) => ctx.memory.succeeded(uid),
+        _ => {}
+    }
+}
+
+fn measure(ctx: &Context, before: &InfraMachine, after: &InfraMachine, gathered: &Gathered) {
+    if !is_provisioned(before)
+        && is_provisioned(after)
+        && let (Some(provider), Some(created)) = (gathered.provider(), &after.metadata.creation_timestamp)
+        && let Ok(took) = Duration::try_from(Timestamp::now().duration_since(created.0))
+    {
+        ctx.metrics.provisioned(provider.name(), took);
+    }
+}
+
+fn measured(result: &Result<Action, Error>) -> Measured {
+    match result {
+        Ok(action) if *action == Action::await_change() => Measured::Success,
+        Ok(_) => Measured::Requeue,
+        Err(Error::Conflict { .. }) => Measured::Conflict,
+        Err(_) => Measured::Error,
+    }
+}
+
+/// What happens after a reconcile that could not be finished.
+#[allow(clippy::needless_pass_by_value)] // the controller's signature
+pub fn error_policy(
+    guarded: Arc<DeserializeGuard<InfraMachine>>,
+    error: &Error,
+    ctx: Arc<Context>,
+) -> Action {
+    let Ok(machine) = &guarded.0 else {
+        return Action::await_change();
+    };
+    let uid = machine.metadata.uid.as_deref().unwrap_or_default();
+    let attempt = ctx.memory.erred(uid);
+    let name = machine.metadata.name.as_deref().unwrap_or_default();
+    match error {
+        Error::Conflict { .. } | Error::Gone { .. } => tracing::debug!(name, %error, "reconciling again"),
+        Error::Api { .. } | Error::Encode { .. } => {
+            tracing::warn!(
+                name,
+                error = error as &dyn std::error::Error,
+                attempt,
+                "reconciling failed"
+            );
+        }
+    }
+    Action::requeue(error.wait(attempt))
+}

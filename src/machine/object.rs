@@ -1,0 +1,236 @@
+//! The object of one reconcile, and the only place that writes it.
+
+use std::sync::Arc;
+
+use kube::api::{Api, Patch};
+use serde_json::{Map, Value, json};
+
+use super::Context;
+use crate::api::MACHINE_FINALIZER;
+use crate::api::labels::{self, Instance};
+use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
+use crate::apiserver::{Error, merge_difference, patch_params};
+use crate::machine::plan::{Claim, has_finalizer};
+
+/// The newest version of an InfraMachine that is known, and the way to write it.
+///
+/// # Guarantees
+/// Every write carries the resource version of the version it was decided on: a stale cache changes nothing, it gets
+/// [`Error::Conflict`].
+pub struct Object<'a> {
+    ctx: &'a Context,
+    api: Api<InfraMachine>,
+    latest: Arc<InfraMachine>,
+}
+
+impl<'a> Object<'a> {
+    /// Starts from what a cache or our last write holds.
+    pub fn new(ctx: &'a Context, latest: Arc<InfraMachine>) -> Self {
+        let namespace = latest.metadata.namespace.as_deref().unwrap_or_default();
+        Self {
+            ctx,
+            api: Api::namespaced(ctx.client.clone(), namespace),
+            latest,
+        }
+    }
+
+    /// The newest version.
+    pub fn get(&self) -> &InfraMachine {
+        &self.latest
+    }
+
+    /// The UID, or nothing where the API server has not given one.
+    pub fn uid(&self) -> &str {
+        self.latest.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    fn name(&self) -> &str {
+        self.latest.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// Write 1: finalizer and identity in one patch; none when the object has them all.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the object is not what it was thought to be.
+    pub async fn claim(&mut self, claim: &Claim) -> Result<bool, Error> {
+        let mut annotations = self.missing_annotations(claim)?;
+        let finalizers = (!has_finalizer(&self.latest)).then(|| {
+            let mut all = self.latest.metadata.finalizers.clone().unwrap_or_default();
+            all.push(MACHINE_FINALIZER.to_owned());
+            all
+        });
+        if annotations.is_empty() && finalizers.is_none() {
+            return Ok(false);
+        }
+        let mut metadata = Map::new();
+        metadata.insert(
+            "annotations".to_owned(),
+            Value::Object(std::mem::take(&mut annotations)),
+        );
+        if let Some(finalizers) = finalizers {
+            metadata.insert("finalizers".to_owned(), json!(finalizers));
+        }
+        self.patch("writing finalizer and identity", json!({"metadata": metadata}))
+            .await?;
+        Ok(true)
+    }
+
+    fn missing_annotations(&self, claim: &Claim) -> Result<Map<String, Value>, Error> {
+        let action = "writing the provider spec into an annotation";
+        let mut wanted = vec![
+            (labels::CLUSTER_ID, claim.cluster_id.clone()),
+            (labels::MACHINE_ID, claim.machine_id.annotation()),
+            (labels::INSTANCE, claim.instance.annotation().to_owned()),
+        ];
+        if let Some(driver) = &claim.driver {
+            wanted.push((labels::DRIVER, driver.clone()));
+        }
+        if let Some(applied) = &claim.applied {
+            let json = serde_json::to_string(applied).map_err(|source| Error::Encode { action, source })?;
+            wanted.push((labels::APPLIED_PROVIDER_SPEC, json));
+        }
+        let present = self.latest.metadata.annotations.as_ref();
+        Ok(wanted
+            .into_iter()
+            .filter(|(key, value)| present.and_then(|all| all.get(*key)) != Some(value))
+            .map(|(key, value)| (key.to_owned(), Value::String(value)))
+            .collect())
+    }
+
+    /// Notes that every create was refused for good: there is no VM.
+    pub async fn note_no_instance(&mut self) -> Result<(), Error> {
+        self.annotate(
+            "noting that no VM was made",
+            &[(labels::INSTANCE, Instance::None.annotation().to_owned())],
+        )
+        .await
+    }
+
+    /// Sets annotations that differ.
+    pub async fn annotate(&mut self, action: &'static str, wanted: &[(&str, String)]) -> Result<(), Error> {
+        let present = self.latest.metadata.annotations.as_ref();
+        let changed: Map<String, Value> = wanted
+            .iter()
+            .filter(|(key, value)| present.and_then(|all| all.get(*key)) != Some(value))
+            .map(|(key, value)| ((*key).to_owned(), Value::String(value.clone())))
+            .collect();
+        if changed.is_empty() {
+            return Ok(());
+        }
+        self.patch(action, json!({"metadata": {"annotations": changed}}))
+            .await
+    }
+
+    /// Write 2: the providerID with what belongs to it, in one patch.
+    pub async fn identify(&mut self, provider_id: &str, annotations: &[(&str, String)]) -> Result<(), Error> {
+        if self.latest.spec.provider_id.as_deref() == Some(provider_id) {
+            return self
+                .annotate("writing what the driver said of the VM", annotations)
+                .await;
+        }
+        let annotations: Map<String, Value> = annotations
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), Value::String(v.clone())))
+            .collect();
+        let patch = json!({"metadata": {"annotations": annotations}, "spec": {"providerID": provider_id}});
+        self.patch("writing spec.providerID", patch).await
+    }
+
+    /// Write 3: the status, when it differs.
+    pub async fn publish(&mut self, status: &InfraMachineStatus) -> Result<bool, Error> {
+        let action = "writing status";
+        let encode = |status: &InfraMachineStatus| {
+            serde_json::to_value(status).map_err(|source| Error::Encode { action, source })
+        };
+        let old = self
+            .latest
+            .status
+            .as_ref()
+            .map(encode)
+            .transpose()?
+            .unwrap_or_else(|| json!({}));
+        let difference = merge_difference(&old, &encode(status)?);
+        if difference.as_object().is_none_or(Map::is_empty) {
+            return Ok(false);
+        }
+        let body = self.with_resource_version(json!({"status": difference}));
+        let patched = self
+            .api
+            .patch_status(self.name(), &patch_params(), &Patch::Merge(&body))
+            .await
+            .map_err(|error| Error::api(action, error))?;
+        self.remember(patched);
+        Ok(true)
+    }
+
+    /// Lets the object go: removes our finalizer and no other.
+    pub async fn release(&mut self) -> Result<(), Error> {
+        let rest: Vec<_> = self
+            .latest
+            .metadata
+            .finalizers
+            .iter()
+            .flatten()
+            .filter(|name| *name != MACHINE_FINALIZER)
+            .cloned()
+            .collect();
+        match self
+            .patch(
+                "removing the finalizer",
+                json!({"metadata": {"finalizers": rest}}),
+            )
+            .await
+        {
+            // The last finalizer: the object went with it, or somebody was faster.
+            Ok(()) | Err(Error::Gone { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the object at the API server still is what the plan was made from: a cache may be behind, and what
+    /// follows is a create.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when it is not.
+    pub async fn confirm(&mut self) -> Result<(), Error> {
+        let action = "reading the machine before a create";
+        let live = self
+            .api
+            .get(self.name())
+            .await
+            .map_err(|error| Error::api(action, error))?;
+        let same = live.metadata.uid == self.latest.metadata.uid
+            && live.metadata.generation == self.latest.metadata.generation
+            && live.metadata.deletion_timestamp.is_none()
+            && live.metadata.annotations == self.latest.metadata.annotations
+            && live.metadata.finalizers == self.latest.metadata.finalizers;
+        self.remember(live);
+        if same {
+            Ok(())
+        } else {
+            Err(Error::Conflict { action })
+        }
+    }
+
+    async fn patch(&mut self, action: &'static str, body: Value) -> Result<(), Error> {
+        let body = self.with_resource_version(body);
+        let patched = self
+            .api
+            .patch(self.name(), &patch_params(), &Patch::Merge(&body))
+            .await
+            .map_err(|error| Error::api(action, error))?;
+        self.remember(patched);
+        Ok(())
+    }
+
+    fn with_resource_version(&self, mut body: Value) -> Value {
+        body["metadata"]["resourceVersion"] = json!(self.latest.metadata.resource_version);
+        body
+    }
+
+    fn remember(&mut self, mut written: InfraMachine) {
+        written.metadata.managed_fields = None;
+        self.latest = Arc::new(written);
+        self.ctx.memory.wrote(self.uid(), Arc::clone(&self.latest));
+    }
+}

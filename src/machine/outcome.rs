@@ -1,0 +1,140 @@
+//! What came of a plan. A driver that fails is an outcome, not an error: it has to be published.
+
+use std::time::Duration;
+
+use super::identity::InvalidSpec;
+use super::plan::{Hold, Release};
+use crate::api::v1alpha1::OperationType;
+use crate::apiserver::InvalidSecret;
+use crate::driver::retry::{self, Next};
+use crate::driver::{self, Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
+
+/// What came of a plan.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Nothing is published.
+    Left,
+    /// Still waiting.
+    Held(Hold),
+    /// The spec was not even shown to the driver.
+    Refused(InvalidSpec),
+    /// The VM exists, is initialized, and has this state.
+    Provisioned(Box<driver::Machine>),
+    /// The VM is provisioned and as it should be.
+    Kept {
+        /// Whether the driver answered lately.
+        reachable: Option<bool>,
+        /// Fields in which the spec differs and that a living VM can't change.
+        fixed: Vec<JsonPointer>,
+    },
+    /// The VM has the wanted spec.
+    Updated,
+    /// A driver call failed.
+    Failed(Box<Failure>),
+    /// The secrets can't be put together.
+    NoSecrets {
+        /// What was about to be done.
+        during: OperationType,
+        /// Why.
+        cause: InvalidSecret,
+    },
+    /// The driver does not see the VM, and may be behind.
+    Absent {
+        /// When it is sure.
+        again: Duration,
+    },
+    /// The driver confirmed that a VM is gone that should be there.
+    Vanished(ProviderId),
+    /// The deletion is under way.
+    Deleting {
+        /// Where it stands.
+        reason: &'static str,
+        /// In words.
+        message: String,
+        /// When to look again.
+        again: Duration,
+    },
+    /// The VM is gone: the object may go.
+    Gone,
+    /// There never was a VM, or the administrator takes the responsibility.
+    Released(Release),
+}
+
+/// A driver call that failed.
+#[derive(Debug)]
+pub struct Failure {
+    /// The call.
+    pub operation: Operation,
+    /// What it was part of.
+    pub during: OperationType,
+    /// What the driver said.
+    pub status: Status,
+    /// What happens now.
+    pub next: Next,
+    /// The VM that exists in spite of it.
+    pub machine: Option<driver::Machine>,
+}
+
+impl Failure {
+    /// A failure, sorted by the retry table.
+    pub fn new(operation: Operation, during: OperationType, status: Status) -> Self {
+        let next = retry::next(operation, status.code());
+        let machine = status.machine().cloned();
+        Self {
+            operation,
+            during,
+            status,
+            next,
+            machine,
+        }
+    }
+
+    /// A look-up that refuses the spec before any create was issued refuses the create.
+    #[must_use]
+    pub fn before_any_create(mut self) -> Self {
+        if self.status.code() == Code::InvalidArgument {
+            self.next = Next::Terminal;
+        }
+        self
+    }
+
+    /// Whether the driver could not be reached: says nothing about the VM.
+    pub fn is_outage(&self) -> bool {
+        matches!(self.status.code(), Code::Unavailable | Code::DeadlineExceeded)
+    }
+
+    /// What the driver wants back.
+    pub fn last_known_state(&self) -> Option<&LastKnownState> {
+        self.status.last_known_state()
+    }
+
+    /// The wait before the next try, `None` when only a change leads to one.
+    ///
+    /// A wait that the driver asks for is taken as it is, between a tenth of a second and an hour.
+    pub fn wait(&self, attempt: u32, jitter: f64) -> Option<Duration> {
+        const SHORTEST: Duration = Duration::from_millis(100);
+        const LONGEST: Duration = Duration::from_hours(1);
+        let asked = self
+            .status
+            .retry_after()
+            .map(|wait| wait.clamp(SHORTEST, LONGEST));
+        match self.next {
+            Next::Terminal => None,
+            Next::Retry | Next::Initialize | Next::LookUp | Next::Create | Next::Gone | Next::Fallback => {
+                Some(asked.unwrap_or_else(|| retry::backoff(attempt, jitter)))
+            }
+            Next::AwaitCapacity | Next::AwaitPerson | Next::AwaitDriver => {
+                Some(asked.unwrap_or_else(|| retry::LONG_WAIT.mul_f64(1.0 - 0.1 * jitter)))
+            }
+        }
+    }
+
+    /// What a person reads: the call and what the driver said.
+    pub fn message(&self) -> String {
+        match self.operation {
+            // The stage's name is the specification's (INI-14).
+            Operation::InitializeMachine => format!("InstanceInitialization: {}", self.status.message()),
+            other => format!("{other}: {}", self.status.message()),
+        }
+    }
+}

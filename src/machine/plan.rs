@@ -1,0 +1,601 @@
+//! What has to be done for a machine: every rule of the contract, without a client and without a driver.
+//!
+//! [`plan`] is total: for every object and every observation there is exactly one [`Plan`].
+
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use super::identity::{self, InvalidSpec, MachineId, Role};
+use super::memory::Note;
+use crate::api::MACHINE_FINALIZER;
+use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::conditions::{self, reason};
+use crate::api::labels::{self, Instance};
+use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::driver::{Capabilities, Code, JsonPointer, Operation, ProviderId, ProviderSpec};
+
+/// What was read for one reconcile.
+pub struct Observed<'a> {
+    /// The Machine that owns this one.
+    pub owner: Owner<'a>,
+    /// The Cluster it belongs to, when it is there.
+    pub cluster: Option<&'a Cluster>,
+    /// The id that drivers know the Cluster by; `None` without a Cluster.
+    pub cluster_id: Option<String>,
+    /// The configured driver.
+    pub driver: Driver<'a>,
+    /// What violates a limit that neither the API server nor the tags know.
+    pub violation: Option<String>,
+    /// What is remembered of the last reconciles.
+    pub note: &'a Note,
+    /// Fingerprint of all that may change the outcome of a failed call.
+    pub inputs: u64,
+    /// The wall clock.
+    pub now: Timestamp,
+    /// The monotonic clock.
+    pub instant: Instant,
+}
+
+/// The controller owner of kind Machine.
+pub enum Owner<'a> {
+    /// There is none: nothing may be written.
+    None,
+    /// It is named but not in the cache.
+    Missing,
+    /// It is there.
+    Found(&'a Machine),
+}
+
+/// The configured driver of a machine.
+pub enum Driver<'a> {
+    /// It has said what it offers.
+    Known(DriverFacts<'a>),
+    /// It could never be asked what it offers: nothing may be assumed.
+    OutOfContact(Code, String),
+    /// There is none, or not for this namespace.
+    NotConfigured(String),
+}
+
+/// What a plan needs to know of a driver.
+pub struct DriverFacts<'a> {
+    /// The name it is configured under.
+    pub name: &'a str,
+    /// What it offers.
+    pub capabilities: &'a Capabilities,
+    /// Whether it answered lately.
+    pub reachable: bool,
+}
+
+/// What has to be done.
+#[derive(Debug, PartialEq)]
+pub enum Plan {
+    /// Nothing, and nothing is written.
+    Leave(&'static str),
+    /// Wait; the status says for what.
+    Hold(Hold),
+    /// The driver has never answered.
+    OutOfContact(Code, String),
+    /// The spec can't be accepted as it is.
+    Refuse(InvalidSpec),
+    /// Look the VM up, create it if it is not there, initialize it.
+    Provision(Box<Provision>),
+    /// The VM is provisioned and as it should be.
+    Keep {
+        /// Whether the driver answered lately; `None` when it is not known which driver it is.
+        reachable: Option<bool>,
+        /// Fields in which the spec differs and that a living VM can't change.
+        fixed: Vec<JsonPointer>,
+    },
+    /// Ask the driver how the VM is.
+    Recheck(Box<Provision>),
+    /// Bring the VM to the wanted spec.
+    Update(Box<Update>),
+    /// Shut down, delete, until it is gone.
+    Delete(Box<Delete>),
+    /// There is no VM: let the object go.
+    Release(Release),
+}
+
+/// A wait.
+#[derive(Debug, PartialEq)]
+pub struct Hold {
+    /// The condition that says why.
+    pub condition: &'static str,
+    /// Its reason.
+    pub reason: &'static str,
+    /// Its message.
+    pub message: String,
+    /// The claim that has to be made all the same.
+    pub claim: Option<Claim>,
+    /// When to look again, if nothing changes before.
+    pub again: Option<Duration>,
+}
+
+/// Finalizer and identity, as they have to be before a side effect (write 1).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claim {
+    /// Who the machine is.
+    pub machine_id: MachineId,
+    /// Which cluster it belongs to.
+    pub cluster_id: String,
+    /// Whether a create may have been issued.
+    pub instance: Instance,
+    /// The driver that is about to make the VM.
+    pub driver: Option<String>,
+    /// What the VM is about to be made from.
+    pub applied: Option<ProviderSpec>,
+}
+
+/// Look up, create, initialize.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Provision {
+    /// The claim before the create.
+    pub claim: Claim,
+    /// The spec to create with.
+    pub wanted: ProviderSpec,
+    /// The spec to look up with: that of an earlier create, or the wanted one.
+    pub look_up: ProviderSpec,
+    /// The id, when it is known; then nothing is ever created.
+    pub provider_id: Option<ProviderId>,
+    /// The Secret with the bootstrap data.
+    pub bootstrap: String,
+    /// Whether an earlier process may have issued the create: a live read has to come before the next.
+    pub issued: bool,
+}
+
+/// Hot update.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Update {
+    /// The id of the VM.
+    pub provider_id: ProviderId,
+    /// What it was brought to the last time.
+    pub applied: ProviderSpec,
+    /// What it has to be brought to.
+    pub wanted: ProviderSpec,
+}
+
+/// Shut down and delete.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Delete {
+    /// The id of the VM, when it is known.
+    pub provider_id: Option<ProviderId>,
+    /// What it was made from.
+    pub spec: ProviderSpec,
+    /// Whether the guest still has time to shut down.
+    pub shut_down: bool,
+}
+
+/// Why an object may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// No create was ever issued, or all were refused for good.
+    NeverCreated,
+    /// The administrator said so.
+    Forced,
+}
+
+/// How long the guest gets to shut down when the object does not say.
+const SHUTDOWN_TIMEOUT: i32 = 60;
+/// How long to wait for an answer that only a person or a configuration can change.
+const LONG_WAIT: Duration = crate::driver::retry::LONG_WAIT;
+
+/// What has to be done for a machine.
+pub fn plan(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
+    if machine.metadata.deletion_timestamp.is_some() {
+        plan_deletion(machine, seen)
+    } else {
+        plan_normal(machine, seen)
+    }
+}
+
+fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
+    let owner = match seen.owner {
+        Owner::None => return Plan::Leave("no Machine is the controller owner yet"),
+        Owner::Missing => return Plan::Leave("the owner Machine is not in the cache yet"),
+        Owner::Found(owner) => owner,
+    };
+    if has_failed_for_good(machine) {
+        return Plan::Leave("failureReason is set; nothing is tried before the spec changes");
+    }
+    let (Some(cluster), Some(cluster_id)) = (seen.cluster, &seen.cluster_id) else {
+        return Plan::Leave("the Cluster can't be found");
+    };
+    if let Some(hold) = paused(machine, Some(cluster)) {
+        return Plan::Hold(hold);
+    }
+    let Some(machine_id) = MachineId::of(machine).or_else(|| MachineId::derived(machine)) else {
+        return Plan::Leave("the object has no UID");
+    };
+    let claim = Claim {
+        machine_id,
+        cluster_id: identity::annotation(machine, labels::CLUSTER_ID)
+            .filter(|_| MachineId::of(machine).is_some())
+            .unwrap_or(cluster_id)
+            .to_owned(),
+        instance: Instance::None,
+        driver: None,
+        applied: None,
+    };
+    if machine.spec.provider_id.is_some() && MachineId::of(machine).is_none() {
+        return hold(
+            None,
+            conditions::READY,
+            reason::FOREIGN_PROVIDER_ID,
+            foreign_provider_id(machine),
+        );
+    }
+    if !is_provisioned(machine) && !cluster.infrastructure_is_provisioned() {
+        let message = "waiting for the Cluster's infrastructure to be provisioned".to_owned();
+        return hold(
+            claim_if_missing(machine, claim),
+            conditions::READY,
+            reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE,
+            message,
+        );
+    }
+    let bootstrap = match &owner.spec.bootstrap.data_secret_name {
+        Some(name) => name.clone(),
+        None if is_provisioned(machine) => String::new(),
+        None => {
+            let message = "waiting for spec.bootstrap.dataSecretName of the Machine".to_owned();
+            return hold(
+                claim_if_missing(machine, claim),
+                conditions::READY,
+                reason::WAITING_FOR_BOOTSTRAP_DATA,
+                message,
+            );
+        }
+    };
+    let facts = match &seen.driver {
+        Driver::Known(facts) => facts,
+        Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
+        Driver::NotConfigured(message) => {
+            return no_driver(machine, claim_if_missing(machine, claim), message);
+        }
+    };
+    let wanted = match wanted_spec(machine, owner, seen, facts, &claim) {
+        Ok(wanted) => wanted,
+        Err(invalid) => return Plan::Refuse(invalid),
+    };
+    if is_provisioned(machine) {
+        plan_provisioned(machine, seen, facts, claim, wanted)
+    } else {
+        plan_provisioning(machine, seen, facts, claim, wanted, bootstrap)
+    }
+}
+
+fn plan_provisioning(
+    machine: &InfraMachine,
+    seen: &Observed<'_>,
+    facts: &DriverFacts<'_>,
+    claim: Claim,
+    wanted: ProviderSpec,
+    bootstrap: String,
+) -> Plan {
+    if let Some(wait) = retry_wait(machine, seen) {
+        return Plan::Hold(Hold {
+            condition: "",
+            reason: "",
+            message: String::new(),
+            claim: None,
+            again: Some(wait),
+        });
+    }
+    let issued = MachineId::of(machine).is_some() && identity::instance(machine) == Instance::MayExist;
+    let applied = if issued {
+        identity::applied_spec(machine)
+    } else {
+        None
+    };
+    let claim = Claim {
+        instance: Instance::MayExist,
+        driver: Some(facts.name.to_owned()),
+        applied: Some(wanted.clone()),
+        ..claim
+    };
+    let look_up = applied.unwrap_or_else(|| wanted.clone());
+    Plan::Provision(Box::new(Provision {
+        claim,
+        wanted,
+        look_up,
+        provider_id: known_provider_id(machine),
+        bootstrap,
+        issued,
+    }))
+}
+
+fn plan_provisioned(
+    machine: &InfraMachine,
+    seen: &Observed<'_>,
+    facts: &DriverFacts<'_>,
+    claim: Claim,
+    wanted: ProviderSpec,
+) -> Plan {
+    let Some(provider_id) = known_provider_id(machine) else {
+        return Plan::Leave("provisioned, and the providerID has not been seen yet");
+    };
+    let applied = identity::applied_spec(machine).unwrap_or_else(|| wanted.clone());
+    let differing = difference(&applied, &wanted);
+    let (hot, fixed): (Vec<_>, Vec<_>) = differing.into_iter().partition(|path| {
+        facts.capabilities.offers(Operation::UpdateMachine)
+            && facts
+                .capabilities
+                .hot_updatable
+                .iter()
+                .any(|allowed| allowed.covers(path))
+    });
+    let unfinished = machine
+        .status
+        .as_ref()
+        .and_then(|status| status.last_operation.as_ref())
+        .is_some_and(|last| last.type_ == OperationType::Update && last.state != OperationState::Successful);
+    if fixed.is_empty() && (unfinished || !hot.is_empty()) {
+        if let Some(wait) = retry_wait(machine, seen) {
+            return Plan::Hold(Hold {
+                condition: "",
+                reason: "",
+                message: String::new(),
+                claim: None,
+                again: Some(wait),
+            });
+        }
+        return Plan::Update(Box::new(Update {
+            provider_id,
+            applied,
+            wanted,
+        }));
+    }
+    if wants_recheck(machine, seen) && facts.capabilities.offers(Operation::GetMachineStatus) {
+        return Plan::Recheck(Box::new(Provision {
+            claim,
+            wanted,
+            look_up: applied,
+            provider_id: Some(provider_id),
+            bootstrap: String::new(),
+            issued: true,
+        }));
+    }
+    Plan::Keep {
+        reachable: Some(facts.reachable),
+        fixed,
+    }
+}
+
+fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
+    if !has_finalizer(machine) {
+        return Plan::Leave("it is being deleted and does not wait for this provider");
+    }
+    if let Some(hold) = paused(machine, seen.cluster) {
+        return Plan::Hold(hold);
+    }
+    if identity::annotation(machine, labels::FORCE_DELETE) == Some("true") {
+        return Plan::Release(Release::Forced);
+    }
+    if MachineId::of(machine).is_none() {
+        let message = format!(
+            "the identity annotations are gone or belong to another object, so no VM can be deleted safely; delete it by hand, then set the annotation {}=true",
+            labels::FORCE_DELETE
+        );
+        return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
+    }
+    match identity::instance(machine) {
+        Instance::None => return Plan::Release(Release::NeverCreated),
+        Instance::MayExist => {}
+    }
+    let facts = match &seen.driver {
+        Driver::Known(facts) => facts,
+        Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
+        Driver::NotConfigured(message) => return no_driver(machine, None, message),
+    };
+    if let Some(wait) = retry_wait(machine, seen) {
+        return Plan::Hold(Hold {
+            condition: "",
+            reason: "",
+            message: String::new(),
+            claim: None,
+            again: Some(wait),
+        });
+    }
+    let Some(spec) = identity::applied_spec(machine) else {
+        let message = format!(
+            "the annotation {} is gone, so no VM can be deleted safely; restore it, or delete the VM by hand and set {}=true",
+            labels::APPLIED_PROVIDER_SPEC,
+            labels::FORCE_DELETE
+        );
+        return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
+    };
+    Plan::Delete(Box::new(Delete {
+        provider_id: known_provider_id(machine),
+        spec,
+        shut_down: facts.capabilities.offers(Operation::ShutDownMachine)
+            && time_to_shut_down(machine, seen.now),
+    }))
+}
+
+fn hold(claim: Option<Claim>, condition: &'static str, reason: &'static str, message: String) -> Plan {
+    Plan::Hold(Hold {
+        condition,
+        reason,
+        message,
+        claim,
+        again: None,
+    })
+}
+
+fn no_driver(machine: &InfraMachine, claim: Option<Claim>, message: &str) -> Plan {
+    let condition = if machine.metadata.deletion_timestamp.is_some() {
+        conditions::DELETING
+    } else if is_provisioned(machine) {
+        // A configuration that lost its driver says nothing about the VM: Ready stays.
+        conditions::DRIVER_REACHABLE
+    } else {
+        conditions::READY
+    };
+    Plan::Hold(Hold {
+        condition,
+        reason: reason::DRIVER_NOT_CONFIGURED,
+        message: message.to_owned(),
+        claim,
+        again: Some(LONG_WAIT),
+    })
+}
+
+fn foreign_provider_id(machine: &InfraMachine) -> String {
+    format!(
+        "spec.providerID `{}` was not written by this provider, so the VM is left alone; create the machine without a providerID",
+        machine.spec.provider_id.as_deref().unwrap_or_default()
+    )
+}
+
+/// Who asked for hands off, if anybody did (row "Pausing" of the contract).
+fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Hold> {
+    let mut by = Vec::new();
+    if cluster.is_some_and(Cluster::is_paused) {
+        by.push("Cluster spec.paused is set to true");
+    }
+    if identity::annotation(machine, labels::PAUSED).is_some() {
+        by.push("InfraMachine has the cluster.x-k8s.io/paused annotation");
+    }
+    (!by.is_empty()).then(|| Hold {
+        condition: conditions::PAUSED,
+        reason: reason::PAUSED,
+        message: by.join(", "),
+        claim: None,
+        again: None,
+    })
+}
+
+fn wanted_spec(
+    machine: &InfraMachine,
+    owner: &Machine,
+    seen: &Observed<'_>,
+    facts: &DriverFacts<'_>,
+    claim: &Claim,
+) -> Result<ProviderSpec, InvalidSpec> {
+    if let Some(violation) = &seen.violation {
+        return Err(InvalidSpec::Violation(violation.clone()));
+    }
+    let labels = owner.metadata.labels.as_ref();
+    let role = if labels.is_some_and(|labels| labels.contains_key(labels::CONTROL_PLANE)) {
+        Role::ControlPlane
+    } else {
+        Role::Node
+    };
+    identity::tagged_spec(
+        &ProviderSpec(machine.spec.provider_spec.clone()),
+        facts.capabilities,
+        &claim.cluster_id,
+        role,
+        &claim.machine_id,
+        owner.spec.failure_domain.as_deref(),
+    )
+}
+
+fn claim_if_missing(machine: &InfraMachine, claim: Claim) -> Option<Claim> {
+    (MachineId::of(machine).is_none() || !has_finalizer(machine)).then_some(claim)
+}
+
+/// Whether the object waits for this provider when it is deleted.
+pub fn has_finalizer(machine: &InfraMachine) -> bool {
+    machine
+        .metadata
+        .finalizers
+        .as_ref()
+        .is_some_and(|all| all.iter().any(|name| name == MACHINE_FINALIZER))
+}
+
+/// Whether the VM was handed to Cluster API.
+pub fn is_provisioned(machine: &InfraMachine) -> bool {
+    let status = machine.status.as_ref();
+    status
+        .and_then(|status| status.initialization.as_ref()?.provisioned)
+        .unwrap_or(false)
+}
+
+/// Whether an earlier attempt failed for good with the spec as it is now (step 2 of the normal resource).
+fn has_failed_for_good(machine: &InfraMachine) -> bool {
+    machine.status.as_ref().is_some_and(|status| {
+        (status.failure_reason.is_some() || status.failure_message.is_some())
+            && status.observed_generation == machine.metadata.generation
+    })
+}
+
+/// The id that this provider wrote.
+fn known_provider_id(machine: &InfraMachine) -> Option<ProviderId> {
+    machine.spec.provider_id.as_deref()?.parse().ok()
+}
+
+fn time_to_shut_down(machine: &InfraMachine, now: Timestamp) -> bool {
+    let seconds = i64::from(machine.spec.shutdown_timeout_seconds.unwrap_or(SHUTDOWN_TIMEOUT));
+    machine
+        .metadata
+        .deletion_timestamp
+        .as_ref()
+        .is_some_and(|deleted| now.as_second() < deleted.0.as_second() + seconds)
+}
+
+/// How long the last failure still forbids a call: from memory, or after a restart from the status.
+fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Duration> {
+    if seen.note.recheck {
+        return None;
+    }
+    if let Some(retry) = &seen.note.retry {
+        let left = retry.not_before.saturating_duration_since(seen.instant);
+        return (retry.inputs == seen.inputs && !left.is_zero()).then_some(left);
+    }
+    let status = machine.status.as_ref()?;
+    let last = status
+        .last_operation
+        .as_ref()
+        .filter(|last| last.state == OperationState::Failed)?;
+    let deleting = machine.metadata.deletion_timestamp.is_some();
+    if status.observed_generation != machine.metadata.generation
+        || deleting != (last.type_ == OperationType::Delete)
+    {
+        return None;
+    }
+    let left = last.next_retry_time.as_ref()?.0.duration_since(seen.now);
+    Duration::try_from(left).ok().filter(|left| !left.is_zero())
+}
+
+/// Whether a provisioned VM has to be asked after: somebody has reason to, or it was still on its way up.
+fn wants_recheck(machine: &InfraMachine, seen: &Observed<'_>) -> bool {
+    let starting = machine
+        .status
+        .as_ref()
+        .and_then(|status| status.power_state.as_deref())
+        == Some("Starting");
+    seen.note.recheck || (starting && retry_wait(machine, seen).is_none())
+}
+
+/// The places in which two specs differ, as deep as both are objects.
+pub fn difference(old: &ProviderSpec, new: &ProviderSpec) -> Vec<JsonPointer> {
+    let mut found = Vec::new();
+    differ(
+        &serde_json::Value::Object(old.0.clone()),
+        &serde_json::Value::Object(new.0.clone()),
+        "",
+        &mut found,
+    );
+    found
+}
+
+fn differ(old: &serde_json::Value, new: &serde_json::Value, path: &str, found: &mut Vec<JsonPointer>) {
+    use serde_json::Value;
+    match (old, new) {
+        (Value::Object(old), Value::Object(new)) => {
+            let keys: std::collections::BTreeSet<_> = old.keys().chain(new.keys()).collect();
+            for key in keys {
+                let path = format!("{path}/{}", key.replace('~', "~0").replace('/', "~1"));
+                let (old, new) = (
+                    old.get(key).unwrap_or(&Value::Null),
+                    new.get(key).unwrap_or(&Value::Null),
+                );
+                differ(old, new, &path, found);
+            }
+        }
+        _ if old != new => found.extend(path.parse()),
+        _ => {}
+    }
+}

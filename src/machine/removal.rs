@@ -1,0 +1,152 @@
+//! Shut down and delete, until the VM is gone.
+
+use std::time::Instant;
+
+use super::Context;
+use super::class;
+use super::object::Object;
+use super::outcome::{Failure, Outcome};
+use super::plan::Delete;
+use super::provision::{last_known_state, machine_name};
+use crate::api::conditions::reason;
+use crate::api::v1alpha1::OperationType;
+use crate::apiserver::Error;
+use crate::driver::retry::{self, Next};
+use crate::driver::{
+    Code, DeleteMachineRequest, GetMachineStatusRequest, MachineClass, Operation, Secrets,
+    ShutDownMachineRequest,
+};
+use crate::provider::Provider;
+
+/// Deletes the VM.
+///
+/// # Guarantees
+/// [`Outcome::Gone`] only when the driver, where it can be asked, said NOT_FOUND for as long as it may be behind. A
+/// missing Secret does not stop a deletion: the driver says whether it can do without.
+pub async fn delete(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    provider: &Provider,
+    plan: Delete,
+) -> Result<Outcome, Error> {
+    let class = match class::with_credentials(ctx, object.get(), plan.spec.clone()).await? {
+        Ok(class) => class,
+        Err(cause) => {
+            tracing::warn!(%cause, "deleting without credentials");
+            MachineClass {
+                provider_spec: plan.spec.clone(),
+                secrets: Secrets::default(),
+            }
+        }
+    };
+    if plan.shut_down
+        && let Some(outcome) = shut_down(object, provider, &plan, class.clone()).await
+    {
+        return Ok(outcome);
+    }
+    if let Some(failure) = remove(object, provider, &plan, class.clone()).await {
+        return Ok(Outcome::Failed(Box::new(failure)));
+    }
+    Ok(confirm_gone(ctx, object, provider, &plan, class).await)
+}
+
+/// Asks the guest to stop; `None` when the VM may be deleted now.
+async fn shut_down(
+    object: &Object<'_>,
+    provider: &Provider,
+    plan: &Delete,
+    class: MachineClass,
+) -> Option<Outcome> {
+    let request = ShutDownMachineRequest {
+        machine_name: machine_name(object),
+        provider_id: plan.provider_id.clone(),
+        class,
+        last_known_state: last_known_state(object),
+    };
+    let status = provider.driver().shut_down_machine(request).await.err()?;
+    let failure = Failure::new(Operation::ShutDownMachine, OperationType::Delete, status);
+    match (failure.next, failure.status.code()) {
+        (Next::LookUp | Next::Fallback, _) => None,
+        (_, Code::Aborted) => Some(Outcome::Deleting {
+            reason: reason::SHUTTING_DOWN,
+            message: failure.message(),
+            again: failure.status.retry_after().unwrap_or(retry::FIRST_BACKOFF),
+        }),
+        _ => Some(Outcome::Failed(Box::new(failure))),
+    }
+}
+
+async fn remove(
+    object: &Object<'_>,
+    provider: &Provider,
+    plan: &Delete,
+    class: MachineClass,
+) -> Option<Failure> {
+    let request = DeleteMachineRequest {
+        machine_name: machine_name(object),
+        provider_id: plan.provider_id.clone(),
+        class,
+        last_known_state: last_known_state(object),
+    };
+    let status = provider.driver().delete_machine(request).await.err()?;
+    let failure = Failure::new(Operation::DeleteMachine, OperationType::Delete, status);
+    (failure.next != Next::Gone).then_some(failure)
+}
+
+async fn confirm_gone(
+    ctx: &Context,
+    object: &Object<'_>,
+    provider: &Provider,
+    plan: &Delete,
+    class: MachineClass,
+) -> Outcome {
+    let capabilities = provider.capabilities();
+    if !capabilities.offers(Operation::GetMachineStatus) {
+        return Outcome::Gone;
+    }
+    let request = GetMachineStatusRequest {
+        machine_name: machine_name(object),
+        provider_id: plan.provider_id.clone(),
+        class,
+    };
+    let there = match provider.driver().get_machine_status(request).await {
+        Ok(_) => true,
+        Err(status) => {
+            let failure = Failure::new(Operation::GetMachineStatus, OperationType::Delete, status);
+            match failure.next {
+                Next::Create => false,
+                Next::Initialize => true,
+                Next::Fallback => return Outcome::Gone,
+                Next::Retry
+                | Next::AwaitCapacity
+                | Next::AwaitPerson
+                | Next::AwaitDriver
+                | Next::Terminal
+                | Next::Gone
+                | Next::LookUp => return Outcome::Failed(Box::new(failure)),
+            }
+        }
+    };
+    if there {
+        ctx.memory.seen(object.uid());
+        let message = "the driver accepted the deletion and still sees the VM".to_owned();
+        return Outcome::Deleting {
+            reason: reason::DELETING,
+            message,
+            again: retry::FIRST_BACKOFF,
+        };
+    }
+    let absent_for = ctx.memory.absent_for(object.uid(), Instant::now());
+    let Some(again) = capabilities
+        .consistency_window
+        .checked_sub(absent_for)
+        .filter(|left| !left.is_zero())
+    else {
+        return Outcome::Gone;
+    };
+    Outcome::Deleting {
+        reason: reason::CONFIRMING_DELETION,
+        message: "the driver does not see the VM any more; waiting until it can't be behind".to_owned(),
+        again,
+    }
+}

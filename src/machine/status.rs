@@ -1,0 +1,427 @@
+//! The status that an outcome leads to. Pure.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::outcome::{Failure, Outcome};
+use super::plan::{Hold, is_provisioned};
+use crate::api::conditions::{self, State, reason};
+use crate::api::v1alpha1::{
+    InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
+    OperationState, OperationType,
+};
+use crate::driver::retry::Next;
+use crate::driver::{self, Code, JsonPointer, Operation, PowerState};
+
+/// How long a creation may take when the object does not say, in seconds.
+const CREATION_TIMEOUT: i32 = 1200;
+/// Cluster API takes no more addresses.
+const MAX_ADDRESSES: usize = 256;
+
+/// When and how often.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// Now.
+    pub now: Timestamp,
+    /// Failures in a row, this one included.
+    pub attempts: u32,
+    /// The wait before the next try, if there is one.
+    pub wait: Option<Duration>,
+}
+
+/// A status under construction.
+struct Draft<'a> {
+    machine: &'a InfraMachine,
+    status: InfraMachineStatus,
+    now: Timestamp,
+}
+
+/// The status after an outcome; the same as before where nothing changed.
+pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> InfraMachineStatus {
+    let status = machine.status.clone().unwrap_or_default();
+    let mut draft = Draft {
+        machine,
+        status,
+        now: moment.now,
+    };
+    match outcome {
+        Outcome::Left | Outcome::Gone | Outcome::Released(_) => return draft.status,
+        Outcome::Held(hold) if hold.reason.is_empty() => return draft.status,
+        Outcome::Held(hold) => draft.held(hold),
+        Outcome::Refused(invalid) => {
+            draft.working();
+            draft.refused(Code::InvalidArgument, &invalid.to_string());
+        }
+        Outcome::Provisioned(vm) => draft.provisioned(vm),
+        Outcome::Kept { reachable, fixed } => draft.kept(*reachable, fixed),
+        Outcome::Updated => draft.updated(),
+        Outcome::Failed(failure) => draft.failed(failure, moment),
+        Outcome::NoSecrets { during, cause } => draft.no_secrets(*during, &cause.to_string(), moment),
+        Outcome::Absent { .. } => draft.working(),
+        Outcome::Vanished(id) => draft.vanished(id.as_str()),
+        Outcome::Deleting { reason, message, .. } => draft.deleting(reason, message),
+    }
+    draft.status.observed_generation = machine.metadata.generation;
+    draft.status
+}
+
+impl Draft<'_> {
+    fn set(&mut self, type_: &str, state: State, reason: &str, message: &str) {
+        let generation = self.machine.metadata.generation;
+        conditions::set(
+            &mut self.status.conditions,
+            type_,
+            state,
+            reason,
+            message,
+            generation,
+            self.now,
+        );
+    }
+
+    /// Hands on, and an earlier refusal is history: whoever gets here is trying.
+    fn working(&mut self) {
+        self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
+        self.status.failure_reason = None;
+        self.status.failure_message = None;
+    }
+
+    fn held(&mut self, hold: &Hold) {
+        if hold.condition == conditions::PAUSED {
+            self.set(conditions::PAUSED, State::True, hold.reason, &hold.message);
+            return;
+        }
+        self.working();
+        let state = State::from(hold.condition == conditions::DELETING);
+        self.set(hold.condition, state, hold.reason, &hold.message);
+        if hold.condition == conditions::DELETING {
+            self.set(conditions::READY, State::False, hold.reason, &hold.message);
+        }
+    }
+
+    /// Terminal for this spec (step "terminal failures" of the contract).
+    fn refused(&mut self, code: Code, message: &str) {
+        if is_provisioned(self.machine) {
+            // The VM is as it was: only the new spec is refused.
+            self.set(
+                conditions::VIRTUAL_MACHINE_UP_TO_DATE,
+                State::False,
+                code.name(),
+                message,
+            );
+            return;
+        }
+        self.status.failure_reason = Some(code.name().to_owned());
+        self.status.failure_message = Some(message.to_owned());
+        self.set(
+            conditions::VIRTUAL_MACHINE_CREATED,
+            State::False,
+            code.name(),
+            message,
+        );
+        self.set(conditions::READY, State::False, code.name(), message);
+    }
+
+    fn provisioned(&mut self, vm: &driver::Machine) {
+        let first = !is_provisioned(self.machine);
+        self.working();
+        self.status.ready = true;
+        self.status.initialization = Some(InfraMachineInitialization {
+            provisioned: Some(true),
+        });
+        self.describe(vm);
+        self.set(
+            conditions::VIRTUAL_MACHINE_CREATED,
+            State::True,
+            reason::CREATED,
+            "",
+        );
+        self.set(
+            conditions::VIRTUAL_MACHINE_INITIALIZED,
+            State::True,
+            reason::INITIALIZED,
+            "",
+        );
+        self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+        if first {
+            self.set(
+                conditions::VIRTUAL_MACHINE_UP_TO_DATE,
+                State::True,
+                reason::UP_TO_DATE,
+                "",
+            );
+            self.succeeded(OperationType::Create, None);
+        }
+        if vm.power_state == Some(PowerState::Failed) {
+            let message = "the driver says that the VM will not run again";
+            self.set(
+                conditions::READY,
+                State::False,
+                reason::VIRTUAL_MACHINE_FAILED,
+                message,
+            );
+        } else {
+            self.set(conditions::READY, State::True, reason::READY, "");
+        }
+    }
+
+    fn describe(&mut self, vm: &driver::Machine) {
+        if !vm.node_name.is_empty() {
+            self.status.node_name = Some(vm.node_name.clone());
+        }
+        if !vm.addresses.is_empty() {
+            self.status.addresses = vm
+                .addresses
+                .iter()
+                .take(MAX_ADDRESSES)
+                .filter_map(address)
+                .collect();
+        }
+        self.status.power_state = vm
+            .power_state
+            .map(|power| power.name().to_owned())
+            .or(self.status.power_state.take());
+        self.status.failure_domain = vm.failure_domain.clone().or(self.status.failure_domain.take());
+    }
+
+    fn kept(&mut self, reachable: Option<bool>, fixed: &[JsonPointer]) {
+        self.working();
+        match reachable {
+            Some(true) => self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, ""),
+            Some(false) => {
+                let message = "the driver does not answer; the VM is left as it is";
+                self.set(
+                    conditions::DRIVER_REACHABLE,
+                    State::False,
+                    Code::Unavailable.name(),
+                    message,
+                );
+            }
+            None => {}
+        }
+        if fixed.is_empty() {
+            self.set(
+                conditions::VIRTUAL_MACHINE_UP_TO_DATE,
+                State::True,
+                reason::UP_TO_DATE,
+                "",
+            );
+        } else {
+            let places: Vec<_> = fixed.iter().map(ToString::to_string).collect();
+            let message = format!(
+                "spec.providerSpec differs from what the VM was made from in {}, which a living VM can't change: replace the machine",
+                places.join(", ")
+            );
+            self.set(
+                conditions::VIRTUAL_MACHINE_UP_TO_DATE,
+                State::False,
+                reason::NOT_HOT_UPDATABLE,
+                &message,
+            );
+        }
+    }
+
+    fn updated(&mut self) {
+        self.working();
+        self.set(
+            conditions::VIRTUAL_MACHINE_UP_TO_DATE,
+            State::True,
+            reason::UP_TO_DATE,
+            "",
+        );
+        self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+        self.succeeded(OperationType::Update, Some(Operation::UpdateMachine));
+    }
+
+    fn failed(&mut self, failure: &Failure, moment: Moment) {
+        self.working();
+        let (code, message) = (failure.status.code(), failure.message());
+        if let Some(vm) = &failure.machine {
+            self.describe(vm);
+        }
+        if failure.is_outage() {
+            self.set(conditions::DRIVER_REACHABLE, State::False, code.name(), &message);
+        } else {
+            self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+        }
+        self.failed_operation(
+            failure.during,
+            Some(failure.operation),
+            code.name(),
+            &message,
+            moment,
+        );
+        if failure.next == Next::Terminal {
+            self.refused(code, &message);
+            return;
+        }
+        match failure.during {
+            OperationType::Delete => self.deleting(code.name(), &message),
+            OperationType::Update => {
+                self.set(
+                    conditions::VIRTUAL_MACHINE_UP_TO_DATE,
+                    State::False,
+                    code.name(),
+                    &message,
+                );
+            }
+            OperationType::Create if failure.operation == Operation::InitializeMachine => {
+                self.set(
+                    conditions::VIRTUAL_MACHINE_CREATED,
+                    State::True,
+                    reason::CREATED,
+                    "",
+                );
+                self.set(
+                    conditions::VIRTUAL_MACHINE_INITIALIZED,
+                    State::False,
+                    code.name(),
+                    &message,
+                );
+                self.not_ready_yet(code.name(), &message);
+            }
+            OperationType::Create => self.not_created_yet(code.name(), &message),
+        }
+    }
+
+    fn no_secrets(&mut self, during: OperationType, message: &str, moment: Moment) {
+        self.working();
+        self.failed_operation(during, None, reason::INVALID_SECRET, message, moment);
+        match during {
+            OperationType::Create => self.not_created_yet(reason::INVALID_SECRET, message),
+            OperationType::Update => {
+                self.set(
+                    conditions::VIRTUAL_MACHINE_UP_TO_DATE,
+                    State::False,
+                    reason::INVALID_SECRET,
+                    message,
+                );
+            }
+            OperationType::Delete => self.deleting(reason::INVALID_SECRET, message),
+        }
+    }
+
+    fn not_created_yet(&mut self, reason: &str, message: &str) {
+        if is_provisioned(self.machine) {
+            // `Ready` is a promise to MachineHealthChecks: an error says nothing about a VM that was up.
+            return;
+        }
+        if self.machine.spec.provider_id.is_none() {
+            self.set(conditions::VIRTUAL_MACHINE_CREATED, State::False, reason, message);
+        }
+        self.not_ready_yet(reason, message);
+    }
+
+    fn not_ready_yet(&mut self, reason: &str, message: &str) {
+        if is_provisioned(self.machine) {
+            return;
+        }
+        let limit = self
+            .machine
+            .spec
+            .creation_timeout_seconds
+            .unwrap_or(CREATION_TIMEOUT);
+        let age = self
+            .machine
+            .metadata
+            .creation_timestamp
+            .as_ref()
+            .map_or(0, |created| self.now.as_second() - created.0.as_second());
+        if age > i64::from(limit) {
+            let message = format!("not provisioned after {limit} s; {reason}: {message}");
+            self.set(
+                conditions::READY,
+                State::False,
+                conditions::reason::CREATION_TIMED_OUT,
+                &message,
+            );
+        } else {
+            self.set(conditions::READY, State::False, reason, message);
+        }
+    }
+
+    fn vanished(&mut self, id: &str) {
+        self.working();
+        let message = format!(
+            "the driver confirmed that the VM `{id}` is gone; it is not created again under this Machine"
+        );
+        self.status.power_state = None;
+        self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+        self.set(
+            conditions::READY,
+            State::False,
+            reason::VIRTUAL_MACHINE_VANISHED,
+            &message,
+        );
+    }
+
+    fn deleting(&mut self, reason: &str, message: &str) {
+        self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
+        self.set(conditions::DELETING, State::True, reason, message);
+        self.set(
+            conditions::READY,
+            State::False,
+            conditions::reason::DELETING,
+            message,
+        );
+    }
+
+    fn succeeded(&mut self, type_: OperationType, operation: Option<Operation>) {
+        self.status.last_operation = Some(LastOperation {
+            type_,
+            state: OperationState::Successful,
+            operation: operation.map(|operation| operation.name().to_owned()),
+            code: None,
+            message: None,
+            attempts: 0,
+            last_update_time: Time(self.now),
+            next_retry_time: None,
+        });
+    }
+
+    fn failed_operation(
+        &mut self,
+        type_: OperationType,
+        operation: Option<Operation>,
+        code: &str,
+        message: &str,
+        moment: Moment,
+    ) {
+        // A failed recheck is no operation on the VM, which stays provisioned; DriverReachable tells.
+        if type_ == OperationType::Create && is_provisioned(self.machine) {
+            return;
+        }
+        self.status.last_operation = Some(LastOperation {
+            type_,
+            state: OperationState::Failed,
+            operation: operation.map(|operation| operation.name().to_owned()),
+            code: Some(code.to_owned()),
+            message: Some(message.chars().take(4096).collect()),
+            attempts: i32::try_from(moment.attempts).unwrap_or(i32::MAX),
+            last_update_time: Time(self.now),
+            next_retry_time: moment
+                .wait
+                .and_then(|wait| self.now.checked_add(wait).ok())
+                .map(Time),
+        });
+    }
+}
+
+fn address(address: &driver::Address) -> Option<MachineAddress> {
+    let type_ = match address.kind {
+        driver::AddressType::Hostname => "Hostname",
+        driver::AddressType::ExternalIP => "ExternalIP",
+        driver::AddressType::InternalIP => "InternalIP",
+        driver::AddressType::ExternalDNS => "ExternalDNS",
+        driver::AddressType::InternalDNS => "InternalDNS",
+    };
+    // One that Cluster API would refuse must not keep it from taking the others.
+    (1..=256)
+        .contains(&address.address.len())
+        .then(|| MachineAddress {
+            type_: type_.to_owned(),
+            address: address.address.clone(),
+        })
+}

@@ -1,0 +1,79 @@
+//! Bring a living VM to a changed spec.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::Context;
+use super::class;
+use super::object::Object;
+use super::outcome::{Failure, Outcome};
+use super::plan::Update;
+use super::provision::{last_known_state, machine_name};
+use crate::api::labels;
+use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
+use crate::apiserver::Error;
+use crate::driver::{Operation, UpdateMachineRequest};
+use crate::provider::Provider;
+
+/// Updates the VM (UPD-01..UPD-03).
+///
+/// # Guarantees
+/// The status says that an update is under way before the driver is called: when it is cut short, and the spec then
+/// goes back to what was applied, the driver is called all the same, since the VM may be half way.
+pub async fn update(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    provider: &Provider,
+    plan: Update,
+) -> Result<Outcome, Error> {
+    let class = match class::with_credentials(ctx, object.get(), plan.wanted.clone()).await? {
+        Ok(class) => class,
+        Err(cause) => {
+            return Ok(Outcome::NoSecrets {
+                during: OperationType::Update,
+                cause,
+            });
+        }
+    };
+    announce(object).await?;
+    let request = UpdateMachineRequest {
+        machine_name: machine_name(object),
+        provider_id: plan.provider_id,
+        last_applied_provider_spec: plan.applied,
+        class,
+        last_known_state: last_known_state(object),
+    };
+    if let Err(status) = provider.driver().update_machine(request).await {
+        let failure = Failure::new(Operation::UpdateMachine, OperationType::Update, status);
+        return Ok(Outcome::Failed(Box::new(failure)));
+    }
+    let action = "noting the applied provider spec";
+    let json = serde_json::to_string(&plan.wanted).map_err(|source| Error::Encode { action, source })?;
+    object
+        .annotate(action, &[(labels::APPLIED_PROVIDER_SPEC, json)])
+        .await?;
+    Ok(Outcome::Updated)
+}
+
+async fn announce(object: &mut Object<'_>) -> Result<(), Error> {
+    let mut status = object.get().status.clone().unwrap_or_default();
+    if status
+        .last_operation
+        .as_ref()
+        .is_some_and(|last| last.type_ == OperationType::Update && last.state != OperationState::Successful)
+    {
+        return Ok(());
+    }
+    status.last_operation = Some(LastOperation {
+        type_: OperationType::Update,
+        state: OperationState::Processing,
+        operation: Some(Operation::UpdateMachine.name().to_owned()),
+        code: None,
+        message: None,
+        attempts: 0,
+        last_update_time: Time(Timestamp::now()),
+        next_retry_time: None,
+    });
+    object.publish(&status).await?;
+    Ok(())
+}
