@@ -93,7 +93,10 @@ impl Memory {
 
     /// Remembers a failure.
     pub fn failed(&self, uid: &str, retry: Retry) {
-        self.with(uid, |note| note.retry = Some(retry));
+        self.with(uid, |note| {
+            note.retry = Some(retry);
+            note.recheck = false;
+        });
     }
 
     /// Forgets the failures.

@@ -113,6 +113,7 @@ async fn execute(
         (Plan::OutOfContact(code, message), _) => Ok(out_of_contact(object.get(), code, message)),
         (Plan::Refuse(invalid), _) => Ok(Outcome::Refused(invalid)),
         (Plan::Keep { reachable, fixed }, _) => Ok(Outcome::Kept { reachable, fixed }),
+        (Plan::Vanish(provider_id), _) => Ok(Outcome::Vanished(provider_id)),
         (Plan::Release(release), _) => Ok(Outcome::Released(release)),
         (Plan::Provision(plan), Some(provider)) => provision::provision(ctx, object, provider, *plan).await,
         (Plan::Recheck(plan), Some(provider)) => provision::recheck(ctx, object, provider, *plan).await,

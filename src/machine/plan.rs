@@ -89,6 +89,8 @@ pub enum Plan {
     },
     /// Ask the driver how the VM is.
     Recheck(Box<Provision>),
+    /// The VM is gone for all that the driver can say: lists lack it, and it can't be asked about one VM.
+    Vanish(ProviderId),
     /// Bring the VM to the wanted spec.
     Update(Box<Update>),
     /// Shut down, delete, until it is gone.
@@ -346,7 +348,11 @@ fn plan_provisioned(
             wanted,
         }));
     }
-    if wants_recheck(machine, seen) && facts.capabilities.offers(Operation::GetMachineStatus) {
+    let asks = facts.capabilities.offers(Operation::GetMachineStatus);
+    if seen.note.recheck && !asks {
+        return Plan::Vanish(provider_id);
+    }
+    if wants_recheck(machine, seen) && asks {
         return Plan::Recheck(Box::new(Provision {
             claim,
             wanted,

@@ -1,0 +1,487 @@
+//! The controllers: watches, what triggers what, and how they start and stop.
+//!
+//! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does, look at
+//! everything once, and from then on at what changed.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, Stream, StreamExt};
+use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::runtime::controller::{self, Controller};
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as watch_stream};
+use kube::{Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+
+use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
+use crate::api::{self, labels};
+use crate::apiserver::Events;
+use crate::caches::{Caches, ClusterIds};
+use crate::metrics::Metrics;
+use crate::provider::{Providers, Reachability};
+use crate::{cluster, inventory, machine, template};
+
+type Guarded<K> = DeserializeGuard<K>;
+
+/// How the controllers run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The only namespace to look at; all without it.
+    pub namespace: Option<String>,
+    /// The value of the label `cluster.x-k8s.io/watch-filter` that objects have to have; any without it.
+    pub watch_filter: Option<String>,
+    /// Machines at a time.
+    pub machine_concurrency: u16,
+    /// Clusters at a time.
+    pub cluster_concurrency: u16,
+    /// Templates at a time.
+    pub template_concurrency: u16,
+    /// Between two lists of a driver's VMs.
+    pub inventory_interval: Duration,
+    /// Name of this process in events.
+    pub instance: String,
+}
+
+/// The watches and what they trigger, before this replica leads.
+pub struct Controllers {
+    client: Client,
+    options: Options,
+    caches: Caches,
+    providers: Arc<Providers>,
+    metrics: Arc<Metrics>,
+    machines: Trigger<Guarded<InfraMachine>>,
+    clusters: Trigger<Guarded<InfraCluster>>,
+    templates: Trigger<Guarded<InfraMachineTemplate>>,
+    context: Arc<machine::Context>,
+}
+
+/// Objects that have to be reconciled. What is sent before there is a controller is dropped: it starts with everything.
+#[derive(Clone)]
+struct Trigger<K: Resource + 'static>(Arc<OnceLock<mpsc::UnboundedSender<ObjectRef<K>>>>);
+
+impl<K: Resource + 'static> Default for Trigger<K> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
+    fn send(&self, object: ObjectRef<K>) {
+        if let Some(sender) = self.0.get() {
+            // A controller that has stopped needs nothing.
+            let _ = sender.send(object);
+        }
+    }
+
+    fn receive(&self) -> impl Stream<Item = ObjectRef<K>> + use<K> {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        // Set once: the controllers are started once.
+        let _ = self.0.set(sender);
+        futures::stream::poll_fn(move |context| receiver.poll_recv(context))
+    }
+}
+
+impl Controllers {
+    /// Prepares caches and watches. The returned futures are the watches: they have to be polled for the caches to fill,
+    /// and never end.
+    pub fn new(
+        client: Client,
+        options: Options,
+        providers: Arc<Providers>,
+        metrics: Arc<Metrics>,
+    ) -> (Self, Vec<BoxFuture<'static, ()>>) {
+        let (machines, machine_writer) = reflector::store();
+        let (clusters, cluster_writer) = reflector::store();
+        let (infra_machines, infra_machine_writer) = reflector::store();
+        let (infra_machine_templates, template_writer) = reflector::store();
+        let (infra_clusters, infra_cluster_writer) = reflector::store();
+        let caches = Caches {
+            machines,
+            clusters,
+            infra_machines,
+            infra_machine_templates,
+            infra_clusters,
+        };
+        let context = Arc::new(machine::Context {
+            client: client.clone(),
+            cluster_ids: Arc::new(ClusterIds::new(&caches)),
+            caches: caches.clone(),
+            providers: Arc::clone(&providers),
+            memory: machine::Memory::default(),
+            events: Events::new(client.clone(), options.instance.clone()),
+            metrics: Arc::clone(&metrics),
+        });
+        let this = Self {
+            client,
+            options,
+            caches,
+            providers,
+            metrics,
+            machines: Trigger::default(),
+            clusters: Trigger::default(),
+            templates: Trigger::default(),
+            context,
+        };
+        let (all, filtered) = (watcher::Config::default(), this.filtered());
+        let watches = vec![
+            watch(this.api(), all.clone(), machine_writer, this.on_machine()).boxed(),
+            watch(this.api(), all, cluster_writer, this.on_cluster()).boxed(),
+            watch(
+                this.api(),
+                filtered.clone(),
+                infra_machine_writer,
+                this.on_infra_machine(),
+            )
+            .boxed(),
+            watch(
+                this.api(),
+                filtered.clone(),
+                infra_cluster_writer,
+                on_own(this.clusters.clone()),
+            )
+            .boxed(),
+            watch(
+                this.api(),
+                filtered,
+                template_writer,
+                on_own(this.templates.clone()),
+            )
+            .boxed(),
+        ];
+        (this, watches)
+    }
+
+    /// What is watched.
+    pub fn caches(&self) -> &Caches {
+        &self.caches
+    }
+
+    /// Waits until all caches are filled once.
+    ///
+    /// # Errors
+    /// A watch has ended, which only happens when the process does.
+    pub async fn synced(&self) -> Result<(), reflector::store::WriterDropped> {
+        self.caches.machines.wait_until_ready().await?;
+        self.caches.clusters.wait_until_ready().await?;
+        self.caches.infra_machines.wait_until_ready().await?;
+        self.caches.infra_machine_templates.wait_until_ready().await?;
+        self.caches.infra_clusters.wait_until_ready().await
+    }
+
+    /// Runs the controllers. To be called once, when the caches are filled and this replica leads.
+    ///
+    /// Ends when `shutdown` does and every reconcile that had begun is done.
+    pub async fn run(self, shutdown: impl Future<Output = ()> + Clone + Send + Sync + 'static) {
+        let controllers = futures::future::join3(
+            self.run_machines(shutdown.clone()),
+            self.run_clusters(shutdown.clone()),
+            self.run_templates(shutdown.clone()),
+        );
+        let background = futures::future::join(self.run_inventory(), self.spread_reachability());
+        tokio::select! {
+            _ = controllers => {}
+            _ = background => {}
+        }
+    }
+
+    fn run_machines(
+        &self,
+        shutdown: impl Future<Output = ()> + Send + Sync + 'static,
+    ) -> BoxFuture<'static, ()> {
+        let store = self.caches.infra_machines.clone();
+        let controller = controller(store, &self.machines, self.options.machine_concurrency, shutdown);
+        let runs = controller.run(
+            machine::reconcile,
+            machine::error_policy,
+            Arc::clone(&self.context),
+        );
+        runs.for_each(|_| futures::future::ready(())).boxed()
+    }
+
+    fn run_clusters(
+        &self,
+        shutdown: impl Future<Output = ()> + Send + Sync + 'static,
+    ) -> BoxFuture<'static, ()> {
+        let context = Arc::new(cluster::Context {
+            client: self.client.clone(),
+            caches: self.caches.clone(),
+            cluster_ids: Arc::clone(&self.context.cluster_ids),
+            providers: Arc::clone(&self.providers),
+            metrics: Arc::clone(&self.metrics),
+        });
+        let store = self.caches.infra_clusters.clone();
+        let controller = controller(store, &self.clusters, self.options.cluster_concurrency, shutdown);
+        let runs = controller.run(cluster::reconcile, cluster::error_policy, context);
+        runs.for_each(|_| futures::future::ready(())).boxed()
+    }
+
+    fn run_templates(
+        &self,
+        shutdown: impl Future<Output = ()> + Send + Sync + 'static,
+    ) -> BoxFuture<'static, ()> {
+        let context = Arc::new(template::Context {
+            client: self.client.clone(),
+            providers: Arc::clone(&self.providers),
+            metrics: Arc::clone(&self.metrics),
+        });
+        let store = self.caches.infra_machine_templates.clone();
+        let controller = controller(
+            store,
+            &self.templates,
+            self.options.template_concurrency,
+            shutdown,
+        );
+        let runs = controller.run(template::reconcile, template::error_policy, context);
+        runs.for_each(|_| futures::future::ready(())).boxed()
+    }
+
+    async fn run_inventory(&self) {
+        let context = inventory::Context {
+            client: self.client.clone(),
+            caches: self.caches.clone(),
+            providers: Arc::clone(&self.providers),
+        };
+        inventory::run(context, self.options.inventory_interval, |suspect| {
+            self.context
+                .memory
+                .recheck(suspect.metadata.uid.as_deref().unwrap_or_default());
+            self.machines.send(reference(suspect));
+        })
+        .await;
+    }
+
+    /// Looks at all machines of a driver that was lost or is back: DriverReachable has to say so.
+    async fn spread_reachability(&self) {
+        let spreads = self.providers.iter().map(|provider| async {
+            let mut news = provider.reachable();
+            let mut was = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
+            while news.changed().await.is_ok() {
+                let is = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
+                if std::mem::replace(&mut was, is) != is {
+                    self.reconcile_all_of(provider.name());
+                }
+            }
+            futures::future::pending::<()>().await;
+        });
+        futures::future::join_all(spreads).await;
+    }
+
+    fn reconcile_all_of(&self, driver: &str) {
+        for guarded in self.caches.infra_machines.state() {
+            let uses = |machine: &InfraMachine| {
+                let annotations = machine.metadata.annotations.as_ref();
+                annotations
+                    .and_then(|all| all.get(labels::DRIVER))
+                    .is_some_and(|name| name == driver)
+            };
+            if let Ok(machine) = &guarded.0
+                && uses(machine)
+            {
+                self.machines.send(reference(machine));
+            }
+        }
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        match &self.options.namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        }
+    }
+
+    fn filtered(&self) -> watcher::Config {
+        match &self.options.watch_filter {
+            Some(value) => watcher::Config::default().labels(&format!("{}={value}", labels::WATCH_FILTER)),
+            None => watcher::Config::default(),
+        }
+    }
+
+    fn on_machine(&self) -> impl FnMut(&Event<Machine>) + Send + 'static {
+        let (trigger, mut changes) = (self.machines.clone(), Changes::default());
+        move |event| {
+            let Some(machine) = changes.changed(event, |machine| {
+                let control_plane = machine.labels().contains_key(labels::CONTROL_PLANE);
+                let spec = &machine.spec;
+                fingerprint((
+                    &spec.bootstrap.data_secret_name,
+                    &spec.failure_domain,
+                    &spec.infrastructure_ref.name,
+                    control_plane,
+                ))
+            }) else {
+                return;
+            };
+            let infra = &machine.spec.infrastructure_ref;
+            if infra.api_group == api::GROUP && infra.kind == "InfraMachine" {
+                trigger.send(ObjectRef::new(&infra.name).within(&machine.namespace().unwrap_or_default()));
+            }
+        }
+    }
+
+    fn on_cluster(&self) -> impl FnMut(&Event<Cluster>) + Send + 'static {
+        let (machines, clusters, mut changes) =
+            (self.machines.clone(), self.clusters.clone(), Changes::default());
+        let infra_machines = self.caches.infra_machines.clone();
+        move |event| {
+            let Some(cluster) = changes.changed(event, |cluster| {
+                let deleting = cluster.metadata.deletion_timestamp.is_some();
+                fingerprint((
+                    cluster.is_paused(),
+                    cluster.infrastructure_is_provisioned(),
+                    deleting,
+                ))
+            }) else {
+                return;
+            };
+            let namespace = cluster.namespace().unwrap_or_default();
+            if let Some(infra) = &cluster.spec.infrastructure_ref
+                && infra.api_group == api::GROUP
+                && infra.kind == "InfraCluster"
+            {
+                clusters.send(ObjectRef::new(&infra.name).within(&namespace));
+            }
+            for guarded in infra_machines.state() {
+                let labelled = guarded
+                    .meta()
+                    .labels
+                    .as_ref()
+                    .and_then(|all| all.get(labels::CLUSTER_NAME));
+                if labelled == cluster.metadata.name.as_ref()
+                    && guarded.meta().namespace == cluster.metadata.namespace
+                {
+                    machines.send(ObjectRef::from_obj(&*guarded));
+                }
+            }
+        }
+    }
+
+    fn on_infra_machine(&self) -> impl FnMut(&Event<Guarded<InfraMachine>>) + Send + 'static {
+        let (mut on_own, context) = (on_own(self.machines.clone()), Arc::clone(&self.context));
+        move |event| {
+            if let Event::Delete(machine) = event {
+                context
+                    .memory
+                    .forget(machine.meta().uid.as_deref().unwrap_or_default());
+            }
+            on_own(event);
+        }
+    }
+}
+
+fn reference(machine: &InfraMachine) -> ObjectRef<Guarded<InfraMachine>> {
+    ObjectRef::new(&machine.name_any()).within(&machine.namespace().unwrap_or_default())
+}
+
+/// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.
+fn on_own<K>(trigger: Trigger<K>) -> impl FnMut(&Event<K>) + Send + 'static
+where
+    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+{
+    let mut changes = Changes::default();
+    move |event| {
+        let own = |object: &K| {
+            let meta = object.meta();
+            let owners: Vec<_> = meta
+                .owner_references
+                .iter()
+                .flatten()
+                .map(|o| (&o.uid, o.controller))
+                .collect();
+            let deleting = meta.deletion_timestamp.is_some();
+            fingerprint((
+                meta.generation,
+                &meta.labels,
+                &meta.annotations,
+                &meta.finalizers,
+                owners,
+                deleting,
+            ))
+        };
+        if let Some(object) = changes.changed(event, own) {
+            trigger.send(ObjectRef::from_obj(object));
+        }
+    }
+}
+
+/// What was looked at of every object the last time, by UID.
+#[derive(Default)]
+struct Changes(HashMap<String, u64>);
+
+impl Changes {
+    /// The object of an event, if what is looked at changed.
+    fn changed<'a, K: Resource>(&mut self, event: &'a Event<K>, look: impl Fn(&K) -> u64) -> Option<&'a K> {
+        match event {
+            Event::Apply(object) | Event::InitApply(object) => {
+                let now = look(object);
+                let before = self.0.insert(object.meta().uid.clone().unwrap_or_default(), now);
+                (before != Some(now)).then_some(object)
+            }
+            Event::Delete(object) => {
+                self.0.remove(object.meta().uid.as_deref().unwrap_or_default());
+                None
+            }
+            Event::Init | Event::InitDone => None,
+        }
+    }
+}
+
+fn fingerprint(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Keeps a cache current for ever, and tells of every event after the cache has it.
+async fn watch<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    writer: reflector::store::Writer<K>,
+    mut tell: impl FnMut(&Event<K>) + Send,
+) where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    let kind = K::kind(&());
+    let stream = watch_stream(api, config)
+        // Nobody reads managed fields, and they are a third of an object.
+        .modify(|object| object.meta_mut().managed_fields = None)
+        .default_backoff()
+        .reflect(writer);
+    let mut stream = std::pin::pin!(stream);
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(event) => tell(&event),
+            Err(error) => {
+                tracing::warn!(%kind, error = &error as &dyn std::error::Error, "watching failed; trying again");
+            }
+        }
+    }
+}
+
+fn controller<K>(
+    store: Store<K>,
+    trigger: &Trigger<K>,
+    concurrency: u16,
+    shutdown: impl Future<Output = ()> + Send + Sync + 'static,
+) -> Controller<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    let changed = trigger.receive();
+    Controller::for_stream(futures::stream::pending(), store)
+        .with_config(controller::Config::default().concurrency(concurrency))
+        .reconcile_all_on(futures::stream::once(futures::future::ready(())))
+        .reconcile_on(changed)
+        .graceful_shutdown_on(shutdown)
+}

@@ -1,0 +1,185 @@
+//! Finds VMs that vanished: one list per driver and class at an interval, instead of a call per machine.
+//!
+//! Layer 2. Nothing is deleted and nothing is written here: a machine that two lists in a row lack is only handed to its
+//! reconciler, which asks the driver about it.
+
+mod plan;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+
+use self::plan::{Expected, Sightings, suspects};
+use crate::api::conditions::{self, reason};
+use crate::api::labels::{self, Instance};
+use crate::api::v1alpha1::InfraMachine;
+use crate::apiserver::secrets;
+use crate::caches::Caches;
+use crate::driver::{Code, ListMachinesRequest, MachineClass, Operation, ProviderSpec, tags};
+use crate::provider::{Provider, Providers};
+
+/// What a survey works with.
+pub struct Context {
+    /// Reads credentials.
+    pub client: Client,
+    /// The machines.
+    pub caches: Caches,
+    /// The configured drivers.
+    pub providers: Arc<Providers>,
+}
+
+/// The machines that one list answers for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Group {
+    driver: String,
+    namespace: String,
+    secret: Option<String>,
+    /// The provider spec without the machine's own tag, as JSON.
+    class: String,
+}
+
+/// Surveys for ever, once per interval; hands every suspect to `suspect`, by namespace, name and UID.
+pub async fn run(ctx: Context, interval: Duration, suspect: impl Fn(&InfraMachine) + Send) {
+    let mut sightings = Sightings::new();
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // The first tick comes at once, and a restart is no reason to list.
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        survey(&ctx, &mut sightings, &suspect).await;
+    }
+}
+
+async fn survey(ctx: &Context, sightings: &mut Sightings, suspect: &(impl Fn(&InfraMachine) + Send)) {
+    let groups = groups(&ctx.caches);
+    let alive: HashSet<_> = groups
+        .values()
+        .flatten()
+        .filter_map(|machine| machine.metadata.uid.clone())
+        .collect();
+    sightings.retain(|uid, _| alive.contains(uid));
+    for (group, machines) in groups {
+        let Some(provider) = ctx.providers.named(&group.driver) else {
+            continue;
+        };
+        // One class that fails must not keep the others from being looked after (CTL-LM-03).
+        let Some(listed) = list(ctx, &provider, &group).await else {
+            continue;
+        };
+        let expected: Vec<_> = machines.iter().filter_map(|machine| expected(machine)).collect();
+        let suspects: HashSet<_> = suspects(&expected, &listed, sightings).into_iter().collect();
+        for machine in machines {
+            if machine
+                .metadata
+                .uid
+                .as_ref()
+                .is_some_and(|uid| suspects.contains(uid))
+            {
+                tracing::info!(
+                    name = machine.metadata.name,
+                    "the driver's list says otherwise; asking about the VM"
+                );
+                suspect(&machine);
+            }
+        }
+    }
+}
+
+/// The ids of all VMs of a class; `None` when they can't be had, and nothing follows from that.
+async fn list(ctx: &Context, provider: &Provider, group: &Group) -> Option<HashSet<String>> {
+    let capabilities = provider.contact().await.ok()?;
+    if !capabilities.offers(Operation::ListMachines) {
+        return None;
+    }
+    let secrets = match secrets::credentials(&ctx.client, &group.namespace, group.secret.as_deref()).await {
+        Ok(Ok(secrets)) => secrets,
+        Ok(Err(cause)) => return skipped(provider, &cause.to_string()),
+        Err(error) => return skipped(provider, &error.to_string()),
+    };
+    let provider_spec: ProviderSpec = serde_json::from_str(&group.class).ok()?;
+    let request = ListMachinesRequest {
+        class: MachineClass {
+            provider_spec,
+            secrets,
+        },
+    };
+    match provider.driver().list_machines(request).await {
+        Ok(machines) => Some(
+            machines
+                .into_iter()
+                .map(|machine| machine.provider_id.to_string())
+                .collect(),
+        ),
+        // A driver that turns out not to list has the feature off, without noise (CTL-LM-12).
+        Err(status) if status.code() == Code::Unimplemented => None,
+        Err(status) => skipped(provider, status.message()),
+    }
+}
+
+fn skipped(provider: &Provider, why: &str) -> Option<HashSet<String>> {
+    tracing::warn!(
+        provider = provider.name(),
+        why,
+        "VMs can't be listed; trying again at the next interval"
+    );
+    None
+}
+
+/// The provisioned machines, by the list that answers for them.
+fn groups(caches: &Caches) -> HashMap<Group, Vec<Arc<InfraMachine>>> {
+    let mut groups: HashMap<Group, Vec<Arc<InfraMachine>>> = HashMap::new();
+    for guarded in caches.infra_machines.state() {
+        let Ok(machine) = &guarded.0 else { continue };
+        if let Some(group) = group(machine) {
+            groups.entry(group).or_default().push(Arc::new(machine.clone()));
+        }
+    }
+    groups
+}
+
+fn group(machine: &InfraMachine) -> Option<Group> {
+    let annotations = machine.metadata.annotations.as_ref()?;
+    let provisioned = machine.status.as_ref()?.initialization.as_ref()?.provisioned == Some(true);
+    let instance = Instance::from_annotation(annotations.get(labels::INSTANCE)?);
+    if !provisioned
+        || instance == Instance::None
+        || machine.metadata.deletion_timestamp.is_some()
+        || annotations.contains_key(labels::PAUSED)
+    {
+        return None;
+    }
+    let mut spec: serde_json::Value =
+        serde_json::from_str(annotations.get(labels::APPLIED_PROVIDER_SPEC)?).ok()?;
+    without_machine_tag(&mut spec);
+    Some(Group {
+        driver: annotations.get(labels::DRIVER)?.clone(),
+        namespace: machine.metadata.namespace.clone()?,
+        secret: machine.spec.secret_ref.as_ref().map(|secret| secret.name.clone()),
+        class: spec.to_string(),
+    })
+}
+
+/// Removes the machine's own tag, wherever the driver wants its tags.
+fn without_machine_tag(value: &mut serde_json::Value) {
+    if let Some(fields) = value.as_object_mut() {
+        fields.remove(tags::MACHINE);
+        fields.values_mut().for_each(without_machine_tag);
+    }
+}
+
+fn expected(machine: &InfraMachine) -> Option<Expected> {
+    let conditions = machine
+        .status
+        .as_ref()
+        .map(|status| status.conditions.as_slice())
+        .unwrap_or_default();
+    let ready = conditions::get(conditions, conditions::READY);
+    Some(Expected {
+        uid: machine.metadata.uid.clone()?,
+        provider_id: machine.spec.provider_id.clone()?,
+        vanished: ready.is_some_and(|ready| ready.reason == reason::VIRTUAL_MACHINE_VANISHED),
+    })
+}
