@@ -5,6 +5,8 @@
 
 mod class;
 mod events;
+#[cfg(test)]
+mod fixtures;
 mod gather;
 mod identity;
 mod memory;
@@ -152,16 +154,14 @@ async fn publish(
     let attempts = gathered.attempts(before);
     let wait = wait(&uid, &outcome, attempts);
     let note = events::of(before, &outcome);
-    if let Some(vm) = known_vm(&outcome) {
+    if let Some(vm) = known_vm(before, &outcome) {
         object
             .identify(vm.provider_id.as_str(), &annotations(vm, &outcome))
             .await?;
     } else if let Outcome::Failed(failure) = &outcome
         && let Some(state) = failure.last_known_state()
     {
-        object
-            .annotate("keeping the last known state", &[last_known_state(state)])
-            .await?;
+        object.keep(Some(state)).await?;
     }
     if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
         object.release().await?;
@@ -185,12 +185,14 @@ async fn publish(
 }
 
 /// The VM that an outcome is about, when its id may be new.
-fn known_vm(outcome: &Outcome) -> Option<&driver::Machine> {
-    match outcome {
-        Outcome::Provisioned(vm) => Some(vm),
+fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a driver::Machine> {
+    let vm = match outcome {
+        Outcome::Provisioned(vm) => Some(vm.as_ref()),
         Outcome::Failed(failure) if failure.during == OperationType::Create => failure.machine.as_ref(),
         _ => None,
-    }
+    };
+    let known = before.spec.provider_id.as_deref();
+    vm.filter(|vm| known.is_none_or(|known| known == vm.provider_id.as_str()))
 }
 
 fn annotations(vm: &driver::Machine, outcome: &Outcome) -> Vec<(&'static str, String)> {
