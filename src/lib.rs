@@ -1,4 +1,6 @@
 //! Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
-#[allow(clippy::duplicated_attributes)] // the lint takes the fields of two print columns for one attribute said twice
+#[allow(clippy::duplicated_attributes)]
+// the lint takes the fields of two print columns for one attribute said twice
 pub mod api;
 pub mod driver;
+pub mod manifests;
