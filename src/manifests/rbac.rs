@@ -1,7 +1,7 @@
 //! The only place that says what anybody may do, and why.
 //!
 //! The provider's rules are what it uses and nothing else: a test can compare the verbs in an audit log with
-//! [`PROVIDER`] and [`LEADER_ELECTION`].
+//! [`PROVIDER`], [`SECRETS`] and [`LEADER_ELECTION`].
 
 use crate::api::{GROUP, cluster_api};
 
@@ -67,13 +67,6 @@ pub const PROVIDER: &[Rule] = &[
         why: "Owners: bootstrap data, failure domain, pause. They are never written.",
     },
     Rule {
-        group: "",
-        resources: &["secrets"],
-        verbs: &["get"],
-        why: "Bootstrap data and the driver's credentials are read by name, on demand, from the machine's namespace. \
-              Nothing is listed, watched or written.",
-    },
-    Rule {
         group: "events.k8s.io",
         resources: &["events"],
         verbs: &["create", "patch"],
@@ -92,6 +85,15 @@ pub const PROVIDER: &[Rule] = &[
         why: "Whether they may.",
     },
 ];
+
+/// The provider, in all namespaces or, if the administrator binds the role that way, only in some.
+pub const SECRETS: &[Rule] = &[Rule {
+    group: "",
+    resources: &["secrets"],
+    verbs: &["get"],
+    why: "Bootstrap data and the driver's credentials are read by name, on demand, from the machine's namespace. \
+          Nothing is listed, watched or written.",
+}];
 
 /// The provider, in its own namespace.
 pub const LEADER_ELECTION: &[Rule] = &[Rule {

@@ -22,6 +22,13 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
             ],
         ),
         File::new(
+            "secrets_role.yaml",
+            &[
+                role("ClusterRole", "secrets-role", None, rbac::SECRETS)?,
+                binding("ClusterRole", "secrets-role")?,
+            ],
+        ),
+        File::new(
             "leader_election_role.yaml",
             &[
                 role("Role", "leader-election-role", None, rbac::LEADER_ELECTION)?,
@@ -142,8 +149,14 @@ mod tests {
 
     #[test]
     fn secrets_are_read_by_name_and_nothing_else() {
-        assert_eq!(verbs_on(rbac::PROVIDER, "secrets"), ["get"]);
-        for rules in [rbac::LEADER_ELECTION, rbac::CLUSTER_API, rbac::VIEW, rbac::EDIT] {
+        assert_eq!(verbs_on(rbac::SECRETS, "secrets"), ["get"]);
+        for rules in [
+            rbac::PROVIDER,
+            rbac::LEADER_ELECTION,
+            rbac::CLUSTER_API,
+            rbac::VIEW,
+            rbac::EDIT,
+        ] {
             assert!(verbs_on(rules, "secrets").is_empty());
         }
     }
