@@ -17,6 +17,7 @@ pub mod driver;
 pub mod inventory;
 pub mod leadership;
 pub mod machine;
+pub mod manifests;
 pub mod metrics;
 pub mod provider;
 pub mod template;
