@@ -51,29 +51,25 @@ impl SimulatedDriver {
     /// here leaves the deletion ordered, and a repeat waits for the same one (DRV-21, DRV-23).
     async fn delete(&self, claim: &Claim) -> Result<DeleteMachineResponse> {
         let takes = Duration::from_secs_f64(self.config.delete_seconds);
-        let (gone_at, now) = self.journal.change(|cloud, now| {
-            orders::delete(cloud, now, takes, claim).map(|decision| super::Decision {
-                events: decision.events,
-                answer: (decision.answer, now),
-            })
-        })?;
-        let Some(gone_at) = gone_at else {
-            return Ok(DeleteMachineResponse::default());
-        };
-        let wait = gone_at.since(now);
-        let longest = Duration::from_secs_f64(self.config.delete_wait_seconds);
-        if !wait.is_zero() {
-            tokio::time::sleep(wait.min(longest)).await;
-        }
-        let left = self
+        let patience = tokio::time::Instant::now() + Duration::from_secs_f64(self.config.delete_wait_seconds);
+        let gone_at = self
             .journal
-            .read(|cloud, now| (!orders::is_gone(cloud, claim)).then(|| gone_at.since(now)))?;
-        match left {
-            None => Ok(DeleteMachineResponse::default()),
-            Some(left) => Err(orders::pending(
-                &format!("the VM of machine `{}` is being deleted", claim.name),
-                left,
-            )),
+            .change(|cloud, now| orders::delete(cloud, now, takes, claim))?;
+        loop {
+            let left = self.journal.read(|cloud, now| {
+                let gone = orders::is_gone(cloud, claim);
+                gone_at.filter(|_| !gone).map(|at| at.since(now))
+            })?;
+            let Some(left) = left else {
+                return Ok(DeleteMachineResponse::default());
+            };
+            if tokio::time::Instant::now() >= patience {
+                let what = format!("the VM of machine `{}` is being deleted", claim.name);
+                return Err(orders::pending(&what, left));
+            }
+            // Timers do not follow the wall clock to the millisecond, so the time may have to come twice.
+            let wake = tokio::time::Instant::now() + left.max(Duration::from_millis(1));
+            tokio::time::sleep_until(wake.min(patience)).await;
         }
     }
 }
