@@ -14,6 +14,7 @@ pub mod caches;
 pub mod cluster;
 pub mod controllers;
 pub mod driver;
+pub mod drivers;
 pub mod inventory;
 pub mod leadership;
 pub mod machine;
