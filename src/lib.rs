@@ -4,5 +4,6 @@
 pub mod api;
 pub mod driver;
 pub mod leadership;
+pub mod manager;
 pub mod metrics;
 pub mod provider;
