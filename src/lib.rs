@@ -18,6 +18,7 @@ pub mod drivers;
 pub mod inventory;
 pub mod leadership;
 pub mod machine;
+pub mod manager;
 pub mod manifests;
 pub mod metrics;
 pub mod provider;
