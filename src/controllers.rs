@@ -3,7 +3,7 @@
 //! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does, look at
 //! everything once, and from then on at what changed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
@@ -26,7 +26,7 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
-use crate::metrics::Metrics;
+use crate::metrics::{MachineCount, Metrics};
 use crate::provider::{Providers, Reachability};
 use crate::{cluster, inventory, machine, template};
 
@@ -47,8 +47,6 @@ pub struct Options {
     pub template_concurrency: u16,
     /// Between two lists of a driver's VMs.
     pub inventory_interval: Duration,
-    /// Name of this process in events.
-    pub instance: String,
 }
 
 /// The watches and what they trigger, before this replica leads.
@@ -56,7 +54,7 @@ pub struct Controllers {
     client: Client,
     options: Options,
     caches: Caches,
-    providers: Arc<Providers>,
+    providers: Providers,
     metrics: Arc<Metrics>,
     machines: Trigger<Guarded<InfraMachine>>,
     clusters: Trigger<Guarded<InfraCluster>>,
@@ -96,7 +94,7 @@ impl Controllers {
     pub fn new(
         client: Client,
         options: Options,
-        providers: Arc<Providers>,
+        providers: Providers,
         metrics: Arc<Metrics>,
     ) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let (machines, machine_writer) = reflector::store();
@@ -115,9 +113,9 @@ impl Controllers {
             client: client.clone(),
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches: caches.clone(),
-            providers: Arc::clone(&providers),
+            providers: providers.clone(),
             memory: machine::Memory::default(),
-            events: Events::new(client.clone(), options.instance.clone()),
+            events: Events::new(client.clone(), host_name()),
             metrics: Arc::clone(&metrics),
         });
         let this = Self {
@@ -163,6 +161,20 @@ impl Controllers {
     /// What is watched.
     pub fn caches(&self) -> &Caches {
         &self.caches
+    }
+
+    /// Counts the machines by phase, from the cache.
+    pub fn machine_counter(&self) -> impl Fn() -> Vec<MachineCount> + Send + Sync + 'static {
+        let machines = self.caches.infra_machines.clone();
+        move || {
+            let phases = machines
+                .state()
+                .into_iter()
+                .map(|guarded| guarded.0.as_ref().map_or("Invalid", machine::phase));
+            let mut counts = BTreeMap::from(machine::PHASES.map(|phase| (phase, 0)));
+            phases.for_each(|phase| *counts.entry(phase).or_default() += 1);
+            counts.into_iter().collect()
+        }
     }
 
     /// Waits until all caches are filled once.
@@ -215,7 +227,7 @@ impl Controllers {
             client: self.client.clone(),
             caches: self.caches.clone(),
             cluster_ids: Arc::clone(&self.context.cluster_ids),
-            providers: Arc::clone(&self.providers),
+            providers: self.providers.clone(),
             metrics: Arc::clone(&self.metrics),
         });
         let store = self.caches.infra_clusters.clone();
@@ -230,7 +242,7 @@ impl Controllers {
     ) -> BoxFuture<'static, ()> {
         let context = Arc::new(template::Context {
             client: self.client.clone(),
-            providers: Arc::clone(&self.providers),
+            providers: self.providers.clone(),
             metrics: Arc::clone(&self.metrics),
         });
         let store = self.caches.infra_machine_templates.clone();
@@ -248,7 +260,7 @@ impl Controllers {
         let context = inventory::Context {
             client: self.client.clone(),
             caches: self.caches.clone(),
-            providers: Arc::clone(&self.providers),
+            providers: self.providers.clone(),
         };
         inventory::run(context, self.options.inventory_interval, |suspect| {
             self.context
@@ -484,4 +496,10 @@ where
         .reconcile_all_on(futures::stream::once(futures::future::ready(())))
         .reconcile_on(changed)
         .graceful_shutdown_on(shutdown)
+}
+
+/// The pod's name, as a rule: who published an event.
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map_or_else(|_| "capcmi".to_owned(), |name| name.trim().to_owned())
 }

@@ -1,13 +1,15 @@
 //! The controllers that the manager runs, and what they are given.
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
 use super::Health;
+use crate::controllers::Controllers;
+pub use crate::controllers::Options as ControllerOptions;
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use crate::provider::Providers;
@@ -32,23 +34,6 @@ pub struct Context {
     pub options: Arc<ControllerOptions>,
 }
 
-/// What is configured of the controllers.
-#[derive(Clone, Debug)]
-pub struct ControllerOptions {
-    /// The only namespace to look at; all of them when there is none.
-    pub namespace: Option<String>,
-    /// Only objects whose label `cluster.x-k8s.io/watch-filter` has this value.
-    pub watch_filter: Option<String>,
-    /// InfraMachines that are reconciled at the same time.
-    pub machine_concurrency: u16,
-    /// InfraMachineTemplates that are reconciled at the same time.
-    pub template_concurrency: u16,
-    /// InfraClusters that are reconciled at the same time.
-    pub cluster_concurrency: u16,
-    /// Between two lists of the VMs of a driver and class.
-    pub inventory_interval: Duration,
-}
-
 /// A controller: polled from the start, and until it ends by itself after [`Context::stopping`] was cancelled. One
 /// that ends before, or panics, ends the process.
 pub struct Controller {
@@ -58,7 +43,56 @@ pub struct Controller {
     pub run: BoxFuture<'static, ()>,
 }
 
-/// The controllers of `capcmi run`. Each asks for its readiness handles here, before it returns.
-pub fn all(_context: &Context) -> Vec<Controller> {
-    Vec::new()
+/// The controllers of `capcmi run`: the watches, which fill the caches before this replica leads, and the reconcilers,
+/// which begin when it does.
+pub fn all(context: &Context) -> Vec<Controller> {
+    let (controllers, watches) = Controllers::new(
+        context.client.clone(),
+        context.options.as_ref().clone(),
+        context.providers.clone(),
+        Arc::clone(&context.metrics),
+    );
+    context.metrics.machines(controllers.machine_counter());
+    // The watches go on until the last reconcile is done: what it wrote has to come back to it.
+    let done = CancellationToken::new();
+    vec![
+        Controller {
+            name: "the watches",
+            run: watch(watches, done.clone()).boxed(),
+        },
+        Controller {
+            name: "the controllers",
+            run: reconcile(context.clone(), controllers, done).boxed(),
+        },
+    ]
+}
+
+async fn watch(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToken) {
+    tokio::select! {
+        _ = futures::future::select_all(watches) => {}
+        () = done.cancelled() => {}
+    }
+}
+
+async fn reconcile(context: Context, controllers: Controllers, done: CancellationToken) {
+    let caches = context.health.wait_for("the caches");
+    let begin = async {
+        if let Err(error) = controllers.synced().await {
+            tracing::error!(%error, "a cache can't be filled");
+            return false;
+        }
+        caches.ready();
+        context.leadership.acquired().await;
+        true
+    };
+    let stopping = context.stopping.clone();
+    let leads = tokio::select! {
+        leads = begin => leads,
+        () = stopping.cancelled() => false,
+    };
+    if leads {
+        tracing::info!("reconciling");
+        controllers.run(stopping.cancelled_owned().shared()).await;
+    }
+    done.cancel();
 }
