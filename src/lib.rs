@@ -11,6 +11,7 @@
 pub mod api;
 pub mod apiserver;
 pub mod caches;
+pub mod cli;
 pub mod cluster;
 pub mod controllers;
 pub mod driver;
@@ -22,4 +23,5 @@ pub mod manager;
 pub mod manifests;
 pub mod metrics;
 pub mod provider;
+pub mod telemetry;
 pub mod template;
