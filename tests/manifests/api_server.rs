@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 const DEADLINE: Duration = Duration::from_mins(1);
 
 /// The management cluster with everything that `capcmi manifests` prints, taken as printed.
-pub async fn cluster() -> Result<&'static ManagementCluster> {
+async fn cluster() -> Result<&'static ManagementCluster> {
     let stream = manifests::stream(&manifests::Part::ALL)?;
     let namespace = format!(
         "apiVersion: v1\nkind: Namespace\nmetadata: {{name: {}}}\n---\n",
