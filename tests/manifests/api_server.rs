@@ -15,8 +15,11 @@ use kube::{
 };
 use management_cluster::{ManagementCluster, eventually};
 use serde_json::{Value, json};
+use tokio::sync::Mutex;
 
 const DEADLINE: Duration = Duration::from_mins(1);
+
+static ACCOUNTS: Mutex<()> = Mutex::const_new(());
 
 /// The management cluster with everything that `capcmi manifests` prints, taken as printed.
 async fn cluster() -> Result<&'static ManagementCluster> {
@@ -94,6 +97,8 @@ impl Who {
     /// A client for requests in the namespace.
     pub async fn client(self, namespace: &str) -> Result<Client> {
         let cluster = cluster().await?;
+        // One test after the other: the file of an account is written anew for each of them.
+        let _one = ACCOUNTS.lock().await;
         let account = async |namespace: &str, name: &str| {
             let kubeconfig = cluster.kubeconfig_for_service_account(namespace, name).await?;
             client(&kubeconfig, None).await
