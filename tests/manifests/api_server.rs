@@ -24,15 +24,7 @@ static ACCOUNTS: Mutex<()> = Mutex::const_new(());
 /// The management cluster with everything that `capcmi manifests` prints, taken as printed.
 async fn cluster() -> Result<&'static ManagementCluster> {
     let stream = manifests::stream(&manifests::Part::ALL)?;
-    let namespace = format!(
-        "apiVersion: v1\nkind: Namespace\nmetadata: {{name: {}}}\n---\n",
-        manifests::NAMESPACE
-    );
-    let builder = || {
-        ManagementCluster::builder()
-            .core(false)
-            .manifests(namespace + &stream)
-    };
+    let builder = || ManagementCluster::builder().core(false).manifests(stream);
     ManagementCluster::shared(builder).await
 }
 
