@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
     Error, File, NAME_PREFIX, NAMESPACE, PROVIDER, PROVIDER_LABEL,
@@ -13,6 +13,7 @@ use super::{
 /// Every file of `config/rbac` but the kustomization.
 pub(super) fn files() -> Result<Vec<File>, Error> {
     Ok(vec![
+        File::new("namespace.yaml", &[namespace()?]),
         File::new("service_account.yaml", &[service_account()?]),
         File::new(
             "manager_role.yaml",
@@ -75,6 +76,18 @@ fn metadata(kind: &str, name: &str) -> Value {
         metadata["namespace"] = json!(NAMESPACE);
     }
     metadata
+}
+
+/// With the strictest of the Pod Security Standards, which the provider's Pod keeps.
+fn namespace() -> Result<String, Error> {
+    let restricted = |mode: &str| (format!("pod-security.kubernetes.io/{mode}"), json!("restricted"));
+    let mut labels: Map<String, Value> = ["enforce", "audit", "warn"].map(restricted).into_iter().collect();
+    labels.insert(PROVIDER_LABEL.to_owned(), json!(PROVIDER));
+    yaml::document(&json!({
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": NAMESPACE, "labels": labels},
+    }))
 }
 
 fn service_account() -> Result<String, Error> {

@@ -15,21 +15,16 @@ use kube::{
 };
 use management_cluster::{ManagementCluster, eventually};
 use serde_json::{Value, json};
+use tokio::sync::Mutex;
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
+static ACCOUNTS: Mutex<()> = Mutex::const_new(());
+
 /// The management cluster with everything that `capcmi manifests` prints, taken as printed.
-pub async fn cluster() -> Result<&'static ManagementCluster> {
+async fn cluster() -> Result<&'static ManagementCluster> {
     let stream = manifests::stream(&manifests::Part::ALL)?;
-    let namespace = format!(
-        "apiVersion: v1\nkind: Namespace\nmetadata: {{name: {}}}\n---\n",
-        manifests::NAMESPACE
-    );
-    let builder = || {
-        ManagementCluster::builder()
-            .core(false)
-            .manifests(namespace + &stream)
-    };
+    let builder = || ManagementCluster::builder().core(false).manifests(stream);
     ManagementCluster::shared(builder).await
 }
 
@@ -94,6 +89,8 @@ impl Who {
     /// A client for requests in the namespace.
     pub async fn client(self, namespace: &str) -> Result<Client> {
         let cluster = cluster().await?;
+        // One test after the other: the file of an account is written anew for each of them.
+        let _one = ACCOUNTS.lock().await;
         let account = async |namespace: &str, name: &str| {
             let kubeconfig = cluster.kubeconfig_for_service_account(namespace, name).await?;
             client(&kubeconfig, None).await

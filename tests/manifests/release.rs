@@ -86,7 +86,7 @@ impl Release {
             ])
             .args(flavor.map(|flavor| format!("--flavor={flavor}")))
             .env("CONTROL_PLANE_ENDPOINT_HOST", "api.demo.test")
-            .env("CMI_WORKER_SIZE", "4")
+            .env("CAPCMI_WORKER_SIZE", "4")
             .arg("--config")
             .arg(self.config());
         parse(&output(&mut command)?)

@@ -76,11 +76,7 @@ async fn start() -> Result<ManagementCluster> {
         .map(|(group, kind)| definition(group, kind).to_string())
         .collect();
     ManagementCluster::builder()
-        .manifests(format!(
-            "apiVersion: v1\nkind: Namespace\nmetadata: {{name: {}}}\n---\n{}",
-            manifests::NAMESPACE,
-            manifests::stream(&manifests::Part::ALL)?
-        ))
+        .manifests(manifests::stream(&manifests::Part::ALL)?)
         .manifests(kubeadm.join("\n---\n"))
         .start()
         .await
