@@ -6,8 +6,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 
+use super::access;
 use super::orders::{self, Bootstrap, Claim};
-use super::spec::{LABELS, TAGS, Tagged};
+use super::spec::{LABELS, TAGS, Tagged, VmSpec};
 use super::vm::UserData;
 use super::{Call, NAME, SimulatedDriver, migration, schema, volumes};
 use crate::driver::{
@@ -290,9 +291,21 @@ impl Driver for SimulatedDriver {
     async fn zones(&self, class: MachineClass) -> Result<Vec<Zone>> {
         let call = Call::of_class(Operation::ListZones, &class);
         self.run(call, async {
-            let spec = self.class_spec(Operation::ListZones, &class, Tagged::Not)?;
-            let zones = spec.within(&self.config)?.zones.iter();
+            // A Cluster asks before it has a machine: without a pool it gets the zones of all.
+            access::check(
+                self.config.credentials.as_ref(),
+                &class.secrets,
+                Operation::ListZones,
+            )?;
+            let zones = if class.provider_spec.0.contains_key("vmPool") {
+                VmSpec::read(&class.provider_spec, Tagged::Not)?
+                    .within(&self.config)?
+                    .zones
+            } else {
+                &self.config.zones
+            };
             Ok(zones
+                .iter()
                 .map(|name| Zone {
                     name: name.clone(),
                     control_plane: true,

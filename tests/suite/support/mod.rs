@@ -10,7 +10,7 @@ pub mod world;
 
 pub use cloud::Cloud;
 pub use fleet::Fleet;
-pub use provider::{Provider, Replica};
+pub use provider::Provider;
 pub use world::World;
 
 use std::time::Duration;
