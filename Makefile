@@ -33,3 +33,12 @@ release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=â€
 .PHONY: docker-build
 docker-build: ## Build the image IMG with CONTAINER_ENGINE.
 	$(CONTAINER_ENGINE) build --tag '$(IMG)' .
+
+.PHONY: test
+test: ## Run every test on real parts: etcd, kube-apiserver, Cluster API, the built provider.
+	$(CARGO) test --workspace --locked
+
+.PHONY: lint
+lint: ## Check format and lints as CI does.
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
