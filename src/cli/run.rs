@@ -221,6 +221,7 @@ mod tests {
             "--leader-elect-lease-duration=30s",
             "--insecure-diagnostics=false",
             "--namespace=",
+            "--watch-filter=red",
             "--watch-filter=blue",
             "--diagnostics-address=127.0.0.1:8080",
         ]);
