@@ -4,6 +4,7 @@
 //! clears in time, but an instant that is compared with now, immediately before each act. The clock is the monotonic
 //! one, which goes on while the process is stopped (SIGSTOP, a starved node) and does not jump with the wall clock.
 
+use std::error::Error;
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -23,6 +24,11 @@ pub struct Leadership {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this replica is not the leader")]
 pub struct NotLeader;
+
+/// Whether an error, or one that led to it, is [`NotLeader`].
+pub fn is_not_leader(error: &(dyn Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |&error| error.source()).any(<dyn Error>::is::<NotLeader>)
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Term {

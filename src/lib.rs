@@ -11,12 +11,17 @@
 pub mod api;
 pub mod apiserver;
 pub mod caches;
+pub mod cli;
 pub mod cluster;
 pub mod controllers;
 pub mod driver;
+pub mod drivers;
 pub mod inventory;
 pub mod leadership;
 pub mod machine;
+pub mod manager;
+pub mod manifests;
 pub mod metrics;
 pub mod provider;
+pub mod telemetry;
 pub mod template;

@@ -1,2 +1,7 @@
-//! `capcmi`.
-fn main() {}
+//! `capcmi`: see `capcmi --help`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    capcmi::cli::main()
+}

@@ -39,7 +39,7 @@ pub struct Context {
     /// Cluster ids, once found.
     pub cluster_ids: Arc<ClusterIds>,
     /// The configured drivers.
-    pub providers: Arc<Providers>,
+    pub providers: Providers,
     /// Metrics.
     pub metrics: Arc<Metrics>,
 }

@@ -27,7 +27,7 @@ pub struct Context {
     /// The machines.
     pub caches: Caches,
     /// The configured drivers.
-    pub providers: Arc<Providers>,
+    pub providers: Providers,
 }
 
 /// The machines that one list answers for.

@@ -36,8 +36,8 @@ use self::object::Object;
 use self::outcome::{Failure, Outcome};
 use self::plan::{Plan, is_provisioned, is_unsettled, pace, plan};
 use self::status::Moment;
-use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
+use crate::api::{conditions, labels};
 use crate::apiserver::{Error, Events};
 use crate::caches::{Caches, ClusterIds};
 use crate::driver::{self, Code, Operation, PowerState, Status, retry};
@@ -53,7 +53,7 @@ pub struct Context {
     /// Cluster ids, once found.
     pub cluster_ids: Arc<ClusterIds>,
     /// The configured drivers.
-    pub providers: Arc<Providers>,
+    pub providers: Providers,
     /// What is remembered between reconciles.
     pub memory: Memory,
     /// Events.
@@ -309,6 +309,28 @@ fn measured(result: &Result<Action, Error>) -> Measured {
         Ok(_) => Measured::Requeue,
         Err(Error::Conflict { .. }) => Measured::Conflict,
         Err(_) => Measured::Error,
+    }
+}
+
+/// The phases that machines are counted by.
+pub const PHASES: [&str; 5] = ["Pending", "Provisioned", "NotReady", "Failed", "Deleting"];
+
+/// The phase of a machine: where it stands in its life, one of [`PHASES`].
+pub fn phase(machine: &InfraMachine) -> &'static str {
+    let status = machine.status.as_ref();
+    let ready = status.is_some_and(|status| conditions::is_true(&status.conditions, conditions::READY));
+    let failed = status.is_some_and(|status| status.failure_reason.is_some());
+    match (
+        machine.metadata.deletion_timestamp.is_some(),
+        failed,
+        is_provisioned(machine),
+        ready,
+    ) {
+        (true, ..) => "Deleting",
+        (false, true, ..) => "Failed",
+        (false, false, true, true) => "Provisioned",
+        (false, false, true, false) => "NotReady",
+        (false, false, false, _) => "Pending",
     }
 }
 

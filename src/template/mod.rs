@@ -28,7 +28,7 @@ pub struct Context {
     /// Writes.
     pub client: Client,
     /// The configured drivers.
-    pub providers: Arc<Providers>,
+    pub providers: Providers,
     /// Metrics.
     pub metrics: Arc<Metrics>,
 }

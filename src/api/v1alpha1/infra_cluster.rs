@@ -59,7 +59,7 @@ use crate::api::{cluster_api::ApiEndpoint, schema};
 pub struct InfraClusterSpec {
     /// Where the control plane is reached. The driver makes no load balancer: say it here or on the Cluster, or let the
     /// control-plane provider say it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "endpoint")]
     #[garde(skip)]
     pub control_plane_endpoint: Option<ApiEndpoint>,

@@ -294,7 +294,7 @@ pub struct LastOperation {
     #[schemars(schema_with = "schema::time")]
     pub last_update_time: Time,
     /// When the driver is called again, if nothing changes before.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub next_retry_time: Option<Time>,
 }

@@ -3,30 +3,32 @@
 //! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does, look at
 //! everything once, and from then on at what changed.
 
-use std::collections::HashMap;
+mod trigger;
+mod watch;
+
+use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use futures::{FutureExt, Stream, StreamExt};
+use futures::{FutureExt as _, StreamExt as _};
 use kube::api::Api;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, watcher as watch_stream};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
 
+use self::trigger::Trigger;
+use self::watch::{Changes, fingerprint, on_own, watch};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
-use crate::metrics::Metrics;
+use crate::metrics::{MachineCount, Metrics};
 use crate::provider::{Providers, Reachability};
 use crate::{cluster, inventory, machine, template};
 
@@ -47,8 +49,6 @@ pub struct Options {
     pub template_concurrency: u16,
     /// Between two lists of a driver's VMs.
     pub inventory_interval: Duration,
-    /// Name of this process in events.
-    pub instance: String,
 }
 
 /// The watches and what they trigger, before this replica leads.
@@ -56,38 +56,12 @@ pub struct Controllers {
     client: Client,
     options: Options,
     caches: Caches,
-    providers: Arc<Providers>,
+    providers: Providers,
     metrics: Arc<Metrics>,
     machines: Trigger<Guarded<InfraMachine>>,
     clusters: Trigger<Guarded<InfraCluster>>,
     templates: Trigger<Guarded<InfraMachineTemplate>>,
     context: Arc<machine::Context>,
-}
-
-/// Objects that have to be reconciled. What is sent before there is a controller is dropped: it starts with everything.
-#[derive(Clone)]
-struct Trigger<K: Resource + 'static>(Arc<OnceLock<mpsc::UnboundedSender<ObjectRef<K>>>>);
-
-impl<K: Resource + 'static> Default for Trigger<K> {
-    fn default() -> Self {
-        Self(Arc::default())
-    }
-}
-
-impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
-    fn send(&self, object: ObjectRef<K>) {
-        if let Some(sender) = self.0.get() {
-            // A controller that has stopped needs nothing.
-            let _ = sender.send(object);
-        }
-    }
-
-    fn receive(&self) -> impl Stream<Item = ObjectRef<K>> + use<K> {
-        let (sender, mut receiver) = mpsc::unbounded_channel();
-        // Set once: the controllers are started once.
-        let _ = self.0.set(sender);
-        futures::stream::poll_fn(move |context| receiver.poll_recv(context))
-    }
 }
 
 impl Controllers {
@@ -96,7 +70,7 @@ impl Controllers {
     pub fn new(
         client: Client,
         options: Options,
-        providers: Arc<Providers>,
+        providers: Providers,
         metrics: Arc<Metrics>,
     ) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let (machines, machine_writer) = reflector::store();
@@ -115,9 +89,9 @@ impl Controllers {
             client: client.clone(),
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches: caches.clone(),
-            providers: Arc::clone(&providers),
+            providers: providers.clone(),
             memory: machine::Memory::default(),
-            events: Events::new(client.clone(), options.instance.clone()),
+            events: Events::new(client.clone(), host_name()),
             metrics: Arc::clone(&metrics),
         });
         let this = Self {
@@ -163,6 +137,20 @@ impl Controllers {
     /// What is watched.
     pub fn caches(&self) -> &Caches {
         &self.caches
+    }
+
+    /// Counts the machines by phase, from the cache.
+    pub fn machine_counter(&self) -> impl Fn() -> Vec<MachineCount> + Send + Sync + 'static {
+        let machines = self.caches.infra_machines.clone();
+        move || {
+            let phases = machines
+                .state()
+                .into_iter()
+                .map(|guarded| guarded.0.as_ref().map_or("Invalid", machine::phase));
+            let mut counts = BTreeMap::from(machine::PHASES.map(|phase| (phase, 0)));
+            phases.for_each(|phase| *counts.entry(phase).or_default() += 1);
+            counts.into_iter().collect()
+        }
     }
 
     /// Waits until all caches are filled once.
@@ -215,7 +203,7 @@ impl Controllers {
             client: self.client.clone(),
             caches: self.caches.clone(),
             cluster_ids: Arc::clone(&self.context.cluster_ids),
-            providers: Arc::clone(&self.providers),
+            providers: self.providers.clone(),
             metrics: Arc::clone(&self.metrics),
         });
         let store = self.caches.infra_clusters.clone();
@@ -230,7 +218,7 @@ impl Controllers {
     ) -> BoxFuture<'static, ()> {
         let context = Arc::new(template::Context {
             client: self.client.clone(),
-            providers: Arc::clone(&self.providers),
+            providers: self.providers.clone(),
             metrics: Arc::clone(&self.metrics),
         });
         let store = self.caches.infra_machine_templates.clone();
@@ -248,7 +236,7 @@ impl Controllers {
         let context = inventory::Context {
             client: self.client.clone(),
             caches: self.caches.clone(),
-            providers: Arc::clone(&self.providers),
+            providers: self.providers.clone(),
         };
         inventory::run(context, self.options.inventory_interval, |suspect| {
             self.context
@@ -384,91 +372,6 @@ fn reference(machine: &InfraMachine) -> ObjectRef<Guarded<InfraMachine>> {
     ObjectRef::new(&machine.name_any()).within(&machine.namespace().unwrap_or_default())
 }
 
-/// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.
-fn on_own<K>(trigger: Trigger<K>) -> impl FnMut(&Event<K>) + Send + 'static
-where
-    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
-{
-    let mut changes = Changes::default();
-    move |event| {
-        let own = |object: &K| {
-            let meta = object.meta();
-            let owners: Vec<_> = meta
-                .owner_references
-                .iter()
-                .flatten()
-                .map(|o| (&o.uid, o.controller))
-                .collect();
-            let deleting = meta.deletion_timestamp.is_some();
-            fingerprint((
-                meta.generation,
-                &meta.labels,
-                &meta.annotations,
-                &meta.finalizers,
-                owners,
-                deleting,
-            ))
-        };
-        if let Some(object) = changes.changed(event, own) {
-            trigger.send(ObjectRef::from_obj(object));
-        }
-    }
-}
-
-/// What was looked at of every object the last time, by UID.
-#[derive(Default)]
-struct Changes(HashMap<String, u64>);
-
-impl Changes {
-    /// The object of an event, if what is looked at changed.
-    fn changed<'a, K: Resource>(&mut self, event: &'a Event<K>, look: impl Fn(&K) -> u64) -> Option<&'a K> {
-        match event {
-            Event::Apply(object) | Event::InitApply(object) => {
-                let now = look(object);
-                let before = self.0.insert(object.meta().uid.clone().unwrap_or_default(), now);
-                (before != Some(now)).then_some(object)
-            }
-            Event::Delete(object) => {
-                self.0.remove(object.meta().uid.as_deref().unwrap_or_default());
-                None
-            }
-            Event::Init | Event::InitDone => None,
-        }
-    }
-}
-
-fn fingerprint(value: impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
-}
-
-/// Keeps a cache current for ever, and tells of every event after the cache has it.
-async fn watch<K>(
-    api: Api<K>,
-    config: watcher::Config,
-    writer: reflector::store::Writer<K>,
-    mut tell: impl FnMut(&Event<K>) + Send,
-) where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    let kind = K::kind(&());
-    let stream = watch_stream(api, config)
-        // Nobody reads managed fields, and they are a third of an object.
-        .modify(|object| object.meta_mut().managed_fields = None)
-        .default_backoff()
-        .reflect(writer);
-    let mut stream = std::pin::pin!(stream);
-    while let Some(event) = stream.next().await {
-        match event {
-            Ok(event) => tell(&event),
-            Err(error) => {
-                tracing::warn!(%kind, error = &error as &dyn std::error::Error, "watching failed; trying again");
-            }
-        }
-    }
-}
-
 fn controller<K>(
     store: Store<K>,
     trigger: &Trigger<K>,
@@ -484,4 +387,10 @@ where
         .reconcile_all_on(futures::stream::once(futures::future::ready(())))
         .reconcile_on(changed)
         .graceful_shutdown_on(shutdown)
+}
+
+/// The pod's name, as a rule: who published an event.
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map_or_else(|_| "capcmi".to_owned(), |name| name.trim().to_owned())
 }

@@ -1,0 +1,51 @@
+# `make` lists the targets.
+
+# Image of the provider, and version of a release.
+VERSION ?= v0.1.0
+IMG ?= ghcr.io/capcmi/cluster-api-provider-cmi:$(VERSION)
+# Where `make release` puts a clusterctl repository.
+RELEASE_DIR ?= out
+
+CARGO ?= cargo
+# What is installed, or else what the tests build for themselves.
+KUBECTL ?= $(shell command -v kubectl || $(CARGO) run -q -p management-cluster --example program -- kubectl)
+CONTAINER_ENGINE ?= docker
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: generate
+generate: ## Write config/crd, config/rbac and config/policy anew from the code.
+	$(CARGO) run -q --bin capcmi -- manifests --write config
+
+.PHONY: check-generated
+check-generated: ## Fail when the files in config/ are not what the code prints; part of the tests.
+	$(CARGO) test -q --test manifests committed
+
+.PHONY: release
+release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=…).
+	VERSION='$(VERSION)' IMG='$(IMG)' RELEASE_DIR='$(RELEASE_DIR)' KUBECTL='$(KUBECTL)' hack/release.sh
+
+.PHONY: docker-build
+docker-build: ## Build the image IMG with CONTAINER_ENGINE.
+	$(CONTAINER_ENGINE) build --tag '$(IMG)' .
+
+.PHONY: test
+test: ## Run every test on real parts: etcd, kube-apiserver, Cluster API, the built provider.
+	$(CARGO) test --workspace --locked
+
+.PHONY: lint
+lint: ## Check format and lints as CI does.
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+# Fleet sizes of `make bench`.
+MACHINES ?= 2000
+
+.PHONY: bench
+bench: ## Measure what a fleet costs, beside a bare client (MACHINES="2000 10000").
+	$(CARGO) bench --bench fleet -- $(MACHINES)

@@ -1,0 +1,108 @@
+//! `capcmi drivers`: the drivers' configuration, before anything depends on it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+
+use super::Failure;
+use super::drivers_file::{self, ConfiguredDriver};
+use crate::driver::{Driver, Operation, Readiness};
+use crate::leadership::Leadership;
+use crate::metrics::Metrics;
+use crate::provider::{Provider, Settings};
+
+/// Look after the drivers' configuration.
+#[derive(Debug, Subcommand)]
+pub(super) enum DriversCommand {
+    /// Check the drivers' file, and ask each driver whether it is ready.
+    Check(CheckArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CheckArgs {
+    /// File with the drivers.
+    #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
+    drivers_config: PathBuf,
+    /// Check the file alone, without asking the drivers.
+    #[arg(long)]
+    offline: bool,
+}
+
+/// Drivers that are ready to be called, and how they are used.
+pub(super) type BuiltDrivers = Vec<(Settings, Arc<dyn Driver>)>;
+
+/// Reads the file and builds its drivers; asks them nothing.
+pub(super) fn load(path: &std::path::Path) -> Result<BuiltDrivers, Failure> {
+    drivers_file::load(path)
+        .map_err(Failure::misconfigured)?
+        .into_iter()
+        .map(|ConfiguredDriver { settings, kind }| match kind.build() {
+            Ok(driver) => Ok((settings, driver)),
+            Err(error) => {
+                let what = format!(
+                    "the driver `{}` of {} can't be had",
+                    settings.name,
+                    path.display()
+                );
+                Err(Failure::Misconfigured(error.context(what)))
+            }
+        })
+        .collect()
+}
+
+pub(super) async fn execute(command: DriversCommand) -> Result<(), Failure> {
+    match command {
+        DriversCommand::Check(args) => check(args).await,
+    }
+}
+
+async fn check(args: CheckArgs) -> Result<(), Failure> {
+    let drivers = load(&args.drivers_config)?;
+    let metrics = Arc::new(Metrics::new());
+    let mut failed = Vec::new();
+    for (settings, driver) in drivers {
+        let name = settings.name.clone();
+        if args.offline {
+            println!("{name}: configured");
+            continue;
+        }
+        let provider = Provider::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics));
+        match describe(&provider).await {
+            Ok(line) => println!("{name}: {line}"),
+            Err(status) => {
+                println!("{name}: {status}");
+                failed.push(name);
+            }
+        }
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Failed(anyhow::anyhow!(
+        "not ready: {}",
+        failed.join(", ")
+    )))
+}
+
+/// What a driver says of itself, in a line.
+async fn describe(provider: &Provider) -> crate::driver::Result<String> {
+    let driver = provider.driver();
+    let readiness = match driver.probe().await? {
+        Readiness::Ready => "ready",
+        Readiness::NotYet => "not ready yet",
+    };
+    let info = driver.info().await?;
+    let capabilities = provider.contact().await?;
+    let calls: Vec<_> = Operation::ALL
+        .into_iter()
+        .filter(|operation| capabilities.offers(*operation))
+        .map(Operation::name)
+        .collect();
+    Ok(format!(
+        "{readiness}: {} {}: {}",
+        info.name,
+        info.version,
+        calls.join(", ")
+    ))
+}

@@ -1,0 +1,347 @@
+//! The file that says which drivers there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+
+use garde::Validate;
+use serde::Deserialize;
+
+use super::driver_kind::DriverKind;
+use super::duration::WrittenDuration;
+use crate::driver::Operation;
+use crate::drivers::simulated::SimulatedConfig;
+use crate::provider::{Limits, Namespaces, Settings, Timeouts};
+
+/// What stands for every namespace.
+const EVERY: &str = "*";
+
+/// A driver as the file has it.
+#[derive(Debug)]
+pub(super) struct ConfiguredDriver {
+    pub settings: Settings,
+    pub kind: DriverKind,
+}
+
+/// Why a file can't be used. Neither shows values of the file, which may be secret.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DriversFileError {
+    #[error("reading the drivers' file {} failed", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the drivers' file {} can't be used: {what}", path.display())]
+    Invalid { path: PathBuf, what: String },
+}
+
+#[derive(Debug, Deserialize, Validate)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct DriversFile {
+    #[garde(dive)]
+    drivers: Vec<DriverEntry>,
+}
+
+/// A driver: what is the same for every kind, and one key that says its kind.
+#[derive(Debug, Deserialize, Validate)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct DriverEntry {
+    #[garde(custom(dns_label))]
+    name: String,
+    #[garde(inner(length(min = 1), inner(custom(namespace))))]
+    namespaces: Option<Vec<String>>,
+    #[garde(skip)]
+    max_concurrent_calls: Option<NonZeroU32>,
+    #[garde(skip)]
+    calls_per_second: Option<NonZeroU32>,
+    #[garde(skip)]
+    burst: Option<NonZeroU32>,
+    #[garde(skip)]
+    #[serde(default)]
+    timeouts: BTreeMap<CallName, WrittenDuration>,
+    #[garde(dive)]
+    simulated: Option<SimulatedConfig>,
+}
+
+/// A key of `timeouts`: `default`, or a call as `createMachine`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
+enum CallName {
+    Default,
+    Call(Operation),
+}
+
+impl TryFrom<String> for CallName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if text == "default" {
+            return Ok(Self::Default);
+        }
+        Operation::ALL
+            .into_iter()
+            .find(|operation| camel_case(*operation) == text)
+            .map(Self::Call)
+            .ok_or_else(|| {
+                let calls = Operation::ALL.map(camel_case).join(", ");
+                format!("`{text}` is no call: expected default or one of {calls}")
+            })
+    }
+}
+
+/// Reads and checks the file.
+///
+/// # Errors
+/// What is wrong, and where.
+pub(super) fn load(path: &Path) -> Result<Vec<ConfiguredDriver>, DriversFileError> {
+    let text = std::fs::read_to_string(path).map_err(|source| DriversFileError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    parse(&text).map_err(|what| DriversFileError::Invalid {
+        path: path.to_owned(),
+        what,
+    })
+}
+
+fn parse(text: &str) -> Result<Vec<ConfiguredDriver>, String> {
+    // A snippet of the file might show a secret that stands beside the mistake.
+    let options = serde_saphyr::options! { with_snippet: false };
+    let file: DriversFile =
+        serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| error.to_string())?;
+    let mut names = BTreeSet::new();
+    let mut drivers = Vec::new();
+    for (index, entry) in file.drivers.into_iter().enumerate() {
+        if !names.insert(entry.name.clone()) {
+            return Err(format!(
+                "drivers[{index}].name: `{}` is taken: every driver needs a name of its own",
+                entry.name
+            ));
+        }
+        let driver = entry
+            .into_driver()
+            .map_err(|what| format!("drivers[{index}]: {what}"))?;
+        drivers.push(driver);
+    }
+    Ok(drivers)
+}
+
+impl DriverEntry {
+    /// The keys of which exactly one says what kind of driver it is.
+    const KINDS: [&str; 1] = ["simulated"];
+
+    fn into_driver(self) -> Result<ConfiguredDriver, String> {
+        Ok(ConfiguredDriver {
+            settings: Settings {
+                name: self.name.clone(),
+                namespaces: self.namespaces()?,
+                limits: self.limits(),
+            },
+            kind: self.into_kind()?,
+        })
+    }
+
+    fn into_kind(self) -> Result<DriverKind, String> {
+        let given: [Option<DriverKind>; Self::KINDS.len()] = [self.simulated.map(DriverKind::Simulated)];
+        let mut given = given.into_iter().flatten();
+        let kinds = || Self::KINDS.join(", ");
+        match (given.next(), given.next()) {
+            (Some(kind), None) => Ok(kind),
+            (None, _) => Err(format!(
+                "the kind of the driver is missing: add one of {}",
+                kinds()
+            )),
+            (Some(_), Some(_)) => Err(format!("it can't be of several kinds: keep one of {}", kinds())),
+        }
+    }
+
+    fn namespaces(&self) -> Result<Namespaces, String> {
+        match &self.namespaces {
+            None => Ok(Namespaces::All),
+            Some(names) if *names == [EVERY] => Ok(Namespaces::All),
+            Some(names) if names.iter().any(|name| name == EVERY) => Err(format!(
+                "namespaces: `{EVERY}` is every namespace: remove it or the others"
+            )),
+            Some(names) => Ok(Namespaces::Only(names.iter().cloned().collect())),
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        let defaults = Limits::default();
+        let calls_per_second = self.calls_per_second.unwrap_or(defaults.calls_per_second);
+        let mut timeouts = Timeouts::default();
+        for (call, WrittenDuration(duration)) in &self.timeouts {
+            match call {
+                CallName::Default => timeouts.default = *duration,
+                CallName::Call(operation) => {
+                    timeouts.by_operation.insert(*operation, *duration);
+                }
+            }
+        }
+        Limits {
+            max_concurrent_calls: self.max_concurrent_calls.unwrap_or(defaults.max_concurrent_calls),
+            calls_per_second,
+            burst: self.burst.unwrap_or(calls_per_second),
+            timeouts,
+        }
+    }
+}
+
+/// `createMachine` for CreateMachine.
+fn camel_case(operation: Operation) -> String {
+    let mut name = operation.name().to_owned();
+    if let Some(first) = name.get_mut(..1) {
+        first.make_ascii_lowercase();
+    }
+    name
+}
+
+fn namespace<C>(name: &str, context: &C) -> garde::Result {
+    if name == EVERY {
+        Ok(())
+    } else {
+        dns_label(name, context)
+    }
+}
+
+/// Names end up in labels of metrics and in annotations.
+fn dns_label<C>(name: &str, _context: &C) -> garde::Result {
+    let is_inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let is_label = (1..=63).contains(&name.len())
+        && name.chars().all(is_inner)
+        && !name.starts_with('-')
+        && !name.ends_with('-');
+    if is_label {
+        Ok(())
+    } else {
+        Err(garde::Error::new(
+            "has to be 1 to 63 lower-case letters, digits and dashes, without a dash at either end",
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[track_caller]
+    fn assert_refused(text: &str, parts: &[&str]) {
+        let error = parse(text).unwrap_err();
+        for part in parts {
+            assert!(error.contains(part), "no `{part}` in: {error}");
+        }
+    }
+
+    #[test]
+    fn a_driver_has_defaults_for_all_but_its_name_and_kind() {
+        let drivers = parse("drivers: [{name: a, simulated: {}}]").unwrap();
+        let settings = &drivers[0].settings;
+        assert_eq!(
+            (settings.name.as_str(), &settings.namespaces),
+            ("a", &Namespaces::All)
+        );
+        assert_eq!(settings.limits.max_concurrent_calls.get(), 32);
+        assert_eq!(
+            settings.limits.timeouts.of(Operation::CreateMachine),
+            Duration::from_mins(10)
+        );
+    }
+
+    #[test]
+    fn everything_can_be_said() {
+        let drivers = parse(
+            "drivers:\n- name: a\n  namespaces: [x, y]\n  maxConcurrentCalls: 4\n  callsPerSecond: 5\n  \
+             timeouts: {default: 20s, createMachine: 1h, getVolumeIDs: 1s}\n  simulated: {quota: 3}\n\
+             - {name: b, namespaces: ['*'], simulated: {}}\n",
+        )
+        .unwrap();
+        let limits = &drivers[0].settings.limits;
+        assert!(drivers[0].settings.namespaces.contain("x") && !drivers[0].settings.namespaces.contain("z"));
+        assert_eq!((limits.max_concurrent_calls.get(), limits.burst.get()), (4, 5));
+        assert_eq!(
+            limits.timeouts.of(Operation::CreateMachine),
+            Duration::from_hours(1)
+        );
+        assert_eq!(
+            limits.timeouts.of(Operation::GetMachineStatus),
+            Duration::from_secs(20)
+        );
+        assert_eq!(
+            limits.timeouts.of(Operation::GetVolumeIds),
+            Duration::from_secs(1)
+        );
+        assert_eq!(drivers[1].settings.namespaces, Namespaces::All);
+    }
+
+    /// OPS-13
+    #[test]
+    fn unknown_keys_are_refused_with_their_place_and_what_is_known() {
+        assert_refused(
+            "drivers: [{name: a, simulated: {loud: 1}}]",
+            &["loud", "quota", "line 1"],
+        );
+        assert_refused(
+            "drivers: [{name: a, colour: 1, simulated: {}}]",
+            &["colour", "namespaces"],
+        );
+        assert_refused("driver: []", &["driver", "drivers"]);
+        assert_refused(
+            "drivers: [{name: a, timeouts: {creatMachine: 1s}, simulated: {}}]",
+            &["creatMachine", "createMachine"],
+        );
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_with_their_path() {
+        assert_refused(
+            "drivers: [{name: a, simulated: {bootSeconds: -1}}]",
+            &["drivers[0].simulated.bootSeconds"],
+        );
+        assert_refused("drivers: [{name: A_, simulated: {}}]", &["drivers[0].name"]);
+        assert_refused(
+            "drivers: [{name: a, namespaces: [], simulated: {}}]",
+            &["drivers[0].namespaces"],
+        );
+        assert_refused(
+            "drivers: [{name: a, maxConcurrentCalls: 0, simulated: {}}]",
+            &["line 1", "zero"],
+        );
+        assert_refused(
+            "drivers: [{name: a, timeouts: {default: soon}, simulated: {}}]",
+            &["soon", "15s"],
+        );
+    }
+
+    #[test]
+    fn names_are_taken_once_and_a_driver_is_of_one_kind() {
+        assert_refused(
+            "drivers: [{name: a, simulated: {}}, {name: a, simulated: {}}]",
+            &["drivers[1].name", "`a` is taken"],
+        );
+        assert_refused("drivers: [{name: a}]", &["drivers[0]", "add one of simulated"]);
+        assert_refused(
+            "drivers: [{name: a, namespaces: ['*', b], simulated: {}}]",
+            &["drivers[0]", "namespaces"],
+        );
+    }
+
+    /// OPS-11
+    #[test]
+    fn a_mistake_beside_a_secret_does_not_show_the_secret() {
+        let error =
+            parse("drivers:\n- name: a\n  # canary-4711\n  simulated: {bootSeconds: -1}\n").unwrap_err();
+        assert!(!error.contains("canary"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let error = load(Path::new("/nowhere/drivers.yaml")).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "reading the drivers' file /nowhere/drivers.yaml failed"
+        );
+    }
+}

@@ -1,0 +1,59 @@
+//! Times as people write them: `15s`, `1m30s`, `2h`.
+
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use serde::Deserialize;
+
+/// The longest time that any setting takes.
+const LONGEST: Duration = Duration::from_hours(24 * 7);
+
+/// A time in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(super) struct WrittenDuration(pub Duration);
+
+impl TryFrom<String> for WrittenDuration {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        parse(&text).map(Self)
+    }
+}
+
+/// Reads a time that is longer than nothing and no longer than a week.
+pub(super) fn parse(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is no time, such as `15s`, `1m30s` or `2h`");
+    let signed: SignedDuration = text.parse().map_err(|_| wrong())?;
+    let duration = Duration::try_from(signed).map_err(|_| wrong())?;
+    if duration.is_zero() || duration > LONGEST {
+        return Err(format!(
+            "`{text}` has to be longer than nothing and no longer than a week"
+        ));
+    }
+    Ok(duration)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_go_programs_read_them() {
+        for (text, millis) in [
+            ("15s", 15_000),
+            ("1m30s", 90_000),
+            ("2h", 7_200_000),
+            ("500ms", 500),
+        ] {
+            assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_negative_endless_or_without_a_unit_is_a_time() {
+        for text in ["0s", "-1s", "15", "", "8d", "soon"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

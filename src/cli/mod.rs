@@ -1,0 +1,152 @@
+//! The command line: the only place that knows every part, the concrete drivers among them.
+//!
+//! Exit codes: 0 done, 1 failed, 2 used or configured wrongly (nothing was started).
+
+mod address;
+mod driver_kind;
+mod drivers;
+mod drivers_file;
+mod duration;
+mod run;
+mod signals;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::manifests::Manifests;
+use crate::telemetry::{self, Chain, LogArgs};
+
+/// Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
+#[derive(Debug, Parser)]
+// As with Go's flags, the last one counts: whoever appends to a Deployment's arguments has the last word.
+#[command(
+    name = "capcmi",
+    version,
+    about,
+    propagate_version = true,
+    args_override_self = true
+)]
+struct Cli {
+    #[command(flatten)]
+    log: LogArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the controllers until SIGTERM or SIGINT.
+    Run(Box<run::RunArgs>),
+    /// Look after the drivers' configuration.
+    #[command(subcommand)]
+    Drivers(drivers::DriversCommand),
+    /// Print what is to be installed beside the provider, or write it to files.
+    Manifests(Manifests),
+    /// Print the version.
+    Version,
+}
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+enum Failure {
+    /// Somebody has to change flags, environment or files.
+    Misconfigured(anyhow::Error),
+    /// It was tried.
+    Failed(anyhow::Error),
+}
+
+impl Failure {
+    fn misconfigured(error: impl Into<anyhow::Error>) -> Self {
+        Self::Misconfigured(error.into())
+    }
+
+    fn failed(error: impl Into<anyhow::Error>) -> Self {
+        Self::Failed(error.into())
+    }
+
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Misconfigured(_) => ExitCode::from(2),
+            Self::Failed(_) => ExitCode::from(1),
+        }
+    }
+
+    /// The error and what led to it, in one line as a rule.
+    fn message(&self) -> String {
+        match self {
+            Self::Misconfigured(error) | Self::Failed(error) => Chain(error.as_ref()).to_string(),
+        }
+    }
+}
+
+/// Parses the command line, runs the command, and says how it went.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match execute(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("capcmi: {}", failure.message());
+            failure.exit_code()
+        }
+    }
+}
+
+fn execute(cli: Cli) -> Result<(), Failure> {
+    match cli.command {
+        Command::Run(args) => {
+            telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
+            block_on(run::run(*args))
+        }
+        Command::Drivers(command) => {
+            telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
+            block_on(drivers::execute(command))
+        }
+        Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(Failure::Failed),
+        Command::Version => {
+            println!("capcmi {}", env!("CARGO_PKG_VERSION"));
+            Ok(())
+        }
+    }
+}
+
+/// Runs a future to its end; what it has left running is not waited for.
+fn block_on(future: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(anyhow::Error::new(error).context("starting the runtime failed")))?;
+    let outcome = runtime.block_on(future);
+    runtime.shutdown_background();
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    /// OPS-05: the prefixes are reserved by the specifications.
+    #[test]
+    fn no_environment_variable_has_a_reserved_prefix() {
+        fn check(command: &clap::Command) {
+            for argument in command.get_arguments() {
+                let name = argument.get_env().map(|name| name.to_string_lossy().into_owned());
+                assert!(
+                    !name
+                        .as_deref()
+                        .is_some_and(|n| n.starts_with("MC_") || n.starts_with("CMI_")),
+                    "{name:?}"
+                );
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+}

@@ -1,0 +1,262 @@
+//! `capcmi run`: flags into a manager. Names are those of Cluster API's managers where they have one.
+
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{ArgAction, Args};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+
+use super::address::BindAddress;
+use super::{Failure, drivers, duration, signals};
+use crate::manager::{self, ControllerOptions, Diagnostics, Election, Setup, Timing};
+
+/// Name of the Lease, after the custom of Cluster API's managers.
+const LEASE: &str = "controller-leader-election-capcmi";
+
+/// Flags of `capcmi run`.
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// File with the drivers.
+    #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
+    drivers_config: PathBuf,
+    /// Kubeconfig; without it KUBECONFIG, ~/.kube/config, or the service account of the pod.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The only namespace to look at; without it, all.
+    #[arg(long, value_name = "NAMESPACE", default_value = "", hide_default_value = true)]
+    namespace: String,
+    /// Look only at objects whose label cluster.x-k8s.io/watch-filter has this value.
+    #[arg(long, value_name = "VALUE", default_value = "", hide_default_value = true)]
+    watch_filter: String,
+    #[command(flatten)]
+    election: ElectionArgs,
+    #[command(flatten)]
+    servers: ServerArgs,
+    #[command(flatten)]
+    work: WorkArgs,
+}
+
+/// Which of several replicas acts.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Leader election")]
+struct ElectionArgs {
+    /// Act only while holding a Lease; needed where there may be two replicas.
+    #[arg(long = "leader-elect", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
+    wanted: bool,
+    /// How long others wait for a leader that is silent.
+    #[arg(long = "leader-elect-lease-duration", value_parser = duration::parse, default_value = "15s", value_name = "TIME")]
+    lease_duration: Duration,
+    /// How long the leader acts without having renewed the Lease.
+    #[arg(long = "leader-elect-renew-deadline", value_parser = duration::parse, default_value = "10s", value_name = "TIME")]
+    renew_deadline: Duration,
+    /// The pause between two attempts to get or renew the Lease.
+    #[arg(long = "leader-elect-retry-period", value_parser = duration::parse, default_value = "2s", value_name = "TIME")]
+    retry_period: Duration,
+    /// Namespace of the Lease; without it, that of the pod or the kubeconfig.
+    #[arg(
+        id = "lease_namespace",
+        long = "leader-elect-resource-namespace",
+        env = "POD_NAMESPACE",
+        value_name = "NAMESPACE"
+    )]
+    namespace: Option<String>,
+}
+
+/// What is answered where.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Health and metrics")]
+struct ServerArgs {
+    /// Where /healthz and /readyz are answered, over HTTP.
+    #[arg(long, default_value = ":9440", value_name = "ADDRESS")]
+    health_addr: BindAddress,
+    /// Where /metrics is answered, over HTTPS and to whom the API server lets `get` it.
+    #[arg(long, default_value = ":8443", value_name = "ADDRESS")]
+    diagnostics_address: BindAddress,
+    /// Answer /metrics over HTTP, and to anybody.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
+    insecure_diagnostics: bool,
+}
+
+/// How much is done at once.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Work")]
+struct WorkArgs {
+    /// InfraMachines that are reconciled at the same time.
+    #[arg(long, default_value = "32", value_name = "NUMBER")]
+    inframachine_concurrency: NonZeroU16,
+    /// InfraMachineTemplates that are reconciled at the same time.
+    #[arg(long, default_value = "4", value_name = "NUMBER")]
+    inframachinetemplate_concurrency: NonZeroU16,
+    /// InfraClusters that are reconciled at the same time.
+    #[arg(long, default_value = "8", value_name = "NUMBER")]
+    infracluster_concurrency: NonZeroU16,
+    /// The pause between two lists of the VMs of a driver and class, which find VMs that vanished.
+    #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
+    inventory_interval: Duration,
+    /// How long running reconciles may take to end after SIGTERM.
+    #[arg(long, value_parser = duration::parse, default_value = "30s", value_name = "TIME")]
+    graceful_shutdown_timeout: Duration,
+}
+
+/// Runs the manager until it is asked to stop.
+pub(super) async fn run(args: RunArgs) -> Result<(), Failure> {
+    let drivers = drivers::load(&args.drivers_config)?;
+    if drivers.is_empty() {
+        tracing::warn!(file = %args.drivers_config.display(), "no driver is configured: no machine will be made");
+    }
+    let api_server = api_server(args.kubeconfig)
+        .await
+        .map_err(Failure::Misconfigured)?;
+    let election = args.election.election(&api_server.default_namespace)?;
+    let stop = signals::asked_to_stop()
+        .context("listening for signals failed")
+        .map_err(Failure::Failed)?;
+    let setup = Setup {
+        api_server,
+        drivers,
+        election,
+        options: args.work.options(args.namespace, args.watch_filter),
+        controllers: manager::all_controllers,
+        health: args.servers.health_addr.bind().await.map_err(Failure::Failed)?,
+        diagnostics: args.servers.diagnostics().await.map_err(Failure::Failed)?,
+        grace: args.work.graceful_shutdown_timeout,
+    };
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "starting");
+    manager::run(setup, stop).await.map_err(Failure::failed)
+}
+
+/// How to reach the API server.
+async fn api_server(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Config> {
+    let Some(path) = kubeconfig else {
+        return kube::Config::infer()
+            .await
+            .context("finding out how to reach the API server failed: give --kubeconfig, or run in a pod");
+    };
+    let what = || format!("reading the kubeconfig {} failed", path.display());
+    let kubeconfig = Kubeconfig::read_from(&path).with_context(what)?;
+    kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .with_context(what)
+}
+
+impl ElectionArgs {
+    fn election(self, default_namespace: &str) -> Result<Option<Election>, Failure> {
+        let timing = Timing::new(self.lease_duration, self.renew_deadline, self.retry_period)
+            .context("the times of --leader-elect-* do not fit together")
+            .map_err(Failure::Misconfigured)?;
+        if !self.wanted {
+            return Ok(None);
+        }
+        Ok(Some(Election {
+            namespace: self
+                .namespace
+                .filter(|namespace| !namespace.is_empty())
+                .unwrap_or_else(|| default_namespace.to_owned()),
+            lease: LEASE.to_owned(),
+            identity: manager::identity(&host_name()),
+            timing,
+        }))
+    }
+}
+
+impl ServerArgs {
+    async fn diagnostics(&self) -> anyhow::Result<Diagnostics> {
+        let listener = self.diagnostics_address.bind().await?;
+        Ok(if self.insecure_diagnostics {
+            Diagnostics::Insecure(listener)
+        } else {
+            Diagnostics::Secure(listener)
+        })
+    }
+}
+
+impl WorkArgs {
+    fn options(&self, namespace: String, watch_filter: String) -> ControllerOptions {
+        let given = |text: String| (!text.is_empty()).then_some(text);
+        ControllerOptions {
+            namespace: given(namespace),
+            watch_filter: given(watch_filter),
+            machine_concurrency: self.inframachine_concurrency.get(),
+            template_concurrency: self.inframachinetemplate_concurrency.get(),
+            cluster_concurrency: self.infracluster_concurrency.get(),
+            inventory_interval: self.inventory_interval,
+        }
+    }
+}
+
+/// The pod's name, as a rule; only a person reads it.
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map(|name| name.trim().to_owned())
+        .ok()
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "capcmi".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::{Cli, Command};
+    use super::*;
+
+    fn args(flags: &[&str]) -> RunArgs {
+        let all = ["capcmi", "run", "--drivers-config=d.yaml"].iter().chain(flags);
+        match Cli::try_parse_from(all).unwrap().command {
+            Command::Run(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn flags_are_written_as_cluster_api_managers_take_them() {
+        let args = args(&[
+            "--leader-elect",
+            "--leader-elect-lease-duration=30s",
+            "--insecure-diagnostics=false",
+            "--namespace=",
+            "--watch-filter=red",
+            "--watch-filter=blue",
+            "--diagnostics-address=127.0.0.1:8080",
+        ]);
+        assert!(args.election.wanted && !args.servers.insecure_diagnostics);
+        let election = args.election.election("ns").unwrap_or(None).unwrap();
+        assert_eq!(
+            (election.namespace.as_str(), election.lease.as_str()),
+            ("ns", LEASE)
+        );
+        let options = args.work.options(args.namespace, args.watch_filter);
+        assert_eq!(
+            (options.namespace, options.watch_filter),
+            (None, Some("blue".to_owned()))
+        );
+    }
+
+    #[test]
+    fn nobody_is_elected_unless_it_is_asked_for() {
+        assert!(args(&[]).election.election("ns").unwrap_or(None).is_none());
+        assert!(
+            args(&["--leader-elect=false"])
+                .election
+                .election("ns")
+                .unwrap_or(None)
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn times_that_do_not_fit_together_are_a_misconfiguration() {
+        let args = args(&["--leader-elect-lease-duration=5s"]);
+        let failure = args.election.election("ns").unwrap_err();
+        assert!(matches!(failure, Failure::Misconfigured(_)));
+        assert!(
+            failure.message().contains("renew deadline"),
+            "{}",
+            failure.message()
+        );
+    }
+}

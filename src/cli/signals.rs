@@ -1,0 +1,32 @@
+//! SIGTERM and SIGINT: the first asks to stop, the second does not ask.
+
+use std::future::Future;
+use std::io;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The exit code after a second signal.
+const ABORTED: i32 = 130;
+
+/// A future that resolves at the first signal. A second one ends the process there and then.
+///
+/// # Errors
+/// When signals can't be listened for.
+pub(super) fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        first(&mut terminate, &mut interrupt).await;
+        tokio::spawn(async move {
+            first(&mut terminate, &mut interrupt).await;
+            tracing::warn!("asked to stop a second time: aborting");
+            std::process::exit(ABORTED);
+        });
+    })
+}
+
+async fn first(terminate: &mut Signal, interrupt: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

@@ -1,0 +1,104 @@
+//! What a VM goes through while it lives.
+
+use super::*;
+
+/// DRV-29, INI-01, INI-12, INI-18, INI-22, INI-23
+#[tokio::test(start_paused = true)]
+async fn a_vm_whose_check_is_to_be_off_waits_for_its_initialization() {
+    let driver = driver("faults: [{operation: InitializeMachine, count: 2, code: Uninitialized}]");
+    let class = || class("c", "a", &json!({"sourceDestCheck": false}));
+    let made = driver.create("a", class()).await.unwrap();
+    for _ in 0..10 {
+        let waits = driver.status("a", None, class()).await.unwrap_err();
+        assert_eq!(waits.code(), Code::Uninitialized);
+        assert_eq!(waits.machine().map(|vm| &vm.provider_id), Some(&made.provider_id));
+    }
+    for _ in 0..2 {
+        let failed = driver.initialize("a", class()).await.unwrap_err();
+        assert_eq!(
+            failed.machine().map(|vm| &vm.provider_id),
+            Some(&made.provider_id)
+        );
+    }
+    assert_eq!(driver.mutations(), 1);
+    for _ in 0..10 {
+        driver.initialize("a", class()).await.unwrap();
+    }
+    assert_eq!(driver.mutations(), 2);
+    driver.status("a", None, class()).await.unwrap();
+    driver
+        .console()
+        .set_source_dest_check(driver.id("a"), true)
+        .unwrap();
+    assert_eq!(
+        code(driver.status("a", None, class()).await),
+        Some(Code::Uninitialized)
+    );
+    assert_eq!(
+        code(driver.initialize("b", plain("b")).await),
+        Some(Code::NotFound)
+    );
+}
+
+/// UPD-01, UPD-03
+#[tokio::test(start_paused = true)]
+async fn an_update_changes_labels_alone_and_compares_with_the_real_vm() {
+    let driver = driver("{}");
+    let id = driver.create("a", plain("a")).await.unwrap().provider_id;
+    let labelled = || class("c", "a", &json!({"labels": {"tier": "gold"}}));
+    for _ in 0..2 {
+        driver.update("a", id.clone(), labelled()).await.unwrap();
+    }
+    assert_eq!(driver.console().vms().unwrap()[0].labels["tier"], "gold");
+    assert_eq!(driver.mutations(), 2);
+    let larger = driver
+        .update("a", id.clone(), class("c", "a", &json!({"size": "large"})))
+        .await
+        .unwrap_err();
+    assert_eq!(larger.code(), Code::InvalidArgument);
+    assert!(larger.message().contains("/size"));
+    driver.update("a", id, plain("a")).await.unwrap();
+    assert!(driver.console().vms().unwrap()[0].labels.is_empty());
+}
+
+/// PLG-SD-00, PLG-SD-10
+#[tokio::test(start_paused = true)]
+async fn a_guest_boots_stops_and_is_stopped() {
+    let driver = driver("{bootSeconds: 2, bootJitterSeconds: 1, shutDownSeconds: 4}");
+    let power = async || {
+        driver
+            .status("a", None, plain("a"))
+            .await
+            .unwrap()
+            .power_state
+            .unwrap()
+    };
+    driver.create("a", plain("a")).await.unwrap();
+    assert_eq!(power().await, PowerState::Starting);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(power().await, PowerState::Running);
+    assert_eq!(code(driver.shut_down("a", plain("a")).await), Some(Code::Aborted));
+    assert_eq!(power().await, PowerState::Stopping);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    driver.shut_down("a", plain("a")).await.unwrap();
+    assert_eq!(power().await, PowerState::Stopped);
+    assert_eq!(
+        code(driver.shut_down("b", plain("b")).await),
+        Some(Code::NotFound)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_class_is_described_without_tags() {
+    let driver = driver("{}");
+    let bare = || class("", "", &json!({"tags": null}));
+    let described = driver.describe_class(bare()).await.unwrap();
+    assert_eq!(
+        (
+            described.capacity["cpu"].as_str(),
+            described.capacity["memory"].as_str()
+        ),
+        ("2", "4Gi")
+    );
+    assert_eq!(driver.zones(bare()).await.unwrap().len(), 3);
+}

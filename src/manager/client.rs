@@ -1,0 +1,210 @@
+//! The client of the API server, and the rules that its requests are held to.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use http::header::{HeaderValue, USER_AGENT};
+use http::{Method, Request, Response};
+use kube::client::{Body, ClientBuilder};
+use kube::{Client, Config};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tower::{BoxError, Layer, Service};
+
+use crate::leadership::Leadership;
+
+/// Requests at the same time, but for watches: each needs a connection.
+const MOST_REQUESTS: usize = 64;
+/// How long the API server may take to answer, but for watches.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The API server did not answer in time. What was asked may have been done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the API server did not answer within {} s", .0.as_secs())]
+pub struct RequestTimedOut(Duration);
+
+/// A client for the manager's own requests: the lease, and the reviews of who reads the diagnostics. Those are made
+/// whether or not this replica leads.
+pub(super) fn plain(config: Config) -> Result<Client, kube::Error> {
+    Ok(ClientBuilder::try_from(prepared(config))?.build())
+}
+
+/// The client of the controllers: it refuses every write while this replica does not lead.
+pub(super) fn ruled(config: Config, leadership: Leadership) -> Result<Client, kube::Error> {
+    let rules = Rules {
+        leadership,
+        slots: Arc::new(Semaphore::new(MOST_REQUESTS)),
+    };
+    Ok(ClientBuilder::try_from(prepared(config))?
+        .with_layer(&rules)
+        .build())
+}
+
+/// kube would retry a refused request for minutes, whatever its verb: a reconcile comes back by itself instead.
+fn prepared(mut config: Config) -> Config {
+    config.default_retry = false;
+    let agent = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
+    config.headers.push((USER_AGENT, HeaderValue::from_static(agent)));
+    config
+}
+
+/// The rules: no write without leadership, not too many requests at the same time, no request without a deadline.
+/// Watches are reads that last: the first rule alone is theirs, and they pass it.
+#[derive(Clone)]
+struct Rules {
+    leadership: Leadership,
+    slots: Arc<Semaphore>,
+}
+
+struct Ruled<S> {
+    rules: Rules,
+    inner: S,
+}
+
+impl<S> Layer<S> for Rules {
+    type Service = Ruled<S>;
+
+    fn layer(&self, inner: S) -> Ruled<S> {
+        Ruled {
+            rules: self.clone(),
+            inner,
+        }
+    }
+}
+
+impl<S, B> Service<Request<Body>> for Ruled<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+    B: 'static,
+{
+    type Response = Response<B>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<B>, BoxError>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let rules = self.rules.clone();
+        let is_write = is_write(request.method());
+        let lasts = is_watch(&request);
+        if is_write && let Err(error) = rules.leadership.check() {
+            return Box::pin(async move { Err(error.into()) });
+        }
+        // Nothing is sent before this future is polled.
+        let response = self.inner.call(request);
+        Box::pin(async move {
+            if lasts {
+                return response.await.map_err(Into::into);
+            }
+            let _slot = rules.slots.acquire().await?;
+            if is_write {
+                rules.leadership.check()?;
+            }
+            match timeout(REQUEST_TIMEOUT, response).await {
+                Ok(response) => response.map_err(Into::into),
+                Err(_elapsed) => Err(RequestTimedOut(REQUEST_TIMEOUT).into()),
+            }
+        })
+    }
+}
+
+fn is_write(method: &Method) -> bool {
+    !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+}
+
+fn is_watch(request: &Request<Body>) -> bool {
+    request.method() == Method::GET
+        && request.uri().query().is_some_and(|query| {
+            query
+                .split('&')
+                .any(|pair| pair == "watch=true" || pair == "watch=1")
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures::FutureExt as _;
+    use tokio::time::{Instant, advance};
+    use tower::service_fn;
+
+    use super::*;
+    use crate::leadership::{NotLeader, is_not_leader};
+
+    fn request(method: Method, uri: &str) -> Request<Body> {
+        let mut request = Request::new(Body::empty());
+        *request.method_mut() = method;
+        *request.uri_mut() = uri.parse().unwrap();
+        request
+    }
+
+    fn ruled_service<F>(
+        leadership: Leadership,
+        slots: usize,
+        answer: impl Fn() -> F + Clone,
+    ) -> Ruled<impl Service<Request<Body>, Response = Response<()>, Error = BoxError, Future = F>>
+    where
+        F: Future<Output = Result<Response<()>, BoxError>>,
+    {
+        let rules = Rules {
+            leadership,
+            slots: Arc::new(Semaphore::new(slots)),
+        };
+        rules.layer(service_fn(move |_| answer()))
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_does_not_lead_reads_but_does_not_write() {
+        let sent = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&sent);
+        let mut service = ruled_service(Leadership::elected(), 1, move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            async { Ok(Response::new(())) }
+        });
+        for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+            let refused = service.call(request(method, "/x")).await.unwrap_err();
+            assert!(refused.is::<NotLeader>());
+            assert!(is_not_leader(&kube::Error::Service(refused)));
+        }
+        assert_eq!(sent.load(Ordering::SeqCst), 0);
+        for method in [Method::GET, Method::HEAD, Method::OPTIONS] {
+            service.call(request(method, "/x")).await.unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_waited_for_its_turn_longer_than_the_lease_is_not_sent() {
+        let leadership = Leadership::elected();
+        leadership.renew(Instant::now() + Duration::from_secs(15));
+        let mut service = ruled_service(leadership, 1, || async {
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            Ok(Response::new(()))
+        });
+        let (first, second) = (
+            service.call(request(Method::PUT, "/x")),
+            service.call(request(Method::PUT, "/x")),
+        );
+        let (first, second) = tokio::join!(first, second);
+        assert!(first.is_ok());
+        assert!(second.unwrap_err().is::<NotLeader>());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_have_a_deadline_and_a_cap_and_watches_have_neither() {
+        let mut service = ruled_service(Leadership::unelected(), 1, std::future::pending);
+        let mut watch = service.call(request(Method::GET, "/x?limit=1&watch=true"));
+        let mut read = service.call(request(Method::GET, "/x"));
+        assert!((&mut watch).now_or_never().is_none());
+        let refused = (&mut read).await.unwrap_err();
+        assert!(refused.is::<RequestTimedOut>());
+        advance(Duration::from_hours(1)).await;
+        assert!(watch.now_or_never().is_none());
+    }
+}

@@ -1,0 +1,98 @@
+//! The controllers that the manager runs, and what they are given.
+
+use std::sync::Arc;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use kube::Client;
+use tokio_util::sync::CancellationToken;
+
+use super::{Health, Pending};
+use crate::controllers::Controllers;
+pub use crate::controllers::Options as ControllerOptions;
+use crate::leadership::Leadership;
+use crate::metrics::Metrics;
+use crate::provider::Providers;
+
+/// What every controller is given.
+#[derive(Clone)]
+pub struct Context {
+    /// The client to use: it refuses writes while this replica does not lead (see
+    /// [`crate::leadership::is_not_leader`]), retries nothing by itself, and has a deadline for each request.
+    pub client: Client,
+    /// The configured drivers.
+    pub providers: Providers,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Whether this replica may act. Caches warm up before; reconciles begin after [`Leadership::acquired`].
+    pub leadership: Leadership,
+    /// Where to say that caches are warm. Not that this replica leads: a replica that waits for its turn is ready.
+    pub health: Health,
+    /// Cancelled when no new reconcile may begin; those that run may end.
+    pub stopping: CancellationToken,
+    /// What was configured.
+    pub options: Arc<ControllerOptions>,
+}
+
+/// A controller: polled from the start, and until it ends by itself after [`Context::stopping`] was cancelled. One
+/// that ends before, or panics, ends the process.
+pub struct Controller {
+    /// What it is called when it ends unexpectedly: `the InfraMachine controller`.
+    pub name: &'static str,
+    /// The controller.
+    pub run: BoxFuture<'static, ()>,
+}
+
+/// The controllers of `capcmi run`: the watches, which fill the caches before this replica leads, and the reconcilers,
+/// which begin when it does.
+pub fn all(context: &Context) -> Vec<Controller> {
+    let (controllers, watches) = Controllers::new(
+        context.client.clone(),
+        context.options.as_ref().clone(),
+        context.providers.clone(),
+        Arc::clone(&context.metrics),
+    );
+    context.metrics.machines(controllers.machine_counter());
+    // The watches go on until the last reconcile is done: what it wrote has to come back to it.
+    let done = CancellationToken::new();
+    let caches = context.health.wait_for("the caches");
+    vec![
+        Controller {
+            name: "the watches",
+            run: watch(watches, done.clone()).boxed(),
+        },
+        Controller {
+            name: "the controllers",
+            run: reconcile(context.clone(), controllers, caches, done).boxed(),
+        },
+    ]
+}
+
+async fn watch(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToken) {
+    tokio::select! {
+        _ = futures::future::select_all(watches) => {}
+        () = done.cancelled() => {}
+    }
+}
+
+async fn reconcile(context: Context, controllers: Controllers, caches: Pending, done: CancellationToken) {
+    let begin = async {
+        if let Err(error) = controllers.synced().await {
+            tracing::error!(%error, "a cache can't be filled");
+            return false;
+        }
+        caches.ready();
+        context.leadership.acquired().await;
+        true
+    };
+    let stopping = context.stopping.clone();
+    let leads = tokio::select! {
+        leads = begin => leads,
+        () = stopping.cancelled() => false,
+    };
+    if leads {
+        tracing::info!("reconciling");
+        controllers.run(stopping.cancelled_owned().shared()).await;
+    }
+    done.cancel();
+}

@@ -1,0 +1,56 @@
+//! `/metrics`, for anybody or for whom the API server lets in.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+
+use super::reviewer::{Reviewer, Verdict};
+use crate::metrics::{CONTENT_TYPE, Metrics};
+use crate::telemetry::Chain;
+
+/// `/metrics` for anybody.
+pub(super) fn open(metrics: Arc<Metrics>) -> Router {
+    Router::new().route("/metrics", get(show)).with_state(metrics)
+}
+
+/// `/metrics` for whom the API server lets `get` it.
+pub(super) fn reviewed(metrics: Arc<Metrics>, client: kube::Client) -> Router {
+    open(metrics).layer(from_fn_with_state(Arc::new(Reviewer::new(client)), review))
+}
+
+async fn show(State(metrics): State<Arc<Metrics>>) -> Response {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], metrics.encode()).into_response()
+}
+
+async fn review(State(reviewer): State<Arc<Reviewer>>, request: Request, next: Next) -> Response {
+    let token = request
+        .headers()
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "))
+        .map(str::trim)
+        .filter(|token| !token.is_empty());
+    let Some(token) = token else {
+        return (StatusCode::UNAUTHORIZED, "a bearer token is needed\n").into_response();
+    };
+    match reviewer.review(token, request.uri().path()).await {
+        Ok(Verdict::Allowed) => next.run(request).await,
+        Ok(Verdict::Unauthenticated) => {
+            (StatusCode::UNAUTHORIZED, "the token is not valid\n").into_response()
+        }
+        Ok(Verdict::Forbidden) => (StatusCode::FORBIDDEN, "not allowed to get this path\n").into_response(),
+        Err(error) => {
+            tracing::warn!(error = %Chain(&error), "a request for diagnostics was not reviewed");
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the request could not be reviewed\n",
+            )
+                .into_response()
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Leader election by a Lease, the way client-go does it.
+//!
+//! # Guarantees
+//! * Leadership ends, for this process, `renew_deadline` after the last successful renewal was *sent*. Others wait for
+//!   `lease_duration` after they *saw* it, which is later: what lies between the two is left for requests under way.
+//! * Of others' clocks nothing is believed: a lease is abandoned when its record has not changed for its duration, on
+//!   the monotonic clock of this process.
+//! * Every write names the version it replaces: of two who want the lease, one gets it.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Client};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::leadership::Leadership;
+use crate::telemetry::Chain;
+
+/// How long handing over may take.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Which lease, and who wants it.
+#[derive(Clone, Debug)]
+pub struct Election {
+    /// Namespace of the Lease.
+    pub namespace: String,
+    /// Name of the Lease.
+    pub lease: String,
+    /// Who this replica is; no other may be called the same, nor this one after a restart: see [`identity`].
+    pub identity: String,
+    /// When.
+    pub timing: Timing,
+}
+
+/// How often the lease is renewed, and when it is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    lease_duration: Duration,
+    renew_deadline: Duration,
+    retry_period: Duration,
+}
+
+/// Times that do not fit together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TimingError {
+    /// Others have to wait longer than the leader acts.
+    #[error("the lease duration has to be longer than the renew deadline")]
+    LeaseTooShort,
+    /// A renewal has to be tried before it is too late.
+    #[error("the renew deadline has to be longer than 1.2 times the retry period")]
+    DeadlineTooShort,
+    /// A pause of nothing would flood the API server.
+    #[error("the retry period has to be longer than nothing")]
+    NoPause,
+    /// A Lease counts in whole seconds and 32 bits.
+    #[error("the lease duration has to be less than a day")]
+    LeaseTooLong,
+}
+
+impl Timing {
+    /// The times, checked.
+    ///
+    /// # Errors
+    /// [`TimingError`] when they do not fit together.
+    pub fn new(
+        lease_duration: Duration,
+        renew_deadline: Duration,
+        retry_period: Duration,
+    ) -> Result<Self, TimingError> {
+        if retry_period.is_zero() {
+            return Err(TimingError::NoPause);
+        }
+        if renew_deadline <= retry_period.mul_f64(1.2) {
+            return Err(TimingError::DeadlineTooShort);
+        }
+        if lease_duration <= renew_deadline {
+            return Err(TimingError::LeaseTooShort);
+        }
+        if lease_duration > Duration::from_hours(24) {
+            return Err(TimingError::LeaseTooLong);
+        }
+        Ok(Self {
+            lease_duration,
+            renew_deadline,
+            retry_period,
+        })
+    }
+}
+
+/// A name for this replica that no other has, and that it has not had before: `<host>_<random>`.
+pub fn identity(host: &str) -> String {
+    format!("{host}_{:016x}", random())
+}
+
+/// Wants the lease, holds it, and hands it over.
+pub(super) struct Elector {
+    leases: Api<Lease>,
+    election: Election,
+    observed: Option<Observed>,
+}
+
+/// The lease as it was last seen to change.
+struct Observed {
+    lease: Lease,
+    at: Instant,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Attempt {
+    Held,
+    HeldBy(String),
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ElectionError {
+    #[error("reading the lease failed")]
+    Read(#[source] kube::Error),
+    #[error("creating the lease failed")]
+    Create(#[source] kube::Error),
+    #[error("writing the lease failed")]
+    Write(#[source] kube::Error),
+    #[error("the API server did not answer in time")]
+    TimedOut,
+}
+
+impl Elector {
+    pub(super) fn new(client: Client, election: Election) -> Self {
+        Self {
+            leases: Api::namespaced(client, &election.namespace),
+            election,
+            observed: None,
+        }
+    }
+
+    /// Wants and holds the lease until it is lost, or handed over when `release` is cancelled.
+    pub(super) async fn run(mut self, leadership: Leadership, release: CancellationToken) {
+        let Some(sent) = release.run_until_cancelled(self.acquire()).await else {
+            leadership.resign();
+            return;
+        };
+        leadership.renew(sent + self.election.timing.renew_deadline);
+        tracing::info!(identity = self.election.identity, "this replica is the leader");
+        let asked_to_end = release
+            .run_until_cancelled(self.keep(&leadership, sent))
+            .await
+            .is_none();
+        let is_ours = leadership.is_held();
+        leadership.resign();
+        if asked_to_end && is_ours {
+            match timeout(RELEASE_TIMEOUT, self.hand_over()).await {
+                Ok(Ok(())) => tracing::info!("the lease was handed over"),
+                Ok(Err(error)) => warn(&error),
+                Err(_elapsed) => warn(&ElectionError::TimedOut),
+            }
+        }
+    }
+
+    /// Waits until the lease is held; answers when the request that got it was sent, at the latest.
+    async fn acquire(&mut self) -> Instant {
+        let mut last_holder = None;
+        loop {
+            let sent = Instant::now();
+            let attempt = timeout(self.election.timing.renew_deadline, self.attempt()).await;
+            match attempt.unwrap_or(Err(ElectionError::TimedOut)) {
+                Ok(Attempt::Held) => return sent,
+                Ok(Attempt::HeldBy(holder)) => {
+                    if last_holder.as_ref() != Some(&holder) {
+                        tracing::info!(holder, "waiting for the lease");
+                        last_holder = Some(holder);
+                    }
+                }
+                Err(error) => warn(&error),
+            }
+            sleep(self.pause()).await;
+        }
+    }
+
+    /// Renews the lease until that fails for too long, or somebody else holds it.
+    async fn keep(&mut self, leadership: &Leadership, mut renewed: Instant) {
+        loop {
+            sleep(self.election.timing.retry_period).await;
+            if !leadership.is_held() {
+                tracing::error!("the lease was not renewed in time");
+                return;
+            }
+            let sent = Instant::now();
+            let deadline = renewed + self.election.timing.renew_deadline;
+            match timeout_at(deadline, self.attempt()).await {
+                Ok(Ok(Attempt::Held)) => {
+                    renewed = sent;
+                    leadership.renew(sent + self.election.timing.renew_deadline);
+                }
+                Ok(Ok(Attempt::HeldBy(holder))) => {
+                    tracing::error!(holder, "the lease was taken");
+                    return;
+                }
+                Ok(Err(error)) => warn(&error),
+                Err(_elapsed) => warn(&ElectionError::TimedOut),
+            }
+        }
+    }
+
+    /// Takes or renews the lease if it is ours, nobody's, or abandoned.
+    async fn attempt(&mut self) -> Result<Attempt, ElectionError> {
+        // While it is ours, nobody else writes it: no need to read it first.
+        if let Some(observed) = &self.observed
+            && observed.holder() == Some(&self.election.identity)
+        {
+            let lease = observed.lease.clone();
+            match self.write(lease).await {
+                Err(ElectionError::Write(kube::Error::Api(status))) if status.is_conflict() => {}
+                written => return written,
+            }
+        }
+        let Some(lease) = self
+            .leases
+            .get_opt(&self.election.lease)
+            .await
+            .map_err(ElectionError::Read)?
+        else {
+            return self.create().await;
+        };
+        self.observe(lease);
+        match &self.observed {
+            Some(observed) => match observed.other_holder(&self.election.identity) {
+                Some(holder) => Ok(Attempt::HeldBy(holder.to_owned())),
+                None => self.write(observed.lease.clone()).await,
+            },
+            None => self.create().await,
+        }
+    }
+
+    async fn create(&mut self) -> Result<Attempt, ElectionError> {
+        let lease = Lease {
+            metadata: ObjectMeta {
+                name: Some(self.election.lease.clone()),
+                namespace: Some(self.election.namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(self.record(None)),
+        };
+        let created = self
+            .leases
+            .create(&PostParams::default(), &lease)
+            .await
+            .map_err(ElectionError::Create)?;
+        self.observe(created);
+        Ok(Attempt::Held)
+    }
+
+    /// Writes our record over the lease that was read; refused when it has changed since.
+    async fn write(&mut self, mut lease: Lease) -> Result<Attempt, ElectionError> {
+        lease.spec = Some(self.record(lease.spec.take()));
+        let written = self
+            .leases
+            .replace(&self.election.lease, &PostParams::default(), &lease)
+            .await
+            .map_err(ElectionError::Write)?;
+        self.observe(written);
+        Ok(Attempt::Held)
+    }
+
+    /// Our record, after another.
+    fn record(&self, before: Option<LeaseSpec>) -> LeaseSpec {
+        let now = MicroTime(Timestamp::now());
+        let before = before.unwrap_or_default();
+        let is_ours = before.holder_identity.as_ref() == Some(&self.election.identity);
+        let transitions = before.lease_transitions.unwrap_or(0);
+        LeaseSpec {
+            holder_identity: Some(self.election.identity.clone()),
+            lease_duration_seconds: Some(whole_seconds(self.election.timing.lease_duration)),
+            acquire_time: if is_ours {
+                before.acquire_time
+            } else {
+                Some(now.clone())
+            },
+            renew_time: Some(now),
+            lease_transitions: Some(if is_ours {
+                transitions
+            } else {
+                transitions.saturating_add(1)
+            }),
+            ..LeaseSpec::default()
+        }
+    }
+
+    fn observe(&mut self, lease: Lease) {
+        match &mut self.observed {
+            Some(observed) if observed.lease.spec == lease.spec => observed.lease = lease,
+            Some(_) | None => {
+                self.observed = Some(Observed {
+                    lease,
+                    at: Instant::now(),
+                });
+            }
+        }
+    }
+
+    /// Leaves the lease without a holder, so that the next leader need not wait for it to expire.
+    async fn hand_over(&mut self) -> Result<(), ElectionError> {
+        let Some(observed) = &self.observed else {
+            return Ok(());
+        };
+        match self.empty(observed.lease.clone()).await {
+            // A renewal that was under way has changed it.
+            Err(ElectionError::Write(kube::Error::Api(status))) if status.is_conflict() => {}
+            emptied => return emptied,
+        }
+        let lease = self
+            .leases
+            .get(&self.election.lease)
+            .await
+            .map_err(ElectionError::Read)?;
+        self.observe(lease);
+        match &self.observed {
+            Some(observed) if observed.holder() == Some(&self.election.identity) => {
+                self.empty(observed.lease.clone()).await
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    async fn empty(&self, mut lease: Lease) -> Result<(), ElectionError> {
+        let transitions = lease.spec.as_ref().and_then(|spec| spec.lease_transitions);
+        lease.spec = Some(LeaseSpec {
+            lease_duration_seconds: Some(1),
+            lease_transitions: transitions,
+            renew_time: Some(MicroTime(Timestamp::now())),
+            ..LeaseSpec::default()
+        });
+        self.leases
+            .replace(&self.election.lease, &PostParams::default(), &lease)
+            .await
+            .map(drop)
+            .map_err(ElectionError::Write)
+    }
+
+    /// The retry period and up to a fifth more, so that those who wait do not all ask at once.
+    fn pause(&self) -> Duration {
+        let fraction = f64::from(u16::try_from(random() >> 48).unwrap_or(0)) / f64::from(u16::MAX);
+        self.election.timing.retry_period.mul_f64(1.0 + 0.2 * fraction)
+    }
+}
+
+impl Observed {
+    fn holder(&self) -> Option<&String> {
+        let spec = self.lease.spec.as_ref()?;
+        spec.holder_identity.as_ref().filter(|holder| !holder.is_empty())
+    }
+
+    /// Who holds the lease, unless it is `identity`, or it has been abandoned.
+    fn other_holder(&self, identity: &str) -> Option<&str> {
+        let holder = self.holder().filter(|holder| *holder != identity)?;
+        let spec = self.lease.spec.as_ref()?;
+        let seconds = spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok());
+        let abandoned = self.at.elapsed() >= Duration::from_secs(seconds.unwrap_or(0));
+        (!abandoned).then_some(holder)
+    }
+}
+
+/// Rounded up: others may wait longer than needed, never shorter.
+fn whole_seconds(duration: Duration) -> i32 {
+    let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
+    i32::try_from(seconds).unwrap_or(i32::MAX)
+}
+
+/// The standard library keys its hash maps at random; no more is needed here.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+fn warn(error: &ElectionError) {
+    tracing::warn!(error = %Chain(error), "leader election");
+}
+
+#[cfg(test)]
+mod tests;

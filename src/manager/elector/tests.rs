@@ -1,0 +1,210 @@
+//! Electors and an API server that holds one lease.
+
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tokio::time::advance;
+
+use super::*;
+use crate::manager::tests::client_of;
+
+/// One lease, and whether the API server answers.
+#[derive(Default)]
+struct Store {
+    lease: Option<Value>,
+    version: u64,
+    writes: usize,
+    is_down: bool,
+}
+
+type Shared = Arc<Mutex<Store>>;
+
+fn api_server(store: &Shared) -> Client {
+    let store = Arc::clone(store);
+    client_of(move |request, body| {
+        let mut store = store.lock().unwrap();
+        if store.is_down {
+            return failure(503, "ServiceUnavailable");
+        }
+        let current = store
+            .lease
+            .as_ref()
+            .map(|l| l["metadata"]["resourceVersion"].clone());
+        match (request.method.as_str(), current) {
+            ("GET", Some(_)) => (200, store.lease.clone().unwrap()),
+            ("GET", None) => failure(404, "NotFound"),
+            ("POST", Some(_)) => failure(409, "AlreadyExists"),
+            ("PUT", Some(current)) if body["metadata"]["resourceVersion"] != current => {
+                failure(409, "Conflict")
+            }
+            ("POST" | "PUT", _) => {
+                store.version += 1;
+                store.writes += 1;
+                let mut lease = body.clone();
+                lease["metadata"]["resourceVersion"] = json!(store.version.to_string());
+                store.lease = Some(lease.clone());
+                (200, lease)
+            }
+            (other, _) => panic!("{other}"),
+        }
+    })
+}
+
+fn failure(code: u16, reason: &str) -> (u16, Value) {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": reason,
+        "reason": reason, "code": code});
+    (code, status)
+}
+
+fn timing() -> Timing {
+    let seconds = Duration::from_secs;
+    Timing::new(seconds(15), seconds(10), seconds(2)).unwrap()
+}
+
+struct Replica {
+    leadership: Leadership,
+    release: CancellationToken,
+    elector: tokio::task::JoinHandle<()>,
+}
+
+fn start(store: &Shared, identity: &str) -> Replica {
+    let election = Election {
+        namespace: "ns".to_owned(),
+        lease: "lease".to_owned(),
+        identity: identity.to_owned(),
+        timing: timing(),
+    };
+    let (leadership, release) = (Leadership::elected(), CancellationToken::new());
+    let elector = Elector::new(api_server(store), election).run(leadership.clone(), release.clone());
+    Replica {
+        leadership,
+        release,
+        elector: tokio::spawn(elector),
+    }
+}
+
+fn holder(store: &Shared) -> Value {
+    store.lock().unwrap().lease.as_ref().unwrap()["spec"]["holderIdentity"].clone()
+}
+
+async fn pass(seconds: u64) {
+    for _ in 0..seconds * 10 {
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_of_two_leads_and_renews_in_time() {
+    let store = Shared::default();
+    let one = start(&store, "one");
+    one.leadership.acquired().await;
+    let two = start(&store, "two");
+    pass(60).await;
+    assert!(one.leadership.is_held() && !two.leadership.is_held());
+    assert_eq!(holder(&store), "one");
+    let writes = store.lock().unwrap().writes;
+    assert!((25..=31).contains(&writes), "{writes} writes in 60 s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_stops_hands_the_lease_over_at_once() {
+    let store = Shared::default();
+    let one = start(&store, "one");
+    one.leadership.acquired().await;
+    let two = start(&store, "two");
+    pass(3).await;
+    one.release.cancel();
+    one.elector.await.unwrap();
+    assert!(!one.leadership.is_held());
+    assert_eq!(holder(&store), Value::Null);
+    pass(3).await;
+    assert!(two.leadership.is_held());
+    assert_eq!(
+        store.lock().unwrap().lease.as_ref().unwrap()["spec"]["leaseTransitions"],
+        2
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_not_renewed_is_taken_after_its_duration_and_no_sooner() {
+    let store = Shared::default();
+    let one = start(&store, "one");
+    one.leadership.acquired().await;
+    one.elector.abort();
+    let two = start(&store, "two");
+    pass(14).await;
+    assert!(!one.leadership.is_held(), "the renew deadline has passed");
+    assert!(!two.leadership.is_held(), "the lease has not");
+    pass(4).await;
+    assert!(two.leadership.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_cannot_renew_is_none_before_others_may_lead() {
+    let store = Shared::default();
+    let one = start(&store, "one");
+    one.leadership.acquired().await;
+    store.lock().unwrap().is_down = true;
+    let start = Instant::now();
+    one.leadership.lost().await;
+    assert!(start.elapsed() <= timing().renew_deadline);
+    one.elector.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_outage_of_the_api_server_is_survived() {
+    let store = Shared::default();
+    let one = start(&store, "one");
+    one.leadership.acquired().await;
+    store.lock().unwrap().is_down = true;
+    pass(6).await;
+    store.lock().unwrap().is_down = false;
+    pass(30).await;
+    assert!(one.leadership.is_held());
+}
+
+/// What a SIGSTOP is: the clock goes on, and no timer is served.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_slept_longer_than_its_lease_leads_no_more_from_its_first_instruction_on() {
+    let store = Shared::default();
+    let one = start(&store, "one");
+    one.leadership.acquired().await;
+    advance(Duration::from_secs(20)).await;
+    assert!(!one.leadership.is_held());
+    one.elector.await.unwrap();
+    assert!(!one.leadership.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_whose_lease_was_taken_by_force_gives_up() {
+    let store = Shared::default();
+    let one = start(&store, "one");
+    one.leadership.acquired().await;
+    {
+        let mut store = store.lock().unwrap();
+        let lease = store.lease.as_mut().unwrap();
+        lease["spec"]["holderIdentity"] = json!("somebody");
+        lease["metadata"]["resourceVersion"] = json!("99");
+    }
+    one.elector.await.unwrap();
+    assert!(!one.leadership.is_held());
+    assert_eq!(holder(&store), "somebody");
+}
+
+#[test]
+fn times_that_do_not_fit_together_are_refused() {
+    let of = |lease, deadline, retry| {
+        let seconds = Duration::from_secs;
+        Timing::new(seconds(lease), seconds(deadline), seconds(retry))
+    };
+    assert_eq!(of(10, 10, 2), Err(TimingError::LeaseTooShort));
+    assert_eq!(of(15, 2, 2), Err(TimingError::DeadlineTooShort));
+    assert_eq!(of(15, 10, 0), Err(TimingError::NoPause));
+    assert_eq!(of(90_000, 10, 2), Err(TimingError::LeaseTooLong));
+    assert!(of(15, 10, 2).is_ok());
+}
+
+#[test]
+fn no_two_processes_of_a_host_have_the_same_identity() {
+    assert_ne!(identity("host"), identity("host"));
+}

@@ -1,0 +1,188 @@
+//! Liveness and readiness, both of which can fail.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::get;
+use tokio::time::{Instant, interval};
+
+/// How often the watchdog says that timers run.
+const BEAT: Duration = Duration::from_secs(1);
+/// The process is taken for stalled when timers are late by this much.
+const STALLED: Duration = Duration::from_secs(10);
+
+/// What `/healthz` and `/readyz` answer from. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Health(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    pending: Mutex<BTreeMap<u64, &'static str>>,
+    next: AtomicU64,
+    stopping: AtomicBool,
+    failure: OnceLock<String>,
+    last_beat: Mutex<Instant>,
+}
+
+/// Something that has to be done before this replica is ready. Dropping it does not make it ready: a task that died
+/// has not warmed its cache.
+#[derive(Debug)]
+#[must_use = "the replica is ready only after `Pending::ready`"]
+pub struct Pending {
+    health: Health,
+    id: u64,
+}
+
+impl Pending {
+    /// It is done.
+    pub fn ready(self) {
+        lock(&self.health.0.pending).remove(&self.id);
+    }
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Health {
+    /// Alive and ready, as far as is known.
+    pub fn new() -> Self {
+        Self(Arc::new(Inner {
+            pending: Mutex::default(),
+            next: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            last_beat: Mutex::new(Instant::now()),
+        }))
+    }
+
+    /// Makes readiness wait for something: `the InfraMachine cache`.
+    pub fn wait_for(&self, what: &'static str) -> Pending {
+        let id = self.0.next.fetch_add(1, Ordering::Relaxed);
+        lock(&self.0.pending).insert(id, what);
+        Pending {
+            health: self.clone(),
+            id,
+        }
+    }
+
+    /// Not ready any more: the replica stops.
+    pub(super) fn stop(&self) {
+        self.0.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Not alive any more; the first reason is kept.
+    pub(super) fn fail(&self, why: String) {
+        self.0.failure.get_or_init(|| why);
+    }
+
+    /// Beats for ever, so that a stalled process is noticed.
+    pub(super) async fn watch(self) {
+        let mut beats = interval(BEAT);
+        loop {
+            beats.tick().await;
+            *lock(&self.0.last_beat) = Instant::now();
+        }
+    }
+
+    /// Answers `/healthz` and `/readyz`.
+    pub(super) fn router(&self) -> Router {
+        Router::new()
+            .route(
+                "/healthz",
+                get(|State(health): State<Self>| async move { answer(health.liveness()) }),
+            )
+            .route(
+                "/readyz",
+                get(|State(health): State<Self>| async move { answer(health.readiness()) }),
+            )
+            .with_state(self.clone())
+    }
+
+    fn liveness(&self) -> Result<(), String> {
+        if let Some(why) = self.0.failure.get() {
+            return Err(why.clone());
+        }
+        let late = lock(&self.0.last_beat).elapsed();
+        if late > STALLED {
+            return Err(format!("timers are late by {} s", late.as_secs()));
+        }
+        Ok(())
+    }
+
+    fn readiness(&self) -> Result<(), String> {
+        if self.0.stopping.load(Ordering::Relaxed) {
+            return Err("stopping".to_owned());
+        }
+        let pending = lock(&self.0.pending);
+        if pending.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<_> = pending.values().copied().collect();
+        Err(format!("waiting for {}", names.join(", ")))
+    }
+}
+
+fn answer(outcome: Result<(), String>) -> (StatusCode, String) {
+    match outcome {
+        Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_replica_is_ready_when_all_that_it_waits_for_is_done_and_until_it_stops() {
+        let health = Health::new();
+        let (machines, clusters) = (health.wait_for("machines"), health.wait_for("clusters"));
+        assert_eq!(
+            health.readiness(),
+            Err("waiting for machines, clusters".to_owned())
+        );
+        machines.ready();
+        drop(clusters);
+        assert_eq!(health.readiness(), Err("waiting for clusters".to_owned()));
+
+        let health = Health::new();
+        health.wait_for("machines").ready();
+        assert_eq!(health.readiness(), Ok(()));
+        health.stop();
+        assert_eq!(health.readiness(), Err("stopping".to_owned()));
+        assert_eq!(health.liveness(), Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stalled_process_is_not_alive() {
+        let health = Health::new();
+        let watch = tokio::spawn(health.clone().watch());
+        advance(Duration::from_mins(1)).await;
+        tokio::task::yield_now().await;
+        assert_eq!(health.liveness(), Ok(()));
+        watch.abort();
+        advance(Duration::from_secs(11)).await;
+        assert!(health.liveness().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_process_that_lost_a_controller_is_not_alive() {
+        let health = Health::new();
+        health.fail("the InfraMachine controller ended unexpectedly".to_owned());
+        assert!(health.liveness().is_err());
+    }
+}

@@ -1,0 +1,249 @@
+//! The process around the reconcilers: client, leader election, health, metrics, and an orderly end.
+//!
+//! Knows no concrete driver. Configuration, drivers, listeners and the signal to stop come from outside, so that a
+//! test runs the same manager as `capcmi run`.
+//!
+//! # Guarantees
+//! * No write and no driver call leaves this process while it does not lead.
+//! * It ends when leadership is lost, and hands the lease over when it is asked to stop.
+
+mod client;
+mod controllers;
+mod diagnostics;
+mod elector;
+mod health;
+mod reviewer;
+mod serve;
+mod tasks;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::driver::Driver;
+use crate::leadership::Leadership;
+use crate::metrics::Metrics;
+use crate::provider::{DuplicateName, Provider, Providers, Settings};
+
+pub use client::RequestTimedOut;
+pub use controllers::{Context, Controller, ControllerOptions, all as all_controllers};
+pub use elector::{Election, Timing, TimingError, identity};
+pub use health::{Health, Pending};
+
+use elector::Elector;
+use serve::Tls;
+use tasks::Tasks;
+
+/// How long the lease may take to be handed over.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a manager is run with.
+pub struct Setup {
+    /// How to reach the API server.
+    pub api_server: kube::Config,
+    /// The drivers, checked.
+    pub drivers: Vec<(Settings, Arc<dyn Driver>)>,
+    /// Leader election; nothing where this is the only replica.
+    pub election: Option<Election>,
+    /// What the controllers need to know.
+    pub options: ControllerOptions,
+    /// Makes the controllers: [`all_controllers`], but for tests.
+    pub controllers: fn(&Context) -> Vec<Controller>,
+    /// Where `/healthz` and `/readyz` are answered.
+    pub health: TcpListener,
+    /// Where `/metrics` is answered.
+    pub diagnostics: Diagnostics,
+    /// How long running reconciles may take to end.
+    pub grace: Duration,
+}
+
+/// Where and to whom `/metrics` is answered.
+pub enum Diagnostics {
+    /// Nowhere.
+    Off,
+    /// To anybody, over HTTP.
+    Insecure(TcpListener),
+    /// Over HTTPS, to whom the API server lets `get` the path.
+    Secure(TcpListener),
+}
+
+/// Why a manager ended, or did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configuration of the client can't be used.
+    #[error("building the client of the API server failed")]
+    Client(#[source] kube::Error),
+    /// Two drivers have the same name.
+    #[error(transparent)]
+    Drivers(#[from] DuplicateName),
+    /// The certificate of the diagnostics could not be made.
+    #[error("making the certificate of the diagnostics address failed")]
+    Certificate(#[source] serve::TlsError),
+    /// The lease could not be renewed in time, or somebody else holds it.
+    #[error("leadership was lost: this replica ends, so that no two act at the same time")]
+    LeadershipLost,
+    /// Something that should run as long as the process ended before.
+    #[error("{0} ended unexpectedly")]
+    TaskEnded(&'static str),
+}
+
+/// Runs until `stop` resolves, then lets the running reconciles end, and hands over the lease.
+///
+/// # Errors
+/// [`Error`]: what could not be set up, or why this replica must not go on.
+pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<(), Error> {
+    let leadership = match setup.election {
+        Some(_) => Leadership::elected(),
+        None => Leadership::unelected(),
+    };
+    let mut running = Running::start(setup, &leadership)?;
+    let ended = tokio::select! {
+        () = stop => Ok(()),
+        () = leadership.lost() => Err(Error::LeadershipLost),
+        name = running.controllers.first_ended() => Err(Error::TaskEnded(name)),
+        name = running.services.first_ended() => Err(Error::TaskEnded(name)),
+    };
+    running.end(ended, &leadership).await
+}
+
+/// Everything that runs.
+struct Running {
+    health: Health,
+    stopping: CancellationToken,
+    controllers: Tasks,
+    services: Tasks,
+    elector: Option<(tokio::task::JoinHandle<()>, CancellationToken)>,
+    grace: Duration,
+}
+
+impl Running {
+    fn start(setup: Setup, leadership: &Leadership) -> Result<Self, Error> {
+        let metrics = Arc::new(Metrics::new());
+        let own_client = client::plain(setup.api_server.clone()).map_err(Error::Client)?;
+        let context = Context {
+            client: client::ruled(setup.api_server, leadership.clone()).map_err(Error::Client)?,
+            providers: providers(setup.drivers, leadership, &metrics)?,
+            metrics: Arc::clone(&metrics),
+            leadership: leadership.clone(),
+            health: Health::new(),
+            stopping: CancellationToken::new(),
+            options: Arc::new(setup.options),
+        };
+        let mut services = Tasks::default();
+        services.spawn(
+            "the health server",
+            serve::serve(setup.health, None, context.health.router()),
+        );
+        services.spawn("the watchdog", context.health.clone().watch());
+        serve_diagnostics(&mut services, setup.diagnostics, &own_client, &metrics)?;
+        for provider in context.providers.iter().map(Arc::clone) {
+            services.spawn(
+                "a driver's probe",
+                async move { provider.keep_in_contact().await },
+            );
+        }
+        let mut controllers = Tasks::default();
+        for controller in (setup.controllers)(&context) {
+            controllers.spawn(controller.name, controller.run);
+        }
+        services.spawn("the leader's gauge", show_leadership(leadership.clone(), metrics));
+        Ok(Self {
+            health: context.health,
+            stopping: context.stopping,
+            controllers,
+            services,
+            elector: setup
+                .election
+                .map(|election| start_elector(Elector::new(own_client, election), leadership.clone())),
+            grace: setup.grace,
+        })
+    }
+
+    /// Ends in order: no new work, the running work, the lease.
+    async fn end(mut self, ended: Result<(), Error>, leadership: &Leadership) -> Result<(), Error> {
+        match &ended {
+            Ok(()) => tracing::info!(grace_s = self.grace.as_secs(), "stopping"),
+            Err(error) => {
+                tracing::error!(%error, "stopping");
+                self.health.fail(error.to_string());
+            }
+        }
+        self.health.stop();
+        self.stopping.cancel();
+        let ended = tokio::select! {
+            () = self.controllers.drain(self.grace) => ended,
+            () = leadership.lost() => ended.and(Err(Error::LeadershipLost)),
+        };
+        // Whatever still runs is dropped before the lease goes: the next leader must not act beside it.
+        self.controllers.abort().await;
+        match self.elector {
+            Some((elector, release)) => {
+                release.cancel();
+                if tokio::time::timeout(RELEASE_TIMEOUT, elector).await.is_err() {
+                    tracing::warn!("the lease was not handed over in time; it expires by itself");
+                }
+            }
+            None => leadership.resign(),
+        }
+        self.services.abort().await;
+        ended
+    }
+}
+
+fn providers(
+    drivers: Vec<(Settings, Arc<dyn Driver>)>,
+    leadership: &Leadership,
+    metrics: &Arc<Metrics>,
+) -> Result<Providers, DuplicateName> {
+    let providers = drivers
+        .into_iter()
+        .map(|(settings, driver)| Provider::new(settings, driver, leadership.clone(), Arc::clone(metrics)))
+        .collect();
+    Providers::new(providers)
+}
+
+fn serve_diagnostics(
+    services: &mut Tasks,
+    diagnostics: Diagnostics,
+    client: &kube::Client,
+    metrics: &Arc<Metrics>,
+) -> Result<(), Error> {
+    let name = "the diagnostics server";
+    match diagnostics {
+        Diagnostics::Off => {}
+        Diagnostics::Insecure(listener) => {
+            let router = diagnostics::open(Arc::clone(metrics));
+            services.spawn(name, serve::serve(listener, None, router));
+        }
+        Diagnostics::Secure(listener) => {
+            let tls = Tls::self_signed().map_err(Error::Certificate)?;
+            let router = diagnostics::reviewed(Arc::clone(metrics), client.clone());
+            services.spawn(name, serve::serve(listener, Some(tls), router));
+        }
+    }
+    Ok(())
+}
+
+fn start_elector(
+    elector: Elector,
+    leadership: Leadership,
+) -> (tokio::task::JoinHandle<()>, CancellationToken) {
+    let release = CancellationToken::new();
+    let task = tokio::spawn(elector.run(leadership, release.clone()));
+    (task, release)
+}
+
+async fn show_leadership(leadership: Leadership, metrics: Arc<Metrics>) {
+    metrics.leads(false);
+    leadership.acquired().await;
+    metrics.leads(true);
+    leadership.lost().await;
+    metrics.leads(false);
+    std::future::pending::<()>().await;
+}
+
+#[cfg(test)]
+mod tests;

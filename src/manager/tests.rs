@@ -1,0 +1,159 @@
+//! The manager as a whole, around controllers that do as they are told.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http::{Request, Response, request};
+use kube::client::Body;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::oneshot;
+
+use super::*;
+
+/// A client of an API server that is a function.
+pub(super) fn client_of(
+    answer: impl Fn(&request::Parts, &Value) -> (u16, Value) + Clone + Send + Sync + 'static,
+) -> kube::Client {
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let answer = answer.clone();
+        async move {
+            let (parts, body) = request.into_parts();
+            let bytes = body.collect_bytes().await.unwrap_or_default();
+            let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+            let (status, body) = answer(&parts, &body);
+            let response = Response::builder()
+                .status(status)
+                .body(Body::from(serde_json::to_vec(&body).unwrap()))
+                .unwrap();
+            Ok::<_, Infallible>(response)
+        }
+    });
+    kube::Client::new(service, "default")
+}
+
+async fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.unwrap()
+}
+
+/// Status line and body of a GET.
+async fn get(address: std::net::SocketAddr, path: &str) -> (String, String) {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.lines().next().unwrap().to_owned(), body.to_owned())
+}
+
+async fn setup(controllers: fn(&Context) -> Vec<Controller>) -> Setup {
+    Setup {
+        api_server: kube::Config::new("http://127.0.0.1:9".parse().unwrap()),
+        drivers: Vec::new(),
+        election: None,
+        options: ControllerOptions {
+            namespace: None,
+            watch_filter: None,
+            machine_concurrency: 1,
+            template_concurrency: 1,
+            cluster_concurrency: 1,
+            inventory_interval: Duration::from_mins(1),
+        },
+        controllers,
+        health: listener().await,
+        diagnostics: Diagnostics::Insecure(listener().await),
+        grace: Duration::from_secs(30),
+    }
+}
+
+fn patient(context: &Context) -> Vec<Controller> {
+    let (stopping, pending) = (context.stopping.clone(), context.health.wait_for("the cache"));
+    let run = Box::pin(async move {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        pending.ready();
+        stopping.cancelled().await;
+    });
+    vec![Controller {
+        name: "the patient controller",
+        run,
+    }]
+}
+
+async fn eventually(address: std::net::SocketAddr, path: &str, status: &str) {
+    for _ in 0..100 {
+        if get(address, path).await.0.contains(status) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("{path} never answered {status}");
+}
+
+#[tokio::test]
+async fn a_manager_becomes_ready_shows_metrics_and_ends_in_peace_when_it_is_asked_to() {
+    let setup = setup(patient).await;
+    let health = setup.health.local_addr().unwrap();
+    let Diagnostics::Insecure(listener) = &setup.diagnostics else {
+        unreachable!()
+    };
+    let diagnostics = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let manager = tokio::spawn(run(setup, async move {
+        let _ = stopped.await;
+    }));
+    let (line, body) = get(health, "/readyz").await;
+    assert!(
+        line.contains("503") && body.contains("waiting for the cache"),
+        "{line} {body}"
+    );
+    eventually(health, "/readyz", "200").await;
+    assert!(get(health, "/healthz").await.0.contains("200"));
+    assert!(get(diagnostics, "/metrics").await.1.contains("capcmi_leader 1"));
+    stop.send(()).unwrap();
+    manager.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_controller_that_dies_ends_the_manager_with_its_name() {
+    fn weak(_context: &Context) -> Vec<Controller> {
+        let run = Box::pin(async { panic!("ouch") });
+        vec![Controller {
+            name: "the weak controller",
+            run,
+        }]
+    }
+    let error = run(setup(weak).await, std::future::pending()).await.unwrap_err();
+    assert_eq!(error.to_string(), "the weak controller ended unexpectedly");
+}
+
+/// A reconcile that runs when SIGTERM comes is waited for, and dropped when it takes too long.
+#[tokio::test(start_paused = true)]
+async fn running_work_is_waited_for_and_dropped_after_the_grace_period() {
+    static DROPPED: AtomicBool = AtomicBool::new(false);
+    struct Work;
+    impl Drop for Work {
+        fn drop(&mut self) {
+            DROPPED.store(true, Ordering::SeqCst);
+        }
+    }
+    fn endless(_context: &Context) -> Vec<Controller> {
+        let run = Box::pin(async {
+            let _work = Work;
+            std::future::pending::<()>().await;
+        });
+        vec![Controller {
+            name: "the endless controller",
+            run,
+        }]
+    }
+    let start = tokio::time::Instant::now();
+    run(setup(endless).await, async {}).await.unwrap();
+    assert!(start.elapsed() >= Duration::from_secs(30));
+    assert!(DROPPED.load(Ordering::SeqCst));
+}
+
+#[tokio::test]
+async fn a_self_signed_certificate_is_served() {
+    assert!(Tls::self_signed().is_ok());
+}

@@ -1,0 +1,52 @@
+//! `capcmi manifests`.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+
+use super::{Part, stream};
+
+/// Prints what is to be installed beside the provider, ready for `kubectl apply --server-side -f -`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Manifests {
+    /// Which parts. Default: all of them.
+    #[arg(value_enum)]
+    parts: Vec<Part>,
+    /// Writes the files into this folder, one subfolder for each part, instead of printing them.
+    #[arg(long, value_name = "FOLDER")]
+    write: Option<PathBuf>,
+}
+
+impl Manifests {
+    /// Prints to `out`, or writes files.
+    ///
+    /// # Errors
+    /// When the output or the folder can't be written.
+    pub fn run(&self, out: &mut impl Write) -> Result<()> {
+        let parts = if self.parts.is_empty() {
+            &Part::ALL
+        } else {
+            self.parts.as_slice()
+        };
+        match &self.write {
+            Some(folder) => parts.iter().try_for_each(|part| write(*part, folder)),
+            None => out
+                .write_all(stream(parts)?.as_bytes())
+                .context("printing the manifests"),
+        }
+    }
+}
+
+fn write(part: Part, folder: &Path) -> Result<()> {
+    let folder = folder.join(part.folder());
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    for file in part.files()? {
+        let path = folder.join(&file.name);
+        fs::write(&path, &file.text).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! CustomResourceDefinitions from the types in [`crate::api`].
+
+use kube::CustomResourceExt;
+use serde_json::Value;
+
+use super::{Error, File, tidy, yaml};
+use crate::api::v1alpha1::{InfraCluster, InfraClusterTemplate, InfraMachine, InfraMachineTemplate};
+
+/// One file for each kind, named as controller-gen names them.
+pub(super) fn files() -> Result<Vec<File>, Error> {
+    let file = |definition: Value| {
+        let group = definition["spec"]["group"].as_str().unwrap_or_default();
+        let plural = definition["spec"]["names"]["plural"].as_str().unwrap_or_default();
+        let name = format!("{group}_{plural}.yaml");
+        Ok(File::new(name, &[yaml::document(&definition)?]))
+    };
+    definitions()?.into_iter().map(file).collect()
+}
+
+/// The definitions of all kinds.
+fn definitions() -> Result<Vec<Value>, Error> {
+    let derived = [
+        InfraMachine::crd(),
+        InfraMachineTemplate::crd(),
+        InfraCluster::crd(),
+        InfraClusterTemplate::crd(),
+    ];
+    let tidied = |definition| {
+        let mut definition = serde_json::to_value(definition)?;
+        tidy::schema(&mut definition);
+        Ok(definition)
+    };
+    derived.into_iter().map(tidied).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,152 @@
+//! ValidatingAdmissionPolicies: what a schema can't say, without a webhook and its certificates.
+
+use serde_json::{Value, json};
+
+use super::{Error, File, NAME_PREFIX, PROVIDER, PROVIDER_LABEL, rbac, yaml};
+use crate::api::{GROUP, VERSION, labels::RESERVED_ANNOTATIONS};
+
+/// What Cluster API's topology controller puts on an object that it sends as a dry run to see what would change.
+const TOPOLOGY_DRY_RUN: &str = "topology.cluster.x-k8s.io/dry-run";
+
+/// Every file of `config/policy` but the kustomization.
+pub(super) fn files() -> Result<Vec<File>, Error> {
+    Ok(vec![
+        File::new(
+            "templates.yaml",
+            &policy(
+                "templates",
+                &["inframachinetemplates", "infraclustertemplates"],
+                &templates(),
+            )?,
+        ),
+        File::new(
+            "reserved_annotations.yaml",
+            &policy(
+                "reserved-annotations",
+                &["inframachines", "infraclusters"],
+                &reserved_annotations(),
+            )?,
+        ),
+    ])
+}
+
+/// Variables and validations of a policy.
+struct Rules {
+    variables: Value,
+    validations: Value,
+}
+
+/// A template's spec never changes, and a template can't hand an identity to what is made from it.
+///
+/// A template is compared only with itself before, so that an owner can still be set on one from before this policy.
+fn templates() -> Rules {
+    let annotations = |object: &str| format!("{object}.?spec.?template.?metadata.?annotations.orValue({{}})");
+    Rules {
+        variables: json!([
+            {"name": "reserved", "expression": reserved()},
+            {"name": "isTopologyDryRun", "expression": format!(
+                "request.dryRun == true && '{TOPOLOGY_DRY_RUN}' in object.metadata.?annotations.orValue({{}})"
+            )},
+            {"name": "after", "expression": annotations("object")},
+            {"name": "before", "expression": before(&annotations("oldObject"))},
+            {"name": "added", "expression":
+                "variables.reserved.filter(key, key in variables.after && variables.after[?key] != variables.before[?key])"
+            },
+        ]),
+        validations: json!([
+            {
+                "expression":
+                    "oldObject == null || object.spec.template.spec == oldObject.spec.template.spec || variables.isTopologyDryRun",
+                "message":
+                    "spec.template.spec is immutable, because machines that exist would not follow a change: create a new template and refer to it",
+                "reason": "Invalid",
+            },
+            {
+                "expression": "variables.added.size() == 0",
+                "messageExpression": quoted_list(
+                    "spec.template.metadata.annotations may not have ",
+                    "variables.added",
+                    ": an identity belongs to one object, so no template can hand it out",
+                ),
+                "reason": "Invalid",
+            },
+        ]),
+    }
+}
+
+/// The annotations that say which VM is whose are only for those who may `update` the virtual subresource.
+fn reserved_annotations() -> Rules {
+    let may_write = format!(
+        "authorizer.group('{GROUP}').resource('inframachines').subresource('{}').namespace(request.namespace).check('update').allowed()",
+        rbac::IDENTITY
+    );
+    Rules {
+        variables: json!([
+            {"name": "reserved", "expression": reserved()},
+            {"name": "after", "expression": "object.metadata.?annotations.orValue({})"},
+            {"name": "before", "expression": before("oldObject.metadata.?annotations.orValue({})")},
+            {"name": "changed", "expression":
+                "variables.reserved.filter(key, variables.after[?key] != variables.before[?key])"
+            },
+        ]),
+        validations: json!([{
+            "expression": format!("variables.changed.size() == 0 || {may_write}"),
+            "messageExpression": quoted_list(
+                "metadata.annotations may not be set, changed or removed: ",
+                "variables.changed",
+                &format!(
+                    "; they say which VM is whose, and only the provider and who may update inframachines/{} in {GROUP} may write them",
+                    rbac::IDENTITY
+                ),
+            ),
+            "reason": "Forbidden",
+        }]),
+    }
+}
+
+fn reserved() -> String {
+    let quoted = RESERVED_ANNOTATIONS.map(|key| format!("'{key}'"));
+    format!("[{}]", quoted.join(", "))
+}
+
+/// There is nothing before a CREATE.
+fn before(expression: &str) -> String {
+    format!("oldObject == null ? {{}} : {expression}")
+}
+
+fn quoted_list(start: &str, list: &str, end: &str) -> String {
+    format!("'{start}' + {list}.join(', ') + '{end}'")
+}
+
+/// A policy and its binding. Both fail closed.
+fn policy(name: &str, resources: &[&str], rules: &Rules) -> Result<[String; 2], Error> {
+    let name = format!("{NAME_PREFIX}{name}");
+    let metadata = json!({"name": name, "labels": {PROVIDER_LABEL: PROVIDER}});
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": metadata,
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {
+                "matchPolicy": "Equivalent",
+                "resourceRules": [{
+                    "apiGroups": [GROUP],
+                    "apiVersions": [VERSION],
+                    "operations": ["CREATE", "UPDATE"],
+                    "resources": resources,
+                    "scope": "Namespaced",
+                }],
+            },
+            "variables": rules.variables,
+            "validations": rules.validations,
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": metadata,
+        "spec": {"policyName": name, "validationActions": ["Deny"]},
+    });
+    Ok([yaml::document(&policy)?, yaml::document(&binding)?])
+}

@@ -1,0 +1,146 @@
+//! The only place that says what anybody may do, and why.
+//!
+//! The provider's rules are what it uses and nothing else: a test can compare the verbs in an audit log with
+//! [`PROVIDER`], [`SECRETS`] and [`LEADER_ELECTION`].
+
+use crate::api::{GROUP, cluster_api};
+
+/// A group of verbs that is granted for a group of resources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// API group.
+    pub group: &'static str,
+    /// Resources in plural, with their subresource.
+    pub resources: &'static [&'static str],
+    /// Verbs.
+    pub verbs: &'static [&'static str],
+    /// What breaks without it.
+    pub why: &'static str,
+}
+
+/// The virtual subresource of InfraMachines that stands for writing identity annotations. Only the admission policy asks
+/// for it.
+pub const IDENTITY: &str = "identity";
+
+const READ: &[&str] = &["get", "list", "watch"];
+const KINDS: &[&str] = &[
+    "inframachines",
+    "inframachinetemplates",
+    "infraclusters",
+    "infraclustertemplates",
+];
+
+/// The provider, in all namespaces that it serves.
+pub const PROVIDER: &[Rule] = &[
+    Rule {
+        group: GROUP,
+        resources: &["inframachines", "infraclusters"],
+        verbs: &["get", "list", "watch", "patch"],
+        why: "Finalizer, identity and providerID are merge patches. The provider makes and deletes none of them.",
+    },
+    Rule {
+        group: GROUP,
+        resources: &["inframachines/identity"],
+        verbs: &["update"],
+        why: "Asked for by the admission policy that reserves the identity annotations; no such path is served.",
+    },
+    Rule {
+        group: GROUP,
+        resources: &["inframachinetemplates"],
+        verbs: READ,
+        why: "What one machine has is computed from the template.",
+    },
+    Rule {
+        group: GROUP,
+        resources: &[
+            "inframachines/status",
+            "infraclusters/status",
+            "inframachinetemplates/status",
+        ],
+        verbs: &["patch"],
+        why: "One status write ends a reconcile.",
+    },
+    Rule {
+        group: cluster_api::GROUP,
+        resources: &["clusters", "machines"],
+        verbs: READ,
+        why: "Owners: bootstrap data, failure domain, pause. They are never written.",
+    },
+    Rule {
+        group: "events.k8s.io",
+        resources: &["events"],
+        verbs: &["create", "patch"],
+        why: "Events on the machine; a repeated one is patched.",
+    },
+    Rule {
+        group: "authentication.k8s.io",
+        resources: &["tokenreviews"],
+        verbs: &["create"],
+        why: "Who asks for metrics.",
+    },
+    Rule {
+        group: "authorization.k8s.io",
+        resources: &["subjectaccessreviews"],
+        verbs: &["create"],
+        why: "Whether they may.",
+    },
+];
+
+/// The provider, in all namespaces or, if the administrator binds the role that way, only in some.
+pub const SECRETS: &[Rule] = &[Rule {
+    group: "",
+    resources: &["secrets"],
+    verbs: &["get"],
+    why: "Bootstrap data and the driver's credentials are read by name, on demand, from the machine's namespace. \
+          Nothing is listed, watched or written.",
+}];
+
+/// The provider, in its own namespace.
+pub const LEADER_ELECTION: &[Rule] = &[Rule {
+    group: "coordination.k8s.io",
+    resources: &["leases"],
+    verbs: &["get", "create", "update"],
+    why: "One lease says which replica works.",
+}];
+
+/// Cluster API's core controllers, by aggregation.
+pub const CLUSTER_API: &[Rule] = &[
+    Rule {
+        group: GROUP,
+        resources: KINDS,
+        verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
+        why: "Core makes machines and, with ClusterClass, clusters and templates, and sets their owners and labels.",
+    },
+    Rule {
+        group: GROUP,
+        resources: &[
+            "inframachines/finalizers",
+            "inframachinetemplates/finalizers",
+            "infraclusters/finalizers",
+            "infraclustertemplates/finalizers",
+        ],
+        verbs: &["update"],
+        why: "Needed where OwnerReferencesPermissionEnforcement is on and one of them owns another object with \
+              blockOwnerDeletion.",
+    },
+];
+
+/// Who may look (aggregated to `view`, and by it to `edit` and `admin`).
+pub const VIEW: &[Rule] = &[Rule {
+    group: GROUP,
+    resources: KINDS,
+    verbs: READ,
+    why: "Nothing in these objects is secret: credentials are in Secrets.",
+}];
+
+/// Who may change (aggregated to `edit`, and by it to `admin`).
+pub const EDIT: &[Rule] = &[Rule {
+    group: GROUP,
+    resources: KINDS,
+    verbs: &["create", "delete", "deletecollection", "patch", "update"],
+    why: "Machines and templates of one's own clusters. Not inframachines/identity: who may forge an identity may \
+          claim the VM of another cluster.",
+}];
+
+/// Who may read metrics; bind it to the monitoring's ServiceAccount.
+pub const METRICS_PATHS: &[&str] = &["/metrics"];

@@ -1,0 +1,143 @@
+//! Structured logs, on standard error (OPS-08).
+
+use std::error::Error;
+use std::fmt;
+use std::io::IsTerminal as _;
+
+use clap::{Args, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+/// What is logged and how. The flags are those of Kubernetes components.
+#[derive(Clone, Debug, Args)]
+pub struct LogArgs {
+    /// Form of the logs.
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    logging_format: LogFormat,
+    /// Verbosity: 0 to 3 informs, 4 and 5 log every driver call, 6 and more all there is.
+    #[arg(
+        long = "v",
+        short = 'v',
+        global = true,
+        value_name = "LEVEL",
+        default_value_t = 0
+    )]
+    verbosity: u8,
+    /// Filter of the logs, `info,capcmi::machine=debug`; instead of --v.
+    #[arg(long, global = true, env = "RUST_LOG", value_name = "FILTER")]
+    log_level: Option<String>,
+}
+
+/// Form of the logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// A line for a person.
+    Text,
+    /// An object for a machine.
+    Json,
+}
+
+/// An error and what led to it, in one line. What a source only repeats is left out.
+pub struct Chain<'a>(pub &'a (dyn Error + 'static));
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = String::new();
+        for error in std::iter::successors(Some(self.0), |&error| error.source()) {
+            let message = error.to_string();
+            if said.contains(&message) {
+                continue;
+            }
+            if !said.is_empty() {
+                said.push_str(": ");
+            }
+            said.push_str(&message);
+        }
+        f.write_str(&said)
+    }
+}
+
+/// Why logs can't be written.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// It is no filter.
+    #[error("`{filter}` is no log filter")]
+    Filter {
+        /// What was given.
+        filter: String,
+        /// What is wrong with it.
+        #[source]
+        source: tracing_subscriber::filter::ParseError,
+    },
+    /// Logs are written already.
+    #[error("logging was started before")]
+    Started(#[source] Box<dyn Error + Send + Sync>),
+}
+
+/// Starts to log.
+///
+/// # Errors
+/// [`TelemetryError`] when the filter is none, or logging was started before.
+pub fn init(args: &LogArgs) -> Result<(), TelemetryError> {
+    let filter = filter(args)?;
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    match args.logging_format {
+        LogFormat::Text => logs.try_init(),
+        LogFormat::Json => logs.json().flatten_event(true).try_init(),
+    }
+    .map_err(TelemetryError::Started)
+}
+
+fn filter(args: &LogArgs) -> Result<EnvFilter, TelemetryError> {
+    let filter = match (&args.log_level, args.verbosity) {
+        (Some(filter), _) if !filter.is_empty() => filter.as_str(),
+        (Some(_) | None, 0..=3) => "info",
+        (Some(_) | None, 4..=5) => "info,capcmi=debug",
+        // Not more of other crates: on their lowest level some log what goes over the wire (OPS-11).
+        (Some(_) | None, 6..) => "debug,capcmi=trace",
+    };
+    EnvFilter::try_new(filter).map_err(|source| TelemetryError::Filter {
+        filter: filter.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filter_of(verbosity: u8, log_level: Option<&str>) -> Result<String, TelemetryError> {
+        let args = LogArgs {
+            logging_format: LogFormat::Text,
+            verbosity,
+            log_level: log_level.map(str::to_owned),
+        };
+        filter(&args).map(|filter| filter.to_string())
+    }
+
+    #[test]
+    fn a_filter_goes_before_the_verbosity() {
+        assert_eq!(filter_of(0, None).unwrap(), "info");
+        assert_eq!(filter_of(4, None).unwrap(), "capcmi=debug,info");
+        assert_eq!(filter_of(9, Some("warn")).unwrap(), "warn");
+    }
+
+    #[test]
+    fn an_error_is_shown_with_what_led_to_it_and_nothing_is_said_twice() {
+        let root = std::io::Error::other("no route");
+        let middle = anyhow::Error::new(root).context("connecting failed: no route");
+        let error = middle.context("reading the lease failed");
+        assert_eq!(
+            Chain(error.as_ref()).to_string(),
+            "reading the lease failed: connecting failed: no route"
+        );
+    }
+
+    #[test]
+    fn what_is_no_filter_is_refused() {
+        let error = filter_of(0, Some("capcmi=loud")).unwrap_err();
+        assert_eq!(error.to_string(), "`capcmi=loud` is no log filter");
+    }
+}

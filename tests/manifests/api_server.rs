@@ -1,0 +1,164 @@
+//! A real API server with definitions, permissions and policies, as administrators, tenants and controllers see it.
+
+use std::{fmt::Debug, path::Path, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use capcmi::{
+    api::{GROUP, VERSION},
+    manifests,
+};
+use kube::{
+    Api, Client, Config,
+    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
+    config::{KubeConfigOptions, Kubeconfig},
+    core::GroupVersionKind,
+};
+use management_cluster::{ManagementCluster, eventually};
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+
+const DEADLINE: Duration = Duration::from_mins(1);
+
+static ACCOUNTS: Mutex<()> = Mutex::const_new(());
+
+/// The management cluster with everything that `capcmi manifests` prints, taken as printed.
+async fn cluster() -> Result<&'static ManagementCluster> {
+    let stream = manifests::stream(&manifests::Part::ALL)?;
+    let builder = || ManagementCluster::builder().core(false).manifests(stream);
+    ManagementCluster::shared(builder).await
+}
+
+/// A namespace with a tenant, once the permissions and policies are in force; the API server takes a moment for that.
+pub async fn namespace() -> Result<String> {
+    let cluster = cluster().await?;
+    let namespace = cluster.namespace("manifests").await?;
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+        "metadata": {"name": "tenant", "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": tenant(&namespace)}],
+    });
+    cluster.apply_yaml(&binding.to_string()).await?;
+    let forged = json!({"annotations": {"infrastructure.capcmi.io/machine-id": "forged"}});
+    let probes = [
+        (
+            "capcmi-reserved-annotations",
+            "InfraMachine",
+            object("InfraMachine", "probe", &forged, &json!({})),
+        ),
+        (
+            "capcmi-templates",
+            "InfraMachineTemplate",
+            object(
+                "InfraMachineTemplate",
+                "probe",
+                &json!({}),
+                &json!({"template": {"metadata": forged, "spec": {}}}),
+            ),
+        ),
+    ];
+    for (policy, kind, probe) in probes {
+        let api = api(Who::Tenant, &namespace, kind).await?;
+        eventually(DEADLINE, policy, async || {
+            let message = refusal(
+                api.create(&dry_run(), &serde_json::from_value(probe.clone())?)
+                    .await,
+            )?;
+            ensure!(message.contains(policy), "{message}");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(namespace)
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub enum Who {
+    /// cluster-admin.
+    Administrator,
+    /// A user who is bound to the ClusterRole `admin` in the namespace.
+    Tenant,
+    /// The provider's ServiceAccount, with the permissions that are shipped.
+    Provider,
+    /// Cluster API's core manager, with its own permissions and what is aggregated to them.
+    Core,
+}
+
+impl Who {
+    /// A client for requests in the namespace.
+    pub async fn client(self, namespace: &str) -> Result<Client> {
+        let cluster = cluster().await?;
+        // One test after the other: the file of an account is written anew for each of them.
+        let _one = ACCOUNTS.lock().await;
+        let account = async |namespace: &str, name: &str| {
+            let kubeconfig = cluster.kubeconfig_for_service_account(namespace, name).await?;
+            client(&kubeconfig, None).await
+        };
+        match self {
+            Self::Administrator => cluster.admin_client().await,
+            Self::Tenant => client(cluster.admin_kubeconfig(), Some(tenant(namespace))).await,
+            Self::Provider => account(manifests::NAMESPACE, "capcmi-manager").await,
+            Self::Core => account("capi-system", "capi-manager").await,
+        }
+    }
+}
+
+fn tenant(namespace: &str) -> String {
+    format!("tenant-of-{namespace}")
+}
+
+async fn client(kubeconfig: &Path, impersonate: Option<String>) -> Result<Client> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.default_retry = false;
+    config.auth_info.impersonate = impersonate;
+    Ok(Client::try_from(config)?)
+}
+
+/// The API of one of our kinds in a namespace, as somebody.
+pub async fn api(who: Who, namespace: &str, kind: &str) -> Result<Api<DynamicObject>> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, VERSION, kind));
+    Ok(Api::namespaced_with(
+        who.client(namespace).await?,
+        namespace,
+        &resource,
+    ))
+}
+
+/// An object of one of our kinds.
+pub fn object(kind: &str, name: &str, metadata: &Value, spec: &Value) -> Value {
+    let mut object =
+        json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": kind, "metadata": metadata, "spec": spec});
+    object["metadata"]["name"] = json!(name);
+    object
+}
+
+/// Nothing is stored.
+pub fn dry_run() -> PostParams {
+    PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    }
+}
+
+/// Creates an object of one of our kinds.
+pub async fn create(api: &Api<DynamicObject>, object: &Value) -> Result<kube::Result<DynamicObject>> {
+    let object = serde_json::from_value(object.clone())?;
+    Ok(api.create(&PostParams::default(), &object).await)
+}
+
+/// A JSON merge patch.
+pub async fn merge(api: &Api<DynamicObject>, name: &str, patch: Value) -> kube::Result<DynamicObject> {
+    api.patch(name, &PatchParams::default(), &Patch::Merge(patch))
+        .await
+}
+
+/// What the API server says when it refuses.
+pub fn refusal<T: Debug>(answer: kube::Result<T>) -> Result<String> {
+    match answer {
+        Err(kube::Error::Api(status)) => Ok(status.message),
+        Err(other) => Err(other).context("a refusal was expected"),
+        Ok(accepted) => bail!("a refusal was expected, and this was accepted: {accepted:?}"),
+    }
+}

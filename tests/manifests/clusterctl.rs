@@ -1,0 +1,183 @@
+//! `make release`, and what the real clusterctl makes of it.
+
+use anyhow::{Result, ensure};
+use management_cluster::ManagementCluster;
+use serde_json::{Value, json};
+
+use crate::{
+    objects::{find, output, parse, titles},
+    release::Release,
+};
+
+#[tokio::test]
+async fn clusterctl_reads_the_provider() -> Result<()> {
+    let release = Release::make(None).await?;
+    let objects = release.generate_provider()?;
+    for (object, title) in objects.iter().zip(titles(&objects)) {
+        let labels = &object["metadata"]["labels"];
+        assert_eq!(
+            labels["cluster.x-k8s.io/provider"], "infrastructure-cmi",
+            "{title}"
+        );
+    }
+    let container = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"]["containers"]
+        [0];
+    assert_eq!(
+        container["image"],
+        format!(
+            "ghcr.io/capcmi/cluster-api-provider-cmi:v{}",
+            env!("CARGO_PKG_VERSION")
+        )
+    );
+    assert_eq!(
+        container["args"],
+        json!([
+            "run",
+            "--leader-elect",
+            "--diagnostics-address=:8443",
+            "--insecure-diagnostics=false",
+            "--drivers-config=/etc/capcmi/drivers.yaml",
+        ])
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn clusterctl_fills_in_its_variables_and_the_image_is_the_one_asked_for() -> Result<()> {
+    let image = format!("registry.test:5000/capcmi@sha256:{}", "0".repeat(64));
+    let release = Release::make(Some(&image)).await?;
+    let mut command = release.clusterctl();
+    command
+        .args([
+            "generate",
+            "provider",
+            "--infrastructure",
+            "cmi:v0.1.0",
+            "--config",
+        ])
+        .arg(release.config())
+        .env("CAPCMI_INSECURE_DIAGNOSTICS", "true");
+    let objects = parse(&output(&mut command)?)?;
+    let container = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"]["containers"]
+        [0];
+    assert_eq!(container["args"][3], "--insecure-diagnostics=true");
+    assert_eq!(container["image"], image);
+    Ok(())
+}
+
+#[tokio::test]
+async fn clusterctl_makes_a_cluster() -> Result<()> {
+    let objects = Release::make(None).await?.generate_cluster(None)?;
+    assert_eq!(
+        titles(&objects),
+        [
+            "Cluster demo",
+            "InfraCluster demo",
+            "KubeadmControlPlane demo-control-plane",
+            "InfraMachineTemplate demo-control-plane",
+            "MachineDeployment demo-md-0",
+            "InfraMachineTemplate demo-md-0",
+            "KubeadmConfigTemplate demo-md-0",
+        ]
+    );
+    for (object, title) in objects.iter().zip(titles(&objects)) {
+        assert_eq!(object["metadata"]["namespace"], "tenant", "{title}");
+    }
+    let endpoint = &find(&objects, "InfraCluster", "demo")?["spec"]["controlPlaneEndpoint"];
+    assert_eq!(*endpoint, json!({"host": "api.demo.test", "port": 6443}));
+    assert_eq!(
+        find(&objects, "KubeadmControlPlane", "demo-control-plane")?["spec"]["replicas"],
+        3
+    );
+    let spec = &find(&objects, "InfraMachineTemplate", "demo-md-0")?["spec"]["template"]["spec"];
+    // Text, although it looks like a number.
+    assert_eq!(
+        *spec,
+        json!({
+            "provider": "simulated",
+            "providerSpec": {"vmPool": "default", "size": "4", "tags": {"cluster": "demo"}},
+        })
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn clusterctl_makes_a_cluster_of_a_class_and_brings_the_class_along() -> Result<()> {
+    let objects = Release::make(None).await?.generate_cluster(Some("topology"))?;
+    let class = find(&objects, "ClusterClass", "capcmi")?;
+    let references = [
+        &class["spec"]["infrastructure"]["templateRef"],
+        &class["spec"]["controlPlane"]["templateRef"],
+        &class["spec"]["controlPlane"]["machineInfrastructure"]["templateRef"],
+        &class["spec"]["workers"]["machineDeployments"][0]["bootstrap"]["templateRef"],
+        &class["spec"]["workers"]["machineDeployments"][0]["infrastructure"]["templateRef"],
+    ];
+    for reference in references {
+        let text = |field: &str| reference[field].as_str().unwrap_or_default();
+        let template = find(&objects, text("kind"), text("name"))?;
+        assert_eq!(template["apiVersion"], reference["apiVersion"]);
+    }
+    let topology = &find(&objects, "Cluster", "demo")?["spec"]["topology"];
+    assert_eq!(topology["classRef"]["name"], "capcmi");
+    let declared: Vec<&Value> = class["spec"]["variables"]
+        .as_array()
+        .expect("variables")
+        .iter()
+        .map(|variable| &variable["name"])
+        .collect();
+    for variable in topology["variables"].as_array().expect("variables") {
+        assert!(declared.contains(&&variable["name"]), "{variable}");
+        assert!(variable["value"].is_string(), "{variable}");
+    }
+    Ok(())
+}
+
+/// clusterctl puts a namespace into policies, which it doesn't know; the API server takes it out again. It would warn
+/// of a Pod that is not restricted.
+#[tokio::test]
+async fn an_api_server_takes_what_clusterctl_makes() -> Result<()> {
+    // Of its own, so that the committed files don't replace the printed ones under the other tests.
+    let cluster = ManagementCluster::builder().core(false).start().await?;
+    let release = Release::make(None).await?;
+    apply(&cluster, &release, &release.generate_provider()?)?;
+    let mut wait = cluster.kubectl();
+    output(wait.args([
+        "wait",
+        "--for=condition=Established",
+        "--timeout=1m",
+        "crd",
+        "--all",
+    ]))?;
+
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant"}});
+    let plain = release.generate_cluster(None)?;
+    let topology = release.generate_cluster(Some("topology"))?;
+    // The kubeadm objects have no place here: their providers are not installed.
+    let demo = plain.into_iter().chain(topology).filter(|object| {
+        let version = object["apiVersion"].as_str().unwrap_or_default();
+        version.starts_with("infrastructure.capcmi.io/") || version.starts_with("cluster.x-k8s.io/")
+    });
+    let objects: Vec<Value> = std::iter::once(namespace).chain(demo).collect();
+    apply(&cluster, &release, &objects)
+}
+
+/// Applies objects and takes a warning for a failure.
+fn apply(cluster: &ManagementCluster, release: &Release, objects: &[Value]) -> Result<()> {
+    let path = release.folder().join("objects.json");
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    std::fs::write(&path, list.to_string())?;
+    let mut kubectl = cluster.kubectl();
+    let answer = kubectl
+        .args([
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--validate=strict",
+            "-f",
+        ])
+        .arg(path)
+        .output()?;
+    let said = String::from_utf8(answer.stderr)?;
+    ensure!(answer.status.success() && said.is_empty(), "{said}");
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! The files in `config/` are what the code prints.
+
+use std::{collections::BTreeSet, fs};
+
+use anyhow::{Context, Result};
+use capcmi::manifests::Part;
+
+use crate::objects::{parse, repository};
+
+#[test]
+fn committed_files_are_what_the_code_prints() -> Result<()> {
+    let mut faults = Vec::new();
+    for part in Part::ALL {
+        for file in part.files()? {
+            let path = repository().join("config").join(part.folder()).join(&file.name);
+            if fs::read_to_string(&path).ok().as_ref() != Some(&file.text) {
+                faults.push(path.display().to_string());
+            }
+        }
+    }
+    assert!(
+        faults.is_empty(),
+        "these files are out of date; run `make generate` and commit:\n{}",
+        faults.join("\n")
+    );
+    Ok(())
+}
+
+#[test]
+fn no_committed_file_is_left_over_or_left_out() -> Result<()> {
+    for part in Part::ALL {
+        let folder = repository().join("config").join(part.folder());
+        let printed: BTreeSet<String> = part.files()?.into_iter().map(|file| file.name).collect();
+        let kustomization = fs::read_to_string(folder.join("kustomization.yaml"))?;
+        let kustomization = parse(&kustomization)?;
+        let resources = kustomization[0]["resources"].as_array().context("no resources")?;
+        let used: BTreeSet<String> = resources
+            .iter()
+            .filter_map(|name| Some(name.as_str()?.to_owned()))
+            .collect();
+        let mut present = BTreeSet::new();
+        for entry in fs::read_dir(&folder)? {
+            present.insert(entry?.file_name().to_string_lossy().into_owned());
+        }
+        present.remove("kustomization.yaml");
+        assert_eq!(present, printed, "in {}", folder.display());
+        assert_eq!(used, printed, "in the kustomization of {}", folder.display());
+    }
+    Ok(())
+}

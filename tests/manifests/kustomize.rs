@@ -1,0 +1,191 @@
+//! `config/default`, as `kubectl kustomize` builds it.
+
+use std::{fs, path::Path, process::Command};
+
+use anyhow::Result;
+use management_cluster::Programs;
+use serde_json::{Value, json};
+
+use crate::objects::{find, output, parse, repository, titles};
+
+/// Kinds that have no namespace.
+const CLUSTER_SCOPED: [&str; 6] = [
+    "Namespace",
+    "CustomResourceDefinition",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+];
+
+async fn default() -> Result<Vec<Value>> {
+    build(&repository().join("config/default")).await
+}
+
+async fn build(folder: &Path) -> Result<Vec<Value>> {
+    let programs = Programs::find().await?;
+    parse(&output(
+        Command::new(programs.kubectl).arg("kustomize").arg(folder),
+    )?)
+}
+
+#[tokio::test]
+async fn every_object_is_labelled_named_and_placed() -> Result<()> {
+    let objects = default().await?;
+    for (object, title) in objects.iter().zip(titles(&objects)) {
+        let metadata = &object["metadata"];
+        assert_eq!(
+            metadata["labels"]["cluster.x-k8s.io/provider"], "infrastructure-cmi",
+            "{title}"
+        );
+        let kind = object["kind"].as_str().unwrap_or_default();
+        if CLUSTER_SCOPED.contains(&kind) {
+            assert!(metadata["namespace"].is_null(), "{title}");
+        } else {
+            assert_eq!(metadata["namespace"], "capcmi-system", "{title}");
+        }
+        let name = metadata["name"].as_str().unwrap_or_default();
+        let definition = kind == "CustomResourceDefinition";
+        assert!(definition || name.starts_with("capcmi-"), "{title}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_pod_is_restricted() -> Result<()> {
+    let objects = default().await?;
+    let namespace = find(&objects, "Namespace", "capcmi-system")?;
+    assert_eq!(
+        namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"],
+        "restricted"
+    );
+    let pod = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"];
+    assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(pod["securityContext"]["runAsUser"], 65532);
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    let containers = pod["containers"].as_array().expect("containers");
+    assert_eq!(containers.len(), 1);
+    let container = &containers[0];
+    assert_eq!(container["name"], "manager");
+    let security = &container["securityContext"];
+    assert_eq!(security["allowPrivilegeEscalation"], false);
+    assert_eq!(security["readOnlyRootFilesystem"], true);
+    assert_eq!(security["capabilities"], json!({"drop": ["ALL"]}));
+    assert!(
+        pod["volumes"]
+            .as_array()
+            .expect("volumes")
+            .iter()
+            .all(|volume| volume["hostPath"].is_null())
+    );
+    Ok(())
+}
+
+/// OPS-13: what the Deployment says is what the binary understands. Run as a Pod would, away from any cluster: it gets as
+/// far as the drivers file, which is not there.
+#[tokio::test]
+async fn the_binary_understands_the_arguments_of_the_deployment() -> Result<()> {
+    let objects = default().await?;
+    let deployment = find(&objects, "Deployment", "capcmi-controller-manager")?;
+    let arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        .as_array()
+        .cloned();
+    let arguments: Vec<String> = serde_json::from_value(json!(arguments))?;
+    let run = Command::new(env!("CARGO_BIN_EXE_capcmi"))
+        .args(&arguments)
+        .output()?;
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert_eq!(run.status.code(), Some(2), "{said}");
+    assert!(said.contains("/etc/capcmi/drivers.yaml"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn selectors_and_references_meet_what_they_mean() -> Result<()> {
+    let objects = default().await?;
+    let deployment = find(&objects, "Deployment", "capcmi-controller-manager")?;
+    let pod = &deployment["spec"]["template"];
+    let labels = pod["metadata"]["labels"].as_object().expect("labels");
+    let selects = |selector: &Value| {
+        let selector = selector.as_object().expect("a selector");
+        !selector.is_empty() && selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+    };
+    let service = find(&objects, "Service", "capcmi-metrics")?;
+    let budget = find(&objects, "PodDisruptionBudget", "capcmi-controller-manager")?;
+    assert!(selects(&deployment["spec"]["selector"]["matchLabels"]));
+    assert!(selects(&service["spec"]["selector"]));
+    assert!(selects(&budget["spec"]["selector"]["matchLabels"]));
+    assert_eq!(budget["spec"]["maxUnavailable"], 1);
+    assert!(deployment["spec"]["replicas"].as_u64() > Some(1));
+
+    let pod = &pod["spec"];
+    let account = pod["serviceAccountName"].as_str().expect("an account");
+    find(&objects, "ServiceAccount", account)?;
+    find(
+        &objects,
+        "ConfigMap",
+        pod["volumes"][0]["configMap"]["name"].as_str().expect("a name"),
+    )?;
+    for binding in ["ClusterRoleBinding", "RoleBinding"] {
+        for object in objects.iter().filter(|object| object["kind"] == binding) {
+            let subject = json!({"kind": "ServiceAccount", "name": account, "namespace": "capcmi-system"});
+            assert_eq!(object["subjects"], json!([subject]));
+            let role = &object["roleRef"];
+            find(
+                &objects,
+                role["kind"].as_str().expect("kind"),
+                role["name"].as_str().expect("name"),
+            )?;
+        }
+    }
+    let ports = pod["containers"][0]["ports"].as_array().expect("ports");
+    let named = |name: &Value| ports.iter().any(|port| port["name"] == *name);
+    assert!(named(&service["spec"]["ports"][0]["targetPort"]));
+    for probe in ["livenessProbe", "readinessProbe"] {
+        assert!(named(&pod["containers"][0][probe]["httpGet"]["port"]), "{probe}");
+    }
+    Ok(())
+}
+
+/// Counted over everything that is bound to the provider, not over the table in the code.
+#[tokio::test]
+async fn the_provider_may_do_little() -> Result<()> {
+    let objects = default().await?;
+    let bound = ["capcmi-manager-role", "capcmi-secrets-role"];
+    let mut secret_verbs = Vec::new();
+    for role in bound {
+        for rule in find(&objects, "ClusterRole", role)?["rules"]
+            .as_array()
+            .expect("rules")
+        {
+            let words = rule.to_string();
+            assert!(!words.contains('*'), "{role} has a wildcard: {words}");
+            if words.contains("\"secrets\"") {
+                secret_verbs.push(rule["verbs"].clone());
+            }
+        }
+    }
+    assert_eq!(secret_verbs, [json!(["get"])]);
+    let bindings = objects
+        .iter()
+        .filter(|object| object["kind"] == "ClusterRoleBinding");
+    let names: Vec<&Value> = bindings.map(|binding| &binding["roleRef"]["name"]).collect();
+    assert_eq!(names, bound, "what is bound in all namespaces");
+    Ok(())
+}
+
+#[tokio::test]
+async fn secrets_can_be_granted_namespace_by_namespace() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    // kustomize takes relative paths only.
+    let up = "../".repeat(folder.path().canonicalize()?.components().count() - 1);
+    let config = format!("{up}{}/config", repository().canonicalize()?.display());
+    fs::write(
+        folder.path().join("kustomization.yaml"),
+        format!("resources: [{config}/default]\ncomponents: [{config}/components/namespaced-secrets]\n"),
+    )?;
+    let titles = titles(&build(folder.path()).await?);
+    assert!(titles.contains(&"ClusterRole capcmi-secrets-role".to_owned()));
+    assert!(!titles.contains(&"ClusterRoleBinding capcmi-secrets-rolebinding".to_owned()));
+    Ok(())
+}

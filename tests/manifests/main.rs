@@ -1,0 +1,13 @@
+//! What is installed: the generated files, the kustomization, the clusterctl repository, and what a real API server
+//! makes of definitions, permissions and policies.
+
+mod api_server;
+mod clusterctl;
+mod committed;
+mod kustomize;
+mod limits;
+mod objects;
+mod policies;
+mod release;
+mod schema;
+mod topology;

@@ -1,0 +1,233 @@
+//! The admission policies: templates that never change, and identities that nobody can forge.
+
+use anyhow::{Result, ensure};
+use capcmi::api::labels::RESERVED_ANNOTATIONS;
+use kube::{
+    Api, ResourceExt,
+    api::{DynamicObject, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use crate::api_server::{Who, api, create, merge, namespace, object, refusal};
+
+const IDENTITY: &str = "infrastructure.capcmi.io/machine-id";
+const DRY_RUN: &str = "topology.cluster.x-k8s.io/dry-run";
+
+#[tokio::test]
+async fn a_tenant_can_set_no_reserved_annotation() -> Result<()> {
+    let namespace = namespace().await?;
+    for kind in ["InfraMachine", "InfraCluster"] {
+        let api = api(Who::Tenant, &namespace, kind).await?;
+        create(
+            &api,
+            &object(kind, "plain", &json!({"annotations": {"mine": "x"}}), &json!({})),
+        )
+        .await??;
+        for key in RESERVED_ANNOTATIONS {
+            let annotations = json!({"annotations": {key: "x"}});
+            let on_create = refusal(create(&api, &object(kind, "forged", &annotations, &json!({}))).await?)?;
+            let on_update = refusal(merge(&api, "plain", json!({"metadata": annotations})).await)?;
+            for message in [on_create, on_update] {
+                ensure!(message.contains(key), "{message}");
+                ensure!(message.contains("inframachines/identity"), "{message}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_tenant_can_neither_change_nor_remove_what_the_provider_has_set() -> Result<()> {
+    let namespace = namespace().await?;
+    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    create(&tenant, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
+    let all: serde_json::Map<String, Value> = RESERVED_ANNOTATIONS
+        .iter()
+        .map(|key| ((*key).to_owned(), json!("1")))
+        .collect();
+    merge(&provider, "m", json!({"metadata": {"annotations": all}})).await?;
+
+    for key in RESERVED_ANNOTATIONS {
+        for value in [json!("2"), json!(""), Value::Null] {
+            let patch = json!({"metadata": {"annotations": {key: value}}});
+            let message = refusal(merge(&tenant, "m", patch).await)?;
+            ensure!(message.contains(key), "{message}");
+        }
+    }
+    let message = refusal(merge(&tenant, "m", json!({"metadata": {"annotations": null}})).await)?;
+    for key in RESERVED_ANNOTATIONS {
+        ensure!(message.contains(key), "{message}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn whole_object_writes_that_keep_the_identity_pass() -> Result<()> {
+    let namespace = namespace().await?;
+    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    create(&tenant, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
+    merge(&provider, "m", identity("1")).await?;
+
+    let mut whole = tenant.get("m").await?;
+    whole.labels_mut().insert("mine".to_owned(), "x".to_owned());
+    whole.data["spec"]["providerSpec"] = json!({"size": "large"});
+    let written = tenant.replace("m", &PostParams::default(), &whole).await?;
+    ensure!(
+        written
+            .annotations()
+            .get(IDENTITY)
+            .is_some_and(|identity| identity == "1")
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn provider_and_administrator_write_identities() -> Result<()> {
+    let namespace = namespace().await?;
+    let administrator = api(Who::Administrator, &namespace, "InfraMachine").await?;
+    // `clusterctl move` creates the object with its identity.
+    let moved = object("InfraMachine", "m", &identity("1")["metadata"], &json!({}));
+    create(&administrator, &moved).await??;
+    for who in [Who::Provider, Who::Administrator] {
+        let api = api(who, &namespace, "InfraMachine").await?;
+        merge(&api, "m", identity("2")).await?;
+        merge(&api, "m", json!({"metadata": {"annotations": {IDENTITY: null}}})).await?;
+    }
+    Ok(())
+}
+
+/// Core applies machines from templates, annotations included, and labels them later.
+#[tokio::test]
+async fn core_makes_machines_and_hands_out_no_identity() -> Result<()> {
+    let namespace = namespace().await?;
+    let core = api(Who::Core, &namespace, "InfraMachine").await?;
+    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    let params = PatchParams::apply("capi-machineset");
+    let plain = object(
+        "InfraMachine",
+        "m",
+        &json!({"labels": {"a": "1"}}),
+        &json!({"providerSpec": {}}),
+    );
+    core.patch("m", &params, &Patch::Apply(&plain)).await?;
+    merge(&provider, "m", identity("1")).await?;
+    let labelled = object(
+        "InfraMachine",
+        "m",
+        &json!({"labels": {"a": "2"}}),
+        &json!({"providerSpec": {}}),
+    );
+    core.patch("m", &params, &Patch::Apply(&labelled)).await?;
+
+    let copied = object("InfraMachine", "copy", &identity("1")["metadata"], &json!({}));
+    let message = refusal(core.patch("copy", &params, &Patch::Apply(&copied)).await)?;
+    ensure!(message.contains(IDENTITY), "{message}");
+    for kind in ["InfraMachineTemplate", "InfraCluster", "InfraClusterTemplate"] {
+        let api = api(Who::Core, &namespace, kind).await?;
+        let spec = if kind.ends_with("Template") {
+            json!({"template": {"spec": {}}})
+        } else {
+            json!({})
+        };
+        api.patch("x", &params, &Patch::Apply(&object(kind, "x", &json!({}), &spec)))
+            .await?;
+        api.delete("x", &kube::api::DeleteParams::default()).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_spec_of_a_template_never_changes() -> Result<()> {
+    let namespace = namespace().await?;
+    for (kind, change) in TEMPLATES {
+        let change: Value = serde_json::from_str(change)?;
+        for who in [Who::Administrator, Who::Tenant, Who::Core] {
+            let name = format!("{who:?}").to_lowercase();
+            let api = api(who, &namespace, kind).await?;
+            create(&api, &template(kind, &name, &json!({}))).await??;
+            // What Cluster API does to a template: an owner, labels.
+            merge(&api, &name, json!({"metadata": {"labels": {"a": "1"}}})).await?;
+            let patch = json!({"spec": {"template": {"spec": change}}});
+            let message = refusal(merge(&api, &name, patch).await)?;
+            ensure!(message.contains("create a new template"), "{message}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn only_the_topology_dry_run_may_try_another_spec() -> Result<()> {
+    let namespace = namespace().await?;
+    for (kind, change) in TEMPLATES {
+        let change: Value = serde_json::from_str(change)?;
+        let api = api(Who::Core, &namespace, kind).await?;
+        create(&api, &template(kind, "t", &json!({}))).await??;
+        let marked = json!({"annotations": {DRY_RUN: ""}});
+        refusal(
+            apply(
+                &api,
+                &object(kind, "t", &json!({}), &json!({"template": {"spec": change}})),
+                true,
+            )
+            .await,
+        )?;
+        refusal(
+            apply(
+                &api,
+                &object(kind, "t", &marked, &json!({"template": {"spec": change}})),
+                false,
+            )
+            .await,
+        )?;
+        apply(
+            &api,
+            &object(kind, "t", &marked, &json!({"template": {"spec": change}})),
+            true,
+        )
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_template_hands_out_no_identity_whoever_writes_it() -> Result<()> {
+    let namespace = namespace().await?;
+    for (kind, _) in TEMPLATES {
+        for who in [Who::Administrator, Who::Tenant] {
+            let api = api(who, &namespace, kind).await?;
+            for key in RESERVED_ANNOTATIONS {
+                let metadata = json!({"annotations": {key: "x"}});
+                let message = refusal(create(&api, &template(kind, "t", &metadata)).await?)?;
+                ensure!(message.contains(key), "{message}");
+            }
+        }
+    }
+    Ok(())
+}
+
+const TEMPLATES: [(&str, &str); 2] = [
+    ("InfraMachineTemplate", r#"{"providerSpec": {"size": "large"}}"#),
+    ("InfraClusterTemplate", r#"{"provider": "another"}"#),
+];
+
+fn template(kind: &str, name: &str, metadata: &Value) -> Value {
+    let mut template = object(kind, name, &json!({}), &json!({"template": {"spec": {}}}));
+    if metadata.as_object().is_some_and(|fields| !fields.is_empty()) {
+        template["spec"]["template"]["metadata"] = metadata.clone();
+    }
+    template
+}
+
+fn identity(value: &str) -> Value {
+    json!({"metadata": {"annotations": {IDENTITY: value}}})
+}
+
+async fn apply(api: &Api<DynamicObject>, object: &Value, dry_run: bool) -> kube::Result<DynamicObject> {
+    let params = PatchParams {
+        dry_run,
+        ..PatchParams::apply("capi-topology").force()
+    };
+    api.patch("t", &params, &Patch::Apply(object)).await
+}

@@ -1,0 +1,94 @@
+//! A clusterctl repository, made by `make release`, and clusterctl on it.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Result;
+use management_cluster::Programs;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::objects::{output, parse, repository};
+
+/// A release of its own for each test.
+pub struct Release {
+    folder: TempDir,
+    programs: Programs,
+}
+
+impl Release {
+    /// `make release`, with its default image or another one.
+    pub async fn make(image: Option<&str>) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let programs = Programs::find().await?;
+        let mut make = Command::new("make");
+        make.arg("release")
+            .arg("VERSION=v0.1.0")
+            .arg(format!("RELEASE_DIR={}", folder.path().display()))
+            .arg(format!("KUBECTL={}", programs.kubectl.display()))
+            .args(image.map(|image| format!("IMG={image}")))
+            .current_dir(repository());
+        output(&mut make)?;
+        Ok(Self { folder, programs })
+    }
+
+    /// clusterctl with the configuration of the release, without network, cluster and user's settings.
+    pub fn clusterctl(&self) -> Command {
+        let mut command = Command::new(&self.programs.clusterctl);
+        command
+            .env("XDG_CONFIG_HOME", self.folder.path())
+            .env("HOME", self.folder.path())
+            .env("KUBECONFIG", self.folder.path().join("no-cluster"))
+            .env("CLUSTERCTL_DISABLE_VERSIONCHECK", "true")
+            .env("GOPROXY", "off")
+            .current_dir(self.folder.path());
+        command
+    }
+
+    /// The folder of the release, which goes with it.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// clusterctl's configuration.
+    pub fn config(&self) -> PathBuf {
+        self.folder.path().join("clusterctl-config.yaml")
+    }
+
+    /// What `clusterctl init` would install.
+    pub fn generate_provider(&self) -> Result<Vec<Value>> {
+        let mut command = self.clusterctl();
+        command
+            .args([
+                "generate",
+                "provider",
+                "--infrastructure",
+                "cmi:v0.1.0",
+                "--config",
+            ])
+            .arg(self.config());
+        parse(&output(&mut command)?)
+    }
+
+    /// The objects of the Cluster demo in the namespace tenant.
+    pub fn generate_cluster(&self, flavor: Option<&str>) -> Result<Vec<Value>> {
+        let mut command = self.clusterctl();
+        command
+            .args(["generate", "cluster", "demo", "--infrastructure", "cmi:v0.1.0"])
+            .args(["--target-namespace", "tenant", "--kubernetes-version", "v1.36.3"])
+            .args([
+                "--control-plane-machine-count",
+                "3",
+                "--worker-machine-count",
+                "2",
+            ])
+            .args(flavor.map(|flavor| format!("--flavor={flavor}")))
+            .env("CONTROL_PLANE_ENDPOINT_HOST", "api.demo.test")
+            .env("CAPCMI_WORKER_SIZE", "4")
+            .arg("--config")
+            .arg(self.config());
+        parse(&output(&mut command)?)
+    }
+}

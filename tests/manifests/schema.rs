@@ -1,0 +1,246 @@
+//! The definitions: what the API server stores, and what it refuses and why.
+
+use anyhow::{Context, Result, ensure};
+use capcmi::api::v1alpha1::{
+    InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress, OperationState,
+    OperationType,
+};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+};
+use kube::{
+    Api,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+
+use crate::api_server::{Who, api, create, merge, namespace, object, refusal};
+
+#[tokio::test]
+async fn the_provider_id_is_set_once() -> Result<()> {
+    let namespace = namespace().await?;
+    let machines = api(Who::Provider, &namespace, "InfraMachine").await?;
+    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    create(
+        &tenant,
+        &object("InfraMachine", "m", &json!({}), &json!({"provider": "a"})),
+    )
+    .await??;
+    merge(&machines, "m", json!({"spec": {"provider": "b"}})).await?;
+    merge(&machines, "m", json!({"spec": {"providerID": "cmi:///1"}})).await?;
+    for (patch, why) in [
+        (json!({"providerID": "cmi:///2"}), "set once"),
+        (json!({"providerID": null}), "set once"),
+        (json!({"provider": "c"}), "the VM exists at that driver"),
+        (json!({"provider": null}), "the VM exists at that driver"),
+    ] {
+        let message = refusal(merge(&tenant, "m", json!({"spec": patch})).await)?;
+        ensure!(message.contains(why), "{patch}: {message}");
+    }
+    let template = json!({"template": {"spec": {"providerID": "cmi:///1"}}});
+    let templates = api(Who::Tenant, &namespace, "InfraMachineTemplate").await?;
+    let template = object("InfraMachineTemplate", "t", &json!({}), &template);
+    let message = refusal(create(&templates, &template).await?)?;
+    ensure!(message.contains("every machine gets its own"), "{message}");
+    Ok(())
+}
+
+/// A field that the definition lacks would vanish without a word.
+#[tokio::test]
+async fn a_status_comes_back_as_it_was_written() -> Result<()> {
+    let namespace = namespace().await?;
+    let now = Time(Timestamp::from_second(1_700_000_000)?);
+    let full = InfraMachineStatus {
+        ready: true,
+        initialization: Some(InfraMachineInitialization {
+            provisioned: Some(true),
+        }),
+        addresses: vec![MachineAddress {
+            type_: "InternalIP".to_owned(),
+            address: "fd00::1".to_owned(),
+        }],
+        failure_domain: Some("zone-a".to_owned()),
+        failure_reason: Some("INVALID_ARGUMENT".to_owned()),
+        failure_message: Some("providerSpec.size: unknown".to_owned()),
+        conditions: vec![Condition {
+            type_: "Ready".to_owned(),
+            status: "True".to_owned(),
+            reason: "Ready".to_owned(),
+            message: String::new(),
+            observed_generation: Some(1),
+            last_transition_time: now.clone(),
+        }],
+        node_name: Some("node".to_owned()),
+        power_state: Some("Running".to_owned()),
+        last_operation: Some(LastOperation {
+            type_: OperationType::Create,
+            state: OperationState::Failed,
+            operation: Some("CreateMachine".to_owned()),
+            code: Some("UNAVAILABLE".to_owned()),
+            message: Some("no route".to_owned()),
+            attempts: 3,
+            last_update_time: now.clone(),
+            next_retry_time: Some(now.clone()),
+        }),
+        observed_generation: Some(1),
+    };
+    let sparse = InfraMachineStatus {
+        last_operation: Some(LastOperation {
+            type_: OperationType::Delete,
+            state: OperationState::Processing,
+            operation: None,
+            code: None,
+            message: None,
+            attempts: 0,
+            last_update_time: now,
+            next_retry_time: None,
+        }),
+        ..InfraMachineStatus::default()
+    };
+    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    for (name, status) in [
+        ("full", full),
+        ("sparse", sparse),
+        ("empty", InfraMachineStatus::default()),
+    ] {
+        create(&tenant, &object("InfraMachine", name, &json!({}), &json!({}))).await??;
+        let patch = Patch::Merge(json!({"status": status}));
+        let stored = provider
+            .patch_status(name, &PatchParams::default(), &patch)
+            .await?;
+        let stored = stored.data.get("status").cloned().unwrap_or_else(|| json!({}));
+        assert_eq!(
+            serde_json::from_value::<InfraMachineStatus>(stored)?,
+            status,
+            "{name}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_status_that_breaks_the_contract_is_refused() -> Result<()> {
+    let namespace = namespace().await?;
+    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    create(&tenant, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
+    let condition = json!({
+        "type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    });
+    let address = json!({"type": "InternalIP", "address": "10.0.0.1"});
+    for status in [
+        json!({"addresses": [{"type": "Internal", "address": "10.0.0.1"}]}),
+        json!({"addresses": [{"type": "InternalIP"}]}),
+        json!({"addresses": vec![address; 257]}),
+        json!({"conditions": [condition, condition]}),
+        json!({"conditions": [{"type": "Ready", "status": "yes", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}),
+        json!({"initialization": {}}),
+        json!({"failureMessage": "a".repeat(10_241)}),
+        json!({"lastOperation": {"type": "Create", "state": "Failed"}}),
+    ] {
+        let answer = provider
+            .patch_status(
+                "m",
+                &PatchParams::default(),
+                &Patch::Merge(json!({"status": status})),
+            )
+            .await;
+        let message = refusal(answer).with_context(|| status.to_string())?;
+        ensure!(message.contains("status."), "{message}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn everybody_may_do_what_is_said_and_no_more() -> Result<()> {
+    const OURS: &str = "infrastructure.capcmi.io";
+    let namespace = namespace().await?;
+    let expected = [
+        (Who::Provider, OURS, "inframachines", "", "patch", true),
+        (Who::Provider, OURS, "inframachines", "", "update", false),
+        (Who::Provider, OURS, "inframachines", "", "create", false),
+        (Who::Provider, OURS, "inframachines", "", "delete", false),
+        (Who::Provider, OURS, "inframachines", "identity", "update", true),
+        (Who::Provider, OURS, "inframachinetemplates", "", "patch", false),
+        (
+            Who::Provider,
+            OURS,
+            "inframachinetemplates",
+            "status",
+            "patch",
+            true,
+        ),
+        (Who::Provider, "cluster.x-k8s.io", "machines", "", "watch", true),
+        (Who::Provider, "cluster.x-k8s.io", "machines", "", "patch", false),
+        (Who::Provider, "", "secrets", "", "get", true),
+        (Who::Provider, "", "secrets", "", "list", false),
+        (Who::Provider, "", "secrets", "", "watch", false),
+        (Who::Provider, "", "secrets", "", "create", false),
+        (Who::Provider, "", "secrets", "", "patch", false),
+        (Who::Provider, "", "pods", "", "get", false),
+        (Who::Provider, "events.k8s.io", "events", "", "create", true),
+        (
+            Who::Provider,
+            "coordination.k8s.io",
+            "leases",
+            "",
+            "update",
+            false,
+        ),
+        (Who::Core, OURS, "inframachines", "", "create", true),
+        (Who::Core, OURS, "infraclustertemplates", "", "delete", true),
+        (Who::Core, OURS, "inframachines", "finalizers", "update", true),
+        (Who::Core, OURS, "inframachines", "identity", "update", false),
+        (Who::Core, OURS, "inframachines", "status", "patch", false),
+        (Who::Tenant, OURS, "inframachinetemplates", "", "create", true),
+        (Who::Tenant, OURS, "inframachines", "", "list", true),
+        (Who::Tenant, OURS, "inframachines", "identity", "update", false),
+        (Who::Tenant, OURS, "inframachines", "status", "patch", false),
+    ];
+    for (who, group, resource, subresource, verb, allowed) in expected {
+        let said = may(who, &namespace, group, resource, subresource, verb).await?;
+        assert_eq!(said, allowed, "{who:?} {verb} {resource}/{subresource}");
+    }
+    let lease = may(
+        Who::Provider,
+        "capcmi-system",
+        "coordination.k8s.io",
+        "leases",
+        "",
+        "update",
+    )
+    .await?;
+    ensure!(lease, "the lease in the provider's own namespace");
+    Ok(())
+}
+
+async fn may(
+    who: Who,
+    namespace: &str,
+    group: &str,
+    resource: &str,
+    subresource: &str,
+    verb: &str,
+) -> Result<bool> {
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(who.client(namespace).await?);
+    let attributes = ResourceAttributes {
+        group: Some(group.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        resource: Some(resource.to_owned()),
+        subresource: Some(subresource.to_owned()),
+        verb: Some(verb.to_owned()),
+        ..ResourceAttributes::default()
+    };
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(attributes),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let answer = reviews.create(&PostParams::default(), &review).await?;
+    Ok(answer.status.context("no answer")?.allowed)
+}

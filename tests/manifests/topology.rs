@@ -1,0 +1,126 @@
+//! The shipped ClusterClass with Cluster API's real topology controller, which tries changes out by a dry run.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use capcmi::{
+    api::{GROUP, VERSION},
+    manifests,
+};
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams},
+    core::GroupVersionKind,
+};
+use management_cluster::{ManagementCluster, eventually};
+use serde_json::{Value, json};
+
+use crate::release::Release;
+
+const DEADLINE: Duration = Duration::from_mins(1);
+
+/// The kinds of the kubeadm providers, by group: without a controller, but core can make them.
+const KUBEADM: [(&str, &str); 4] = [
+    ("controlplane.cluster.x-k8s.io", "KubeadmControlPlane"),
+    ("controlplane.cluster.x-k8s.io", "KubeadmControlPlaneTemplate"),
+    ("bootstrap.cluster.x-k8s.io", "KubeadmConfig"),
+    ("bootstrap.cluster.x-k8s.io", "KubeadmConfigTemplate"),
+];
+
+#[tokio::test]
+async fn a_class_is_filled_in_and_a_changed_variable_makes_a_new_template() -> Result<()> {
+    let cluster = start().await?;
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: tenant}\n";
+    cluster.apply_yaml(namespace).await?;
+    for object in Release::make(None).await?.generate_cluster(Some("topology"))? {
+        // Core's webhook may not have seen the class yet.
+        let apply = async || cluster.apply_yaml(&object.to_string()).await.map(|_| ());
+        eventually(DEADLINE, "the API server taking an object", apply).await?;
+    }
+    let templates = namespaced(&cluster, GROUP, VERSION, "InfraMachineTemplate").await?;
+    let spec =
+        json!({"provider": "simulated", "providerSpec": {"vmPool": "default", "size": "4", "tags": {}}});
+    eventually(DEADLINE, "the workers' template", async || {
+        has_spec(&templates, &spec).await
+    })
+    .await?;
+
+    let infra_clusters = namespaced(&cluster, GROUP, VERSION, "InfraCluster").await?;
+    let made = infra_clusters.list(&ListParams::default()).await?;
+    ensure!(
+        made.items
+            .iter()
+            .any(|object| object.data["spec"]["provider"] == "simulated"),
+        "{made:?}"
+    );
+
+    let clusters = namespaced(&cluster, "cluster.x-k8s.io", "v1beta2", "Cluster").await?;
+    let mut variables = clusters.get("demo").await?.data["spec"]["topology"]["variables"].clone();
+    let size = variables
+        .as_array_mut()
+        .and_then(|all| all.iter_mut().find(|variable| variable["name"] == "workerSize"));
+    size.context("no workerSize")?["value"] = json!("large");
+    let patch = Patch::Merge(json!({"spec": {"topology": {"variables": variables}}}));
+    clusters.patch("demo", &PatchParams::default(), &patch).await?;
+    let spec =
+        json!({"provider": "simulated", "providerSpec": {"vmPool": "default", "size": "large", "tags": {}}});
+    eventually(DEADLINE, "a new template with the new size", async || {
+        has_spec(&templates, &spec).await
+    })
+    .await
+}
+
+async fn start() -> Result<ManagementCluster> {
+    let kubeadm: Vec<String> = KUBEADM
+        .iter()
+        .map(|(group, kind)| definition(group, kind).to_string())
+        .collect();
+    ManagementCluster::builder()
+        .manifests(manifests::stream(&manifests::Part::ALL)?)
+        .manifests(kubeadm.join("\n---\n"))
+        .start()
+        .await
+}
+
+fn definition(group: &str, kind: &str) -> Value {
+    let (singular, open) = (
+        kind.to_lowercase(),
+        json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true}),
+    );
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{singular}s.{group}"), "labels": {"cluster.x-k8s.io/v1beta2": "v1beta2"}},
+        "spec": {
+            "group": group, "scope": "Namespaced",
+            "names": {"kind": kind, "listKind": format!("{kind}List"), "plural": format!("{singular}s"), "singular": singular},
+            "versions": [{
+                "name": "v1beta2", "served": true, "storage": true, "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": open, "status": open}}},
+            }],
+        },
+    })
+}
+
+async fn namespaced(
+    cluster: &ManagementCluster,
+    group: &str,
+    version: &str,
+    kind: &str,
+) -> Result<Api<DynamicObject>> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    Ok(Api::namespaced_with(
+        cluster.admin_client().await?,
+        "tenant",
+        &resource,
+    ))
+}
+
+async fn has_spec(templates: &Api<DynamicObject>, spec: &Value) -> Result<()> {
+    let all = templates.list(&ListParams::default()).await?.items;
+    let specs: Vec<&Value> = all
+        .iter()
+        .map(|template| &template.data["spec"]["template"]["spec"])
+        .collect();
+    ensure!(specs.contains(&spec), "{specs:?}");
+    Ok(())
+}

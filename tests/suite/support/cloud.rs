@@ -1,0 +1,151 @@
+//! The simulated cloud of a case: its files, its console, its faults, and the guests that boot in it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use capcmi::drivers::simulated::{CallLine, CloudConsole, CloudView, Vm, WallClock};
+use futures::Stream;
+use management_cluster::eventually;
+use management_cluster::hollow_kubelet::{Guest, GuestEvent, HollowKubelet};
+use serde_json::{Value, json};
+
+use super::{DEADLINE, World};
+
+/// How often the guests are looked after.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The files of a simulated cloud that several processes share.
+pub struct Cloud {
+    state: PathBuf,
+    faults: PathBuf,
+    calls: PathBuf,
+}
+
+impl Cloud {
+    /// A cloud without VMs and without faults.
+    pub fn new(world: &World) -> Self {
+        let file = |name: &str| world.folder.join(name);
+        Self {
+            state: file("cloud.jsonl"),
+            faults: file("faults.json"),
+            calls: file("calls.jsonl"),
+        }
+    }
+
+    /// A drivers file with this cloud as `simulated`; boots and deletes take no time unless `more` says otherwise.
+    pub fn drivers(&self, more: Value) -> String {
+        self.drivers_with(json!({}), more)
+    }
+
+    /// As [`Cloud::drivers`], with further keys of the driver's entry, such as `timeouts`.
+    pub fn drivers_with(&self, entry: Value, more: Value) -> String {
+        let mut simulated = json!({
+            "stateFile": self.state, "faultsFile": self.faults, "callLog": self.calls,
+            "bootSeconds": 0, "bootJitterSeconds": 0, "deleteSeconds": 0, "shutDownSeconds": 0,
+        });
+        merge(&mut simulated, more);
+        let mut driver = json!({"name": "simulated", "simulated": simulated});
+        merge(&mut driver, entry);
+        json!({"drivers": [driver]}).to_string()
+    }
+
+    /// Replaces the faults; all counts start anew.
+    pub fn fail(&self, faults: Value) -> Result<()> {
+        let beside = self.faults.with_extension("new");
+        std::fs::write(&beside, faults.to_string()).context("writing the faults")?;
+        std::fs::rename(&beside, &self.faults).context("putting the faults in place")
+    }
+
+    /// The way to look at VMs and to meddle with them.
+    pub fn console(&self) -> Result<CloudConsole> {
+        CloudConsole::open(&self.state).context("opening the console of the cloud")
+    }
+
+    /// All VMs there are.
+    pub fn vms(&self) -> Result<Vec<Vm>> {
+        if !self.state.exists() {
+            return Ok(Vec::new());
+        }
+        self.console()?.vms().context("reading the cloud")
+    }
+
+    /// Waits until there are exactly so many VMs.
+    pub async fn holds(&self, count: usize) -> Result<Vec<Vm>> {
+        eventually(DEADLINE, &format!("{count} VMs in the cloud"), async || {
+            let vms = self.vms()?;
+            ensure!(vms.len() == count, "there are {}", vms.len());
+            Ok(vms)
+        })
+        .await
+    }
+
+    /// Every call so far, as it started and ended.
+    pub fn calls(&self) -> Result<Vec<CallLine>> {
+        let text = match std::fs::read_to_string(&self.calls) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error).context("reading the call log"),
+        };
+        text.lines()
+            .map(|line| serde_json::from_str(line).with_context(|| format!("reading {line}")))
+            .collect()
+    }
+
+    /// The kubelets of the guests, as they boot.
+    pub fn kubelets(&self) -> HollowKubelet {
+        HollowKubelet::start(guests(&self.state))
+    }
+}
+
+fn merge(into: &mut Value, more: Value) {
+    if let (Some(into), Value::Object(more)) = (into.as_object_mut(), more) {
+        into.extend(more);
+    }
+}
+
+/// What happens to the guests of a cloud.
+pub fn guests(state: &Path) -> impl Stream<Item = GuestEvent> + Send + 'static {
+    let view = CloudView::open(state, Arc::new(WallClock));
+    let start = (
+        view,
+        std::collections::BTreeSet::<String>::new(),
+        std::collections::VecDeque::new(),
+    );
+    futures::stream::unfold(start, |(mut view, mut known, mut news)| async move {
+        loop {
+            if let Some(event) = news.pop_front() {
+                return Some((event, (view, known, news)));
+            }
+            if let Ok((cloud, now)) = view.now() {
+                let running: Vec<_> = cloud.vms().filter(|vm| vm.is_running(now)).collect();
+                let ids: std::collections::BTreeSet<_> = running.iter().map(|vm| vm.provider_id()).collect();
+                let booted = running.iter().filter(|vm| !known.contains(&vm.provider_id()));
+                news.extend(booted.map(|vm| GuestEvent::Booted(guest(vm))));
+                news.extend(known.difference(&ids).map(|id| GuestEvent::Gone {
+                    provider_id: id.clone(),
+                }));
+                known = ids;
+            }
+            if news.is_empty() {
+                tokio::time::sleep(LOOK).await;
+            }
+        }
+    })
+}
+
+fn guest(vm: &Vm) -> Guest {
+    let address = vm
+        .address
+        .map(|address| ("InternalIP".to_owned(), address.to_string()));
+    Guest {
+        provider_id: vm.provider_id(),
+        node_name: vm.name.clone(),
+        user_data: vm.user_data.expose().to_vec(),
+        addresses: address
+            .into_iter()
+            .chain([("Hostname".to_owned(), vm.name.clone())])
+            .collect(),
+    }
+}

@@ -1,0 +1,20 @@
+//! A management cluster with this provider installed as it is shipped, and what the cases need around it.
+//!
+//! All cases share one management cluster. Each has a namespace, a simulated cloud and a provider process of its own,
+//! which runs as the shipped ServiceAccount with the shipped roles and looks at that namespace alone.
+
+pub mod cloud;
+pub mod fleet;
+pub mod provider;
+pub mod world;
+
+pub use cloud::Cloud;
+pub use fleet::Fleet;
+pub use provider::Provider;
+pub use world::World;
+
+use std::time::Duration;
+
+/// How long anything may take that is not known to take longer. Far above what is usual: a busy machine must not fail a
+/// case.
+pub const DEADLINE: Duration = Duration::from_secs(90);
