@@ -3,5 +3,6 @@
 
 mod fallbacks;
 mod lifecycle;
+mod pause;
 mod support;
 mod update;
