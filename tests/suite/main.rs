@@ -5,4 +5,5 @@ mod fallbacks;
 mod lifecycle;
 mod pause;
 mod support;
+mod topology;
 mod update;
