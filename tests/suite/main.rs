@@ -2,6 +2,7 @@
 //! simulated cloud behind it.
 
 mod fallbacks;
+mod identity;
 mod lifecycle;
 mod pause;
 mod support;
