@@ -42,3 +42,10 @@ test: ## Run every test on real parts: etcd, kube-apiserver, Cluster API, the bu
 lint: ## Check format and lints as CI does.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+# Fleet sizes of `make bench`.
+MACHINES ?= 2000
+
+.PHONY: bench
+bench: ## Measure what a fleet costs, beside a bare client (MACHINES="2000 10000").
+	$(CARGO) bench --bench fleet -- $(MACHINES)

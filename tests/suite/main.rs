@@ -1,8 +1,10 @@
 //! The provider on a real Cluster API: etcd, kube-apiserver, Cluster API's core manager and a workload cluster, with the
 //! simulated cloud behind it.
 
+mod diagnostics;
 mod fallbacks;
 mod identity;
+mod leadership;
 mod lifecycle;
 mod pause;
 mod support;

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Write as _,
     path::{Path, PathBuf},
 };
 
@@ -12,6 +13,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::json;
+use tempfile::NamedTempFile;
 
 /// A kubeconfig as a YAML document.
 pub(crate) fn render(server: &str, authority: &str, token: &str) -> Result<String> {
@@ -29,9 +31,13 @@ pub(crate) fn render(server: &str, authority: &str, token: &str) -> Result<Strin
     serde_saphyr::to_string(&kubeconfig).context("rendering a kubeconfig")
 }
 
-/// Writes a kubeconfig document to `path`.
+/// Writes a kubeconfig document to `path`, in one step: several may write, and others read, the same path.
 pub(crate) fn write(path: PathBuf, document: &str) -> Result<PathBuf> {
-    fs::write(&path, document).with_context(|| format!("writing {}", path.display()))?;
+    let what = || format!("writing {}", path.display());
+    let folder = path.parent().with_context(what)?;
+    let mut file = NamedTempFile::new_in(folder).with_context(what)?;
+    file.write_all(document.as_bytes()).with_context(what)?;
+    file.persist(&path).with_context(what)?;
     Ok(path)
 }
 

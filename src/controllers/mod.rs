@@ -3,24 +3,26 @@
 //! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does, look at
 //! everything once, and from then on at what changed.
 
-use std::collections::{BTreeMap, HashMap};
+mod trigger;
+mod watch;
+
+use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use futures::{FutureExt, Stream, StreamExt};
+use futures::{FutureExt as _, StreamExt as _};
 use kube::api::Api;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, watcher as watch_stream};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
 
+use self::trigger::Trigger;
+use self::watch::{Changes, fingerprint, on_own, watch};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, labels};
@@ -60,32 +62,6 @@ pub struct Controllers {
     clusters: Trigger<Guarded<InfraCluster>>,
     templates: Trigger<Guarded<InfraMachineTemplate>>,
     context: Arc<machine::Context>,
-}
-
-/// Objects that have to be reconciled. What is sent before there is a controller is dropped: it starts with everything.
-#[derive(Clone)]
-struct Trigger<K: Resource + 'static>(Arc<OnceLock<mpsc::UnboundedSender<ObjectRef<K>>>>);
-
-impl<K: Resource + 'static> Default for Trigger<K> {
-    fn default() -> Self {
-        Self(Arc::default())
-    }
-}
-
-impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
-    fn send(&self, object: ObjectRef<K>) {
-        if let Some(sender) = self.0.get() {
-            // A controller that has stopped needs nothing.
-            let _ = sender.send(object);
-        }
-    }
-
-    fn receive(&self) -> impl Stream<Item = ObjectRef<K>> + use<K> {
-        let (sender, mut receiver) = mpsc::unbounded_channel();
-        // Set once: the controllers are started once.
-        let _ = self.0.set(sender);
-        futures::stream::poll_fn(move |context| receiver.poll_recv(context))
-    }
 }
 
 impl Controllers {
@@ -394,91 +370,6 @@ impl Controllers {
 
 fn reference(machine: &InfraMachine) -> ObjectRef<Guarded<InfraMachine>> {
     ObjectRef::new(&machine.name_any()).within(&machine.namespace().unwrap_or_default())
-}
-
-/// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.
-fn on_own<K>(trigger: Trigger<K>) -> impl FnMut(&Event<K>) + Send + 'static
-where
-    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
-{
-    let mut changes = Changes::default();
-    move |event| {
-        let own = |object: &K| {
-            let meta = object.meta();
-            let owners: Vec<_> = meta
-                .owner_references
-                .iter()
-                .flatten()
-                .map(|o| (&o.uid, o.controller))
-                .collect();
-            let deleting = meta.deletion_timestamp.is_some();
-            fingerprint((
-                meta.generation,
-                &meta.labels,
-                &meta.annotations,
-                &meta.finalizers,
-                owners,
-                deleting,
-            ))
-        };
-        if let Some(object) = changes.changed(event, own) {
-            trigger.send(ObjectRef::from_obj(object));
-        }
-    }
-}
-
-/// What was looked at of every object the last time, by UID.
-#[derive(Default)]
-struct Changes(HashMap<String, u64>);
-
-impl Changes {
-    /// The object of an event, if what is looked at changed.
-    fn changed<'a, K: Resource>(&mut self, event: &'a Event<K>, look: impl Fn(&K) -> u64) -> Option<&'a K> {
-        match event {
-            Event::Apply(object) | Event::InitApply(object) => {
-                let now = look(object);
-                let before = self.0.insert(object.meta().uid.clone().unwrap_or_default(), now);
-                (before != Some(now)).then_some(object)
-            }
-            Event::Delete(object) => {
-                self.0.remove(object.meta().uid.as_deref().unwrap_or_default());
-                None
-            }
-            Event::Init | Event::InitDone => None,
-        }
-    }
-}
-
-fn fingerprint(value: impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
-}
-
-/// Keeps a cache current for ever, and tells of every event after the cache has it.
-async fn watch<K>(
-    api: Api<K>,
-    config: watcher::Config,
-    writer: reflector::store::Writer<K>,
-    mut tell: impl FnMut(&Event<K>) + Send,
-) where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    let kind = K::kind(&());
-    let stream = watch_stream(api, config)
-        // Nobody reads managed fields, and they are a third of an object.
-        .modify(|object| object.meta_mut().managed_fields = None)
-        .default_backoff()
-        .reflect(writer);
-    let mut stream = std::pin::pin!(stream);
-    while let Some(event) = stream.next().await {
-        match event {
-            Ok(event) => tell(&event),
-            Err(error) => {
-                tracing::warn!(%kind, error = &error as &dyn std::error::Error, "watching failed; trying again");
-            }
-        }
-    }
 }
 
 fn controller<K>(
