@@ -2,6 +2,11 @@
 //! simulated cloud behind it.
 
 mod diagnostics;
+mod fallbacks;
+mod identity;
 mod leadership;
 mod lifecycle;
+mod pause;
 mod support;
+mod topology;
+mod update;
