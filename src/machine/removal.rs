@@ -44,10 +44,24 @@ pub async fn delete(
     {
         return Ok(outcome);
     }
-    if let Some(failure) = remove(object, provider, &plan, class.clone()).await? {
-        return Ok(Outcome::Failed(Box::new(failure)));
+    let Some(failure) = remove(object, provider, &plan, class.clone()).await? else {
+        return Ok(confirm_gone(ctx, object, provider, &plan, class).await);
+    };
+    if failure.status.code() == Code::InvalidArgument
+        && provider.capabilities().offers(Operation::GetMachineStatus)
+    {
+        // The driver refuses the spec itself, as it did the create. Where it still answers that there is no VM, nothing
+        // is left to be deleted; whatever else it answers, the refusal stands.
+        return Ok(match confirm_gone(ctx, object, provider, &plan, class).await {
+            gone @ (Outcome::Gone
+            | Outcome::Deleting {
+                reason: reason::CONFIRMING_DELETION,
+                ..
+            }) => gone,
+            _ => Outcome::Failed(Box::new(failure)),
+        });
     }
-    Ok(confirm_gone(ctx, object, provider, &plan, class).await)
+    Ok(Outcome::Failed(Box::new(failure)))
 }
 
 /// Asks the guest to stop; `None` when the VM may be deleted now.
