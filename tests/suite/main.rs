@@ -3,6 +3,7 @@
 
 mod diagnostics;
 mod fallbacks;
+mod health_check;
 mod identity;
 mod leadership;
 mod lifecycle;
