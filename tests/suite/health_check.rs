@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{DRIVER_REACHABLE, READY};
 use capcmi::api::v1alpha1::InfraMachine;
 use capcmi::driver::Operation;
-use capcmi::drivers::simulated::VmId;
+use capcmi::drivers::simulated::{Condition, VmId};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
@@ -112,6 +112,27 @@ async fn an_outage_of_the_driver_replaces_no_machine() -> Result<()> {
 async fn a_vm_that_vanished_is_replaced_with_its_machine() -> Result<()> {
     replaced_after("vanished", "VirtualMachineVanished", async |_, cloud, id| {
         cloud.console()?.vanish(id)?;
+        Ok(())
+    })
+    .await
+}
+
+/// A VM that crashed is found by its Node, which goes silent: the driver is asked, and confirms it.
+#[tokio::test]
+async fn a_vm_that_crashed_is_replaced_with_its_machine() -> Result<()> {
+    replaced_after("crashed", "VirtualMachineFailed", async |world, cloud, id| {
+        cloud.console()?.set_condition(id, Condition::Crashed)?;
+        let vm = cloud.vms()?.into_iter().find(|vm| vm.id == id).context("no VM")?;
+        // What the node lifecycle controller says of a kubelet that it does not hear any more.
+        let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let silent = json!({"status": {"conditions": [{
+            "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "", "lastTransitionTime": now,
+        }]}});
+        let workload = world.management.workload().await?.admin_client().await?;
+        let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(workload);
+        nodes
+            .patch_status(&vm.name, &PatchParams::default(), &Patch::Strategic(silent))
+            .await?;
         Ok(())
     })
     .await
