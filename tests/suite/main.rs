@@ -7,6 +7,7 @@ mod health_check;
 mod identity;
 mod leadership;
 mod lifecycle;
+mod moving;
 mod pause;
 mod support;
 mod topology;
