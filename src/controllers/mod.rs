@@ -3,6 +3,7 @@
 //! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does, look at
 //! everything once, and from then on at what changed.
 
+mod nodes;
 mod trigger;
 mod watch;
 
@@ -21,6 +22,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
+use self::nodes::Nodes;
 use self::trigger::Trigger;
 use self::watch::{Changes, fingerprint, on_own, watch};
 use crate::api::cluster_api::{Cluster, Machine};
@@ -28,6 +30,7 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
+use crate::driver::Operation;
 use crate::metrics::{MachineCount, Metrics};
 use crate::provider::{Providers, Reachability};
 use crate::{cluster, inventory, machine, template};
@@ -298,7 +301,11 @@ impl Controllers {
 
     fn on_machine(&self) -> impl FnMut(&Event<Machine>) + Send + 'static {
         let (trigger, mut changes) = (self.machines.clone(), Changes::default());
+        let (mut nodes, ask) = (Nodes::default(), self.ask_about());
         move |event| {
+            if let Some(machine) = nodes.lost(event) {
+                ask(machine);
+            }
             let Some(machine) = changes.changed(event, |machine| {
                 let control_plane = machine.labels().contains_key(labels::CONTROL_PLANE);
                 let spec = &machine.spec;
@@ -314,6 +321,30 @@ impl Controllers {
             let infra = &machine.spec.infrastructure_ref;
             if infra.api_group == api::GROUP && infra.kind == "InfraMachine" {
                 trigger.send(ObjectRef::new(&infra.name).within(&machine.namespace().unwrap_or_default()));
+            }
+        }
+    }
+
+    /// Has the driver of a Machine asked about its VM, if it answers such questions.
+    fn ask_about(&self) -> impl Fn(&Machine) + Send + 'static {
+        let (trigger, context) = (self.machines.clone(), Arc::clone(&self.context));
+        move |machine| {
+            let infra = &machine.spec.infrastructure_ref;
+            let reference = ObjectRef::new(&infra.name).within(&machine.namespace().unwrap_or_default());
+            let Some(found) = context.caches.infra_machines.get(&reference) else {
+                return;
+            };
+            let driver = found
+                .meta()
+                .annotations
+                .as_ref()
+                .and_then(|all| all.get(labels::DRIVER));
+            let asks = driver
+                .and_then(|name| context.providers.named(name))
+                .is_some_and(|provider| provider.capabilities().offers(Operation::GetMachineStatus));
+            if asks && let Some(uid) = &found.meta().uid {
+                context.memory.recheck(uid);
+                trigger.send(reference);
             }
         }
     }

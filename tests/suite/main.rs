@@ -3,9 +3,11 @@
 
 mod diagnostics;
 mod fallbacks;
+mod health_check;
 mod identity;
 mod leadership;
 mod lifecycle;
+mod moving;
 mod pause;
 mod support;
 mod topology;

@@ -47,6 +47,22 @@ impl World {
         })
     }
 
+    /// The same namespace on another management cluster, which lives as long as the process. The namespace itself is not
+    /// made.
+    pub async fn elsewhere(&self) -> Result<Self> {
+        let builder = ManagementCluster::builder().manifests(CRDS.as_str());
+        let management: &'static ManagementCluster = Box::leak(Box::new(builder.start().await?));
+        install(management).await?;
+        let folder = management.folder().path().join(&self.namespace);
+        std::fs::create_dir_all(&folder).context("making the folder of the case")?;
+        Ok(Self {
+            management,
+            admin: management.admin_client().await?,
+            namespace: self.namespace.clone(),
+            folder,
+        })
+    }
+
     /// Applies YAML, in which `$NS` stands for the namespace.
     pub async fn apply(&self, yaml: &str) -> Result<Vec<DynamicObject>> {
         apply_yaml(&self.admin, &yaml.replace("$NS", &self.namespace)).await
