@@ -18,6 +18,10 @@ CONTAINER_ENGINE ?= docker
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+.PHONY: quickstart
+quickstart: ## Watch a real Cluster API bring up Machines through this provider, on this computer.
+	@CARGO='$(CARGO)' MAKE_VERSION='$(MAKE_VERSION)' hack/quickstart.sh
+
 .PHONY: generate
 generate: ## Write config/crd, config/rbac and config/policy anew from the code.
 	$(CARGO) run -q --bin capcmi -- manifests --write config

@@ -16,7 +16,7 @@ impl Nodes {
     pub(super) fn lost<'a>(&mut self, event: &'a Event<Machine>) -> Option<&'a Machine> {
         match event {
             Event::Apply(machine) | Event::InitApply(machine) => {
-                let node = machine.status.clone().unwrap_or_default();
+                let node = machine.status.unwrap_or_default();
                 let uid = machine.metadata.uid.clone().unwrap_or_default();
                 let before = self.0.insert(uid, node.node_is_healthy);
                 let is_lost = node.has_node && !node.node_is_healthy && before != Some(false);

@@ -60,7 +60,7 @@ spec:
           spec: {type: object, x-kubernetes-preserve-unknown-fields: true}
 ";
 
-const CLASS: &str = r#"
+const CLASS: &str = r"
 apiVersion: infrastructure.capcmi.io/v1alpha1
 kind: InfraClusterTemplate
 metadata: {name: cluster, namespace: $NS}
@@ -114,7 +114,7 @@ spec:
         matchResources: {machineDeploymentClass: {names: [worker]}}
       jsonPatches:
       - {op: replace, path: /spec/template/spec/providerSpec/size, valueFrom: {variable: size}}
-"#;
+";
 
 const CLUSTER: &str = r"
 apiVersion: cluster.x-k8s.io/v1beta2
