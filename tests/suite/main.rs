@@ -2,4 +2,5 @@
 //! simulated cloud behind it.
 
 mod lifecycle;
+mod quickstart;
 mod support;
