@@ -167,6 +167,12 @@ async fn running(screen: &Screen, fleet: &Fleet, provider: &mut Launched, count:
     loop {
         let rows = fleet.look().await?;
         screen.show(rows.clone());
+        if screen.is_terminal() {
+            let running = rows.iter().filter(|row| row.is_running()).count();
+            screen.doing(&format!(
+                "a MachineDeployment of {count}: {running} Machines are Running"
+            ));
+        }
         if rows.len() == count && rows.iter().all(Row::is_running) {
             return Ok(rows);
         }

@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed, 2 used or configured wrongly (nothing was started).
 
 mod address;
+mod docs;
 mod driver_kind;
 mod drivers;
 mod drivers_file;
@@ -43,6 +44,9 @@ enum Command {
     Drivers(drivers::DriversCommand),
     /// Print what is to be installed beside the provider, or write it to files.
     Manifests(Manifests),
+    /// Write into the documentation what the code knows.
+    #[command(hide = true)]
+    Docs(docs::DocsArgs),
     /// Print the version.
     Version,
 }
@@ -103,6 +107,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
             block_on(drivers::execute(command))
         }
         Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(Failure::Failed),
+        Command::Docs(args) => docs::execute(&args).map_err(Failure::Failed),
         Command::Version => {
             println!("capcmi {}", env!("CARGO_PKG_VERSION"));
             Ok(())

@@ -9,6 +9,7 @@ mod leadership;
 mod lifecycle;
 mod moving;
 mod pause;
+mod quickstart;
 mod support;
 mod topology;
 mod update;
