@@ -16,11 +16,18 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::manifests::Manifests;
-use crate::telemetry::{self, LogArgs};
+use crate::telemetry::{self, Chain, LogArgs};
 
 /// Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
 #[derive(Debug, Parser)]
-#[command(name = "capcmi", version, about, propagate_version = true)]
+// As with Go's flags, the last one counts: whoever appends to a Deployment's arguments has the last word.
+#[command(
+    name = "capcmi",
+    version,
+    about,
+    propagate_version = true,
+    args_override_self = true
+)]
 struct Cli {
     #[command(flatten)]
     log: LogArgs,
@@ -72,7 +79,7 @@ impl Failure {
     /// The error and what led to it, in one line as a rule.
     fn message(&self) -> String {
         match self {
-            Self::Misconfigured(error) | Self::Failed(error) => format!("{error:#}"),
+            Self::Misconfigured(error) | Self::Failed(error) => Chain(error.as_ref()).to_string(),
         }
     }
 }

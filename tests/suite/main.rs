@@ -1,6 +1,15 @@
 //! The provider on a real Cluster API: etcd, kube-apiserver, Cluster API's core manager and a workload cluster, with the
 //! simulated cloud behind it.
 
+mod diagnostics;
+mod fallbacks;
+mod health_check;
+mod identity;
+mod leadership;
 mod lifecycle;
+mod moving;
+mod pause;
 mod quickstart;
 mod support;
+mod topology;
+mod update;

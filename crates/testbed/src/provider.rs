@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -90,7 +91,22 @@ pub async fn service_account(management: &ManagementCluster) -> Result<PathBuf> 
         .await
 }
 
+/// `127.0.0.1` with a port that nothing listens on.
+///
+/// Ports are taken in turn from below the range that the kernel gives to outgoing connections: a port that was free a
+/// moment ago must not be gone when the provider listens.
+///
+/// # Errors
+/// When all are taken.
 fn free_address() -> Result<String> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("looking for a free port")?;
-    Ok(listener.local_addr()?.to_string())
+    const FIRST: u32 = 20_000;
+    const COUNT: u32 = 12_000;
+    static TURN: AtomicU32 = AtomicU32::new(0);
+    // Processes that run at the same time begin in different places.
+    let start = std::process::id().wrapping_mul(97);
+    (0..COUNT)
+        .map(|_| start.wrapping_add(TURN.fetch_add(1, Ordering::Relaxed)) % COUNT + FIRST)
+        .map(|port| format!("127.0.0.1:{port}"))
+        .find(|address| TcpListener::bind(address).is_ok())
+        .context("no port is free")
 }

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::drivers::simulated::{CallLine, CloudConsole, Vm};
+use capcmi::driver::Operation;
+use capcmi::drivers::simulated::{CallLine, CloudConsole, Phase, Vm};
 use management_cluster::eventually;
 use management_cluster::hollow_kubelet::HollowKubelet;
 use serde_json::{Value, json};
@@ -21,11 +22,16 @@ pub struct Cloud {
 impl Cloud {
     /// A cloud without VMs and without faults.
     pub fn new(world: &World) -> Self {
-        let file = |name: &str| world.folder.join(name);
+        Self::named(world, "cloud")
+    }
+
+    /// As [`Cloud::new`], for a case that has several.
+    pub fn named(world: &World, name: &str) -> Self {
+        let file = |what: &str| world.folder.join(format!("{name}{what}"));
         Self {
-            state: file("cloud.jsonl"),
-            faults: file("faults.json"),
-            calls: file("calls.jsonl"),
+            state: file(".jsonl"),
+            faults: file("-faults.json"),
+            calls: file("-calls.jsonl"),
         }
     }
 
@@ -46,7 +52,23 @@ impl Cloud {
         json!({"drivers": [driver]}).to_string()
     }
 
+    /// One drivers file of several.
+    pub fn several(files: impl IntoIterator<Item = String>) -> Result<String> {
+        let mut all = Vec::new();
+        for file in files {
+            let mut file: Value = serde_json::from_str(&file)?;
+            all.extend(
+                file["drivers"]
+                    .as_array_mut()
+                    .into_iter()
+                    .flat_map(std::mem::take),
+            );
+        }
+        Ok(json!({"drivers": all}).to_string())
+    }
+
     /// Replaces the faults; all counts start anew.
+    #[allow(clippy::needless_pass_by_value)] // a literal, which reads better without a reference
     pub fn fail(&self, faults: Value) -> Result<()> {
         let beside = self.faults.with_extension("new");
         std::fs::write(&beside, faults.to_string()).context("writing the faults")?;
@@ -86,6 +108,21 @@ impl Cloud {
         text.lines()
             .map(|line| serde_json::from_str(line).with_context(|| format!("reading {line}")))
             .collect()
+    }
+
+    /// How often a call was made for a machine.
+    pub fn count(&self, operation: Operation, machine: &str) -> Result<usize> {
+        Ok(self
+            .calls_for(machine)?
+            .iter()
+            .filter(|call| call.operation == operation)
+            .count())
+    }
+
+    /// The calls that were made for a machine, as they started.
+    pub fn calls_for(&self, machine: &str) -> Result<Vec<CallLine>> {
+        let started = |line: &CallLine| line.phase == Phase::Started && line.machine == machine;
+        Ok(self.calls()?.into_iter().filter(started).collect())
     }
 
     /// The kubelets of the guests, as they boot.

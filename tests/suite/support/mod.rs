@@ -5,11 +5,13 @@
 
 pub mod cloud;
 pub mod fleet;
+pub mod lone;
 pub mod provider;
 pub mod world;
 
 pub use cloud::Cloud;
 pub use fleet::Fleet;
+pub use lone::Lone;
 pub use provider::Provider;
 pub use world::World;
 

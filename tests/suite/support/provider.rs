@@ -1,6 +1,6 @@
 //! The provider as a process of its own.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use management_cluster::Process;
@@ -46,7 +46,7 @@ impl Provider {
 
     /// Called something else in logs and files.
     pub fn named(mut self, name: &str) -> Self {
-        self.name = name.to_owned();
+        name.clone_into(&mut self.name);
         self
     }
 
@@ -130,9 +130,4 @@ impl Replica {
 /// The kubeconfig of the shipped ServiceAccount.
 pub async fn service_account(world: &World) -> Result<PathBuf> {
     testbed::service_account(world.management).await
-}
-
-/// The folder's path, for configuration files.
-pub fn text(path: &Path) -> String {
-    path.display().to_string()
 }

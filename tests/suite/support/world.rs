@@ -27,9 +27,10 @@ pub struct World {
 impl World {
     /// A namespace of its own for a case.
     pub async fn new(case: &str) -> Result<Self> {
+        let definitions = testbed::definitions()?;
         let management = ManagementCluster::shared(|| {
             ManagementCluster::builder()
-                .manifests(CRDS.as_str())
+                .manifests(&definitions)
                 .audit_log(true)
         })
         .await?;
@@ -41,6 +42,22 @@ impl World {
             management,
             admin: management.admin_client().await?,
             namespace,
+            folder,
+        })
+    }
+
+    /// The same namespace on another management cluster, which lives as long as the process. The namespace itself is not
+    /// made.
+    pub async fn elsewhere(&self) -> Result<Self> {
+        let builder = ManagementCluster::builder().manifests(&testbed::definitions()?);
+        let management: &'static ManagementCluster = Box::leak(Box::new(builder.start().await?));
+        testbed::install(management).await?;
+        let folder = management.folder().path().join(&self.namespace);
+        std::fs::create_dir_all(&folder).context("making the folder of the case")?;
+        Ok(Self {
+            management,
+            admin: management.admin_client().await?,
+            namespace: self.namespace.clone(),
             folder,
         })
     }
@@ -74,12 +91,6 @@ impl World {
         run(command.args(["-n", &self.namespace]).args(arguments))
     }
 }
-
-/// What the binary prints, so that a case never runs against definitions that are not shipped.
-static CRDS: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
-    run(Command::new(env!("CARGO_BIN_EXE_capcmi")).args(["manifests", "crd"]))
-        .expect("printing the definitions")
-});
 
 /// Runs a command and gives what it printed.
 pub fn run(command: &mut Command) -> Result<String> {
