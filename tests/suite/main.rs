@@ -10,6 +10,7 @@ mod leadership;
 mod lifecycle;
 mod moving;
 mod pause;
+mod process;
 mod replicas;
 mod stale_cache;
 mod support;
