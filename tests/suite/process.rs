@@ -6,13 +6,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use capcmi::driver::Operation;
 use capcmi::drivers::simulated::Phase;
-use management_cluster::eventually;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps,
+};
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use management_cluster::proxy::{Fault, Gate, Proxy};
+use management_cluster::{ManagementCluster, eventually};
 use serde_json::json;
 
 use crate::leadership::ended;
+use crate::support::fleet::objects;
 use crate::support::provider::{get, service_account};
 use crate::support::stage::is_provisioned;
+use crate::support::world::run;
 use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
 
 fn creates(cloud: &Cloud, machine: &str) -> Result<usize> {
@@ -176,4 +182,75 @@ async fn a_provider_is_alive_but_not_ready_before_its_caches_are_filled() -> Res
         get(&health, "/readyz").await.is_ok_and(|(code, _)| code == 200)
     });
     ready.await
+}
+
+/// A management cluster whose schema of InfraMachines lets everything in, as one of another version may.
+async fn loose_world() -> Result<World> {
+    let management: &'static ManagementCluster =
+        Box::leak(Box::new(ManagementCluster::builder().core(false).start().await?));
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/config/default");
+    management
+        .apply_yaml(&run(management.kubectl().args(["kustomize", folder]))?)
+        .await?;
+    let admin = management.admin_client().await?;
+    let crds = Api::<CustomResourceDefinition>::all(admin.clone());
+    let name = "inframachines.infrastructure.capcmi.io";
+    let mut crd = crds.get(name).await?;
+    for version in &mut crd.spec.versions {
+        let loose = JSONSchemaProps {
+            type_: Some("object".to_owned()),
+            x_kubernetes_preserve_unknown_fields: Some(true),
+            ..JSONSchemaProps::default()
+        };
+        version.schema.get_or_insert_default().open_api_v3_schema = Some(loose);
+    }
+    crds.replace(name, &PostParams::default(), &crd).await?;
+    let namespace = management.namespace("malformed").await?;
+    let folder = management.folder().path().join(&namespace);
+    std::fs::create_dir_all(&folder)?;
+    Ok(World {
+        management,
+        admin,
+        namespace,
+        folder,
+    })
+}
+
+/// An object that can't be read neither stops the others nor stays for ever, and its VM does not stay either.
+#[tokio::test]
+async fn a_malformed_machine_stops_nobody_and_can_be_deleted_with_its_vm() -> Result<()> {
+    let world = loose_world().await?;
+    let cloud = Cloud::new(&world);
+    let stage = Stage::set(&world).await?;
+    let provider = Provider::new(cloud.drivers(json!({})));
+    let _provider = provider.start(&world).await?;
+    stage.create("good").await?;
+    stage.create("spoiled").await?;
+    stage.provisioned("good").await?;
+    stage.provisioned("spoiled").await?;
+    let machines: Api<DynamicObject> =
+        objects(&world, "infrastructure.capcmi.io", "v1alpha1", "InfraMachine");
+    let spoil = Patch::Merge(json!({"spec": {"shutdownTimeoutSeconds": "soon"}}));
+    eventually(DEADLINE, "a schema that lets everything in", async || {
+        machines.patch("spoiled", &PatchParams::default(), &spoil).await?;
+        Ok(())
+    })
+    .await?;
+    let provider_spec = json!({"vmPool": "default", "size": "small", "tags": {}});
+    stage
+        .create_with(
+            "never-good",
+            json!({"providerSpec": provider_spec, "shutdownTimeoutSeconds": "soon"}),
+        )
+        .await?;
+    stage.create("later").await?;
+    stage.provisioned("later").await?;
+    cloud.holds(3).await?;
+    for name in ["never-good", "spoiled"] {
+        stage.delete(name).await?;
+        stage.gone(name).await?;
+    }
+    let names: Vec<_> = cloud.holds(2).await?.into_iter().map(|vm| vm.name).collect();
+    ensure!(names == ["good", "later"], "the VMs are now {names:?}");
+    Ok(())
 }
