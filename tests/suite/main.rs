@@ -1,6 +1,7 @@
 //! The provider on a real Cluster API: etcd, kube-apiserver, Cluster API's core manager and a workload cluster, with the
 //! simulated cloud behind it.
 
+mod crash_points;
 mod diagnostics;
 mod fallbacks;
 mod health_check;
@@ -10,6 +11,9 @@ mod lifecycle;
 mod moving;
 mod pause;
 mod quickstart;
+mod process;
+mod replicas;
+mod stale_cache;
 mod support;
 mod topology;
 mod update;

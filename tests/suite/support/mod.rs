@@ -7,12 +7,14 @@ pub mod cloud;
 pub mod fleet;
 pub mod lone;
 pub mod provider;
+pub mod stage;
 pub mod world;
 
 pub use cloud::Cloud;
 pub use fleet::Fleet;
 pub use lone::Lone;
 pub use provider::Provider;
+pub use stage::Stage;
 pub use world::World;
 
 use std::time::Duration;
