@@ -113,9 +113,10 @@ impl Gathered {
         remembered.or(published).unwrap_or(0).saturating_add(1)
     }
 
-    /// Fingerprint of all that may change the outcome of a failed call.
-    pub fn inputs(&self) -> u64 {
-        self.inputs
+    /// Fingerprint of all that may change the outcome of a failed call, in the object as it is after our own writes:
+    /// that providerID was written is no reason to try again at once.
+    pub fn inputs_of(&self, machine: &InfraMachine) -> u64 {
+        inputs(machine, self.owner.as_deref())
     }
 }
 

@@ -174,7 +174,7 @@ async fn publish(
         };
         let status = status::after(object.get(), &outcome, moment);
         object.publish(&status).await?;
-        remember(ctx, &uid, gathered, &outcome, attempts, wait);
+        remember(ctx, object, gathered, &outcome, attempts, wait);
         ctx.memory.finished(&uid);
     }
     measure(ctx, before, object.get(), gathered);
@@ -240,12 +240,13 @@ fn jitter(uid: &str, attempt: u32) -> f64 {
 
 fn remember(
     ctx: &Context,
-    uid: &str,
+    object: &Object<'_>,
     gathered: &Gathered,
     outcome: &Outcome,
     attempts: u32,
     wait: Option<Duration>,
 ) {
+    let uid = object.uid();
     match (outcome, wait) {
         (Outcome::Failed(_) | Outcome::NoSecrets { .. }, Some(wait)) => {
             ctx.memory.failed(
@@ -253,7 +254,7 @@ fn remember(
                 Retry {
                     attempts,
                     not_before: Instant::now() + wait,
-                    inputs: gathered.inputs(),
+                    inputs: gathered.inputs_of(object.get()),
                 },
             );
         }
