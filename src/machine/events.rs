@@ -6,10 +6,10 @@ use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Note;
-use crate::driver::Code;
+use crate::driver::{Code, Operation};
 
-/// What an outcome is worth saying, given the machine as it was before.
-pub fn of(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
+/// What an outcome is worth saying, given the machine as it was before and the call that failed the last time.
+pub fn of(before: &InfraMachine, last_failure: Option<(Operation, Code)>, outcome: &Outcome) -> Option<Note> {
     let warn = |reason: &str, action: &'static str, note: String| {
         Some(Note {
             warning: true,
@@ -67,7 +67,11 @@ pub fn of(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
             failure.operation.name(),
             failure.message(),
         )
-        .filter(|_| is_new_failure(before, failure.operation.name(), failure.status.code().name())),
+        .filter(|_| {
+            // A recheck of a provisioned VM leaves no last operation, so the status alone does not tell.
+            last_failure != Some((failure.operation, failure.status.code()))
+                && is_new_failure(before, failure.operation.name(), failure.status.code().name())
+        }),
         Outcome::NoSecrets { cause, .. } => warn(reason::INVALID_SECRET, "ReadSecrets", cause.to_string())
             .filter(|_| is_new(before, conditions::READY, reason::INVALID_SECRET)),
         Outcome::Vanished(id) => warn(
@@ -125,7 +129,7 @@ fn is_new_failure(before: &InfraMachine, operation: &str, code: &str) -> bool {
     let same = last.is_some_and(|last| {
         last.operation.as_deref() == Some(operation) && last.code.as_deref() == Some(code)
     });
-    // A recheck of a provisioned VM leaves no last operation: DriverReachable says whether this is news.
+    // After a restart, DriverReachable says whether an outage is news.
     let known_outage = is_provisioned(before)
         && conditions::get(&status.conditions, conditions::DRIVER_REACHABLE)
             .is_some_and(|condition| condition.status == State::False.as_str());

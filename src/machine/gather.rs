@@ -16,7 +16,7 @@ use super::plan::{Driver, DriverFacts, Observed, Owner};
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
-use crate::driver::{Capabilities, Code, ProviderSpec};
+use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
 use crate::provider::{Provider, Reachability};
 
 /// What was read, and keeps alive what [`Observed`] borrows.
@@ -111,6 +111,11 @@ impl Gathered {
                 .then_some(u32::try_from(last.attempts).ok()?)
         });
         remembered.or(published).unwrap_or(0).saturating_add(1)
+    }
+
+    /// The call that failed the last time, and its code.
+    pub fn last_failure(&self) -> Option<(Operation, Code)> {
+        self.note.retry.as_ref()?.failure
     }
 
     /// Fingerprint of all that may change the outcome of a failed call, in the object as it is after our own writes:

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::api::v1alpha1::InfraMachine;
+use crate::driver::{Code, Operation};
 
 /// Notes on every machine, by UID.
 #[derive(Debug, Default)]
@@ -36,6 +37,8 @@ pub struct Retry {
     pub not_before: Instant,
     /// What was looked at when it failed; when it differs there is no wait.
     pub inputs: u64,
+    /// The call that failed, and its code, so that a repeat is not told as news. None where no call was made.
+    pub failure: Option<(Operation, Code)>,
 }
 
 impl Memory {

@@ -151,7 +151,7 @@ async fn publish(
     let uid = object.uid().to_owned();
     let attempts = gathered.attempts(before);
     let wait = wait(&uid, &outcome, attempts);
-    let note = events::of(before, &outcome);
+    let note = events::of(before, gathered.last_failure(), &outcome);
     if let Some(vm) = known_vm(&outcome) {
         object
             .identify(vm.provider_id.as_str(), &annotations(vm, &outcome))
@@ -255,11 +255,19 @@ fn remember(
                     attempts,
                     not_before: Instant::now() + wait,
                     inputs: gathered.inputs_of(object.get()),
+                    failure: failed_call(outcome),
                 },
             );
         }
         (Outcome::Provisioned(_) | Outcome::Updated | Outcome::Vanished(_), _) => ctx.memory.succeeded(uid),
         _ => {}
+    }
+}
+
+fn failed_call(outcome: &Outcome) -> Option<(Operation, Code)> {
+    match outcome {
+        Outcome::Failed(failure) => Some((failure.operation, failure.status.code())),
+        _ => None,
     }
 }
 
