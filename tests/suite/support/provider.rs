@@ -1,7 +1,7 @@
 //! The provider as a process of its own.
 
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -64,6 +64,13 @@ impl Provider {
         self
     }
 
+    /// The flags of these that no case has given a value of its own.
+    fn unless_given<'a>(&self, defaults: &[&'a str]) -> Vec<&'a str> {
+        let name = |flag: &str| flag.split('=').next().unwrap_or_default().to_owned();
+        let is_given = |flag: &&str| self.flags.iter().any(|given| name(given) == name(flag));
+        defaults.iter().copied().filter(|flag| !is_given(flag)).collect()
+    }
+
     /// Starts it and waits until it is ready.
     pub async fn start(&self, world: &World) -> Result<Replica> {
         let mut replica = self.launch(world).await?;
@@ -94,11 +101,11 @@ impl Provider {
             .arg(format!("--namespace={}", world.namespace))
             .arg(format!("--health-addr={health}"))
             .arg(format!("--diagnostics-address={diagnostics}"))
-            .args([
+            .args(self.unless_given(&[
                 "--insecure-diagnostics",
                 "--inventory-interval=1s",
                 "--log-level=debug",
-            ])
+            ]))
             .args(&self.flags);
         let name = format!("{}-{}", world.namespace, self.name);
         let process = Process::start(world.management.folder(), &name, &command)?;
@@ -158,9 +165,4 @@ pub async fn get(address: &str, path: &str) -> Result<(u16, String)> {
             .split_once("\r\n\r\n")
             .map_or_else(String::new, |(_, body)| body.to_owned()),
     ))
-}
-
-/// The folder's path, for configuration files.
-pub fn text(path: &Path) -> String {
-    path.display().to_string()
 }
