@@ -3,4 +3,5 @@
 
 mod codes;
 mod lifecycle;
+mod permissions;
 mod support;
