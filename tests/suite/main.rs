@@ -4,4 +4,5 @@
 mod codes;
 mod lifecycle;
 mod permissions;
+mod secrets;
 mod support;
