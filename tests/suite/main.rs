@@ -2,6 +2,7 @@
 //! simulated cloud behind it.
 
 mod codes;
+mod diagnostics;
 mod idle;
 mod lifecycle;
 mod permissions;
