@@ -18,12 +18,17 @@ CONTAINER_ENGINE ?= docker
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+.PHONY: quickstart
+quickstart: ## Watch a real Cluster API bring up Machines through this provider, on this computer.
+	@CARGO='$(CARGO)' MAKE_VERSION='$(MAKE_VERSION)' hack/quickstart.sh
+
 .PHONY: generate
-generate: ## Write config/crd, config/rbac and config/policy anew from the code.
+generate: ## Write config/crd, config/rbac, config/policy and the tables of the documentation anew from the code.
 	$(CARGO) run -q --bin capcmi -- manifests --write config
+	$(CARGO) run -q --bin capcmi -- docs README.md docs/*.md
 
 .PHONY: check-generated
-check-generated: ## Fail when the files in config/ are not what the code prints; part of the tests.
+check-generated: ## Fail when what is generated is not what the code prints; part of the tests.
 	$(CARGO) test -q --test manifests committed
 
 .PHONY: release

@@ -89,8 +89,10 @@ impl Leadership {
             match term {
                 Term::Over => return,
                 Term::Until(deadline) => tokio::select! {
-                    () = sleep_until(deadline) => return,
+                    // A renewal that came in time counts, also when this is polled only after the old deadline.
+                    biased;
                     _ = changes.changed() => {}
+                    () = sleep_until(deadline) => return,
                 },
                 Term::Ahead | Term::Unlimited => {
                     if changes.changed().await.is_err() {

@@ -1,5 +1,7 @@
 //! Structured logs, on standard error (OPS-08).
 
+use std::error::Error;
+use std::fmt;
 use std::io::IsTerminal as _;
 
 use clap::{Args, ValueEnum};
@@ -34,6 +36,26 @@ enum LogFormat {
     Json,
 }
 
+/// An error and what led to it, in one line. What a source only repeats is left out.
+pub struct Chain<'a>(pub &'a (dyn Error + 'static));
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = String::new();
+        for error in std::iter::successors(Some(self.0), |&error| error.source()) {
+            let message = error.to_string();
+            if said.contains(&message) {
+                continue;
+            }
+            if !said.is_empty() {
+                said.push_str(": ");
+            }
+            said.push_str(&message);
+        }
+        f.write_str(&said)
+    }
+}
+
 /// Why logs can't be written.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
@@ -48,7 +70,7 @@ pub enum TelemetryError {
     },
     /// Logs are written already.
     #[error("logging was started before")]
-    Started(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Started(#[source] Box<dyn Error + Send + Sync>),
 }
 
 /// Starts to log.
@@ -100,6 +122,17 @@ mod tests {
         assert_eq!(filter_of(0, None).unwrap(), "info");
         assert_eq!(filter_of(4, None).unwrap(), "capcmi=debug,info");
         assert_eq!(filter_of(9, Some("warn")).unwrap(), "warn");
+    }
+
+    #[test]
+    fn an_error_is_shown_with_what_led_to_it_and_nothing_is_said_twice() {
+        let root = std::io::Error::other("no route");
+        let middle = anyhow::Error::new(root).context("connecting failed: no route");
+        let error = middle.context("reading the lease failed");
+        assert_eq!(
+            Chain(error.as_ref()).to_string(),
+            "reading the lease failed: connecting failed: no route"
+        );
     }
 
     #[test]

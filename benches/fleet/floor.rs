@@ -28,9 +28,7 @@ pub const MARK: &str = "CAPCMI_BENCH_FLOOR";
 
 /// Starts the floor in a process of its own.
 pub async fn start(management: &ManagementCluster, namespace: &str) -> Result<Measured> {
-    let kubeconfig = management
-        .kubeconfig_for_service_account("capcmi-system", "capcmi-manager")
-        .await?;
+    let kubeconfig = testbed::service_account(management).await?;
     let program = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(program);
     command.arg(&kubeconfig).arg(namespace).env(MARK, "1");

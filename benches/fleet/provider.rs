@@ -1,12 +1,11 @@
 //! The management cluster and the provider of a run.
 
-use std::net::TcpListener;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use management_cluster::{ManagementCluster, Process};
 use serde_json::json;
+use testbed::{Launch, Launched};
 
 use super::CONCURRENCY;
 
@@ -41,7 +40,7 @@ impl Measured {
 
     /// Calls on the driver about machines, as the provider counts them.
     pub async fn driver_calls(&self) -> Result<u64> {
-        let text = http_get(&self.diagnostics, "/metrics").await?;
+        let (_, text) = testbed::get(&self.diagnostics, "/metrics").await?;
         let calls = text
             .lines()
             .filter(|line| line.starts_with("capcmi_driver_calls_total{") && line.contains("Machine"));
@@ -63,9 +62,6 @@ pub async fn management_cluster() -> Result<ManagementCluster> {
 
 /// Starts the provider as its ServiceAccount, and waits until it runs.
 pub async fn start(management: &ManagementCluster, namespace: &str) -> Result<Measured> {
-    let kubeconfig = management
-        .kubeconfig_for_service_account("capcmi-system", "capcmi-manager")
-        .await?;
     let drivers = management.folder().path().join("drivers.yaml");
     let driver = json!({
         "name": "simulated", "maxConcurrentCalls": CONCURRENCY, "callsPerSecond": 10000, "burst": 10000,
@@ -75,18 +71,22 @@ pub async fn start(management: &ManagementCluster, namespace: &str) -> Result<Me
         },
     });
     std::fs::write(&drivers, json!({"drivers": [driver]}).to_string()).context("writing the drivers file")?;
-    let (health, diagnostics) = (free_address()?, free_address()?);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
-    command
-        .arg("run")
-        .arg(format!("--kubeconfig={}", kubeconfig.display()))
-        .arg(format!("--drivers-config={}", drivers.display()))
-        .arg(format!("--namespace={namespace}"))
-        .arg(format!("--inframachine-concurrency={CONCURRENCY}"))
-        .arg(format!("--health-addr={health}"))
-        .arg(format!("--diagnostics-address={diagnostics}"))
-        .arg("--insecure-diagnostics");
-    let process = Process::start(management.folder(), "capcmi", &command)?;
+    let launch = Launch {
+        binary: env!("CARGO_BIN_EXE_capcmi").into(),
+        name: "capcmi".to_owned(),
+        drivers,
+        kubeconfig: testbed::service_account(management).await?,
+        flags: vec![
+            format!("--namespace={namespace}"),
+            format!("--inframachine-concurrency={CONCURRENCY}"),
+            "--insecure-diagnostics".to_owned(),
+        ],
+    };
+    let Launched {
+        process,
+        health,
+        diagnostics,
+    } = launch.start(management)?;
     Measured::find(process, &format!("--health-addr={health}"), diagnostics).await
 }
 
@@ -99,24 +99,4 @@ fn pid_of(word: &str) -> Option<u32> {
         let is_shell = words.first().is_some_and(|program| program.ends_with(b"sh"));
         (!is_shell && words.contains(&word.as_bytes())).then_some(pid)
     })
-}
-
-fn free_address() -> Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")
-        .context("looking for a free port")?
-        .local_addr()?
-        .to_string())
-}
-
-async fn http_get(address: &str, path: &str) -> Result<String> {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let mut stream = tokio::net::TcpStream::connect(address)
-        .await
-        .with_context(|| format!("connecting to {address}"))?;
-    stream
-        .write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())
-        .await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    Ok(answer)
 }

@@ -15,7 +15,8 @@ pub const GROUP: &str = "cluster.x-k8s.io";
     version = "v1beta2",
     kind = "Machine",
     namespaced,
-    schema = "disabled"
+    schema = "disabled",
+    status = "MachineStatus"
 )]
 #[serde(rename_all = "camelCase", default)]
 pub struct MachineSpec {
@@ -28,6 +29,43 @@ pub struct MachineSpec {
     /// The failure domain that the Machine asks for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_domain: Option<String>,
+}
+
+/// What is read of `Machine.status`: of all conditions, only what they say of the Node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(from = "WrittenMachineStatus")]
+pub struct MachineStatus {
+    /// Whether the Machine's Node was found.
+    pub has_node: bool,
+    /// Whether the condition `NodeHealthy` is True.
+    pub node_is_healthy: bool,
+}
+
+/// `Machine.status` as it is written.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WrittenMachineStatus {
+    node_ref: Option<serde::de::IgnoredAny>,
+    conditions: Vec<WrittenCondition>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WrittenCondition {
+    #[serde(rename = "type")]
+    type_: String,
+    status: String,
+}
+
+impl From<WrittenMachineStatus> for MachineStatus {
+    fn from(written: WrittenMachineStatus) -> Self {
+        let is_healthy =
+            |condition: &WrittenCondition| condition.type_ == "NodeHealthy" && condition.status == "True";
+        Self {
+            has_node: written.node_ref.is_some(),
+            node_is_healthy: written.conditions.iter().any(is_healthy),
+        }
+    }
 }
 
 /// Where the bootstrap data of a Machine is.

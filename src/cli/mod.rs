@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed, 2 used or configured wrongly (nothing was started).
 
 mod address;
+mod docs;
 mod driver_kind;
 mod drivers;
 mod drivers_file;
@@ -15,11 +16,18 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::manifests::Manifests;
-use crate::telemetry::{self, LogArgs};
+use crate::telemetry::{self, Chain, LogArgs};
 
 /// Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
 #[derive(Debug, Parser)]
-#[command(name = "capcmi", version, about, propagate_version = true)]
+// As with Go's flags, the last one counts: whoever appends to a Deployment's arguments has the last word.
+#[command(
+    name = "capcmi",
+    version,
+    about,
+    propagate_version = true,
+    args_override_self = true
+)]
 struct Cli {
     #[command(flatten)]
     log: LogArgs,
@@ -36,6 +44,9 @@ enum Command {
     Drivers(drivers::DriversCommand),
     /// Print what is to be installed beside the provider, or write it to files.
     Manifests(Manifests),
+    /// Write into the documentation what the code knows.
+    #[command(hide = true)]
+    Docs(docs::DocsArgs),
     /// Print the version.
     Version,
 }
@@ -68,7 +79,7 @@ impl Failure {
     /// The error and what led to it, in one line as a rule.
     fn message(&self) -> String {
         match self {
-            Self::Misconfigured(error) | Self::Failed(error) => format!("{error:#}"),
+            Self::Misconfigured(error) | Self::Failed(error) => Chain(error.as_ref()).to_string(),
         }
     }
 }
@@ -96,6 +107,7 @@ fn execute(cli: Cli) -> Result<(), Failure> {
             block_on(drivers::execute(command))
         }
         Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(Failure::Failed),
+        Command::Docs(args) => docs::execute(&args).map_err(Failure::Failed),
         Command::Version => {
             println!("capcmi {}", env!("CARGO_PKG_VERSION"));
             Ok(())

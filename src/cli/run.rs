@@ -201,17 +201,15 @@ fn host_name() -> String {
 mod tests {
     use clap::Parser;
 
+    use super::super::{Cli, Command};
     use super::*;
 
-    #[derive(Parser)]
-    struct Run {
-        #[command(flatten)]
-        args: RunArgs,
-    }
-
     fn args(flags: &[&str]) -> RunArgs {
-        let all = ["run", "--drivers-config=d.yaml"].iter().chain(flags);
-        Run::try_parse_from(all).unwrap().args
+        let all = ["capcmi", "run", "--drivers-config=d.yaml"].iter().chain(flags);
+        match Cli::try_parse_from(all).unwrap().command {
+            Command::Run(args) => *args,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
@@ -221,6 +219,7 @@ mod tests {
             "--leader-elect-lease-duration=30s",
             "--insecure-diagnostics=false",
             "--namespace=",
+            "--watch-filter=red",
             "--watch-filter=blue",
             "--diagnostics-address=127.0.0.1:8080",
         ]);

@@ -1,15 +1,20 @@
 //! Events about a machine: one when it is up, one when something new goes wrong, one when it is gone. Pure.
 
-use super::outcome::Outcome;
+use super::outcome::{Failure, Outcome};
 use super::plan::{Release, is_provisioned};
 use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
-use crate::api::v1alpha1::InfraMachine;
+use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Note;
-use crate::driver::{Code, Operation};
+use crate::driver::Code;
 
-/// What an outcome is worth saying, given the machine as it was before and the call that failed the last time.
-pub fn of(before: &InfraMachine, last_failure: Option<(Operation, Code)>, outcome: &Outcome) -> Option<Note> {
+#[cfg(test)]
+mod tests;
+
+/// What an outcome is worth saying, given the machine as it was before.
+///
+/// `attempts` is how often the same has failed in a row, this time included.
+pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Note> {
     let warn = |reason: &str, action: &'static str, note: String| {
         Some(Note {
             warning: true,
@@ -38,8 +43,10 @@ pub fn of(before: &InfraMachine, last_failure: Option<(Operation, Code)>, outcom
             .then(|| warn(hold.reason, "Reconcile", hold.message.clone()))
             .flatten()
             .filter(|note| is_new(before, hold.condition, &note.reason)),
-        Outcome::Refused(invalid) => warn(Code::InvalidArgument.name(), "Validate", invalid.to_string())
-            .filter(|_| has_no_failure(before)),
+        Outcome::Refused { invalid, .. } => {
+            warn(Code::InvalidArgument.name(), "Validate", invalid.to_string())
+                .filter(|_| has_no_failure(before))
+        }
         Outcome::Provisioned(vm) if is_provisioned(before) => {
             let was = ready_reason(before);
             (was == Some(reason::VIRTUAL_MACHINE_VANISHED) || was == Some(reason::VIRTUAL_MACHINE_FAILED))
@@ -67,11 +74,7 @@ pub fn of(before: &InfraMachine, last_failure: Option<(Operation, Code)>, outcom
             failure.operation.name(),
             failure.message(),
         )
-        .filter(|_| {
-            // A recheck of a provisioned VM leaves no last operation, so the status alone does not tell.
-            last_failure != Some((failure.operation, failure.status.code()))
-                && is_new_failure(before, failure.operation.name(), failure.status.code().name())
-        }),
+        .filter(|_| is_new_failure(before, failure, attempts)),
         Outcome::NoSecrets { cause, .. } => warn(reason::INVALID_SECRET, "ReadSecrets", cause.to_string())
             .filter(|_| is_new(before, conditions::READY, reason::INVALID_SECRET)),
         Outcome::Vanished(id) => warn(
@@ -121,17 +124,19 @@ fn has_no_failure(before: &InfraMachine) -> bool {
     })
 }
 
-fn is_new_failure(before: &InfraMachine, operation: &str, code: &str) -> bool {
+fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bool {
     let Some(status) = before.status.as_ref() else {
         return true;
     };
-    let last = status.last_operation.as_ref();
-    let same = last.is_some_and(|last| {
-        last.operation.as_deref() == Some(operation) && last.code.as_deref() == Some(code)
-    });
-    // After a restart, DriverReachable says whether an outage is news.
-    let known_outage = is_provisioned(before)
-        && conditions::get(&status.conditions, conditions::DRIVER_REACHABLE)
+    // A failed recheck of a provisioned VM leaves no last operation: what is remembered, and DriverReachable, say whether
+    // this is news.
+    if failure.during == OperationType::Create && is_provisioned(before) {
+        let known_outage = conditions::get(&status.conditions, conditions::DRIVER_REACHABLE)
             .is_some_and(|condition| condition.status == State::False.as_str());
-    !same && !known_outage
+        return attempts <= 1 && !known_outage;
+    }
+    status.last_operation.as_ref().is_none_or(|last| {
+        last.operation.as_deref() != Some(failure.operation.name())
+            || last.code.as_deref() != Some(failure.status.code().name())
+    })
 }

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
-use super::identity::{self, MachineId};
+use super::identity;
 use super::memory::Note;
 use super::plan::{Driver, DriverFacts, Observed, Owner};
 use crate::api::cluster_api::{self, Cluster, Machine};
@@ -113,15 +113,17 @@ impl Gathered {
         remembered.or(published).unwrap_or(0).saturating_add(1)
     }
 
-    /// The call that failed the last time, and its code.
-    pub fn last_failure(&self) -> Option<(Operation, Code)> {
-        self.note.retry.as_ref()?.failure
-    }
-
-    /// Fingerprint of all that may change the outcome of a failed call, in the object as it is after our own writes:
-    /// that providerID was written is no reason to try again at once.
+    /// Fingerprint of all that may change the outcome of a failed call, when the object is this one by now.
     pub fn inputs_of(&self, machine: &InfraMachine) -> u64 {
         inputs(machine, self.owner.as_deref())
+    }
+
+    /// Whether the driver can be asked about one VM.
+    pub fn can_ask(&self) -> bool {
+        match &self.driver {
+            Resolved::Known(_, capabilities) => capabilities.offers(Operation::GetMachineStatus),
+            Resolved::OutOfContact(..) | Resolved::NotConfigured(_) => false,
+        }
     }
 }
 
@@ -166,11 +168,33 @@ impl Resolved {
     }
 }
 
+/// Which driver a machine gets.
+#[derive(Debug, PartialEq, Eq)]
+enum Choice<'a> {
+    /// The one that has its VM, whoever may use it by now: what is there has to be looked after, and deleted.
+    Holder(&'a str),
+    /// The one it asks for, if its namespace may use that.
+    Asked(Option<&'a str>),
+}
+
+fn choice(machine: &InfraMachine) -> Choice<'_> {
+    let exists = machine.metadata.deletion_timestamp.is_some() || machine.spec.provider_id.is_some();
+    match identity::claimed_driver(machine) {
+        Some(name) if exists => Choice::Holder(name),
+        claimed => Choice::Asked(claimed.or(machine.spec.provider.as_deref())),
+    }
+}
+
 async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
-    let claimed = MachineId::of(machine).and_then(|_| identity::annotation(machine, labels::DRIVER));
-    let name = claimed.or(machine.spec.provider.as_deref());
     let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
-    let provider = match ctx.providers.resolve(name, namespace) {
+    let resolved = match choice(machine) {
+        Choice::Holder(name) => match ctx.providers.named(name) {
+            Some(provider) => Ok(provider),
+            None => ctx.providers.resolve(Some(name), namespace),
+        },
+        Choice::Asked(name) => ctx.providers.resolve(name, namespace),
+    };
+    let provider = match resolved {
         Ok(provider) => provider,
         Err(error) => return Resolved::NotConfigured(error.to_string()),
     };
@@ -209,4 +233,51 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
         owner.spec.bootstrap.data_secret_name.hash(&mut hasher);
     }
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::machine::fixtures::machine;
+
+    /// No VM was made by the driver that refused: another one may be tried.
+    #[test]
+    fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
+        let moved = machine().claimed().provider("other");
+        assert_eq!(choice(&moved.clone().build()), Choice::Asked(Some("pool")));
+        let refused = moved.annotated(labels::INSTANCE, "none");
+        assert_eq!(choice(&refused.build()), Choice::Asked(Some("other")));
+        assert_eq!(choice(&machine().build()), Choice::Asked(None));
+    }
+
+    /// A namespace that may not use a driver any more still has its VMs looked after, and can be emptied.
+    #[test]
+    fn a_vm_is_looked_after_by_the_driver_that_has_it() {
+        let deleted = machine().claimed().deleted_at(Timestamp::now());
+        assert_eq!(choice(&deleted.build()), Choice::Holder("pool"));
+        assert_eq!(choice(&machine().provisioned().build()), Choice::Holder("pool"));
+    }
+
+    #[test]
+    fn a_driver_that_came_with_a_copied_identity_is_not_used() {
+        let copied = machine().claimed().annotated(labels::MACHINE_ID, "ns1/other/u-9");
+        assert_eq!(choice(&copied.build()), Choice::Asked(None));
+    }
+
+    #[test]
+    fn our_own_notes_are_no_reason_to_try_again_and_everything_a_person_writes_is() {
+        let of = |machine: &InfraMachine| inputs(machine, None);
+        let plain = of(&machine().build());
+        assert_eq!(plain, of(&machine().claimed().build()));
+        for changed in [
+            machine().generation(2),
+            machine().annotated("example.com/try", "again"),
+            machine().annotated(labels::FORCE_DELETE, "true"),
+            machine().deleted_at(Timestamp::now()),
+        ] {
+            assert_ne!(plain, of(&changed.build()));
+        }
+    }
 }

@@ -141,9 +141,18 @@ pub fn tagged_spec(
     Ok(spec)
 }
 
-/// Whether a VM of this object may exist; an object that was never claimed has none.
+/// Whether a VM of this object may exist. One that was never claimed, or carries what was copied from another, has none;
+/// one that was claimed and has lost the note may have one.
 pub fn instance(machine: &InfraMachine) -> Instance {
-    annotation(machine, labels::INSTANCE).map_or(Instance::None, Instance::from_annotation)
+    if MachineId::of(machine).is_none() {
+        return Instance::None;
+    }
+    annotation(machine, labels::INSTANCE).map_or(Instance::MayExist, Instance::from_annotation)
+}
+
+/// The driver that a create may have been issued to; where there is none, the spec says which one is meant.
+pub fn claimed_driver(machine: &InfraMachine) -> Option<&str> {
+    annotation(machine, labels::DRIVER).filter(|_| instance(machine) == Instance::MayExist)
 }
 
 /// The provider spec that the VM was made from, when one may exist.

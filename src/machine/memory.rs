@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::api::v1alpha1::InfraMachine;
-use crate::driver::{Code, Operation};
 
 /// Notes on every machine, by UID.
 #[derive(Debug, Default)]
@@ -24,6 +23,8 @@ pub struct Note {
     pub absent_since: Option<Instant>,
     /// Reconciles in a row that could not be finished.
     pub errors: u32,
+    /// A VM that is not settled is left alone until then.
+    pub rest_until: Option<Instant>,
     /// Somebody has reason to believe that the VM changed: the next reconcile asks the driver.
     pub recheck: bool,
 }
@@ -37,14 +38,21 @@ pub struct Retry {
     pub not_before: Instant,
     /// What was looked at when it failed; when it differs there is no wait.
     pub inputs: u64,
-    /// The call that failed, and its code, so that a repeat is not told as news. None where no call was made.
-    pub failure: Option<(Operation, Code)>,
 }
 
 impl Memory {
     fn with<T>(&self, uid: &str, change: impl FnOnce(&mut Note) -> T) -> T {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         change(notes.entry(uid.to_owned()).or_default())
+    }
+
+    /// As [`Memory::with`], but not for a machine that nothing is known of: what only forgets must not begin a note, least
+    /// of all on an object that is gone.
+    fn with_known(&self, uid: &str, change: impl FnOnce(&mut Note)) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(note) = notes.get_mut(uid) {
+            change(note);
+        }
     }
 
     /// The notes on a machine.
@@ -72,13 +80,12 @@ impl Memory {
 
     /// The newer of what the cache holds and what we wrote.
     pub fn freshest(&self, uid: &str, cached: Arc<InfraMachine>) -> Arc<InfraMachine> {
-        self.with(uid, |note| match &note.written {
-            Some(written) if is_newer(written, &cached) => Arc::clone(written),
-            _ => {
-                note.written = None;
-                cached
-            }
-        })
+        let mut freshest = cached;
+        self.with_known(uid, |note| match &note.written {
+            Some(written) if is_newer(written, &freshest) => freshest = Arc::clone(written),
+            _ => note.written = None,
+        });
+        freshest
     }
 
     /// Counts a reconcile that could not be finished; how many there were in a row.
@@ -91,22 +98,24 @@ impl Memory {
 
     /// A reconcile was finished.
     pub fn finished(&self, uid: &str) {
-        self.with(uid, |note| note.errors = 0);
+        self.with_known(uid, |note| note.errors = 0);
     }
 
-    /// Remembers a failure.
+    /// Remembers a failure. It breaks off an absence: one that nobody saw held over the whole window is not confirmed.
     pub fn failed(&self, uid: &str, retry: Retry) {
         self.with(uid, |note| {
             note.retry = Some(retry);
+            note.absent_since = None;
             note.recheck = false;
         });
     }
 
     /// Forgets the failures.
     pub fn succeeded(&self, uid: &str) {
-        self.with(uid, |note| {
+        self.with_known(uid, |note| {
             note.retry = None;
             note.absent_since = None;
+            note.rest_until = None;
             note.recheck = false;
         });
     }
@@ -120,7 +129,12 @@ impl Memory {
 
     /// The VM was seen.
     pub fn seen(&self, uid: &str) {
-        self.with(uid, |note| note.absent_since = None);
+        self.with_known(uid, |note| note.absent_since = None);
+    }
+
+    /// Leaves a VM that is not settled alone for a while.
+    pub fn rest(&self, uid: &str, until: Instant) {
+        self.with(uid, |note| note.rest_until = Some(until));
     }
 
     /// Asks the next reconcile to ask the driver.
@@ -186,5 +200,48 @@ mod tests {
             memory.absent_for("u", start + Duration::from_secs(4)),
             Duration::ZERO
         );
+    }
+
+    /// NOT_FOUND, UNAVAILABLE, NOT_FOUND is no absence over the whole time: somebody may have been behind twice.
+    #[test]
+    fn a_failure_in_between_breaks_an_absence_off() {
+        let (memory, start) = (Memory::default(), Instant::now());
+        memory.absent_for("u", start);
+        let retry = Retry {
+            attempts: 1,
+            not_before: start,
+            inputs: 0,
+        };
+        memory.failed("u", retry);
+        assert_eq!(
+            memory.absent_for("u", start + Duration::from_secs(9)),
+            Duration::ZERO
+        );
+    }
+
+    #[test]
+    fn what_only_forgets_begins_no_note_on_an_object_that_is_gone() {
+        let memory = Memory::default();
+        memory.freshest("u", at("1"));
+        memory.finished("u");
+        memory.succeeded("u");
+        memory.seen("u");
+        assert!(memory.notes.lock().unwrap().is_empty());
+    }
+
+    /// A failed call takes the suspicion with it, and a success the rest as well.
+    #[test]
+    fn a_suspicion_lasts_until_the_driver_was_asked() {
+        let memory = Memory::default();
+        memory.recheck("u");
+        memory.absent_for("u", Instant::now());
+        assert!(
+            memory.recall("u").recheck,
+            "it outlives an absence that is not confirmed yet"
+        );
+        memory.rest("u", Instant::now());
+        memory.succeeded("u");
+        let note = memory.recall("u");
+        assert!(!note.recheck && note.rest_until.is_none() && note.absent_since.is_none());
     }
 }

@@ -5,6 +5,8 @@
 
 mod class;
 mod events;
+#[cfg(test)]
+mod fixtures;
 mod gather;
 mod identity;
 mod memory;
@@ -32,7 +34,7 @@ use self::gather::{Gathered, gather};
 use self::memory::Retry;
 use self::object::Object;
 use self::outcome::{Failure, Outcome};
-use self::plan::{Plan, is_provisioned, plan};
+use self::plan::{Plan, is_provisioned, is_unsettled, pace, plan};
 use self::status::Moment;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::{conditions, labels};
@@ -89,7 +91,9 @@ async fn reconcile_machine(cached: Arc<InfraMachine>, ctx: &Context) -> Result<A
     let gathered = gather(ctx, &machine).await;
     let plan = plan(&machine, &gathered.observed());
     let mut object = Object::new(ctx, Arc::clone(&machine));
-    let outcome = execute(ctx, &mut object, gathered.provider(), plan).await?;
+    let outcome = execute(ctx, &mut object, gathered.provider(), plan)
+        .await?
+        .unless_not_leading();
     publish(ctx, &machine, &mut object, &gathered, outcome).await
 }
 
@@ -111,9 +115,24 @@ async fn execute(
             Ok(Outcome::Held(hold))
         }
         (Plan::OutOfContact(code, message), _) => Ok(out_of_contact(object.get(), code, message)),
-        (Plan::Refuse(invalid), _) => Ok(Outcome::Refused(invalid)),
-        (Plan::Keep { reachable, fixed }, _) => Ok(Outcome::Kept { reachable, fixed }),
+        (Plan::Refuse { invalid, again }, _) => Ok(Outcome::Refused { invalid, again }),
+        (
+            Plan::Keep {
+                reachable,
+                fixed,
+                again,
+            },
+            _,
+        ) => Ok(Outcome::Kept {
+            reachable,
+            fixed,
+            again,
+        }),
         (Plan::Vanish(provider_id), _) => Ok(Outcome::Vanished(provider_id)),
+        (Plan::Reappear(provider_id), _) => Ok(Outcome::Provisioned(Box::new(driver::Machine::new(
+            provider_id,
+            "",
+        )))),
         (Plan::Release(release), _) => Ok(Outcome::Released(release)),
         (Plan::Provision(plan), Some(provider)) => provision::provision(ctx, object, provider, *plan).await,
         (Plan::Recheck(plan), Some(provider)) => provision::recheck(ctx, object, provider, *plan).await,
@@ -150,18 +169,16 @@ async fn publish(
 ) -> Result<Action, Error> {
     let uid = object.uid().to_owned();
     let attempts = gathered.attempts(before);
-    let wait = wait(&uid, &outcome, attempts);
-    let note = events::of(before, gathered.last_failure(), &outcome);
-    if let Some(vm) = known_vm(&outcome) {
+    let wait = wait(before, &outcome, attempts);
+    let note = events::of(before, &outcome, attempts);
+    if let Some(vm) = known_vm(before, &outcome) {
         object
             .identify(vm.provider_id.as_str(), &annotations(vm, &outcome))
             .await?;
     } else if let Outcome::Failed(failure) = &outcome
         && let Some(state) = failure.last_known_state()
     {
-        object
-            .annotate("keeping the last known state", &[last_known_state(state)])
-            .await?;
+        object.keep(Some(state)).await?;
     }
     if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
         object.release().await?;
@@ -174,7 +191,7 @@ async fn publish(
         };
         let status = status::after(object.get(), &outcome, moment);
         object.publish(&status).await?;
-        remember(ctx, object, gathered, &outcome, attempts, wait);
+        remember(ctx, object.get(), gathered, &outcome, attempts, wait);
         ctx.memory.finished(&uid);
     }
     measure(ctx, before, object.get(), gathered);
@@ -185,12 +202,14 @@ async fn publish(
 }
 
 /// The VM that an outcome is about, when its id may be new.
-fn known_vm(outcome: &Outcome) -> Option<&driver::Machine> {
-    match outcome {
-        Outcome::Provisioned(vm) => Some(vm),
+fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a driver::Machine> {
+    let vm = match outcome {
+        Outcome::Provisioned(vm) => Some(vm.as_ref()),
         Outcome::Failed(failure) if failure.during == OperationType::Create => failure.machine.as_ref(),
         _ => None,
-    }
+    };
+    let known = before.spec.provider_id.as_deref();
+    vm.filter(|vm| known.is_none_or(|known| known == vm.provider_id.as_str()))
 }
 
 fn annotations(vm: &driver::Machine, outcome: &Outcome) -> Vec<(&'static str, String)> {
@@ -210,20 +229,23 @@ fn last_known_state(state: &driver::LastKnownState) -> (&'static str, String) {
 }
 
 /// When the machine is looked at again, if nothing changes before.
-fn wait(uid: &str, outcome: &Outcome, attempts: u32) -> Option<Duration> {
+fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Duration> {
+    let uid = before.metadata.uid.as_deref().unwrap_or_default();
     match outcome {
         Outcome::Held(hold) => hold.again,
         Outcome::Failed(failure) => failure.wait(attempts, jitter(uid, attempts)),
         // Secrets are not watched; one that is missing is often only late.
         Outcome::NoSecrets { .. } => Some(retry::backoff(attempts, jitter(uid, attempts))),
         Outcome::Absent { again } | Outcome::Deleting { again, .. } => Some(*again),
+        Outcome::Refused { again, .. } | Outcome::Kept { again, .. } => *again,
         Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
-            Some(retry::FIRST_BACKOFF)
+            Some(pace(before, Timestamp::now()))
         }
+        // It was asked after before anything else: whatever else there is to do comes now.
+        Outcome::Provisioned(_) if is_provisioned(before) => Some(Duration::ZERO),
+        Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
         Outcome::Left
-        | Outcome::Refused(_)
         | Outcome::Provisioned(_)
-        | Outcome::Kept { .. }
         | Outcome::Updated
         | Outcome::Vanished(_)
         | Outcome::Gone
@@ -240,34 +262,34 @@ fn jitter(uid: &str, attempt: u32) -> f64 {
 
 fn remember(
     ctx: &Context,
-    object: &Object<'_>,
+    after: &InfraMachine,
     gathered: &Gathered,
     outcome: &Outcome,
     attempts: u32,
     wait: Option<Duration>,
 ) {
-    let uid = object.uid();
+    let uid = after.metadata.uid.as_deref().unwrap_or_default();
     match (outcome, wait) {
         (Outcome::Failed(_) | Outcome::NoSecrets { .. }, Some(wait)) => {
-            ctx.memory.failed(
-                uid,
-                Retry {
-                    attempts,
-                    not_before: Instant::now() + wait,
-                    inputs: gathered.inputs_of(object.get()),
-                    failure: failed_call(outcome),
-                },
-            );
+            let retry = Retry {
+                attempts,
+                not_before: Instant::now() + wait,
+                // Of the object as it is after our own writes: they are no reason to try again.
+                inputs: gathered.inputs_of(after),
+            };
+            ctx.memory.failed(uid, retry);
         }
         (Outcome::Provisioned(_) | Outcome::Updated | Outcome::Vanished(_), _) => ctx.memory.succeeded(uid),
         _ => {}
     }
-}
-
-fn failed_call(outcome: &Outcome) -> Option<(Operation, Code)> {
-    match outcome {
-        Outcome::Failed(failure) => Some((failure.operation, failure.status.code())),
-        _ => None,
+    match (outcome, wait) {
+        (Outcome::Provisioned(_), Some(wait)) if !wait.is_zero() => {
+            ctx.memory.rest(uid, Instant::now() + wait);
+        }
+        (Outcome::Failed(failure), _) if failure.doubts_the_vm(after) && gathered.can_ask() => {
+            ctx.memory.recheck(uid);
+        }
+        _ => {}
     }
 }
 
@@ -325,6 +347,9 @@ pub fn error_policy(
     let uid = machine.metadata.uid.as_deref().unwrap_or_default();
     let attempt = ctx.memory.erred(uid);
     let name = machine.metadata.name.as_deref().unwrap_or_default();
+    if matches!(error, Error::Gone { .. }) {
+        ctx.memory.forget(uid);
+    }
     match error {
         Error::Conflict { .. } | Error::Gone { .. } => tracing::debug!(name, %error, "reconciling again"),
         Error::Api { .. } | Error::Encode { .. } => {

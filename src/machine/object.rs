@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use kube::api::{Api, Patch};
 use serde_json::{Map, Value, json};
 
 use super::Context;
+use super::identity::MachineId;
 use crate::api::MACHINE_FINALIZER;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::{Error, merge_difference, patch_params};
+use crate::driver::LastKnownState;
 use crate::machine::plan::{Claim, has_finalizer};
 
 /// The newest version of an InfraMachine that is known, and the way to write it.
@@ -53,7 +56,7 @@ impl<'a> Object<'a> {
     /// # Errors
     /// [`Error::Conflict`] when the object is not what it was thought to be.
     pub async fn claim(&mut self, claim: &Claim) -> Result<bool, Error> {
-        let mut annotations = self.missing_annotations(claim)?;
+        let mut annotations = missing_annotations(&self.latest, claim)?;
         let finalizers = (!has_finalizer(&self.latest)).then(|| {
             let mut all = self.latest.metadata.finalizers.clone().unwrap_or_default();
             all.push(MACHINE_FINALIZER.to_owned());
@@ -75,28 +78,6 @@ impl<'a> Object<'a> {
         Ok(true)
     }
 
-    fn missing_annotations(&self, claim: &Claim) -> Result<Map<String, Value>, Error> {
-        let action = "writing the provider spec into an annotation";
-        let mut wanted = vec![
-            (labels::CLUSTER_ID, claim.cluster_id.clone()),
-            (labels::MACHINE_ID, claim.machine_id.annotation()),
-            (labels::INSTANCE, claim.instance.annotation().to_owned()),
-        ];
-        if let Some(driver) = &claim.driver {
-            wanted.push((labels::DRIVER, driver.clone()));
-        }
-        if let Some(applied) = &claim.applied {
-            let json = serde_json::to_string(applied).map_err(|source| Error::Encode { action, source })?;
-            wanted.push((labels::APPLIED_PROVIDER_SPEC, json));
-        }
-        let present = self.latest.metadata.annotations.as_ref();
-        Ok(wanted
-            .into_iter()
-            .filter(|(key, value)| present.and_then(|all| all.get(*key)) != Some(value))
-            .map(|(key, value)| (key.to_owned(), Value::String(value)))
-            .collect())
-    }
-
     /// Notes that every create was refused for good: there is no VM.
     pub async fn note_no_instance(&mut self) -> Result<(), Error> {
         self.annotate(
@@ -104,6 +85,15 @@ impl<'a> Object<'a> {
             &[(labels::INSTANCE, Instance::None.annotation().to_owned())],
         )
         .await
+    }
+
+    /// Keeps what the driver wants back with the next call (CTL-01, CTL-03).
+    pub async fn keep(&mut self, state: Option<&LastKnownState>) -> Result<(), Error> {
+        let Some(state) = state else {
+            return Ok(());
+        };
+        let annotation = (labels::LAST_KNOWN_STATE, BASE64_STANDARD.encode(state.as_bytes()));
+        self.annotate("keeping the last known state", &[annotation]).await
     }
 
     /// Sets annotations that differ.
@@ -232,5 +222,81 @@ impl<'a> Object<'a> {
         written.metadata.managed_fields = None;
         self.latest = Arc::new(written);
         self.ctx.memory.wrote(self.uid(), Arc::clone(&self.latest));
+    }
+}
+
+/// What a claim has to change in the annotations.
+fn missing_annotations(machine: &InfraMachine, claim: &Claim) -> Result<Map<String, Value>, Error> {
+    let action = "writing the provider spec into an annotation";
+    let mut wanted = vec![
+        (labels::CLUSTER_ID, claim.cluster_id.clone()),
+        (labels::MACHINE_ID, claim.machine_id.annotation()),
+        (labels::INSTANCE, claim.instance.annotation().to_owned()),
+    ];
+    if let Some(driver) = &claim.driver {
+        wanted.push((labels::DRIVER, driver.clone()));
+    }
+    if let Some(applied) = &claim.applied {
+        let json = serde_json::to_string(applied).map_err(|source| Error::Encode { action, source })?;
+        wanted.push((labels::APPLIED_PROVIDER_SPEC, json));
+    }
+    let present = machine.metadata.annotations.as_ref();
+    let mut changes = Map::new();
+    // What came with a copied identity is about another machine's VM: it must not reach the driver in this one's name.
+    let copied = MachineId::of(machine).is_none();
+    for key in labels::RESERVED_ANNOTATIONS {
+        if copied && present.is_some_and(|all| all.contains_key(key)) {
+            changes.insert(key.to_owned(), Value::Null);
+        }
+    }
+    for (key, value) in wanted {
+        if present.and_then(|all| all.get(key)) == Some(&value) {
+            changes.remove(key);
+        } else {
+            changes.insert(key.to_owned(), Value::String(value));
+        }
+    }
+    Ok(changes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::fixtures::{claim, machine};
+
+    fn changes(machine: &InfraMachine) -> Vec<String> {
+        missing_annotations(machine, &claim(machine))
+            .unwrap()
+            .into_iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect()
+    }
+
+    #[test]
+    fn a_claim_writes_what_is_missing_and_nothing_twice() {
+        assert_eq!(changes(&machine().build()).len(), 5);
+        assert_eq!(changes(&machine().claimed().build()), Vec::<String>::new());
+        let refused = machine().claimed().annotated(labels::INSTANCE, "none").build();
+        assert_eq!(changes(&refused), [format!("{}=\"may-exist\"", labels::INSTANCE)]);
+    }
+
+    #[test]
+    fn a_state_of_the_driver_is_kept_for_its_own_machine_and_dropped_with_a_copied_identity() {
+        let own = machine().claimed().annotated(labels::LAST_KNOWN_STATE, "czE=");
+        assert_eq!(changes(&own.clone().build()), Vec::<String>::new());
+        let copied = own.annotated(labels::MACHINE_ID, "ns1/other/u-9").build();
+        let changes = changes(&copied);
+        assert!(
+            changes.contains(&format!("{}=null", labels::LAST_KNOWN_STATE)),
+            "{changes:?}"
+        );
+        assert!(
+            changes.contains(&format!("{}=\"ns1/m1/u-1\"", labels::MACHINE_ID)),
+            "{changes:?}"
+        );
+        assert!(
+            !changes.iter().any(|change| change.starts_with(labels::DRIVER)),
+            "what is the same for both stays: {changes:?}"
+        );
     }
 }

@@ -3,11 +3,15 @@
 use std::time::Duration;
 
 use super::identity::InvalidSpec;
-use super::plan::{Hold, Release};
-use crate::api::v1alpha1::OperationType;
+use super::plan::{Hold, Release, is_provisioned};
+use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::InvalidSecret;
 use crate::driver::retry::{self, Next};
 use crate::driver::{self, Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
+use crate::provider::NOT_LEADER;
+
+#[cfg(test)]
+mod tests;
 
 /// What came of a plan.
 #[derive(Debug)]
@@ -17,7 +21,12 @@ pub enum Outcome {
     /// Still waiting.
     Held(Hold),
     /// The spec was not even shown to the driver.
-    Refused(InvalidSpec),
+    Refused {
+        /// Why.
+        invalid: InvalidSpec,
+        /// When to look again.
+        again: Option<Duration>,
+    },
     /// The VM exists, is initialized, and has this state.
     Provisioned(Box<driver::Machine>),
     /// The VM is provisioned and as it should be.
@@ -26,6 +35,8 @@ pub enum Outcome {
         reachable: Option<bool>,
         /// Fields in which the spec differs and that a living VM can't change.
         fixed: Vec<JsonPointer>,
+        /// When to ask after it, if it is not settled.
+        again: Option<Duration>,
     },
     /// The VM has the wanted spec.
     Updated,
@@ -58,6 +69,20 @@ pub enum Outcome {
     Gone,
     /// There never was a VM, or the administrator takes the responsibility.
     Released(Release),
+}
+
+impl Outcome {
+    /// The same, but nothing that a replica would write which is not the leader: no driver was called, so there is nothing
+    /// to say, and somebody else may be saying it.
+    #[must_use]
+    pub fn unless_not_leading(self) -> Self {
+        match self {
+            Self::Failed(failure) if failure.is_not_leading() => {
+                Self::Held(Hold::silent(retry::FIRST_BACKOFF))
+            }
+            other => other,
+        }
+    }
 }
 
 /// A driver call that failed.
@@ -101,6 +126,16 @@ impl Failure {
     /// Whether the driver could not be reached: says nothing about the VM.
     pub fn is_outage(&self) -> bool {
         matches!(self.status.code(), Code::Unavailable | Code::DeadlineExceeded)
+    }
+
+    /// Whether the call was not made because this replica is not the leader.
+    pub fn is_not_leading(&self) -> bool {
+        self.status.code() == Code::Canceled && self.status.message() == NOT_LEADER
+    }
+
+    /// Whether the answer gives reason to ask if a VM that was up is still there.
+    pub fn doubts_the_vm(&self, machine: &InfraMachine) -> bool {
+        self.next == Next::LookUp && self.during == OperationType::Update && is_provisioned(machine)
     }
 
     /// What the driver wants back.

@@ -2,10 +2,21 @@
 //!
 //! [`plan`] is total: for every object and every observation there is exactly one [`Plan`].
 
+mod difference;
+mod steps;
+#[cfg(test)]
+mod tests;
+mod waits;
+
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
+pub use self::steps::{Claim, Delete, Hold, Plan, Provision, Release, Update};
+pub use self::waits::{is_unsettled, pace};
+
+use self::difference::difference;
+use self::waits::{retry_wait, until_settling};
 use super::identity::{self, InvalidSpec, MachineId, Role};
 use super::memory::Note;
 use crate::api::MACHINE_FINALIZER;
@@ -13,7 +24,7 @@ use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use crate::driver::{Capabilities, Code, JsonPointer, Operation, ProviderId, ProviderSpec};
+use crate::driver::{Capabilities, Code, Operation, ProviderId, ProviderSpec};
 
 /// What was read for one reconcile.
 pub struct Observed<'a> {
@@ -67,116 +78,6 @@ pub struct DriverFacts<'a> {
     pub reachable: bool,
 }
 
-/// What has to be done.
-#[derive(Debug, PartialEq)]
-pub enum Plan {
-    /// Nothing, and nothing is written.
-    Leave(&'static str),
-    /// Wait; the status says for what.
-    Hold(Hold),
-    /// The driver has never answered.
-    OutOfContact(Code, String),
-    /// The spec can't be accepted as it is.
-    Refuse(InvalidSpec),
-    /// Look the VM up, create it if it is not there, initialize it.
-    Provision(Box<Provision>),
-    /// The VM is provisioned and as it should be.
-    Keep {
-        /// Whether the driver answered lately; `None` when it is not known which driver it is.
-        reachable: Option<bool>,
-        /// Fields in which the spec differs and that a living VM can't change.
-        fixed: Vec<JsonPointer>,
-    },
-    /// Ask the driver how the VM is.
-    Recheck(Box<Provision>),
-    /// The VM is gone for all that the driver can say: lists lack it, and it can't be asked about one VM.
-    Vanish(ProviderId),
-    /// Bring the VM to the wanted spec.
-    Update(Box<Update>),
-    /// Shut down, delete, until it is gone.
-    Delete(Box<Delete>),
-    /// There is no VM: let the object go.
-    Release(Release),
-}
-
-/// A wait.
-#[derive(Debug, PartialEq)]
-pub struct Hold {
-    /// The condition that says why.
-    pub condition: &'static str,
-    /// Its reason.
-    pub reason: &'static str,
-    /// Its message.
-    pub message: String,
-    /// The claim that has to be made all the same.
-    pub claim: Option<Claim>,
-    /// When to look again, if nothing changes before.
-    pub again: Option<Duration>,
-}
-
-/// Finalizer and identity, as they have to be before a side effect (write 1).
-#[derive(Clone, Debug, PartialEq)]
-pub struct Claim {
-    /// Who the machine is.
-    pub machine_id: MachineId,
-    /// Which cluster it belongs to.
-    pub cluster_id: String,
-    /// Whether a create may have been issued.
-    pub instance: Instance,
-    /// The driver that is about to make the VM.
-    pub driver: Option<String>,
-    /// What the VM is about to be made from.
-    pub applied: Option<ProviderSpec>,
-}
-
-/// Look up, create, initialize.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Provision {
-    /// The claim before the create.
-    pub claim: Claim,
-    /// The spec to create with.
-    pub wanted: ProviderSpec,
-    /// The spec to look up with: that of an earlier create, or the wanted one.
-    pub look_up: ProviderSpec,
-    /// The id, when it is known; then nothing is ever created.
-    pub provider_id: Option<ProviderId>,
-    /// The Secret with the bootstrap data.
-    pub bootstrap: String,
-    /// Whether an earlier process may have issued the create: a live read has to come before the next.
-    pub issued: bool,
-}
-
-/// Hot update.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Update {
-    /// The id of the VM.
-    pub provider_id: ProviderId,
-    /// What it was brought to the last time.
-    pub applied: ProviderSpec,
-    /// What it has to be brought to.
-    pub wanted: ProviderSpec,
-}
-
-/// Shut down and delete.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Delete {
-    /// The id of the VM, when it is known.
-    pub provider_id: Option<ProviderId>,
-    /// What it was made from.
-    pub spec: ProviderSpec,
-    /// Whether the guest still has time to shut down.
-    pub shut_down: bool,
-}
-
-/// Why an object may go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Release {
-    /// No create was ever issued, or all were refused for good.
-    NeverCreated,
-    /// The administrator said so.
-    Forced,
-}
-
 /// How long the guest gets to shut down when the object does not say.
 const SHUTDOWN_TIMEOUT: i32 = 60;
 /// How long to wait for an answer that only a person or a configuration can change.
@@ -215,14 +116,15 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
             .filter(|_| MachineId::of(machine).is_some())
             .unwrap_or(cluster_id)
             .to_owned(),
-        instance: Instance::None,
+        // A claim that is only made good must not say less than the last one did: a VM may exist.
+        instance: identity::instance(machine),
         driver: None,
         applied: None,
     };
     if machine.spec.provider_id.is_some() && MachineId::of(machine).is_none() {
         return hold(
             None,
-            conditions::READY,
+            condition_without_calls(machine),
             reason::FOREIGN_PROVIDER_ID,
             foreign_provider_id(machine),
         );
@@ -256,14 +158,13 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
             return no_driver(machine, claim_if_missing(machine, claim), message);
         }
     };
-    let wanted = match wanted_spec(machine, owner, seen, facts, &claim) {
-        Ok(wanted) => wanted,
-        Err(invalid) => return Plan::Refuse(invalid),
-    };
+    let wanted = wanted_spec(machine, owner, seen, facts, &claim);
     if is_provisioned(machine) {
-        plan_provisioned(machine, seen, facts, claim, wanted)
-    } else {
-        plan_provisioning(machine, seen, facts, claim, wanted, bootstrap)
+        return plan_provisioned(machine, seen, facts, claim, wanted);
+    }
+    match wanted {
+        Ok(wanted) => plan_provisioning(machine, seen, facts, claim, wanted, bootstrap),
+        Err(invalid) => Plan::Refuse { invalid, again: None },
     }
 }
 
@@ -276,13 +177,7 @@ fn plan_provisioning(
     bootstrap: String,
 ) -> Plan {
     if let Some(wait) = retry_wait(machine, seen) {
-        return Plan::Hold(Hold {
-            condition: "",
-            reason: "",
-            message: String::new(),
-            claim: None,
-            again: Some(wait),
-        });
+        return Plan::Hold(Hold::silent(wait));
     }
     let issued = MachineId::of(machine).is_some() && identity::instance(machine) == Instance::MayExist;
     let applied = if issued {
@@ -312,35 +207,53 @@ fn plan_provisioned(
     seen: &Observed<'_>,
     facts: &DriverFacts<'_>,
     claim: Claim,
-    wanted: ProviderSpec,
+    wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {
     let Some(provider_id) = known_provider_id(machine) else {
         return Plan::Leave("provisioned, and the providerID has not been seen yet");
     };
-    let applied = identity::applied_spec(machine).unwrap_or_else(|| wanted.clone());
-    let differing = difference(&applied, &wanted);
-    let (hot, fixed): (Vec<_>, Vec<_>) = differing.into_iter().partition(|path| {
-        facts.capabilities.offers(Operation::UpdateMachine)
+    let offers = |operation| facts.capabilities.offers(operation);
+    let applied = identity::applied_spec(machine);
+    let mut again = None;
+    // Before anything else: a spec that is refused, or an update that fails, must not hide that the VM is gone.
+    if !offers(Operation::GetMachineStatus) {
+        if seen.note.recheck {
+            return if has_vanished(machine) {
+                Plan::Reappear(provider_id)
+            } else {
+                Plan::Vanish(provider_id)
+            };
+        }
+    } else if let Some(look_up) = applied.as_ref().or(wanted.as_ref().ok()) {
+        let unsettled = is_unsettled(machine);
+        again = until_settling(seen).filter(|_| unsettled);
+        if seen.note.recheck || (unsettled && again.is_none()) {
+            return Plan::Recheck(Box::new(Provision {
+                claim,
+                wanted: look_up.clone(),
+                look_up: look_up.clone(),
+                provider_id: Some(provider_id),
+                bootstrap: String::new(),
+                issued: true,
+            }));
+        }
+    }
+    let wanted = match wanted {
+        Ok(wanted) => wanted,
+        Err(invalid) => return Plan::Refuse { invalid, again },
+    };
+    let applied = applied.unwrap_or_else(|| wanted.clone());
+    let (hot, fixed): (Vec<_>, Vec<_>) = difference(&applied, &wanted).into_iter().partition(|path| {
+        offers(Operation::UpdateMachine)
             && facts
                 .capabilities
                 .hot_updatable
                 .iter()
                 .any(|allowed| allowed.covers(path))
     });
-    let unfinished = machine
-        .status
-        .as_ref()
-        .and_then(|status| status.last_operation.as_ref())
-        .is_some_and(|last| last.type_ == OperationType::Update && last.state != OperationState::Successful);
-    if fixed.is_empty() && (unfinished || !hot.is_empty()) {
+    if fixed.is_empty() && (has_unfinished_update(machine) || !hot.is_empty()) {
         if let Some(wait) = retry_wait(machine, seen) {
-            return Plan::Hold(Hold {
-                condition: "",
-                reason: "",
-                message: String::new(),
-                claim: None,
-                again: Some(wait),
-            });
+            return Plan::Hold(Hold::silent(again.map_or(wait, |again| again.min(wait))));
         }
         return Plan::Update(Box::new(Update {
             provider_id,
@@ -348,24 +261,29 @@ fn plan_provisioned(
             wanted,
         }));
     }
-    let asks = facts.capabilities.offers(Operation::GetMachineStatus);
-    if seen.note.recheck && !asks {
-        return Plan::Vanish(provider_id);
-    }
-    if wants_recheck(machine, seen) && asks {
-        return Plan::Recheck(Box::new(Provision {
-            claim,
-            wanted,
-            look_up: applied,
-            provider_id: Some(provider_id),
-            bootstrap: String::new(),
-            issued: true,
-        }));
-    }
     Plan::Keep {
         reachable: Some(facts.reachable),
         fixed,
+        again,
     }
+}
+
+/// Whether an update was begun that nobody saw the end of: the VM may be half way.
+fn has_unfinished_update(machine: &InfraMachine) -> bool {
+    machine
+        .status
+        .as_ref()
+        .and_then(|status| status.last_operation.as_ref())
+        .is_some_and(|last| last.type_ == OperationType::Update && last.state != OperationState::Successful)
+}
+
+/// Whether the VM was found to be gone.
+fn has_vanished(machine: &InfraMachine) -> bool {
+    machine
+        .status
+        .as_ref()
+        .and_then(|status| conditions::get(&status.conditions, conditions::READY))
+        .is_some_and(|ready| ready.reason == reason::VIRTUAL_MACHINE_VANISHED)
 }
 
 fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
@@ -386,8 +304,9 @@ fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
     }
     match identity::instance(machine) {
-        Instance::None => return Plan::Release(Release::NeverCreated),
-        Instance::MayExist => {}
+        // An id of our own writing is a VM, whatever the note says.
+        Instance::None if machine.spec.provider_id.is_none() => return Plan::Release(Release::NeverCreated),
+        Instance::None | Instance::MayExist => {}
     }
     let facts = match &seen.driver {
         Driver::Known(facts) => facts,
@@ -395,13 +314,7 @@ fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         Driver::NotConfigured(message) => return no_driver(machine, None, message),
     };
     if let Some(wait) = retry_wait(machine, seen) {
-        return Plan::Hold(Hold {
-            condition: "",
-            reason: "",
-            message: String::new(),
-            claim: None,
-            again: Some(wait),
-        });
+        return Plan::Hold(Hold::silent(wait));
     }
     let Some(spec) = identity::applied_spec(machine) else {
         let message = format!(
@@ -430,21 +343,25 @@ fn hold(claim: Option<Claim>, condition: &'static str, reason: &'static str, mes
 }
 
 fn no_driver(machine: &InfraMachine, claim: Option<Claim>, message: &str) -> Plan {
-    let condition = if machine.metadata.deletion_timestamp.is_some() {
-        conditions::DELETING
-    } else if is_provisioned(machine) {
-        // A configuration that lost its driver says nothing about the VM: Ready stays.
-        conditions::DRIVER_REACHABLE
-    } else {
-        conditions::READY
-    };
     Plan::Hold(Hold {
-        condition,
+        condition: condition_without_calls(machine),
         reason: reason::DRIVER_NOT_CONFIGURED,
         message: message.to_owned(),
         claim,
         again: Some(LONG_WAIT),
     })
+}
+
+/// The condition that says why no driver is called.
+fn condition_without_calls(machine: &InfraMachine) -> &'static str {
+    if machine.metadata.deletion_timestamp.is_some() {
+        conditions::DELETING
+    } else if is_provisioned(machine) {
+        // It says nothing about the VM, so Ready stays: a MachineHealthCheck would delete the machine.
+        conditions::DRIVER_REACHABLE
+    } else {
+        conditions::READY
+    }
 }
 
 fn foreign_provider_id(machine: &InfraMachine) -> String {
@@ -539,69 +456,4 @@ fn time_to_shut_down(machine: &InfraMachine, now: Timestamp) -> bool {
         .deletion_timestamp
         .as_ref()
         .is_some_and(|deleted| now.as_second() < deleted.0.as_second() + seconds)
-}
-
-/// How long the last failure still forbids a call: from memory, or after a restart from the status.
-fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Duration> {
-    if seen.note.recheck {
-        return None;
-    }
-    if let Some(retry) = &seen.note.retry {
-        let left = retry.not_before.saturating_duration_since(seen.instant);
-        return (retry.inputs == seen.inputs && !left.is_zero()).then_some(left);
-    }
-    let status = machine.status.as_ref()?;
-    let last = status
-        .last_operation
-        .as_ref()
-        .filter(|last| last.state == OperationState::Failed)?;
-    let deleting = machine.metadata.deletion_timestamp.is_some();
-    if status.observed_generation != machine.metadata.generation
-        || deleting != (last.type_ == OperationType::Delete)
-    {
-        return None;
-    }
-    let left = last.next_retry_time.as_ref()?.0.duration_since(seen.now);
-    Duration::try_from(left).ok().filter(|left| !left.is_zero())
-}
-
-/// Whether a provisioned VM has to be asked after: somebody has reason to, or it was still on its way up.
-fn wants_recheck(machine: &InfraMachine, seen: &Observed<'_>) -> bool {
-    let starting = machine
-        .status
-        .as_ref()
-        .and_then(|status| status.power_state.as_deref())
-        == Some("Starting");
-    seen.note.recheck || (starting && retry_wait(machine, seen).is_none())
-}
-
-/// The places in which two specs differ, as deep as both are objects.
-pub fn difference(old: &ProviderSpec, new: &ProviderSpec) -> Vec<JsonPointer> {
-    let mut found = Vec::new();
-    differ(
-        &serde_json::Value::Object(old.0.clone()),
-        &serde_json::Value::Object(new.0.clone()),
-        "",
-        &mut found,
-    );
-    found
-}
-
-fn differ(old: &serde_json::Value, new: &serde_json::Value, path: &str, found: &mut Vec<JsonPointer>) {
-    use serde_json::Value;
-    match (old, new) {
-        (Value::Object(old), Value::Object(new)) => {
-            let keys: std::collections::BTreeSet<_> = old.keys().chain(new.keys()).collect();
-            for key in keys {
-                let path = format!("{path}/{}", key.replace('~', "~0").replace('/', "~1"));
-                let (old, new) = (
-                    old.get(key).unwrap_or(&Value::Null),
-                    new.get(key).unwrap_or(&Value::Null),
-                );
-                differ(old, new, &path, found);
-            }
-        }
-        _ if old != new => found.extend(path.parse()),
-        _ => {}
-    }
 }

@@ -57,7 +57,7 @@ pub async fn provision(
         Seen::Uninitialized(machine) => {
             ctx.memory.seen(object.uid());
             object.claim(&adopted(&plan)).await?;
-            Ok(initialize(object, provider, class, machine).await)
+            Ok(initialize(object, provider, class, uninitialized(&plan, machine)).await)
         }
         Seen::Absent => absent(ctx, object, provider, plan, class).await,
         Seen::CannotLook => create(ctx, object, provider, plan, class).await,
@@ -88,7 +88,7 @@ pub async fn recheck(
         }
         Seen::Uninitialized(machine) => {
             ctx.memory.seen(object.uid());
-            Ok(initialize(object, provider, class, machine).await)
+            Ok(initialize(object, provider, class, uninitialized(&plan, machine)).await)
         }
         Seen::Absent => Ok(gone_or_behind(ctx, object, provider, plan.provider_id)),
         Seen::CannotLook => Ok(Outcome::Left),
@@ -102,16 +102,24 @@ async fn look_up(object: &Object<'_>, provider: &Provider, plan: &Provision, cla
         provider_id: plan.provider_id.clone(),
         class,
     };
+    let (operation, known) = (Operation::GetMachineStatus, plan.provider_id.as_ref());
     let status = match provider.driver().get_machine_status(request).await {
-        Ok(machine) => return Seen::Machine(machine),
+        Ok(machine) => {
+            return match another_vm(operation, known, Some(&machine)) {
+                Some(failure) => Seen::Failed(failure),
+                None => Seen::Machine(machine),
+            };
+        }
         Err(status) => status,
     };
-    let machine = status.machine().cloned();
-    let failure = Failure::new(Operation::GetMachineStatus, OperationType::Create, status);
+    if let Some(failure) = another_vm(operation, known, status.machine()) {
+        return Seen::Failed(failure);
+    }
+    let failure = Failure::new(operation, OperationType::Create, status);
     match failure.next {
         Next::Create => Seen::Absent,
         Next::Fallback => Seen::CannotLook,
-        Next::Initialize => Seen::Uninitialized(machine),
+        Next::Initialize => Seen::Uninitialized(failure.machine),
         Next::Retry
         | Next::AwaitCapacity
         | Next::AwaitPerson
@@ -203,12 +211,12 @@ async fn create(
         Err(status) => status,
     };
     let failure = Failure::new(Operation::CreateMachine, OperationType::Create, status);
-    match (failure.next, &failure.machine) {
-        (Next::Initialize, Some(machine)) => {
-            let machine = machine.clone();
-            Ok(initialize(object, provider, credentials, Some(machine)).await)
+    match failure.next {
+        Next::Initialize => {
+            let vm = uninitialized(&plan, failure.machine);
+            Ok(initialize(object, provider, credentials, vm).await)
         }
-        (Next::Terminal, _) if !plan.issued => {
+        Next::Terminal if !plan.issued => {
             object.note_no_instance().await?;
             Ok(Outcome::Failed(Box::new(failure)))
         }
@@ -223,19 +231,38 @@ async fn created(
     class: MachineClass,
     machine: driver::Machine,
 ) -> Outcome {
-    if let Some(known) = plan.provider_id.filter(|known| *known != machine.provider_id) {
-        let message = format!(
-            "the driver answered providerID `{}` for a machine whose providerID is `{known}`",
-            machine.provider_id
-        );
-        let status = Status::new(Code::Internal, message);
-        return Outcome::Failed(Box::new(Failure::new(
-            Operation::CreateMachine,
-            OperationType::Create,
-            status,
-        )));
+    if let Some(failure) = another_vm(
+        Operation::CreateMachine,
+        plan.provider_id.as_ref(),
+        Some(&machine),
+    ) {
+        return Outcome::Failed(Box::new(failure));
     }
-    initialize(object, provider, class, Some(machine)).await
+    let vm = ToInitialize {
+        known: Some(machine.provider_id.clone()),
+        machine: Some(machine),
+        required: false,
+    };
+    initialize(object, provider, class, vm).await
+}
+
+/// A VM that exists and may have to be initialized.
+struct ToInitialize {
+    /// Its id, as far as anybody knows.
+    known: Option<ProviderId>,
+    /// What the driver said of it.
+    machine: Option<driver::Machine>,
+    /// Whether the driver said that it is not initialized.
+    required: bool,
+}
+
+fn uninitialized(plan: &Provision, machine: Option<driver::Machine>) -> ToInitialize {
+    let id = machine.as_ref().map(|machine| machine.provider_id.clone());
+    ToInitialize {
+        known: plan.provider_id.clone().or(id),
+        machine,
+        required: true,
+    }
 }
 
 /// Initializes a VM that exists; a driver without the call has nothing to initialize.
@@ -243,32 +270,70 @@ async fn initialize(
     object: &Object<'_>,
     provider: &Provider,
     class: MachineClass,
-    machine: Option<driver::Machine>,
+    vm: ToInitialize,
 ) -> Outcome {
-    let state = machine
+    let state = vm
+        .machine
         .as_ref()
         .and_then(|machine| machine.last_known_state.clone());
     let request = InitializeMachineRequest {
         machine_name: machine_name(object),
-        provider_id: machine.as_ref().map(|machine| machine.provider_id.clone()),
+        provider_id: vm.known.clone(),
         class,
-        last_known_state: state.clone().or_else(|| last_known_state(object)),
+        last_known_state: state.or_else(|| last_known_state(object)),
     };
-    let status = match provider.driver().initialize_machine(request).await {
-        Ok(mut initialized) => {
-            initialized.last_known_state = initialized.last_known_state.or(state);
-            return Outcome::Provisioned(Box::new(initialized));
+    initialized(vm, provider.driver().initialize_machine(request).await)
+}
+
+/// What the answer to an initialization leads to.
+fn initialized(vm: ToInitialize, answer: driver::Result<driver::Machine>) -> Outcome {
+    let operation = Operation::InitializeMachine;
+    let state = vm
+        .machine
+        .as_ref()
+        .and_then(|machine| machine.last_known_state.clone());
+    let seen = match &answer {
+        Ok(machine) => Some(machine),
+        Err(status) => status.machine(),
+    };
+    if let Some(failure) = another_vm(operation, vm.known.as_ref(), seen) {
+        return Outcome::Failed(Box::new(failure));
+    }
+    let status = match answer {
+        Ok(mut machine) => {
+            machine.last_known_state = machine.last_known_state.or(state);
+            return Outcome::Provisioned(Box::new(machine));
         }
         Err(status) => status,
     };
-    let mut failure = Failure::new(Operation::InitializeMachine, OperationType::Create, status);
-    match (failure.next, machine) {
-        (Next::Fallback, Some(machine)) => Outcome::Provisioned(Box::new(machine)),
+    let mut failure = Failure::new(operation, OperationType::Create, status);
+    match (failure.next, vm.machine) {
+        // A VM that the driver calls uninitialized does not become initialized by nobody knowing how.
+        (Next::Fallback, Some(machine)) if !vm.required => Outcome::Provisioned(Box::new(machine)),
         (_, machine) => {
             failure.machine = failure.machine.or(machine);
             Outcome::Failed(Box::new(failure))
         }
     }
+}
+
+/// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is done to that
+/// one, and its id is not written, since it may be anybody's.
+fn another_vm(
+    operation: Operation,
+    known: Option<&ProviderId>,
+    seen: Option<&driver::Machine>,
+) -> Option<Failure> {
+    let (known, seen) = (known?, &seen?.provider_id);
+    (known != seen).then(|| {
+        let message =
+            format!("the driver answered providerID `{seen}` for the machine whose providerID is `{known}`");
+        Failure::new(
+            operation,
+            OperationType::Create,
+            Status::new(Code::Internal, message),
+        )
+    })
 }
 
 /// The claim on a VM that is there: it has the spec of the create that made it.
@@ -289,4 +354,100 @@ pub fn last_known_state(object: &Object<'_>) -> Option<LastKnownState> {
     use base64::prelude::{BASE64_STANDARD, Engine as _};
     let text = identity::annotation(object.get(), labels::LAST_KNOWN_STATE)?;
     LastKnownState::new(BASE64_STANDARD.decode(text).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vm(id: &str) -> driver::Machine {
+        driver::Machine::new(id.parse().unwrap(), "node")
+    }
+
+    fn to_initialize(required: bool) -> ToInitialize {
+        ToInitialize {
+            known: Some("sim://1".parse().unwrap()),
+            machine: Some(vm("sim://1")),
+            required,
+        }
+    }
+
+    fn failed(outcome: Outcome) -> Failure {
+        match outcome {
+            Outcome::Failed(failure) => *failure,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_vm_of_another_id_is_not_taken_for_the_one_that_was_asked_about() {
+        let known = "sim://1".parse().unwrap();
+        let operation = Operation::GetMachineStatus;
+        assert!(another_vm(operation, Some(&known), Some(&vm("sim://1"))).is_none());
+        assert!(another_vm(operation, None, Some(&vm("sim://2"))).is_none());
+        let failure = another_vm(operation, Some(&known), Some(&vm("sim://2"))).unwrap();
+        assert_eq!(failure.status.code(), Code::Internal);
+        assert!(
+            failure.machine.is_none(),
+            "nothing of the other VM is kept: {failure:?}"
+        );
+        let failure = failed(initialized(to_initialize(true), Ok(vm("sim://2"))));
+        assert!(failure.machine.is_none());
+    }
+
+    /// INI-11
+    #[test]
+    fn a_driver_without_initialization_has_nothing_to_initialize_after_a_create() {
+        let answer = Err(Status::unimplemented(Operation::InitializeMachine));
+        let outcome = initialized(to_initialize(false), answer);
+        assert!(matches!(outcome, Outcome::Provisioned(machine) if *machine == vm("sim://1")));
+    }
+
+    /// INI-02, INI-24
+    #[test]
+    fn a_vm_that_the_driver_calls_uninitialized_is_not_up_because_the_call_is_missing_or_the_vm_is() {
+        for code in Code::ALL {
+            let answer = Err(Status::new(code, "no"));
+            let failure = failed(initialized(to_initialize(true), answer));
+            assert_eq!(failure.machine, Some(vm("sim://1")), "{code}");
+        }
+    }
+
+    /// INI-18, INI-19: the driver may know no more of the VM than that it is not initialized.
+    #[test]
+    fn an_initialization_begins_with_what_is_known_of_the_vm() {
+        let plan = |id: Option<&str>| {
+            let machine = crate::machine::fixtures::machine().claimed().build();
+            Provision {
+                claim: crate::machine::fixtures::claim(&machine),
+                wanted: crate::driver::ProviderSpec::default(),
+                look_up: crate::driver::ProviderSpec::default(),
+                provider_id: id.map(|id| id.parse().unwrap()),
+                bootstrap: String::new(),
+                issued: true,
+            }
+        };
+        let known = |vm: ToInitialize| vm.known.map(|id| id.to_string());
+        assert_eq!(known(uninitialized(&plan(None), None)), None);
+        assert_eq!(
+            known(uninitialized(&plan(None), Some(vm("sim://2")))).as_deref(),
+            Some("sim://2")
+        );
+        assert_eq!(
+            known(uninitialized(&plan(Some("sim://1")), None)).as_deref(),
+            Some("sim://1")
+        );
+    }
+
+    /// CTL-01
+    #[test]
+    fn the_state_that_a_create_left_survives_an_initialization_that_leaves_none() {
+        let state = LastKnownState::new(b"s1".to_vec());
+        let mut vm_to_initialize = to_initialize(false);
+        if let Some(machine) = &mut vm_to_initialize.machine {
+            machine.last_known_state.clone_from(&state);
+        }
+        let outcome = initialized(vm_to_initialize, Ok(vm("sim://1")));
+        assert!(matches!(outcome, Outcome::Provisioned(machine) if machine.last_known_state == state));
+    }
 }

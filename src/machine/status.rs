@@ -15,10 +15,20 @@ use crate::api::v1alpha1::{
 use crate::driver::retry::Next;
 use crate::driver::{self, Code, JsonPointer, Operation, PowerState};
 
+#[cfg(test)]
+mod tests;
+
 /// How long a creation may take when the object does not say, in seconds.
 const CREATION_TIMEOUT: i32 = 1200;
 /// Cluster API takes no more addresses.
 const MAX_ADDRESSES: usize = 256;
+
+/// The most characters of a driver's message that are kept.
+const MAX_MESSAGE: usize = 4096;
+/// A Node's name is no longer.
+const MAX_NODE_NAME: usize = 253;
+/// Cluster API takes no longer name of a failure domain.
+const MAX_FAILURE_DOMAIN: usize = 256;
 
 /// When and how often.
 #[derive(Clone, Copy, Debug)]
@@ -48,14 +58,23 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
     };
     match outcome {
         Outcome::Left | Outcome::Gone | Outcome::Released(_) => return draft.status,
-        Outcome::Held(hold) if hold.reason.is_empty() => return draft.status,
+        Outcome::Held(hold) if hold.is_silent() => {
+            draft.unpaused();
+            return draft.status;
+        }
+        // Hands off: what the rest of the status says is still of the generation that it was made from. To call it
+        // current would make an old failure one of a spec that was never tried.
+        Outcome::Held(hold) if hold.condition == conditions::PAUSED => {
+            draft.set(conditions::PAUSED, State::True, hold.reason, &hold.message);
+            return draft.status;
+        }
         Outcome::Held(hold) => draft.held(hold),
-        Outcome::Refused(invalid) => {
+        Outcome::Refused { invalid, .. } => {
             draft.working();
             draft.refused(Code::InvalidArgument, &invalid.to_string());
         }
         Outcome::Provisioned(vm) => draft.provisioned(vm),
-        Outcome::Kept { reachable, fixed } => draft.kept(*reachable, fixed),
+        Outcome::Kept { reachable, fixed, .. } => draft.kept(*reachable, fixed),
         Outcome::Updated => draft.updated(),
         Outcome::Failed(failure) => draft.failed(failure, moment),
         Outcome::NoSecrets { during, cause } => draft.no_secrets(*during, &cause.to_string(), moment),
@@ -88,11 +107,14 @@ impl Draft<'_> {
         self.status.failure_message = None;
     }
 
-    fn held(&mut self, hold: &Hold) {
-        if hold.condition == conditions::PAUSED {
-            self.set(conditions::PAUSED, State::True, hold.reason, &hold.message);
-            return;
+    /// Takes back that hands are off, where that was said.
+    fn unpaused(&mut self) {
+        if conditions::is_true(&self.status.conditions, conditions::PAUSED) {
+            self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
         }
+    }
+
+    fn held(&mut self, hold: &Hold) {
         self.working();
         let state = State::from(hold.condition == conditions::DELETING);
         self.set(hold.condition, state, hold.reason, &hold.message);
@@ -114,7 +136,7 @@ impl Draft<'_> {
             return;
         }
         self.status.failure_reason = Some(code.name().to_owned());
-        self.status.failure_message = Some(message.to_owned());
+        self.status.failure_message = Some(message.chars().take(MAX_MESSAGE).collect());
         self.set(
             conditions::VIRTUAL_MACHINE_CREATED,
             State::False,
@@ -168,7 +190,8 @@ impl Draft<'_> {
     }
 
     fn describe(&mut self, vm: &driver::Machine) {
-        if !vm.node_name.is_empty() {
+        // What the schema would refuse is left out: the rest of the status has to be written all the same.
+        if (1..=MAX_NODE_NAME).contains(&vm.node_name.len()) {
             self.status.node_name = Some(vm.node_name.clone());
         }
         if !vm.addresses.is_empty() {
@@ -183,7 +206,11 @@ impl Draft<'_> {
             .power_state
             .map(|power| power.name().to_owned())
             .or(self.status.power_state.take());
-        self.status.failure_domain = vm.failure_domain.clone().or(self.status.failure_domain.take());
+        if let Some(zone) = &vm.failure_domain
+            && (1..=MAX_FAILURE_DOMAIN).contains(&zone.len())
+        {
+            self.status.failure_domain = Some(zone.clone());
+        }
     }
 
     fn kept(&mut self, reachable: Option<bool>, fixed: &[JsonPointer]) {
@@ -398,7 +425,7 @@ impl Draft<'_> {
             state: OperationState::Failed,
             operation: operation.map(|operation| operation.name().to_owned()),
             code: Some(code.to_owned()),
-            message: Some(message.chars().take(4096).collect()),
+            message: Some(message.chars().take(MAX_MESSAGE).collect()),
             attempts: i32::try_from(moment.attempts).unwrap_or(i32::MAX),
             last_update_time: Time(self.now),
             next_retry_time: moment

@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
-use super::Health;
+use super::{Health, Pending};
 use crate::controllers::Controllers;
 pub use crate::controllers::Options as ControllerOptions;
 use crate::leadership::Leadership;
@@ -55,6 +55,7 @@ pub fn all(context: &Context) -> Vec<Controller> {
     context.metrics.machines(controllers.machine_counter());
     // The watches go on until the last reconcile is done: what it wrote has to come back to it.
     let done = CancellationToken::new();
+    let caches = context.health.wait_for("the caches");
     vec![
         Controller {
             name: "the watches",
@@ -62,7 +63,7 @@ pub fn all(context: &Context) -> Vec<Controller> {
         },
         Controller {
             name: "the controllers",
-            run: reconcile(context.clone(), controllers, done).boxed(),
+            run: reconcile(context.clone(), controllers, caches, done).boxed(),
         },
     ]
 }
@@ -74,8 +75,7 @@ async fn watch(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToken) {
     }
 }
 
-async fn reconcile(context: Context, controllers: Controllers, done: CancellationToken) {
-    let caches = context.health.wait_for("the caches");
+async fn reconcile(context: Context, controllers: Controllers, caches: Pending, done: CancellationToken) {
     let begin = async {
         if let Err(error) = controllers.synced().await {
             tracing::error!(%error, "a cache can't be filled");

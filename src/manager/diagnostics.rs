@@ -11,6 +11,7 @@ use axum::routing::get;
 
 use super::reviewer::{Reviewer, Verdict};
 use crate::metrics::{CONTENT_TYPE, Metrics};
+use crate::telemetry::Chain;
 
 /// `/metrics` for anybody.
 pub(super) fn open(metrics: Arc<Metrics>) -> Router {
@@ -44,7 +45,7 @@ async fn review(State(reviewer): State<Arc<Reviewer>>, request: Request, next: N
         }
         Ok(Verdict::Forbidden) => (StatusCode::FORBIDDEN, "not allowed to get this path\n").into_response(),
         Err(error) => {
-            tracing::warn!(%error, source = ?std::error::Error::source(&error), "a request for diagnostics was not reviewed");
+            tracing::warn!(error = %Chain(&error), "a request for diagnostics was not reviewed");
             (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the request could not be reviewed\n",

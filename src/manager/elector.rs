@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::leadership::Leadership;
+use crate::telemetry::Chain;
 
 /// How long handing over may take.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -183,6 +184,10 @@ impl Elector {
     async fn keep(&mut self, leadership: &Leadership, mut renewed: Instant) {
         loop {
             sleep(self.election.timing.retry_period).await;
+            if !leadership.is_held() {
+                tracing::error!("the lease was not renewed in time");
+                return;
+            }
             let sent = Instant::now();
             let deadline = renewed + self.election.timing.renew_deadline;
             match timeout_at(deadline, self.attempt()).await {
@@ -195,11 +200,7 @@ impl Elector {
                     return;
                 }
                 Ok(Err(error)) => warn(&error),
-                Err(_elapsed) => {}
-            }
-            if !leadership.is_held() {
-                tracing::error!("the lease was not renewed in time");
-                return;
+                Err(_elapsed) => warn(&ElectionError::TimedOut),
             }
         }
     }
@@ -374,8 +375,7 @@ fn random() -> u64 {
 }
 
 fn warn(error: &ElectionError) {
-    let source = std::error::Error::source(error).map(ToString::to_string);
-    tracing::warn!(%error, source, "leader election");
+    tracing::warn!(error = %Chain(error), "leader election");
 }
 
 #[cfg(test)]

@@ -81,6 +81,25 @@ async fn the_pod_is_restricted() -> Result<()> {
     Ok(())
 }
 
+/// OPS-13: what the Deployment says is what the binary understands. Run as a Pod would, away from any cluster: it gets as
+/// far as the drivers file, which is not there.
+#[tokio::test]
+async fn the_binary_understands_the_arguments_of_the_deployment() -> Result<()> {
+    let objects = default().await?;
+    let deployment = find(&objects, "Deployment", "capcmi-controller-manager")?;
+    let arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        .as_array()
+        .cloned();
+    let arguments: Vec<String> = serde_json::from_value(json!(arguments))?;
+    let run = Command::new(env!("CARGO_BIN_EXE_capcmi"))
+        .args(&arguments)
+        .output()?;
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert_eq!(run.status.code(), Some(2), "{said}");
+    assert!(said.contains("/etc/capcmi/drivers.yaml"), "{said}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn selectors_and_references_meet_what_they_mean() -> Result<()> {
     let objects = default().await?;

@@ -1,9 +1,10 @@
-//! What is installed: the generated files, the kustomization, the clusterctl repository, and what a real API server
+//! What is installed and documented: the generated files, the kustomization, the clusterctl repository, and what a real API server
 //! makes of definitions, permissions and policies.
 
 mod api_server;
 mod clusterctl;
 mod committed;
+mod documentation;
 mod kustomize;
 mod limits;
 mod objects;

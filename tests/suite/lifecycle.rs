@@ -1,9 +1,15 @@
 //! A MachineDeployment from its first machine to the last trace of it.
 
 use anyhow::{Result, ensure};
+use capcmi::driver::Operation;
+use capcmi::drivers::simulated::{CallLine, Phase};
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use kube::api::Api;
+use management_cluster::eventually;
 use serde_json::json;
 
-use crate::support::{Cloud, Fleet, Provider, World};
+use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 
 /// DRV-13, DRV-14, CTL-CR-00: providerID and Node name are those of the VM, and one create per machine is enough.
 #[tokio::test]
@@ -18,6 +24,8 @@ async fn a_deployment_comes_up_scales_and_goes_without_a_trace() -> Result<()> {
     for machine in fleet.infra_machines().await? {
         let id = machine.spec.provider_id.clone().unwrap_or_default();
         ensure!(vms.iter().any(|vm| vm.provider_id() == id), "{id} is no VM");
+        let creates = cloud.count(Operation::CreateMachine, &machine.name_any())?;
+        ensure!(creates == 1, "{creates} creates for one machine");
     }
     ensure!(fleet.nodes().await?.len() == 3, "every VM is a Node");
     fleet.scale(5).await?;
@@ -26,8 +34,99 @@ async fn a_deployment_comes_up_scales_and_goes_without_a_trace() -> Result<()> {
     fleet.scale(1).await?;
     fleet.running(1).await?;
     cloud.holds(1).await?;
+    let nodes: Vec<_> = fleet.nodes().await?.iter().map(ResourceExt::name_any).collect();
+    ensure!(nodes.len() == 1, "{nodes:?}");
     world.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
     fleet.gone().await?;
     cloud.holds(0).await?;
+    let workload = world.management.workload().await?.admin_client().await?;
+    for name in nodes {
+        let node = Api::<Node>::all(workload.clone()).get_opt(&name).await?;
+        ensure!(node.is_none(), "Node {name} outlived its machine");
+    }
     Ok(())
+}
+
+/// DRV-07: deleting a machine deletes its VM and no other, so a rollout never has fewer than wanted.
+#[tokio::test]
+async fn a_rolling_update_replaces_every_vm_and_never_has_fewer_than_wanted() -> Result<()> {
+    let world = World::new("rollout").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    let fleet = Fleet::create(&world, "md", 3).await?;
+    fleet.running(3).await?;
+    let before = cloud.holds(3).await?;
+    let larger = json!({"vmPool": "default", "size": "medium", "tags": {"team": "a"}});
+    fleet.template("md-2", larger).await?;
+    fleet.deployment("md-2", 3).await?;
+    eventually(DEADLINE, "three VMs of the new size", async || {
+        let vms = cloud.vms()?;
+        let sizes: Vec<_> = vms.iter().map(|vm| vm.size.as_str()).collect();
+        ensure!(sizes == ["medium"; 3], "{sizes:?}");
+        Ok(())
+    })
+    .await?;
+    fleet.running(3).await?;
+    let after = cloud.holds(3).await?;
+    ensure!(
+        after.iter().all(|vm| before.iter().all(|old| old.id != vm.id)),
+        "an old VM is left"
+    );
+    let fewest = fewest(&cloud.calls()?, 3);
+    ensure!(fewest >= 3, "there were only {fewest} VMs at a time");
+    Ok(())
+}
+
+/// DRV-07: a Cluster that goes takes its VMs and every object of ours along, and no finalizer keeps anything. Its Nodes are
+/// not touched: Cluster API takes them for gone with their Cluster.
+#[tokio::test]
+async fn a_cluster_goes_with_all_that_belongs_to_it() -> Result<()> {
+    let world = World::new("farewell").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    let fleet = Fleet::create(&world, "md", 2).await?;
+    fleet.running(2).await?;
+    // One that the Cluster gets owner of while it is used, and one that is history.
+    fleet
+        .template("md-2", json!({"vmPool": "default", "size": "medium", "tags": {}}))
+        .await?;
+    fleet.deployment("md-2", 2).await?;
+    eventually(DEADLINE, "VMs of the second template alone", async || {
+        let sizes: Vec<_> = cloud.vms()?.into_iter().map(|vm| vm.size).collect();
+        ensure!(sizes == ["medium"; 2], "{sizes:?}");
+        Ok(())
+    })
+    .await?;
+    fleet.running(2).await?;
+    world.kubectl(&["delete", "cluster", "md", "--wait=false"])?;
+    eventually(DEADLINE, "an empty namespace", async || {
+        let left = world.kubectl(&["get", "cluster-api", "-o", "name"])?;
+        ensure!(left.is_empty(), "{left}");
+        Ok(())
+    })
+    .await?;
+    cloud.holds(0).await?;
+    Ok(())
+}
+
+/// The fewest VMs that there were at a time since there were `start` for the first time: a create counts from when it
+/// has ended, a deletion from when it starts.
+fn fewest(calls: &[CallLine], start: i32) -> i32 {
+    let changes = calls
+        .iter()
+        .filter_map(|line| match (line.operation, line.phase) {
+            (Operation::CreateMachine, Phase::Ended) if line.code.as_deref() == Some("OK") => Some(1),
+            (Operation::DeleteMachine, Phase::Started) => Some(-1),
+            _ => None,
+        });
+    changes
+        .scan(0, |vms, change| {
+            *vms += change;
+            Some(*vms)
+        })
+        .skip_while(|vms| *vms < start)
+        .min()
+        .unwrap_or(0)
 }

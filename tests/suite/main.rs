@@ -3,8 +3,17 @@
 
 mod codes;
 mod diagnostics;
+mod fallbacks;
+mod health_check;
+mod identity;
 mod idle;
+mod leadership;
 mod lifecycle;
+mod moving;
+mod pause;
 mod permissions;
+mod quickstart;
 mod secrets;
 mod support;
+mod topology;
+mod update;

@@ -37,19 +37,8 @@ pub async fn create_cluster(
     name: &str,
     spec: Value,
 ) -> Result<DynamicObject> {
-    let client = management.admin_client().await?;
-    connect_workload(management, namespace, name).await?;
-    let control_plane = apply(
-        &client,
-        json!({
-            "apiVersion": format!("{GROUP}/v1alpha1"), "kind": KIND,
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {},
-        }),
-    )
-    .await?;
-    mark_initialized(&client, &control_plane).await?;
-    let mut cluster_spec = json!({"controlPlaneRef": {"apiGroup": GROUP, "kind": KIND, "name": name}});
+    let control_plane = create_control_plane(management, namespace, name).await?;
+    let mut cluster_spec = json!({"controlPlaneRef": control_plane});
     if let (Some(fields), Value::Object(more)) = (cluster_spec.as_object_mut(), spec) {
         fields.extend(more);
     }
@@ -58,7 +47,28 @@ pub async fn create_cluster(
         "metadata": {"name": name, "namespace": namespace},
         "spec": cluster_spec,
     });
-    apply(&client, cluster).await
+    apply(&management.admin_client().await?, cluster).await
+}
+
+/// Creates what the Cluster `name` refers to as its control plane, initialized and with the workload cluster behind it,
+/// and returns the value of its `spec.controlPlaneRef`. To be called before the Cluster is created.
+///
+/// # Errors
+/// When the API server refuses one of the objects.
+pub async fn create_control_plane(
+    management: &ManagementCluster,
+    namespace: &str,
+    name: &str,
+) -> Result<Value> {
+    let client = management.admin_client().await?;
+    connect_workload(management, namespace, name).await?;
+    let control_plane = json!({
+        "apiVersion": format!("{GROUP}/v1alpha1"), "kind": KIND,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {},
+    });
+    mark_initialized(&client, &apply(&client, control_plane).await?).await?;
+    Ok(json!({"apiGroup": GROUP, "kind": KIND, "name": name}))
 }
 
 /// Creates the Secret by which core finds the workload cluster of the Cluster `name`. To be called before the Cluster

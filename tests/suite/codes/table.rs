@@ -137,6 +137,9 @@ impl Case {
                 Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable,
             ) => Next::Backoff,
             (Create | Initialize, Code::ResourceExhausted) => Next::Asked(EXHAUSTED_SECONDS),
+            // The guest's time is a courtesy: only what passes by itself is waited for.
+            (ShutDown, Code::Uninitialized) => Next::Backoff,
+            (ShutDown, _) => Next::Gone,
             (
                 _,
                 Code::PermissionDenied
@@ -153,21 +156,23 @@ impl Case {
             (LookUp | LookUpAgain, Code::NotFound | Code::Unimplemented) => Next::Provisioned,
             (Initialize, Code::Unimplemented) => Next::Provisioned,
             (LookUpAgain, Code::Uninitialized) => Next::Provisioned,
-            (ShutDown | Confirm, Code::NotFound | Code::Unimplemented) => Next::Gone,
+            (Confirm, Code::NotFound | Code::Unimplemented) => Next::Gone,
             // The VM is there, whatever the delete said; and whether it was ever initialized does not matter.
             (Delete, Code::NotFound) | (Confirm, Code::Uninitialized) => Next::Deleting,
             (Create | Delete, Code::Unimplemented) => Next::Long,
             (Create | Initialize | Update, Code::NotFound) => Next::Backoff,
             (Update, Code::Unimplemented) => Next::Backoff,
-            (LookUp | Create | Initialize | Update | ShutDown | Delete, Code::Uninitialized) => Next::Backoff,
+            (LookUp | Create | Initialize | Update | Delete, Code::Uninitialized) => Next::Backoff,
         }
     }
 
-    /// The call that fails in the end, and its code. A look-up that says "uninitialized" leads to an initialization,
-    /// and there is no VM to initialize (INI-19, INI-24).
+    /// The call that fails in the end, and its code. Whoever says "uninitialized" gets an initialization, and there is
+    /// no VM to initialize (INI-19, INI-24).
     pub fn failure(self) -> (Operation, Code) {
         match (self.call, self.code) {
-            (Call::LookUp, Code::Uninitialized) => (Operation::InitializeMachine, Code::NotFound),
+            (Call::LookUp | Call::Create, Code::Uninitialized) => {
+                (Operation::InitializeMachine, Code::NotFound)
+            }
             (call, code) => (call.operation(), code),
         }
     }

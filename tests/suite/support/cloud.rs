@@ -1,20 +1,16 @@
 //! The simulated cloud of a case: its files, its console, its faults, and the guests that boot in it.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::drivers::simulated::{CallLine, CloudConsole, CloudView, Vm, WallClock};
-use futures::Stream;
+use capcmi::driver::Operation;
+use capcmi::drivers::simulated::{CallLine, CloudConsole, Phase, Vm};
 use management_cluster::eventually;
-use management_cluster::hollow_kubelet::{Guest, GuestEvent, HollowKubelet};
+use management_cluster::hollow_kubelet::HollowKubelet;
 use serde_json::{Value, json};
+use testbed::guests;
 
 use super::{DEADLINE, World};
-
-/// How often the guests are looked after.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// The files of a simulated cloud that several processes share.
 pub struct Cloud {
@@ -26,11 +22,16 @@ pub struct Cloud {
 impl Cloud {
     /// A cloud without VMs and without faults.
     pub fn new(world: &World) -> Self {
-        let file = |name: &str| world.folder.join(name);
+        Self::named(world, "cloud")
+    }
+
+    /// As [`Cloud::new`], for a case that has several.
+    pub fn named(world: &World, name: &str) -> Self {
+        let file = |what: &str| world.folder.join(format!("{name}{what}"));
         Self {
-            state: file("cloud.jsonl"),
-            faults: file("faults.json"),
-            calls: file("calls.jsonl"),
+            state: file(".jsonl"),
+            faults: file("-faults.json"),
+            calls: file("-calls.jsonl"),
         }
     }
 
@@ -51,7 +52,23 @@ impl Cloud {
         json!({"drivers": [driver]}).to_string()
     }
 
+    /// One drivers file of several.
+    pub fn several(files: impl IntoIterator<Item = String>) -> Result<String> {
+        let mut all = Vec::new();
+        for file in files {
+            let mut file: Value = serde_json::from_str(&file)?;
+            all.extend(
+                file["drivers"]
+                    .as_array_mut()
+                    .into_iter()
+                    .flat_map(std::mem::take),
+            );
+        }
+        Ok(json!({"drivers": all}).to_string())
+    }
+
     /// Replaces the faults; all counts start anew.
+    #[allow(clippy::needless_pass_by_value)] // a literal, which reads better without a reference
     pub fn fail(&self, faults: Value) -> Result<()> {
         let beside = self.faults.with_extension("new");
         std::fs::write(&beside, faults.to_string()).context("writing the faults")?;
@@ -93,6 +110,21 @@ impl Cloud {
             .collect()
     }
 
+    /// How often a call was made for a machine.
+    pub fn count(&self, operation: Operation, machine: &str) -> Result<usize> {
+        Ok(self
+            .calls_for(machine)?
+            .iter()
+            .filter(|call| call.operation == operation)
+            .count())
+    }
+
+    /// The calls that were made for a machine, as they started.
+    pub fn calls_for(&self, machine: &str) -> Result<Vec<CallLine>> {
+        let started = |line: &CallLine| line.phase == Phase::Started && line.machine == machine;
+        Ok(self.calls()?.into_iter().filter(started).collect())
+    }
+
     /// The kubelets of the guests, as they boot.
     pub fn kubelets(&self) -> HollowKubelet {
         HollowKubelet::start(guests(&self.state))
@@ -102,50 +134,5 @@ impl Cloud {
 fn merge(into: &mut Value, more: Value) {
     if let (Some(into), Value::Object(more)) = (into.as_object_mut(), more) {
         into.extend(more);
-    }
-}
-
-/// What happens to the guests of a cloud.
-pub fn guests(state: &Path) -> impl Stream<Item = GuestEvent> + Send + 'static {
-    let view = CloudView::open(state, Arc::new(WallClock));
-    let start = (
-        view,
-        std::collections::BTreeSet::<String>::new(),
-        std::collections::VecDeque::new(),
-    );
-    futures::stream::unfold(start, |(mut view, mut known, mut news)| async move {
-        loop {
-            if let Some(event) = news.pop_front() {
-                return Some((event, (view, known, news)));
-            }
-            if let Ok((cloud, now)) = view.now() {
-                let running: Vec<_> = cloud.vms().filter(|vm| vm.is_running(now)).collect();
-                let ids: std::collections::BTreeSet<_> = running.iter().map(|vm| vm.provider_id()).collect();
-                let booted = running.iter().filter(|vm| !known.contains(&vm.provider_id()));
-                news.extend(booted.map(|vm| GuestEvent::Booted(guest(vm))));
-                news.extend(known.difference(&ids).map(|id| GuestEvent::Gone {
-                    provider_id: id.clone(),
-                }));
-                known = ids;
-            }
-            if news.is_empty() {
-                tokio::time::sleep(LOOK).await;
-            }
-        }
-    })
-}
-
-fn guest(vm: &Vm) -> Guest {
-    let address = vm
-        .address
-        .map(|address| ("InternalIP".to_owned(), address.to_string()));
-    Guest {
-        provider_id: vm.provider_id(),
-        node_name: vm.name.clone(),
-        user_data: vm.user_data.expose().to_vec(),
-        addresses: address
-            .into_iter()
-            .chain([("Hostname".to_owned(), vm.name.clone())])
-            .collect(),
     }
 }

@@ -22,10 +22,7 @@ impl<'a> Fleet<'a> {
     pub async fn create(world: &'a World, name: &str, replicas: u32) -> Result<Self> {
         world.cluster(name).await?;
         bootstrap_secret(world, "boot").await?;
-        let fleet = Self {
-            world,
-            name: name.to_owned(),
-        };
+        let fleet = Self::of(world, name);
         fleet
             .template(
                 &format!("{name}-1"),
@@ -34,6 +31,14 @@ impl<'a> Fleet<'a> {
             .await?;
         fleet.deployment(&format!("{name}-1"), replicas).await?;
         Ok(fleet)
+    }
+
+    /// The machines of a Cluster that somebody else makes.
+    pub fn of(world: &'a World, name: &str) -> Self {
+        Self {
+            world,
+            name: name.to_owned(),
+        }
     }
 
     /// A template.

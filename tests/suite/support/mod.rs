@@ -7,6 +7,7 @@ pub mod audit;
 pub mod by_hand;
 pub mod cloud;
 pub mod fleet;
+pub mod lone;
 pub mod metrics;
 pub mod provider;
 pub mod world;
@@ -14,6 +15,7 @@ pub mod world;
 pub use by_hand::ByHand;
 pub use cloud::Cloud;
 pub use fleet::Fleet;
+pub use lone::Lone;
 pub use provider::Provider;
 pub use world::World;
 

@@ -1,13 +1,11 @@
 //! The provider as a process of its own.
 
-use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use management_cluster::Process;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+pub use testbed::get;
+use testbed::{Launch, Launched};
 
 use super::{DEADLINE, World};
 
@@ -48,7 +46,7 @@ impl Provider {
 
     /// Called something else in logs and files.
     pub fn named(mut self, name: &str) -> Self {
-        self.name = name.to_owned();
+        name.clone_into(&mut self.name);
         self
     }
 
@@ -62,13 +60,6 @@ impl Provider {
     pub fn through(mut self, kubeconfig: PathBuf) -> Self {
         self.kubeconfig = Some(kubeconfig);
         self
-    }
-
-    /// The flags of these that no case has given a value of its own.
-    fn unless_given<'a>(&self, defaults: &[&'a str]) -> Vec<&'a str> {
-        let name = |flag: &str| flag.split('=').next().unwrap_or_default().to_owned();
-        let is_given = |flag: &&str| self.flags.iter().any(|given| name(given) == name(flag));
-        defaults.iter().copied().filter(|flag| !is_given(flag)).collect()
     }
 
     /// Starts it and waits until it is ready.
@@ -92,23 +83,32 @@ impl Provider {
             Some(path) => path.clone(),
             None => service_account(world).await?,
         };
-        let (health, diagnostics) = (free_address()?, free_address()?);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
-        command
-            .arg("run")
-            .arg(format!("--kubeconfig={}", kubeconfig.display()))
-            .arg(format!("--drivers-config={}", drivers.display()))
-            .arg(format!("--namespace={}", world.namespace))
-            .arg(format!("--health-addr={health}"))
-            .arg(format!("--diagnostics-address={diagnostics}"))
-            .args(self.unless_given(&[
-                "--insecure-diagnostics",
-                "--inventory-interval=1s",
-                "--log-level=debug",
-            ]))
-            .args(&self.flags);
-        let name = format!("{}-{}", world.namespace, self.name);
-        let process = Process::start(world.management.folder(), &name, &command)?;
+        let mut flags = vec![format!("--namespace={}", world.namespace)];
+        let defaults = [
+            "--insecure-diagnostics",
+            "--inventory-interval=1s",
+            "--log-level=debug",
+        ];
+        let is_given = |flag: &&str| self.flags.iter().any(|given| name_of(given) == name_of(flag));
+        flags.extend(
+            defaults
+                .iter()
+                .filter(|flag| !is_given(flag))
+                .map(|&flag| flag.to_owned()),
+        );
+        flags.extend(self.flags.iter().cloned());
+        let launch = Launch {
+            binary: env!("CARGO_BIN_EXE_capcmi").into(),
+            name: format!("{}-{}", world.namespace, self.name),
+            drivers,
+            kubeconfig,
+            flags,
+        };
+        let Launched {
+            process,
+            health,
+            diagnostics,
+        } = launch.start(world.management)?;
         let log = process.log().to_owned();
         Ok(Replica {
             process,
@@ -135,34 +135,9 @@ impl Replica {
 
 /// The kubeconfig of the shipped ServiceAccount.
 pub async fn service_account(world: &World) -> Result<PathBuf> {
-    world
-        .management
-        .kubeconfig_for_service_account("capcmi-system", "capcmi-manager")
-        .await
+    testbed::service_account(world.management).await
 }
 
-fn free_address() -> Result<String> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("looking for a free port")?;
-    Ok(listener.local_addr()?.to_string())
-}
-
-/// A GET over plain HTTP.
-pub async fn get(address: &str, path: &str) -> Result<(u16, String)> {
-    let exchange = async {
-        let mut stream = tokio::net::TcpStream::connect(address).await?;
-        stream
-            .write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())
-            .await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        anyhow::Ok(answer)
-    };
-    let answer = tokio::time::timeout(Duration::from_secs(10), exchange).await??;
-    let code = answer.split(' ').nth(1).context("no status line")?.parse()?;
-    Ok((
-        code,
-        answer
-            .split_once("\r\n\r\n")
-            .map_or_else(String::new, |(_, body)| body.to_owned()),
-    ))
+fn name_of(flag: &str) -> &str {
+    flag.split('=').next().unwrap_or_default()
 }

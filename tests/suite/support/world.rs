@@ -10,8 +10,6 @@ use management_cluster::{ManagementCluster, apply_yaml, stand_in};
 use serde_json::json;
 use tokio::sync::OnceCell;
 
-use super::DEADLINE;
-
 static INSTALLED: OnceCell<()> = OnceCell::const_new();
 
 /// One namespace of the shared management cluster.
@@ -29,13 +27,14 @@ pub struct World {
 impl World {
     /// A namespace of its own for a case.
     pub async fn new(case: &str) -> Result<Self> {
+        let definitions = testbed::definitions()?;
         let management = ManagementCluster::shared(|| {
             ManagementCluster::builder()
-                .manifests(CRDS.as_str())
+                .manifests(&definitions)
                 .audit_log(true)
         })
         .await?;
-        INSTALLED.get_or_try_init(|| install(management)).await?;
+        INSTALLED.get_or_try_init(|| testbed::install(management)).await?;
         let namespace = management.namespace(case).await?;
         let folder = management.folder().path().join(&namespace);
         std::fs::create_dir_all(&folder).context("making the folder of the case")?;
@@ -43,6 +42,22 @@ impl World {
             management,
             admin: management.admin_client().await?,
             namespace,
+            folder,
+        })
+    }
+
+    /// The same namespace on another management cluster, which lives as long as the process. The namespace itself is not
+    /// made.
+    pub async fn elsewhere(&self) -> Result<Self> {
+        let builder = ManagementCluster::builder().manifests(&testbed::definitions()?);
+        let management: &'static ManagementCluster = Box::leak(Box::new(builder.start().await?));
+        testbed::install(management).await?;
+        let folder = management.folder().path().join(&self.namespace);
+        std::fs::create_dir_all(&folder).context("making the folder of the case")?;
+        Ok(Self {
+            management,
+            admin: management.admin_client().await?,
+            namespace: self.namespace.clone(),
             folder,
         })
     }
@@ -75,39 +90,6 @@ impl World {
         let mut command = self.management.kubectl();
         run(command.args(["-n", &self.namespace]).args(arguments))
     }
-}
-
-/// What the binary prints, so that a case never runs against definitions that are not shipped.
-static CRDS: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
-    run(Command::new(env!("CARGO_BIN_EXE_capcmi")).args(["manifests", "crd"]))
-        .expect("printing the definitions")
-});
-
-/// Installs `config/default` as an administrator would.
-async fn install(management: &ManagementCluster) -> Result<()> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/config/default");
-    let manifests = run(management.kubectl().args(["kustomize", folder]))?;
-    management.apply_yaml(&manifests).await?;
-    let core = management.admin_client().await?;
-    management_cluster::eventually(
-        DEADLINE,
-        "the aggregation of the provider's ClusterRole",
-        async || {
-            let roles = kube::Api::<k8s_openapi::api::rbac::v1::ClusterRole>::all(core.clone());
-            let role = roles.get(management_cluster::AGGREGATED_ROLE).await?;
-            let ours = |group: &String| group == "infrastructure.capcmi.io";
-            ensure!(
-                role.rules
-                    .iter()
-                    .flatten()
-                    .flat_map(|rule| rule.api_groups.iter().flatten())
-                    .any(ours),
-                "not merged yet"
-            );
-            Ok(())
-        },
-    )
-    .await
 }
 
 /// Runs a command and gives what it printed.

@@ -3,29 +3,34 @@
 //! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does, look at
 //! everything once, and from then on at what changed.
 
-use std::collections::{BTreeMap, HashMap};
+mod nodes;
+mod trigger;
+mod watch;
+
+use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use futures::{FutureExt, Stream, StreamExt};
+use futures::{FutureExt as _, StreamExt as _};
 use kube::api::Api;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, watcher as watch_stream};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
 
+use self::nodes::Nodes;
+use self::trigger::Trigger;
+use self::watch::{Changes, fingerprint, on_own, watch};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
+use crate::driver::Operation;
 use crate::metrics::{MachineCount, Metrics};
 use crate::provider::{Providers, Reachability};
 use crate::{cluster, inventory, machine, template};
@@ -60,32 +65,6 @@ pub struct Controllers {
     clusters: Trigger<Guarded<InfraCluster>>,
     templates: Trigger<Guarded<InfraMachineTemplate>>,
     context: Arc<machine::Context>,
-}
-
-/// Objects that have to be reconciled. What is sent before there is a controller is dropped: it starts with everything.
-#[derive(Clone)]
-struct Trigger<K: Resource + 'static>(Arc<OnceLock<mpsc::UnboundedSender<ObjectRef<K>>>>);
-
-impl<K: Resource + 'static> Default for Trigger<K> {
-    fn default() -> Self {
-        Self(Arc::default())
-    }
-}
-
-impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
-    fn send(&self, object: ObjectRef<K>) {
-        if let Some(sender) = self.0.get() {
-            // A controller that has stopped needs nothing.
-            let _ = sender.send(object);
-        }
-    }
-
-    fn receive(&self) -> impl Stream<Item = ObjectRef<K>> + use<K> {
-        let (sender, mut receiver) = mpsc::unbounded_channel();
-        // Set once: the controllers are started once.
-        let _ = self.0.set(sender);
-        futures::stream::poll_fn(move |context| receiver.poll_recv(context))
-    }
 }
 
 impl Controllers {
@@ -322,7 +301,11 @@ impl Controllers {
 
     fn on_machine(&self) -> impl FnMut(&Event<Machine>) + Send + 'static {
         let (trigger, mut changes) = (self.machines.clone(), Changes::default());
+        let (mut nodes, ask) = (Nodes::default(), self.ask_about());
         move |event| {
+            if let Some(machine) = nodes.lost(event) {
+                ask(machine);
+            }
             let Some(machine) = changes.changed(event, |machine| {
                 let control_plane = machine.labels().contains_key(labels::CONTROL_PLANE);
                 let spec = &machine.spec;
@@ -338,6 +321,30 @@ impl Controllers {
             let infra = &machine.spec.infrastructure_ref;
             if infra.api_group == api::GROUP && infra.kind == "InfraMachine" {
                 trigger.send(ObjectRef::new(&infra.name).within(&machine.namespace().unwrap_or_default()));
+            }
+        }
+    }
+
+    /// Has the driver of a Machine asked about its VM, if it answers such questions.
+    fn ask_about(&self) -> impl Fn(&Machine) + Send + 'static {
+        let (trigger, context) = (self.machines.clone(), Arc::clone(&self.context));
+        move |machine| {
+            let infra = &machine.spec.infrastructure_ref;
+            let reference = ObjectRef::new(&infra.name).within(&machine.namespace().unwrap_or_default());
+            let Some(found) = context.caches.infra_machines.get(&reference) else {
+                return;
+            };
+            let driver = found
+                .meta()
+                .annotations
+                .as_ref()
+                .and_then(|all| all.get(labels::DRIVER));
+            let asks = driver
+                .and_then(|name| context.providers.named(name))
+                .is_some_and(|provider| provider.capabilities().offers(Operation::GetMachineStatus));
+            if asks && let Some(uid) = &found.meta().uid {
+                context.memory.recheck(uid);
+                trigger.send(reference);
             }
         }
     }
@@ -394,91 +401,6 @@ impl Controllers {
 
 fn reference(machine: &InfraMachine) -> ObjectRef<Guarded<InfraMachine>> {
     ObjectRef::new(&machine.name_any()).within(&machine.namespace().unwrap_or_default())
-}
-
-/// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.
-fn on_own<K>(trigger: Trigger<K>) -> impl FnMut(&Event<K>) + Send + 'static
-where
-    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
-{
-    let mut changes = Changes::default();
-    move |event| {
-        let own = |object: &K| {
-            let meta = object.meta();
-            let owners: Vec<_> = meta
-                .owner_references
-                .iter()
-                .flatten()
-                .map(|o| (&o.uid, o.controller))
-                .collect();
-            let deleting = meta.deletion_timestamp.is_some();
-            fingerprint((
-                meta.generation,
-                &meta.labels,
-                &meta.annotations,
-                &meta.finalizers,
-                owners,
-                deleting,
-            ))
-        };
-        if let Some(object) = changes.changed(event, own) {
-            trigger.send(ObjectRef::from_obj(object));
-        }
-    }
-}
-
-/// What was looked at of every object the last time, by UID.
-#[derive(Default)]
-struct Changes(HashMap<String, u64>);
-
-impl Changes {
-    /// The object of an event, if what is looked at changed.
-    fn changed<'a, K: Resource>(&mut self, event: &'a Event<K>, look: impl Fn(&K) -> u64) -> Option<&'a K> {
-        match event {
-            Event::Apply(object) | Event::InitApply(object) => {
-                let now = look(object);
-                let before = self.0.insert(object.meta().uid.clone().unwrap_or_default(), now);
-                (before != Some(now)).then_some(object)
-            }
-            Event::Delete(object) => {
-                self.0.remove(object.meta().uid.as_deref().unwrap_or_default());
-                None
-            }
-            Event::Init | Event::InitDone => None,
-        }
-    }
-}
-
-fn fingerprint(value: impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
-}
-
-/// Keeps a cache current for ever, and tells of every event after the cache has it.
-async fn watch<K>(
-    api: Api<K>,
-    config: watcher::Config,
-    writer: reflector::store::Writer<K>,
-    mut tell: impl FnMut(&Event<K>) + Send,
-) where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    let kind = K::kind(&());
-    let stream = watch_stream(api, config)
-        // Nobody reads managed fields, and they are a third of an object.
-        .modify(|object| object.meta_mut().managed_fields = None)
-        .default_backoff()
-        .reflect(writer);
-    let mut stream = std::pin::pin!(stream);
-    while let Some(event) = stream.next().await {
-        match event {
-            Ok(event) => tell(&event),
-            Err(error) => {
-                tracing::warn!(%kind, error = &error as &dyn std::error::Error, "watching failed; trying again");
-            }
-        }
-    }
 }
 
 fn controller<K>(

@@ -1,0 +1,112 @@
+//! The provider as a process of its own, under its ServiceAccount.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use management_cluster::{ManagementCluster, Process};
+
+/// Where the shipped manifests put the provider.
+pub const NAMESPACE: &str = "capcmi-system";
+/// What the shipped manifests let it run as.
+pub const SERVICE_ACCOUNT: &str = "capcmi-manager";
+
+/// How a provider is started.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// The built `capcmi`.
+    pub binary: PathBuf,
+    /// Name of the process in logs.
+    pub name: String,
+    /// The drivers file.
+    pub drivers: PathBuf,
+    /// The way to the API server.
+    pub kubeconfig: PathBuf,
+    /// Further flags.
+    pub flags: Vec<String>,
+}
+
+/// A provider that was started.
+#[derive(Debug)]
+pub struct Launched {
+    /// The process.
+    pub process: Process,
+    /// `127.0.0.1:port` of /healthz and /readyz.
+    pub health: String,
+    /// `127.0.0.1:port` of /metrics.
+    pub diagnostics: String,
+}
+
+impl Launch {
+    /// Starts it, without waiting.
+    ///
+    /// # Errors
+    /// When no process can be started.
+    pub fn start(&self, management: &ManagementCluster) -> Result<Launched> {
+        let (health, diagnostics) = (free_address()?, free_address()?);
+        let mut command = Command::new(&self.binary);
+        command
+            .arg("run")
+            .arg(format!("--kubeconfig={}", self.kubeconfig.display()))
+            .arg(format!("--drivers-config={}", self.drivers.display()))
+            .arg(format!("--health-addr={health}"))
+            .arg(format!("--diagnostics-address={diagnostics}"))
+            .args(&self.flags);
+        let process = Process::start(management.folder(), &self.name, &command)?;
+        Ok(Launched {
+            process,
+            health,
+            diagnostics,
+        })
+    }
+}
+
+impl Launched {
+    /// Waits until it says that it is ready.
+    ///
+    /// # Errors
+    /// When it ends before, or when the deadline passes.
+    pub async fn ready(&mut self, deadline: Duration) -> Result<()> {
+        let health = &self.health;
+        self.process
+            .wait_until(deadline, async || {
+                crate::get(health, "/readyz")
+                    .await
+                    .is_ok_and(|(code, _)| code == 200)
+            })
+            .await
+    }
+}
+
+/// The kubeconfig of the shipped ServiceAccount.
+///
+/// # Errors
+/// When the manifests are not installed.
+pub async fn service_account(management: &ManagementCluster) -> Result<PathBuf> {
+    management
+        .kubeconfig_for_service_account(NAMESPACE, SERVICE_ACCOUNT)
+        .await
+}
+
+/// `127.0.0.1` with a port that nothing listens on.
+///
+/// Ports are taken in turn from below the range that the kernel gives to outgoing connections: a port that was free a
+/// moment ago must not be gone when the provider listens.
+///
+/// # Errors
+/// When all are taken.
+fn free_address() -> Result<String> {
+    const FIRST: u32 = 20_000;
+    const COUNT: u32 = 12_000;
+    static TURN: AtomicU32 = AtomicU32::new(0);
+    // Processes that run at the same time begin in different places.
+    let start = std::process::id().wrapping_mul(97);
+    (0..COUNT)
+        .map(|_| start.wrapping_add(TURN.fetch_add(1, Ordering::Relaxed)) % COUNT + FIRST)
+        .map(|port| format!("127.0.0.1:{port}"))
+        .find(|address| TcpListener::bind(address).is_ok())
+        .context("no port is free")
+}

@@ -1,0 +1,95 @@
+//! A real Cluster API turns a MachineDeployment into Running Machines through this provider, on this computer and
+//! without containers: `make quickstart`.
+//!
+//! In a terminal it shows a live table and stays until Ctrl-C. Without one it prints a line for each change, checks what
+//! it shows, and exits with 0 or 1.
+
+mod checks;
+mod fleet;
+mod scenario;
+mod screen;
+mod table;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::screen::Screen;
+
+/// How long a build that was interrupted may take to end.
+const BUILD_GRACE: Duration = Duration::from_secs(10);
+
+/// Brings up a MachineDeployment on a real Cluster API with the simulated driver.
+#[derive(Parser)]
+struct Args {
+    /// Print plain lines and end after the checks, as without a terminal.
+    #[arg(long)]
+    plain: bool,
+}
+
+/// How it ended.
+enum End {
+    /// By itself.
+    Done,
+    /// By Ctrl-C or the like.
+    Asked,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let screen = Screen::new(args.plain);
+    let outcome = run(&screen);
+    match outcome {
+        Ok(End::Done) => ExitCode::SUCCESS,
+        // As a shell reports a program that SIGINT ended.
+        Ok(End::Asked) => ExitCode::from(130),
+        Err(error) => {
+            // Not eprintln!, which would panic where the terminal is gone.
+            let _ = writeln!(std::io::stderr(), "quickstart: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(screen: &Screen) -> Result<End> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
+    let outcome = runtime.block_on(async {
+        let asked = asked_to_end()?;
+        let mut scenario = Box::pin(scenario::run(screen));
+        let outcome = tokio::select! {
+            () = asked => Ok(End::Asked),
+            outcome = &mut scenario => outcome.map(|()| End::Done),
+        };
+        screen.close();
+        if !matches!(outcome, Ok(End::Done)) {
+            screen.say("ending everything that was started");
+        }
+        // Ends every program and removes the folder.
+        drop(scenario);
+        outcome
+    });
+    runtime.shutdown_timeout(BUILD_GRACE);
+    outcome
+}
+
+/// Ends with the first signal that asks a program to end.
+fn asked_to_end() -> Result<impl Future<Output = ()>> {
+    let listen = |kind| signal(kind).context("listening for signals");
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut terminate = listen(SignalKind::terminate())?;
+    let mut hangup = listen(SignalKind::hangup())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    })
+}

@@ -1,0 +1,202 @@
+//! What happens, in order.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use kube::Client;
+use management_cluster::hollow_kubelet::HollowKubelet;
+use management_cluster::{
+    CLUSTER_API_VERSION, KUBERNETES_VERSION, ManagementCluster, Programs, apply, stand_in,
+};
+use serde_json::{Value, json};
+use testbed::{Launch, Launched};
+
+use crate::checks;
+use crate::fleet::{Fleet, Row};
+use crate::screen::Screen;
+
+/// Name of the sample's Cluster and of its MachineDeployment.
+pub const NAME: &str = "quickstart";
+/// Where the sample is applied: where a user's kubectl puts it.
+pub const NAMESPACE: &str = "default";
+
+const SAMPLE: &str = include_str!("../../config/samples/machine-deployment.yaml");
+const SAMPLE_PATH: &str = "config/samples/machine-deployment.yaml";
+/// Replicas of the sample, and what it is scaled to.
+const FIRST: usize = 3;
+const THEN: usize = 5;
+/// How long machines may take to become Running; far more than is usual, for a computer that is busy.
+const DEADLINE: Duration = Duration::from_mins(5);
+/// How often the machines are looked at while they come up, and later.
+const LOOK: Duration = Duration::from_millis(200);
+const LATER_LOOK: Duration = Duration::from_secs(1);
+
+/// Brings everything up; in a terminal it then stays for good.
+pub async fn run(screen: &Screen) -> Result<()> {
+    let binary = provider_binary()?;
+    screen.doing(&format!(
+        "looking for Kubernetes {KUBERNETES_VERSION} and Cluster API {CLUSTER_API_VERSION}; the first time, they are built"
+    ));
+    Programs::find().await?;
+    screen.doing("starting etcd, kube-apiserver, kube-controller-manager and Cluster API");
+    let management = ManagementCluster::builder()
+        .manifests(testbed::definitions()?)
+        .start()
+        .await?;
+    let outcome = bring_up(screen, &management, binary).await;
+    if outcome.is_err() {
+        screen.close();
+        management.folder().keep();
+    }
+    outcome
+}
+
+async fn bring_up(screen: &Screen, management: &ManagementCluster, binary: PathBuf) -> Result<()> {
+    screen.doing("installing the provider's manifests: config/default");
+    testbed::install(management).await?;
+    screen.doing("starting capcmi under its ServiceAccount, with the simulated driver");
+    let state = management.folder().path().join("cloud.jsonl");
+    let mut provider = start_provider(management, binary, &state).await?;
+    screen.doing("starting a workload cluster for the machines to join");
+    let workload = management.workload().await?;
+    let _kubelets = HollowKubelet::start(testbed::guests(&state));
+    screen.doing("making stand-ins of a control plane and of bootstrap data");
+    let admin = management.admin_client().await?;
+    let control_plane = stand_in::create_control_plane(management, NAMESPACE, NAME).await?;
+    apply(&admin, bootstrap_secret(&workload.bootstrap_data()?)).await?;
+
+    screen.doing(&format!("applying {SAMPLE_PATH}: a MachineDeployment of {FIRST}"));
+    apply_sample(&admin, &control_plane).await?;
+    let fleet = Fleet::new(&admin, workload.admin_client().await?);
+    screen.open();
+    let first = running(screen, &fleet, &mut provider, FIRST).await?;
+    checks::rows(&first, FIRST)?;
+    screen.doing(&format!("{FIRST} Machines are Running; scaling to {THEN}"));
+    fleet.scale(THEN).await?;
+    let then = running(screen, &fleet, &mut provider, THEN).await?;
+    checks::rows(&then, THEN)?;
+    checks::kept(&first, &then)?;
+    checks::provider(&mut provider, THEN).await?;
+
+    if !screen.is_terminal() {
+        screen.doing(&format!(
+            "{THEN} Machines are Running, each with one VM, one Node and one providerID"
+        ));
+        return Ok(());
+    }
+    screen.note(&how_to_reach(management, workload.admin_kubeconfig()));
+    loop {
+        let rows = fleet.look().await?;
+        let running = rows.iter().filter(|row| row.is_running()).count();
+        screen.doing(&format!(
+            "{running} of {} Machines are Running. Ctrl-C ends everything",
+            rows.len()
+        ));
+        screen.show(rows);
+        tokio::time::sleep(LATER_LOOK).await;
+        if let Some(status) = provider.process.status()? {
+            bail!("the provider ended with {status}");
+        }
+    }
+}
+
+/// The program that `cargo build` puts beside the folder of the examples.
+fn provider_binary() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("looking for capcmi beside the quickstart")?;
+    let binary = own
+        .ancestors()
+        .nth(2)
+        .map(|folder| folder.join("capcmi"))
+        .filter(|binary| binary.is_file());
+    binary.context("capcmi is not built: run `make quickstart`, or `cargo build --bin capcmi` before")
+}
+
+async fn start_provider(
+    management: &ManagementCluster,
+    binary: PathBuf,
+    state: &std::path::Path,
+) -> Result<Launched> {
+    let drivers = management.folder().path().join("drivers.yaml");
+    // The cloud lives in a file so that the guests can be seen from here.
+    let driver = json!({"name": "simulated", "simulated": {"stateFile": state}});
+    std::fs::write(&drivers, json!({"drivers": [driver]}).to_string()).context("writing the drivers file")?;
+    let launch = Launch {
+        binary,
+        name: "capcmi".to_owned(),
+        drivers,
+        kubeconfig: testbed::service_account(management).await?,
+        // For the checks, which ask it without a token.
+        flags: vec!["--insecure-diagnostics".to_owned()],
+    };
+    let mut provider = launch.start(management)?;
+    provider.ready(DEADLINE).await?;
+    Ok(provider)
+}
+
+fn bootstrap_secret(data: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
+        "metadata": {
+            "name": format!("{NAME}-bootstrap"), "namespace": NAMESPACE,
+            "labels": {"cluster.x-k8s.io/cluster-name": NAME},
+        },
+        "stringData": {"value": data, "format": "cloud-config"},
+    })
+}
+
+/// Applies the sample as it is; the Cluster also gets its control plane.
+async fn apply_sample(admin: &Client, control_plane: &Value) -> Result<()> {
+    let objects: Vec<Value> = objects_of(SAMPLE)?;
+    for mut object in objects {
+        if object["kind"] == "Cluster" {
+            object["spec"]["controlPlaneRef"] = control_plane.clone();
+        }
+        apply(admin, object).await?;
+    }
+    Ok(())
+}
+
+fn objects_of(text: &str) -> Result<Vec<Value>> {
+    serde_saphyr::from_multiple(text).with_context(|| format!("reading {SAMPLE_PATH}"))
+}
+
+/// Shows the machines until this many, and no others, are Running.
+async fn running(screen: &Screen, fleet: &Fleet, provider: &mut Launched, count: usize) -> Result<Vec<Row>> {
+    let expiry = Instant::now() + DEADLINE;
+    loop {
+        let rows = fleet.look().await?;
+        screen.show(rows.clone());
+        if screen.is_terminal() {
+            let running = rows.iter().filter(|row| row.is_running()).count();
+            screen.doing(&format!(
+                "a MachineDeployment of {count}: {running} Machines are Running"
+            ));
+        }
+        if rows.len() == count && rows.iter().all(Row::is_running) {
+            return Ok(rows);
+        }
+        if let Some(status) = provider.process.status()? {
+            bail!("the provider ended with {status}");
+        }
+        if Instant::now() >= expiry {
+            bail!("{count} Running Machines were awaited for {DEADLINE:?}: {rows:#?}");
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn how_to_reach(management: &ManagementCluster, workload: &std::path::Path) -> Vec<String> {
+    vec![
+        "In another terminal:".to_owned(),
+        format!("  export KUBECONFIG={}", management.admin_kubeconfig().display()),
+        format!("  alias kubectl={}", management.programs().kubectl.display()),
+        "  kubectl get machines,inframachines -o wide".to_owned(),
+        format!("  kubectl scale machinedeployment {NAME} --replicas=7"),
+        format!("  kubectl get nodes --kubeconfig={}", workload.display()),
+        format!(
+            "  tail -f {}",
+            management.folder().path().join("capcmi.log").display()
+        ),
+    ]
+}

@@ -1,0 +1,50 @@
+#!/bin/sh
+# `make quickstart`: says what will happen, checks what it takes, builds, and runs examples/quickstart.
+set -eu
+cd "$(dirname "$0")/.."
+
+CARGO="${CARGO:-cargo}"
+# As in Cargo.toml and in crates/management-cluster/programs/*/go.mod.
+RUST_WANTED=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
+GO_WANTED=$(sed -n 's/^go \([0-9]*\.[0-9]*\).*/\1/p' crates/management-cluster/programs/kubernetes/go.mod)
+
+fail() {
+    echo "quickstart: $*" >&2
+    exit 1
+}
+
+# Whether version $1 is at least version $2, by their first two numbers.
+at_least() {
+    [ "$(echo "$1" | cut -d. -f1)" -gt "$(echo "$2" | cut -d. -f1)" ] || {
+        [ "$(echo "$1" | cut -d. -f1)" -eq "$(echo "$2" | cut -d. -f1)" ] &&
+            [ "$(echo "$1" | cut -d. -f2)" -ge "$(echo "$2" | cut -d. -f2)" ]
+    }
+}
+
+case "${MAKE_VERSION:-}" in
+    [4-9].* | 3.8[1-9]*) ;;
+    *) fail "GNU make 3.81 or later is needed; run \`make quickstart\` with it" ;;
+esac
+command -v "$CARGO" >/dev/null || fail "cargo is missing: install Rust $RUST_WANTED or later (https://rustup.rs)"
+rust=$("$CARGO" --version | cut -d' ' -f2)
+at_least "$rust" "$RUST_WANTED" || fail "cargo is $rust, and $RUST_WANTED or later is needed: \`rustup update\`"
+command -v go >/dev/null || fail "go is missing: install Go $GO_WANTED or later (https://go.dev/dl)"
+# Go gets a later version of itself unless it was told not to, since 1.21.
+go=$(go env GOVERSION | sed 's/^go//')
+if ! at_least "$go" "$GO_WANTED"; then
+    { at_least "$go" 1.21 && [ "$(go env GOTOOLCHAIN)" != local ]; } ||
+        fail "go is $go, and $GO_WANTED or later is needed (https://go.dev/dl)"
+fi
+
+cat <<TEXT
+This brings up Machines on a real Cluster API, with plain processes: no containers, no root.
+  1. cargo builds the provider                             first time: minutes    later: seconds
+  2. go builds etcd, Kubernetes and Cluster API            first time: 6-8 min    later: nothing to do
+     (kept in ${XDG_CACHE_HOME:-$HOME/.cache}/capcmi)
+  3. they start, and the provider with its simulated driver                       about 15 s
+  4. a MachineDeployment of 3 comes up and is scaled to 5                         about 10 s
+Ctrl-C ends everything and leaves nothing behind but what was built.
+
+TEXT
+"$CARGO" build --locked --bin capcmi --example quickstart
+exec "$CARGO" run --quiet --locked --example quickstart -- "$@"

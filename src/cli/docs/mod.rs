@@ -1,0 +1,112 @@
+//! `capcmi docs`: writes into the documentation what the code knows better. For developers, so it is not in the help.
+
+mod errors;
+mod flags;
+mod metrics;
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Args;
+
+/// What a generated block starts with, before its name.
+const START: &str = "<!-- generated: ";
+/// What ends the line of the name.
+const START_END: &str = " -->\n";
+/// What a generated block ends with.
+const END: &str = "<!-- end -->";
+
+/// Writes what is between `<!-- generated: NAME -->` and `<!-- end -->` anew.
+#[derive(Debug, Args)]
+pub(super) struct DocsArgs {
+    /// Fail where something would change, and write nothing.
+    #[arg(long)]
+    check: bool,
+    /// Markdown files.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
+
+pub(super) fn execute(args: &DocsArgs) -> Result<()> {
+    let mut outdated = Vec::new();
+    for path in &args.files {
+        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let wanted = render(&text).with_context(|| format!("in {}", path.display()))?;
+        if text == wanted {
+            continue;
+        }
+        if args.check {
+            outdated.push(path.display().to_string());
+        } else {
+            fs::write(path, wanted).with_context(|| format!("writing {}", path.display()))?;
+        }
+    }
+    ensure!(
+        outdated.is_empty(),
+        "out of date, run `make generate` and commit: {}",
+        outdated.join(", ")
+    );
+    Ok(())
+}
+
+fn block(name: &str) -> Result<String> {
+    Ok(match name {
+        "error classes" => errors::table(),
+        "flags" => flags::table(),
+        "metrics" => metrics::table(),
+        _ => bail!("nothing is known by the name `{name}`"),
+    })
+}
+
+/// The text with all its generated blocks as they have to be.
+fn render(text: &str) -> Result<String> {
+    let mut rendered = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once(START) {
+        let (name, after) = after
+            .split_once(START_END)
+            .with_context(|| format!("a line that begins with `{START}` has to end with `-->`"))?;
+        let (_, after) = after
+            .split_once(END)
+            .with_context(|| format!("`{END}` is missing after the block `{name}`"))?;
+        let block = block(name)?;
+        rendered.extend([before, START, name, START_END, "\n", &block, "\n", END]);
+        rest = after;
+    }
+    Ok(rendered + rest)
+}
+
+/// A Markdown table.
+fn markdown<const COLUMNS: usize>(titles: [&str; COLUMNS], rows: &[[String; COLUMNS]]) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let mut table = line(&titles.map(str::to_owned));
+    table += &line(&titles.map(|_| "---".to_owned()));
+    let escaped = |cell: &String| cell.replace('|', "\\|");
+    table.extend(rows.iter().map(|row| line(&row.each_ref().map(escaped))));
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_between_the_marks_is_replaced_and_nothing_else() {
+        let text = "a\n<!-- generated: metrics -->\nold\n<!-- end -->\nb\n";
+        let rendered = render(text).unwrap();
+        assert!(
+            rendered.starts_with("a\n<!-- generated: metrics -->\n\n| "),
+            "{rendered}"
+        );
+        assert!(rendered.ends_with("|\n\n<!-- end -->\nb\n"), "{rendered}");
+        assert!(!rendered.contains("old"));
+        assert_eq!(render(&rendered).unwrap(), rendered);
+    }
+
+    #[test]
+    fn a_block_without_an_end_or_a_known_name_is_refused() {
+        assert!(render("<!-- generated: metrics -->\n").is_err());
+        assert!(render("<!-- generated: x -->\n<!-- end -->").is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! Watches: they keep a cache current and tell what changed of what is looked at.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use futures::StreamExt as _;
+use kube::Resource;
+use kube::api::Api;
+use kube::runtime::reflector::{self, ObjectRef};
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt as _, watcher as watch_stream};
+use serde::de::DeserializeOwned;
+
+use super::trigger::Trigger;
+
+/// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.
+pub(super) fn on_own<K>(trigger: Trigger<K>) -> impl FnMut(&Event<K>) + Send + 'static
+where
+    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+{
+    let mut changes = Changes::default();
+    move |event| {
+        let own = |object: &K| {
+            let meta = object.meta();
+            let owners: Vec<_> = meta
+                .owner_references
+                .iter()
+                .flatten()
+                .map(|o| (&o.uid, o.controller))
+                .collect();
+            let deleting = meta.deletion_timestamp.is_some();
+            fingerprint((
+                meta.generation,
+                &meta.labels,
+                &meta.annotations,
+                &meta.finalizers,
+                owners,
+                deleting,
+            ))
+        };
+        if let Some(object) = changes.changed(event, own) {
+            trigger.send(ObjectRef::from_obj(object));
+        }
+    }
+}
+
+/// What was looked at of every object the last time, by UID.
+#[derive(Default)]
+pub(super) struct Changes(HashMap<String, u64>);
+
+impl Changes {
+    /// The object of an event, if what is looked at changed.
+    pub(super) fn changed<'a, K: Resource>(
+        &mut self,
+        event: &'a Event<K>,
+        look: impl Fn(&K) -> u64,
+    ) -> Option<&'a K> {
+        match event {
+            Event::Apply(object) | Event::InitApply(object) => {
+                let now = look(object);
+                let before = self.0.insert(object.meta().uid.clone().unwrap_or_default(), now);
+                (before != Some(now)).then_some(object)
+            }
+            Event::Delete(object) => {
+                self.0.remove(object.meta().uid.as_deref().unwrap_or_default());
+                None
+            }
+            Event::Init | Event::InitDone => None,
+        }
+    }
+}
+
+/// What is looked at, as a number.
+pub(super) fn fingerprint(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Keeps a cache current for ever, and tells of every event after the cache has it.
+pub(super) async fn watch<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    writer: reflector::store::Writer<K>,
+    mut tell: impl FnMut(&Event<K>) + Send,
+) where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    let kind = K::kind(&());
+    let stream = watch_stream(api, config)
+        // Nobody reads managed fields, and they are a third of an object.
+        .modify(|object| object.meta_mut().managed_fields = None)
+        .default_backoff()
+        .reflect(writer);
+    let mut stream = std::pin::pin!(stream);
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(event) => tell(&event),
+            Err(error) => {
+                tracing::warn!(%kind, error = &error as &dyn std::error::Error, "watching failed; trying again");
+            }
+        }
+    }
+}

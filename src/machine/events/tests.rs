@@ -1,0 +1,208 @@
+//! One event per new thing, none for a repeat.
+
+use std::time::Duration;
+
+use super::*;
+use crate::api::v1alpha1::InfraMachineStatus;
+use crate::apiserver::InvalidSecret;
+use crate::driver::{self, Operation, Status};
+use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
+use crate::machine::identity::InvalidSpec;
+use crate::machine::plan::{Hold, Plan};
+use crate::machine::status::{self, Moment};
+
+fn failed(operation: Operation, during: OperationType, code: Code) -> Outcome {
+    let status = Status::new(code, "no room");
+    Outcome::Failed(Box::new(Failure::new(operation, during, status)))
+}
+
+fn vm() -> Outcome {
+    let vm = driver::Machine::new("sim://1".parse().unwrap(), "node-1");
+    Outcome::Provisioned(Box::new(vm))
+}
+
+fn held(plan: Plan) -> Outcome {
+    match plan {
+        Plan::Hold(hold) => Outcome::Held(hold),
+        other => panic!("expected a hold, got {other:?}"),
+    }
+}
+
+/// The events of an outcome, and of the same outcome again on the status that it led to.
+fn said(before: MachineFixture, outcome: &Outcome) -> (Option<Note>, Option<Note>) {
+    let mut machine = before.build();
+    let first = of(&machine, outcome, 1);
+    let moment = Moment {
+        now: at(10),
+        attempts: 1,
+        wait: None,
+    };
+    machine.status = Some(status::after(&machine, outcome, moment));
+    (first, of(&machine, outcome, 2))
+}
+
+#[test]
+fn whatever_goes_wrong_is_said_once() {
+    let cause = || InvalidSecret::NoBootstrapData("boot".to_owned());
+    let no_secrets = |during| Outcome::NoSecrets {
+        during,
+        cause: cause(),
+    };
+    let refused = || Outcome::Refused {
+        invalid: InvalidSpec::Violation("no".to_owned()),
+        again: None,
+    };
+    let mut cases = vec![
+        (machine(), refused()),
+        (machine().provisioned(), refused()),
+        (machine(), no_secrets(OperationType::Create)),
+        (machine(), held(world().driver_not_configured().plan(machine()))),
+        (
+            machine().provisioned(),
+            held(world().driver_not_configured().plan(machine().provisioned())),
+        ),
+        (machine(), held(world().plan(machine().provider_id("aws://1")))),
+        (
+            machine().provisioned(),
+            Outcome::Vanished("sim://1".parse().unwrap()),
+        ),
+    ];
+    for code in Code::ALL {
+        let create = failed(Operation::CreateMachine, OperationType::Create, code);
+        let initialize = failed(Operation::InitializeMachine, OperationType::Create, code);
+        let recheck = failed(Operation::GetMachineStatus, OperationType::Create, code);
+        let update = failed(Operation::UpdateMachine, OperationType::Update, code);
+        let delete = failed(Operation::DeleteMachine, OperationType::Delete, code);
+        cases.extend([
+            (machine().claimed(), create),
+            (machine().claimed(), initialize),
+            (machine().provisioned(), recheck),
+            (machine().provisioned(), update),
+            (machine().provisioned().deleted_at(now()), delete),
+        ]);
+    }
+    for (before, outcome) in cases {
+        let (first, repeat) = said(before, &outcome);
+        assert!(
+            first.is_some_and(|note| note.warning),
+            "said nothing: {outcome:?}"
+        );
+        assert_eq!(repeat, None, "said twice: {outcome:?}");
+    }
+}
+
+#[test]
+fn another_code_of_the_same_call_is_news() {
+    let before = machine().claimed().failed(
+        OperationType::Create,
+        Operation::CreateMachine,
+        Code::Unavailable,
+        5,
+    );
+    let exhausted = failed(
+        Operation::CreateMachine,
+        OperationType::Create,
+        Code::ResourceExhausted,
+    );
+    let note = of(&before.build(), &exhausted, 4).unwrap();
+    assert_eq!(
+        (note.reason.as_str(), note.action, note.text.as_str()),
+        ("ResourceExhausted", "CreateMachine", "CreateMachine: no room")
+    );
+}
+
+#[test]
+fn an_outage_that_the_status_tells_of_is_no_news_for_any_machine() {
+    let known = machine()
+        .provisioned()
+        .condition(conditions::DRIVER_REACHABLE, State::False, "Unavailable");
+    let recheck = failed(
+        Operation::GetMachineStatus,
+        OperationType::Create,
+        Code::Unavailable,
+    );
+    assert_eq!(of(&known.build(), &recheck, 1), None);
+}
+
+#[test]
+fn an_update_that_fails_during_a_known_outage_is_still_said_once() {
+    let known = machine()
+        .provisioned()
+        .condition(conditions::DRIVER_REACHABLE, State::False, "Unavailable");
+    let update = failed(Operation::UpdateMachine, OperationType::Update, Code::Internal);
+    assert!(of(&known.build(), &update, 1).is_some());
+}
+
+#[test]
+fn a_vm_that_is_up_is_said_once_and_again_when_it_is_back() {
+    let (first, repeat) = said(machine().claimed(), &vm());
+    let first = first.unwrap();
+    assert_eq!(
+        (first.warning, first.reason.as_str()),
+        (false, reason::PROVISIONED)
+    );
+    assert_eq!(repeat, None);
+    for gone in [reason::VIRTUAL_MACHINE_VANISHED, reason::VIRTUAL_MACHINE_FAILED] {
+        let gone = machine()
+            .provisioned()
+            .condition(conditions::READY, State::False, gone);
+        let (back, repeat) = said(gone, &vm());
+        assert_eq!(back.unwrap().text, "the VM sim://1 is back");
+        assert_eq!(repeat, None);
+    }
+}
+
+#[test]
+fn what_only_takes_its_time_is_not_said() {
+    let deleting = Outcome::Deleting {
+        reason: reason::SHUTTING_DOWN,
+        message: String::new(),
+        again: Duration::ZERO,
+    };
+    let kept = Outcome::Kept {
+        reachable: Some(false),
+        fixed: vec!["/disk".parse().unwrap()],
+        again: None,
+    };
+    let absent = Outcome::Absent {
+        again: Duration::ZERO,
+    };
+    let waiting = held(world().without_bootstrap().plan(machine()));
+    let paused = held(world().paused().plan(machine()));
+    let silent = Outcome::Held(Hold::silent(Duration::ZERO));
+    let never = Outcome::Released(Release::NeverCreated);
+    for outcome in [
+        Outcome::Left,
+        deleting,
+        kept,
+        absent,
+        waiting,
+        paused,
+        silent,
+        never,
+    ] {
+        assert_eq!(of(&machine().build(), &outcome, 1), None, "{outcome:?}");
+    }
+}
+
+#[test]
+fn an_end_is_said_and_one_by_force_says_what_may_be_left() {
+    let gone = of(&machine().build(), &Outcome::Gone, 1).unwrap();
+    assert_eq!((gone.warning, gone.reason.as_str()), (false, "Deleted"));
+    let forced = Outcome::Released(Release::Forced);
+    let note = of(&machine().provider_id("sim://1").build(), &forced, 1).unwrap();
+    assert!(
+        note.warning && note.text.contains("sim://1 may be left"),
+        "{note:?}"
+    );
+    let nameless = of(&machine().build(), &forced, 1).unwrap();
+    assert!(nameless.text.contains("with this machine's name"), "{nameless:?}");
+}
+
+#[test]
+fn an_event_is_about_the_status_before_and_a_machine_without_one_is_all_news() {
+    let mut before = machine().build();
+    before.status = Some(InfraMachineStatus::default());
+    let outcome = failed(Operation::CreateMachine, OperationType::Create, Code::Unknown);
+    assert!(of(&before, &outcome, 9).is_some());
+}

@@ -1,0 +1,382 @@
+//! Machines and what is seen of the world around them, for tests.
+
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use serde_json::{Value, json};
+
+use super::identity::MachineId;
+use super::memory::{Note, Retry};
+use super::plan::{self, Claim, Driver, DriverFacts, Observed, Owner, Plan};
+use crate::api::MACHINE_FINALIZER;
+use crate::api::cluster_api::{
+    Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
+};
+use crate::api::conditions::{self, State};
+use crate::api::labels::{self, Instance};
+use crate::api::v1alpha1::{
+    InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
+    OperationState, OperationType,
+};
+use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
+
+/// What [`World`] makes of inputs that nobody changed.
+const INPUTS: u64 = 7;
+
+/// The moment at which tests happen.
+pub fn now() -> Timestamp {
+    at(0)
+}
+
+/// So many seconds after [`now`].
+pub fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + seconds).unwrap()
+}
+
+/// The spec as the driver gets it, when the user's is this.
+pub fn tagged(spec: &Value) -> ProviderSpec {
+    let mut spec = ProviderSpec(spec.as_object().unwrap().clone());
+    let tags = json!({
+        "kubernetes.io/cluster": "c-1", "kubernetes.io/role": "node", "capcmi.io/machine": "u-1",
+    });
+    spec.0.insert("tags".to_owned(), tags);
+    spec
+}
+
+/// The claim on a machine that a create may have been issued for.
+pub fn claim(machine: &InfraMachine) -> Claim {
+    Claim {
+        machine_id: MachineId::of(machine)
+            .or_else(|| MachineId::derived(machine))
+            .unwrap(),
+        cluster_id: "c-1".to_owned(),
+        instance: Instance::MayExist,
+        driver: Some("pool".to_owned()),
+        applied: Some(tagged(&json!({"size": "s"}))),
+    }
+}
+
+/// A machine that Cluster API has made a moment ago and that a Machine owns.
+pub fn machine() -> MachineFixture {
+    let mut machine = InfraMachine::new("m1", InfraMachineSpec::default());
+    machine.metadata.namespace = Some("ns1".to_owned());
+    machine.metadata.uid = Some("u-1".to_owned());
+    machine.metadata.generation = Some(1);
+    machine.metadata.creation_timestamp = Some(Time(now()));
+    MachineFixture(machine)
+        .spec(&json!({"size": "s"}))
+        .owned_by("cluster.x-k8s.io/v1beta2", "Machine", true)
+}
+
+/// An InfraMachine under construction.
+#[derive(Clone)]
+pub struct MachineFixture(InfraMachine);
+
+impl MachineFixture {
+    pub fn build(self) -> InfraMachine {
+        self.0
+    }
+
+    pub fn spec(mut self, spec: &Value) -> Self {
+        self.0.spec.provider_spec = spec.as_object().unwrap().clone();
+        self
+    }
+
+    pub fn provider(mut self, name: &str) -> Self {
+        self.0.spec.provider = Some(name.to_owned());
+        self
+    }
+
+    pub fn generation(mut self, generation: i64) -> Self {
+        self.0.metadata.generation = Some(generation);
+        self
+    }
+
+    pub fn owned_by(mut self, api_version: &str, kind: &str, controller: bool) -> Self {
+        self.0.metadata.owner_references = Some(vec![OwnerReference {
+            api_version: api_version.to_owned(),
+            kind: kind.to_owned(),
+            name: "m1".to_owned(),
+            uid: "owner".to_owned(),
+            controller: Some(controller),
+            block_owner_deletion: None,
+        }]);
+        self
+    }
+
+    pub fn annotated(mut self, key: &str, value: &str) -> Self {
+        let annotations = self.0.metadata.annotations.get_or_insert_default();
+        annotations.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    pub fn without(mut self, key: &str) -> Self {
+        self.0.metadata.annotations.get_or_insert_default().remove(key);
+        self
+    }
+
+    pub fn without_finalizer(mut self) -> Self {
+        self.0.metadata.finalizers = None;
+        self
+    }
+
+    /// As write 1 leaves it.
+    pub fn claimed(mut self) -> Self {
+        self.0.metadata.finalizers = Some(vec![MACHINE_FINALIZER.to_owned()]);
+        let id = MachineId::derived(&self.0).unwrap().annotation();
+        let applied = serde_json::to_string(&tagged(&json!({"size": "s"}))).unwrap();
+        self.annotated(labels::CLUSTER_ID, "c-1")
+            .annotated(labels::MACHINE_ID, &id)
+            .annotated(labels::INSTANCE, "may-exist")
+            .annotated(labels::DRIVER, "pool")
+            .annotated(labels::APPLIED_PROVIDER_SPEC, &applied)
+    }
+
+    pub fn provider_id(mut self, id: &str) -> Self {
+        self.0.spec.provider_id = Some(id.to_owned());
+        self
+    }
+
+    pub fn status(mut self, change: impl FnOnce(&mut InfraMachineStatus)) -> Self {
+        change(self.0.status.get_or_insert_default());
+        self
+    }
+
+    pub fn condition(self, type_: &str, state: State, reason: &str) -> Self {
+        self.status(|status| {
+            conditions::set(&mut status.conditions, type_, state, reason, "", Some(1), now());
+        })
+    }
+
+    pub fn observed(self, generation: i64) -> Self {
+        self.status(|status| status.observed_generation = Some(generation))
+    }
+
+    /// As write 3 leaves it.
+    pub fn provisioned(self) -> Self {
+        self.claimed()
+            .provider_id("sim://1")
+            .observed(1)
+            .condition(conditions::READY, State::True, "Ready")
+            .condition(conditions::VIRTUAL_MACHINE_CREATED, State::True, "Created")
+            .status(|status| {
+                status.ready = true;
+                status.initialization = Some(InfraMachineInitialization {
+                    provisioned: Some(true),
+                });
+            })
+    }
+
+    pub fn power(self, state: &str) -> Self {
+        self.status(|status| status.power_state = Some(state.to_owned()))
+    }
+
+    /// The last operation failed, and is not to be tried again for so many seconds.
+    pub fn failed(self, type_: OperationType, operation: Operation, code: Code, seconds: i64) -> Self {
+        self.observed(1).status(|status| {
+            status.last_operation = Some(LastOperation {
+                type_,
+                state: OperationState::Failed,
+                operation: Some(operation.name().to_owned()),
+                code: Some(code.name().to_owned()),
+                message: Some("no".to_owned()),
+                attempts: 3,
+                last_update_time: Time(now()),
+                next_retry_time: Some(Time(at(seconds))),
+            });
+        })
+    }
+
+    pub fn deleted_at(mut self, deleted: Timestamp) -> Self {
+        self.0.metadata.deletion_timestamp = Some(Time(deleted));
+        self
+    }
+}
+
+/// Who owns the machine.
+#[derive(Clone, Copy)]
+enum OwnerIs {
+    There,
+    NotCached,
+    Nobody,
+}
+
+/// What is seen besides the machine: a Cluster that is ready, an owner with bootstrap data, a driver that can do it all.
+pub struct World {
+    owner: Machine,
+    owner_is: OwnerIs,
+    pub cluster: Option<Cluster>,
+    capabilities: Capabilities,
+    reachable: bool,
+    no_driver: Option<Result<(Code, String), String>>,
+    violation: Option<String>,
+    pub note: Note,
+    instant: Instant,
+    now: Timestamp,
+}
+
+pub fn world() -> World {
+    let owner = MachineSpec {
+        cluster_name: "c".to_owned(),
+        bootstrap: Bootstrap {
+            data_secret_name: Some("boot".to_owned()),
+        },
+        ..MachineSpec::default()
+    };
+    let mut cluster = Cluster::new("c", ClusterSpec::default());
+    cluster.status = Some(ClusterStatus {
+        initialization: Some(ClusterInitialization {
+            infrastructure_provisioned: Some(true),
+        }),
+    });
+    World {
+        owner: Machine::new("m1", owner),
+        owner_is: OwnerIs::There,
+        cluster: Some(cluster),
+        capabilities: Capabilities {
+            operations: Operation::ALL.into_iter().collect(),
+            hot_updatable: vec!["/size".parse().unwrap()],
+            ..Capabilities::minimal()
+        },
+        reachable: true,
+        no_driver: None,
+        violation: None,
+        note: Note::default(),
+        instant: Instant::now(),
+        now: now(),
+    }
+}
+
+impl World {
+    pub fn without_owner(mut self) -> Self {
+        self.owner_is = OwnerIs::Nobody;
+        self
+    }
+
+    pub fn owner_not_cached(mut self) -> Self {
+        self.owner_is = OwnerIs::NotCached;
+        self
+    }
+
+    pub fn owner(mut self, change: impl FnOnce(&mut Machine)) -> Self {
+        change(&mut self.owner);
+        self
+    }
+
+    pub fn without_cluster(mut self) -> Self {
+        self.cluster = None;
+        self
+    }
+
+    pub fn paused(mut self) -> Self {
+        if let Some(cluster) = &mut self.cluster {
+            cluster.spec.paused = Some(true);
+        }
+        self
+    }
+
+    pub fn cluster_not_ready(mut self) -> Self {
+        if let Some(cluster) = &mut self.cluster {
+            cluster.status = None;
+        }
+        self
+    }
+
+    pub fn without_bootstrap(self) -> Self {
+        self.owner(|owner| owner.spec.bootstrap.data_secret_name = None)
+    }
+
+    pub fn capabilities(mut self, change: impl FnOnce(&mut Capabilities)) -> Self {
+        change(&mut self.capabilities);
+        self
+    }
+
+    pub fn not_offering(self, operation: Operation) -> Self {
+        self.capabilities(|capabilities| {
+            capabilities.operations.remove(&operation);
+        })
+    }
+
+    pub fn unreachable(mut self) -> Self {
+        self.reachable = false;
+        self
+    }
+
+    pub fn out_of_contact(mut self) -> Self {
+        self.no_driver = Some(Ok((Code::Unavailable, "down".to_owned())));
+        self
+    }
+
+    pub fn driver_not_configured(mut self) -> Self {
+        self.no_driver = Some(Err("there is no driver `pool`".to_owned()));
+        self
+    }
+
+    pub fn violating(mut self, what: &str) -> Self {
+        self.violation = Some(what.to_owned());
+        self
+    }
+
+    pub fn recheck(mut self) -> Self {
+        self.note.recheck = true;
+        self
+    }
+
+    /// A failure is remembered that forbids a call for so many seconds more.
+    pub fn remembering(mut self, seconds: u64) -> Self {
+        self.note.retry = Some(Retry {
+            attempts: 1,
+            not_before: self.instant + Duration::from_secs(seconds),
+            inputs: INPUTS,
+        });
+        self
+    }
+
+    /// The failure that is remembered was one of other inputs.
+    pub fn inputs_changed(mut self) -> Self {
+        if let Some(retry) = &mut self.note.retry {
+            retry.inputs += 1;
+        }
+        self
+    }
+
+    pub fn resting(mut self, seconds: u64) -> Self {
+        self.note.rest_until = Some(self.instant + Duration::from_secs(seconds));
+        self
+    }
+
+    pub fn seconds_later(mut self, seconds: i64) -> Self {
+        self.now = at(seconds);
+        self
+    }
+
+    /// What is planned for a machine in this world.
+    pub fn plan(&self, machine: MachineFixture) -> Plan {
+        let driver = match &self.no_driver {
+            None => Driver::Known(DriverFacts {
+                name: "pool",
+                capabilities: &self.capabilities,
+                reachable: self.reachable,
+            }),
+            Some(Ok((code, message))) => Driver::OutOfContact(*code, message.clone()),
+            Some(Err(message)) => Driver::NotConfigured(message.clone()),
+        };
+        let seen = Observed {
+            owner: match self.owner_is {
+                OwnerIs::There => Owner::Found(&self.owner),
+                OwnerIs::NotCached => Owner::Missing,
+                OwnerIs::Nobody => Owner::None,
+            },
+            cluster: self.cluster.as_ref(),
+            cluster_id: self.cluster.as_ref().map(|_| "c-1".to_owned()),
+            driver,
+            violation: self.violation.clone(),
+            note: &self.note,
+            inputs: INPUTS,
+            now: self.now,
+            instant: self.instant,
+        };
+        plan::plan(&machine.build(), &seen)
+    }
+}

@@ -1,0 +1,144 @@
+//! What a plan can say.
+
+use std::time::Duration;
+
+use crate::api::labels::Instance;
+use crate::driver::{Code, JsonPointer, ProviderId, ProviderSpec};
+use crate::machine::identity::{InvalidSpec, MachineId};
+
+/// What has to be done.
+#[derive(Debug, PartialEq)]
+pub enum Plan {
+    /// Nothing, and nothing is written.
+    Leave(&'static str),
+    /// Wait; the status says for what.
+    Hold(Hold),
+    /// The driver has never answered.
+    OutOfContact(Code, String),
+    /// The spec can't be accepted as it is.
+    Refuse {
+        /// Why.
+        invalid: InvalidSpec,
+        /// When to look again, if nothing changes before.
+        again: Option<Duration>,
+    },
+    /// Look the VM up, create it if it is not there, initialize it.
+    Provision(Box<Provision>),
+    /// The VM is provisioned and as it should be.
+    Keep {
+        /// Whether the driver answered lately; `None` when it is not known which driver it is.
+        reachable: Option<bool>,
+        /// Fields in which the spec differs and that a living VM can't change.
+        fixed: Vec<JsonPointer>,
+        /// When to ask after it, if it is not settled.
+        again: Option<Duration>,
+    },
+    /// Ask the driver how the VM is.
+    Recheck(Box<Provision>),
+    /// The VM is gone for all that the driver can say: lists lack it, and it can't be asked about one VM.
+    Vanish(ProviderId),
+    /// The VM that was gone is in the lists of a driver that can't be asked about one VM.
+    Reappear(ProviderId),
+    /// Bring the VM to the wanted spec.
+    Update(Box<Update>),
+    /// Shut down, delete, until it is gone.
+    Delete(Box<Delete>),
+    /// There is no VM: let the object go.
+    Release(Release),
+}
+
+/// A wait.
+#[derive(Debug, PartialEq)]
+pub struct Hold {
+    /// The condition that says why.
+    pub condition: &'static str,
+    /// Its reason.
+    pub reason: &'static str,
+    /// Its message.
+    pub message: String,
+    /// The claim that has to be made all the same.
+    pub claim: Option<Claim>,
+    /// When to look again, if nothing changes before.
+    pub again: Option<Duration>,
+}
+
+impl Hold {
+    /// A wait of which the status already says all there is to say.
+    pub fn silent(again: Duration) -> Self {
+        Self {
+            condition: "",
+            reason: "",
+            message: String::new(),
+            claim: None,
+            again: Some(again),
+        }
+    }
+
+    /// Whether there is nothing to say about it.
+    pub fn is_silent(&self) -> bool {
+        self.reason.is_empty()
+    }
+}
+
+/// Finalizer and identity, as they have to be before a side effect (write 1).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claim {
+    /// Who the machine is.
+    pub machine_id: MachineId,
+    /// Which cluster it belongs to.
+    pub cluster_id: String,
+    /// Whether a create may have been issued.
+    pub instance: Instance,
+    /// The driver that is about to make the VM.
+    pub driver: Option<String>,
+    /// What the VM is about to be made from.
+    pub applied: Option<ProviderSpec>,
+}
+
+/// Look up, create, initialize.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Provision {
+    /// The claim before the create.
+    pub claim: Claim,
+    /// The spec to create with.
+    pub wanted: ProviderSpec,
+    /// The spec to look up with: that of an earlier create, or the wanted one.
+    pub look_up: ProviderSpec,
+    /// The id, when it is known; then nothing is ever created.
+    pub provider_id: Option<ProviderId>,
+    /// The Secret with the bootstrap data.
+    pub bootstrap: String,
+    /// Whether an earlier process may have issued the create: a live read has to come before the next.
+    pub issued: bool,
+}
+
+/// Hot update.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Update {
+    /// The id of the VM.
+    pub provider_id: ProviderId,
+    /// What it was brought to the last time.
+    pub applied: ProviderSpec,
+    /// What it has to be brought to.
+    pub wanted: ProviderSpec,
+}
+
+/// Shut down and delete.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Delete {
+    /// The id of the VM, when it is known.
+    pub provider_id: Option<ProviderId>,
+    /// What it was made from.
+    pub spec: ProviderSpec,
+    /// Whether the guest still has time to shut down.
+    pub shut_down: bool,
+}
+
+/// Why an object may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// No create was ever issued, or all were refused for good.
+    NeverCreated,
+    /// The administrator said so.
+    Forced,
+}

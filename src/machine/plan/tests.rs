@@ -1,0 +1,309 @@
+//! Every rule of the contract, as a plan for one machine in one world.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::*;
+use crate::api::conditions::State;
+use crate::machine::fixtures::{MachineFixture, World, at, machine, now, tagged, world};
+
+mod deletion;
+mod provisioned;
+
+/// What a machine is held for, as (condition, reason).
+#[track_caller]
+fn held(plan: Plan) -> Hold {
+    match plan {
+        Plan::Hold(hold) => hold,
+        other => panic!("expected a hold, got {other:?}"),
+    }
+}
+
+#[track_caller]
+fn reason_of(plan: Plan) -> (&'static str, &'static str) {
+    let hold = held(plan);
+    (hold.condition, hold.reason)
+}
+
+#[track_caller]
+fn provision(plan: Plan) -> Provision {
+    match plan {
+        Plan::Provision(plan) => *plan,
+        other => panic!("expected a provision, got {other:?}"),
+    }
+}
+
+#[track_caller]
+fn refused(plan: Plan) -> InvalidSpec {
+    match plan {
+        Plan::Refuse { invalid, .. } => invalid,
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}
+
+#[track_caller]
+fn assert_left(world: &World, machine: MachineFixture) {
+    let plan = world.plan(machine);
+    assert!(matches!(plan, Plan::Leave(_)), "{plan:?}");
+}
+
+fn waits(seconds: u64) -> Plan {
+    Plan::Hold(Hold::silent(Duration::from_secs(seconds)))
+}
+
+fn failing(seconds: i64) -> MachineFixture {
+    machine().claimed().failed(
+        OperationType::Create,
+        Operation::CreateMachine,
+        Code::Unavailable,
+        seconds,
+    )
+}
+
+#[test]
+fn without_a_machine_as_controller_owner_nothing_is_written() {
+    assert_left(&world().without_owner(), machine());
+    assert_left(&world().owner_not_cached(), machine());
+}
+
+#[test]
+fn only_a_controller_of_kind_machine_and_cluster_apis_group_is_the_owner() {
+    use crate::machine::gather::owner_reference;
+    let owned = |api_version, kind, controller| {
+        owner_reference(&machine().owned_by(api_version, kind, controller).build()).is_some()
+    };
+    assert!(owned("cluster.x-k8s.io/v1beta2", "Machine", true));
+    assert!(owned("cluster.x-k8s.io/v1beta3", "Machine", true), "any version");
+    assert!(!owned("cluster.x-k8s.io/v1beta2", "Machine", false));
+    assert!(!owned("cluster.x-k8s.io/v1beta2", "MachineSet", true));
+    assert!(!owned("machine.sapcloud.io/v1alpha1", "Machine", true));
+    assert!(!owned("v1", "Machine", true));
+}
+
+/// CTL-CR-03: nothing is tried again with a spec that was refused.
+#[test]
+fn a_machine_that_failed_for_good_is_left_until_its_spec_changes() {
+    let failed = machine()
+        .claimed()
+        .observed(1)
+        .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
+    assert_left(&world(), failed.clone());
+    provision(world().plan(failed.generation(2)));
+}
+
+#[test]
+fn a_failure_message_alone_is_a_failure_too() {
+    let failed = machine()
+        .observed(1)
+        .status(|status| status.failure_message = Some("no".to_owned()));
+    assert_left(&world(), failed);
+}
+
+#[test]
+fn without_its_cluster_a_machine_is_left() {
+    assert_left(&world().without_cluster(), machine());
+}
+
+#[test]
+fn hands_are_off_while_the_cluster_or_the_machine_is_paused() {
+    let hold = held(world().paused().plan(machine().annotated(labels::PAUSED, "")));
+    assert_eq!(
+        (hold.condition, hold.reason),
+        (conditions::PAUSED, reason::PAUSED)
+    );
+    assert_eq!(
+        hold.message,
+        "Cluster spec.paused is set to true, InfraMachine has the cluster.x-k8s.io/paused annotation"
+    );
+    assert_eq!(hold.claim, None, "a pause writes no claim");
+    let by_annotation = held(world().plan(machine().annotated(labels::PAUSED, "")));
+    assert_eq!(
+        by_annotation.message,
+        "InfraMachine has the cluster.x-k8s.io/paused annotation"
+    );
+}
+
+#[test]
+fn finalizer_and_identity_come_before_every_wait() {
+    for (world, why) in [
+        (
+            world().cluster_not_ready(),
+            reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE,
+        ),
+        (world().without_bootstrap(), reason::WAITING_FOR_BOOTSTRAP_DATA),
+        (world().driver_not_configured(), reason::DRIVER_NOT_CONFIGURED),
+    ] {
+        let hold = held(world.plan(machine()));
+        assert_eq!((hold.condition, hold.reason), (conditions::READY, why));
+        let claim = hold.claim.expect(why);
+        assert_eq!(claim.machine_id.annotation(), "ns1/m1/u-1");
+        assert_eq!(
+            (claim.instance, claim.driver, claim.applied),
+            (Instance::None, None, None)
+        );
+        let again = held(world.plan(machine().claimed()));
+        assert_eq!(again.claim, None, "what is there is not claimed again: {why}");
+    }
+}
+
+/// A moved machine, or one that somebody took the finalizer from: its VM must not be noted as never made.
+#[test]
+fn a_claim_that_is_made_good_does_not_deny_a_vm_that_may_exist() {
+    let bereft = machine().claimed().without_finalizer();
+    let hold = held(world().cluster_not_ready().plan(bereft));
+    assert_eq!(hold.claim.unwrap().instance, Instance::MayExist);
+}
+
+#[test]
+fn a_provider_id_of_anybody_elses_writing_leads_to_no_call() {
+    let plan = world().plan(machine().provider_id("aws://i-1"));
+    assert_eq!(reason_of(plan), (conditions::READY, reason::FOREIGN_PROVIDER_ID));
+}
+
+#[test]
+fn a_copied_identity_is_replaced_by_the_machines_own() {
+    let copied = machine()
+        .claimed()
+        .annotated(labels::MACHINE_ID, "ns1/other/u-9")
+        .annotated(labels::CLUSTER_ID, "c-other");
+    let plan = provision(world().plan(copied));
+    assert_eq!(plan.claim.machine_id.annotation(), "ns1/m1/u-1");
+    assert_eq!(plan.claim.cluster_id, "c-1");
+    assert!(!plan.issued, "what was copied says nothing about this machine");
+}
+
+/// The cluster id that a machine was created under is the one that its VM is found by.
+#[test]
+fn a_machine_keeps_the_cluster_id_that_it_was_claimed_with() {
+    let moved = machine().claimed().annotated(labels::CLUSTER_ID, "c-before");
+    assert_eq!(provision(world().plan(moved)).claim.cluster_id, "c-before");
+}
+
+/// INI-08
+#[test]
+fn a_machine_is_looked_up_and_created_with_its_spec_and_tags() {
+    let plan = provision(world().plan(machine()));
+    let wanted = tagged(&json!({"size": "s"}));
+    assert_eq!((&plan.wanted, &plan.look_up), (&wanted, &wanted));
+    assert_eq!(plan.bootstrap, "boot");
+    assert_eq!((plan.provider_id, plan.issued), (None, false));
+    assert_eq!(plan.claim.instance, Instance::MayExist);
+    assert_eq!(plan.claim.driver.as_deref(), Some("pool"));
+    assert_eq!(plan.claim.applied, Some(wanted));
+}
+
+#[test]
+fn the_tags_tell_a_control_plane_machine_from_a_node() {
+    let world = world().owner(|owner| {
+        let labels = owner.metadata.labels.get_or_insert_default();
+        labels.insert(labels::CONTROL_PLANE.to_owned(), String::new());
+    });
+    let plan = provision(world.plan(machine()));
+    assert_eq!(
+        plan.wanted.get(&"/tags/kubernetes.io~1role".parse().unwrap()),
+        Some(&json!("control-plane"))
+    );
+}
+
+/// A create with the old spec may have made the VM: it is looked for with that.
+#[test]
+fn a_machine_that_was_respecified_after_its_create_is_looked_up_with_what_was_created() {
+    let respecified = machine().claimed().spec(&json!({"size": "l"}));
+    let plan = provision(world().plan(respecified));
+    assert!(plan.issued);
+    assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
+    assert_eq!(plan.wanted, tagged(&json!({"size": "l"})));
+}
+
+#[test]
+fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
+    let refused = machine()
+        .claimed()
+        .annotated(labels::INSTANCE, "none")
+        .spec(&json!({"size": "l"}));
+    let plan = provision(world().plan(refused));
+    assert!(!plan.issued);
+    assert_eq!(plan.look_up, tagged(&json!({"size": "l"})));
+}
+
+/// A move loses the status, and the VM is found again by its id.
+#[test]
+fn a_machine_that_has_an_id_and_no_status_is_looked_up_by_its_id() {
+    let plan = provision(world().plan(machine().claimed().provider_id("sim://1")));
+    assert_eq!(plan.provider_id.unwrap().as_str(), "sim://1");
+    assert!(plan.issued);
+}
+
+#[test]
+fn reserved_tags_and_a_failure_domain_without_zones_are_refused() {
+    let reserved = machine().spec(&json!({"tags": {"capcmi.io/machine": "u-9"}}));
+    assert!(matches!(
+        refused(world().plan(reserved)),
+        InvalidSpec::ReservedTag { .. }
+    ));
+    let zone = |world: World| world.owner(|owner| owner.spec.failure_domain = Some("z1".to_owned()));
+    assert_eq!(
+        refused(zone(world()).plan(machine())),
+        InvalidSpec::NoFailureDomains("z1".to_owned())
+    );
+    let zones = zone(world()).capabilities(|capabilities| capabilities.zones = true);
+    let plan = provision(zones.plan(machine()));
+    assert_eq!(
+        plan.wanted.get(&"/failureDomain".parse().unwrap()),
+        Some(&json!("z1"))
+    );
+}
+
+/// CTL-CR-03
+#[test]
+fn a_spec_that_violates_the_drivers_schema_is_refused_without_a_call() {
+    assert_eq!(
+        refused(world().violating("providerSpec/size: no").plan(machine())),
+        InvalidSpec::Violation("providerSpec/size: no".to_owned())
+    );
+}
+
+#[test]
+fn nothing_is_assumed_of_a_driver_that_never_answered() {
+    for fixture in [
+        machine(),
+        machine().provisioned(),
+        machine().claimed().deleted_at(now()),
+    ] {
+        assert_eq!(
+            world().out_of_contact().plan(fixture),
+            Plan::OutOfContact(Code::Unavailable, "down".to_owned())
+        );
+    }
+}
+
+/// CTL-CR-02, CTL-CR-08
+#[test]
+fn a_failed_call_is_not_repeated_before_its_time() {
+    assert_eq!(world().remembering(40).plan(machine().claimed()), waits(40));
+    provision(world().remembering(0).plan(machine().claimed()));
+}
+
+#[test]
+fn a_change_of_spec_annotations_or_bootstrap_data_ends_a_wait() {
+    provision(world().remembering(40).inputs_changed().plan(machine().claimed()));
+}
+
+#[test]
+fn after_a_restart_the_status_says_how_long_to_wait() {
+    assert_eq!(world().plan(failing(40)), waits(40));
+    assert_eq!(world().seconds_later(30).plan(failing(40)), waits(10));
+    provision(world().seconds_later(40).plan(failing(40)));
+    provision(world().plan(failing(40).generation(2)));
+}
+
+#[test]
+fn memory_has_the_last_word_over_the_status() {
+    provision(world().remembering(0).plan(failing(40)));
+}
+
+#[test]
+fn a_clock_that_was_set_back_does_not_lengthen_a_wait() {
+    assert_eq!(world().seconds_later(-86_400).plan(failing(40)), waits(40));
+}

@@ -1,0 +1,227 @@
+//! Plans for a VM that was handed to Cluster API.
+
+use super::*;
+
+#[track_caller]
+fn recheck(plan: Plan) -> Provision {
+    match plan {
+        Plan::Recheck(plan) => *plan,
+        other => panic!("expected a recheck, got {other:?}"),
+    }
+}
+
+#[track_caller]
+fn update(plan: Plan) -> Update {
+    match plan {
+        Plan::Update(plan) => *plan,
+        other => panic!("expected an update, got {other:?}"),
+    }
+}
+
+fn kept(reachable: bool, again: Option<u64>) -> Plan {
+    Plan::Keep {
+        reachable: Some(reachable),
+        fixed: Vec::new(),
+        again: again.map(Duration::from_secs),
+    }
+}
+
+fn larger() -> MachineFixture {
+    machine().provisioned().spec(&json!({"size": "l"}))
+}
+
+fn half_updated(seconds: i64) -> MachineFixture {
+    machine().provisioned().failed(
+        OperationType::Update,
+        Operation::UpdateMachine,
+        Code::Internal,
+        seconds,
+    )
+}
+
+#[test]
+fn a_vm_that_is_as_it_should_be_costs_no_call() {
+    assert_eq!(world().plan(machine().provisioned()), kept(true, None));
+    assert_eq!(
+        world().unreachable().plan(machine().provisioned()),
+        kept(false, None)
+    );
+}
+
+#[test]
+fn a_vm_outlives_the_reasons_that_it_waited_for() {
+    let world = world().cluster_not_ready().without_bootstrap();
+    assert_eq!(world.plan(machine().provisioned()), kept(true, None));
+}
+
+/// The cache of our own status may be ahead of that of our spec.
+#[test]
+fn provisioned_without_an_id_is_left() {
+    let mut fixture = machine().provisioned().build();
+    fixture.spec.provider_id = None;
+    fixture.metadata.annotations = machine().claimed().build().metadata.annotations;
+    let plan = world().plan(
+        machine()
+            .claimed()
+            .status(|status| *status = fixture.status.unwrap()),
+    );
+    assert!(matches!(plan, Plan::Leave(_)), "{plan:?}");
+}
+
+/// UPD-01, UPD-03
+#[test]
+fn a_field_that_the_driver_can_change_is_updated() {
+    let plan = update(world().plan(larger()));
+    assert_eq!(plan.applied, tagged(&json!({"size": "s"})));
+    assert_eq!(plan.wanted, tagged(&json!({"size": "l"})));
+    assert_eq!(plan.provider_id.as_str(), "sim://1");
+}
+
+/// UPD-02
+#[test]
+fn a_field_that_the_driver_cannot_change_is_only_told_about() {
+    let both = machine().provisioned().spec(&json!({"size": "l", "disk": 9}));
+    for (world, fixture, expected) in [
+        (world(), both, vec!["/disk"]),
+        (
+            world().not_offering(Operation::UpdateMachine),
+            larger(),
+            vec!["/size"],
+        ),
+    ] {
+        let Plan::Keep { fixed, .. } = world.plan(fixture) else {
+            panic!("not kept");
+        };
+        let fixed: Vec<_> = fixed.iter().map(ToString::to_string).collect();
+        assert_eq!(fixed, expected);
+    }
+}
+
+/// UPD-03: to S2 and back to S1 after a failure, the VM may be half way.
+#[test]
+fn an_update_that_was_cut_short_is_finished_though_the_spec_went_back() {
+    let plan = update(world().seconds_later(60).plan(half_updated(40)));
+    assert_eq!(plan.applied, plan.wanted);
+    let announced =
+        machine()
+            .provisioned()
+            .failed(OperationType::Update, Operation::UpdateMachine, Code::Internal, 0);
+    let processing = announced.status(|status| {
+        if let Some(last) = &mut status.last_operation {
+            last.state = OperationState::Processing;
+            last.next_retry_time = None;
+        }
+    });
+    update(world().plan(processing));
+}
+
+#[test]
+fn an_update_that_failed_is_not_repeated_before_its_time() {
+    assert_eq!(world().plan(half_updated(40)), waits(40));
+    assert_eq!(world().remembering(30).plan(larger()), waits(30));
+}
+
+#[test]
+fn a_vm_that_somebody_misses_is_asked_after_and_never_created() {
+    let plan = recheck(world().recheck().plan(machine().provisioned()));
+    assert_eq!(plan.provider_id.unwrap().as_str(), "sim://1");
+    assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
+}
+
+/// A VM that is gone answers no update; that must not keep anybody from seeing that it is gone.
+#[test]
+fn a_vm_that_somebody_misses_is_asked_after_before_it_is_updated() {
+    for fixture in [larger(), half_updated(0), half_updated(400)] {
+        let plan = recheck(world().recheck().plan(fixture));
+        assert_eq!(
+            plan.look_up,
+            tagged(&json!({"size": "s"})),
+            "with what it was made from"
+        );
+    }
+}
+
+/// A spec or a schema that is wrong by now says nothing about the VM.
+#[test]
+fn a_vm_that_somebody_misses_is_asked_after_though_its_spec_is_refused() {
+    recheck(world().violating("no").recheck().plan(machine().provisioned()));
+    refused(world().violating("no").plan(machine().provisioned()));
+}
+
+#[test]
+fn a_vm_on_its_way_up_is_asked_after_until_it_is_up() {
+    let starting = || machine().provisioned().power("Starting");
+    recheck(world().plan(starting()));
+    assert_eq!(
+        world().plan(machine().provisioned().power("Running")),
+        kept(true, None)
+    );
+    assert_eq!(
+        world().not_offering(Operation::GetMachineStatus).plan(starting()),
+        kept(true, None),
+        "a driver that can't be asked is not asked"
+    );
+}
+
+/// INI-19: an initialization that failed on a VM that was up is not forgotten, not even by a restart.
+#[test]
+fn a_vm_that_is_not_initialized_any_more_is_asked_after() {
+    let uninitialized = machine().provisioned().condition(
+        conditions::VIRTUAL_MACHINE_INITIALIZED,
+        State::False,
+        "Uninitialized",
+    );
+    recheck(world().plan(uninitialized));
+}
+
+/// Any trigger replaces the requeue that was planned: the plan has to carry it on.
+#[test]
+fn a_trigger_in_between_neither_hurries_nor_loses_the_next_look() {
+    let starting = || machine().provisioned().power("Starting");
+    assert_eq!(world().resting(4).plan(starting()), kept(true, Some(4)));
+    assert_eq!(world().remembering(9).plan(starting()), kept(true, Some(9)));
+    assert_eq!(
+        world().resting(4).remembering(9).plan(starting()),
+        kept(true, Some(9))
+    );
+    assert_eq!(
+        world().resting(4).plan(machine().provisioned()),
+        kept(true, None),
+        "a VM that is settled needs no next look"
+    );
+}
+
+#[test]
+fn the_longer_a_vm_has_been_starting_the_rarer_it_is_asked_after() {
+    let starting = machine().provisioned().power("Starting").build();
+    let paced: Vec<_> = [0, 5, 60, 100_000, -100]
+        .map(|seconds| pace(&starting, at(seconds)).as_secs())
+        .into();
+    assert_eq!(paced, [5, 5, 60, 300, 5]);
+}
+
+/// The driver lists VMs and can't be asked about one: two lists have to do.
+#[test]
+fn a_driver_that_can_only_list_has_the_word_on_what_is_gone_and_what_is_back() {
+    let world = world().not_offering(Operation::GetMachineStatus).recheck();
+    let id: ProviderId = "sim://1".parse().unwrap();
+    assert_eq!(world.plan(machine().provisioned()), Plan::Vanish(id.clone()));
+    let vanished =
+        machine()
+            .provisioned()
+            .condition(conditions::READY, State::False, reason::VIRTUAL_MACHINE_VANISHED);
+    assert_eq!(world.plan(vanished), Plan::Reappear(id));
+}
+
+#[test]
+fn what_keeps_the_driver_from_being_called_is_not_said_of_a_vm_that_was_ready() {
+    assert_eq!(
+        reason_of(world().driver_not_configured().plan(machine().provisioned())),
+        (conditions::DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED)
+    );
+    let bereft = machine().provisioned().without(labels::MACHINE_ID);
+    assert_eq!(
+        reason_of(world().plan(bereft)),
+        (conditions::DRIVER_REACHABLE, reason::FOREIGN_PROVIDER_ID)
+    );
+}

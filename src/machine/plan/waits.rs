@@ -1,0 +1,75 @@
+//! When a driver may be called again, and when it has to be. Pure.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::Observed;
+use crate::api::conditions::{self, State};
+use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::driver::retry::{FIRST_BACKOFF, LONGEST_BACKOFF};
+
+/// How long the last failure still forbids a call: from memory, or after a restart from the status.
+pub fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Duration> {
+    if seen.note.recheck {
+        return None;
+    }
+    if seen.note.retry.is_some() {
+        return remembered_wait(seen);
+    }
+    let status = machine.status.as_ref()?;
+    let last = status
+        .last_operation
+        .as_ref()
+        .filter(|last| last.state == OperationState::Failed)?;
+    let deleting = machine.metadata.deletion_timestamp.is_some();
+    if status.observed_generation != machine.metadata.generation
+        || deleting != (last.type_ == OperationType::Delete)
+    {
+        return None;
+    }
+    let next = last.next_retry_time.as_ref()?.0;
+    // A clock that was set back must not make the wait longer than it was meant to be.
+    let meant = next.duration_since(last.last_update_time.0);
+    let left = next.duration_since(seen.now).min(meant);
+    Duration::try_from(left).ok().filter(|left| !left.is_zero())
+}
+
+/// How long the last failure that is remembered still forbids a call.
+fn remembered_wait(seen: &Observed<'_>) -> Option<Duration> {
+    let retry = seen.note.retry.as_ref()?;
+    let left = retry.not_before.saturating_duration_since(seen.instant);
+    (retry.inputs == seen.inputs && !left.is_zero()).then_some(left)
+}
+
+/// Whether a provisioned VM has to be asked after until it is as it should be: it is on its way up, or what has to be
+/// done to it once is not done.
+pub fn is_unsettled(machine: &InfraMachine) -> bool {
+    machine.status.as_ref().is_some_and(|status| {
+        status.power_state.as_deref() == Some("Starting")
+            || conditions::get(&status.conditions, conditions::VIRTUAL_MACHINE_INITIALIZED)
+                .is_some_and(|initialized| initialized.status == State::False.as_str())
+    })
+}
+
+/// When a VM that is not settled is asked after: `None` now, else after this long.
+///
+/// A trigger that comes before does not lead to an earlier call, and must not make the later one be forgotten.
+pub fn until_settling(seen: &Observed<'_>) -> Option<Duration> {
+    let rest = seen.note.rest_until.and_then(|until| {
+        let left = until.saturating_duration_since(seen.instant);
+        (!left.is_zero()).then_some(left)
+    });
+    rest.max(remembered_wait(seen))
+}
+
+/// How long to leave a VM that is not settled: as long again as it has existed, so that the calls grow rare by themselves
+/// where a driver says `Starting` for ever.
+pub fn pace(machine: &InfraMachine, now: Timestamp) -> Duration {
+    let created = machine
+        .status
+        .as_ref()
+        .and_then(|status| conditions::get(&status.conditions, conditions::VIRTUAL_MACHINE_CREATED))
+        .and_then(|created| Duration::try_from(now.duration_since(created.last_transition_time.0)).ok());
+    created.unwrap_or_default().clamp(FIRST_BACKOFF, LONGEST_BACKOFF)
+}

@@ -1,0 +1,493 @@
+//! The status that every outcome leads to.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::apiserver::InvalidSecret;
+use crate::driver::Status;
+use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
+use crate::machine::identity::InvalidSpec;
+use crate::machine::plan::Plan;
+
+const LONG: usize = 20_000;
+
+fn moment() -> Moment {
+    Moment {
+        now: at(10),
+        attempts: 2,
+        wait: Some(Duration::from_secs(30)),
+    }
+}
+
+fn status_of(fixture: MachineFixture, outcome: &Outcome) -> InfraMachineStatus {
+    after(&fixture.build(), outcome, moment())
+}
+
+#[track_caller]
+fn condition<'a>(status: &'a InfraMachineStatus, type_: &str) -> &'a Condition {
+    conditions::get(&status.conditions, type_).unwrap_or_else(|| panic!("no condition {type_}"))
+}
+
+/// Status and reason of a condition.
+#[track_caller]
+fn state_of<'a>(status: &'a InfraMachineStatus, type_: &str) -> (&'a str, &'a str) {
+    let condition = condition(status, type_);
+    (condition.status.as_str(), condition.reason.as_str())
+}
+
+fn failed(operation: Operation, during: OperationType, code: Code) -> Outcome {
+    Outcome::Failed(Box::new(Failure::new(
+        operation,
+        during,
+        Status::new(code, "no room"),
+    )))
+}
+
+fn creating(operation: Operation, code: Code) -> Outcome {
+    failed(operation, OperationType::Create, code)
+}
+
+fn no_secrets(during: OperationType) -> Outcome {
+    let cause = InvalidSecret::NoBootstrapData("boot".to_owned());
+    Outcome::NoSecrets { during, cause }
+}
+
+fn vm() -> driver::Machine {
+    let mut vm = driver::Machine::new("sim://1".parse().unwrap(), "node-1");
+    vm.addresses = vec![driver::Address {
+        kind: driver::AddressType::InternalIP,
+        address: "10.0.0.1".to_owned(),
+    }];
+    vm.power_state = Some(PowerState::Running);
+    vm.failure_domain = Some("z1".to_owned());
+    vm
+}
+
+fn provisioned(vm: driver::Machine) -> Outcome {
+    Outcome::Provisioned(Box::new(vm))
+}
+
+fn refused() -> Outcome {
+    Outcome::Refused {
+        invalid: InvalidSpec::Violation("no".to_owned()),
+        again: None,
+    }
+}
+
+fn kept(fixed: &[&str]) -> Outcome {
+    Outcome::Kept {
+        reachable: Some(true),
+        fixed: fixed.iter().map(|path| path.parse().unwrap()).collect(),
+        again: None,
+    }
+}
+
+fn held(plan: Plan) -> Outcome {
+    match plan {
+        Plan::Hold(hold) => Outcome::Held(hold),
+        other => panic!("expected a hold, got {other:?}"),
+    }
+}
+
+/// Every outcome that does not say that the VM is gone, failed, or to be deleted.
+fn harmless() -> Vec<Outcome> {
+    let bereft = || machine().provisioned().without(crate::api::labels::MACHINE_ID);
+    let mut all = vec![
+        Outcome::Left,
+        Outcome::Held(Hold::silent(Duration::from_secs(1))),
+        held(world().paused().plan(machine().provisioned())),
+        held(world().driver_not_configured().plan(machine().provisioned())),
+        held(world().plan(bereft())),
+        refused(),
+        provisioned(vm()),
+        kept(&[]),
+        kept(&["/disk"]),
+        Outcome::Updated,
+        no_secrets(OperationType::Create),
+        no_secrets(OperationType::Update),
+        Outcome::Absent {
+            again: Duration::from_secs(1),
+        },
+    ];
+    for operation in Operation::ALL {
+        for code in Code::ALL {
+            all.push(creating(operation, code));
+            all.push(failed(operation, OperationType::Update, code));
+        }
+    }
+    all
+}
+
+/// A MachineHealthCheck deletes what is not ready: an outage, a lost credential or a wrong spec must not delete a fleet.
+#[test]
+fn a_vm_that_was_ready_stays_ready_whatever_fails() {
+    for outcome in harmless() {
+        let status = status_of(machine().provisioned(), &outcome);
+        assert_eq!(
+            condition(&status, conditions::READY).status,
+            "True",
+            "{outcome:?}"
+        );
+        assert!(
+            status.ready && status.failure_reason.is_none() && status.failure_message.is_none(),
+            "{outcome:?}"
+        );
+        let provisioned = status.initialization.and_then(|it| it.provisioned);
+        assert_eq!(provisioned, Some(true), "{outcome:?}");
+    }
+}
+
+#[test]
+fn ready_ends_when_the_driver_says_that_the_vm_is_gone_or_failed_or_when_it_is_deleted() {
+    let mut broken = vm();
+    broken.power_state = Some(PowerState::Failed);
+    let deleting = Outcome::Deleting {
+        reason: reason::SHUTTING_DOWN,
+        message: String::new(),
+        again: Duration::ZERO,
+    };
+    let id = "sim://1".parse().unwrap();
+    for (outcome, why) in [
+        (Outcome::Vanished(id), reason::VIRTUAL_MACHINE_VANISHED),
+        (provisioned(broken), reason::VIRTUAL_MACHINE_FAILED),
+        (deleting, reason::DELETING),
+        (
+            failed(Operation::DeleteMachine, OperationType::Delete, Code::Unavailable),
+            reason::DELETING,
+        ),
+    ] {
+        let status = status_of(machine().provisioned(), &outcome);
+        assert_eq!(state_of(&status, conditions::READY), ("False", why));
+        assert!(status.ready, "what Cluster API was told is never taken back");
+    }
+}
+
+#[test]
+fn a_vm_that_is_back_is_ready_again() {
+    let vanished =
+        machine()
+            .provisioned()
+            .condition(conditions::READY, State::False, reason::VIRTUAL_MACHINE_VANISHED);
+    let status = status_of(vanished, &provisioned(vm()));
+    assert_eq!(state_of(&status, conditions::READY), ("True", reason::READY));
+}
+
+/// Cluster API takes an explicit null in a contract field for an error.
+#[test]
+fn no_status_ever_holds_a_null() {
+    fn has_null(value: &Value) -> bool {
+        match value {
+            Value::Null => true,
+            Value::Array(items) => items.iter().any(has_null),
+            Value::Object(fields) => fields.values().any(has_null),
+            Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+        }
+    }
+    for outcome in harmless() {
+        for fixture in [machine(), machine().provisioned()] {
+            let status = serde_json::to_value(status_of(fixture, &outcome)).unwrap();
+            assert!(!has_null(&status), "{outcome:?}: {status}");
+        }
+    }
+}
+
+#[test]
+fn what_has_nothing_to_say_writes_nothing() {
+    for outcome in [
+        Outcome::Left,
+        Outcome::Gone,
+        Outcome::Held(Hold::silent(Duration::from_secs(1))),
+    ] {
+        for fixture in [machine(), machine().provisioned().generation(2)] {
+            let before = fixture.clone().build().status.unwrap_or_default();
+            assert_eq!(status_of(fixture, &outcome), before);
+        }
+    }
+}
+
+#[test]
+fn the_same_outcome_again_writes_nothing() {
+    for outcome in [
+        provisioned(vm()),
+        kept(&[]),
+        kept(&["/disk"]),
+        refused(),
+        held(world().paused().plan(machine())),
+    ] {
+        let mut once = machine().provisioned().build();
+        once.status = Some(after(&once, &outcome, moment()));
+        let later = Moment {
+            now: at(99),
+            ..moment()
+        };
+        assert_eq!(after(&once, &outcome, later), once.status.unwrap(), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_provisioned_machine_tells_cluster_api_all_that_it_reads() {
+    let status = serde_json::to_value(status_of(machine().claimed(), &provisioned(vm()))).unwrap();
+    for (field, expected) in [
+        ("ready", json!(true)),
+        ("initialization", json!({"provisioned": true})),
+        (
+            "addresses",
+            json!([{"type": "InternalIP", "address": "10.0.0.1"}]),
+        ),
+        ("failureDomain", json!("z1")),
+        ("nodeName", json!("node-1")),
+        ("powerState", json!("Running")),
+        ("observedGeneration", json!(1)),
+    ] {
+        assert_eq!(status[field], expected, "{field}");
+    }
+    assert_eq!(status["lastOperation"]["type"], "Create");
+    assert_eq!(status["lastOperation"]["state"], "Successful");
+    assert_eq!(status["lastOperation"]["attempts"], 0);
+}
+
+#[test]
+fn a_recheck_that_knows_less_does_not_unsay_what_was_known() {
+    let mut once = machine().provisioned().build();
+    once.status = Some(after(&once, &provisioned(vm()), moment()));
+    let bare = provisioned(driver::Machine::new("sim://1".parse().unwrap(), ""));
+    assert_eq!(after(&once, &bare, moment()), once.status.unwrap());
+}
+
+/// A driver that says what the schema refuses must not keep the rest from being published.
+#[test]
+fn what_the_schema_would_refuse_is_left_out_or_cut() {
+    let mut odd = vm();
+    odd.node_name = "n".repeat(254);
+    odd.failure_domain = Some(String::new());
+    odd.addresses = vec![odd.addresses[0].clone(); 300];
+    odd.addresses[0].address = String::new();
+    odd.addresses[1].address = "a".repeat(257);
+    let status = status_of(machine().claimed(), &provisioned(odd));
+    assert_eq!((status.node_name, status.failure_domain), (None, None));
+    assert_eq!(status.addresses.len(), 254);
+    let long = Status::new(Code::InvalidArgument, "é".repeat(LONG));
+    let outcome = Outcome::Failed(Box::new(Failure::new(
+        Operation::CreateMachine,
+        OperationType::Create,
+        long,
+    )));
+    let status = status_of(machine().claimed(), &outcome);
+    let lengths = [
+        status.failure_message.as_deref(),
+        status
+            .last_operation
+            .as_ref()
+            .and_then(|last| last.message.as_deref()),
+        Some(condition(&status, conditions::READY).message.as_str()),
+    ]
+    .map(|text| text.map(|text| text.chars().count()));
+    assert_eq!(lengths, [Some(4096); 3]);
+}
+
+/// INI-14, INI-15, INI-16, INI-17
+#[test]
+fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initialization() {
+    let outcome = creating(Operation::InitializeMachine, Code::Uninitialized);
+    let status = status_of(machine().claimed().provider_id("sim://1"), &outcome);
+    let last = status.last_operation.as_ref().unwrap();
+    assert_eq!(
+        (last.type_, last.state),
+        (OperationType::Create, OperationState::Failed)
+    );
+    assert_eq!(last.code.as_deref(), Some("Uninitialized"));
+    assert_eq!(last.message.as_deref(), Some("InstanceInitialization: no room"));
+    assert_eq!(
+        (last.attempts, last.next_retry_time.as_ref().unwrap().0),
+        (2, at(40))
+    );
+    assert_eq!(
+        state_of(&status, conditions::VIRTUAL_MACHINE_CREATED),
+        ("True", reason::CREATED)
+    );
+    assert_eq!(
+        state_of(&status, conditions::VIRTUAL_MACHINE_INITIALIZED),
+        ("False", "Uninitialized")
+    );
+    assert_eq!(state_of(&status, conditions::READY), ("False", "Uninitialized"));
+}
+
+/// CTL-CR-02..CTL-CR-16
+#[test]
+fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_where_a_retry_is_senseless() {
+    for code in Code::ALL {
+        let status = status_of(machine().claimed(), &creating(Operation::CreateMachine, code));
+        let last = status.last_operation.as_ref().unwrap();
+        assert_eq!(last.operation.as_deref(), Some("CreateMachine"));
+        assert_eq!(last.code.as_deref(), Some(code.name()));
+        assert_eq!(state_of(&status, conditions::READY), ("False", code.name()));
+        let for_good = matches!(
+            code,
+            Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange
+        );
+        let expected = for_good.then(|| (code.name(), "CreateMachine: no room"));
+        assert_eq!(
+            status
+                .failure_reason
+                .as_deref()
+                .zip(status.failure_message.as_deref()),
+            expected,
+            "{code}"
+        );
+    }
+}
+
+/// CTL-GS-14, CTL-GS-16
+#[test]
+fn only_a_driver_that_does_not_answer_is_called_unreachable() {
+    for code in Code::ALL {
+        let status = status_of(
+            machine().provisioned(),
+            &creating(Operation::GetMachineStatus, code),
+        );
+        let outage = matches!(code, Code::Unavailable | Code::DeadlineExceeded);
+        let expected = if outage {
+            ("False", code.name())
+        } else {
+            ("True", reason::REACHABLE)
+        };
+        assert_eq!(
+            state_of(&status, conditions::DRIVER_REACHABLE),
+            expected,
+            "{code}"
+        );
+    }
+}
+
+/// INI-13
+#[test]
+fn a_create_that_takes_too_long_is_called_timed_out_and_keeps_its_cause() {
+    let slow = machine().claimed().build();
+    let outcome = creating(Operation::CreateMachine, Code::ResourceExhausted);
+    let late = Moment {
+        now: at(1201),
+        ..moment()
+    };
+    let status = after(&slow, &outcome, late);
+    assert_eq!(
+        state_of(&status, conditions::READY),
+        ("False", reason::CREATION_TIMED_OUT)
+    );
+    assert_eq!(
+        condition(&status, conditions::READY).message,
+        "not provisioned after 1200 s; ResourceExhausted: CreateMachine: no room"
+    );
+}
+
+#[test]
+fn a_refused_spec_fails_a_new_machine_for_good_and_an_old_one_only_to_be_up_to_date() {
+    let new = status_of(machine(), &refused());
+    assert_eq!(new.failure_reason.as_deref(), Some("InvalidArgument"));
+    assert_eq!(state_of(&new, conditions::READY), ("False", "InvalidArgument"));
+    let old = status_of(machine().provisioned(), &refused());
+    assert_eq!(old.failure_reason, None);
+    assert_eq!(
+        state_of(&old, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
+        ("False", "InvalidArgument")
+    );
+}
+
+#[test]
+fn an_earlier_failure_is_history_once_the_new_spec_is_tried() {
+    let failed = machine().claimed().generation(2).observed(1).status(|status| {
+        status.failure_reason = Some("InvalidArgument".to_owned());
+        status.failure_message = Some("no".to_owned());
+    });
+    let status = status_of(failed, &creating(Operation::CreateMachine, Code::Unavailable));
+    assert_eq!((status.failure_reason, status.failure_message), (None, None));
+    assert_eq!(status.observed_generation, Some(2));
+}
+
+/// The spec was changed while hands were off: it has not been tried when they are on again.
+#[test]
+fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
+    let failed = machine()
+        .claimed()
+        .generation(2)
+        .observed(1)
+        .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
+    let mut paused = failed.build();
+    let outcome = held(world().paused().plan(machine()));
+    paused.status = Some(after(&paused, &outcome, moment()));
+    let status = paused.status.clone().unwrap();
+    assert_eq!(state_of(&status, conditions::PAUSED), ("True", reason::PAUSED));
+    let plan = world().plan(machine().claimed().generation(2).status(|s| *s = status));
+    assert!(matches!(plan, Plan::Provision(_)), "{plan:?}");
+}
+
+#[test]
+fn hands_are_on_again_at_once_though_a_wait_is_not_over() {
+    let paused = machine()
+        .claimed()
+        .condition(conditions::PAUSED, State::True, reason::PAUSED);
+    let status = status_of(paused, &Outcome::Held(Hold::silent(Duration::from_mins(10))));
+    assert_eq!(
+        state_of(&status, conditions::PAUSED),
+        ("False", reason::NOT_PAUSED)
+    );
+}
+
+#[test]
+fn a_machine_that_waits_says_what_for() {
+    let status = status_of(machine(), &held(world().without_bootstrap().plan(machine())));
+    assert_eq!(
+        state_of(&status, conditions::READY),
+        ("False", reason::WAITING_FOR_BOOTSTRAP_DATA)
+    );
+    let status = status_of(machine(), &no_secrets(OperationType::Create));
+    assert_eq!(
+        state_of(&status, conditions::READY),
+        ("False", reason::INVALID_SECRET)
+    );
+    assert_eq!(condition(&status, conditions::READY).observed_generation, Some(1));
+}
+
+/// UPD-02
+#[test]
+fn an_update_that_failed_is_told_where_updates_are_told() {
+    for code in Code::ALL {
+        let outcome = failed(Operation::UpdateMachine, OperationType::Update, code);
+        let status = status_of(machine().provisioned(), &outcome);
+        assert_eq!(
+            state_of(&status, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
+            ("False", code.name())
+        );
+        assert_eq!(status.last_operation.unwrap().type_, OperationType::Update);
+    }
+}
+
+/// UPD-01
+#[test]
+fn an_update_that_is_done_is_the_last_operation() {
+    let status = status_of(machine().provisioned(), &Outcome::Updated);
+    let last = status.last_operation.as_ref().unwrap();
+    assert_eq!(
+        (last.type_, last.state),
+        (OperationType::Update, OperationState::Successful)
+    );
+    assert_eq!(
+        state_of(&status, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
+        ("True", reason::UP_TO_DATE)
+    );
+}
+
+/// CTL-DE-02..CTL-DE-16
+#[test]
+fn a_deletion_that_failed_says_why_it_is_still_there() {
+    for code in Code::ALL {
+        let outcome = failed(Operation::DeleteMachine, OperationType::Delete, code);
+        let status = status_of(machine().provisioned().deleted_at(now()), &outcome);
+        assert_eq!(state_of(&status, conditions::DELETING), ("True", code.name()));
+        let deleting = condition(&status, conditions::DELETING);
+        assert_eq!(deleting.message, "DeleteMachine: no room");
+        assert_eq!(status.last_operation.unwrap().type_, OperationType::Delete);
+    }
+}

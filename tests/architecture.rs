@@ -1,0 +1,416 @@
+//! Arrows between modules go one way, as `src/lib.rs` draws them.
+//!
+//! The sources are read as text: a path that is written is an arrow, whether it stands in a `use`, in a nested group or in
+//! the middle of an expression. A new module, or a new arrow, is an edit of [`MAP`], which somebody reviews.
+
+// A file that can't be read fails the test, wherever it is read.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What a module may name.
+struct Rule {
+    /// Its name, as `crate::<name>`.
+    module: &'static str,
+    /// Modules of this crate.
+    may: &'static [&'static str],
+    /// Paths that it may not name though they are not of this crate, or only part of a module that it may.
+    never: &'static [&'static str],
+}
+
+const WIRE: &[&str] = &["tonic", "prost"];
+const CLIENT: &[&str] = &[
+    "kube::Client",
+    "kube::Api",
+    "kube::client",
+    "kube::api",
+    "kube::runtime",
+    "kube::Config",
+];
+/// What reconcilers work with.
+const TOOLS: &[&str] = &["api", "driver", "apiserver", "caches", "provider", "metrics"];
+
+const fn rule(module: &'static str, may: &'static [&'static str], never: &'static [&'static str]) -> Rule {
+    Rule { module, may, never }
+}
+
+const MAP: &[Rule] = &[
+    // L0: what is talked about.
+    rule("driver", &[], &["kube", "k8s_openapi", "tonic", "prost"]),
+    rule(
+        "api",
+        &[],
+        &[
+            "tonic",
+            "prost",
+            "tokio",
+            "kube::Client",
+            "kube::Api",
+            "kube::client",
+            "kube::api",
+            "kube::runtime",
+        ],
+    ),
+    // L1: drivers and their wire. No Kubernetes.
+    rule("cmi", &["driver"], &["kube", "k8s_openapi"]),
+    rule("drivers", &["driver", "cmi"], &["kube", "k8s_openapi"]),
+    rule("conformance", &["driver", "cmi"], &["kube", "k8s_openapi"]),
+    // L2: tools.
+    rule("apiserver", &["api", "driver"], WIRE),
+    rule("caches", &["api"], WIRE),
+    rule("leadership", &[], WIRE),
+    rule("metrics", &["driver"], WIRE),
+    rule(
+        "provider",
+        &["driver", "leadership", "metrics"],
+        &["kube", "k8s_openapi", "tonic", "prost"],
+    ),
+    rule("telemetry", &[], &["kube", "tonic", "prost"]),
+    rule("manifests", &["api"], WIRE),
+    // L2: reconcilers. None knows another, or a concrete driver.
+    rule("machine", TOOLS, WIRE),
+    rule("cluster", TOOLS, WIRE),
+    rule("template", TOOLS, WIRE),
+    rule("inventory", TOOLS, WIRE),
+    rule("orphans", TOOLS, WIRE),
+    // What puts them together, and runs them. Still no concrete driver.
+    rule(
+        "controllers",
+        &[
+            "api",
+            "driver",
+            "apiserver",
+            "caches",
+            "provider",
+            "metrics",
+            "machine",
+            "cluster",
+            "template",
+            "inventory",
+            "orphans",
+        ],
+        WIRE,
+    ),
+    rule(
+        "manager",
+        &[
+            "api",
+            "driver",
+            "apiserver",
+            "caches",
+            "provider",
+            "metrics",
+            "leadership",
+            "telemetry",
+            "controllers",
+            "machine",
+        ],
+        WIRE,
+    ),
+    // The one place that names concrete drivers.
+    rule(
+        "cli",
+        &[
+            "api",
+            "driver",
+            "drivers",
+            "cmi",
+            "conformance",
+            "provider",
+            "metrics",
+            "leadership",
+            "telemetry",
+            "manifests",
+            "manager",
+            "controllers",
+        ],
+        &[],
+    ),
+];
+
+/// Pure modules inside of modules: rules that are tested without mocks have nothing to call.
+const PURE: &[&str] = &[
+    "machine/plan.rs",
+    "machine/plan",
+    "machine/status.rs",
+    "machine/events.rs",
+    "machine/identity.rs",
+    "machine/outcome.rs",
+    "cluster/plan.rs",
+    "inventory/plan.rs",
+];
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+/// The Rust files at or below a path, with their names relative to it.
+fn files(root: &Path) -> Vec<PathBuf> {
+    if root.is_dir() {
+        let entries = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
+        entries.flat_map(|path| files(&path)).collect()
+    } else if root.extension().is_some_and(|extension| extension == "rs") {
+        vec![root.to_owned()]
+    } else {
+        Vec::new()
+    }
+}
+
+/// The top-level modules, each with its files.
+fn modules() -> BTreeMap<String, Vec<PathBuf>> {
+    let mut modules: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    for file in files(&sources()) {
+        let first = file.strip_prefix(sources()).unwrap().iter().next().unwrap();
+        let name = first.to_str().unwrap().trim_end_matches(".rs").to_owned();
+        modules.entry(name).or_default().push(file);
+    }
+    modules.remove("lib");
+    modules.remove("main");
+    modules
+}
+
+/// Every path in a source text with its groups spelt out: `use a::{b, c::{self, D}}` names `a::b`, `a::c`, `a::c::D`.
+fn paths(text: &str) -> BTreeSet<String> {
+    let tokens = tokens(text);
+    let mut found = BTreeSet::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        if is_name(&tokens[at]) {
+            at = path(&tokens, at, "", &mut found);
+        } else {
+            at += 1;
+        }
+    }
+    found
+}
+
+/// Reads the path that begins at `at`, notes it under `prefix`, and says where it ends.
+fn path(tokens: &[String], mut at: usize, prefix: &str, found: &mut BTreeSet<String>) -> usize {
+    let mut whole = prefix.to_owned();
+    while at < tokens.len() && is_name(&tokens[at]) {
+        if tokens[at] != "self" || whole.is_empty() {
+            if !whole.is_empty() {
+                whole.push_str("::");
+            }
+            whole.push_str(&tokens[at]);
+        }
+        at += 1;
+        if tokens.get(at).is_none_or(|next| next != "::") {
+            break;
+        }
+        at += 1;
+        if tokens.get(at).is_some_and(|next| next == "{") {
+            return group(tokens, at + 1, &whole, found);
+        }
+    }
+    found.insert(whole);
+    at
+}
+
+fn group(tokens: &[String], mut at: usize, prefix: &str, found: &mut BTreeSet<String>) -> usize {
+    while at < tokens.len() && tokens[at] != "}" {
+        at = if is_name(&tokens[at]) {
+            path(tokens, at, prefix, found)
+        } else {
+            at + 1
+        };
+        // A renamed item is followed by its new name, which is no path.
+        if tokens.get(at).is_some_and(|next| next == "as") {
+            at += 2;
+        }
+    }
+    at + 1
+}
+
+fn is_name(token: &str) -> bool {
+    token != "as" && token.starts_with(|c: char| c.is_alphabetic() || c == '_')
+}
+
+/// Names, `::` and single signs; comments and texts are left out.
+fn tokens(text: &str) -> Vec<String> {
+    let mut tokens = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let length = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if first == '"' {
+            length_of_text(rest)
+        } else if first.is_alphanumeric() || first == '_' {
+            let length = rest
+                .find(|c: char| !c.is_alphanumeric() && c != '_')
+                .unwrap_or(rest.len());
+            tokens.push(rest[..length].to_owned());
+            length
+        } else if rest.starts_with("::") {
+            tokens.push("::".to_owned());
+            2
+        } else if rest.starts_with("'\"'") {
+            3
+        } else {
+            if !first.is_whitespace() {
+                tokens.push(first.to_string());
+            }
+            first.len_utf8()
+        };
+        rest = &rest[length..];
+    }
+    tokens
+}
+
+/// How long a text in quotes is, quotes included.
+fn length_of_text(quoted: &str) -> usize {
+    let mut escaped = false;
+    for (at, c) in quoted.char_indices().skip(1) {
+        match c {
+            '"' if !escaped => return at + 1,
+            '\\' => escaped = !escaped,
+            _ => escaped = false,
+        }
+    }
+    quoted.len()
+}
+
+fn names(path: &str, forbidden: &str) -> bool {
+    path == forbidden
+        || path
+            .strip_prefix(forbidden)
+            .is_some_and(|rest| rest.starts_with("::"))
+}
+
+/// The modules of this crate that a path leads to.
+fn sibling(path: &str) -> Option<&str> {
+    path.strip_prefix("crate::")?.split("::").next()
+}
+
+/// What in a text breaks the rule of its module.
+fn wrong_arrows(rule: &Rule, modules: &BTreeSet<&str>, text: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for path in paths(text) {
+        if let Some(other) = sibling(&path).filter(|other| modules.contains(other) && *other != rule.module)
+            && !rule.may.contains(&other)
+        {
+            wrong.push(path.clone());
+        }
+        if rule.never.iter().any(|never| names(&path, never)) {
+            wrong.push(path);
+        }
+    }
+    wrong
+}
+
+#[test]
+fn every_module_is_on_the_map() {
+    let mapped: BTreeSet<_> = MAP.iter().map(|rule| rule.module).collect();
+    let unmapped: Vec<_> = modules()
+        .into_keys()
+        .filter(|name| !mapped.contains(name.as_str()))
+        .collect();
+    assert!(
+        unmapped.is_empty(),
+        "say in tests/architecture.rs what these may name: {unmapped:?}"
+    );
+}
+
+#[test]
+fn every_arrow_goes_the_way_of_the_map() {
+    let modules = modules();
+    let names: BTreeSet<_> = modules.keys().map(String::as_str).collect();
+    let mut wrong = Vec::new();
+    for rule in MAP {
+        for file in modules.get(rule.module).into_iter().flatten() {
+            let text = fs::read_to_string(file).unwrap();
+            let shown = file.strip_prefix(sources()).unwrap().display();
+            wrong.extend(
+                wrong_arrows(rule, &names, &text)
+                    .into_iter()
+                    .map(|path| format!("{shown} names {path}")),
+            );
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "arrows that point the wrong way:\n{}",
+        wrong.join("\n")
+    );
+}
+
+/// A module that may name another which may name it back is no layer.
+#[test]
+fn the_map_itself_has_no_circle() {
+    let mut open: BTreeMap<_, BTreeSet<_>> = MAP
+        .iter()
+        .map(|rule| (rule.module, rule.may.iter().copied().collect()))
+        .collect();
+    while !open.is_empty() {
+        let ends: Vec<_> = open
+            .iter()
+            .filter(|(_, may)| may.is_empty())
+            .map(|(module, _)| *module)
+            .collect();
+        assert!(!ends.is_empty(), "a circle among {:?}", open.keys());
+        for end in ends {
+            open.remove(end);
+            for may in open.values_mut() {
+                may.remove(end);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_called_pure_knows_neither_client_nor_runtime() {
+    let forbidden = [CLIENT, &["tokio"]].concat();
+    for place in PURE {
+        let found = files(&sources().join(place));
+        assert!(!found.is_empty(), "{place} is not there any more");
+        for file in found {
+            let text = fs::read_to_string(&file).unwrap();
+            let wrong: Vec<_> = paths(&text)
+                .into_iter()
+                .filter(|path| forbidden.iter().any(|no| names(path, no)))
+                .collect();
+            assert!(wrong.is_empty(), "{} names {wrong:?}", file.display());
+        }
+    }
+}
+
+/// A guard that lets everything pass guards nothing.
+#[test]
+fn a_wrong_arrow_is_seen_however_it_is_written() {
+    let modules = BTreeSet::from(["driver", "machine", "drivers"]);
+    let driver = rule("driver", &[], &["kube"]);
+    for text in [
+        "use crate::machine::plan;",
+        "use crate::machine;",
+        "use crate::{driver::Code, machine::{plan, status}};",
+        "use crate::{\n    machine as m,\n};",
+        "fn f() { let a = crate::machine::plan(1); }",
+        "pub(crate) use crate::machine::*;",
+        "use kube::Client;",
+        "use {std::fmt, kube::{self, Api}};",
+        "fn f(c: &::kube::Client) {}",
+        "type T = Option<kube::Client>;",
+    ] {
+        assert!(
+            !wrong_arrows(&driver, &modules, text).is_empty(),
+            "not seen: {text}"
+        );
+    }
+    for text in [
+        "// use crate::machine::plan;",
+        "/// See [`crate::machine`].",
+        "const A: &str = \"crate::machine::\\\" kube::Client\";",
+        "use crate::driver::kube;",
+        "use super::machine::plan;",
+        "let machine = kubernetes::client();",
+        "use crate::machine_class::X;",
+    ] {
+        assert_eq!(
+            wrong_arrows(&driver, &modules, text),
+            Vec::<String>::new(),
+            "no arrow: {text}"
+        );
+    }
+}

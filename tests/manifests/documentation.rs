@@ -1,0 +1,175 @@
+//! The documentation says what is so: its tables come from the code, its links and names lead somewhere.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::objects::repository;
+
+/// README.md and everything in docs/.
+fn pages() -> Result<Vec<(PathBuf, String)>> {
+    let mut paths = vec![repository().join("README.md")];
+    for entry in fs::read_dir(repository().join("docs"))? {
+        paths.push(entry?.path());
+    }
+    let markdown = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
+    paths
+        .into_iter()
+        .filter(markdown)
+        .map(|path| Ok((path.clone(), fs::read_to_string(&path)?)))
+        .collect()
+}
+
+/// The words between two marks.
+fn between<'a>(text: &'a str, start: &'a str, end: &'a str) -> impl Iterator<Item = &'a str> {
+    text.split(start)
+        .skip(1)
+        .filter_map(move |rest| Some(rest.split_once(end)?.0))
+}
+
+/// The source files below a folder, as one text.
+fn sources(folder: &Path) -> Result<String> {
+    let mut text = String::new();
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            text += &sources(&path)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            text += &fs::read_to_string(&path)?;
+        }
+    }
+    Ok(text)
+}
+
+#[test]
+fn committed_tables_are_what_the_code_prints() -> Result<()> {
+    let paths = pages()?.into_iter().map(|(path, _)| path);
+    let output = Command::new(env!("CARGO_BIN_EXE_capcmi"))
+        .args(["docs", "--check"])
+        .args(paths)
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}
+
+/// The heading as GitHub makes an anchor of it.
+fn anchor(heading: &str) -> String {
+    let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+    let heading = heading.trim_start_matches('#').trim().to_lowercase();
+    heading.chars().filter(kept).collect::<String>().replace(' ', "-")
+}
+
+#[test]
+fn relative_links_lead_to_files_and_headings() -> Result<()> {
+    for (path, text) in pages()? {
+        for link in between(&text, "](", ")").filter(|link| !link.contains("://")) {
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = path.parent().context("a page has a folder")?.join(file);
+            ensure!(target.exists(), "{} links to {link}", path.display());
+            if heading.is_empty() {
+                continue;
+            }
+            let target = fs::read_to_string(if file.is_empty() { &path } else { &target })?;
+            let mut headings = target.lines().filter(|line| line.starts_with('#')).map(anchor);
+            ensure!(
+                headings.any(|known| known == heading),
+                "{} links to {link}",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_readme_names_tests_that_there_are() -> Result<()> {
+    let readme = fs::read_to_string(repository().join("README.md"))?;
+    let code = sources(&repository().join("src"))? + &sources(&repository().join("tests"))?;
+    let table = between(&readme, "## What the provider promises", "\n## ")
+        .next()
+        .context("the promises are gone")?;
+    let named: Vec<_> = table
+        .lines()
+        .filter_map(|line| line.rsplit_once("| `"))
+        .flat_map(|(_, cell)| cell.split('`'))
+        .filter(|name| name.contains('_'))
+        .collect();
+    ensure!(named.len() > 5, "only {named:?} are named");
+    for name in named {
+        ensure!(code.contains(&format!("fn {name}(")), "there is no test {name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn every_condition_and_reason_is_explained() -> Result<()> {
+    let page = fs::read_to_string(repository().join("docs/operations.md"))?;
+    let code = fs::read_to_string(repository().join("src/api/conditions.rs"))?;
+    let names: BTreeSet<_> = between(&code, ": &str = \"", "\";").collect();
+    ensure!(names.len() > 20, "only {names:?} were found");
+    for name in names {
+        ensure!(
+            page.contains(&format!("`{name}`")),
+            "docs/operations.md lacks {name}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn metrics_that_are_named_exist() -> Result<()> {
+    let operations = fs::read_to_string(repository().join("docs/operations.md"))?;
+    let known: BTreeSet<_> = between(&operations, "| `capcmi_", "`").collect();
+    ensure!(!known.is_empty(), "the table of metrics is gone");
+    let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
+    for (path, text) in pages()? {
+        for rest in text.split("capcmi_").skip(1) {
+            let name = rest.split(|c| !is_part(c)).next().unwrap_or_default();
+            ensure!(known.contains(name), "{} names capcmi_{name}", path.display());
+        }
+    }
+    Ok(())
+}
+
+/// Keys of the drivers file are explained, and no others.
+#[test]
+fn every_key_of_the_simulated_driver_is_explained() -> Result<()> {
+    let page = fs::read_to_string(repository().join("docs/drivers-file.md"))?;
+    let output = Command::new(env!("CARGO_BIN_EXE_capcmi"))
+        .args(["drivers", "check", "--offline", "--drivers-config=/dev/stdin"])
+        .stdin(unknown_key()?)
+        .output()?;
+    // The refusal of an unknown key lists those that are known.
+    let message = String::from_utf8(output.stderr)?;
+    let listed = message
+        .split_once("expected")
+        .with_context(|| format!("no keys in: {message}"))?
+        .1;
+    let keys: Vec<_> = listed
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| word.chars().any(char::is_uppercase))
+        .collect();
+    ensure!(keys.contains(&"bootSeconds"), "no keys in: {message}");
+    for key in keys {
+        ensure!(
+            page.contains(&format!("`{key}`")),
+            "docs/drivers-file.md lacks {key}"
+        );
+    }
+    Ok(())
+}
+
+fn unknown_key() -> Result<fs::File> {
+    use std::io::{Seek as _, Write as _};
+    let mut file = tempfile::tempfile()?;
+    file.write_all(b"drivers: [{name: a, simulated: {unknown: 1}}]")?;
+    file.rewind()?;
+    Ok(file)
+}

@@ -1,0 +1,306 @@
+//! Drivers that can do less, later, or only after several tries.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use capcmi::api::v1alpha1::{InfraMachine, LastOperation, OperationState, OperationType};
+use capcmi::api::{conditions, labels};
+use capcmi::driver::Operation;
+use capcmi::drivers::simulated::{CallLine, Phase};
+use kube::ResourceExt;
+use serde_json::json;
+
+use crate::support::lone::{message, says};
+use crate::support::{Cloud, Lone, Provider, World};
+
+/// INI-11, UPD-02, CTL-GS-12, CTL-CR-00: every optional call may be missing, alone or all at once, as in a CMI plugin with
+/// nothing but create and delete.
+#[tokio::test]
+async fn every_optional_call_may_be_missing() -> Result<()> {
+    let world = World::new("minimal").await?;
+    let cases = [
+        ("no-status", json!(["GetMachineStatus"])),
+        ("no-initialize", json!(["InitializeMachine"])),
+        ("no-list", json!(["ListMachines"])),
+        ("no-shut-down", json!(["ShutDownMachine"])),
+        ("no-update", json!(["UpdateMachine"])),
+        ("no-look", json!(["GetMachineStatus", "ListMachines"])),
+        (
+            "create-and-delete",
+            json!([
+                "InitializeMachine",
+                "GetMachineStatus",
+                "ListMachines",
+                "ShutDownMachine",
+                "UpdateMachine",
+                "GetVolumeIDs",
+                "GenerateMachineClassForMigration",
+                "ListZones",
+                "DescribeClass"
+            ]),
+        ),
+    ];
+    let clouds: Vec<_> = cases
+        .iter()
+        .map(|(name, disabled)| (*name, Cloud::named(&world, name), disabled))
+        .collect();
+    let drivers = clouds.iter().map(|(name, cloud, disabled)| {
+        cloud.drivers_with(json!({"name": name}), json!({"disabledCalls": disabled}))
+    });
+    let _provider = Provider::new(Cloud::several(drivers)?).start(&world).await?;
+    world.cluster("one").await?;
+    let mut machines = Vec::new();
+    for (name, ..) in &clouds {
+        // Where the driver can, this spec takes an initialization, and the deletion a shut-down.
+        let machine = Lone::new(&world, "one", name)
+            .infra("/spec/provider", json!(name))
+            .infra("/spec/providerSpec/sourceDestCheck", json!(false))
+            .infra("/spec/shutdownTimeoutSeconds", json!(60));
+        machines.push(machine.create().await?);
+    }
+    for (machine, (name, cloud, _)) in machines.iter().zip(&clouds) {
+        machine.provisioned().await.with_context(|| (*name).to_owned())?;
+        let vms = cloud.holds(1).await?;
+        ensure!(!vms[0].source_dest_check, "{name}: not initialized");
+        machine.delete().await?;
+    }
+    for (machine, (name, cloud, disabled)) in machines.iter().zip(&clouds) {
+        machine.gone().await.with_context(|| (*name).to_owned())?;
+        cloud.holds(0).await?;
+        for operation in Operation::ALL {
+            let is_disabled = disabled
+                .as_array()
+                .is_some_and(|all| all.contains(&json!(operation.name())));
+            ensure!(
+                !is_disabled || cloud.count(operation, name)? == 0,
+                "{name}: {operation} was called"
+            );
+        }
+        ensure!(cloud.count(Operation::CreateMachine, name)? == 1, "{name}");
+    }
+    Ok(())
+}
+
+/// INI-03, INI-12..INI-17, INI-19: a VM whose initialization fails is neither made anew nor handed over; it is initialized
+/// until that works.
+#[tokio::test]
+async fn an_initialization_that_fails_is_repeated_until_it_works() -> Result<()> {
+    let world = World::new("initialize").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let fault = |machine: &str| {
+        json!({"operation": "InitializeMachine", "machine": machine, "code": "Uninitialized",
+        "message": "the check can't be switched", "retryAfterMs": 200})
+    };
+    let mut three_times = fault("three");
+    three_times["count"] = json!(3);
+    cloud.fail(json!([three_times, fault("stuck")]))?;
+    let uninitialized =
+        |name| Lone::new(&world, "one", name).infra("/spec/providerSpec/sourceDestCheck", json!(false));
+    let three = uninitialized("three").create().await?;
+    let stuck = uninitialized("stuck").create().await?;
+    three.provisioned().await?;
+    ensure!(cloud.count(Operation::InitializeMachine, "three")? == 4);
+    ensure!(cloud.count(Operation::CreateMachine, "three")? == 1);
+
+    let told = stuck
+        .until("a failed initialization", |machine| {
+            let last = last_operation(machine);
+            last.is_some_and(|last| {
+                last.type_ == OperationType::Create
+                    && last.state == OperationState::Failed
+                    && last.code.as_deref() == Some("Uninitialized")
+                    && last.attempts >= 2
+            })
+        })
+        .await?;
+    let last = last_operation(&told).context("no last operation")?;
+    let text = last.message.as_deref().unwrap_or_default();
+    ensure!(text.starts_with("InstanceInitialization"), "{text}");
+    ensure!(last.next_retry_time.is_some(), "no next try");
+    ensure!(says(
+        &told,
+        conditions::VIRTUAL_MACHINE_CREATED,
+        "True",
+        "Created"
+    ));
+    ensure!(says(
+        &told,
+        conditions::VIRTUAL_MACHINE_INITIALIZED,
+        "False",
+        "Uninitialized"
+    ));
+    ensure!(says(&told, conditions::READY, "False", "Uninitialized"));
+    ensure!(capcmi::machine::phase(&told) == "Pending", "it was handed over");
+    ensure!(
+        told.spec.provider_id.is_some(),
+        "the id has to be kept from the first answer"
+    );
+    cloud.fail(json!([]))?;
+    stuck.provisioned().await?;
+    ensure!(cloud.count(Operation::CreateMachine, "stuck")? == 1);
+    cloud.holds(2).await?;
+    Ok(())
+}
+
+/// INI-24: a VM that was never initialized can be deleted.
+#[tokio::test]
+async fn a_machine_that_is_not_initialized_can_go() -> Result<()> {
+    let world = World::new("uninitialized").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    cloud.fail(json!([{"operation": "InitializeMachine", "code": "Uninitialized"}]))?;
+    let machine = Lone::new(&world, "one", "m")
+        .infra("/spec/providerSpec/sourceDestCheck", json!(false))
+        .create()
+        .await?;
+    machine
+        .until("a failed initialization", |machine| {
+            says(machine, conditions::READY, "False", "Uninitialized")
+        })
+        .await?;
+    machine.delete().await?;
+    machine.gone().await?;
+    cloud.holds(0).await?;
+    Ok(())
+}
+
+/// INI-08, CTL-CR-04: a cloud that shows its VMs late gets no second one, though the answer to the first create was lost;
+/// and a deletion is believed only when the cloud can't be behind any more.
+#[tokio::test]
+async fn a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none() -> Result<()> {
+    const WINDOW: u64 = 2;
+    let world = World::new("window").await?;
+    let cloud = Cloud::new(&world);
+    let late = json!({"consistencyWindowSeconds": WINDOW, "hideNewSeconds": 1});
+    let _provider = Provider::new(cloud.drivers(late)).start(&world).await?;
+    world.cluster("one").await?;
+    cloud.fail(json!([
+        {"operation": "CreateMachine", "loseResponse": "DeadlineExceeded", "count": 1, "retryAfterMs": 100},
+    ]))?;
+    let machine = Lone::new(&world, "one", "m").create().await?;
+    let provisioned = machine.provisioned().await?;
+    let vms = cloud.holds(1).await?;
+    ensure!(provisioned.spec.provider_id == Some(vms[0].provider_id()));
+    ensure!(
+        cloud.count(Operation::CreateMachine, "m")? == 2,
+        "the VM has to be hidden from the look-up in between, or nothing is shown"
+    );
+    machine.delete().await?;
+    machine
+        .until("a deletion that is not believed yet", |machine| {
+            says(machine, conditions::DELETING, "True", "ConfirmingDeletion")
+        })
+        .await?;
+    machine.gone().await?;
+    cloud.holds(0).await?;
+    let held = held(&cloud.calls()?)?;
+    // Less the granularity of the clocks.
+    ensure!(
+        held + Duration::from_millis(50) >= Duration::from_secs(WINDOW),
+        "held {held:?}"
+    );
+    Ok(())
+}
+
+/// CTL-01, CTL-03: what the driver gives along with an answer or an error comes back with the next call.
+#[tokio::test]
+async fn the_last_known_state_is_kept_and_handed_back() -> Result<()> {
+    let world = World::new("state").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    cloud.fail(json!([
+        {"operation": "CreateMachine", "code": "Unavailable", "lastKnownState": "order-17", "count": 1, "retryAfterMs": 100},
+        {"operation": "DeleteMachine", "code": "Unavailable", "lastKnownState": "order-18", "count": 1, "retryAfterMs": 100},
+    ]))?;
+    let machine = Lone::new(&world, "one", "m").create().await?;
+    let provisioned = machine.provisioned().await?;
+    let kept = provisioned.annotations().get(labels::LAST_KNOWN_STATE);
+    ensure!(kept == Some(&BASE64_STANDARD.encode("order-17")), "{kept:?}");
+    machine.delete().await?;
+    machine.gone().await?;
+    let handed_over: Vec<_> = cloud
+        .calls_for("m")?
+        .into_iter()
+        .filter(|call| {
+            matches!(
+                call.operation,
+                Operation::CreateMachine | Operation::DeleteMachine
+            )
+        })
+        .map(|call| call.last_known_state)
+        .collect();
+    let expected = [None, Some("order-17"), Some("order-17"), Some("order-18")];
+    let seen: Vec<_> = handed_over.iter().map(Option::as_deref).collect();
+    ensure!(seen == expected, "{seen:?}");
+    Ok(())
+}
+
+/// CTL-CR-03: the failure domain that a Machine asks for is where its VM is; one that can't be had is said clearly.
+#[tokio::test]
+async fn a_machines_failure_domain_is_where_its_vm_is() -> Result<()> {
+    let world = World::new("zones").await?;
+    let (zones, none) = (Cloud::named(&world, "zones"), Cloud::named(&world, "none"));
+    let drivers = Cloud::several([
+        zones.drivers_with(json!({"name": "zones"}), json!({})),
+        none.drivers_with(json!({"name": "none"}), json!({"zones": []})),
+    ])?;
+    let _provider = Provider::new(drivers).start(&world).await?;
+    world.cluster("one").await?;
+    let asking = |driver: &str, name: &str, zone: &str| {
+        Lone::new(&world, "one", name)
+            .infra("/spec/provider", json!(driver))
+            .machine("/spec/failureDomain", json!(zone))
+    };
+    let placed = asking("zones", "placed", "zone-b").create().await?;
+    let unknown = asking("zones", "unknown", "moon").create().await?;
+    let without = asking("none", "without", "zone-b").create().await?;
+    let status = placed.provisioned().await?.status.unwrap_or_default();
+    ensure!(status.failure_domain.as_deref() == Some("zone-b"));
+    ensure!(zones.holds(1).await?[0].zone.as_deref() == Some("zone-b"));
+    for (machine, expected) in [
+        (&unknown, "moon"),
+        (&without, "the driver declares no failure domains"),
+    ] {
+        let told = machine
+            .until("a refused machine", |machine| {
+                says(machine, conditions::READY, "False", "InvalidArgument")
+            })
+            .await?;
+        let told = message(&told, conditions::READY);
+        ensure!(told.contains(expected), "{told}");
+        machine.delete().await?;
+        machine.gone().await?;
+    }
+    let free = Lone::new(&world, "one", "free").infra("/spec/provider", json!("none"));
+    free.create().await?.provisioned().await?;
+    none.holds(1).await?;
+    Ok(())
+}
+
+/// How long a deletion was held: from the first time that the cloud did not see the VM any more to the last.
+fn held(calls: &[CallLine]) -> Result<Duration> {
+    let deleted = calls
+        .iter()
+        .position(|line| line.operation == Operation::DeleteMachine)
+        .context("no deletion")?;
+    let absent: Vec<_> = calls[deleted..]
+        .iter()
+        .filter(|line| line.operation == Operation::GetMachineStatus && line.phase == Phase::Ended)
+        .filter(|line| line.code.as_deref() == Some("NotFound"))
+        .map(|line| line.at)
+        .collect();
+    let (first, last) = (
+        absent.first().context("never absent")?,
+        absent.last().context("never absent")?,
+    );
+    Ok(last.since(*first))
+}
+
+fn last_operation(machine: &InfraMachine) -> Option<&LastOperation> {
+    machine.status.as_ref()?.last_operation.as_ref()
+}

@@ -1,0 +1,334 @@
+//! Whose VM is whose: what belongs to nobody of ours is neither written nor called for.
+
+use anyhow::{Context, Result, ensure};
+use capcmi::api::conditions::{self, DELETING, READY};
+use capcmi::api::labels;
+use capcmi::api::v1alpha1::InfraCluster;
+use capcmi::apiserver::FIELD_MANAGER;
+use capcmi::driver::Operation;
+use capcmi::drivers::simulated::PlantedVm;
+use k8s_openapi::api::events::v1::Event;
+use kube::ResourceExt;
+use kube::api::{Api, DynamicObject, ListParams};
+use management_cluster::eventually;
+use serde_json::{Value, json};
+
+use crate::support::lone::{message, says};
+use crate::support::{Cloud, DEADLINE, Lone, Provider, World};
+
+/// The provider's contract with Cluster API: no owner, no write.
+#[tokio::test]
+async fn a_machine_without_a_machine_as_controller_owner_is_never_written() -> Result<()> {
+    let world = World::new("ownerless").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let first = Lone::new(&world, "one", "first").create().await?;
+    first.provisioned().await?;
+    // Paused, or core would clean up what it thinks it made.
+    let set = world
+        .apply(
+            r#"
+apiVersion: cluster.x-k8s.io/v1beta2
+kind: MachineSet
+metadata: {name: set, namespace: $NS, annotations: {cluster.x-k8s.io/paused: ""}}
+spec:
+  clusterName: one
+  replicas: 0
+  selector: {matchLabels: {set: set}}
+  template:
+    metadata: {labels: {set: set}}
+    spec:
+      clusterName: one
+      bootstrap: {dataSecretName: boot}
+      infrastructureRef: {apiGroup: infrastructure.capcmi.io, kind: InfraMachineTemplate, name: any}
+"#,
+        )
+        .await?
+        .remove(0);
+    let machine = first.create_machine().await?;
+    let owners = [
+        ("nobodys", json!([])),
+        ("of-a-set", json!([owner(&set, true)])),
+        ("of-a-template", json!([owner(&set, false)])),
+        ("not-controlled", json!([owner(&machine, false)])),
+    ];
+    let mut left_alone = Vec::new();
+    for (name, owners) in owners {
+        let machine = Lone::new(&world, "one", name).infra("/metadata/ownerReferences", owners);
+        left_alone.push((machine.create_infra().await?, machine));
+    }
+    // Made later than all of them.
+    let last = Lone::new(&world, "one", "last").create().await?;
+    last.provisioned().await?;
+    for (before, machine) in &left_alone {
+        let now = machine.get().await?;
+        ensure!(
+            now.resource_version() == before.resource_version(),
+            "{} was written: {now:?}",
+            machine.name
+        );
+        ensure!(!writers(now.managed_fields()).contains(&FIELD_MANAGER.to_owned()));
+        ensure!(cloud.calls_for(&machine.name)?.is_empty(), "{}", machine.name);
+    }
+    ensure!(
+        writers(last.get().await?.managed_fields()).contains(&FIELD_MANAGER.to_owned()),
+        "who writes is not found this way"
+    );
+    Ok(())
+}
+
+/// DRV-07, DRV-08, CTL-CR-06: neither a VM of another cluster nor one of another machine object of the same cluster is
+/// adopted, changed or deleted.
+#[tokio::test]
+async fn a_vm_of_the_same_name_that_is_somebody_elses_is_never_touched() -> Result<()> {
+    let world = World::new("foreign").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let cluster = cluster_id(&world, "one").await?;
+    let console = cloud.console()?;
+    console.plant(PlantedVm::new("another-cluster", "m", "another-machine"))?;
+    console.plant(PlantedVm::new(&cluster, "taken", "another-machine"))?;
+    let planted = cloud.holds(2).await?;
+
+    let apart = Lone::new(&world, "one", "m").create().await?;
+    let taken = Lone::new(&world, "one", "taken").create().await?;
+    let id = apart.provisioned().await?.spec.provider_id;
+    ensure!(
+        planted.iter().all(|vm| Some(vm.provider_id()) != id),
+        "adopted {id:?}"
+    );
+    cloud.holds(3).await?;
+    let refused = taken
+        .until("a refused machine", |machine| {
+            says(machine, READY, "False", "AlreadyExists")
+        })
+        .await?;
+    let reason = refused
+        .status
+        .as_ref()
+        .and_then(|status| status.failure_reason.clone());
+    ensure!(reason.as_deref() == Some("AlreadyExists"), "{reason:?}");
+    ensure!(refused.spec.provider_id.is_none(), "{:?}", refused.spec);
+    ensure!(message(&refused, READY).contains("another machine object"));
+    for machine in [&apart, &taken] {
+        machine.delete().await?;
+        machine.gone().await?;
+    }
+    ensure!(cloud.vms()? == planted, "{:?}", cloud.vms()?);
+    ensure!(cloud.count(Operation::CreateMachine, "taken")? == 1);
+    Ok(())
+}
+
+/// DRV-08: machines and Clusters of the same names in two namespaces, at one cloud.
+#[tokio::test]
+async fn the_same_names_in_two_namespaces_are_two_vms() -> Result<()> {
+    let (world, beside) = (World::new("twin-a").await?, World::new("twin-b").await?);
+    let cloud = Cloud::new(&world);
+    let provider = Provider::new(cloud.drivers(json!({})));
+    let _first = provider.start(&world).await?;
+    let _second = provider.clone().named("second").start(&beside).await?;
+    let mut ids = Vec::new();
+    for world in [&world, &beside] {
+        world.cluster("one").await?;
+        let machine = Lone::new(world, "one", "m").create().await?;
+        ids.push(machine.provisioned().await?.spec.provider_id.context("no id")?);
+    }
+    let vms = cloud.holds(2).await?;
+    ensure!(ids[0] != ids[1], "{ids:?}");
+    ensure!(
+        vms[0].cluster() != vms[1].cluster(),
+        "one cluster id for two Clusters"
+    );
+    ensure!(vms[0].name == "m" && vms[1].name == "m", "{vms:?}");
+    let (first, second) = (Lone::new(&world, "one", "m"), Lone::new(&beside, "one", "m"));
+    first.delete().await?;
+    first.gone().await?;
+    let left = cloud.holds(1).await?;
+    ensure!(left[0].provider_id() == ids[1], "the wrong VM was deleted");
+    second.provisioned().await?;
+    Ok(())
+}
+
+/// An identity is bound to namespace and name: no template hands one out, and a copied one is nobody's.
+#[tokio::test]
+async fn a_copied_identity_is_nobodys() -> Result<()> {
+    let world = World::new("copied").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let original = Lone::new(&world, "one", "m").create().await?;
+    let machine = original.provisioned().await?;
+    let identity = json!(machine.annotations());
+    let vm = cloud.holds(1).await?.remove(0);
+
+    let template = json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
+        "metadata": {"name": "t", "namespace": world.namespace},
+        "spec": {"template": {"metadata": {"annotations": identity}, "spec": {}}},
+    });
+    let refused = management_cluster::apply(&world.admin, template).await;
+    let refused = format!("{:#}", refused.err().context("a template took an identity")?);
+    ensure!(refused.contains(labels::MACHINE_ID), "{refused}");
+
+    // Without the id of the VM it is a machine like any other.
+    let fresh = Lone::new(&world, "one", "fresh").infra("/metadata/annotations", identity.clone());
+    let fresh = fresh.create().await?;
+    let own = fresh.provisioned().await?;
+    ensure!(own.spec.provider_id != machine.spec.provider_id, "it took the VM");
+    let claimed = own
+        .annotations()
+        .get(labels::MACHINE_ID)
+        .cloned()
+        .unwrap_or_default();
+    ensure!(
+        claimed == format!("{}/fresh/{}", world.namespace, own.uid().unwrap_or_default()),
+        "{claimed}"
+    );
+    fresh.delete().await?;
+    fresh.gone().await?;
+    ensure!(
+        cloud.holds(1).await?[0] == vm,
+        "the VM of the original was touched"
+    );
+
+    // With everything, it is nobody's, and stays until somebody takes the responsibility.
+    let full = Lone::new(&world, "one", "full")
+        .infra("/metadata/annotations", identity)
+        .infra("/metadata/finalizers", json!(machine.finalizers()))
+        .infra("/spec/providerID", json!(machine.spec.provider_id));
+    let full = full.create().await?;
+    full.until("a foreign providerID", |machine| {
+        says(machine, READY, "False", "ForeignProviderID")
+    })
+    .await?;
+    full.delete().await?;
+    let held = full
+        .until("a foreign identity", |machine| {
+            says(machine, DELETING, "True", "ForeignIdentity")
+        })
+        .await?;
+    ensure!(message(&held, DELETING).contains(labels::FORCE_DELETE));
+    full.patch(json!({"metadata": {"annotations": {labels::FORCE_DELETE: "true"}}}))
+        .await?;
+    full.gone().await?;
+    ensure!(
+        cloud.calls_for("full")?.is_empty(),
+        "{:?}",
+        cloud.calls_for("full")?
+    );
+    ensure!(
+        cloud.holds(1).await?[0] == vm,
+        "the VM of the original was touched"
+    );
+    original.provisioned().await?;
+    Ok(())
+}
+
+/// A providerID that the provider did not write leads to no call, neither while the machine lives nor when it goes.
+#[tokio::test]
+async fn a_hand_written_provider_id_leads_to_no_call_and_says_so() -> Result<()> {
+    let world = World::new("hand-written").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let cluster = cluster_id(&world, "one").await?;
+    let id = cloud
+        .console()?
+        .plant(PlantedVm::new(&cluster, "m", "another-machine"))?;
+    let machine = Lone::new(&world, "one", "m")
+        .infra("/spec/providerID", json!(id))
+        .create()
+        .await?;
+    let told = machine
+        .until("a foreign providerID", |machine| {
+            says(machine, READY, "False", "ForeignProviderID")
+        })
+        .await?;
+    ensure!(message(&told, READY).contains(&id), "{}", message(&told, READY));
+    let warned = event(&world, "m", "ForeignProviderID").await?;
+    ensure!(warned.type_.as_deref() == Some("Warning"), "{warned:?}");
+    machine.delete().await?;
+    machine.gone().await?;
+    ensure!(cloud.calls_for("m")?.is_empty(), "{:?}", cloud.calls_for("m")?);
+    cloud.holds(1).await?;
+    Ok(())
+}
+
+/// CTL-DE-14: a driver that never answers keeps the machine, until an administrator lets it go; a Warning says what may
+/// be left.
+#[tokio::test]
+async fn force_delete_lets_a_stuck_machine_go_with_a_warning() -> Result<()> {
+    let world = World::new("forced").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let machine = Lone::new(&world, "one", "m").create().await?;
+    let id = machine.provisioned().await?.spec.provider_id.context("no id")?;
+    cloud.fail(json!([{"code": "Unavailable", "retryAfterMs": 200}]))?;
+    machine.delete().await?;
+    machine
+        .until("several failures", |machine| {
+            let last = machine
+                .status
+                .as_ref()
+                .and_then(|status| status.last_operation.as_ref());
+            says(machine, DELETING, "True", "Unavailable") && last.is_some_and(|last| last.attempts >= 2)
+        })
+        .await?;
+    machine
+        .patch(json!({"metadata": {"annotations": {labels::FORCE_DELETE: "true"}}}))
+        .await?;
+    machine.gone().await?;
+    let warned = event(&world, "m", "ForceDeleted").await?;
+    ensure!(warned.type_.as_deref() == Some("Warning"), "{warned:?}");
+    let note = warned.note.unwrap_or_default();
+    ensure!(note.contains(&id), "{note}");
+    cloud.holds(1).await?;
+    Ok(())
+}
+
+fn owner(object: &DynamicObject, controller: bool) -> Value {
+    let types = object.types.clone().unwrap_or_default();
+    json!({
+        "apiVersion": types.api_version, "kind": types.kind, "name": object.name_any(), "uid": object.uid(),
+        "controller": controller,
+    })
+}
+
+fn writers(entries: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry]) -> Vec<String> {
+    entries.iter().filter_map(|entry| entry.manager.clone()).collect()
+}
+
+/// The id that the driver knows the Cluster by.
+async fn cluster_id(world: &World, name: &str) -> Result<String> {
+    let api: Api<InfraCluster> = Api::namespaced(world.admin.clone(), &world.namespace);
+    eventually(DEADLINE, "the cluster id", async || {
+        let cluster = api.get(name).await?;
+        let conditions = cluster.status.clone().unwrap_or_default().conditions;
+        ensure!(conditions::is_true(&conditions, READY), "{conditions:?}");
+        let id = cluster.annotations().get(labels::CLUSTER_ID);
+        id.cloned().context("no id")
+    })
+    .await
+}
+
+/// The event about an InfraMachine with a reason.
+async fn event(world: &World, name: &str, reason: &str) -> Result<Event> {
+    let events: Api<Event> = Api::namespaced(world.admin.clone(), &world.namespace);
+    let about = |event: &Event| {
+        let regarding = event.regarding.clone().unwrap_or_default();
+        event.reason.as_deref() == Some(reason)
+            && regarding.name.as_deref() == Some(name)
+            && regarding.kind.as_deref() == Some("InfraMachine")
+    };
+    eventually(DEADLINE, &format!("an event {reason} about {name}"), async || {
+        let all = events.list(&ListParams::default()).await?.items;
+        let reasons: Vec<_> = all.iter().filter_map(|event| event.reason.clone()).collect();
+        all.into_iter()
+            .find(about)
+            .with_context(|| format!("{reasons:?}"))
+    })
+    .await
+}

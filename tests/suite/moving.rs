@@ -1,0 +1,127 @@
+//! `clusterctl move` to another management cluster: objects get new UIDs and lose their status, and the VMs stay whose
+//! they are.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use capcmi::api::conditions::READY;
+use capcmi::api::labels;
+use capcmi::api::v1alpha1::InfraMachine;
+use capcmi::driver::Operation;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::ResourceExt;
+use management_cluster::stand_in::StandInController;
+use serde_json::json;
+
+use crate::support::fleet::objects;
+use crate::support::lone::says;
+use crate::support::world::run;
+use crate::support::{Cloud, Fleet, Provider, World};
+
+/// DRV-07, DRV-08, INI-08: identity and cluster id live in what is moved, so the provider at the target finds the VMs,
+/// makes none, and a machine that is made later belongs to the same cluster.
+#[tokio::test]
+async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<()> {
+    let source = World::new("move").await?;
+    let target = source.elsewhere().await?;
+    let cloud = Cloud::new(&source);
+    let provider = Provider::new(cloud.drivers(json!({})));
+    let _at_source = provider.start(&source).await?;
+    let _at_target = provider.clone().named("target").start(&target).await?;
+    let _control_planes = StandInController::start(target.management).await?;
+    let _kubelets = cloud.kubelets();
+    let fleet = Fleet::create(&source, "md", 2).await?;
+    fleet.running(2).await?;
+    let before = by_name(fleet.infra_machines().await?);
+    let vms = cloud.holds(2).await?;
+
+    // clusterctl labels what it installs, and moves what has the label.
+    for world in [&source, &target] {
+        world.kubectl(&[
+            "label",
+            "crd",
+            "--all",
+            "--overwrite",
+            "clusterctl.cluster.x-k8s.io=",
+        ])?;
+    }
+    let mut clusterctl = source.management.clusterctl();
+    clusterctl
+        .args(["move", "--namespace", &source.namespace, "--to-kubeconfig"])
+        .arg(target.management.admin_kubeconfig());
+    run(&mut clusterctl)?;
+
+    let left = source.kubectl(&["get", "cluster-api", "-o", "name"])?;
+    ensure!(left.is_empty(), "left at the source: {left}");
+    let moved = Fleet::of(&target, "md");
+    moved.running(2).await?;
+    let after = by_name(moved.infra_machines().await?);
+    ensure!(
+        after.keys().eq(before.keys()),
+        "{:?} became {:?}",
+        before.keys(),
+        after.keys()
+    );
+    for (name, old) in &before {
+        let new = &after[name];
+        ensure!(new.uid() != old.uid(), "not moved at all");
+        ensure!(new.spec == old.spec, "{:?} became {:?}", old.spec, new.spec);
+        for key in [
+            labels::CLUSTER_ID,
+            labels::MACHINE_ID,
+            labels::INSTANCE,
+            labels::APPLIED_PROVIDER_SPEC,
+        ] {
+            let (old, new) = (old.annotations().get(key), new.annotations().get(key));
+            ensure!(old.is_some() && old == new, "{key}: {old:?} became {new:?}");
+        }
+        ensure!(says(new, READY, "True", "Ready"), "{:?}", new.status);
+        let (old, new) = (
+            old.status.clone().unwrap_or_default(),
+            new.status.clone().unwrap_or_default(),
+        );
+        ensure!(
+            old.addresses == new.addresses && old.node_name == new.node_name,
+            "{new:?}"
+        );
+        ensure!(old.failure_domain == new.failure_domain, "{new:?}");
+        ensure!(
+            cloud.count(Operation::CreateMachine, name)? == 1,
+            "{name} was made again"
+        );
+        ensure!(
+            cloud.count(Operation::DeleteMachine, name)? == 0,
+            "{name} was deleted"
+        );
+    }
+    ensure!(cloud.vms()? == vms, "VMs were touched");
+
+    // Bootstrap data that nobody owns is the user's to bring.
+    let mut secret = objects(&source, "", "v1", "Secret").get("boot").await?;
+    secret.metadata = ObjectMeta {
+        name: secret.metadata.name,
+        namespace: secret.metadata.namespace,
+        ..ObjectMeta::default()
+    };
+    management_cluster::apply(&target.admin, serde_json::to_value(secret)?).await?;
+    moved.scale(3).await?;
+    moved.running(3).await?;
+    let clusters: Vec<_> = cloud
+        .holds(3)
+        .await?
+        .iter()
+        .map(|vm| vm.cluster().to_owned())
+        .collect();
+    ensure!(clusters.iter().all(|id| *id == vms[0].cluster()), "{clusters:?}");
+    target.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
+    moved.gone().await?;
+    cloud.holds(0).await?;
+    Ok(())
+}
+
+fn by_name(machines: Vec<InfraMachine>) -> BTreeMap<String, InfraMachine> {
+    machines
+        .into_iter()
+        .map(|machine| (machine.name_any(), machine))
+        .collect()
+}

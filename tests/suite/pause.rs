@@ -1,0 +1,291 @@
+//! Hands off: nothing is done for what is paused, whatever state it is in, and all of it afterwards.
+
+use anyhow::{Result, ensure};
+use capcmi::api::conditions::{self, PAUSED};
+use capcmi::api::labels;
+use capcmi::api::v1alpha1::InfraCluster;
+use capcmi::apiserver::FIELD_MANAGER;
+use capcmi::driver::Operation;
+use kube::ResourceExt;
+use kube::api::{Api, Patch, PatchParams};
+use management_cluster::{eventually, stand_in};
+use serde_json::{Value, json};
+
+use crate::support::fleet::{bootstrap_secret, objects};
+use crate::support::lone::{message, says};
+use crate::support::{Cloud, DEADLINE, Lone, Provider, World};
+
+const BY_CLUSTER: &str = "Cluster spec.paused is set to true";
+const BY_ANNOTATION: &str = "InfraMachine has the cluster.x-k8s.io/paused annotation";
+
+/// DRV-09: before its creation, a machine that is paused is neither claimed nor made.
+#[tokio::test]
+async fn a_machine_that_is_paused_before_its_creation_is_made_when_that_ends() -> Result<()> {
+    let world = World::new("pause-before").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    world.cluster("two").await?;
+    let machine = Lone::new(&world, "one", "m").infra("/metadata/annotations", json!({labels::PAUSED: ""}));
+    let machine = machine.create().await?;
+    paused(&machine, BY_ANNOTATION).await?;
+    pause_cluster(&world, "one", true).await?;
+    paused(&machine, &format!("{BY_CLUSTER}, {BY_ANNOTATION}")).await?;
+    pause_machine(&machine, false).await?;
+    let held = paused(&machine, BY_CLUSTER).await?;
+    ensure!(held.finalizers().is_empty(), "it was claimed");
+    ensure!(
+        !held.annotations().contains_key(labels::MACHINE_ID),
+        "it was claimed"
+    );
+
+    // One of another Cluster, made later.
+    let other = Lone::new(&world, "two", "other").create().await?;
+    other.provisioned().await?;
+    let calls = cloud.calls_for("m")?;
+    ensure!(calls.is_empty(), "{calls:?}");
+    pause_cluster(&world, "one", false).await?;
+    let provisioned = machine.provisioned().await?;
+    ensure!(says(&provisioned, PAUSED, "False", "NotPaused"));
+    ensure!(message(&provisioned, PAUSED).is_empty());
+    cloud.holds(2).await?;
+    Ok(())
+}
+
+/// UPD-01: a change that was made meanwhile is made good when the pause ends; VMs are not even looked at before.
+#[tokio::test]
+async fn a_provisioned_machine_that_is_paused_is_left_as_it_is() -> Result<()> {
+    let world = World::new("pause-provisioned").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    world.cluster("two").await?;
+    let by_cluster = Lone::new(&world, "one", "a").create().await?;
+    let by_annotation = Lone::new(&world, "two", "b").create().await?;
+    by_cluster.provisioned().await?;
+    by_annotation.provisioned().await?;
+    pause_cluster(&world, "one", true).await?;
+    pause_machine(&by_annotation, true).await?;
+    for (machine, by) in [(&by_cluster, BY_CLUSTER), (&by_annotation, BY_ANNOTATION)] {
+        let held = paused(machine, by).await?;
+        ensure!(
+            says(&held, conditions::READY, "True", "Ready"),
+            "Ready was touched"
+        );
+    }
+    let before = (cloud.calls_for("a")?.len(), cloud.calls_for("b")?.len());
+    for vm in cloud.holds(2).await? {
+        cloud.console()?.vanish(vm.id)?;
+    }
+    for machine in [&by_cluster, &by_annotation] {
+        machine.respecify("labels", json!({"tier": "gold"})).await?;
+    }
+    // A third, made later: by then the lists lacked the two several times.
+    let later = Lone::new(&world, "two", "later").create().await?;
+    later.provisioned().await?;
+    lists(&cloud, 4).await?;
+    for machine in [&by_cluster, &by_annotation] {
+        let held = machine.get().await?;
+        ensure!(says(&held, conditions::READY, "True", "Ready"), "{held:?}");
+    }
+    let after = (cloud.calls_for("a")?.len(), cloud.calls_for("b")?.len());
+    ensure!(after == before, "{before:?} calls became {after:?}");
+
+    pause_cluster(&world, "one", false).await?;
+    pause_machine(&by_annotation, false).await?;
+    for machine in [&by_cluster, &by_annotation] {
+        let name = &machine.name;
+        machine
+            .until("the end of the pause", |machine| {
+                says(machine, PAUSED, "False", "NotPaused")
+            })
+            .await?;
+        eventually(DEADLINE, "the update that was put off", async || {
+            ensure!(cloud.count(Operation::UpdateMachine, name)? > 0, "none");
+            Ok(())
+        })
+        .await?;
+        ensure!(cloud.count(Operation::CreateMachine, name)? == 1, "made anew");
+    }
+    Ok(())
+}
+
+/// DRV-07: a deletion that is paused goes no further, by annotation from its start and by Cluster in the middle.
+#[tokio::test]
+async fn a_deletion_that_is_paused_goes_on_when_that_ends() -> Result<()> {
+    let world = World::new("pause-deletion").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    world.cluster("two").await?;
+    let from_start = Lone::new(&world, "two", "start").create().await?;
+    let in_middle = Lone::new(&world, "one", "middle").create().await?;
+    let never = Lone::new(&world, "two", "never").create().await?;
+    for machine in [&from_start, &in_middle, &never] {
+        machine.provisioned().await?;
+    }
+    pause_machine(&from_start, true).await?;
+    paused(&from_start, BY_ANNOTATION).await?;
+    cloud.fail(json!([{"operation": "DeleteMachine", "code": "Unavailable", "retryAfterMs": 500}]))?;
+    // Core would not delete the InfraMachine of a Cluster that is paused, so this one is ahead.
+    in_middle.delete().await?;
+    in_middle
+        .until("a deletion that fails", |machine| {
+            says(machine, conditions::DELETING, "True", "Unavailable")
+        })
+        .await?;
+    pause_cluster(&world, "one", true).await?;
+    paused(&in_middle, BY_CLUSTER).await?;
+    let tries = cloud.count(Operation::DeleteMachine, "middle")?;
+    from_start.delete().await?;
+    from_start
+        .until("a deletion that is paused", |machine| {
+            machine.metadata.deletion_timestamp.is_some() && says(machine, PAUSED, "True", "Paused")
+        })
+        .await?;
+    // One that is not paused is through with failures and success before the two may go on.
+    never.delete().await?;
+    never
+        .until("several failures", |machine| {
+            last_attempts(machine) >= 3 && says(machine, conditions::DELETING, "True", "Unavailable")
+        })
+        .await?;
+    cloud.fail(json!([]))?;
+    never.gone().await?;
+    ensure!(cloud.count(Operation::DeleteMachine, "start")? == 0);
+    ensure!(cloud.count(Operation::DeleteMachine, "middle")? == tries);
+    let left: Vec<_> = cloud.vms()?.into_iter().map(|vm| vm.name).collect();
+    ensure!(left == ["middle", "start"], "{left:?}");
+
+    pause_machine(&from_start, false).await?;
+    pause_cluster(&world, "one", false).await?;
+    from_start.gone().await?;
+    in_middle.gone().await?;
+    cloud.holds(0).await?;
+    Ok(())
+}
+
+/// The infrastructure cluster contract: paused by annotation, and never written when somebody else looks after it.
+#[tokio::test]
+async fn an_infra_cluster_may_be_paused_or_somebody_elses() -> Result<()> {
+    let world = World::new("pause-cluster").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    for (name, annotation) in [("paused", labels::PAUSED), ("foreign", labels::MANAGED_BY)] {
+        world
+            .apply(&format!(
+                "apiVersion: infrastructure.capcmi.io/v1alpha1\nkind: InfraCluster\nmetadata:\n  name: {name}\n  namespace: $NS\n  annotations: {{{annotation}: \"\"}}\nspec: {{}}\n"
+            ))
+            .await?;
+        let infrastructure =
+            json!({"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": name});
+        let spec = json!({"infrastructureRef": infrastructure});
+        stand_in::create_cluster(world.management, &world.namespace, name, spec).await?;
+    }
+    let api: Api<InfraCluster> = Api::namespaced(world.admin.clone(), &world.namespace);
+    let conditions_of =
+        async |name: &str| anyhow::Ok(api.get(name).await?.status.unwrap_or_default().conditions);
+    eventually(DEADLINE, "a paused InfraCluster", async || {
+        let all = conditions_of("paused").await?;
+        let held = conditions::get(&all, PAUSED);
+        let message = held.map(|held| (held.status.as_str(), held.message.as_str()));
+        let expected = ("True", "InfraCluster has the cluster.x-k8s.io/paused annotation");
+        ensure!(message == Some(expected), "{all:?}");
+        Ok(())
+    })
+    .await?;
+    let held = api.get("paused").await?;
+    ensure!(held.status.unwrap_or_default().initialization.is_none());
+    // Core is through with the foreign one: it has its owner.
+    eventually(DEADLINE, "the owner of the foreign InfraCluster", async || {
+        ensure!(!api.get("foreign").await?.owner_references().is_empty(), "none");
+        Ok(())
+    })
+    .await?;
+    let unpause = Patch::Merge(json!({"metadata": {"annotations": {labels::PAUSED: null}}}));
+    api.patch("paused", &PatchParams::default(), &unpause).await?;
+    eventually(DEADLINE, "an InfraCluster that is not paused", async || {
+        let all = conditions_of("paused").await?;
+        ensure!(conditions::is_true(&all, conditions::READY), "{all:?}");
+        ensure!(!conditions::is_true(&all, PAUSED), "{all:?}");
+        Ok(())
+    })
+    .await?;
+    let foreign = api.get("foreign").await?;
+    let writers: Vec<_> = foreign
+        .managed_fields()
+        .iter()
+        .filter_map(|entry| entry.manager.clone())
+        .collect();
+    ensure!(!writers.iter().any(|name| name == FIELD_MANAGER), "{writers:?}");
+    ensure!(foreign.status.is_none(), "{:?}", foreign.status);
+
+    // A machine of it waits for whoever that is, and is made when they are done.
+    bootstrap_secret(&world, "boot").await?;
+    let machine = Lone::new(&world, "foreign", "m").create().await?;
+    machine
+        .until("a machine that waits", |machine| {
+            says(
+                machine,
+                conditions::READY,
+                "False",
+                "WaitingForClusterInfrastructureReady",
+            )
+        })
+        .await?;
+    let done = Patch::Merge(json!({"status": {"initialization": {"provisioned": true}}}));
+    api.patch_status("foreign", &PatchParams::default(), &done)
+        .await?;
+    machine.provisioned().await?;
+    Ok(())
+}
+
+async fn paused(machine: &Lone<'_>, by: &str) -> Result<capcmi::api::v1alpha1::InfraMachine> {
+    machine
+        .until("a paused machine", |machine| {
+            says(machine, PAUSED, "True", "Paused") && message(machine, PAUSED) == by
+        })
+        .await
+}
+
+async fn pause_cluster(world: &World, name: &str, paused: bool) -> Result<()> {
+    let clusters = objects(world, "cluster.x-k8s.io", "v1beta2", "Cluster");
+    let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
+    clusters.patch(name, &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
+async fn pause_machine(machine: &Lone<'_>, paused: bool) -> Result<()> {
+    let value = if paused { json!("") } else { Value::Null };
+    machine
+        .patch(json!({"metadata": {"annotations": {labels::PAUSED: value}}}))
+        .await?;
+    Ok(())
+}
+
+/// Waits for so many more lists of VMs.
+async fn lists(cloud: &Cloud, more: usize) -> Result<()> {
+    let seen = || {
+        let all = cloud.calls_for("")?;
+        anyhow::Ok(
+            all.iter()
+                .filter(|call| call.operation == Operation::ListMachines)
+                .count(),
+        )
+    };
+    let before = seen()?;
+    eventually(DEADLINE, "more lists of VMs", async || {
+        let now = seen()?;
+        ensure!(now >= before + more, "{now} after {before}");
+        Ok(())
+    })
+    .await
+}
+
+fn last_attempts(machine: &capcmi::api::v1alpha1::InfraMachine) -> i32 {
+    let last = machine
+        .status
+        .as_ref()
+        .and_then(|status| status.last_operation.as_ref());
+    last.map_or(0, |last| last.attempts)
+}

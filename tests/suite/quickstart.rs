@@ -1,0 +1,45 @@
+//! The quickstart, as it runs without a terminal.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+/// It ends well, says what it does, and leaves no folder behind.
+#[tokio::test]
+async fn the_quickstart_brings_up_three_machines_and_then_five() -> Result<()> {
+    let quickstart = Path::new(env!("CARGO_BIN_EXE_capcmi")).with_file_name("examples/quickstart");
+    ensure!(
+        quickstart.is_file(),
+        "the example is not built: `cargo build --example quickstart`, or all tests by `make test`"
+    );
+    // A folder of its own for temporary files, so that what is left behind can be told from what others have.
+    let folder = tempfile::tempdir()?;
+    let mut command = Command::new(quickstart);
+    command
+        .env("TMPDIR", folder.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let output = tokio::task::spawn_blocking(move || command.output())
+        .await?
+        .context("running the quickstart")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let all = format!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.code() == Some(0), "{}: {all}", output.status);
+    for line in [
+        "applying config/samples/machine-deployment.yaml",
+        "3 Machines are Running; scaling to 5",
+        "5 Machines are Running, each with one VM, one Node and one providerID",
+    ] {
+        ensure!(text.contains(line), "it does not say `{line}`: {all}");
+    }
+
+    ensure!(
+        !text.contains('\u{1b}'),
+        "it moves a cursor that is not there: {all}"
+    );
+    let left: Vec<_> = std::fs::read_dir(folder.path())?.collect::<Result<_, _>>()?;
+    ensure!(left.is_empty(), "it leaves {left:?} behind");
+    Ok(())
+}

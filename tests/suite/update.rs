@@ -1,0 +1,224 @@
+//! A changed provider spec: what a living VM can take, what it can't, and what a refused one has to wait for.
+
+use anyhow::{Result, ensure};
+use capcmi::api::conditions::{self, VIRTUAL_MACHINE_UP_TO_DATE};
+use capcmi::api::v1alpha1::OperationType;
+use capcmi::driver::Operation;
+use management_cluster::eventually;
+use serde_json::{Value, json};
+
+use crate::support::lone::{message, says, small};
+use crate::support::{Cloud, DEADLINE, Lone, Provider, World};
+
+/// UPD-01: one UpdateMachine, and neither a create nor a delete.
+#[tokio::test]
+async fn a_hot_updatable_change_is_one_update_of_the_living_vm() -> Result<()> {
+    let world = World::new("hot-update").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let machine = Lone::new(&world, "one", "m").create().await?;
+    machine.provisioned().await?;
+    let before = cloud.holds(1).await?.remove(0);
+    machine.respecify("labels", json!({"tier": "gold"})).await?;
+    labelled(&cloud, "gold").await?;
+    let updated = machine
+        .until("a successful update", |machine| {
+            last_type(machine) == Some(OperationType::Update)
+                && says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "True", "UpToDate")
+        })
+        .await?;
+    ensure!(
+        says(&updated, conditions::READY, "True", "Ready"),
+        "Ready was touched"
+    );
+    // A second change is the proof that nothing was left to do after the first.
+    machine.respecify("labels", json!({"tier": "silver"})).await?;
+    labelled(&cloud, "silver").await?;
+    ensure!(cloud.holds(1).await?.remove(0).id == before.id, "another VM");
+    for (operation, times) in [
+        (Operation::UpdateMachine, 2),
+        (Operation::CreateMachine, 1),
+        (Operation::DeleteMachine, 0),
+    ] {
+        let seen = cloud.count(operation, "m")?;
+        ensure!(seen == times, "{seen} times {operation}");
+    }
+    Ok(())
+}
+
+/// UPD-03: an update that failed may be half done, so going back to the old spec calls the driver as well.
+#[tokio::test]
+async fn an_update_that_failed_is_taken_back_at_the_driver() -> Result<()> {
+    let world = World::new("update-back").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let spec = with(small(), "labels", json!({"tier": "gold"}));
+    let machine = Lone::new(&world, "one", "m")
+        .infra("/spec/providerSpec", spec)
+        .create()
+        .await?;
+    machine.provisioned().await?;
+    // The VM is changed, and nobody learns of it.
+    cloud.fail(json!([{"operation": "UpdateMachine", "loseResponse": "Internal"}]))?;
+    machine.respecify("labels", json!({"tier": "silver"})).await?;
+    labelled(&cloud, "silver").await?;
+    let failed = machine
+        .until("a failed update", |machine| {
+            says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "False", "Internal")
+        })
+        .await?;
+    ensure!(
+        says(&failed, conditions::READY, "True", "Ready"),
+        "Ready was touched"
+    );
+    cloud.fail(json!([]))?;
+    machine.respecify("labels", json!({"tier": "gold"})).await?;
+    labelled(&cloud, "gold").await?;
+    machine
+        .until("the end of the update", |machine| {
+            says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "True", "UpToDate")
+        })
+        .await?;
+    ensure!(cloud.count(Operation::CreateMachine, "m")? == 1);
+    Ok(())
+}
+
+/// UPD-02: what a living VM can't change is said, and the VM stays as it is; so is every change where the driver has no
+/// UpdateMachine.
+#[tokio::test]
+async fn a_change_that_is_not_hot_updatable_leaves_the_vm_alone_and_says_so() -> Result<()> {
+    let world = World::new("cold-update").await?;
+    let (hot, cold) = (Cloud::named(&world, "hot"), Cloud::named(&world, "cold"));
+    let drivers = Cloud::several([
+        hot.drivers_with(json!({"name": "hot"}), json!({})),
+        cold.drivers_with(
+            json!({"name": "cold"}),
+            json!({"disabledCalls": ["UpdateMachine"]}),
+        ),
+    ])?;
+    let _provider = Provider::new(drivers).start(&world).await?;
+    world.cluster("one").await?;
+    for (cloud, driver, field, value) in [
+        (&hot, "hot", "size", json!("medium")),
+        (&cold, "cold", "labels", json!({"tier": "gold"})),
+    ] {
+        let machine = Lone::new(&world, "one", driver)
+            .infra("/spec/provider", json!(driver))
+            .create()
+            .await?;
+        machine.provisioned().await?;
+        let before = cloud.holds(1).await?;
+        machine.respecify(field, value).await?;
+        let told = machine
+            .until("a refused change", |machine| {
+                says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "False", "NotHotUpdatable")
+            })
+            .await?;
+        let told = message(&told, VIRTUAL_MACHINE_UP_TO_DATE);
+        ensure!(told.contains(&format!("/{field}")), "{told}");
+        // Back again, there is nothing to say.
+        machine
+            .respecify(field, small().get(field).cloned().unwrap_or_default())
+            .await?;
+        let back = machine
+            .until("an accepted spec", |machine| {
+                says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "True", "UpToDate")
+            })
+            .await?;
+        ensure!(
+            says(&back, conditions::READY, "True", "Ready"),
+            "Ready was touched"
+        );
+        ensure!(cloud.vms()? == before, "the VM was touched");
+        ensure!(cloud.count(Operation::UpdateMachine, driver)? == 0, "{driver}");
+    }
+    Ok(())
+}
+
+/// CTL-CR-03: what the driver refuses is not tried again before the spec changes, and then at once.
+#[tokio::test]
+async fn a_refused_spec_can_be_corrected() -> Result<()> {
+    let world = World::new("correct").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    cloud.fail(
+        json!([{"operation": "CreateMachine", "code": "InvalidArgument", "message": "no /size for you"}]),
+    )?;
+    let machine = Lone::new(&world, "one", "m").create().await?;
+    let refused = machine
+        .until("a refused machine", |machine| {
+            says(machine, conditions::READY, "False", "InvalidArgument")
+        })
+        .await?;
+    let status = refused.status.unwrap_or_default();
+    ensure!(status.failure_reason.as_deref() == Some("InvalidArgument"));
+    let failure = status.failure_message.unwrap_or_default();
+    ensure!(failure.contains("no /size for you"), "{failure}");
+    cloud.fail(json!([]))?;
+    // Another machine, made later: by then this one would have been tried again.
+    let other = Lone::new(&world, "one", "other").create().await?;
+    other.provisioned().await?;
+    ensure!(
+        cloud.count(Operation::CreateMachine, "m")? == 1,
+        "the same spec was tried again"
+    );
+    machine.respecify("size", json!("medium")).await?;
+    let provisioned = machine.provisioned().await?;
+    let status = provisioned.status.unwrap_or_default();
+    ensure!(status.failure_reason.is_none() && status.failure_message.is_none());
+    let sizes: Vec<_> = cloud.vms()?.into_iter().map(|vm| (vm.name, vm.size)).collect();
+    ensure!(
+        sizes.contains(&("m".to_owned(), "medium".to_owned())),
+        "{sizes:?}"
+    );
+    Ok(())
+}
+
+/// CTL-CR-03, DRV-04: a driver's own schema refuses before any call.
+#[tokio::test]
+async fn a_spec_against_the_drivers_schema_is_refused_without_a_call_and_can_go() -> Result<()> {
+    let world = World::new("schema").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let machine = Lone::new(&world, "one", "m")
+        .infra("/spec/providerSpec/size", json!("gigantic"))
+        .create()
+        .await?;
+    let refused = machine
+        .until("a refused machine", |machine| {
+            says(machine, conditions::READY, "False", "InvalidArgument")
+        })
+        .await?;
+    let told = message(&refused, conditions::READY);
+    ensure!(told.contains("/size"), "{told}");
+    machine.delete().await?;
+    machine.gone().await?;
+    let calls = cloud.calls_for("m")?;
+    ensure!(calls.is_empty(), "{calls:?}");
+    Ok(())
+}
+
+async fn labelled(cloud: &Cloud, tier: &str) -> Result<()> {
+    eventually(DEADLINE, &format!("a VM of tier {tier}"), async || {
+        let labels: Vec<_> = cloud.vms()?.into_iter().map(|vm| vm.labels).collect();
+        let fits = labels
+            .iter()
+            .any(|labels| labels.get("tier").is_some_and(|seen| seen == tier));
+        ensure!(fits, "{labels:?}");
+        Ok(())
+    })
+    .await
+}
+
+fn with(mut spec: Value, field: &str, value: Value) -> Value {
+    spec[field] = value;
+    spec
+}
+
+fn last_type(machine: &capcmi::api::v1alpha1::InfraMachine) -> Option<OperationType> {
+    Some(machine.status.as_ref()?.last_operation.as_ref()?.type_)
+}
