@@ -170,7 +170,7 @@ async fn running(screen: &Screen, fleet: &Fleet, provider: &mut Launched, count:
         if screen.is_terminal() {
             let running = rows.iter().filter(|row| row.is_running()).count();
             screen.doing(&format!(
-                "a MachineDeployment of {count}: {running} Machines are Running"
+                "MachineDeployment {NAME}: {running} of {count} Machines are Running"
             ));
         }
         if rows.len() == count && rows.iter().all(Row::is_running) {

@@ -16,6 +16,7 @@ mod plan;
 mod provision;
 mod removal;
 mod status;
+mod unreadable;
 mod update;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,9 +25,9 @@ use std::time::{Duration, Instant};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use jiff::Timestamp;
-use kube::Client;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
+use kube::{Client, Resource as _};
 
 pub use memory::Memory;
 
@@ -70,15 +71,7 @@ pub async fn reconcile(
     let started = Instant::now();
     let result = match &guarded.0 {
         Ok(machine) => reconcile_machine(Arc::new(machine.clone()), &ctx).await,
-        Err(invalid) => {
-            // The API server's schema keeps such objects out; one that got in must not stop the others.
-            tracing::error!(
-                name = invalid.metadata.name,
-                error = invalid.error,
-                "an InfraMachine can't be read"
-            );
-            Ok(Action::await_change())
-        }
+        Err(invalid) => unreadable::reconcile(invalid, &ctx).await,
     };
     ctx.metrics
         .reconciled(Kind::InfraMachine, measured(&result), started.elapsed());
@@ -341,12 +334,10 @@ pub fn error_policy(
     error: &Error,
     ctx: Arc<Context>,
 ) -> Action {
-    let Ok(machine) = &guarded.0 else {
-        return Action::await_change();
-    };
-    let uid = machine.metadata.uid.as_deref().unwrap_or_default();
+    let meta = guarded.meta();
+    let uid = meta.uid.as_deref().unwrap_or_default();
     let attempt = ctx.memory.erred(uid);
-    let name = machine.metadata.name.as_deref().unwrap_or_default();
+    let name = meta.name.as_deref().unwrap_or_default();
     if matches!(error, Error::Gone { .. }) {
         ctx.memory.forget(uid);
     }

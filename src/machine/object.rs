@@ -164,15 +164,17 @@ impl<'a> Object<'a> {
             .filter(|name| *name != MACHINE_FINALIZER)
             .cloned()
             .collect();
-        match self
-            .patch(
-                "removing the finalizer",
-                json!({"metadata": {"finalizers": rest}}),
-            )
+        let action = "removing the finalizer";
+        let body = self.with_resource_version(json!({"metadata": {"finalizers": rest}}));
+        // Metadata is enough for an answer, and can be read where the spec can't.
+        let released = self
+            .api
+            .patch_metadata(self.name(), &patch_params(), &Patch::Merge(&body))
             .await
-        {
+            .map_err(|error| Error::api(action, error));
+        match released {
             // The last finalizer: the object went with it, or somebody was faster.
-            Ok(()) | Err(Error::Gone { .. }) => Ok(()),
+            Ok(_) | Err(Error::Gone { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }

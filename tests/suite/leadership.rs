@@ -25,14 +25,16 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: lease}
 subjects: [{kind: ServiceAccount, name: capcmi-manager, namespace: capcmi-system}]
 ";
 
-async fn elected(world: &World, drivers: String) -> Result<Provider> {
+/// A provider that is elected, by a lease in the namespace of the case.
+pub async fn elected(world: &World, drivers: String) -> Result<Provider> {
     world.apply(LEASE_ROLE).await?;
     Ok(Provider::new(drivers)
         .flag("--leader-elect")
         .flag(format!("--leader-elect-resource-namespace={}", world.namespace)))
 }
 
-async fn leads(replica: &Replica) -> Result<()> {
+/// Waits until the replica leads.
+pub async fn leads(replica: &Replica) -> Result<()> {
     eventually(DEADLINE, "leadership", async || {
         ensure!(
             replica.metrics().await?.contains("capcmi_leader 1\n"),
@@ -43,7 +45,8 @@ async fn leads(replica: &Replica) -> Result<()> {
     .await
 }
 
-async fn ended(replica: &mut Replica) -> Result<ExitStatus> {
+/// Waits until the replica has ended by itself.
+pub async fn ended(replica: &mut Replica) -> Result<ExitStatus> {
     eventually(DEADLINE, "the end of the replica", async || {
         replica
             .process

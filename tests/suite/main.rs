@@ -3,6 +3,7 @@
 
 mod capacity;
 mod codes;
+mod crash_points;
 mod diagnostics;
 mod fallbacks;
 mod health_check;
@@ -13,8 +14,11 @@ mod lifecycle;
 mod moving;
 mod pause;
 mod permissions;
+mod process;
 mod quickstart;
+mod replicas;
 mod secrets;
+mod stale_cache;
 mod support;
 mod topology;
 mod update;

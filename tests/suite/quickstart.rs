@@ -34,7 +34,6 @@ async fn the_quickstart_brings_up_three_machines_and_then_five() -> Result<()> {
     ] {
         ensure!(text.contains(line), "it does not say `{line}`: {all}");
     }
-
     ensure!(
         !text.contains('\u{1b}'),
         "it moves a cursor that is not there: {all}"

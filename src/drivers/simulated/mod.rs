@@ -118,7 +118,7 @@ impl SimulatedDriver {
         };
         wait(fault.latency_ms).await;
         if fault.hang == Some(Hang::Before) {
-            std::future::pending::<()>().await;
+            hang(call).await;
         }
         if let Some(code) = fault.code {
             return Err(self.failure(call, &fault, code));
@@ -130,7 +130,7 @@ impl SimulatedDriver {
             self.journal.change(|cloud, _| Ok(orders::vanish(cloud, claim)))?;
         }
         if fault.hang == Some(Hang::After) {
-            std::future::pending::<()>().await;
+            hang(call).await;
         }
         match (result, fault.lose_response) {
             (Ok(_), Some(code)) => Err(self.failure(call, &fault, code)),
@@ -156,6 +156,12 @@ impl SimulatedDriver {
             .ok()
             .flatten()
     }
+}
+
+/// Never ends, and says so: whoever asked for it may wait for the line.
+async fn hang(call: &Call) {
+    tracing::info!(operation = %call.operation, machine = call.subject.machine, "a fault lets the call hang");
+    std::future::pending::<()>().await;
 }
 
 async fn wait(millis: u64) {

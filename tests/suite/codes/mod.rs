@@ -25,6 +25,7 @@ use self::table::{Call, Case, Next};
 pub use self::table::{condition, provisioned};
 use crate::support::by_hand::{all_become, delete_all, patch_all};
 use crate::support::fleet::bootstrap_secret;
+use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 /// The name that the second driver is configured under; its VMs stay on their way up, so they are asked after.
@@ -77,31 +78,7 @@ async fn every_code_of_every_call_is_shown_waited_for_and_healed() -> Result<()>
         |name, machine| named(&cases, name)?.is_shown(machine),
     )
     .await?;
-    // The clock: the third try of a transient failure comes after 12 s at least.
-    eventually(DEADLINE, "third tries", async || {
-        for case in [(Call::Create, Code::Unavailable), (Call::Recheck, Code::Unknown)] {
-            let (call, code) = case;
-            let tries = failures(&cloud, &Case { call, code }.name(), call.operation(), code)?;
-            ensure!(tries.len() > 2, "{} tries of {call:?}", tries.len());
-        }
-        Ok(())
-    })
-    .await?;
-    // What is wrong stays wrong: a warning too many does not go away.
-    eventually(DEADLINE, "one warning for each failure", async || {
-        let (events, log) = (warnings(&world).await?, provider.log()?);
-        let objections: Vec<_> = cases
-            .iter()
-            .flat_map(|case| {
-                let checks = [no_hot_loop(*case, &cloud, &log), one_warning(*case, &events)];
-                let errors = checks.into_iter().filter_map(Result::err);
-                errors.map(|error| format!("{}: {error:#}", case.name()))
-            })
-            .collect();
-        ensure!(objections.is_empty(), "{}", objections.join("\n"));
-        Ok(())
-    })
-    .await?;
+    each_is_told_once_and_repeated_in_time(&world, &cloud, &provider, &cases).await?;
 
     cloud.fail(json!([]))?;
     patch_all(
@@ -139,6 +116,39 @@ async fn every_code_of_every_call_is_shown_waited_for_and_healed() -> Result<()>
     )
     .await?;
     every_machine_has_one_vm(&world, &cloud, &cases).await
+}
+
+async fn each_is_told_once_and_repeated_in_time(
+    world: &World,
+    cloud: &Cloud,
+    provider: &Replica,
+    cases: &[Case],
+) -> Result<()> {
+    // The clock: the third try of a transient failure comes after 12 s at least.
+    eventually(DEADLINE, "third tries", async || {
+        for case in [(Call::Create, Code::Unavailable), (Call::Recheck, Code::Unknown)] {
+            let (call, code) = case;
+            let tries = failures(cloud, &Case { call, code }.name(), call.operation(), code)?;
+            ensure!(tries.len() > 2, "{} tries of {call:?}", tries.len());
+        }
+        Ok(())
+    })
+    .await?;
+    // What is wrong stays wrong: a warning too many does not go away.
+    eventually(DEADLINE, "one warning for each failure", async || {
+        let (events, log) = (warnings(world).await?, provider.log()?);
+        let objections: Vec<_> = cases
+            .iter()
+            .flat_map(|case| {
+                let checks = [no_hot_loop(*case, cloud, &log), one_warning(*case, &events)];
+                let errors = checks.into_iter().filter_map(Result::err);
+                errors.map(|error| format!("{}: {error:#}", case.name()))
+            })
+            .collect();
+        ensure!(objections.is_empty(), "{}", objections.join("\n"));
+        Ok(())
+    })
+    .await
 }
 
 fn two_drivers(cloud: &Cloud) -> Result<String> {

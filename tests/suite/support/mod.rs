@@ -10,6 +10,7 @@ pub mod fleet;
 pub mod lone;
 pub mod metrics;
 pub mod provider;
+pub mod stage;
 pub mod world;
 
 pub use by_hand::ByHand;
@@ -17,6 +18,7 @@ pub use cloud::Cloud;
 pub use fleet::Fleet;
 pub use lone::Lone;
 pub use provider::Provider;
+pub use stage::Stage;
 pub use world::World;
 
 use std::time::Duration;

@@ -77,6 +77,8 @@ fn build(module: &GoModule, packages: &[&Package], sources: &Path, folder: &Path
         .current_dir(sources)
         .env("CGO_ENABLED", "0")
         .env("GOWORK", "off")
+        // Go leaves its own folder behind when it is interrupted; this one goes with the sources.
+        .env("GOTMPDIR", sources)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

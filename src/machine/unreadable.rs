@@ -1,0 +1,103 @@
+//! An InfraMachine that can't be read. The API server's schema keeps such objects out, but a schema changes, and what was
+//! stored before stays as it is.
+//!
+//! Nothing is made for such an object. It can be deleted, with its VM: the identity, the driver and the spec that the VM
+//! was made from are annotations, which can be read whatever the spec says.
+
+use std::sync::Arc;
+
+use kube::api::{Api, DynamicObject};
+use kube::core::ApiResource;
+use kube::core::error_boundary::InvalidObject;
+use kube::runtime::controller::Action;
+use serde_json::{Map, Value};
+
+use super::gather::gather;
+use super::object::Object;
+use super::outcome::Outcome;
+use super::plan::plan;
+use super::{Context, events, execute, remember, wait};
+use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
+use crate::apiserver::Error;
+
+/// One reconcile of an InfraMachine that can't be read. Its status can't be written either, so the log and the events say
+/// what happens to it.
+pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action, Error> {
+    let name = invalid.metadata.name.as_deref().unwrap_or_default();
+    tracing::error!(name, error = invalid.error, "an InfraMachine can't be read");
+    if invalid.metadata.deletion_timestamp.is_none() {
+        return Ok(Action::await_change());
+    }
+    let machine = Arc::new(live(ctx, invalid).await?);
+    let gathered = gather(ctx, &machine).await;
+    let plan = plan(&machine, &gathered.observed());
+    let mut object = Object::new(ctx, Arc::clone(&machine));
+    let outcome = execute(ctx, &mut object, gathered.provider(), plan)
+        .await?
+        .unless_not_leading();
+    let attempts = gathered.attempts(&machine);
+    let wait = wait(&machine, &outcome, attempts);
+    if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
+        object.release().await?;
+        ctx.memory.forget(object.uid());
+    } else {
+        tracing::warn!(name, ?outcome, "deleting an InfraMachine that can't be read");
+        remember(ctx, &machine, &gathered, &outcome, attempts, wait);
+    }
+    if let Some(note) = events::of(&machine, &outcome, attempts) {
+        ctx.events.publish(&*machine, note).await;
+    }
+    Ok(wait.map_or_else(Action::await_change, Action::requeue))
+}
+/// The object as it is now, with the fields of the spec that can be read: the deletion may need the credentials.
+async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Error> {
+    let action = "reading an InfraMachine that can't be parsed";
+    let namespace = invalid.metadata.namespace.as_deref().unwrap_or_default();
+    let name = invalid.metadata.name.as_deref().unwrap_or_default();
+    let resource = ApiResource::erase::<InfraMachine>(&());
+    let api: Api<DynamicObject> = Api::namespaced_with(ctx.client.clone(), namespace, &resource);
+    let live = api.get(name).await.map_err(|error| Error::api(action, error))?;
+    if live.metadata.uid != invalid.metadata.uid || live.metadata.deletion_timestamp.is_none() {
+        // Another object came under this name: the cache will say so.
+        return Err(Error::Conflict { action });
+    }
+    Ok(InfraMachine {
+        spec: legible(live.data.get("spec")),
+        metadata: live.metadata,
+        status: None,
+    })
+}
+
+fn legible(spec: Option<&Value>) -> InfraMachineSpec {
+    let read = |fields: &Map<String, Value>| {
+        serde_json::from_value::<InfraMachineSpec>(Value::Object(fields.clone())).ok()
+    };
+    let mut fields = Map::new();
+    for (name, value) in spec.and_then(Value::as_object).into_iter().flatten() {
+        fields.insert(name.clone(), value.clone());
+        if read(&fields).is_none() {
+            fields.remove(name);
+        }
+    }
+    read(&fields).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_a_spec_that_cannot_be_read_every_field_that_can_is_kept() {
+        let spec = legible(Some(&json!({
+            "shutdownTimeoutSeconds": "soon", "secretRef": {"name": "s"}, "providerSpec": [], "providerID": "sim://1",
+        })));
+        assert_eq!(spec.secret_ref.map(|secret| secret.name).as_deref(), Some("s"));
+        assert_eq!(spec.provider_id.as_deref(), Some("sim://1"));
+        assert_eq!(spec.shutdown_timeout_seconds, None);
+        for nothing in [None, Some(&json!("text")), Some(&json!({"secretRef": 1}))] {
+            assert!(legible(nothing).secret_ref.is_none());
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Killed at every moment that counts, the provider starts again and reaches what it would have reached without.
+//!
+//! The moments are found by recording a run: before and after each driver call and each write to the API server. A call
+//! "after" has done its work and its answer is lost, and so it is with a write.
+
+mod session;
+
+use anyhow::{Context, Result, ensure};
+use capcmi::driver::Operation;
+use futures::{StreamExt, stream};
+use management_cluster::eventually;
+use serde_json::Value;
+
+use self::session::Session;
+use crate::support::DEADLINE;
+
+/// Runs at the same time.
+const AT_ONCE: usize = 3;
+
+/// What the provider is in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scenario {
+    Create,
+    /// The driver refuses the create for good, and would refuse the same spec in a delete.
+    RefusedCreate,
+    Delete,
+}
+
+/// Where the provider is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Point {
+    Call(usize, Side),
+    Write(usize, Side),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Before,
+    After,
+}
+
+/// What a run did, and how it ended.
+#[derive(Debug)]
+struct Recording {
+    scenario: Scenario,
+    calls: Vec<Operation>,
+    writes: Vec<String>,
+    end: Value,
+}
+
+/// DRV-10, DRV-12, DRV-21, DRV-22, INI-22: nothing is made twice, lost or left behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_before_and_after_every_call_and_write_the_provider_reaches_the_same_end() -> Result<()> {
+    let scenarios = [Scenario::Create, Scenario::RefusedCreate, Scenario::Delete];
+    let recordings: Vec<_> = stream::iter(scenarios)
+        .map(record)
+        .buffered(AT_ONCE)
+        .collect()
+        .await;
+    let recordings = recordings.into_iter().collect::<Result<Vec<_>>>()?;
+    let points: Vec<_> = recordings
+        .iter()
+        .flat_map(|run| run.points().into_iter().map(move |point| (run, point)))
+        .collect();
+    let outcomes: Vec<_> = stream::iter(&points)
+        .map(async |(run, point)| {
+            let outcome = kill_at(run, *point).await;
+            outcome.with_context(|| format!("killed in {:?}, {}", run.scenario, run.name(*point)))
+        })
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    let failures: Vec<_> = outcomes
+        .iter()
+        .filter_map(|outcome| Some(format!("{:#}", outcome.as_ref().err()?)))
+        .collect();
+    for run in &recordings {
+        eprintln!(
+            "{:?}: {} points: calls {:?}, writes {:?}",
+            run.scenario,
+            run.points().len(),
+            run.calls,
+            run.writes
+        );
+    }
+    eprintln!(
+        "{} crash points found, {} checked",
+        points.len(),
+        points.len() - failures.len()
+    );
+    ensure!(
+        failures.is_empty(),
+        "{} of {} points:\n{}",
+        failures.len(),
+        points.len(),
+        failures.join("\n")
+    );
+    Ok(())
+}
+
+/// Runs a scenario without a kill.
+async fn record(scenario: Scenario) -> Result<Recording> {
+    let mut session = Session::new(scenario).await?;
+    let mut replica = session.provider.start(&session.world).await?;
+    session.begin().await?;
+    session.finished().await?;
+    // What runs is done when it has ended: nothing is left to be seen.
+    let status = replica.process.terminate(DEADLINE).await?;
+    ensure!(
+        status.is_some_and(|status| status.success()),
+        "the provider ended with {status:?}"
+    );
+    let end = session.end().await?;
+    let recording = Recording {
+        scenario,
+        calls: session.calls()?,
+        writes: session.writes(),
+        end,
+    };
+    ensure!(
+        !recording.calls.is_empty() && !recording.writes.is_empty(),
+        "nothing was recorded: {recording:?}"
+    );
+    Ok(recording)
+}
+
+/// Kills the provider at a point, starts it again, and holds the end against that of the recorded run.
+async fn kill_at(run: &Recording, point: Point) -> Result<()> {
+    let mut session = Session::new(run.scenario).await?;
+    let mut replica = session.provider.start(&session.world).await?;
+    let gate = session.set_trap(point)?;
+    session.begin().await?;
+    session
+        .reached(run, point, &gate, &replica)
+        .await
+        .context("the point was found in the recorded run and is not reached in this one")?;
+    replica.process.kill();
+    session.remove_trap()?;
+    let again = session.provider.clone().named("again");
+    let _again = again.start(&session.world).await?;
+    eventually(DEADLINE, "the end of the recorded run", async || {
+        let end = session.end().await?;
+        ensure!(end == run.end, "{end} and not {}", run.end);
+        Ok(())
+    })
+    .await?;
+    if run.scenario != Scenario::Delete {
+        session.clean_up().await?;
+    }
+    let left = session.own_vms()?;
+    ensure!(left.is_empty(), "after the deletion there are {left:?}");
+    Ok(())
+}
+
+impl Recording {
+    fn points(&self) -> Vec<Point> {
+        let sides = [Side::Before, Side::After];
+        let calls = (0..self.calls.len()).flat_map(|call| sides.map(|side| Point::Call(call, side)));
+        let writes = (0..self.writes.len()).flat_map(|write| sides.map(|side| Point::Write(write, side)));
+        calls.chain(writes).collect()
+    }
+
+    fn name(&self, point: Point) -> String {
+        match point {
+            Point::Call(call, side) => format!("{side:?} call {call}, {}", self.calls[call]),
+            Point::Write(write, side) => format!("{side:?} write {write}, {}", self.writes[write]),
+        }
+    }
+}

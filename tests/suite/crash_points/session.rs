@@ -1,0 +1,290 @@
+//! One run of a scenario, and the trap in which the provider is caught.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use capcmi::api::v1alpha1::InfraMachine;
+use capcmi::driver::Operation;
+use capcmi::drivers::simulated::{Phase, PlantedVm, Vm};
+use management_cluster::eventually;
+use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
+use serde_json::{Value, json};
+
+use super::{Point, Recording, Scenario, Side};
+use crate::support::provider::{Replica, service_account};
+use crate::support::stage::is_provisioned;
+use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
+
+const MACHINE: &str = "m";
+/// What the simulated driver logs when a call hangs.
+const HANGS: &str = "a fault lets the call hang";
+
+/// What the proxy does to the writes, and has seen of them.
+#[derive(Default)]
+struct Trap {
+    armed: bool,
+    writes: Vec<String>,
+    fault: Option<(usize, Fault)>,
+}
+
+/// A namespace, a cloud and a proxy of its own.
+pub struct Session {
+    pub world: World,
+    cloud: Cloud,
+    stage: Stage,
+    scenario: Scenario,
+    trap: Arc<Mutex<Trap>>,
+    pub provider: Provider,
+    _proxy: Proxy,
+    /// Calls before the scenario began.
+    earlier: usize,
+}
+
+impl Session {
+    /// A namespace with nothing but somebody else's VM of the same name in its cloud.
+    pub async fn new(scenario: Scenario) -> Result<Self> {
+        let world = World::new("crash").await?;
+        let cloud = Cloud::new(&world);
+        let mut stage = Stage::set(&world).await?;
+        if scenario == Scenario::RefusedCreate {
+            // A look-up does not mind; a create does.
+            stage.machine_spec = json!({"failureDomain": "nowhere"});
+        }
+        cloud
+            .console()?
+            .plant(PlantedVm::new("another-cluster", MACHINE, "another/machine"))
+            .map_err(|status| anyhow!("planting a VM: {status}"))?;
+        cloud.fail(json!(refusals(scenario)))?;
+        let trap = Arc::new(Mutex::new(Trap::default()));
+        let hook = {
+            let trap = Arc::clone(&trap);
+            move |request: &ProxiedRequest| {
+                trap.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .spring(request)
+            }
+        };
+        let proxy = Proxy::start(world.management, hook).await?;
+        let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
+        // No survey comes in between: it would be one more call at no certain time.
+        let provider = Provider::new(cloud.drivers(json!({})))
+            .through(kubeconfig)
+            .flag("--inventory-interval=1h");
+        Ok(Self {
+            world,
+            cloud,
+            stage,
+            scenario,
+            trap,
+            provider,
+            _proxy: proxy,
+            earlier: 0,
+        })
+    }
+
+    fn trap(&self) -> MutexGuard<'_, Trap> {
+        self.trap.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The writes since the scenario began.
+    pub fn writes(&self) -> Vec<String> {
+        self.trap().writes.clone()
+    }
+
+    /// Lays the trap; it is armed when the scenario begins.
+    pub fn set_trap(&self, point: Point) -> Result<Gate> {
+        let gate = Gate::new();
+        match point {
+            Point::Write(write, side) => {
+                let fault = match side {
+                    Side::Before => Fault::HoldBefore(gate.clone()),
+                    Side::After => Fault::HoldAfter(gate.clone()),
+                };
+                self.trap().fault = Some((write, fault));
+            }
+            Point::Call(call, side) => {
+                // A deletion comes after a creation, whose calls are counted too.
+                let before = if self.scenario == Scenario::Delete {
+                    CALLS_OF_A_CREATE
+                } else {
+                    0
+                };
+                let hang = if side == Side::Before { "before" } else { "after" };
+                let mut faults = vec![json!({
+                    "machine": MACHINE, "after": before + call, "count": 1, "hang": hang,
+                })];
+                faults.extend(refusals(self.scenario));
+                self.cloud.fail(json!(faults))?;
+            }
+        }
+        Ok(gate)
+    }
+
+    /// Lets everything through again.
+    pub fn remove_trap(&self) -> Result<()> {
+        self.trap().fault = None;
+        self.cloud.fail(json!(refusals(self.scenario)))
+    }
+
+    /// Brings the provider to where the scenario begins, and begins it.
+    pub async fn begin(&mut self) -> Result<()> {
+        if self.scenario == Scenario::Delete {
+            self.stage.create(MACHINE).await?;
+            self.stage.provisioned(MACHINE).await?;
+            self.earlier = self.calls()?.len();
+            ensure!(
+                self.earlier == CALLS_OF_A_CREATE,
+                "a create has other calls: {:?}",
+                self.calls()?
+            );
+        }
+        self.trap().armed = true;
+        match self.scenario {
+            Scenario::Create | Scenario::RefusedCreate => self.stage.create(MACHINE).await,
+            Scenario::Delete => self.stage.delete(MACHINE).await,
+        }
+    }
+
+    /// Waits until the scenario is over.
+    pub async fn finished(&self) -> Result<()> {
+        let refused = |machine: &InfraMachine| {
+            let status = machine.status.as_ref();
+            status.is_some_and(|status| status.failure_reason.is_some())
+        };
+        match self.scenario {
+            Scenario::Create => self
+                .stage
+                .until(MACHINE, "provisioned", is_provisioned)
+                .await
+                .map(drop),
+            Scenario::RefusedCreate => self.stage.until(MACHINE, "refused", refused).await.map(drop),
+            Scenario::Delete => self.stage.gone(MACHINE).await,
+        }
+    }
+
+    /// Waits until the provider is where it is to be killed, and looks whether that is the same place as in the
+    /// recorded run.
+    pub async fn reached(&self, run: &Recording, point: Point, gate: &Gate, replica: &Replica) -> Result<()> {
+        match point {
+            Point::Write(write, _) => {
+                tokio::time::timeout(DEADLINE, gate.reached())
+                    .await
+                    .with_context(|| format!("only {:?} were written", self.trap().writes))?;
+                let reached = self.trap().writes.get(write).cloned();
+                ensure!(
+                    reached.as_ref() == run.writes.get(write),
+                    "write {write} is {reached:?}"
+                );
+            }
+            Point::Call(call, _) => {
+                eventually(DEADLINE, "a call that hangs", async || {
+                    ensure!(replica.log()?.contains(HANGS), "calls: {:?}", self.calls()?);
+                    Ok(())
+                })
+                .await?;
+                let calls = self.calls()?;
+                ensure!(
+                    calls.len() == call + 1 && calls.get(call) == run.calls.get(call),
+                    "it hangs in the last of {calls:?}"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the machine, and waits until it is gone.
+    pub async fn clean_up(&self) -> Result<()> {
+        self.stage.delete(MACHINE).await?;
+        self.stage.gone(MACHINE).await
+    }
+
+    /// The calls for the machine since the scenario began.
+    pub fn calls(&self) -> Result<Vec<Operation>> {
+        let lines = self.cloud.calls()?;
+        let ours = lines
+            .into_iter()
+            .filter(|line| line.machine == MACHINE && line.phase == Phase::Started);
+        Ok(ours.map(|line| line.operation).skip(self.earlier).collect())
+    }
+
+    /// The ids of the VMs of this cluster; those of others have to be as they were.
+    pub fn own_vms(&self) -> Result<Vec<String>> {
+        let (own, others): (Vec<_>, Vec<_>) = self
+            .cloud
+            .vms()?
+            .into_iter()
+            .partition(|vm| vm.cluster() == self.stage.cluster_id);
+        ensure!(others.len() == 1, "somebody else's VM was touched: {others:?}");
+        Ok(own.iter().map(Vm::provider_id).collect())
+    }
+
+    /// All that a user sees of how it ended, without what differs from run to run.
+    pub async fn end(&self) -> Result<Value> {
+        let vms = self.own_vms()?;
+        let Some(machine) = self.stage.api.get_opt(MACHINE).await? else {
+            return Ok(json!({"vms": vms.len(), "machine": null}));
+        };
+        if let Some(id) = &machine.spec.provider_id
+            && !vms.contains(id)
+        {
+            bail!("providerID {id} is that of no VM: {vms:?}");
+        }
+        let status = machine.status.unwrap_or_default();
+        let conditions: BTreeSet<_> = status
+            .conditions
+            .iter()
+            .map(|condition| format!("{}={} {}", condition.type_, condition.status, condition.reason))
+            .collect();
+        let annotations: BTreeSet<_> = machine
+            .metadata
+            .annotations
+            .unwrap_or_default()
+            .into_keys()
+            .collect();
+        let last = status
+            .last_operation
+            .map(|last| json!([last.type_, last.state, last.operation, last.code]));
+        Ok(json!({
+            "vms": vms.len(),
+            "machine": {
+                "identified": machine.spec.provider_id.is_some(), "finalizers": machine.metadata.finalizers,
+                "annotations": annotations, "provisioned": status.initialization,
+                "failureReason": status.failure_reason, "failureMessage": status.failure_message,
+                "conditions": conditions, "lastOperation": last, "nodeName": status.node_name,
+            },
+        }))
+    }
+}
+
+/// A look-up, the create, and the initialization.
+const CALLS_OF_A_CREATE: usize = 3;
+
+/// The faults of a scenario, besides the one that lets a call hang.
+fn refusals(scenario: Scenario) -> Vec<Value> {
+    match scenario {
+        Scenario::Create | Scenario::Delete => Vec::new(),
+        Scenario::RefusedCreate => {
+            vec![json!({"operation": "DeleteMachine", "machine": MACHINE, "code": "InvalidArgument"})]
+        }
+    }
+}
+
+impl Trap {
+    fn spring(&mut self, request: &ProxiedRequest) -> Fault {
+        if !self.armed || request.write.is_none() {
+            return Fault::None;
+        }
+        let index = self.writes.len();
+        let place = request
+            .path
+            .rsplit_once("/namespaces/")
+            .map_or("", |(_, rest)| rest);
+        let what = place.split_once('/').map_or("", |(_, rest)| rest);
+        self.writes.push(format!("{} {what}", request.method));
+        match &self.fault {
+            Some((write, fault)) if *write == index => fault.clone(),
+            _ => Fault::None,
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! A provider that sees everything seconds late, while others write the same objects.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use capcmi::api::labels::{MACHINE_ID, RESERVED_ANNOTATIONS};
+use capcmi::api::v1alpha1::InfraMachine;
+use capcmi::driver::Operation;
+use capcmi::drivers::simulated::{Phase, Vm};
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use management_cluster::eventually;
+use management_cluster::proxy::{Fault, Proxy};
+use serde_json::{Value, json};
+
+use crate::support::provider::service_account;
+use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
+
+/// How late the provider sees what happens.
+const LAG: Duration = Duration::from_secs(3);
+/// Conflicts for each time that somebody else wrote: tried again after 100 ms, doubling, until the cache has caught up.
+const CONFLICTS_PER_WRITE: usize = 8;
+const FOREIGN_FINALIZER: &str = "example.com/slow";
+
+struct Lagging {
+    world: World,
+    cloud: Cloud,
+    stage: Stage,
+    provider: Provider,
+    _proxy: Proxy,
+}
+
+impl Lagging {
+    async fn new(case: &str) -> Result<Self> {
+        let world = World::new(case).await?;
+        let cloud = Cloud::new(&world);
+        let stage = Stage::set(&world).await?;
+        let proxy = Proxy::start(world.management, |request| {
+            if request.is_watch() {
+                Fault::Delay(LAG)
+            } else {
+                Fault::None
+            }
+        })
+        .await?;
+        let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
+        let provider = Provider::new(cloud.drivers(json!({}))).through(kubeconfig);
+        Ok(Self {
+            world,
+            cloud,
+            stage,
+            provider,
+            _proxy: proxy,
+        })
+    }
+
+    /// Somebody else's write.
+    async fn meddle(&self, name: &str, patch: Value) -> Result<InfraMachine> {
+        let patch = Patch::Merge(patch);
+        Ok(self
+            .stage
+            .api
+            .patch(name, &PatchParams::default(), &patch)
+            .await?)
+    }
+
+    /// Answers 409 that the provider got in this namespace.
+    fn conflicts(&self) -> Result<usize> {
+        let log = std::fs::read_to_string(self.world.management.audit_log())?;
+        let is_conflict = |line: &&str| {
+            let Ok(event) = serde_json::from_str::<Value>(line) else {
+                return false;
+            };
+            event["user"]["username"] == "system:serviceaccount:capcmi-system:capcmi-manager"
+                && event["objectRef"]["namespace"] == self.world.namespace.as_str()
+                && event["responseStatus"]["code"] == 409
+        };
+        Ok(log.lines().filter(is_conflict).count())
+    }
+
+    /// The creates that were asked of the driver, by machine.
+    fn creates(&self) -> Result<BTreeMap<String, usize>> {
+        let mut creates = BTreeMap::new();
+        for line in self.cloud.calls()? {
+            if line.operation == Operation::CreateMachine && line.phase == Phase::Started {
+                *creates.entry(line.machine).or_default() += 1;
+            }
+        }
+        Ok(creates)
+    }
+}
+
+/// DRV-12, UPD-01: who comes late neither makes a second VM nor undoes what others wrote.
+#[tokio::test]
+async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Result<()> {
+    let lagging = Lagging::new("lag").await?;
+    let (stage, cloud) = (&lagging.stage, &lagging.cloud);
+    let _provider = lagging.provider.start(&lagging.world).await?;
+    let names: Vec<_> = (0..4).map(|index| format!("m-{index}")).collect();
+    for name in &names {
+        stage.create(name).await?;
+    }
+    // In the middle of the create: as soon as the provider has laid its claim, somebody else writes.
+    for name in &names {
+        let claimed = stage
+            .until(name, "the claim", |machine| {
+                machine.annotations().contains_key(MACHINE_ID)
+            })
+            .await?;
+        let mut finalizers = claimed.metadata.finalizers.unwrap_or_default();
+        finalizers.push(FOREIGN_FINALIZER.to_owned());
+        let metadata = json!({"annotations": {"example.com/note": "1"}, "finalizers": finalizers});
+        lagging.meddle(name, json!({"metadata": metadata})).await?;
+    }
+    let mut made = BTreeMap::new();
+    for name in &names {
+        made.insert(name.clone(), stage.provisioned(name).await?);
+    }
+    let vms = cloud.holds(names.len()).await?;
+
+    // Two updates in a row, each seen late, with a foreign write in between.
+    for round in ["1", "2"] {
+        for name in &names {
+            lagging
+                .meddle(
+                    name,
+                    json!({"spec": {"providerSpec": {"labels": {"round": round}}}}),
+                )
+                .await?;
+            lagging
+                .meddle(
+                    name,
+                    json!({"metadata": {"annotations": {"example.com/note": round}}}),
+                )
+                .await?;
+        }
+    }
+    eventually(DEADLINE, "the update of every VM", async || {
+        let rounds: Vec<_> = cloud.vms()?.iter().map(|vm| vm.labels["round"].clone()).collect();
+        ensure!(rounds.iter().all(|round| round == "2"), "{rounds:?}");
+        Ok(())
+    })
+    .await?;
+    ensure!(ids(&cloud.vms()?) == ids(&vms), "other VMs than before");
+    for name in &names {
+        let machine = stage.api.get(name).await?;
+        keeps_identity(&made[name], &machine)?;
+        ensure!(
+            machine.annotations().get("example.com/note").map(String::as_str) == Some("2"),
+            "somebody else's annotation was undone: {:?}",
+            machine.annotations()
+        );
+    }
+
+    for name in &names {
+        stage.delete(name).await?;
+        lagging
+            .meddle(
+                name,
+                json!({"metadata": {"annotations": {"example.com/note": "3"}}}),
+            )
+            .await?;
+    }
+    cloud.holds(0).await?;
+    for name in &names {
+        // Only ours goes: the other finalizer is somebody else's to remove.
+        let released = stage
+            .until(name, "the provider's release", |machine| {
+                machine.finalizers() == [FOREIGN_FINALIZER]
+            })
+            .await?;
+        keeps_identity(&made[name], &released)?;
+        lagging
+            .meddle(name, json!({"metadata": {"finalizers": []}}))
+            .await?;
+        stage.gone(name).await?;
+    }
+    let creates = lagging.creates()?;
+    ensure!(
+        names.iter().all(|name| creates.get(name) == Some(&1)),
+        "creates: {creates:?}"
+    );
+    ensure!(cloud.vms()?.is_empty(), "a VM was left or made again");
+    // A claim, two rounds of two writes, and the deletion with its note.
+    let foreign_writes = names.len() * 7;
+    let conflicts = lagging.conflicts()?;
+    eprintln!("{conflicts} conflicts for {foreign_writes} foreign writes");
+    ensure!(
+        conflicts <= foreign_writes * CONFLICTS_PER_WRITE,
+        "a storm of {conflicts} conflicts"
+    );
+    Ok(())
+}
+
+/// DRV-12: a machine that went and came again under its name is another machine, also for who has not seen it go.
+#[tokio::test]
+async fn a_machine_that_comes_again_under_its_name_gets_one_vm_of_its_own() -> Result<()> {
+    let lagging = Lagging::new("again").await?;
+    let (stage, cloud) = (&lagging.stage, &lagging.cloud);
+    let _provider = lagging.provider.start(&lagging.world).await?;
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        stage.create("m").await?;
+        let machine = stage.provisioned("m").await?;
+        let vms = cloud.holds(1).await?;
+        ensure!(machine.spec.provider_id.as_deref() == Some(vms[0].provider_id().as_str()));
+        seen.push(vms[0].id);
+        stage.delete("m").await?;
+        stage.gone("m").await?;
+    }
+    seen.dedup();
+    ensure!(seen.len() == 3, "an old VM was taken for a new one: {seen:?}");
+    ensure!(lagging.creates()?["m"] == 3, "creates: {:?}", lagging.creates()?);
+    cloud.holds(0).await?;
+    Ok(())
+}
+
+fn ids(vms: &[Vm]) -> Vec<String> {
+    vms.iter().map(Vm::provider_id).collect()
+}
+
+/// providerID and identity are as they were; the spec that was applied may have changed.
+fn keeps_identity(before: &InfraMachine, after: &InfraMachine) -> Result<()> {
+    ensure!(
+        before.spec.provider_id == after.spec.provider_id,
+        "providerID {:?} became {:?}",
+        before.spec.provider_id,
+        after.spec.provider_id
+    );
+    for key in RESERVED_ANNOTATIONS
+        .iter()
+        .filter(|key| !key.ends_with("applied-provider-spec"))
+    {
+        let (was, is) = (before.annotations().get(*key), after.annotations().get(*key));
+        ensure!(was == is, "annotation {key}: {was:?} became {is:?}");
+    }
+    Ok(())
+}
