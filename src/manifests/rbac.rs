@@ -23,6 +23,8 @@ pub struct Rule {
 pub const IDENTITY: &str = "identity";
 
 const READ: &[&str] = &["get", "list", "watch"];
+/// What a cache takes.
+const WATCH: &[&str] = &["list", "watch"];
 const KINDS: &[&str] = &[
     "inframachines",
     "inframachinetemplates",
@@ -34,9 +36,16 @@ const KINDS: &[&str] = &[
 pub const PROVIDER: &[Rule] = &[
     Rule {
         group: GROUP,
-        resources: &["inframachines", "infraclusters"],
+        resources: &["inframachines"],
         verbs: &["get", "list", "watch", "patch"],
-        why: "Finalizer, identity and providerID are merge patches. The provider makes and deletes none of them.",
+        why: "Finalizer, identity and providerID are merge patches, and a repeated create comes after a fresh read. The \
+              provider makes and deletes none of them.",
+    },
+    Rule {
+        group: GROUP,
+        resources: &["infraclusters"],
+        verbs: &["list", "watch", "patch"],
+        why: "The id that drivers know the cluster by is a merge patch. The provider makes and deletes none of them.",
     },
     Rule {
         group: GROUP,
@@ -47,7 +56,7 @@ pub const PROVIDER: &[Rule] = &[
     Rule {
         group: GROUP,
         resources: &["inframachinetemplates"],
-        verbs: READ,
+        verbs: WATCH,
         why: "What one machine has is computed from the template.",
     },
     Rule {
@@ -63,14 +72,14 @@ pub const PROVIDER: &[Rule] = &[
     Rule {
         group: cluster_api::GROUP,
         resources: &["clusters", "machines"],
-        verbs: READ,
+        verbs: WATCH,
         why: "Owners: bootstrap data, failure domain, pause. They are never written.",
     },
     Rule {
         group: "events.k8s.io",
         resources: &["events"],
-        verbs: &["create", "patch"],
-        why: "Events on the machine; a repeated one is patched.",
+        verbs: &["create"],
+        why: "Events on the machine; each says something once.",
     },
     Rule {
         group: "authentication.k8s.io",

@@ -1,64 +1,116 @@
-//! Who may read the metrics.
+//! /metrics: who may read it, and what it says.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use management_cluster::eventually;
 use serde_json::json;
 
-use crate::support::world::run;
-use crate::support::{Cloud, Provider, World};
+use crate::support::by_hand::{all_become, delete_all};
+use crate::support::fleet::bootstrap_secret;
+use crate::support::metrics::{allow, sample, scrape, token_of};
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
-const READERS: &str = r"
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: reader, namespace: $NS}
----
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: stranger, namespace: $NS}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: $NS-reader}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: capcmi-metrics-reader}
-subjects: [{kind: ServiceAccount, name: reader, namespace: $NS}]
-";
-
-/// kubectl speaks to any HTTPS server, with a token.
-fn read(world: &World, address: &str, token: &str) -> Result<String> {
-    let mut kubectl = world.management.kubectl();
-    kubectl.env("KUBECONFIG", "/dev/null");
-    run(kubectl.args([
-        &format!("--server=https://{address}"),
-        "--insecure-skip-tls-verify",
-        &format!("--token={token}"),
-        "get",
-        "--raw=/metrics",
-    ]))
+#[tokio::test]
+async fn metrics_are_for_whom_the_api_server_lets_read_them() -> Result<()> {
+    let world = World::new("scrape").await?;
+    let cloud = Cloud::new(&world);
+    let provider = Provider::new(cloud.drivers(json!({}))).flag("--insecure-diagnostics=false");
+    let provider = provider.start(&world).await?;
+    let (stranger, scraper) = (
+        token_of(&world, "stranger").await?,
+        token_of(&world, "scraper").await?,
+    );
+    allow(&world, "scraper").await?;
+    eventually(DEADLINE, "metrics for whom may read them", async || {
+        // A fresh token each time: an answer is remembered for a minute.
+        let token = token_of(&world, "scraper").await?;
+        let (code, body) = scrape(&provider.diagnostics, Some(&token)).await?;
+        ensure!(code == 200 && body.contains("capcmi_leader 1"), "{code}: {body}");
+        Ok(())
+    })
+    .await?;
+    for (token, expected) in [
+        (None, 401),
+        (Some("no-token"), 401),
+        (Some(stranger.as_str()), 403),
+        (Some(scraper.as_str()), 200),
+    ] {
+        let (code, body) = scrape(&provider.diagnostics, token).await?;
+        ensure!(code == expected, "{code}, not {expected}: {body}");
+    }
+    Ok(())
 }
 
 #[tokio::test]
-async fn metrics_are_for_those_whom_the_api_server_lets_read_them() -> Result<()> {
-    let world = World::new("diagnostics").await?;
+async fn metrics_count_what_happened() -> Result<()> {
+    let world = World::new("metrics").await?;
     let cloud = Cloud::new(&world);
-    let provider = Provider::new(cloud.drivers(json!({})))
-        .flag("--insecure-diagnostics=false")
-        .start(&world)
-        .await?;
-    world.apply(READERS).await?;
-    let token = |account: &str| world.kubectl(&["create", "token", account]);
-    let metrics = read(&world, &provider.diagnostics, token("reader")?.trim())?;
-    ensure!(metrics.contains("capcmi_build_info"), "{metrics}");
-    for (token, refusal) in [
-        (token("stranger")?.trim(), "orbidden"),
-        ("made-up", "nauthorized"),
-    ] {
-        let Err(error) = read(&world, &provider.diagnostics, token) else {
-            anyhow::bail!("a stranger reads metrics");
-        };
-        let error = format!("{error:#}");
+    let provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("c").await?;
+    bootstrap_secret(&world, "boot").await?;
+    cloud.fail(json!([{"operation": "CreateMachine", "machine": "m-0", "code": "Aborted", "count": 1, "retryAfterMs": 100}]))?;
+    let names = ["m-0", "m-1", "m-2"].map(str::to_owned);
+    let machines = names.clone().map(ByHand::new);
+    ByHand::create_all(&world, "c", &machines).await?;
+    all_become(&world, "three machines", &names, |_, machine| {
+        crate::codes::provisioned(machine.context("is gone")?)
+    })
+    .await?;
+    delete_all(&world, &names[2..]).await?;
+    all_become(&world, "the end of one", &names[2..], |_, machine| {
+        ensure!(machine.is_none(), "is still there");
+        Ok(())
+    })
+    .await?;
+    let call = |name: &str, code: &str| {
+        format!(r#"capcmi_driver_calls_total{{provider="simulated",operation="{name}",code="{code}"}}"#)
+    };
+    let exact = [
+        (call("CreateMachine", "OK"), 3.0),
+        (call("CreateMachine", "Aborted"), 1.0),
+        (
+            r#"capcmi_driver_call_duration_seconds_count{provider="simulated",operation="CreateMachine"}"#
+                .to_owned(),
+            4.0,
+        ),
+        (
+            r#"capcmi_machine_provisioning_duration_seconds_count{provider="simulated"}"#.to_owned(),
+            3.0,
+        ),
+        (r#"capcmi_machines{phase="Provisioned"}"#.to_owned(), 2.0),
+        (r#"capcmi_machines{phase="Deleting"}"#.to_owned(), 0.0),
+        (r#"capcmi_machines{phase="Pending"}"#.to_owned(), 0.0),
+        (r#"capcmi_driver_reachable{provider="simulated"}"#.to_owned(), 1.0),
+        ("capcmi_leader".to_owned(), 1.0),
+    ];
+    eventually(DEADLINE, "metrics of what happened", async || {
+        let text = provider.metrics().await?;
+        for (name, expected) in &exact {
+            let value = sample(&text, name)?;
+            ensure!(
+                (value - expected).abs() < f64::EPSILON,
+                "{name} is {value}, not {expected}"
+            );
+        }
+        for name in [
+            call("DeleteMachine", "OK"),
+            call("GetMachineStatus", "NotFound"),
+            r#"capcmi_reconciles_total{kind="InfraMachine",outcome="success"}"#.to_owned(),
+            r#"capcmi_reconciles_total{kind="InfraMachine",outcome="requeue"}"#.to_owned(),
+            r#"capcmi_reconciles_total{kind="InfraCluster",outcome="success"}"#.to_owned(),
+            r#"capcmi_reconcile_duration_seconds_count{kind="InfraMachine"}"#.to_owned(),
+        ] {
+            ensure!(sample(&text, &name)? >= 1.0, "{name} is none");
+        }
+        let took = sample(
+            &text,
+            r#"capcmi_machine_provisioning_duration_seconds_sum{provider="simulated"}"#,
+        )?;
         ensure!(
-            error.contains(refusal) || error.contains("provide credentials"),
-            "{error}"
+            (0.0..3.0 * DEADLINE.as_secs_f64()).contains(&took),
+            "provisioning took {took} s"
         );
-    }
-    Ok(())
+        ensure!(text.trim_end().ends_with("# EOF"), "no end:\n{text}");
+        Ok(())
+    })
+    .await
 }

@@ -1,18 +1,23 @@
 //! The provider on a real Cluster API: etcd, kube-apiserver, Cluster API's core manager and a workload cluster, with the
 //! simulated cloud behind it.
 
+mod capacity;
+mod codes;
 mod crash_points;
 mod diagnostics;
 mod fallbacks;
 mod health_check;
 mod identity;
+mod idle;
 mod leadership;
 mod lifecycle;
 mod moving;
 mod pause;
+mod permissions;
 mod process;
 mod quickstart;
 mod replicas;
+mod secrets;
 mod stale_cache;
 mod support;
 mod topology;

@@ -3,13 +3,17 @@
 //! All cases share one management cluster. Each has a namespace, a simulated cloud and a provider process of its own,
 //! which runs as the shipped ServiceAccount with the shipped roles and looks at that namespace alone.
 
+pub mod audit;
+pub mod by_hand;
 pub mod cloud;
 pub mod fleet;
 pub mod lone;
+pub mod metrics;
 pub mod provider;
 pub mod stage;
 pub mod world;
 
+pub use by_hand::ByHand;
 pub use cloud::Cloud;
 pub use fleet::Fleet;
 pub use lone::Lone;

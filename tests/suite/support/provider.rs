@@ -89,7 +89,13 @@ impl Provider {
             "--inventory-interval=1s",
             "--log-level=debug",
         ];
-        flags.extend(defaults.map(str::to_owned));
+        let is_given = |flag: &&str| self.flags.iter().any(|given| name_of(given) == name_of(flag));
+        flags.extend(
+            defaults
+                .iter()
+                .filter(|flag| !is_given(flag))
+                .map(|&flag| flag.to_owned()),
+        );
         flags.extend(self.flags.iter().cloned());
         let launch = Launch {
             binary: env!("CARGO_BIN_EXE_capcmi").into(),
@@ -130,4 +136,8 @@ impl Replica {
 /// The kubeconfig of the shipped ServiceAccount.
 pub async fn service_account(world: &World) -> Result<PathBuf> {
     testbed::service_account(world.management).await
+}
+
+fn name_of(flag: &str) -> &str {
+    flag.split('=').next().unwrap_or_default()
 }

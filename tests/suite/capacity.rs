@@ -1,0 +1,131 @@
+//! What the driver says of its classes and zones, and which driver an object gets.
+
+use anyhow::{Context, Result, ensure};
+use capcmi::api::conditions;
+use kube::api::DynamicObject;
+use management_cluster::eventually;
+use serde_json::{Value, json};
+
+use crate::codes::{condition, provisioned};
+use crate::support::by_hand::all_become;
+use crate::support::fleet::{bootstrap_secret, objects};
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
+
+#[tokio::test]
+async fn a_template_says_what_a_machine_of_it_has_and_a_cluster_where_they_may_be() -> Result<()> {
+    let world = World::new("capacity").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({"zones": ["east", "west"]})))
+        .start(&world)
+        .await?;
+    world.cluster("c").await?;
+    let template = |size: &str| {
+        json!({
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
+            "metadata": {"name": size, "namespace": world.namespace},
+            "spec": {"template": {"spec": {"providerSpec": {"vmPool": "default", "size": size, "rootFsSize": 20}}}},
+        })
+    };
+    for size in ["small", "large"] {
+        management_cluster::apply(&world.admin, template(size)).await?;
+    }
+    for (size, cpu, memory) in [("small", "2", "4Gi"), ("large", "8", "16Gi")] {
+        let status = json!({
+            "capacity": {"cpu": cpu, "memory": memory, "ephemeral-storage": "20G"},
+            "nodeInfo": {"architecture": "amd64", "operatingSystem": "linux"},
+        });
+        shows(
+            &world,
+            ("infrastructure.capcmi.io", "v1alpha1", "InfraMachineTemplate"),
+            size,
+            |template| {
+                let shown = &template.data["status"];
+                ensure!(
+                    shown["capacity"] == status["capacity"] && shown["nodeInfo"] == status["nodeInfo"],
+                    "status {shown}"
+                );
+                Ok(())
+            },
+        )
+        .await?;
+    }
+    shows(
+        &world,
+        ("cluster.x-k8s.io", "v1beta2", "Cluster"),
+        "c",
+        |cluster| {
+            let domains = &cluster.data["status"]["failureDomains"];
+            let names: Vec<_> = domains
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(|domain| &domain["name"])
+                .collect();
+            ensure!(names == ["east", "west"], "failure domains {domains}");
+            Ok(())
+        },
+    )
+    .await
+}
+
+#[tokio::test]
+async fn a_driver_that_is_not_there_or_not_for_the_namespace_is_named_and_not_called() -> Result<()> {
+    let world = World::new("drivers").await?;
+    let cloud = Cloud::new(&world);
+    let mut drivers: Value = serde_json::from_str(&cloud.drivers(json!({})))?;
+    let mut theirs = drivers["drivers"][0].clone();
+    theirs["name"] = json!("theirs");
+    theirs["namespaces"] = json!(["another-team"]);
+    theirs["simulated"] = json!({"callLog": world.folder.join("theirs.jsonl")});
+    drivers["drivers"] = json!([drivers["drivers"][0], theirs]);
+    let _provider = Provider::new(drivers.to_string()).start(&world).await?;
+    world.cluster("c").await?;
+    bootstrap_secret(&world, "boot").await?;
+    let with = |name: &str| ByHand::new(name).with("/provider", json!(name));
+    let mut unnamed = ByHand::new("unnamed");
+    if let Some(spec) = unnamed.spec.as_object_mut() {
+        spec.remove("provider");
+    }
+    let machines = [with("nowhere"), with("theirs"), unnamed];
+    let names: Vec<_> = machines.iter().map(|machine| machine.name.clone()).collect();
+    ByHand::create_all(&world, "c", &machines).await?;
+    all_become(
+        &world,
+        "a driver, or a word on why there is none",
+        &names,
+        |name, machine| {
+            let machine = machine.context("is gone")?;
+            if name == "unnamed" {
+                // The only one that serves the namespace needs no name.
+                return provisioned(machine);
+            }
+            condition(machine, conditions::READY, "False", Some("DriverNotConfigured"))?;
+            let all = machine.status.clone().unwrap_or_default().conditions;
+            let shown = conditions::get(&all, conditions::READY).map(|ready| ready.message.clone());
+            let expected = format!("there is no driver `{name}` for namespace `{}`", world.namespace);
+            ensure!(
+                shown.as_deref() == Some(expected.as_str()),
+                "Ready says {shown:?}"
+            );
+            Ok(())
+        },
+    )
+    .await?;
+    let calls = std::fs::read_to_string(world.folder.join("theirs.jsonl"))?;
+    let about_a_machine = calls.lines().find(|line| !line.contains(r#""machine":"""#));
+    ensure!(about_a_machine.is_none(), "it was called: {about_a_machine:?}");
+    Ok(())
+}
+
+async fn shows(
+    world: &World,
+    (group, version, kind): (&str, &str, &str),
+    name: &str,
+    check: impl Fn(&DynamicObject) -> Result<()>,
+) -> Result<()> {
+    let api = objects(world, group, version, kind);
+    eventually(DEADLINE, &format!("the status of {kind} {name}"), async || {
+        check(&api.get(name).await?)
+    })
+    .await
+}

@@ -1,0 +1,346 @@
+//! Every machine code of every driver call that a machine needs, all at once: what the status says, when the call is
+//! repeated, and that no VM is lost or doubled.
+//!
+//! Rows CTL-GV-02..CTL-GV-14 and CTL-05 (GetVolumeIDs) and CTL-MG-00..CTL-MG-13 and CTL-06 (migration) do not apply: this
+//! controller makes neither call. Cluster API's core drains Nodes and waits for their volumes, and there are no classes
+//! to migrate.
+
+mod capacity_gate;
+mod listing;
+mod table;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use capcmi::api::v1alpha1::InfraMachine;
+use capcmi::driver::{Code, Operation};
+use capcmi::drivers::simulated::{CallLine, Phase};
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
+use kube::api::ListParams;
+use management_cluster::eventually;
+use serde_json::{Value, json};
+
+use self::table::{Call, Case, Next};
+pub use self::table::{condition, provisioned};
+use crate::support::by_hand::{all_become, delete_all, patch_all};
+use crate::support::fleet::bootstrap_secret;
+use crate::support::provider::Replica;
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
+
+/// The name that the second driver is configured under; its VMs stay on their way up, so they are asked after.
+const SLOW: &str = "slow";
+
+/// CTL-02, CTL-CR-01..CTL-CR-16, CTL-DE-02..CTL-DE-16, CTL-GS-02..CTL-GS-16, INI-12..INI-20, INI-24, UPD-01: every code of
+/// every call.
+#[tokio::test]
+async fn every_code_of_every_call_is_shown_waited_for_and_healed() -> Result<()> {
+    let world = World::new("codes").await?;
+    let cloud = Cloud::new(&world);
+    let provider = Provider::new(two_drivers(&cloud)?).start(&world).await?;
+    world.cluster("c").await?;
+    bootstrap_secret(&world, "boot").await?;
+    let cases = Case::all();
+    cloud.fail(json!(first_faults(&cases)))?;
+    let machines: Vec<_> = cases.iter().map(|case| machine(*case)).collect();
+    ByHand::create_all(&world, "c", &machines).await?;
+    all_become(
+        &world,
+        "the first failures",
+        &names(&cases, |_| true),
+        |name, machine| {
+            let case = named(&cases, name)?;
+            match case.call {
+                Call::LookUp | Call::Create | Call::Initialize => case.is_shown(machine),
+                Call::LookUpAgain => lost_its_create(machine),
+                Call::Recheck | Call::Update | Call::ShutDown | Call::Delete | Call::Confirm => {
+                    provisioned(machine.context("is gone")?)
+                }
+            }
+        },
+    )
+    .await?;
+
+    cloud.fail(json!(cases.iter().map(|case| fault(*case)).collect::<Vec<_>>()))?;
+    let label = json!({"spec": {"providerSpec": {"labels": {"a": "b"}}}});
+    patch_all(&world, &names(&cases, |case| case.call == Call::Update), &label).await?;
+    patch_all(
+        &world,
+        &names(&cases, |case| case.call == Call::LookUpAgain),
+        &touch(1),
+    )
+    .await?;
+    delete_all(&world, &names(&cases, is_deleted)).await?;
+    all_become(
+        &world,
+        "all failures",
+        &names(&cases, |_| true),
+        |name, machine| named(&cases, name)?.is_shown(machine),
+    )
+    .await?;
+    each_is_told_once_and_repeated_in_time(&world, &cloud, &provider, &cases).await?;
+
+    cloud.fail(json!([]))?;
+    patch_all(
+        &world,
+        &names(&cases, |case| is_there(case) && case.next() != Next::Terminal),
+        &touch(2),
+    )
+    .await?;
+    patch_all(
+        &world,
+        &names(&cases, |case| case.next() == Next::Terminal),
+        &label,
+    )
+    .await?;
+    all_become(
+        &world,
+        "the end of all failures",
+        &names(&cases, |_| true),
+        |name, machine| {
+            let case = named(&cases, name)?;
+            match machine {
+                _ if case.next() == Next::Vanished => Ok(()),
+                None => ensure_that(is_deleted(case), "is gone"),
+                Some(machine) => {
+                    ensure_that(!is_deleted(case), "is still there")?;
+                    let reason = machine
+                        .status
+                        .as_ref()
+                        .and_then(|status| status.failure_reason.clone());
+                    ensure!(reason.is_none(), "failureReason {reason:?} stays");
+                    provisioned(machine)
+                }
+            }
+        },
+    )
+    .await?;
+    every_machine_has_one_vm(&world, &cloud, &cases).await
+}
+
+async fn each_is_told_once_and_repeated_in_time(
+    world: &World,
+    cloud: &Cloud,
+    provider: &Replica,
+    cases: &[Case],
+) -> Result<()> {
+    // The clock: the third try of a transient failure comes after 12 s at least.
+    eventually(DEADLINE, "third tries", async || {
+        for case in [(Call::Create, Code::Unavailable), (Call::Recheck, Code::Unknown)] {
+            let (call, code) = case;
+            let tries = failures(cloud, &Case { call, code }.name(), call.operation(), code)?;
+            ensure!(tries.len() > 2, "{} tries of {call:?}", tries.len());
+        }
+        Ok(())
+    })
+    .await?;
+    // What is wrong stays wrong: a warning too many does not go away.
+    eventually(DEADLINE, "one warning for each failure", async || {
+        let (events, log) = (warnings(world).await?, provider.log()?);
+        let objections: Vec<_> = cases
+            .iter()
+            .flat_map(|case| {
+                let checks = [no_hot_loop(*case, cloud, &log), one_warning(*case, &events)];
+                let errors = checks.into_iter().filter_map(Result::err);
+                errors.map(|error| format!("{}: {error:#}", case.name()))
+            })
+            .collect();
+        ensure!(objections.is_empty(), "{}", objections.join("\n"));
+        Ok(())
+    })
+    .await
+}
+
+fn two_drivers(cloud: &Cloud) -> Result<String> {
+    let limits = json!({"callsPerSecond": 1000, "burst": 1000, "maxConcurrentCalls": 64});
+    let mut drivers: Value = serde_json::from_str(&cloud.drivers_with(limits, json!({})))?;
+    let mut slow = drivers["drivers"][0].clone();
+    slow["name"] = json!(SLOW);
+    slow["simulated"]["bootSeconds"] = json!(3600);
+    if let Some(all) = drivers["drivers"].as_array_mut() {
+        all.push(slow);
+    }
+    Ok(drivers.to_string())
+}
+
+fn machine(case: Case) -> ByHand {
+    let machine = ByHand::new(case.name());
+    // Something to initialize: a VM that says that it is initialized is believed, whatever InitializeMachine said.
+    let machine = if case.call == Call::Initialize {
+        machine.with("/providerSpec/sourceDestCheck", json!(false))
+    } else {
+        machine
+    };
+    match (case.call, case.code) {
+        (Call::Recheck, _) => machine.with("/provider", json!(SLOW)),
+        (Call::ShutDown, _) => machine.with("/shutdownTimeoutSeconds", json!(3600)),
+        // A class of its own: exhaustion holds back the others of its class.
+        (Call::Create | Call::Initialize, Code::ResourceExhausted) => {
+            machine.with("/providerSpec/tags/class", json!(case.name()))
+        }
+        _ => machine,
+    }
+}
+
+fn fault(case: Case) -> Value {
+    let mut fault = json!({
+        "operation": case.call.operation(), "machine": format!("{}*", case.name()),
+        "code": case.code.name(), "message": case.message(),
+    });
+    if let Next::Asked(seconds) = case.next() {
+        fault["retryAfterMs"] = json!(seconds * 1000);
+    }
+    fault
+}
+
+/// Those of the calls that come before a machine is up; those that need one have to wait until it is.
+fn first_faults(cases: &[Case]) -> Vec<Value> {
+    let early = |case: &&Case| matches!(case.call, Call::LookUp | Call::Create | Call::Initialize);
+    let lost = json!({
+        "operation": "CreateMachine", "machine": "gi-*", "loseResponse": "Unavailable", "retryAfterMs": 3_600_000,
+    });
+    let faults = cases.iter().filter(early).map(|case| fault(*case));
+    faults.chain([lost]).collect()
+}
+
+fn lost_its_create(machine: Option<&InfraMachine>) -> Result<()> {
+    let status = machine.and_then(|machine| machine.status.as_ref());
+    let last = status.and_then(|status| status.last_operation.as_ref());
+    let last = last.context("no last operation")?;
+    ensure!(
+        last.operation.as_deref() == Some("CreateMachine"),
+        "last operation {last:?}"
+    );
+    Ok(())
+}
+
+fn names(cases: &[Case], which: impl Fn(Case) -> bool) -> Vec<String> {
+    let wanted = cases.iter().filter(|case| which(**case));
+    wanted.map(|case| case.name()).collect()
+}
+
+fn named(cases: &[Case], name: &str) -> Result<Case> {
+    let found = cases.iter().find(|case| case.name() == name);
+    found.copied().with_context(|| format!("no case {name}"))
+}
+
+fn is_deleted(case: Case) -> bool {
+    matches!(case.call, Call::ShutDown | Call::Delete | Call::Confirm)
+}
+
+fn is_there(case: Case) -> bool {
+    case.next() != Next::Gone
+}
+
+fn touch(time: u32) -> Value {
+    json!({"metadata": {"annotations": {"example.com/touched": time.to_string()}}})
+}
+
+fn ensure_that(holds: bool, otherwise: &'static str) -> Result<()> {
+    ensure!(holds, otherwise);
+    Ok(())
+}
+
+/// When a call on a machine failed with this code.
+fn failures(cloud: &Cloud, machine: &str, operation: Operation, code: Code) -> Result<Vec<CallLine>> {
+    let mut calls = cloud.calls()?;
+    calls.retain(|call| {
+        call.machine == machine
+            && call.phase == Phase::Ended
+            && call.operation == operation
+            && call.code.as_deref() == Some(code.name())
+    });
+    Ok(calls)
+}
+
+/// Repeats come not before the back-off is over, and where there is a long wait or none, not at all.
+fn no_hot_loop(case: Case, cloud: &Cloud, log: &str) -> Result<()> {
+    const TIMER_SLACK_MS: u64 = 50;
+    let (operation, code) = case.failure();
+    let tries = failures(cloud, &case.name(), operation, code)?;
+    // A status that lost against a newer version of the object is made anew, which is no repeat in this sense.
+    let subject = format!("name=\"{}\"", case.name());
+    if log
+        .lines()
+        .any(|line| line.contains("reconciling again") && line.contains(&subject))
+    {
+        return Ok(());
+    }
+    match case.next() {
+        Next::Backoff => {
+            for (pair, attempt) in tries.windows(2).zip(0u32..) {
+                let pause = pair[1].at.as_millis() - pair[0].at.as_millis();
+                let least = (4000 << attempt.min(6)) - TIMER_SLACK_MS;
+                ensure!(pause >= least, "repeated after {pause} ms, not {least}");
+            }
+        }
+        Next::Long | Next::Terminal => ensure!(tries.len() == 1, "{} tries", tries.len()),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// The warnings about each machine: action and reason.
+async fn warnings(world: &World) -> Result<BTreeMap<String, Vec<(String, String)>>> {
+    let events = Api::<Event>::namespaced(world.admin.clone(), &world.namespace);
+    let mut found = BTreeMap::<_, Vec<_>>::new();
+    for event in events.list(&ListParams::default()).await?.items {
+        let regarding = event.regarding.unwrap_or_default();
+        if event.type_.as_deref() == Some("Warning") && regarding.kind.as_deref() == Some("InfraMachine") {
+            let what = (event.action.unwrap_or_default(), event.reason.unwrap_or_default());
+            found
+                .entry(regarding.name.unwrap_or_default())
+                .or_default()
+                .push(what);
+        }
+    }
+    Ok(found)
+}
+
+/// A failure is told once, however often it is repeated.
+fn one_warning(case: Case, all: &BTreeMap<String, Vec<(String, String)>>) -> Result<()> {
+    let (operation, code) = case.failure();
+    let warning = |operation: &str, reason: &str| (operation.to_owned(), reason.to_owned());
+    let mut expected = match case.next() {
+        Next::Backoff | Next::Long | Next::Asked(_) | Next::Terminal => {
+            vec![warning(operation.name(), code.name())]
+        }
+        Next::Vanished => vec![warning(operation.name(), "VirtualMachineVanished")],
+        Next::Kept(_) if !matches!(case.code, Code::Unimplemented | Code::Uninitialized) => {
+            vec![warning(operation.name(), code.name())]
+        }
+        Next::Kept(_) | Next::Provisioned | Next::Gone | Next::Deleting => Vec::new(),
+    };
+    if case.call == Call::LookUpAgain {
+        expected.insert(0, warning("CreateMachine", "Unavailable"));
+    }
+    let mut found = all.get(&case.name()).cloned().unwrap_or_default();
+    found.sort();
+    expected.sort();
+    ensure!(found == expected, "warnings {found:?}, not {expected:?}");
+    Ok(())
+}
+
+/// Nothing was lost and nothing doubled (CTL-CR-00).
+async fn every_machine_has_one_vm(world: &World, cloud: &Cloud, cases: &[Case]) -> Result<()> {
+    let vms = cloud.vms()?;
+    all_become(
+        world,
+        "one VM for each machine",
+        &names(cases, |_| true),
+        |name, machine| {
+            let ids: Vec<_> = vms
+                .iter()
+                .filter(|vm| vm.name == name)
+                .map(capcmi::drivers::simulated::Vm::provider_id)
+                .collect();
+            let id = machine.and_then(|machine| machine.spec.provider_id.clone());
+            ensure!(
+                ids == id.iter().cloned().collect::<Vec<_>>(),
+                "VMs {ids:?}, providerID {id:?}"
+            );
+            Ok(())
+        },
+    )
+    .await
+}

@@ -1,0 +1,195 @@
+//! The shipped permissions are what is used, no more and no less.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use capcmi::manifests::{
+    self,
+    rbac::{self, Rule},
+};
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
+use management_cluster::{AGGREGATED_ROLE, ManagementCluster, eventually};
+use serde_json::{Value, json};
+
+use crate::support::by_hand::{all_become, delete_all};
+use crate::support::metrics::{allow, scrape, token_of};
+use crate::support::{ByHand, Cloud, DEADLINE, Fleet, Provider, World, audit};
+
+/// Group, resource and verb.
+type Permission = (String, String, String);
+
+/// OPS-11 in so far as nothing may be read that is not needed.
+#[tokio::test]
+async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result<()> {
+    let world = World::new("permissions").await?;
+    let cloud = Cloud::new(&world);
+    may_elect(&world).await?;
+    let provider = Provider::new(cloud.drivers(json!({})))
+        .flag("--insecure-diagnostics=false")
+        .flag("--leader-elect")
+        .flag(format!("--leader-elect-resource-namespace={}", world.namespace));
+    let provider = provider.start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    let fleet = Fleet::create(&world, "md", 1).await?;
+    fleet.running(1).await?;
+    // A create whose answer is lost is looked up on a fresh read.
+    cloud.fail(json!([{"operation": "CreateMachine", "machine": "again", "code": "Unavailable", "count": 1, "retryAfterMs": 100}]))?;
+    ByHand::new("again").create(&world, "md").await?;
+    all_become(
+        &world,
+        "a machine at the second try",
+        &["again".to_owned()],
+        |_, machine| {
+            let id = machine.and_then(|machine| machine.spec.provider_id.as_ref());
+            id.map(drop).context("no providerID")
+        },
+    )
+    .await?;
+    delete_all(&world, &["again".to_owned()]).await?;
+    world.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
+    fleet.gone().await?;
+    let token = token_of(&world, "scraper").await?;
+    allow(&world, "scraper").await?;
+    eventually(DEADLINE, "metrics for whom may read them", async || {
+        let (code, body) = scrape(&provider.diagnostics, Some(&token)).await?;
+        ensure!(code == 200, "{code}: {body}");
+        Ok(())
+    })
+    .await?;
+    let granted = granted();
+    eventually(DEADLINE, "the use of every permission", async || {
+        let used = used(&world)?;
+        let unused: Vec<_> = granted.difference(&used).collect();
+        ensure!(unused.is_empty(), "granted and not used: {unused:?}");
+        Ok(())
+    })
+    .await?;
+    let ungranted: Vec<_> = used(&world)?.difference(&granted).cloned().collect();
+    ensure!(ungranted.is_empty(), "used and not granted: {ungranted:?}");
+    let refused: Vec<_> = audit::requests(&world)?
+        .into_iter()
+        .filter(|request| request.code == 403)
+        .map(|request| request.to_string())
+        .collect();
+    ensure!(refused.is_empty(), "refused: {refused:?}");
+    Ok(())
+}
+
+/// The role for the Lease, which is shipped for the provider's own namespace, in that of the case: the Lease of the shared
+/// one may be held by another case.
+async fn may_elect(world: &World) -> Result<()> {
+    let rules: Vec<Value> = rbac::LEADER_ELECTION
+        .iter()
+        .map(|rule| json!({"apiGroups": [rule.group], "resources": rule.resources, "verbs": rule.verbs}))
+        .collect();
+    let metadata = json!({"name": "election", "namespace": world.namespace});
+    for object in [
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": rules}),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "election"},
+            "subjects": [{"kind": "ServiceAccount", "name": "capcmi-manager", "namespace": "capcmi-system"}],
+        }),
+    ] {
+        management_cluster::apply(&world.admin, object).await?;
+    }
+    Ok(())
+}
+
+fn granted() -> BTreeSet<Permission> {
+    let rules = [rbac::PROVIDER, rbac::SECRETS, rbac::LEADER_ELECTION];
+    let of = |rule: &Rule| {
+        let mut permissions = Vec::new();
+        for resource in rule.resources {
+            permissions.extend(
+                rule.verbs
+                    .iter()
+                    .map(|verb| (rule.group.to_owned(), (*resource).to_owned(), (*verb).to_owned())),
+            );
+        }
+        permissions
+    };
+    rules
+        .into_iter()
+        .flatten()
+        .flat_map(of)
+        // The admission policy asks for it, and the API server answers it by itself.
+        .filter(|(_, resource, _)| !resource.ends_with(&format!("/{}", rbac::IDENTITY)))
+        .collect()
+}
+
+fn used(world: &World) -> Result<BTreeSet<Permission>> {
+    let requests = audit::requests(world)?.into_iter();
+    Ok(requests
+        .map(|request| (request.group, request.resource, request.verb))
+        .collect())
+}
+
+/// Without the ClusterRole that is aggregated to core's, core may not touch InfraMachines, and says so.
+#[tokio::test]
+async fn core_sets_owners_only_with_the_aggregated_role() -> Result<()> {
+    const LABEL: &str = "cluster.x-k8s.io/aggregate-to-manager";
+    let installation = manifests::stream(&manifests::Part::ALL)?;
+    let without = installation.replace(
+        &format!("{LABEL}: \"true\""),
+        "example.com/not-aggregated: \"true\"",
+    );
+    ensure!(without != installation, "the label was not found");
+    let management = ManagementCluster::builder().manifests(without).start().await?;
+    let namespace = management.namespace("aggregation").await?;
+    let admin = management.admin_client().await?;
+    for object in machine_of(&namespace) {
+        management_cluster::apply(&admin, object).await?;
+    }
+    let log = management.folder().path().join("core.log");
+    eventually(DEADLINE, "core's complaint", async || {
+        let log = std::fs::read_to_string(&log)?;
+        let complains = |line: &str| line.contains("forbidden") && line.contains("inframachines");
+        ensure!(log.lines().any(complains), "no word of inframachines");
+        Ok(())
+    })
+    .await?;
+    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(
+        "infrastructure.capcmi.io",
+        "v1alpha1",
+        "InfraMachine",
+    ));
+    let machines = Api::<DynamicObject>::namespaced_with(admin.clone(), &namespace, &kind);
+    let machine = machines.get("m").await?;
+    ensure!(machine.metadata.owner_references.is_none(), "core set an owner");
+    management.apply_yaml(&installation).await?;
+    eventually(DEADLINE, "an owner, once the role is aggregated", async || {
+        let machine = machines.get("m").await?;
+        ensure!(
+            machine.metadata.owner_references.is_some(),
+            "{AGGREGATED_ROLE} was not enough"
+        );
+        Ok(())
+    })
+    .await
+}
+
+fn machine_of(namespace: &str) -> [Value; 4] {
+    let metadata = |name: &str| json!({"name": name, "namespace": namespace});
+    [
+        json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": metadata("c"),
+            "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": "c"}},
+        }),
+        json!({
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster",
+            "metadata": metadata("c"), "spec": {},
+        }),
+        json!({
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
+            "metadata": metadata("m"), "spec": {},
+        }),
+        json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "metadata": metadata("m"),
+            "spec": {
+                "clusterName": "c", "bootstrap": {"dataSecretName": "boot"},
+                "infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachine", "name": "m"},
+            },
+        }),
+    ]
+}

@@ -1,0 +1,239 @@
+//! Secrets: needed, missing, wrong, and never shown.
+
+use anyhow::{Context, Result, ensure};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use capcmi::api::conditions;
+use capcmi::api::v1alpha1::InfraMachine;
+use management_cluster::eventually;
+use serde_json::{Value, json};
+
+use crate::codes::{condition, provisioned};
+use crate::support::by_hand::{all_become, delete_all, patch_all};
+use crate::support::fleet::bootstrap_secret;
+use crate::support::provider::service_account;
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
+
+const TOKEN: &str = "canary-token-7c1f";
+const WRONG: &str = "canary-wrong-51aa";
+const BOOT: &str = "canary-boot-90de";
+
+/// OPS-11: whatever a driver echoes, and however much is logged.
+#[tokio::test]
+async fn no_secret_is_shown_anywhere() -> Result<()> {
+    let world = World::new("canary").await?;
+    let cloud = Cloud::new(&world);
+    let drivers = cloud.drivers(json!({"credentials": {"token": TOKEN}}));
+    let provider = Provider::new(drivers)
+        .flag("--log-level=trace")
+        .start(&world)
+        .await?;
+    secret(
+        &world,
+        "good",
+        json!({"token": TOKEN, "more": format!("first\n{TOKEN}-more\n")}),
+    )
+    .await?;
+    secret(&world, "bad", json!({"token": WRONG})).await?;
+    secret(
+        &world,
+        "data",
+        json!({"value": format!("#cloud-config\n# {BOOT}\n"), "format": "cloud-config"}),
+    )
+    .await?;
+    cloud.fail(echoes())?;
+    world.cluster("c").await?;
+    let reference = json!({"spec": {"secretRef": {"name": "good"}}}).to_string();
+    world.kubectl(&["patch", "infracluster", "c", "--type=merge", "-p", &reference])?;
+    let template = json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
+        "metadata": {"name": "t", "namespace": world.namespace},
+        "spec": {"template": {"spec": {"secretRef": {"name": "good"}, "providerSpec": {"vmPool": "default", "size": "small"}}}},
+    });
+    management_cluster::apply(&world.admin, template).await?;
+    let names = ["create", "status", "init", "delete", "update", "fine", "wrong"].map(str::to_owned);
+    let machines = names.clone().map(|name| {
+        let credentials = if name == "wrong" { "bad" } else { "good" };
+        let mut machine = ByHand::new(name.clone())
+            .with("/secretRef", json!({"name": credentials}))
+            .with("/providerSpec/sourceDestCheck", json!(name != "init"));
+        machine.bootstrap = "data";
+        machine
+    });
+    ByHand::create_all(&world, "c", &machines).await?;
+    all_become(&world, "the failures of creates", &names, |name, machine| {
+        let machine = machine.context("is gone")?;
+        match name {
+            "create" | "status" | "init" => condition(machine, conditions::READY, "False", Some("Internal")),
+            "wrong" => condition(machine, conditions::READY, "False", Some("Unauthenticated")),
+            _ => provisioned(machine),
+        }
+    })
+    .await?;
+    let label = json!({"spec": {"providerSpec": {"labels": {"a": "b"}}}});
+    patch_all(&world, &names[4..5], &label).await?;
+    delete_all(&world, &names[3..4]).await?;
+    all_become(
+        &world,
+        "the failures of living machines",
+        &names[3..5],
+        |name, machine| {
+            let machine = machine.context("is gone")?;
+            let (failed, state) = match name {
+                "update" => (conditions::VIRTUAL_MACHINE_UP_TO_DATE, "False"),
+                _ => (conditions::DELETING, "True"),
+            };
+            condition(machine, failed, state, Some("Internal"))
+        },
+    )
+    .await?;
+    let log = provider.log()?;
+    eventually(DEADLINE, "an echo of the list in the log", async || {
+        ensure!(provider.log()?.contains("VMs can't be listed"), "not yet");
+        Ok(())
+    })
+    .await?;
+    ensure!(log.contains("TRACE"), "the log is not at its most talkative");
+
+    let own = std::fs::read_to_string(service_account(&world).await?)?;
+    let own = own
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("token: "))
+        .map(str::to_owned);
+    let kinds = "inframachines,inframachinetemplates,infraclusters,machines.cluster.x-k8s.io,clusters.cluster.x-k8s.io,events.events.k8s.io";
+    let objects = world.kubectl(&["get", kinds, "-o", "json", "--show-managed-fields"])?;
+    ensure!(objects.contains("[redacted]"), "nothing was echoed");
+    for (place, text) in [
+        ("the log", provider.log()?),
+        ("an object or event", objects),
+        ("a metric", provider.metrics().await?),
+    ] {
+        let canaries = [TOKEN, WRONG, BOOT].map(str::to_owned);
+        for canary in canaries.into_iter().chain(own.clone()) {
+            let encoded = BASE64_STANDARD.encode(&canary);
+            for shown in [canary.as_str(), encoded.trim_end_matches('=')] {
+                let line = text.lines().find(|line| line.contains(shown));
+                ensure!(line.is_none(), "{place} shows `{shown}`: {line:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Every call echoes the credentials, and a create the bootstrap data too.
+fn echoes() -> Value {
+    let echo = |operation: &str, machine: &str| {
+        let more = if operation == "CreateMachine" { BOOT } else { "" };
+        json!({
+            "operation": operation, "machine": machine, "code": "Internal",
+            "message": format!("could not log in with {TOKEN}, {} {more}", BASE64_STANDARD.encode(TOKEN)),
+        })
+    };
+    let mut zones = echo("ListZones", "");
+    zones["count"] = json!(1);
+    json!([
+        echo("CreateMachine", "create"),
+        echo("GetMachineStatus", "status"),
+        echo("InitializeMachine", "init"),
+        echo("DeleteMachine", "delete"),
+        echo("UpdateMachine", "update"),
+        echo("ListMachines", ""),
+        echo("DescribeClass", ""),
+        zones,
+    ])
+}
+
+/// CTL-CR-16, DRV-24: what is missing or wrong is named, and heals when it is repaired.
+#[tokio::test]
+async fn a_secret_that_is_missing_or_wrong_is_named_and_heals() -> Result<()> {
+    let world = World::new("secrets").await?;
+    let cloud = Cloud::new(&world);
+    let mut drivers: Value = serde_json::from_str(&cloud.drivers(json!({})))?;
+    let mut guarded = drivers["drivers"][0].clone();
+    guarded["name"] = json!("guarded");
+    guarded["simulated"]["credentials"] = json!({"token": TOKEN});
+    drivers["drivers"] = json!([drivers["drivers"][0], guarded]);
+    let _provider = Provider::new(drivers.to_string()).start(&world).await?;
+    world.cluster("c").await?;
+    bootstrap_secret(&world, "boot").await?;
+    secret(&world, "clash", json!({"userData": "x"})).await?;
+    secret(&world, "wrong", json!({"token": WRONG})).await?;
+    secret(&world, "goes", json!({"token": TOKEN})).await?;
+    let with = |name: &str, secret: &str| ByHand::new(name).with("/secretRef", json!({"name": secret}));
+    let mut no_boot = ByHand::new("no-boot");
+    no_boot.bootstrap = "late-boot";
+    let machines = [
+        with("missing", "late"),
+        with("clash", "clash"),
+        with("wrong", "wrong").with("/provider", json!("guarded")),
+        with("goes", "goes"),
+        no_boot,
+    ];
+    let names: Vec<_> = machines.iter().map(|machine| machine.name.clone()).collect();
+    ByHand::create_all(&world, "c", &machines).await?;
+    all_become(&world, "what is wrong", &names, |name, machine| {
+        let machine = machine.context("is gone")?;
+        match name {
+            "missing" => says(
+                machine,
+                "InvalidSecret",
+                "the Secret `late` that spec.secretRef names does not exist",
+            ),
+            "clash" => says(machine, "InvalidSecret", "has the key `userData`"),
+            "wrong" => says(machine, "Unauthenticated", "does not know the token"),
+            "no-boot" => says(
+                machine,
+                "InvalidSecret",
+                "the Secret `late-boot` that spec.bootstrap.dataSecretName",
+            ),
+            _ => provisioned(machine),
+        }
+    })
+    .await?;
+    ensure!(cloud.vms()?.len() == 1, "a VM was made without its secrets");
+
+    secret(&world, "late", json!({"token": "any"})).await?;
+    secret(&world, "wrong", json!({"token": TOKEN})).await?;
+    // Nothing but the time leads to this one.
+    bootstrap_secret(&world, "late-boot").await?;
+    world.kubectl(&["delete", "secret", "goes", "clash"])?;
+    secret(&world, "clash", json!({"token": "any"})).await?;
+    let touch = json!({"metadata": {"annotations": {"example.com/touched": "1"}}});
+    patch_all(&world, &names[..3], &touch).await?;
+    all_become(&world, "machines with their secrets", &names, |_, machine| {
+        provisioned(machine.context("is gone")?)
+    })
+    .await?;
+    delete_all(&world, &names[3..4]).await?;
+    all_become(
+        &world,
+        "a deletion without the Secret",
+        &names[3..4],
+        |_, machine| {
+            ensure!(machine.is_none(), "is still there");
+            Ok(())
+        },
+    )
+    .await?;
+    cloud.holds(4).await?;
+    Ok(())
+}
+
+fn says(machine: &InfraMachine, reason: &str, message: &str) -> Result<()> {
+    condition(machine, conditions::READY, "False", Some(reason))?;
+    let all = machine.status.clone().unwrap_or_default().conditions;
+    let shown = conditions::get(&all, conditions::READY).map(|ready| ready.message.clone());
+    ensure!(
+        shown.as_ref().is_some_and(|shown| shown.contains(message)),
+        "Ready says {shown:?}"
+    );
+    Ok(())
+}
+
+async fn secret(world: &World, name: &str, data: Value) -> Result<()> {
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": name, "namespace": world.namespace}, "stringData": data,
+    });
+    management_cluster::apply(&world.admin, secret).await?;
+    Ok(())
+}
