@@ -389,10 +389,15 @@ impl Controllers {
     fn on_infra_machine(&self) -> impl FnMut(&Event<Guarded<InfraMachine>>) + Send + 'static {
         let (mut on_own, context) = (on_own(self.machines.clone()), Arc::clone(&self.context));
         move |event| {
-            if let Event::Delete(machine) = event {
-                context
-                    .memory
-                    .forget(machine.meta().uid.as_deref().unwrap_or_default());
+            let memory = &context.memory;
+            match event {
+                Event::Delete(guarded) => memory.forget(guarded.meta().uid.as_deref().unwrap_or_default()),
+                Event::Apply(guarded) | Event::InitApply(guarded) => {
+                    if let Ok(machine) = &guarded.0 {
+                        memory.caught_up(machine.metadata.uid.as_deref().unwrap_or_default(), machine);
+                    }
+                }
+                Event::Init | Event::InitDone => {}
             }
             on_own(event);
         }

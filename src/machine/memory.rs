@@ -40,6 +40,25 @@ pub struct Retry {
     pub inputs: u64,
 }
 
+impl Note {
+    fn says_nothing(&self) -> bool {
+        let Self {
+            written,
+            retry,
+            absent_since,
+            errors,
+            rest_until,
+            recheck,
+        } = self;
+        written.is_none()
+            && retry.is_none()
+            && absent_since.is_none()
+            && *errors == 0
+            && rest_until.is_none()
+            && !recheck
+    }
+}
+
 impl Memory {
     fn with<T>(&self, uid: &str, change: impl FnOnce(&mut Note) -> T) -> T {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,6 +105,22 @@ impl Memory {
             _ => note.written = None,
         });
         freshest
+    }
+
+    /// The cache holds this version: our own write need not be kept beside it any longer, nor a note that says nothing.
+    pub fn caught_up(&self, uid: &str, cached: &InfraMachine) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(note) = notes.get_mut(uid) else { return };
+        if note
+            .written
+            .as_ref()
+            .is_some_and(|written| !is_newer(written, cached))
+        {
+            note.written = None;
+        }
+        if note.says_nothing() {
+            notes.remove(uid);
+        }
     }
 
     /// Counts a reconcile that could not be finished; how many there were in a row.
@@ -184,6 +219,19 @@ mod tests {
         assert!(
             memory.recall("u").written.is_none(),
             "the note goes when the cache has caught up"
+        );
+    }
+
+    #[test]
+    fn our_own_write_is_kept_only_until_the_cache_has_it() {
+        let memory = Memory::default();
+        memory.wrote("u", at("100"));
+        memory.caught_up("u", &at("99"));
+        assert!(memory.recall("u").written.is_some(), "the cache is behind");
+        memory.caught_up("u", &at("100"));
+        assert!(
+            memory.notes.lock().unwrap().is_empty(),
+            "a note that says nothing is none"
         );
     }
 

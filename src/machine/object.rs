@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use kube::api::{Api, Patch};
+use kube::runtime::reflector::ObjectRef;
 use serde_json::{Map, Value, json};
 
 use super::Context;
@@ -224,6 +225,14 @@ impl<'a> Object<'a> {
         written.metadata.managed_fields = None;
         self.latest = Arc::new(written);
         self.ctx.memory.wrote(self.uid(), Arc::clone(&self.latest));
+        // The watch may have been faster than the answer: then nobody else will notice that the cache has it.
+        let namespace = self.latest.metadata.namespace.as_deref().unwrap_or_default();
+        let reference = ObjectRef::new(self.name()).within(namespace);
+        if let Some(cached) = self.ctx.caches.infra_machines.get(&reference)
+            && let Ok(cached) = &cached.0
+        {
+            self.ctx.memory.caught_up(self.uid(), cached);
+        }
     }
 }
 

@@ -155,10 +155,11 @@ impl Failure {
             .map(|wait| wait.clamp(SHORTEST, LONGEST));
         match self.next {
             Next::Terminal => None,
-            Next::Retry | Next::Initialize | Next::LookUp | Next::Create | Next::Gone | Next::Fallback => {
+            Next::Retry | Next::Initialize | Next::LookUp | Next::Create | Next::Gone => {
                 Some(asked.unwrap_or_else(|| retry::backoff(attempt, jitter)))
             }
-            Next::AwaitCapacity | Next::AwaitPerson | Next::AwaitDriver => {
+            // A call that fell back is no failure, but for one that was asked for: it is not offered, whatever was declared.
+            Next::AwaitCapacity | Next::AwaitPerson | Next::AwaitDriver | Next::Fallback => {
                 Some(asked.unwrap_or_else(|| retry::LONG_WAIT.mul_f64(1.0 - 0.1 * jitter)))
             }
         }
