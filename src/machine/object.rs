@@ -15,6 +15,9 @@ use crate::apiserver::{Error, merge_difference, patch_params};
 use crate::driver::LastKnownState;
 use crate::machine::plan::{Claim, has_finalizer};
 
+/// How often the providerID is written against others who write at the same time.
+const IDENTIFY_TRIES: u32 = 5;
+
 /// The newest version of an InfraMachine that is known, and the way to write it.
 ///
 /// # Guarantees
@@ -112,7 +115,35 @@ impl<'a> Object<'a> {
     }
 
     /// Write 2: the providerID with what belongs to it, in one patch.
+    ///
+    /// When somebody else wrote meanwhile it is tried again on the object as it is now: a driver may not find the VM yet
+    /// that it has just made, so what it answered must not be lost.
     pub async fn identify(&mut self, provider_id: &str, annotations: &[(&str, String)]) -> Result<(), Error> {
+        for _ in 1..IDENTIFY_TRIES {
+            match self.try_identify(provider_id, annotations).await {
+                Err(Error::Conflict { .. }) => self.catch_up().await?,
+                done => return done,
+            }
+        }
+        self.try_identify(provider_id, annotations).await
+    }
+
+    /// Reads the object anew, if it still is the same one.
+    async fn catch_up(&mut self) -> Result<(), Error> {
+        let action = "reading the machine after a conflict";
+        let live = self
+            .api
+            .get(self.name())
+            .await
+            .map_err(|error| Error::api(action, error))?;
+        if live.metadata.uid != self.latest.metadata.uid {
+            return Err(Error::Gone { action });
+        }
+        self.remember(live);
+        Ok(())
+    }
+
+    async fn try_identify(&mut self, provider_id: &str, annotations: &[(&str, String)]) -> Result<(), Error> {
         if self.latest.spec.provider_id.as_deref() == Some(provider_id) {
             return self
                 .annotate("writing what the driver said of the VM", annotations)
