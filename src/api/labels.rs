@@ -15,18 +15,30 @@ pub const APPLIED_PROVIDER_SPEC: &str = "infrastructure.capcmi.io/applied-provid
 pub const LAST_KNOWN_STATE: &str = "infrastructure.capcmi.io/last-known-state";
 /// Annotation: the driver that made the VM, so that a deletion finds it whatever became of the spec. Reserved.
 pub const DRIVER: &str = "infrastructure.capcmi.io/driver";
-/// Annotation: `true` lets an InfraMachine go although nobody confirmed that its VM is gone. The last resort.
+/// Annotation: `true` lets an InfraMachine go although nobody confirmed that its VM is gone. The last resort, and the
+/// administrator's: reserved, and in a template it would lose every VM.
 pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
 
-/// The annotations that only the provider and the administrator may write: who could forge them could claim the VM of
-/// another cluster.
-pub const RESERVED_ANNOTATIONS: [&str; 6] = [
+/// The annotations that the provider writes.
+pub const OWN_ANNOTATIONS: [&str; 6] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
     APPLIED_PROVIDER_SPEC,
     LAST_KNOWN_STATE,
     DRIVER,
+];
+
+/// The annotations that only the provider and the administrator may write: who could forge them could claim the VM of
+/// another cluster, or have one forgotten.
+pub const RESERVED_ANNOTATIONS: [&str; 7] = [
+    CLUSTER_ID,
+    MACHINE_ID,
+    INSTANCE,
+    APPLIED_PROVIDER_SPEC,
+    LAST_KNOWN_STATE,
+    DRIVER,
+    FORCE_DELETE,
 ];
 
 /// Label of every object that belongs to a Cluster: the Cluster's name.

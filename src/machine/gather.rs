@@ -226,7 +226,7 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
     machine.metadata.deletion_timestamp.is_some().hash(&mut hasher);
     let annotations = machine.metadata.annotations.iter().flatten();
     annotations
-        .filter(|(key, _)| !labels::RESERVED_ANNOTATIONS.contains(&key.as_str()))
+        .filter(|(key, _)| !labels::OWN_ANNOTATIONS.contains(&key.as_str()))
         .for_each(|entry| entry.hash(&mut hasher));
     if let Some(owner) = owner {
         owner.spec.failure_domain.hash(&mut hasher);

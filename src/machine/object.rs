@@ -16,6 +16,9 @@ use crate::apiserver::{Error, merge_difference, patch_params};
 use crate::driver::LastKnownState;
 use crate::machine::plan::{Claim, has_finalizer};
 
+/// How often the providerID is written against others who write at the same time.
+const IDENTIFY_TRIES: u32 = 5;
+
 /// The newest version of an InfraMachine that is known, and the way to write it.
 ///
 /// # Guarantees
@@ -113,7 +116,35 @@ impl<'a> Object<'a> {
     }
 
     /// Write 2: the providerID with what belongs to it, in one patch.
+    ///
+    /// When somebody else wrote meanwhile it is tried again on the object as it is now: a driver may not find the VM yet
+    /// that it has just made, so what it answered must not be lost.
     pub async fn identify(&mut self, provider_id: &str, annotations: &[(&str, String)]) -> Result<(), Error> {
+        for _ in 1..IDENTIFY_TRIES {
+            match self.try_identify(provider_id, annotations).await {
+                Err(Error::Conflict { .. }) => self.catch_up().await?,
+                done => return done,
+            }
+        }
+        self.try_identify(provider_id, annotations).await
+    }
+
+    /// Reads the object anew, if it still is the same one.
+    async fn catch_up(&mut self) -> Result<(), Error> {
+        let action = "reading the machine after a conflict";
+        let live = self
+            .api
+            .get(self.name())
+            .await
+            .map_err(|error| Error::api(action, error))?;
+        if live.metadata.uid != self.latest.metadata.uid {
+            return Err(Error::Gone { action });
+        }
+        self.remember(live);
+        Ok(())
+    }
+
+    async fn try_identify(&mut self, provider_id: &str, annotations: &[(&str, String)]) -> Result<(), Error> {
         if self.latest.spec.provider_id.as_deref() == Some(provider_id) {
             return self
                 .annotate("writing what the driver said of the VM", annotations)
@@ -255,7 +286,7 @@ fn missing_annotations(machine: &InfraMachine, claim: &Claim) -> Result<Map<Stri
     let mut changes = Map::new();
     // What came with a copied identity is about another machine's VM: it must not reach the driver in this one's name.
     let copied = MachineId::of(machine).is_none();
-    for key in labels::RESERVED_ANNOTATIONS {
+    for key in labels::OWN_ANNOTATIONS {
         if copied && present.is_some_and(|all| all.contains_key(key)) {
             changes.insert(key.to_owned(), Value::Null);
         }

@@ -60,7 +60,18 @@ pub async fn provision(
             Ok(initialize(object, provider, class, uninitialized(&plan, machine)).await)
         }
         Seen::Absent => absent(ctx, object, provider, plan, class).await,
-        Seen::CannotLook => create(ctx, object, provider, plan, class).await,
+        Seen::CannotLook => match plan.provider_id.clone() {
+            // The id is known, so a create has succeeded: another one would make a second VM if the first is gone.
+            Some(id) => {
+                let known = ToInitialize {
+                    known: Some(id.clone()),
+                    machine: Some(driver::Machine::new(id, "")),
+                    required: false,
+                };
+                Ok(initialize(object, provider, class, known).await)
+            }
+            None => create(ctx, object, provider, plan, class).await,
+        },
         Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
     }
 }
@@ -118,6 +129,8 @@ async fn look_up(object: &Object<'_>, provider: &Provider, plan: &Provision, cla
     let failure = Failure::new(operation, OperationType::Create, status);
     match failure.next {
         Next::Create => Seen::Absent,
+        // A driver that offers the call and does not answer it now says nothing about a VM that may exist.
+        Next::Fallback if plan.issued && provider.capabilities().offers(operation) => Seen::Failed(failure),
         Next::Fallback => Seen::CannotLook,
         Next::Initialize => Seen::Uninitialized(failure.machine),
         Next::Retry
@@ -141,13 +154,13 @@ async fn absent(
     plan: Provision,
     class: MachineClass,
 ) -> Result<Outcome, Error> {
-    // A create with another spec may have made the VM: only once the driver can't be behind any more is its NOT_FOUND
-    // the truth.
-    let respecified = plan.issued && plan.wanted != plan.look_up;
+    // An earlier create may have made the VM: only once the driver can't be behind any more is its NOT_FOUND the truth.
     if plan.provider_id.is_some() {
         return Ok(gone_or_behind(ctx, object, provider, plan.provider_id));
     }
-    if respecified && let Some(again) = behind_for(ctx, object, provider) {
+    if plan.issued
+        && let Some(again) = behind_for(ctx, object, provider)
+    {
         return Ok(Outcome::Absent { again });
     }
     create(ctx, object, provider, plan, class).await
@@ -201,6 +214,8 @@ async fn create(
     if !object.claim(&plan.claim).await? {
         object.confirm().await?;
     }
+    // From here on a VM may be: an absence that was seen before says nothing about it.
+    ctx.memory.seen(object.uid());
     let request = CreateMachineRequest {
         machine_name: machine_name(object),
         class,

@@ -98,7 +98,7 @@ fn after_shut_down(failure: Failure) -> Option<Outcome> {
         (Next::Retry, Code::Aborted) => Some(Outcome::Deleting {
             reason: reason::SHUTTING_DOWN,
             message: failure.message(),
-            again: failure.status.retry_after().unwrap_or(retry::FIRST_BACKOFF),
+            again: failure.wait(1, 0.0).unwrap_or(retry::FIRST_BACKOFF),
         }),
         (Next::Retry, _) => Some(Outcome::Failed(Box::new(failure))),
         (
@@ -165,8 +165,9 @@ async fn confirm_gone(
             match failure.next {
                 Next::Create => false,
                 Next::Initialize => true,
-                Next::Fallback => return Outcome::Gone,
-                Next::Retry
+                // Not offered was asked before: a driver that offers the call and does not answer it says nothing.
+                Next::Fallback
+                | Next::Retry
                 | Next::AwaitCapacity
                 | Next::AwaitPerson
                 | Next::AwaitDriver

@@ -202,10 +202,13 @@ impl Draft<'_> {
                 .filter_map(address)
                 .collect();
         }
-        self.status.power_state = vm
+        // A driver that does not say whether a VM runs does not say that it is still starting either.
+        let before = self
+            .status
             .power_state
-            .map(|power| power.name().to_owned())
-            .or(self.status.power_state.take());
+            .take()
+            .filter(|power| power != PowerState::Starting.name());
+        self.status.power_state = vm.power_state.map(|power| power.name().to_owned()).or(before);
         if let Some(zone) = &vm.failure_domain
             && (1..=MAX_FAILURE_DOMAIN).contains(&zone.len())
         {

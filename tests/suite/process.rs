@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use capcmi::driver::Operation;
-use capcmi::drivers::simulated::Phase;
+use capcmi::drivers::simulated::{CallLine, Phase, Vm};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps,
 };
@@ -22,7 +22,7 @@ use crate::support::world::run;
 use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
 
 fn creates(cloud: &Cloud, machine: &str) -> Result<usize> {
-    let is_create = |line: &&capcmi::drivers::simulated::CallLine| {
+    let is_create = |line: &&CallLine| {
         line.operation == Operation::CreateMachine && line.phase == Phase::Started && line.machine == machine
     };
     Ok(cloud.calls()?.iter().filter(is_create).count())
@@ -56,9 +56,9 @@ async fn a_provider_that_is_asked_to_end_writes_the_result_of_the_call_in_flight
     let status = ended(&mut first).await?;
     ensure!(status.success(), "ended with {status}");
     let machine = stage.api.get("m").await?;
-    let vms = cloud.holds(1).await?;
+    let ids: Vec<_> = cloud.vms()?.iter().map(Vm::provider_id).collect();
     ensure!(
-        is_provisioned(&machine) && machine.spec.provider_id == Some(vms[0].provider_id()),
+        is_provisioned(&machine) && machine.spec.provider_id.as_slice() == ids,
         "the result was not written: {:?} {:?}",
         machine.spec,
         machine.status

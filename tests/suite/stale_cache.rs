@@ -45,7 +45,11 @@ impl Lagging {
         })
         .await?;
         let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
-        let provider = Provider::new(cloud.drivers(json!({}))).through(kubeconfig);
+        // The driver lags as well: it does not find a new VM for longer than the provider does not see its own writes,
+        // and a create takes long enough for others to write meanwhile.
+        cloud.fail(json!([{"operation": "CreateMachine", "latencyMs": 1000}]))?;
+        let late = json!({"hideNewSeconds": 5, "consistencyWindowSeconds": 5});
+        let provider = Provider::new(cloud.drivers(late)).through(kubeconfig);
         Ok(Self {
             world,
             cloud,
@@ -63,6 +67,14 @@ impl Lagging {
             .api
             .patch(name, &PatchParams::default(), &patch)
             .await?)
+    }
+
+    /// Somebody else's annotation.
+    async fn note(&self, name: &str, text: &str) -> Result<()> {
+        let annotations = json!({"example.com/note": text});
+        self.meddle(name, json!({"metadata": {"annotations": annotations}}))
+            .await?;
+        Ok(())
     }
 
     /// Answers 409 that the provider got in this namespace.
@@ -101,17 +113,19 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     for name in &names {
         stage.create(name).await?;
     }
-    // In the middle of the create: as soon as the provider has laid its claim, somebody else writes.
+    // The provider has not seen the machines yet: what it is about to claim is not what it will see.
     for name in &names {
-        let claimed = stage
+        let metadata = json!({"annotations": {"example.com/note": "0"}, "finalizers": [FOREIGN_FINALIZER]});
+        lagging.meddle(name, json!({"metadata": metadata})).await?;
+    }
+    // Once more between the claim and the end of the create.
+    for name in &names {
+        stage
             .until(name, "the claim", |machine| {
                 machine.annotations().contains_key(MACHINE_ID)
             })
             .await?;
-        let mut finalizers = claimed.metadata.finalizers.unwrap_or_default();
-        finalizers.push(FOREIGN_FINALIZER.to_owned());
-        let metadata = json!({"annotations": {"example.com/note": "1"}, "finalizers": finalizers});
-        lagging.meddle(name, json!({"metadata": metadata})).await?;
+        lagging.note(name, "1").await?;
     }
     let mut made = BTreeMap::new();
     for name in &names {
@@ -128,12 +142,7 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
                     json!({"spec": {"providerSpec": {"labels": {"round": round}}}}),
                 )
                 .await?;
-            lagging
-                .meddle(
-                    name,
-                    json!({"metadata": {"annotations": {"example.com/note": round}}}),
-                )
-                .await?;
+            lagging.note(name, round).await?;
         }
     }
     eventually(DEADLINE, "the update of every VM", async || {
@@ -147,6 +156,11 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
         let machine = stage.api.get(name).await?;
         keeps_identity(&made[name], &machine)?;
         ensure!(
+            machine.finalizers().iter().any(|name| name == FOREIGN_FINALIZER),
+            "somebody else's finalizer was removed: {:?}",
+            machine.finalizers()
+        );
+        ensure!(
             machine.annotations().get("example.com/note").map(String::as_str) == Some("2"),
             "somebody else's annotation was undone: {:?}",
             machine.annotations()
@@ -155,12 +169,7 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
 
     for name in &names {
         stage.delete(name).await?;
-        lagging
-            .meddle(
-                name,
-                json!({"metadata": {"annotations": {"example.com/note": "3"}}}),
-            )
-            .await?;
+        lagging.note(name, "3").await?;
     }
     cloud.holds(0).await?;
     for name in &names {
@@ -182,8 +191,8 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
         "creates: {creates:?}"
     );
     ensure!(cloud.vms()?.is_empty(), "a VM was left or made again");
-    // A claim, two rounds of two writes, and the deletion with its note.
-    let foreign_writes = names.len() * 7;
+    // Two around the claim, two rounds of two, the deletion with its note, and the end.
+    let foreign_writes = names.len() * 9;
     let conflicts = lagging.conflicts()?;
     eprintln!("{conflicts} conflicts for {foreign_writes} foreign writes");
     ensure!(

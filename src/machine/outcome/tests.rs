@@ -33,7 +33,8 @@ fn every_call_and_code_waits_as_its_class_says() {
                 | Code::Unauthenticated
                 | Code::FailedPrecondition
                 | Code::Internal
-                | Code::DataLoss => (Some(LONG_WAIT), Some(LONG_WAIT)),
+                | Code::DataLoss
+                | Code::Unimplemented => (Some(LONG_WAIT), Some(LONG_WAIT)),
                 Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange => {
                     if operation == Operation::CreateMachine {
                         (None, None)
@@ -41,10 +42,6 @@ fn every_call_and_code_waits_as_its_class_says() {
                         (Some(LONG_WAIT), Some(LONG_WAIT))
                     }
                 }
-                Code::Unimplemented => match operation {
-                    Operation::CreateMachine | Operation::DeleteMachine => (Some(LONG_WAIT), Some(LONG_WAIT)),
-                    _ => (Some(FIRST_BACKOFF), Some(LONGEST_BACKOFF)),
-                },
             };
             assert_eq!((first, tenth), expected, "{operation} {code}");
         }

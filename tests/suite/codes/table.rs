@@ -161,7 +161,7 @@ impl Case {
             (Delete, Code::NotFound) | (Confirm, Code::Uninitialized) => Next::Deleting,
             (Create | Delete, Code::Unimplemented) => Next::Long,
             (Create | Initialize | Update, Code::NotFound) => Next::Backoff,
-            (Update, Code::Unimplemented) => Next::Backoff,
+            (Update, Code::Unimplemented) => Next::Long,
             (LookUp | Create | Initialize | Update | Delete, Code::Uninitialized) => Next::Backoff,
         }
     }

@@ -25,4 +25,4 @@ use std::time::Duration;
 
 /// How long anything may take that is not known to take longer. Far above what is usual: a busy machine must not fail a
 /// case.
-pub const DEADLINE: Duration = Duration::from_secs(90);
+pub const DEADLINE: Duration = Duration::from_mins(4);
