@@ -10,6 +10,8 @@ use crate::driver::{Status, Zone};
 
 /// Cluster API takes no more failure domains.
 const MAX_ZONES: usize = 100;
+/// Bytes that the name of a failure domain may have.
+const MAX_ZONE_NAME: usize = 256;
 
 /// What was read for one reconcile.
 pub struct Observed<'a> {
@@ -140,7 +142,12 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
         }
     }
     if let Zones::Known(zones) = zones {
-        status.failure_domains = zones.iter().take(MAX_ZONES).map(failure_domain).collect();
+        // What the schema would refuse is left out: the rest of the status has to be written all the same.
+        let mut names = std::collections::BTreeSet::new();
+        let usable = zones
+            .iter()
+            .filter(|zone| (1..=MAX_ZONE_NAME).contains(&zone.name.len()) && names.insert(&zone.name));
+        status.failure_domains = usable.take(MAX_ZONES).map(failure_domain).collect();
     }
     status.observed_generation = generation;
     status

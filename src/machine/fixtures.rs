@@ -320,6 +320,13 @@ impl World {
 
     pub fn recheck(mut self) -> Self {
         self.note.recheck = true;
+        self.note.suspicion_is_new = true;
+        self
+    }
+
+    /// Somebody had reason to ask the driver, and it could not answer.
+    pub fn unanswered(mut self) -> Self {
+        self.note.recheck = true;
         self
     }
 

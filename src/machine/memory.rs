@@ -27,6 +27,8 @@ pub struct Note {
     pub rest_until: Option<Instant>,
     /// Somebody has reason to believe that the VM changed: the next reconcile asks the driver.
     pub recheck: bool,
+    /// That reason has come since the last failure: it does not wait for what failed before it.
+    pub suspicion_is_new: bool,
 }
 
 /// A wait after a failure.
@@ -49,6 +51,7 @@ impl Note {
             errors,
             rest_until,
             recheck,
+            suspicion_is_new: _,
         } = self;
         written.is_none()
             && retry.is_none()
@@ -141,7 +144,7 @@ impl Memory {
         self.with(uid, |note| {
             note.retry = Some(retry);
             note.absent_since = None;
-            note.recheck = false;
+            note.suspicion_is_new = false;
         });
     }
 
@@ -174,7 +177,10 @@ impl Memory {
 
     /// Asks the next reconcile to ask the driver.
     pub fn recheck(&self, uid: &str) {
-        self.with(uid, |note| note.recheck = true);
+        self.with(uid, |note| {
+            note.recheck = true;
+            note.suspicion_is_new = true;
+        });
     }
 }
 
@@ -220,6 +226,22 @@ mod tests {
             memory.recall("u").written.is_none(),
             "the note goes when the cache has caught up"
         );
+    }
+
+    #[test]
+    fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
+        let memory = Memory::default();
+        memory.recheck("u");
+        let retry = Retry {
+            attempts: 1,
+            not_before: Instant::now(),
+            inputs: 0,
+        };
+        memory.failed("u", retry);
+        let note = memory.recall("u");
+        assert!(note.recheck && !note.suspicion_is_new);
+        memory.succeeded("u");
+        assert!(!memory.recall("u").recheck);
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub use self::steps::{Claim, Delete, Hold, Plan, Provision, Release, Update};
 pub use self::waits::{is_unsettled, pace};
 
 use self::difference::difference;
-use self::waits::{retry_wait, until_settling};
+use self::waits::{remembered_wait, retry_wait, until_settling};
 use super::identity::{self, InvalidSpec, MachineId, Role};
 use super::memory::Note;
 use crate::api::MACHINE_FINALIZER;
@@ -226,8 +226,10 @@ fn plan_provisioned(
         }
     } else if let Some(look_up) = applied.as_ref().or(wanted.as_ref().ok()) {
         let unsettled = is_unsettled(machine);
-        again = until_settling(seen).filter(|_| unsettled);
-        if seen.note.recheck || (unsettled && again.is_none()) {
+        // A suspicion that the driver could not answer stays, and waits as any failed call does.
+        let unanswered = remembered_wait(seen).filter(|_| seen.note.recheck && !seen.note.suspicion_is_new);
+        again = until_settling(seen).filter(|_| unsettled).or(unanswered);
+        if (seen.note.recheck && unanswered.is_none()) || (unsettled && again.is_none()) {
             return Plan::Recheck(Box::new(Provision {
                 claim,
                 wanted: look_up.clone(),

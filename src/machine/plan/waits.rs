@@ -11,7 +11,7 @@ use crate::driver::retry::{FIRST_BACKOFF, LONGEST_BACKOFF};
 
 /// How long the last failure still forbids a call: from memory, or after a restart from the status.
 pub fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Duration> {
-    if seen.note.recheck {
+    if seen.note.recheck && seen.note.suspicion_is_new {
         return None;
     }
     if seen.note.retry.is_some() {
@@ -36,7 +36,7 @@ pub fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Duratio
 }
 
 /// How long the last failure that is remembered still forbids a call.
-fn remembered_wait(seen: &Observed<'_>) -> Option<Duration> {
+pub fn remembered_wait(seen: &Observed<'_>) -> Option<Duration> {
     let retry = seen.note.retry.as_ref()?;
     let left = retry.not_before.saturating_duration_since(seen.instant);
     (retry.inputs == seen.inputs && !left.is_zero()).then_some(left)

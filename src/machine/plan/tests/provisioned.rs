@@ -225,3 +225,14 @@ fn what_keeps_the_driver_from_being_called_is_not_said_of_a_vm_that_was_ready() 
         (conditions::DRIVER_REACHABLE, reason::FOREIGN_PROVIDER_ID)
     );
 }
+
+#[test]
+fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
+    let waiting = world().unanswered().remembering(30).plan(machine().provisioned());
+    assert!(
+        matches!(waiting, Plan::Keep { again: Some(again), .. } if again == Duration::from_secs(30)),
+        "{waiting:?}"
+    );
+    recheck(world().unanswered().plan(machine().provisioned()));
+    recheck(world().recheck().remembering(30).plan(machine().provisioned()));
+}
