@@ -41,7 +41,6 @@ docker-build: ## Build the image IMG with CONTAINER_ENGINE.
 
 .PHONY: test
 test: ## Run every test on real parts: etcd, kube-apiserver, Cluster API, the built provider.
-	$(CARGO) build --locked --example quickstart
 	$(CARGO) test --workspace --locked
 
 .PHONY: lint

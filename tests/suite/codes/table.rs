@@ -153,10 +153,12 @@ impl Case {
             (LookUp, Code::InvalidArgument) => Next::Terminal,
             (Create, Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange) => Next::Terminal,
             (_, Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange) => Next::Long,
-            (LookUp | LookUpAgain, Code::NotFound | Code::Unimplemented) => Next::Provisioned,
+            (LookUp | LookUpAgain, Code::NotFound) | (LookUp, Code::Unimplemented) => Next::Provisioned,
+            // Offered and not answered: it says nothing about a VM that may exist.
+            (LookUpAgain | Confirm, Code::Unimplemented) => Next::Long,
             (Initialize, Code::Unimplemented) => Next::Provisioned,
             (LookUpAgain, Code::Uninitialized) => Next::Provisioned,
-            (Confirm, Code::NotFound | Code::Unimplemented) => Next::Gone,
+            (Confirm, Code::NotFound) => Next::Gone,
             // The VM is there, whatever the delete said; and whether it was ever initialized does not matter.
             (Delete, Code::NotFound) | (Confirm, Code::Uninitialized) => Next::Deleting,
             (Create | Delete, Code::Unimplemented) => Next::Long,
