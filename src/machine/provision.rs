@@ -130,7 +130,9 @@ async fn look_up(object: &Object<'_>, provider: &Provider, plan: &Provision, cla
     match failure.next {
         Next::Create => Seen::Absent,
         // A driver that offers the call and does not answer it now says nothing about a VM that may exist.
-        Next::Fallback if plan.issued && provider.capabilities().offers(operation) => Seen::Failed(failure),
+        Next::Fallback if plan.issued && known.is_none() && provider.capabilities().offers(operation) => {
+            Seen::Failed(failure)
+        }
         Next::Fallback => Seen::CannotLook,
         Next::Initialize => Seen::Uninitialized(failure.machine),
         Next::Retry
