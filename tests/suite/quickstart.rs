@@ -11,11 +11,11 @@ async fn the_quickstart_brings_up_three_machines_and_then_five() -> Result<()> {
     let quickstart = Path::new(env!("CARGO_BIN_EXE_capcmi")).with_file_name("examples/quickstart");
     // The tests of an example are built with the tests; the example itself is not.
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
-    build
+    let mut example = Command::new(cargo);
+    example
         .args(["build", "--quiet", "--locked", "--example", "quickstart"])
         .current_dir(env!("CARGO_MANIFEST_DIR"));
-    let built = tokio::task::spawn_blocking(move || build.status())
+    let built = tokio::task::spawn_blocking(move || example.status())
         .await?
         .context("building the quickstart")?;
     ensure!(
