@@ -14,6 +14,7 @@ pub mod caches;
 pub mod cli;
 pub mod cluster;
 pub mod cmi;
+pub mod conformance;
 pub mod controllers;
 pub mod driver;
 pub mod drivers;

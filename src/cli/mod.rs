@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed, 2 used or configured wrongly (nothing was started).
 
 mod address;
+pub mod conformance;
 mod docs;
 mod driver_kind;
 mod drivers;
@@ -42,6 +43,8 @@ enum Command {
     /// Look after the drivers' configuration.
     #[command(subcommand)]
     Drivers(drivers::DriversCommand),
+    /// Test a driver against the rules of the driver contract, one by one.
+    Conformance(Box<conformance::ConformanceArgs>),
     /// Print what is to be installed beside the provider, or write it to files.
     Manifests(Manifests),
     /// Write into the documentation what the code knows.
@@ -105,6 +108,10 @@ fn execute(cli: Cli) -> Result<(), Failure> {
         Command::Drivers(command) => {
             telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
             block_on(drivers::execute(command))
+        }
+        Command::Conformance(args) => {
+            telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
+            block_on(conformance::execute(*args))
         }
         Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(Failure::Failed),
         Command::Docs(args) => docs::execute(&args).map_err(Failure::Failed),

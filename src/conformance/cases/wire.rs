@@ -1,0 +1,399 @@
+//! What only the wire shows: services, fields, status, capabilities.
+
+use prost::Message as _;
+use tonic::Code as Grpc;
+
+use super::case;
+use crate::cmi::proto::cmi::v1::plugin_capability::Type;
+use crate::cmi::proto::cmi::v1::plugin_capability::rpc::Type as Capability;
+use crate::cmi::proto::cmi::v1::{
+    CreateMachineRequest, CreateMachineResponse, DeleteMachineRequest, GetMachineStatusRequest,
+    GetPluginCapabilitiesResponse, GetPluginInfoResponse, GetVolumeIDsRequest, ListMachinesRequest,
+    ProbeResponse, ShutDownMachineRequest,
+};
+use crate::conformance::answer::{Halt, Outcome, ensure};
+use crate::conformance::wire::{self, RawAnswer};
+use crate::conformance::{Case, Hook, Need, Order, Pull, Trial};
+
+const INFO: &str = "/cmi.v1.Identity/GetPluginInfo";
+const CAPABILITIES: &str = "/cmi.v1.Identity/GetPluginCapabilities";
+const PROBE: &str = "/cmi.v1.Identity/Probe";
+const CREATE: &str = "/cmi.v1.Machine/CreateMachine";
+const DELETE: &str = "/cmi.v1.Machine/DeleteMachine";
+const STATUS: &str = "/cmi.v1.Machine/GetMachineStatus";
+const LIST: &str = "/cmi.v1.Machine/ListMachines";
+const SHUT_DOWN: &str = "/cmi.v1.Machine/ShutDownMachine";
+const VOLUMES: &str = "/cmi.v1.Machine/GetVolumeIDs";
+/// The optional calls, and how they are declared.
+const OPTIONAL: [(Capability, &str); 4] = [
+    (Capability::GetMachineStatus, STATUS),
+    (Capability::ListMachines, LIST),
+    (Capability::ShutdownMachine, SHUT_DOWN),
+    (Capability::GetVolumeIds, VOLUMES),
+];
+const MANY: usize = 1000;
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "wire-services",
+        "the required calls of both services are there, at one endpoint",
+        proves: ["CMI-03", "CMI-08", "CMI-50", "CMI-58", "CMI-64", "CMI-153", "CMI-155", "CMI-159", "CMI-161"],
+        needs: [Need::Endpoint],
+        services
+    ),
+    case!(
+        "wire-required-capabilities",
+        "create and delete are declared, and what is declared is known",
+        proves: ["CMI-06", "CMI-60", "CMI-61", "CMI-62", "CMI-81", "CMI-99"],
+        needs: [Need::Endpoint],
+        required_capabilities
+    ),
+    case!(
+        "wire-undeclared-calls",
+        "a call that is not declared is UNIMPLEMENTED, and one that is declared is not",
+        proves: [
+            "CMI-07", "CMI-36", "CMI-114", "CMI-126", "CMI-136", "CMI-146", "PLG-GS-12", "PLG-LM-12",
+            "PLG-SD-12", "PLG-GV-12"
+        ],
+        needs: [Need::Endpoint],
+        undeclared_calls
+    ),
+    case!(
+        "wire-missing-fields",
+        "a request without a REQUIRED field is INVALID_ARGUMENT",
+        proves: [
+            "CMI-15", "CMI-19", "CMI-28", "CMI-87", "CMI-89", "CMI-105", "CMI-106", "CMI-118", "CMI-119",
+            "CMI-130", "CMI-131", "CMI-139"
+        ],
+        needs: [Need::Endpoint],
+        missing_fields
+    ),
+    case!(
+        "wire-broken-spec",
+        "a provider spec that is no JSON object is INVALID_ARGUMENT",
+        proves: ["CMI-30", "CMI-48", "CMI-88"],
+        needs: [Need::Endpoint],
+        broken_spec
+    ),
+    case!(
+        "wire-broken-volumes",
+        "a list of volumes that is no JSON list is INVALID_ARGUMENT",
+        proves: ["PLG-GV-03", "CMI-150"],
+        needs: [Need::Endpoint],
+        broken_volumes
+    ),
+    case!(
+        "wire-status",
+        "errors have a canonical code, a message and no details",
+        proves: ["CMI-23", "CMI-24", "CMI-40", "CMI-41"],
+        needs: [Need::Endpoint],
+        status
+    ),
+    case!(
+        "wire-response-fields",
+        "the REQUIRED fields of the responses are there",
+        proves: ["CMI-15", "CMI-92", "CMI-93"],
+        needs: [Need::Endpoint],
+        response_fields
+    ),
+    case!(
+        "wire-any-bytes",
+        "secrets and LastKnownState of any bytes do no harm",
+        proves: ["CMI-44", "CMI-94", "CMI-109", "CMI-132"],
+        needs: [Need::Endpoint],
+        any_bytes
+    ),
+    case!(
+        "wire-serves-on",
+        "a thousand calls later the plugin still serves",
+        proves: ["CMI-182"],
+        needs: [Need::Endpoint],
+        serves_on
+    ),
+    case!(
+        "wire-unhealthy",
+        "a plugin that is not healthy answers Probe with FAILED_PRECONDITION",
+        proves: ["CMI-68", "CMI-75"],
+        needs: [Need::Endpoint, Need::Hook(Hook::Unhealthy)],
+        unhealthy
+    ),
+];
+
+async fn raw(t: &Trial, path: &'static str, request: &[u8]) -> Outcome<RawAnswer> {
+    let Some(channel) = t.target().wire() else {
+        return Err(Halt::Skipped("the driver is not behind an endpoint".to_owned()));
+    };
+    let call = wire::call(channel, path, request);
+    tokio::time::timeout(t.config().call_limit(), call)
+        .await
+        .map_err(|_| Halt::Failed(format!("{path} did not answer in time")))?
+}
+
+/// The fields that all requests about a machine have.
+struct Fields {
+    name: String,
+    spec: Vec<u8>,
+    secrets: std::collections::HashMap<String, Vec<u8>>,
+}
+
+impl Fields {
+    fn of(order: &Order) -> Self {
+        let secrets = order.class.secrets.iter();
+        Self {
+            name: order.name.clone(),
+            spec: serde_json::Value::Object(order.class.provider_spec.0.clone())
+                .to_string()
+                .into_bytes(),
+            secrets: secrets
+                .map(|(key, value)| (key.to_owned(), value.expose().to_vec()))
+                .collect(),
+        }
+    }
+
+    /// The request of a call about a machine, or about its cluster.
+    fn request(&self, path: &str) -> Vec<u8> {
+        let (machine_name, provider_spec) = (self.name.clone(), self.spec.clone());
+        let secrets = self.secrets.clone();
+        match path {
+            CREATE => CreateMachineRequest {
+                machine_name,
+                provider_spec,
+                secrets,
+                ..Default::default()
+            }
+            .encode_to_vec(),
+            DELETE => DeleteMachineRequest {
+                machine_name,
+                provider_spec,
+                secrets,
+                ..Default::default()
+            }
+            .encode_to_vec(),
+            STATUS => GetMachineStatusRequest {
+                machine_name,
+                provider_spec,
+                secrets,
+                ..Default::default()
+            }
+            .encode_to_vec(),
+            SHUT_DOWN => ShutDownMachineRequest {
+                machine_name,
+                provider_spec,
+                secrets,
+                ..Default::default()
+            }
+            .encode_to_vec(),
+            LIST => ListMachinesRequest {
+                provider_spec,
+                secrets,
+            }
+            .encode_to_vec(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+async fn declared(t: &Trial) -> Outcome<Vec<i32>> {
+    let response: GetPluginCapabilitiesResponse = raw(t, CAPABILITIES, &[]).await?.ok()?;
+    let rpc = |capability: &crate::cmi::proto::cmi::v1::PluginCapability| match &capability.r#type {
+        Some(Type::Rpc(rpc)) => Some(rpc.r#type),
+        None => None,
+    };
+    Ok(response.capabilities.iter().filter_map(rpc).collect())
+}
+
+/// The calls of the Machine service that the plugin has to serve.
+async fn offered(t: &Trial) -> Outcome<Vec<&'static str>> {
+    let declared = declared(t).await?;
+    let optional = OPTIONAL
+        .into_iter()
+        .filter(|(capability, _)| declared.contains(&(*capability as i32)));
+    Ok([CREATE, DELETE]
+        .into_iter()
+        .chain(optional.map(|(_, path)| path))
+        .collect())
+}
+
+async fn services(t: Trial) -> Outcome {
+    let info: GetPluginInfoResponse = raw(&t, INFO, &[]).await?.ok()?;
+    ensure(!info.name.is_empty() && !info.version.is_empty(), || {
+        "GetPluginInfo has to answer name and version".to_owned()
+    })?;
+    raw(&t, PROBE, &[]).await?.ok::<ProbeResponse>()?;
+    for path in offered(&t).await? {
+        let answer = raw(&t, path, &[]).await?;
+        ensure(answer.number() != Some(Grpc::Unimplemented as u8), || {
+            format!("{path} has to be served")
+        })?;
+    }
+    Ok(())
+}
+
+async fn required_capabilities(t: Trial) -> Outcome {
+    let declared = declared(&t).await?;
+    for needed in [Capability::CreateMachine, Capability::DeleteMachine] {
+        ensure(declared.contains(&(needed as i32)), || {
+            format!("{} has to be declared", needed.as_str_name())
+        })?;
+    }
+    for unknown in declared.iter().filter(|number| !(1..=6).contains(*number)) {
+        t.warn(format!("capability {unknown} is none of the published ones"));
+    }
+    Ok(())
+}
+
+async fn undeclared_calls(t: Trial) -> Outcome {
+    let offered = offered(&t).await?;
+    let fields = Fields::of(&t.order("a"));
+    for (_, path) in OPTIONAL {
+        let request = match path {
+            VOLUMES => volumes(b"[]"),
+            _ => fields.request(path),
+        };
+        let answer = raw(&t, path, &request).await?;
+        if offered.contains(&path) {
+            ensure(answer.number() != Some(Grpc::Unimplemented as u8), || {
+                format!("{path} is declared and UNIMPLEMENTED")
+            })?;
+        } else {
+            answer.is(Grpc::Unimplemented)?;
+        }
+    }
+    Ok(())
+}
+
+async fn missing_fields(t: Trial) -> Outcome {
+    let order = t.order("a");
+    for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
+        let mut without_spec = Fields::of(&order);
+        without_spec.spec.clear();
+        raw(&t, path, &without_spec.request(path))
+            .await?
+            .is(Grpc::InvalidArgument)?;
+        if path != LIST {
+            let mut without_name = Fields::of(&order);
+            without_name.name.clear();
+            raw(&t, path, &without_name.request(path))
+                .await?
+                .is(Grpc::InvalidArgument)?;
+        }
+    }
+    t.has_none(&order).await
+}
+
+async fn broken_spec(t: Trial) -> Outcome {
+    let order = t.order("a");
+    for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
+        for broken in [
+            b"not json".as_slice(),
+            b"[]",
+            b"\"text\"",
+            b"{\"a\":",
+            b"\xff\xfe",
+        ] {
+            let mut fields = Fields::of(&order);
+            fields.spec = broken.to_vec();
+            raw(&t, path, &fields.request(path))
+                .await?
+                .is(Grpc::InvalidArgument)?;
+        }
+    }
+    t.has_none(&order).await
+}
+
+fn volumes(list: &[u8]) -> Vec<u8> {
+    GetVolumeIDsRequest {
+        pv_spec_list: list.to_vec(),
+    }
+    .encode_to_vec()
+}
+
+async fn broken_volumes(t: Trial) -> Outcome {
+    if !offered(&t).await?.contains(&VOLUMES) {
+        return Err(Halt::Skipped("the driver does not offer GetVolumeIDs".to_owned()));
+    }
+    for broken in [b"".as_slice(), b"not json", b"{}", b"[\"text\"]", b"\xff"] {
+        raw(&t, VOLUMES, &volumes(broken))
+            .await?
+            .is(Grpc::InvalidArgument)?;
+    }
+    Ok(())
+}
+
+async fn status(t: Trial) -> Outcome {
+    for path in offered(&t).await? {
+        let answer = raw(&t, path, &[]).await?;
+        ensure(answer.number().is_some(), || {
+            format!("{path} answered code {}, which is none of gRPC", answer.code)
+        })?;
+        ensure(
+            answer.number() == Some(0) || !answer.message.trim().is_empty(),
+            || format!("{path} answered code {} without a message", answer.code),
+        )?;
+        ensure(!answer.has_details, || {
+            format!("{path} answered with `grpc-status-details-bin`")
+        })?;
+    }
+    Ok(())
+}
+
+async fn response_fields(t: Trial) -> Outcome {
+    let order = t.order("a");
+    t.track(&order);
+    let created: CreateMachineResponse = raw(&t, CREATE, &Fields::of(&order).request(CREATE)).await?.ok()?;
+    ensure(
+        !created.provider_id.is_empty() && !created.node_name.is_empty(),
+        || "CreateMachine has to answer ProviderID and NodeName".to_owned(),
+    )
+}
+
+async fn any_bytes(t: Trial) -> Outcome {
+    let order = t.order("a");
+    t.track(&order);
+    let bytes = vec![0, 255, 254, 10, 0];
+    let accepted = [Grpc::Ok, Grpc::InvalidArgument];
+    let mut fields = Fields::of(&order);
+    fields
+        .secrets
+        .insert("conformance-binary".to_owned(), bytes.clone());
+    raw(&t, CREATE, &fields.request(CREATE))
+        .await?
+        .is_one_of(&accepted)?;
+    t.make(&order).await?;
+    let Fields { name, spec, secrets } = Fields::of(&order);
+    if offered(&t).await?.contains(&SHUT_DOWN) {
+        let request = ShutDownMachineRequest {
+            machine_name: name.clone(),
+            provider_spec: spec.clone(),
+            secrets: secrets.clone(),
+            last_known_state: bytes.clone(),
+            ..Default::default()
+        };
+        let answer = raw(&t, SHUT_DOWN, &request.encode_to_vec()).await?;
+        answer.is_one_of(&[Grpc::Ok, Grpc::InvalidArgument, Grpc::Aborted])?;
+    }
+    let request = DeleteMachineRequest {
+        machine_name: name,
+        provider_spec: spec,
+        secrets,
+        last_known_state: bytes,
+        ..Default::default()
+    };
+    let answer = raw(&t, DELETE, &request.encode_to_vec()).await?;
+    answer.is_one_of(&[Grpc::Ok, Grpc::InvalidArgument, Grpc::Aborted])?;
+    t.remove(&order, None).await
+}
+
+async fn serves_on(t: Trial) -> Outcome {
+    for _ in 0..MANY {
+        raw(&t, INFO, &[]).await?.is(Grpc::Ok)?;
+    }
+    Ok(())
+}
+
+async fn unhealthy(t: Trial) -> Outcome {
+    t.pull(Pull::new(Hook::Unhealthy)).await?;
+    let answer = raw(&t, PROBE, &[]).await?;
+    t.restore().await?;
+    answer.is(Grpc::FailedPrecondition)
+}
