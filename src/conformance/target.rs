@@ -3,8 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tonic::transport::Channel;
-
+use super::wire::Wire;
 use crate::driver::Driver;
 
 /// The driver under test.
@@ -14,7 +13,7 @@ pub struct Target {
     pub name: String,
     /// The driver; behind an endpoint, the client.
     pub driver: Arc<dyn Driver>,
-    wire: Option<Channel>,
+    wire: Option<Arc<dyn Wire>>,
 }
 
 impl Target {
@@ -27,8 +26,8 @@ impl Target {
         }
     }
 
-    /// A plugin: the client of its endpoint, and the bare connection for what the client would hide.
-    pub fn plugin(name: impl Into<String>, driver: Arc<dyn Driver>, wire: Channel) -> Self {
+    /// A plugin: the client of its endpoint, and a bare way to it for what the client would hide.
+    pub fn plugin(name: impl Into<String>, driver: Arc<dyn Driver>, wire: Arc<dyn Wire>) -> Self {
         Self {
             name: name.into(),
             driver,
@@ -36,9 +35,9 @@ impl Target {
         }
     }
 
-    /// The bare connection to the plugin; none for a driver in this process.
-    pub fn wire(&self) -> Option<&Channel> {
-        self.wire.as_ref()
+    /// The bare way to the plugin; none for a driver in this process.
+    pub fn wire(&self) -> Option<&dyn Wire> {
+        self.wire.as_deref()
     }
 }
 

@@ -1,5 +1,6 @@
-//! Bare gRPC: what a generated client would hide from a case.
+//! Bare gRPC: what a client would hide from a case.
 
+use async_trait::async_trait;
 use http::HeaderMap;
 use http_body_util::{BodyExt as _, Full};
 use prost::Message;
@@ -13,67 +14,96 @@ use super::answer::{Halt, Outcome};
 /// Bytes before a message: whether it is compressed, and its length.
 const PREFIX: usize = 5;
 
+/// A way to a plugin on which any bytes can be sent.
+#[async_trait]
+pub trait Wire: Send + Sync + 'static {
+    /// Makes a unary call: the path, and the message without its prefix.
+    async fn call(&self, path: &str, message: &[u8]) -> anyhow::Result<RawResponse>;
+}
+
 /// What a plugin answered, byte for byte.
-#[derive(Clone, Debug)]
-pub struct RawAnswer {
-    /// What was called, for messages.
-    pub path: &'static str,
-    /// `grpc-status`, as it was written.
-    pub code: String,
+#[derive(Clone, Debug, Default)]
+pub struct RawResponse {
+    /// `grpc-status`, as it was written; none when there was none.
+    pub code: Option<String>,
     /// `grpc-message`, as it was written.
     pub message: String,
     /// Whether there were status details.
     pub has_details: bool,
-    body: Bytes,
+    /// The message without its prefix; empty when there was none.
+    pub body: Bytes,
 }
 
-/// Makes a unary call with whatever bytes.
-///
-/// # Errors
-/// [`Halt::Failed`] when the connection breaks, or the answer is no answer of gRPC.
-pub async fn call(channel: &Channel, path: &'static str, request: &[u8]) -> Outcome<RawAnswer> {
-    let broken = |error: String| {
-        Halt::Failed(format!(
-            "{path} has to end in a gRPC status, and ended so: {error}"
-        ))
-    };
-    let mut framed = BytesMut::with_capacity(request.len() + PREFIX);
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(request.len()).map_err(|error| broken(error.to_string()))?);
-    framed.put_slice(request);
-    let request = http::Request::post(path)
-        .header("content-type", "application/grpc")
-        .header("te", "trailers")
-        .body(Body::new(
-            Full::new(framed.freeze()).map_err(|never| match never {}),
-        ))
-        .map_err(|error| broken(error.to_string()))?;
-    let response = channel
-        .clone()
-        .oneshot(request)
-        .await
-        .map_err(|error| broken(error.to_string()))?;
-    let (head, body) = response.into_parts();
-    let collected = body.collect().await.map_err(|error| broken(error.to_string()))?;
-    // An error may come without a body: then the trailers are among the headers.
-    let trailers = collected.trailers().cloned().unwrap_or_default();
-    let find = |name: &str| text(&trailers, name).or_else(|| text(&head.headers, name));
-    let Some(code) = find("grpc-status") else {
-        return Err(broken(format!("HTTP {} without `grpc-status`", head.status)));
-    };
-    Ok(RawAnswer {
-        path,
-        code,
-        message: find("grpc-message").unwrap_or_default(),
-        has_details: find("grpc-status-details-bin").is_some(),
-        body: collected.to_bytes(),
-    })
+/// A connection to a plugin.
+#[derive(Clone, Debug)]
+pub struct ChannelWire(Channel);
+
+impl ChannelWire {
+    /// Over this connection.
+    pub fn new(channel: Channel) -> Self {
+        Self(channel)
+    }
+}
+
+#[async_trait]
+impl Wire for ChannelWire {
+    async fn call(&self, path: &str, message: &[u8]) -> anyhow::Result<RawResponse> {
+        let mut framed = BytesMut::with_capacity(message.len() + PREFIX);
+        framed.put_u8(0);
+        framed.put_u32(u32::try_from(message.len())?);
+        framed.put_slice(message);
+        let request = http::Request::post(path)
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(Body::new(
+                Full::new(framed.freeze()).map_err(|never| match never {}),
+            ))?;
+        let (head, body) = self.0.clone().oneshot(request).await?.into_parts();
+        let collected = body.collect().await?;
+        // An error may come without a body: then the trailers are among the headers.
+        let trailers = collected.trailers().cloned().unwrap_or_default();
+        let find = |name: &str| text(&trailers, name).or_else(|| text(&head.headers, name));
+        let (code, message) = (find("grpc-status"), find("grpc-message").unwrap_or_default());
+        let has_details = find("grpc-status-details-bin").is_some();
+        let body = collected.to_bytes();
+        Ok(RawResponse {
+            code,
+            message,
+            has_details,
+            body: body.slice(PREFIX.min(body.len())..),
+        })
+    }
 }
 
 fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     headers
         .get(name)
         .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+}
+
+/// An answer that ended in a status.
+#[derive(Clone, Debug)]
+pub struct RawAnswer {
+    path: &'static str,
+    /// `grpc-status`, as it was written.
+    pub code: String,
+    response: RawResponse,
+}
+
+/// Makes a call that has to end in a status (CMI-23).
+///
+/// # Errors
+/// [`Halt::Failed`] when the connection breaks, or there is no status.
+pub async fn call(wire: &dyn Wire, path: &'static str, message: &[u8]) -> Outcome<RawAnswer> {
+    let response = wire.call(path, message).await.map_err(|error| {
+        Halt::Failed(format!(
+            "{path} has to end in a gRPC status, and broke: {error:#}"
+        ))
+    })?;
+    let Some(code) = response.code.clone() else {
+        return Err(Halt::Failed(format!("{path} ended without `grpc-status`")));
+    };
+    Ok(RawAnswer { path, code, response })
 }
 
 impl RawAnswer {
@@ -83,8 +113,7 @@ impl RawAnswer {
     /// [`Halt::Failed`] when the call was refused, or its response is of another kind.
     pub fn ok<T: Message + Default>(&self) -> Outcome<T> {
         self.is(tonic::Code::Ok)?;
-        let message = self.body.get(PREFIX..).unwrap_or_default();
-        T::decode(message)
+        T::decode(self.response.body.clone())
             .map_err(|error| Halt::Failed(format!("the response of {} can't be read: {error}", self.path)))
     }
 
@@ -101,17 +130,32 @@ impl RawAnswer {
     /// # Errors
     /// [`Halt::Failed`] with the code that it is.
     pub fn is_one_of(&self, codes: &[tonic::Code]) -> Outcome {
-        if codes.iter().any(|code| self.number() == Some(*code as u8)) {
+        if codes.iter().any(|code| self.is_code(*code)) {
             return Ok(());
         }
         Err(Halt::Failed(format!(
             "{} has to answer {codes:?}, and answered code {}: {}",
-            self.path, self.code, self.message
+            self.path, self.code, self.response.message
         )))
     }
 
-    /// The code's number, when it is a canonical one.
-    pub fn number(&self) -> Option<u8> {
-        self.code.parse().ok().filter(|number| *number <= 16)
+    /// Whether it has this code.
+    pub fn is_code(&self, code: tonic::Code) -> bool {
+        self.code == (code as i32).to_string()
+    }
+
+    /// Whether the code is one that gRPC knows.
+    pub fn is_canonical(&self) -> bool {
+        self.code.parse().is_ok_and(|number: u8| number <= 16)
+    }
+
+    /// `grpc-message`, as it was written.
+    pub fn message(&self) -> &str {
+        &self.response.message
+    }
+
+    /// Whether there were status details.
+    pub fn has_details(&self) -> bool {
+        self.response.has_details
     }
 }

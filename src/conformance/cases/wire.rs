@@ -12,7 +12,7 @@ use crate::cmi::proto::cmi::v1::{
     ProbeResponse, ShutDownMachineRequest,
 };
 use crate::conformance::answer::{Halt, Outcome, ensure};
-use crate::conformance::wire::{self, RawAnswer};
+use crate::conformance::wire::{RawAnswer, call};
 use crate::conformance::{Case, Hook, Need, Order, Pull, Trial};
 
 const INFO: &str = "/cmi.v1.Identity/GetPluginInfo";
@@ -120,11 +120,11 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 async fn raw(t: &Trial, path: &'static str, request: &[u8]) -> Outcome<RawAnswer> {
-    let Some(channel) = t.target().wire() else {
+    let Some(wire) = t.target().wire() else {
         return Err(Halt::Skipped("the driver is not behind an endpoint".to_owned()));
     };
-    let call = wire::call(channel, path, request);
-    tokio::time::timeout(t.config().call_limit(), call)
+    let answered = call(wire, path, request);
+    tokio::time::timeout(t.config().call_limit(), answered)
         .await
         .map_err(|_| Halt::Failed(format!("{path} did not answer in time")))?
 }
@@ -222,7 +222,7 @@ async fn services(t: Trial) -> Outcome {
     raw(&t, PROBE, &[]).await?.ok::<ProbeResponse>()?;
     for path in offered(&t).await? {
         let answer = raw(&t, path, &[]).await?;
-        ensure(answer.number() != Some(Grpc::Unimplemented as u8), || {
+        ensure(!answer.is_code(Grpc::Unimplemented), || {
             format!("{path} has to be served")
         })?;
     }
@@ -252,7 +252,7 @@ async fn undeclared_calls(t: Trial) -> Outcome {
         };
         let answer = raw(&t, path, &request).await?;
         if offered.contains(&path) {
-            ensure(answer.number() != Some(Grpc::Unimplemented as u8), || {
+            ensure(!answer.is_code(Grpc::Unimplemented), || {
                 format!("{path} is declared and UNIMPLEMENTED")
             })?;
         } else {
@@ -323,14 +323,14 @@ async fn broken_volumes(t: Trial) -> Outcome {
 async fn status(t: Trial) -> Outcome {
     for path in offered(&t).await? {
         let answer = raw(&t, path, &[]).await?;
-        ensure(answer.number().is_some(), || {
+        ensure(answer.is_canonical(), || {
             format!("{path} answered code {}, which is none of gRPC", answer.code)
         })?;
         ensure(
-            answer.number() == Some(0) || !answer.message.trim().is_empty(),
+            answer.is_code(Grpc::Ok) || !answer.message().trim().is_empty(),
             || format!("{path} answered code {} without a message", answer.code),
         )?;
-        ensure(!answer.has_details, || {
+        ensure(!answer.has_details(), || {
             format!("{path} answered with `grpc-status-details-bin`")
         })?;
     }

@@ -1,0 +1,213 @@
+//! What only the wire shows: a plugin of ours keeps those rules too, and what breaks one on the wire is found.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use capcmi::cli::conformance::simulated::Simulated;
+use capcmi::cmi::server::{Listener, serve};
+use capcmi::conformance::{ChannelWire, RawResponse, Report, Selection, Target, Verdict, Wire, run};
+use futures::stream::{self, StreamExt as _};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Endpoint;
+
+/// A plugin on the simulated cloud, and the way to it.
+struct Served {
+    simulated: Simulated,
+    wire: ChannelWire,
+    stop: CancellationToken,
+}
+
+impl Served {
+    async fn start() -> Self {
+        let simulated = Simulated::new().unwrap();
+        let listener = Listener::bind(&"tcp://127.0.0.1:0".parse().unwrap(), None)
+            .await
+            .unwrap();
+        let address = listener
+            .endpoint()
+            .unwrap()
+            .to_string()
+            .replace("tcp://", "http://");
+        let stop = CancellationToken::new();
+        let stopped = stop.clone().cancelled_owned();
+        tokio::spawn(serve(
+            simulated.driver.clone(),
+            listener,
+            stopped,
+            Duration::from_secs(1),
+        ));
+        let channel = Endpoint::from_shared(address).unwrap().connect_lazy();
+        Self {
+            simulated,
+            wire: ChannelWire::new(channel),
+            stop,
+        }
+    }
+
+    async fn judged(&self, wire: Arc<dyn Wire>, only: &[&str]) -> Report {
+        let target = Target::plugin("the plugin", self.simulated.driver.clone(), wire);
+        let config = self.simulated.config.clone();
+        let hooks = Arc::clone(&self.simulated.hooks);
+        let selection = Selection::only(only.iter().copied());
+        run(target, config, hooks, &selection, &(), CancellationToken::new())
+            .await
+            .unwrap()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// What is wrong on the wire.
+#[derive(Clone, Copy, Debug)]
+enum Flaw {
+    /// This code stands where that one belongs.
+    Says(&'static str, &'static str),
+    /// A code that gRPC does not know.
+    Code17,
+    /// Answers end without a status.
+    NoStatus,
+    /// The connection breaks.
+    Breaks,
+    /// Errors have details.
+    Details,
+    /// Errors have no message.
+    NoMessage,
+    /// Nothing is declared.
+    DeclaresNothing,
+    /// These bytes are the answer of this call.
+    Answers(&'static str, &'static [u8]),
+    /// This call is not served.
+    NotServed(&'static str),
+    /// It ends after so many calls.
+    EndsAfter(usize),
+    /// Bytes that are no text are a broken invariant.
+    ChokesOnBytes,
+    /// It is always healthy.
+    AlwaysHealthy,
+}
+
+struct Mutant {
+    inner: ChannelWire,
+    flaw: Flaw,
+    calls: AtomicUsize,
+}
+
+fn response(code: &str, body: &'static [u8]) -> RawResponse {
+    RawResponse {
+        code: Some(code.to_owned()),
+        message: "because I say so".to_owned(),
+        has_details: false,
+        body: body.into(),
+    }
+}
+
+#[async_trait]
+impl Wire for Mutant {
+    async fn call(&self, path: &str, message: &[u8]) -> anyhow::Result<RawResponse> {
+        let calls = self.calls.fetch_add(1, Ordering::SeqCst);
+        let mut answer = self.inner.call(path, message).await?;
+        let failed = answer.code.as_deref() != Some("0");
+        match self.flaw {
+            Flaw::Says(wrong, said) if answer.code.as_deref() == Some(wrong) => {
+                answer.code = Some(said.to_owned())
+            }
+            Flaw::Code17 if failed => answer.code = Some("17".to_owned()),
+            Flaw::NoStatus if failed => answer.code = None,
+            Flaw::Breaks if failed => anyhow::bail!("the stream was reset"),
+            Flaw::Details if failed => answer.has_details = true,
+            Flaw::NoMessage => answer.message.clear(),
+            Flaw::DeclaresNothing if path.ends_with("GetPluginCapabilities") => {
+                return Ok(response("0", &[]));
+            }
+            Flaw::Answers(call, body) if path.ends_with(call) => return Ok(response("0", body)),
+            Flaw::NotServed(call) if path.ends_with(call) => return Ok(response("12", &[])),
+            Flaw::EndsAfter(most) if calls > most => anyhow::bail!("nobody is there"),
+            Flaw::ChokesOnBytes if message.contains(&0) => return Ok(response("13", &[])),
+            Flaw::AlwaysHealthy if path.ends_with("Probe") => return Ok(response("0", &[])),
+            _ => {}
+        }
+        Ok(answer)
+    }
+}
+
+/// One capability on the wire: `capabilities { rpc { type } }`.
+const CREATE_ALONE: &[u8] = &[10, 4, 10, 2, 8, 1];
+const DELETE_ALONE: &[u8] = &[10, 4, 10, 2, 8, 2];
+
+const MUTANTS: &[(Flaw, &str)] = &[
+    (Flaw::Code17, "CMI-24"),
+    (Flaw::NoStatus, "CMI-23"),
+    (Flaw::Breaks, "CMI-23"),
+    (Flaw::Details, "CMI-41"),
+    (Flaw::NoMessage, "CMI-40"),
+    (Flaw::DeclaresNothing, "CMI-06"),
+    (Flaw::Answers("GetPluginCapabilities", DELETE_ALONE), "CMI-61"),
+    (Flaw::Answers("GetPluginCapabilities", CREATE_ALONE), "CMI-62"),
+    (Flaw::Answers("GetPluginCapabilities", CREATE_ALONE), "CMI-07"),
+    (Flaw::Answers("GetPluginCapabilities", b"\xff"), "CMI-60"),
+    (Flaw::Answers("GetPluginInfo", b""), "CMI-155"),
+    (Flaw::Answers("CreateMachine", b""), "CMI-92"),
+    (Flaw::Answers("CreateMachine", b"\x0a\x01a"), "CMI-93"),
+    (Flaw::NotServed("Probe"), "CMI-08"),
+    (Flaw::NotServed("GetPluginInfo"), "CMI-155"),
+    (Flaw::NotServed("CreateMachine"), "CMI-03"),
+    (Flaw::NotServed("GetMachineStatus"), "CMI-114"),
+    (Flaw::NotServed("ListMachines"), "CMI-136"),
+    (Flaw::NotServed("ShutDownMachine"), "CMI-126"),
+    (Flaw::NotServed("GetVolumeIDs"), "CMI-146"),
+    (Flaw::Says("3", "13"), "CMI-28"),
+    (Flaw::Says("3", "0"), "CMI-106"),
+    (Flaw::Says("3", "2"), "CMI-88"),
+    (Flaw::Says("3", "5"), "CMI-150"),
+    (Flaw::Says("9", "13"), "CMI-75"),
+    (Flaw::EndsAfter(500), "CMI-182"),
+    (Flaw::ChokesOnBytes, "CMI-44"),
+    (Flaw::AlwaysHealthy, "CMI-68"),
+];
+
+async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
+    let served = Served::start().await;
+    let wire = Arc::new(Mutant {
+        inner: served.wire.clone(),
+        flaw,
+        calls: AtomicUsize::new(0),
+    });
+    let report = served.judged(wire, &[rule]).await;
+    let found = report.rule(rule).unwrap();
+    (!found.verdict.is_failure()).then(|| format!("{flaw:?}: {rule} {}", found.verdict))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rule_that_is_broken_on_the_wire_is_named() {
+    let survivors: Vec<_> = stream::iter(MUTANTS)
+        .map(|(flaw, rule)| survives(*flaw, rule))
+        .buffer_unordered(8)
+        .filter_map(std::future::ready)
+        .collect()
+        .await;
+    assert!(
+        survivors.is_empty(),
+        "{} survived:\n{}",
+        survivors.len(),
+        survivors.join("\n")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_simulated_driver_as_a_plugin_keeps_the_rules_of_the_wire() {
+    let served = Served::start().await;
+    let rules: std::collections::BTreeSet<_> = MUTANTS.iter().map(|(_, rule)| *rule).collect();
+    let report = served
+        .judged(Arc::new(served.wire.clone()), &Vec::from_iter(rules.clone()))
+        .await;
+    for rule in rules {
+        assert_eq!(report.rule(rule).unwrap().verdict, Verdict::Passed, "{rule}");
+    }
+    assert!(report.compliant, "{:?}", report.leftovers);
+}
