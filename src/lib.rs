@@ -5,6 +5,7 @@
 //! ```text
 //! main → cli → manager → machine, template, cluster, inventory → apiserver, caches, provider → driver, api
 //!            → drivers → cmi → driver
+//!            → conformance → cmi, driver
 //! ```
 // The lint takes the fields of two print columns for one attribute said twice.
 #[allow(clippy::duplicated_attributes)]

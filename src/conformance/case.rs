@@ -95,6 +95,17 @@ impl Case {
     }
 }
 
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Call(operation) => write!(f, "{operation}"),
+            Self::Hook(hook) => write!(f, "hook `{hook}`"),
+            Self::Setting(setting) => write!(f, "`{}`", setting.path()),
+            Self::Endpoint => f.write_str("an endpoint"),
+        }
+    }
+}
+
 impl fmt::Debug for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Case")

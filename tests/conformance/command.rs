@@ -89,3 +89,45 @@ fn the_list_names_every_rule_with_its_cases_or_the_reason_why_there_is_none() {
         assert!(text.contains(name), "{name}");
     }
 }
+
+/// The words that an error lists after `expected`.
+fn listed(yaml: &str) -> Vec<String> {
+    let error = capcmi::conformance::Config::read(yaml).unwrap_err().to_string();
+    let (_, words) = error.split_once("expected").unwrap();
+    let words = words.split(|c: char| !c.is_ascii_alphanumeric());
+    words.filter(|word| word.len() > 3).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_key_of_the_configuration_and_every_hook_is_documented() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/conformance.md")).unwrap();
+    let keys = listed("unknown: 1");
+    let hooks = listed("providerSpec: {a: b}\nhooks: {unknown-hook: [a]}");
+    assert!(keys.contains(&"mandatoryFields".to_owned()), "{keys:?}");
+    assert!(hooks.contains(&"loseResponse".to_owned()), "{hooks:?}");
+    for word in keys
+        .iter()
+        .chain(&hooks)
+        .filter(|word| !["field", "fields", "variant", "location"].contains(&word.as_str()))
+    {
+        assert!(
+            page.contains(&format!("`{word}`")),
+            "docs/conformance.md lacks {word}"
+        );
+    }
+}
+
+/// The five lines that the documentation begins with.
+#[test]
+fn the_minimal_configuration_of_the_documentation_is_one() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/conformance.md")).unwrap();
+    let yaml = page
+        .split("```yaml\n")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
+    assert_eq!(yaml.lines().count(), 5);
+    capcmi::conformance::Config::read(yaml).unwrap();
+}
