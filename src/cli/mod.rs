@@ -4,10 +4,12 @@
 
 mod address;
 mod docs;
+mod driver;
 mod driver_kind;
 mod drivers;
 mod drivers_file;
 mod duration;
+mod plugin_args;
 mod run;
 mod signals;
 
@@ -42,6 +44,9 @@ enum Command {
     /// Look after the drivers' configuration.
     #[command(subcommand)]
     Drivers(drivers::DriversCommand),
+    /// Look at a driver, whether or not a file names it.
+    #[command(subcommand)]
+    Driver(driver::DriverCommand),
     /// Print what is to be installed beside the provider, or write it to files.
     Manifests(Manifests),
     /// Write into the documentation what the code knows.
@@ -105,6 +110,10 @@ fn execute(cli: Cli) -> Result<(), Failure> {
         Command::Drivers(command) => {
             telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
             block_on(drivers::execute(command))
+        }
+        Command::Driver(command) => {
+            telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
+            block_on(driver::execute(command))
         }
         Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(Failure::Failed),
         Command::Docs(args) => docs::execute(&args).map_err(Failure::Failed),
