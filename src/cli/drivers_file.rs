@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::driver_kind::DriverKind;
 use super::duration::WrittenDuration;
+use super::yaml;
 use crate::driver::Operation;
 use crate::drivers::grpc::GrpcConfig;
 use crate::drivers::simulated::SimulatedConfig;
@@ -109,10 +110,7 @@ pub(super) fn load(path: &Path) -> Result<Vec<ConfiguredDriver>, DriversFileErro
 }
 
 fn parse(text: &str) -> Result<Vec<ConfiguredDriver>, String> {
-    // A snippet of the file might show a secret that stands beside the mistake.
-    let options = serde_saphyr::options! { with_snippet: false };
-    let file: DriversFile =
-        serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| error.to_string())?;
+    let file: DriversFile = yaml::parse(text)?;
     let mut names = BTreeSet::new();
     let mut drivers = Vec::new();
     for (index, entry) in file.drivers.into_iter().enumerate() {

@@ -4,6 +4,7 @@ pub mod convert;
 pub mod endpoint;
 pub mod proto;
 mod redacted;
+pub mod server;
 pub mod trailers;
 
 /// The most bytes of a message, for client and server: more than 10,000 machines with the longest names need.

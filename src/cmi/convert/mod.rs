@@ -15,4 +15,4 @@ pub(super) mod tests;
 
 pub use capabilities::Declaration;
 pub use field::{FieldError, FieldProblem};
-pub use page::{MachinePage, PageRequest, PageToken};
+pub use page::{MachinePage, PagePlace, PageRequest, PageToken};

@@ -6,7 +6,7 @@ use super::field::{self, Field, FieldError, FieldProblem, NAME};
 use crate::cmi::proto::capcmi::v1::{
     ListMachinesPagedRequest, ListMachinesPagedResponse, list_machines_paged_response,
 };
-use crate::driver::{ListMachinesRequest, ListedMachine};
+use crate::driver::{ListMachinesRequest, ListedMachine, ProviderId};
 
 /// The most bytes of a page token.
 const TOKEN: usize = 1024;
@@ -112,5 +112,57 @@ impl TryFrom<ListMachinesPagedResponse> for MachinePage {
                 .collect::<Result<_, FieldError>>()?,
             next: PageToken::read(Field("next_page_token"), response.next_page_token)?,
         })
+    }
+}
+
+/// Where a page of a server's begins, and how long it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PagePlace {
+    after: Option<ProviderId>,
+    size: usize,
+}
+
+/// The most machines of a page: at the longest names less than gRPC's usual limit of 4 MiB.
+const LONGEST_PAGE: u32 = 1000;
+/// What the tokens of this server begin with.
+const TOKEN_PREFIX: &str = "after:";
+
+impl PageRequest {
+    /// Where the page begins.
+    ///
+    /// # Errors
+    /// When the token is none that [`PagePlace::cut`] gave.
+    pub fn place(&self) -> Result<PagePlace, FieldError> {
+        let foreign = || Field("page_token").wrong(FieldProblem::Malformed("is none that this plugin gave"));
+        let after = self.token.as_ref().map(|PageToken(token)| {
+            let id = token.strip_prefix(TOKEN_PREFIX).ok_or_else(foreign)?;
+            id.parse().map_err(|_| foreign())
+        });
+        let size = self
+            .size
+            .map_or(LONGEST_PAGE, |size| size.get().min(LONGEST_PAGE));
+        Ok(PagePlace {
+            after: after.transpose()?,
+            size: usize::try_from(size).unwrap_or(usize::MAX),
+        })
+    }
+}
+
+impl PagePlace {
+    /// The page out of all machines. A machine that comes or goes between two pages moves no other.
+    pub fn cut(self, mut machines: Vec<ListedMachine>) -> MachinePage {
+        machines.retain(|machine| {
+            self.after
+                .as_ref()
+                .is_none_or(|after| machine.provider_id > *after)
+        });
+        machines.sort_unstable_by(|one, other| one.provider_id.cmp(&other.provider_id));
+        let more = machines.len() > self.size;
+        machines.truncate(self.size);
+        let last = machines.last().filter(|_| more);
+        MachinePage {
+            next: last.map(|last| PageToken(format!("{TOKEN_PREFIX}{}", last.provider_id))),
+            machines,
+        }
     }
 }
