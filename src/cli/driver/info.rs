@@ -109,7 +109,10 @@ impl std::fmt::Display for Introduction {
             ("ready", ready.to_owned()),
             ("calls", calls.join(", ")),
             ("zones", if *zones { "yes" } else { "no" }.to_owned()),
-            ("consistency window", format!("{} s", consistency_window.as_secs_f64())),
+            (
+                "consistency window",
+                format!("{} s", consistency_window.as_secs_f64()),
+            ),
             ("tags at", tag_path.to_string()),
             ("hot-updatable", or_none(places.join(", "))),
         ];
