@@ -11,6 +11,7 @@ use super::driver_kind::DriverKind;
 use super::duration::WrittenDuration;
 use super::yaml;
 use crate::driver::Operation;
+use crate::drivers::grpc::GrpcConfig;
 use crate::drivers::simulated::SimulatedConfig;
 use crate::provider::{Limits, Namespaces, Settings, Timeouts};
 
@@ -63,6 +64,8 @@ struct DriverEntry {
     timeouts: BTreeMap<CallName, WrittenDuration>,
     #[garde(dive)]
     simulated: Option<SimulatedConfig>,
+    #[garde(dive)]
+    grpc: Option<GrpcConfig>,
 }
 
 /// A key of `timeouts`: `default`, or a call as `createMachine`.
@@ -127,7 +130,7 @@ fn parse(text: &str) -> Result<Vec<ConfiguredDriver>, String> {
 
 impl DriverEntry {
     /// The keys of which exactly one says what kind of driver it is.
-    const KINDS: [&str; 1] = ["simulated"];
+    const KINDS: [&str; 2] = ["simulated", "grpc"];
 
     fn into_driver(self) -> Result<ConfiguredDriver, String> {
         Ok(ConfiguredDriver {
@@ -141,7 +144,10 @@ impl DriverEntry {
     }
 
     fn into_kind(self) -> Result<DriverKind, String> {
-        let given: [Option<DriverKind>; Self::KINDS.len()] = [self.simulated.map(DriverKind::Simulated)];
+        let given: [Option<DriverKind>; Self::KINDS.len()] = [
+            self.simulated.map(DriverKind::Simulated),
+            self.grpc.map(DriverKind::Grpc),
+        ];
         let mut given = given.into_iter().flatten();
         let kinds = || Self::KINDS.join(", ");
         match (given.next(), given.next()) {
@@ -321,8 +327,28 @@ mod tests {
         );
         assert_refused("drivers: [{name: a}]", &["drivers[0]", "add one of simulated"]);
         assert_refused(
+            "drivers: [{name: a, simulated: {}, grpc: {}}]",
+            &["drivers[0]", "several kinds", "simulated, grpc"],
+        );
+        assert_refused(
             "drivers: [{name: a, namespaces: ['*', b], simulated: {}}]",
             &["drivers[0]", "namespaces"],
+        );
+    }
+
+    #[test]
+    fn a_plugin_is_said_by_its_endpoint_and_how_it_is_reached() {
+        let drivers = parse(
+            "drivers: [{name: a, grpc: {endpoint: 'tls://a:1', tls: {caFile: /a/ca.crt}, connectTimeoutSeconds: 3}}]",
+        );
+        assert!(matches!(drivers.unwrap()[0].kind, DriverKind::Grpc(_)));
+        assert_refused(
+            "drivers: [{name: a, grpc: {keepaliveSeconds: 1}}]",
+            &["drivers[0].grpc.keepaliveSeconds"],
+        );
+        assert_refused(
+            "drivers: [{name: a, grpc: {tls: {caFil: /a}}}]",
+            &["caFil", "caFile"],
         );
     }
 

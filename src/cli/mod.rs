@@ -10,6 +10,7 @@ mod driver_kind;
 mod drivers;
 mod drivers_file;
 mod duration;
+mod plugin_args;
 mod run;
 mod signals;
 mod yaml;

@@ -8,14 +8,16 @@ use async_trait::async_trait;
 use capcmi::cli::conformance::simulated::Simulated;
 use capcmi::cmi::server::{Listener, serve};
 use capcmi::conformance::{ChannelWire, RawResponse, Report, Selection, Target, Verdict, Wire, run};
+use capcmi::driver::Operation;
+use capcmi::drivers::grpc::{Deadlines, GrpcConfig, GrpcDriver};
 use futures::stream::{self, StreamExt as _};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Endpoint;
 
 /// A plugin on the simulated cloud, and the way to it.
 struct Served {
     simulated: Simulated,
     wire: ChannelWire,
+    config: GrpcConfig,
     stop: CancellationToken,
 }
 
@@ -25,11 +27,10 @@ impl Served {
         let listener = Listener::bind(&"tcp://127.0.0.1:0".parse().unwrap(), None)
             .await
             .unwrap();
-        let address = listener
-            .endpoint()
-            .unwrap()
-            .to_string()
-            .replace("tcp://", "http://");
+        let config = GrpcConfig {
+            endpoint: Some(listener.endpoint().unwrap().to_string()),
+            ..GrpcConfig::default()
+        };
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();
         tokio::spawn(serve(
@@ -38,10 +39,10 @@ impl Served {
             stopped,
             Duration::from_secs(1),
         ));
-        let channel = Endpoint::from_shared(address).unwrap().connect_lazy();
         Self {
             simulated,
-            wire: ChannelWire::new(channel),
+            wire: ChannelWire::new(config.channel().unwrap()),
+            config,
             stop,
         }
     }
@@ -210,4 +211,32 @@ async fn the_simulated_driver_as_a_plugin_keeps_the_rules_of_the_wire() {
         assert_eq!(report.rule(rule).unwrap().verdict, Verdict::Passed, "{rule}");
     }
     assert!(report.compliant, "{:?}", report.leftovers);
+}
+
+/// Everything there is: every case, over gRPC, by the client that the provider calls plugins with.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_simulated_driver_keeps_every_rule_as_a_plugin_and_none_is_skipped() {
+    let served = Served::start().await;
+    let patience = Operation::ALL.map(|operation| (operation, Duration::from_secs(20)));
+    let client = GrpcDriver::new(&served.config, Deadlines::new(patience)).unwrap();
+    let wire = Arc::new(served.wire.clone());
+    let report = run(
+        Target::plugin("the plugin", Arc::new(client), wire),
+        served.simulated.config.clone(),
+        Arc::clone(&served.simulated.hooks),
+        &Selection::default(),
+        &(),
+        CancellationToken::new(),
+    )
+    .await
+    .unwrap();
+    let broken: Vec<_> = report.broken().collect();
+    assert!(report.compliant && broken.is_empty(), "{broken:#?}");
+    let skipped: Vec<_> = report
+        .cases
+        .iter()
+        .filter(|case| case.verdict != Verdict::Passed)
+        .collect();
+    assert!(skipped.is_empty(), "{skipped:#?}");
+    assert_eq!(served.simulated.driver.console().vms().unwrap(), []);
 }

@@ -10,22 +10,29 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
 
+use super::plugin_args::PluginArgs;
 use super::{Failure, signals};
 use crate::conformance::rules::{self, Proof};
 use crate::conformance::{
-    CaseReport, CommandHooks, Config, Hooks, Progress, Report, Selection, Target, cases, report, run,
+    CaseReport, ChannelWire, CommandHooks, Config, Hooks, NoHooks, Progress, Report, Selection, Target,
+    cases, report, run,
 };
+use crate::driver::Operation;
+use crate::drivers::grpc::Deadlines;
 
 /// Test a driver against the rules of the driver contract, one by one.
 ///
 /// Exit code 0: compliant, 1: not, 2: used or configured wrongly, and nothing was tested.
 #[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("tested").required(true).args(["endpoint", "driver", "list"]))]
 pub(super) struct ConformanceArgs {
-    /// A built-in driver.
-    #[arg(long, value_enum, required_unless_present = "list")]
+    #[command(flatten)]
+    plugin: PluginArgs,
+    /// A built-in driver, in this process.
+    #[arg(long, value_enum)]
     driver: Option<BuiltIn>,
     /// What the suite has to know of the driver, as YAML. Built-in drivers bring their own.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["driver", "list"])]
     config: Option<PathBuf>,
     /// Run only the cases that prove these rows, or have these names.
     #[arg(long, value_name = "ID", value_delimiter = ',')]
@@ -69,7 +76,7 @@ pub(super) async fn execute(args: ConformanceArgs) -> Result<(), Failure> {
         print!("{}", list());
         return Ok(());
     }
-    let subject = subject(&args).await?;
+    let subject = subject(&args)?;
     let stop = CancellationToken::new();
     let asked = signals::asked_to_stop().map_err(Failure::failed)?;
     let signalled = stop.clone();
@@ -113,7 +120,7 @@ fn verdict(report: &Report) -> String {
     }
 }
 
-async fn subject(args: &ConformanceArgs) -> Result<Subject, Failure> {
+fn subject(args: &ConformanceArgs) -> Result<Subject, Failure> {
     let configured = args
         .config
         .as_deref()
@@ -130,10 +137,26 @@ async fn subject(args: &ConformanceArgs) -> Result<Subject, Failure> {
                 hooks: hooks.unwrap_or(simulated.hooks),
             })
         }
-        None => Err(Failure::Misconfigured(anyhow::anyhow!(
-            "there is nothing to test"
-        ))),
+        None => {
+            let config = configured.ok_or_else(|| {
+                Failure::Misconfigured(anyhow::anyhow!("--config is missing: what makes a VM there?"))
+            })?;
+            plugin(&args.plugin, config)
+        }
     }
+}
+
+/// A plugin behind an endpoint: the client that the provider calls it with, and a bare connection.
+fn plugin(args: &PluginArgs, config: Config) -> Result<Subject, Failure> {
+    let limit = config.call_limit();
+    let deadlines = Deadlines::new(Operation::ALL.map(|operation| (operation, limit)));
+    let wire = Arc::new(ChannelWire::new(args.channel()?));
+    let name = args.endpoint.clone().unwrap_or_default();
+    Ok(Subject {
+        target: Target::plugin(name, args.patient_driver(deadlines)?, wire),
+        hooks: commands(&config).unwrap_or_else(|| Arc::new(NoHooks)),
+        config,
+    })
 }
 
 /// The commands of a configuration; none when it names none.

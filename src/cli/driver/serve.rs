@@ -7,12 +7,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
-use crate::cli::driver_kind::DriverKind;
 use crate::cli::{Failure, duration, signals, yaml};
 use crate::cmi::endpoint::Endpoint;
 use crate::cmi::server::{self, CertificateFiles, Listener, ServerTls};
 use crate::driver::Driver;
-use crate::drivers::simulated::SimulatedConfig;
+use crate::drivers::simulated::{SimulatedConfig, SimulatedDriver};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ServeArgs {
@@ -79,18 +78,20 @@ impl ServedKind {
     /// The driver, with the configuration of a file or else with its defaults.
     fn build(self, config: Option<&Path>) -> anyhow::Result<Arc<dyn Driver>> {
         match self {
-            Self::Simulated => DriverKind::Simulated(match config {
-                None => SimulatedConfig::default(),
-                Some(path) => {
-                    let what = || format!("the driver's configuration {} can't be used", path.display());
-                    let text = std::fs::read_to_string(path).with_context(what)?;
-                    yaml::parse(&text)
-                        .map_err(anyhow::Error::msg)
-                        .with_context(what)?
-                }
-            }),
+            Self::Simulated => {
+                let config = match config {
+                    None => SimulatedConfig::default(),
+                    Some(path) => {
+                        let what = || format!("the driver's configuration {} can't be used", path.display());
+                        let text = std::fs::read_to_string(path).with_context(what)?;
+                        yaml::parse(&text)
+                            .map_err(anyhow::Error::msg)
+                            .with_context(what)?
+                    }
+                };
+                Ok(Arc::new(SimulatedDriver::new(config)?))
+            }
         }
-        .build()
     }
 }
 
