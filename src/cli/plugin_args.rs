@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::Failure;
 use crate::driver::{Driver, Operation};
-use crate::drivers::grpc::{ConfigError, Deadlines, GrpcConfig, GrpcDriver, TlsConfig};
+use crate::drivers::grpc::{ConfigError, Connector, Deadlines, GrpcConfig, GrpcDriver, TlsConfig};
 use crate::provider::Timeouts;
 
 /// A plugin at an endpoint.
@@ -52,12 +52,12 @@ impl PluginArgs {
         Ok(Arc::new(driver))
     }
 
-    /// A bare connection to the plugin, which is made when it is used.
+    /// What makes bare connections to the plugin.
     ///
     /// # Errors
     /// When the flags lead to no plugin.
-    pub(super) fn channel(&self) -> Result<tonic::transport::Channel, Failure> {
-        self.config().channel().map_err(unusable)
+    pub(super) fn connector(&self) -> Result<Connector, Failure> {
+        self.config().connector().map_err(unusable)
     }
 
     fn config(&self) -> GrpcConfig {

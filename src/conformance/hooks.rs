@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
 /// How long a command may take.
-const LONGEST_COMMAND: Duration = Duration::from_secs(60);
+const LONGEST_COMMAND: Duration = Duration::from_mins(1);
 
 /// Something that can be done to a back end behind the driver's back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

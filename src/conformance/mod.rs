@@ -35,4 +35,4 @@ pub use rules::{Level, Rule};
 pub use runner::{Progress, RunError, Selection, run};
 pub use target::Target;
 pub use trial::Trial;
-pub use wire::{ChannelWire, RawResponse, Wire};
+pub use wire::{Connect, ConnectionWire, RawResponse, Wire};

@@ -457,7 +457,8 @@ impl Trial {
             .into_iter()
             .map(|vm| (vm.machine_name, vm.provider_id))
             .collect();
-        (wanted.sort(), found.sort());
+        wanted.sort();
+        found.sort();
         ensure(found == wanted, || {
             format!(
                 "cluster `{}` has to have the VMs {}, and has {}",

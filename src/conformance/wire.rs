@@ -1,13 +1,15 @@
 //! Bare gRPC: what a client would hide from a case.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
-use http::HeaderMap;
+use futures::future::BoxFuture;
+use http::{HeaderMap, Request, Uri};
 use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http2::SendRequest;
 use prost::Message;
 use prost::bytes::{BufMut as _, Bytes, BytesMut};
 use tonic::body::Body;
-use tonic::transport::Channel;
-use tower::ServiceExt as _;
 
 use super::answer::{Halt, Outcome};
 
@@ -17,8 +19,14 @@ const PREFIX: usize = 5;
 /// A way to a plugin on which any bytes can be sent.
 #[async_trait]
 pub trait Wire: Send + Sync + 'static {
-    /// Makes a unary call: the path, and the message without its prefix.
-    async fn call(&self, path: &str, message: &[u8]) -> anyhow::Result<RawResponse>;
+    /// Makes a unary call: the path, the message without its prefix, and the deadline that the plugin is told. Nobody
+    /// else keeps it.
+    async fn call(
+        &self,
+        path: &str,
+        message: &[u8],
+        deadline: Option<Duration>,
+    ) -> anyhow::Result<RawResponse>;
 }
 
 /// What a plugin answered, byte for byte.
@@ -34,31 +42,44 @@ pub struct RawResponse {
     pub body: Bytes,
 }
 
-/// A connection to a plugin.
-#[derive(Clone, Debug)]
-pub struct ChannelWire(Channel);
+/// Makes a connection, and says what requests on it are for.
+pub type Connect =
+    Box<dyn Fn() -> BoxFuture<'static, anyhow::Result<(SendRequest<Body>, Uri)>> + Send + Sync>;
 
-impl ChannelWire {
-    /// Over this connection.
-    pub fn new(channel: Channel) -> Self {
-        Self(channel)
+/// A connection of its own for every call: a plugin has to take many.
+pub struct ConnectionWire(Connect);
+
+impl ConnectionWire {
+    /// With connections that are made so.
+    pub fn new(connect: Connect) -> Self {
+        Self(connect)
     }
 }
 
 #[async_trait]
-impl Wire for ChannelWire {
-    async fn call(&self, path: &str, message: &[u8]) -> anyhow::Result<RawResponse> {
+impl Wire for ConnectionWire {
+    async fn call(
+        &self,
+        path: &str,
+        message: &[u8],
+        deadline: Option<Duration>,
+    ) -> anyhow::Result<RawResponse> {
         let mut framed = BytesMut::with_capacity(message.len() + PREFIX);
         framed.put_u8(0);
         framed.put_u32(u32::try_from(message.len())?);
         framed.put_slice(message);
-        let request = http::Request::post(path)
+        let (mut connection, origin) = (self.0)().await?;
+        let mut target = origin.into_parts();
+        target.path_and_query = Some(path.parse()?);
+        let mut request = Request::post(Uri::from_parts(target)?)
             .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .body(Body::new(
-                Full::new(framed.freeze()).map_err(|never| match never {}),
-            ))?;
-        let (head, body) = self.0.clone().oneshot(request).await?.into_parts();
+            .header("te", "trailers");
+        if let Some(deadline) = deadline {
+            request = request.header("grpc-timeout", format!("{}m", deadline.as_millis()));
+        }
+        let body = Full::new(framed.freeze()).map_err(|never| match never {});
+        let answer = connection.send_request(request.body(Body::new(body))?).await?;
+        let (head, body) = answer.into_parts();
         let collected = body.collect().await?;
         // An error may come without a body: then the trailers are among the headers.
         let trailers = collected.trailers().cloned().unwrap_or_default();
@@ -94,8 +115,13 @@ pub struct RawAnswer {
 ///
 /// # Errors
 /// [`Halt::Failed`] when the connection breaks, or there is no status.
-pub async fn call(wire: &dyn Wire, path: &'static str, message: &[u8]) -> Outcome<RawAnswer> {
-    let response = wire.call(path, message).await.map_err(|error| {
+pub async fn call(
+    wire: &dyn Wire,
+    path: &'static str,
+    message: &[u8],
+    deadline: Option<Duration>,
+) -> Outcome<RawAnswer> {
+    let response = wire.call(path, message, deadline).await.map_err(|error| {
         Halt::Failed(format!(
             "{path} has to end in a gRPC status, and broke: {error:#}"
         ))

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use capcmi::cli::conformance::connect;
 use capcmi::cli::conformance::simulated::Simulated;
 use capcmi::cmi::server::{Listener, serve};
-use capcmi::conformance::{ChannelWire, RawResponse, Report, Selection, Target, Verdict, Wire, run};
+use capcmi::conformance::{ConnectionWire, RawResponse, Report, Selection, Target, Verdict, Wire, run};
 use capcmi::driver::Operation;
 use capcmi::drivers::grpc::{Deadlines, GrpcConfig, GrpcDriver};
 use futures::stream::{self, StreamExt as _};
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 /// A plugin on the simulated cloud, and the way to it.
 struct Served {
     simulated: Simulated,
-    wire: ChannelWire,
+    wire: Arc<ConnectionWire>,
     config: GrpcConfig,
     stop: CancellationToken,
 }
@@ -41,7 +42,7 @@ impl Served {
         ));
         Self {
             simulated,
-            wire: ChannelWire::new(config.channel().unwrap()),
+            wire: Arc::new(ConnectionWire::new(connect(config.connector().unwrap()))),
             config,
             stop,
         }
@@ -91,10 +92,12 @@ enum Flaw {
     ChokesOnBytes,
     /// It is always healthy.
     AlwaysHealthy,
+    /// It takes all the time there is.
+    NoDeadlines,
 }
 
 struct Mutant {
-    inner: ChannelWire,
+    inner: Arc<ConnectionWire>,
     flaw: Flaw,
     calls: AtomicUsize,
 }
@@ -110,9 +113,15 @@ fn response(code: &str, body: &'static [u8]) -> RawResponse {
 
 #[async_trait]
 impl Wire for Mutant {
-    async fn call(&self, path: &str, message: &[u8]) -> anyhow::Result<RawResponse> {
+    async fn call(
+        &self,
+        path: &str,
+        message: &[u8],
+        deadline: Option<Duration>,
+    ) -> anyhow::Result<RawResponse> {
+        let deadline = deadline.filter(|_| !matches!(self.flaw, Flaw::NoDeadlines));
         let calls = self.calls.fetch_add(1, Ordering::SeqCst);
-        let mut answer = self.inner.call(path, message).await?;
+        let mut answer = self.inner.call(path, message, deadline).await?;
         let failed = answer.code.as_deref() != Some("0");
         match self.flaw {
             Flaw::Says(wrong, said) if answer.code.as_deref() == Some(wrong) => {
@@ -170,6 +179,11 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::EndsAfter(500), "CMI-182"),
     (Flaw::ChokesOnBytes, "CMI-44"),
     (Flaw::AlwaysHealthy, "CMI-68"),
+    (Flaw::NoDeadlines, "PLG-CR-04"),
+    (Flaw::NoDeadlines, "PLG-DE-04"),
+    (Flaw::Says("4", "1"), "PLG-GS-04"),
+    (Flaw::Says("4", "14"), "PLG-LM-04"),
+    (Flaw::NoDeadlines, "PLG-SD-04"),
 ];
 
 async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
@@ -205,7 +219,7 @@ async fn the_simulated_driver_as_a_plugin_keeps_the_rules_of_the_wire() {
     let served = Served::start().await;
     let rules: std::collections::BTreeSet<_> = MUTANTS.iter().map(|(_, rule)| *rule).collect();
     let report = served
-        .judged(Arc::new(served.wire.clone()), &Vec::from_iter(rules.clone()))
+        .judged(served.wire.clone(), &Vec::from_iter(rules.clone()))
         .await;
     for rule in rules {
         assert_eq!(report.rule(rule).unwrap().verdict, Verdict::Passed, "{rule}");
@@ -219,7 +233,7 @@ async fn the_simulated_driver_keeps_every_rule_as_a_plugin_and_none_is_skipped()
     let served = Served::start().await;
     let patience = Operation::ALL.map(|operation| (operation, Duration::from_secs(20)));
     let client = GrpcDriver::new(&served.config, Deadlines::new(patience)).unwrap();
-    let wire = Arc::new(served.wire.clone());
+    let wire = served.wire.clone();
     let report = run(
         Target::plugin("the plugin", Arc::new(client), wire),
         served.simulated.config.clone(),

@@ -14,11 +14,11 @@ use super::plugin_args::PluginArgs;
 use super::{Failure, signals};
 use crate::conformance::rules::{self, Proof};
 use crate::conformance::{
-    CaseReport, ChannelWire, CommandHooks, Config, Hooks, NoHooks, Progress, Report, Selection, Target,
-    cases, report, run,
+    Case, CaseReport, CommandHooks, Config, Connect, ConnectionWire, Hooks, NoHooks, Progress, Report, Rule,
+    Selection, Target, cases, report, run,
 };
 use crate::driver::Operation;
-use crate::drivers::grpc::Deadlines;
+use crate::drivers::grpc::{Connector, Deadlines};
 
 /// Test a driver against the rules of the driver contract, one by one.
 ///
@@ -73,7 +73,7 @@ struct Subject {
 
 pub(super) async fn execute(args: ConformanceArgs) -> Result<(), Failure> {
     if args.list {
-        print!("{}", list());
+        println!("{}", list());
         return Ok(());
     }
     let subject = subject(&args)?;
@@ -150,12 +150,21 @@ fn subject(args: &ConformanceArgs) -> Result<Subject, Failure> {
 fn plugin(args: &PluginArgs, config: Config) -> Result<Subject, Failure> {
     let limit = config.call_limit();
     let deadlines = Deadlines::new(Operation::ALL.map(|operation| (operation, limit)));
-    let wire = Arc::new(ChannelWire::new(args.channel()?));
+    let wire = Arc::new(ConnectionWire::new(connect(args.connector()?)));
     let name = args.endpoint.clone().unwrap_or_default();
     Ok(Subject {
         target: Target::plugin(name, args.patient_driver(deadlines)?, wire),
         hooks: commands(&config).unwrap_or_else(|| Arc::new(NoHooks)),
         config,
+    })
+}
+
+/// How a bare connection is made, in the terms of the suite.
+pub fn connect(connector: Connector) -> Connect {
+    let connector = Arc::new(connector);
+    Box::new(move || {
+        let connector = Arc::clone(&connector);
+        Box::pin(async move { Ok(connector.connect().await?) })
     })
 }
 
@@ -176,26 +185,22 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 
 /// The rules with their cases, and the cases with what they show.
 fn list() -> String {
-    let mut text = String::new();
-    for rule in rules::all() {
+    let rule = |rule: &Rule| {
         let proof = match rule.proof {
-            Proof::Cases => rules::proofs(rule.id)
-                .map(|case| case.name)
-                .collect::<Vec<_>>()
-                .join(", "),
+            Proof::Cases => {
+                let cases: Vec<_> = rules::proofs(rule.id).map(|case| case.name).collect();
+                cases.join(", ")
+            }
             Proof::NotTested(reason) => format!("not tested: {reason}"),
         };
-        text += &format!(
-            "{:<10} {:<7} {}\n{:19}{proof}\n",
-            rule.id,
-            rule.level.name(),
-            rule.says,
-            ""
-        );
-    }
-    text.push('\n');
-    for case in cases::all() {
-        text += &format!("{:<32} {}\n", case.name, case.title);
-    }
-    text
+        let (id, level, says) = (rule.id, rule.level.name(), rule.says);
+        format!("{id:<10} {level:<7} {says}\n{:19}{proof}", "")
+    };
+    let case = |case: &Case| format!("{:<32} {}", case.name, case.title);
+    let lines: Vec<_> = rules::all()
+        .map(rule)
+        .chain([String::new()])
+        .chain(cases::all().map(case))
+        .collect();
+    lines.join("\n")
 }

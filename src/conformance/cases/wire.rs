@@ -1,5 +1,7 @@
 //! What only the wire shows: services, fields, status, capabilities.
 
+use std::time::Duration;
+
 use prost::Message as _;
 use tonic::Code as Grpc;
 
@@ -9,11 +11,12 @@ use crate::cmi::proto::cmi::v1::plugin_capability::rpc::Type as Capability;
 use crate::cmi::proto::cmi::v1::{
     CreateMachineRequest, CreateMachineResponse, DeleteMachineRequest, GetMachineStatusRequest,
     GetPluginCapabilitiesResponse, GetPluginInfoResponse, GetVolumeIDsRequest, ListMachinesRequest,
-    ProbeResponse, ShutDownMachineRequest,
+    PluginCapability, ProbeResponse, ShutDownMachineRequest,
 };
 use crate::conformance::answer::{Halt, Outcome, ensure};
 use crate::conformance::wire::{RawAnswer, call};
 use crate::conformance::{Case, Hook, Need, Order, Pull, Trial};
+use crate::driver::Operation;
 
 const INFO: &str = "/cmi.v1.Identity/GetPluginInfo";
 const CAPABILITIES: &str = "/cmi.v1.Identity/GetPluginCapabilities";
@@ -117,13 +120,73 @@ pub(super) const CASES: &[Case] = &[
         needs: [Need::Endpoint, Need::Hook(Hook::Unhealthy)],
         unhealthy
     ),
+    case!(
+        "wire-create-deadline",
+        "a create that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
+        proves: ["PLG-CR-04"],
+        needs: [Need::Endpoint, Need::Hook(Hook::Slow)],
+        |t| deadline(t, CREATE)
+    ),
+    case!(
+        "wire-delete-deadline",
+        "a deletion that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
+        proves: ["PLG-DE-04"],
+        needs: [Need::Endpoint, Need::Hook(Hook::Slow)],
+        |t| deadline(t, DELETE)
+    ),
+    case!(
+        "wire-status-deadline",
+        "a look-up that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
+        proves: ["PLG-GS-04"],
+        needs: [
+            Need::Endpoint,
+            Need::Hook(Hook::Slow),
+            Need::Call(Operation::GetMachineStatus)
+        ],
+        |t| deadline(t, STATUS)
+    ),
+    case!(
+        "wire-list-deadline",
+        "a list that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
+        proves: ["PLG-LM-04"],
+        needs: [
+            Need::Endpoint,
+            Need::Hook(Hook::Slow),
+            Need::Call(Operation::ListMachines)
+        ],
+        |t| deadline(t, LIST)
+    ),
+    case!(
+        "wire-shut-down-deadline",
+        "a stop that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
+        proves: ["PLG-SD-04"],
+        needs: [
+            Need::Endpoint,
+            Need::Hook(Hook::Slow),
+            Need::Call(Operation::ShutDownMachine)
+        ],
+        |t| deadline(t, SHUT_DOWN)
+    ),
 ];
 
+/// How much longer than the deadline a slow call takes.
+const TIMES_THE_DEADLINE: u64 = 10;
+
 async fn raw(t: &Trial, path: &'static str, request: &[u8]) -> Outcome<RawAnswer> {
+    before(t, path, request, None).await
+}
+
+/// With a deadline that the plugin is told, and that nobody else keeps.
+async fn before(
+    t: &Trial,
+    path: &'static str,
+    request: &[u8],
+    deadline: Option<Duration>,
+) -> Outcome<RawAnswer> {
     let Some(wire) = t.target().wire() else {
         return Err(Halt::Skipped("the driver is not behind an endpoint".to_owned()));
     };
-    let answered = call(wire, path, request);
+    let answered = call(wire, path, request, deadline);
     tokio::time::timeout(t.config().call_limit(), answered)
         .await
         .map_err(|_| Halt::Failed(format!("{path} did not answer in time")))?
@@ -195,9 +258,9 @@ impl Fields {
 
 async fn declared(t: &Trial) -> Outcome<Vec<i32>> {
     let response: GetPluginCapabilitiesResponse = raw(t, CAPABILITIES, &[]).await?.ok()?;
-    let rpc = |capability: &crate::cmi::proto::cmi::v1::PluginCapability| match &capability.r#type {
-        Some(Type::Rpc(rpc)) => Some(rpc.r#type),
-        None => None,
+    let rpc = |capability: &PluginCapability| {
+        let Type::Rpc(rpc) = capability.r#type.as_ref()?;
+        Some(rpc.r#type)
     };
     Ok(response.capabilities.iter().filter_map(rpc).collect())
 }
@@ -396,4 +459,17 @@ async fn unhealthy(t: Trial) -> Outcome {
     let answer = raw(&t, PROBE, &[]).await?;
     t.restore().await?;
     answer.is(Grpc::FailedPrecondition)
+}
+
+async fn deadline(t: Trial, path: &'static str) -> Outcome {
+    let order = t.order("a");
+    t.make(&order).await?;
+    let slow = t.config().short_deadline_ms.saturating_mul(TIMES_THE_DEADLINE);
+    t.pull(Pull::new(Hook::Slow).amount(slow)).await?;
+    let request = Fields::of(&order).request(path);
+    let answer = before(&t, path, &request, Some(t.config().short_deadline())).await;
+    t.restore().await?;
+    answer?.is(Grpc::DeadlineExceeded)?;
+    let id = t.make(&order).await?.provider_id;
+    t.has_exactly(&order, &[(&order, &id)]).await
 }

@@ -51,6 +51,11 @@ impl Line {
         Ok(Self { sender, origin })
     }
 
+    /// The bare connection, and what requests on it are for.
+    pub(super) fn into_parts(self) -> (SendRequest<Body>, Uri) {
+        (self.sender, self.origin)
+    }
+
     /// Whether no more calls can be made on it.
     pub(super) fn is_closed(&self) -> bool {
         self.sender.is_closed()

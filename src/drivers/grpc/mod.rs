@@ -6,8 +6,8 @@
 //! What ends a call decides what it means: see [`exchange`] and [`outcome`].
 
 mod calls;
-mod channel;
 mod config;
+mod connector;
 mod exchange;
 mod greeting;
 mod line;
@@ -26,6 +26,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 pub use config::{ConfigError, ENDPOINT_VARIABLE, GrpcConfig, TlsConfig};
+pub use connector::{ConnectError, Connector};
 
 use crate::driver::{Code, Operation, Result, Status};
 use link::Link;
