@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::stream::{self, StreamExt as _};
 use tokio_util::sync::CancellationToken;
@@ -19,6 +19,9 @@ use super::rules::{self, Rule};
 use super::target::Target;
 use super::trial::{Shared, Trial};
 use crate::driver::Status;
+
+/// How long a request may be on its way to a plugin after its caller has given it up.
+const ON_ITS_WAY: Duration = Duration::from_millis(500);
 
 /// What is told while a run goes on.
 pub trait Progress: Send + Sync {
@@ -167,6 +170,10 @@ async fn one(shared: Arc<Shared>, case: &'static Case, stop: CancellationToken) 
     {
         problems.push(halt.to_string());
     }
+    if stop.is_cancelled() && !trial.tracker().is_empty() {
+        // A create that was given up may still be on its way, and must not overtake the deletion.
+        tokio::time::sleep(ON_ITS_WAY).await;
+    }
     let (driver, limit) = (&*shared.target.driver, shared.config.call_limit());
     if let Err(left) = trial.tracker().clear(driver, limit).await {
         problems.extend(left);
@@ -222,7 +229,7 @@ fn watched(violation: Violation) -> CaseReport {
             reason: violation.message,
         },
         warnings: Vec::new(),
-        took: std::time::Duration::ZERO,
+        took: Duration::ZERO,
     }
 }
 

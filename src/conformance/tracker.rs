@@ -22,6 +22,11 @@ impl Tracker {
             .push(order.clone());
     }
 
+    /// Whether nothing was noted.
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Deletes what was noted, the last first. Answers what could not be deleted, with the reason.
     ///
     /// # Errors
@@ -60,6 +65,7 @@ async fn remove(driver: &dyn Driver, order: &Order, limit: Duration) -> Result<(
             Ok(Err(status)) if matches!(status.code(), Code::NotFound | Code::InvalidArgument) => {
                 return Ok(());
             }
+            Ok(Err(status)) if status.code() == Code::Unimplemented => return Err(status.to_string()),
             Ok(Err(status)) => status.to_string(),
             Err(_) => return Err(format!("DeleteMachine did not end within {limit:?}")),
         };

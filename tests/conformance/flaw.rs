@@ -15,6 +15,8 @@ pub enum Flaw {
     Parrots(Operation),
     /// A call never ends.
     Hangs(Operation),
+    /// A call panics.
+    Panics(Operation),
     /// A call that is given up leaves something half made.
     LeavesHalf(Operation),
     /// A call that runs beside another of its kind fails with INTERNAL.
@@ -88,6 +90,8 @@ pub enum Flaw {
     DeleteTooEarly,
     /// DeleteMachine answers OK and does nothing.
     DeleteDoesNothing,
+    /// DeleteMachine can't.
+    DeleteFails,
     /// What is not there is NOT_FOUND.
     DeleteNotFound,
     /// DeleteMachine deletes by name in every cluster.

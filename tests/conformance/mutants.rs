@@ -73,6 +73,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (LeavesHalf(CreateMachine), "DRV-CR-01"),
     (LeavesHalf(CreateMachine), "DRV-CR-04"),
     (Hangs(CreateMachine), "DRV-CR-00"),
+    (Panics(CreateMachine), "DRV-CR-00"),
     (Mute(CreateMachine), "DRV-17"),
     (Parrots(CreateMachine), "DRV-17"),
     (Says(CreateMachine, Unknown, InvalidArgument), "DRV-CR-02"),
@@ -289,9 +290,38 @@ async fn a_whole_run_against_a_mutant_ends_in_time_and_says_no() {
         let simulated = Simulated::new().unwrap();
         let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
         let run = judged(&simulated, mutant, &[]);
-        let report = tokio::time::timeout(Duration::from_secs(60), run).await.unwrap();
+        let report = tokio::time::timeout(Duration::from_mins(1), run).await.unwrap();
         assert!(!report.compliant && report.broken().count() > 0, "{flaw:?}");
     }
+}
+
+/// What a driver does not delete is named, and a driver that leaves VMs behind is not compliant, whatever else it does.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_not_be_deleted_is_reported_by_name() {
+    let simulated = Simulated::new().unwrap();
+    let mutant = Arc::new(Mutant::new(simulated.driver.clone(), DeleteFails));
+    let report = judged(&simulated, mutant, &["create-again"]).await;
+    assert!(report.broken().next().is_none() && !report.compliant);
+    let vms = simulated.driver.console().vms().unwrap();
+    let [left] = report.leftovers.as_slice() else {
+        panic!("{:?}", report.leftovers);
+    };
+    assert!(
+        left.contains(&vms[0].name) && left.contains("it is stuck"),
+        "{left}"
+    );
+}
+
+/// A panic ends its case, and what was made before is deleted all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_in_the_driver_fails_the_case_and_leaves_nothing_behind() {
+    let simulated = Simulated::new().unwrap();
+    let mutant = Arc::new(Mutant::new(simulated.driver.clone(), Panics(GetMachineStatus)));
+    let report = judged(&simulated, mutant, &["status-like-create", "create-again"]).await;
+    assert!(report.rule("DRV-27").unwrap().verdict.is_failure());
+    assert_eq!(report.rule("DRV-10").unwrap().verdict, Verdict::Passed);
+    assert!(report.leftovers.is_empty(), "{:?}", report.leftovers);
+    assert_eq!(simulated.driver.console().vms().unwrap(), []);
 }
 
 #[test]

@@ -254,3 +254,45 @@ async fn the_simulated_driver_keeps_every_rule_as_a_plugin_and_none_is_skipped()
     assert!(skipped.is_empty(), "{skipped:#?}");
     assert_eq!(served.simulated.driver.console().vms().unwrap(), []);
 }
+
+/// Ctrl-C in the middle of a run of the command: what it made at the plugin is deleted before it ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_ends_the_command_after_it_has_deleted_what_it_made() {
+    let served = Served::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("suite.yaml");
+    let yaml = include_str!("../../src/cli/conformance/simulated.yaml");
+    std::fs::write(&config, yaml).unwrap();
+    let command = tokio::process::Command::new(env!("CARGO_BIN_EXE_capcmi"))
+        .args([
+            "conformance",
+            "--endpoint",
+            served.config.endpoint.as_deref().unwrap(),
+            "--config",
+        ])
+        .arg(&config)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let driver = &served.simulated.driver;
+    let begun = async {
+        while driver.calls().count(Operation::CreateMachine) < 20 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), begun)
+        .await
+        .unwrap();
+    let interrupted = std::process::Command::new("kill")
+        .args(["-INT", &command.id().unwrap().to_string()])
+        .status();
+    assert!(interrupted.unwrap().success());
+    let ended = tokio::time::timeout(Duration::from_secs(20), command.wait_with_output()).await;
+    let output = ended.unwrap().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("the run was ended early"), "{text}");
+    assert_eq!(driver.console().vms().unwrap(), []);
+}

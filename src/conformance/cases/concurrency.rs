@@ -1,5 +1,7 @@
 //! Calls at once, and calls that are given up.
 
+use std::future::{Future, poll_fn};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::{join, join_all};
@@ -11,8 +13,48 @@ use crate::driver::{Code, Operation};
 
 /// How many identical calls are made at once.
 const AT_ONCE: usize = 8;
-/// After how long a call is given up, microseconds.
-const GIVE_UP_AFTER: [u64; 6] = [0, 50, 500, 2_000, 8_000, 30_000];
+/// When a call is given up: at each of its first waits, and some time later.
+const GIVE_UP: [GiveUp; 6] = [
+    GiveUp::AtWait(1),
+    GiveUp::AtWait(2),
+    GiveUp::AtWait(3),
+    GiveUp::After(Duration::from_millis(1)),
+    GiveUp::After(Duration::from_millis(8)),
+    GiveUp::After(Duration::from_millis(30)),
+];
+
+/// When a call is given up.
+#[derive(Clone, Copy, Debug)]
+enum GiveUp {
+    /// When it waits for the so-manieth time.
+    AtWait(usize),
+    /// After this time.
+    After(Duration),
+}
+
+impl GiveUp {
+    /// The answer, if the call was faster.
+    async fn run<T>(self, call: impl Future<Output = T>) -> Option<T> {
+        match self {
+            Self::After(time) => tokio::time::timeout(time, call).await.ok(),
+            Self::AtWait(mut waits) => {
+                let mut call = std::pin::pin!(call);
+                poll_fn(|context| match call.as_mut().poll(context) {
+                    Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                    Poll::Pending => {
+                        waits -= 1;
+                        if waits == 0 {
+                            Poll::Ready(None)
+                        } else {
+                            Poll::Pending
+                        }
+                    }
+                })
+                .await
+            }
+        }
+    }
+}
 
 pub(super) const CASES: &[Case] = &[
     case!(
@@ -146,7 +188,7 @@ async fn create_and_status(t: Trial) -> Outcome {
 }
 
 async fn cancelled(t: Trial, operation: Operation) -> Outcome {
-    for (number, micros) in GIVE_UP_AFTER.into_iter().enumerate() {
+    for (number, give_up) in GIVE_UP.into_iter().enumerate() {
         let order = t
             .order(&format!("n{number}"))
             .in_cluster(&format!("{}-{number}", t.order("a").cluster()));
@@ -154,7 +196,7 @@ async fn cancelled(t: Trial, operation: Operation) -> Outcome {
             t.make(&order).await?;
         }
         let call = t.touch(operation, &order);
-        if let Ok(ended) = tokio::time::timeout(Duration::from_micros(micros), call).await {
+        if let Some(ended) = give_up.run(call).await {
             // It was faster; a repeat has to be sound all the same.
             ended?.ok_or(&[Code::Aborted, Code::Canceled])?;
         }
@@ -171,4 +213,21 @@ async fn cancelled(t: Trial, operation: Operation) -> Outcome {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_call_is_given_up_at_the_wait_that_is_asked_for_and_not_before() {
+        let waits_twice = || async {
+            tokio::task::yield_now().await;
+            tokio::task::yield_now().await;
+            7
+        };
+        assert_eq!(GiveUp::AtWait(1).run(waits_twice()).await, None);
+        assert_eq!(GiveUp::AtWait(2).run(waits_twice()).await, None);
+        assert_eq!(GiveUp::AtWait(3).run(waits_twice()).await, Some(7));
+    }
 }

@@ -53,7 +53,7 @@ pub(super) const CASES: &[Case] = &[
     case!(
         "delete-just-its-vm",
         "of three VMs the one that is meant goes",
-        proves: ["DRV-07", "CMI-79", "CMI-103"],
+        proves: ["DRV-07", "DRV-22", "CMI-79", "CMI-103"],
         needs: [],
         just_its_vm
     ),

@@ -45,7 +45,7 @@ pub(super) const CASES: &[Case] = &[
     case!(
         "probe-unhealthy",
         "a driver that is not healthy says FAILED_PRECONDITION",
-        proves: ["CMI-68", "CMI-72", "CMI-75", "CMI-77"],
+        proves: ["CMI-68", "CMI-72", "CMI-73", "CMI-75", "CMI-77"],
         needs: [Need::Hook(Hook::Unhealthy)],
         unhealthy
     ),

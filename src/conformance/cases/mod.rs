@@ -2,12 +2,14 @@
 
 mod concurrency;
 mod create;
+mod credentials;
 mod delete;
 mod faults;
 mod identity;
 mod initialize;
 mod list;
 mod migrate;
+mod requests;
 mod secrets;
 mod shut_down;
 mod status;
@@ -32,6 +34,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         volumes::CASES,
         migrate::CASES,
         validation::CASES,
+        credentials::CASES,
         concurrency::CASES,
         secrets::CASES,
         wire::CASES,

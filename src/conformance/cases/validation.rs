@@ -15,133 +15,133 @@ pub(super) const CASES: &[Case] = &[
     case!(
         "create-blank-name",
         "a blank name is INVALID_ARGUMENT",
-        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-15", "CMI-19", "CMI-28", "CMI-87"],
+        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-15", "CMI-19", "CMI-28", "CMI-87"],
         needs: [],
         |t| blank_name(t, Operation::CreateMachine)
     ),
     case!(
         "delete-blank-name",
         "a blank name is INVALID_ARGUMENT",
-        proves: ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-28", "CMI-105"],
+        proves: ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112", "CMI-28", "CMI-105"],
         needs: [],
         |t| blank_name(t, Operation::DeleteMachine)
     ),
     case!(
         "status-blank-name",
         "a blank name is INVALID_ARGUMENT",
-        proves: ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-28", "CMI-118"],
+        proves: ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124", "CMI-28", "CMI-118"],
         needs: [Need::Call(Operation::GetMachineStatus)],
         |t| blank_name(t, Operation::GetMachineStatus)
     ),
     case!(
         "shut-down-blank-name",
         "a blank name is INVALID_ARGUMENT",
-        proves: ["PLG-SD-03", "CMI-28", "CMI-130"],
+        proves: ["PLG-SD-03", "CMI-134", "CMI-28", "CMI-130"],
         needs: [Need::Call(Operation::ShutDownMachine)],
         |t| blank_name(t, Operation::ShutDownMachine)
     ),
     case!(
         "create-too-long-name",
         "a name beyond every limit is INVALID_ARGUMENT and makes nothing",
-        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16"],
+        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
         needs: [],
         too_long_name
     ),
     case!(
         "create-empty-spec",
         "an empty provider spec is INVALID_ARGUMENT",
-        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-28", "CMI-88", "CMI-89"],
+        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-28", "CMI-88", "CMI-89"],
         needs: [],
         |t| empty_spec(t, Operation::CreateMachine)
     ),
     case!(
         "delete-empty-spec",
         "an empty provider spec is INVALID_ARGUMENT",
-        proves: ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-28", "CMI-106"],
+        proves: ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112", "CMI-28", "CMI-106"],
         needs: [],
         |t| empty_spec(t, Operation::DeleteMachine)
     ),
     case!(
         "status-empty-spec",
         "an empty provider spec is INVALID_ARGUMENT",
-        proves: ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-28", "CMI-119"],
+        proves: ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124", "CMI-28", "CMI-119"],
         needs: [Need::Call(Operation::GetMachineStatus)],
         |t| empty_spec(t, Operation::GetMachineStatus)
     ),
     case!(
         "list-empty-spec",
         "an empty provider spec is INVALID_ARGUMENT",
-        proves: ["DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-28", "CMI-139"],
+        proves: ["DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143", "CMI-28", "CMI-139"],
         needs: [Need::Call(Operation::ListMachines)],
         |t| empty_spec(t, Operation::ListMachines)
     ),
     case!(
         "shut-down-empty-spec",
         "an empty provider spec is INVALID_ARGUMENT",
-        proves: ["PLG-SD-03", "CMI-28", "CMI-131"],
+        proves: ["PLG-SD-03", "CMI-134", "CMI-28", "CMI-131"],
         needs: [Need::Call(Operation::ShutDownMachine)],
         |t| empty_spec(t, Operation::ShutDownMachine)
     ),
     case!(
         "create-cluster-tag",
         "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing",
-        proves: ["DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16"],
+        proves: ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
         needs: [],
         |t| no_cluster(t, Operation::CreateMachine)
     ),
     case!(
         "delete-cluster-tag",
         "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing",
-        proves: ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24"],
+        proves: ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"],
         needs: [],
         |t| no_cluster(t, Operation::DeleteMachine)
     ),
     case!(
         "status-cluster-tag",
         "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing",
-        proves: ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31"],
+        proves: ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"],
         needs: [Need::Call(Operation::GetMachineStatus)],
         |t| no_cluster(t, Operation::GetMachineStatus)
     ),
     case!(
         "list-cluster-tag",
         "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing",
-        proves: ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38"],
+        proves: ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"],
         needs: [Need::Call(Operation::ListMachines)],
         |t| no_cluster(t, Operation::ListMachines)
     ),
     case!(
         "create-mandatory-fields",
         "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it",
-        proves: ["DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16"],
+        proves: ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
         needs: [Need::Setting(Setting::MandatoryFields)],
         |t| mandatory_fields(t, Operation::CreateMachine)
     ),
     case!(
         "delete-mandatory-fields",
         "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it",
-        proves: ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24"],
+        proves: ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"],
         needs: [Need::Setting(Setting::MandatoryFields)],
         |t| mandatory_fields(t, Operation::DeleteMachine)
     ),
     case!(
         "status-mandatory-fields",
         "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it",
-        proves: ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31"],
+        proves: ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"],
         needs: [Need::Call(Operation::GetMachineStatus), Need::Setting(Setting::MandatoryFields)],
         |t| mandatory_fields(t, Operation::GetMachineStatus)
     ),
     case!(
         "list-mandatory-fields",
         "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it",
-        proves: ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38"],
+        proves: ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"],
         needs: [Need::Call(Operation::ListMachines), Need::Setting(Setting::MandatoryFields)],
         |t| mandatory_fields(t, Operation::ListMachines)
     ),
     case!(
         "create-invalid-specs",
         "a spec that is not valid is INVALID_ARGUMENT and makes nothing",
-        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-30"],
+        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-30"],
         needs: [Need::Setting(Setting::InvalidSpecs)],
         invalid_specs
     ),

@@ -1,32 +1,22 @@
 //! What only the wire shows: services, fields, status, capabilities.
 
-use std::time::Duration;
-
 use prost::Message as _;
 use tonic::Code as Grpc;
 
 use super::case;
+use super::requests::{
+    CAPABILITIES, CREATE, DELETE, Fields, INFO, LIST, PROBE, SHUT_DOWN, STATUS, VOLUMES, before, raw, volumes,
+};
 use crate::cmi::proto::cmi::v1::plugin_capability::Type;
 use crate::cmi::proto::cmi::v1::plugin_capability::rpc::Type as Capability;
 use crate::cmi::proto::cmi::v1::{
-    CreateMachineRequest, CreateMachineResponse, DeleteMachineRequest, GetMachineStatusRequest,
-    GetPluginCapabilitiesResponse, GetPluginInfoResponse, GetVolumeIDsRequest, ListMachinesRequest,
+    CreateMachineResponse, DeleteMachineRequest, GetPluginCapabilitiesResponse, GetPluginInfoResponse,
     PluginCapability, ProbeResponse, ShutDownMachineRequest,
 };
 use crate::conformance::answer::{Halt, Outcome, ensure};
-use crate::conformance::wire::{RawAnswer, call};
-use crate::conformance::{Case, Hook, Need, Order, Pull, Trial};
+use crate::conformance::{Case, Hook, Need, Pull, Trial};
 use crate::driver::Operation;
 
-const INFO: &str = "/cmi.v1.Identity/GetPluginInfo";
-const CAPABILITIES: &str = "/cmi.v1.Identity/GetPluginCapabilities";
-const PROBE: &str = "/cmi.v1.Identity/Probe";
-const CREATE: &str = "/cmi.v1.Machine/CreateMachine";
-const DELETE: &str = "/cmi.v1.Machine/DeleteMachine";
-const STATUS: &str = "/cmi.v1.Machine/GetMachineStatus";
-const LIST: &str = "/cmi.v1.Machine/ListMachines";
-const SHUT_DOWN: &str = "/cmi.v1.Machine/ShutDownMachine";
-const VOLUMES: &str = "/cmi.v1.Machine/GetVolumeIDs";
 /// The optional calls, and how they are declared.
 const OPTIONAL: [(Capability, &str); 4] = [
     (Capability::GetMachineStatus, STATUS),
@@ -170,91 +160,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// How much longer than the deadline a slow call takes.
-const TIMES_THE_DEADLINE: u64 = 10;
-
-async fn raw(t: &Trial, path: &'static str, request: &[u8]) -> Outcome<RawAnswer> {
-    before(t, path, request, None).await
-}
-
-/// With a deadline that the plugin is told, and that nobody else keeps.
-async fn before(
-    t: &Trial,
-    path: &'static str,
-    request: &[u8],
-    deadline: Option<Duration>,
-) -> Outcome<RawAnswer> {
-    let Some(wire) = t.target().wire() else {
-        return Err(Halt::Skipped("the driver is not behind an endpoint".to_owned()));
-    };
-    let answered = call(wire, path, request, deadline);
-    tokio::time::timeout(t.config().call_limit(), answered)
-        .await
-        .map_err(|_| Halt::Failed(format!("{path} did not answer in time")))?
-}
-
-/// The fields that all requests about a machine have.
-struct Fields {
-    name: String,
-    spec: Vec<u8>,
-    secrets: std::collections::HashMap<String, Vec<u8>>,
-}
-
-impl Fields {
-    fn of(order: &Order) -> Self {
-        let secrets = order.class.secrets.iter();
-        Self {
-            name: order.name.clone(),
-            spec: serde_json::Value::Object(order.class.provider_spec.0.clone())
-                .to_string()
-                .into_bytes(),
-            secrets: secrets
-                .map(|(key, value)| (key.to_owned(), value.expose().to_vec()))
-                .collect(),
-        }
-    }
-
-    /// The request of a call about a machine, or about its cluster.
-    fn request(&self, path: &str) -> Vec<u8> {
-        let (machine_name, provider_spec) = (self.name.clone(), self.spec.clone());
-        let secrets = self.secrets.clone();
-        match path {
-            CREATE => CreateMachineRequest {
-                machine_name,
-                provider_spec,
-                secrets,
-                ..Default::default()
-            }
-            .encode_to_vec(),
-            DELETE => DeleteMachineRequest {
-                machine_name,
-                provider_spec,
-                secrets,
-                ..Default::default()
-            }
-            .encode_to_vec(),
-            STATUS => GetMachineStatusRequest {
-                machine_name,
-                provider_spec,
-                secrets,
-                ..Default::default()
-            }
-            .encode_to_vec(),
-            SHUT_DOWN => ShutDownMachineRequest {
-                machine_name,
-                provider_spec,
-                secrets,
-                ..Default::default()
-            }
-            .encode_to_vec(),
-            LIST => ListMachinesRequest {
-                provider_spec,
-                secrets,
-            }
-            .encode_to_vec(),
-            _ => Vec::new(),
-        }
-    }
-}
+const TIMES_THE_DEADLINE: u64 = 40;
 
 async fn declared(t: &Trial) -> Outcome<Vec<i32>> {
     let response: GetPluginCapabilitiesResponse = raw(t, CAPABILITIES, &[]).await?.ok()?;
@@ -362,13 +268,6 @@ async fn broken_spec(t: Trial) -> Outcome {
         }
     }
     t.has_none(&order).await
-}
-
-fn volumes(list: &[u8]) -> Vec<u8> {
-    GetVolumeIDsRequest {
-        pv_spec_list: list.to_vec(),
-    }
-    .encode_to_vec()
 }
 
 async fn broken_volumes(t: Trial) -> Outcome {

@@ -67,11 +67,10 @@ pub(super) const RULES: &[Rule] = &[
         "DeleteMachine touches no VM of another cluster",
     ),
     Rule::proven("DRV-21", Level::Should, "DeleteMachine can be repeated"),
-    Rule::untested(
+    Rule::proven(
         "DRV-22",
         Level::Said,
         "A machine leads to the VM that is to be deleted",
-        "the same as DRV-07",
     ),
     Rule::proven(
         "DRV-23",

@@ -50,6 +50,12 @@ pub(super) const RULES: &[Rule] = &[
     ),
     Rule::proven("CMI-23", Level::Must, "Every answer ends in a gRPC status"),
     Rule::proven("CMI-24", Level::Must, "The status has a canonical code"),
+    Rule::proven("CMI-26", Level::Must, "Every call answers the code of its table"),
+    Rule::proven(
+        "CMI-27",
+        Level::Must,
+        "The codes that all calls have in common are answered, too",
+    ),
     Rule::proven("CMI-28", Level::Must, "A missing field is INVALID_ARGUMENT"),
     Rule::proven(
         "CMI-30",
@@ -132,6 +138,7 @@ pub(super) const RULES: &[Rule] = &[
     ),
     Rule::proven("CMI-70", Level::Said, "A plugin that has started is ready"),
     Rule::proven("CMI-72", Level::Must, "Probe that fails is not OK"),
+    Rule::proven("CMI-73", Level::Must, "Probe answers the code of its table"),
     Rule::proven(
         "CMI-75",
         Level::Must,
@@ -175,6 +182,11 @@ pub(super) const RULES: &[Rule] = &[
         "A create that is not complete does not answer OK",
     ),
     Rule::proven(
+        "CMI-96",
+        Level::Must,
+        "CreateMachine answers the code of its table",
+    ),
+    Rule::proven(
         "CMI-98",
         Level::Must,
         "An error of CreateMachine says in words what is wrong",
@@ -210,6 +222,11 @@ pub(super) const RULES: &[Rule] = &[
         "CMI-111",
         Level::Must,
         "A deletion that is not complete does not answer OK",
+    ),
+    Rule::proven(
+        "CMI-112",
+        Level::Must,
+        "DeleteMachine answers the code of its table",
     ),
     Rule::proven(
         "CMI-113",
@@ -251,6 +268,11 @@ pub(super) const RULES: &[Rule] = &[
         "A look-up that is not complete does not answer OK",
     ),
     Rule::proven(
+        "CMI-124",
+        Level::Must,
+        "GetMachineStatus answers the code of its table",
+    ),
+    Rule::proven(
         "CMI-125",
         Level::Must,
         "An error of GetMachineStatus says in words what is wrong",
@@ -288,6 +310,11 @@ pub(super) const RULES: &[Rule] = &[
         "A stop that is not complete does not answer OK",
     ),
     Rule::proven(
+        "CMI-134",
+        Level::Must,
+        "ShutDownMachine answers the code of its table",
+    ),
+    Rule::proven(
         "CMI-135",
         Level::Must,
         "An error of ShutDownMachine says in words what is wrong",
@@ -318,6 +345,11 @@ pub(super) const RULES: &[Rule] = &[
         "CMI-142",
         Level::Must,
         "A list that is not complete does not answer OK",
+    ),
+    Rule::proven(
+        "CMI-143",
+        Level::Must,
+        "ListMachines answers the code of its table",
     ),
     Rule::proven(
         "CMI-145",
