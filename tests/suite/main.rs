@@ -14,6 +14,7 @@ mod lifecycle;
 mod moving;
 mod pause;
 mod permissions;
+mod plugin;
 mod process;
 mod quickstart;
 mod replicas;

@@ -53,8 +53,11 @@ pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), Failure> {
     )))
 }
 
-/// The drivers to ask, by name or endpoint.
-fn chosen(args: &InfoArgs) -> Result<Vec<(String, Arc<dyn Driver>)>, Failure> {
+/// Drivers by name or endpoint.
+type Chosen = Vec<(String, Arc<dyn Driver>)>;
+
+/// The drivers to ask.
+fn chosen(args: &InfoArgs) -> Result<Chosen, Failure> {
     if let Some(endpoint) = &args.plugin.endpoint {
         let driver = args.plugin.driver(&Timeouts::default())?;
         return Ok(vec![(endpoint.clone(), driver)]);
@@ -109,7 +112,10 @@ impl std::fmt::Display for Introduction {
             ("ready", ready.to_owned()),
             ("calls", calls.join(", ")),
             ("zones", if *zones { "yes" } else { "no" }.to_owned()),
-            ("consistency window", format!("{} s", consistency_window.as_secs_f64())),
+            (
+                "consistency window",
+                format!("{} s", consistency_window.as_secs_f64()),
+            ),
             ("tags at", tag_path.to_string()),
             ("hot-updatable", or_none(places.join(", "))),
         ];

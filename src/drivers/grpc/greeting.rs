@@ -68,10 +68,10 @@ impl Greeting {
 
 impl Extension {
     fn of(declared: Option<&capcmi::GetExtensionCapabilitiesResponse>) -> Self {
-        let declares = |wanted| declared.is_some_and(|all| all.calls().any(|call| call == wanted));
+        let offers = |wanted| declared.is_some_and(|all| all.calls().any(|call| call == wanted));
         Self {
-            get_machine: declares(Call::GetMachine),
-            list_machines_paged: declares(Call::ListMachinesPaged),
+            get_machine: offers(Call::GetMachine),
+            list_machines_paged: offers(Call::ListMachinesPaged),
         }
     }
 }
