@@ -7,8 +7,9 @@ use anyhow::Context as _;
 use clap::Args;
 
 use super::Failure;
-use crate::driver::{Driver, Operation};
-use crate::drivers::grpc::{Deadlines, GrpcConfig, GrpcDriver, TlsConfig};
+use super::driver_kind::DriverKind;
+use crate::driver::Driver;
+use crate::drivers::grpc::{GrpcConfig, TlsConfig};
 use crate::provider::Timeouts;
 
 /// A plugin at an endpoint.
@@ -40,11 +41,10 @@ impl PluginArgs {
     /// # Errors
     /// When the flags lead to no plugin.
     pub(super) fn driver(&self, timeouts: &Timeouts) -> Result<Arc<dyn Driver>, Failure> {
-        let deadlines = Operation::ALL.map(|operation| (operation, timeouts.of(operation)));
-        let driver = GrpcDriver::new(&self.config(), Deadlines::new(deadlines))
+        DriverKind::Grpc(self.config())
+            .build(timeouts)
             .context("the plugin can't be called; the keys are those of the drivers file")
-            .map_err(Failure::Misconfigured)?;
-        Ok(Arc::new(driver))
+            .map_err(Failure::Misconfigured)
     }
 
     fn config(&self) -> GrpcConfig {

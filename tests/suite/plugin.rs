@@ -1,5 +1,7 @@
 //! A driver in a process of its own: it goes, comes back as another, dies in the middle of its work, and shows who it is.
 
+use std::process::Command;
+
 use anyhow::{Result, ensure};
 use capcmi::api::conditions::{DRIVER_REACHABLE, READY, VIRTUAL_MACHINE_UP_TO_DATE};
 use capcmi::driver::Operation;
@@ -8,6 +10,8 @@ use management_cluster::eventually;
 use serde_json::json;
 
 use crate::support::lone::{condition, says};
+use crate::support::provider::Replica;
+use crate::support::world::run;
 use crate::support::{Authority, Cloud, DEADLINE, Lone, Plugin, Provider, World};
 
 /// CMI-76, CMI-78, CMI-167, CMI-169, CLI-CR-14: an outage leaves machines alone that are up, and those that are not wait
@@ -124,6 +128,7 @@ async fn a_plugin_that_comes_back_with_other_capabilities_is_asked_for_them() ->
     world.cluster("one").await?;
     let machine = Lone::new(&world, "one", "m").create().await?;
     machine.provisioned().await?;
+    ensure!(!info(&plugin)?.contains("UpdateMachine"), "{}", info(&plugin)?);
     machine.respecify("labels", json!({"tier": "gold"})).await?;
     machine
         .until("a change that can't be made", |machine| {
@@ -139,7 +144,20 @@ async fn a_plugin_that_comes_back_with_other_capabilities_is_asked_for_them() ->
         })
         .await?;
     ensure!(cloud.count(Operation::UpdateMachine, "m")? == 1);
+    for expected in ["simulated.capcmi.io", "UpdateMachine", "/labels", "\"vmPool\""] {
+        ensure!(
+            info(&plugin)?.contains(expected),
+            "no {expected} in {}",
+            info(&plugin)?
+        );
+    }
     Ok(())
+}
+
+/// What `capcmi driver info` prints of a plugin.
+fn info(plugin: &Plugin) -> Result<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    run(command.args(["driver", "info", "--endpoint", &plugin.endpoint()]))
 }
 
 /// CMI-160, CMI-192: mutual TLS, and a new authority for both while both run.
@@ -180,7 +198,7 @@ async fn a_remote_plugin_is_called_over_mutual_tls_whose_certificates_change() -
     Ok(())
 }
 
-async fn reachable(provider: &crate::support::provider::Replica, value: u8) -> Result<()> {
+async fn reachable(provider: &Replica, value: u8) -> Result<()> {
     let line = format!(r#"capcmi_driver_reachable{{provider="simulated"}} {value}"#);
     eventually(DEADLINE, &line, async || {
         let metrics = provider.metrics().await?;

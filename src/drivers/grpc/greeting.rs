@@ -83,11 +83,11 @@ impl Health {
         match answer {
             Ok(Readiness::Ready) => Some(Self::Ready),
             Ok(Readiness::NotYet) => Some(Self::NotYet),
-            Err(status) => match status.code() {
-                Code::Unimplemented => Some(Self::Ready),
-                Code::FailedPrecondition => Some(Self::Unhealthy(status.message().to_owned())),
-                _ => None,
-            },
+            Err(status) if status.code() == Code::Unimplemented => Some(Self::Ready),
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                Some(Self::Unhealthy(status.message().to_owned()))
+            }
+            Err(_) => None,
         }
     }
 }
