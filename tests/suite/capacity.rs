@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::codes::{condition, provisioned};
 use crate::support::by_hand::all_become;
-use crate::support::fleet::{bootstrap_secret, objects};
+use crate::support::fleet::objects;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 #[tokio::test]
@@ -80,15 +80,14 @@ async fn a_driver_that_is_not_there_or_not_for_the_namespace_is_named_and_not_ca
     drivers["drivers"] = json!([drivers["drivers"][0], theirs]);
     let _provider = Provider::new(drivers.to_string()).start(&world).await?;
     world.cluster("c").await?;
-    bootstrap_secret(&world, "boot").await?;
-    let with = |name: &str| ByHand::new(name).with("/provider", json!(name));
-    let mut unnamed = ByHand::new("unnamed");
-    if let Some(spec) = unnamed.spec.as_object_mut() {
-        spec.remove("provider");
-    }
-    let machines = [with("nowhere"), with("theirs"), unnamed];
+    let with = |name: &str, driver: Value| ByHand::new(&world, "c", name).infra("/spec/provider", driver);
+    let machines = [
+        with("nowhere", json!("nowhere")),
+        with("theirs", json!("theirs")),
+        with("unnamed", Value::Null),
+    ];
     let names: Vec<_> = machines.iter().map(|machine| machine.name.clone()).collect();
-    ByHand::create_all(&world, "c", &machines).await?;
+    ByHand::create_all(&machines).await?;
     all_become(
         &world,
         "a driver, or a word on why there is none",

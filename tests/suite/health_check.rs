@@ -11,8 +11,8 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
+use crate::support::by_hand::{condition, message, says};
 use crate::support::fleet::objects;
-use crate::support::lone::{condition, message, says};
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 
 /// DRV-30, CTL-GS-14: a driver that can't be reached says nothing about its VMs, so no machine is replaced.

@@ -34,7 +34,7 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
     fleet.running(1).await?;
     // A create whose answer is lost is looked up on a fresh read.
     cloud.fail(json!([{"operation": "CreateMachine", "machine": "again", "code": "Unavailable", "count": 1, "retryAfterMs": 100}]))?;
-    ByHand::new("again").create(&world, "md").await?;
+    ByHand::new(&world, "md", "again").create().await?;
     all_become(
         &world,
         "a machine at the second try",
