@@ -13,6 +13,7 @@ pub mod apiserver;
 pub mod caches;
 pub mod cli;
 pub mod cluster;
+pub mod cmi;
 pub mod controllers;
 pub mod driver;
 pub mod drivers;
