@@ -95,14 +95,14 @@ async fn a_cluster_goes_with_all_that_belongs_to_it() -> Result<()> {
     let uid = world.kubectl(&["get", "cluster", "md", "-o=jsonpath={.metadata.uid}"])?;
     let owner =
         json!({"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "name": "md", "uid": uid});
-    let owned = json!({"metadata": {"ownerReferences": [owner]}}).to_string();
+    let patch = json!({"metadata": {"ownerReferences": [owner]}}).to_string();
     world.kubectl(&[
         "patch",
         "inframachinetemplate",
         "spare",
         "--type=merge",
         "-p",
-        &owned,
+        &patch,
     ])?;
     fleet.deployment("md-2", 2).await?;
     eventually(DEADLINE, "VMs of the second template alone", async || {

@@ -109,8 +109,8 @@ impl ByHand {
                     "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": self.name,
                     "uid": machine.metadata.uid, "controller": true, "blockOwnerDeletion": true,
                 });
-                let owned = self.clone().infra("/metadata/ownerReferences", json!([owner]));
-                owned.create_infra().await?;
+                let infra = self.clone().infra("/metadata/ownerReferences", json!([owner]));
+                infra.create_infra().await?;
             }
         }
         Ok(self)
