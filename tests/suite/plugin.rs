@@ -9,10 +9,10 @@ use capcmi::drivers::simulated::Phase;
 use management_cluster::eventually;
 use serde_json::json;
 
-use crate::support::lone::{condition, says};
+use crate::support::by_hand::{condition, says};
 use crate::support::provider::Replica;
 use crate::support::world::run;
-use crate::support::{Authority, Cloud, DEADLINE, Lone, Plugin, Provider, World};
+use crate::support::{Authority, ByHand, Cloud, DEADLINE, Plugin, Provider, World};
 
 /// CMI-76, CMI-78, CMI-167, CMI-169, CLI-CR-14: an outage leaves machines alone that are up, and those that are not wait
 /// for its end.
@@ -25,7 +25,7 @@ async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<
     let mut plugin = Plugin::absent(&world, "simulated", &config)?;
     let provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
-    let up = Lone::new(&world, "one", "up").create().await?;
+    let up = ByHand::new(&world, "one", "up").create().await?;
     reachable(&provider, 0).await?;
     plugin.listen(&world).await?;
     let before = up.provisioned().await?;
@@ -33,7 +33,7 @@ async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<
     ensure!(provider.metrics().await?.contains(shown), "no {shown}");
 
     plugin.kill();
-    let late = Lone::new(&world, "one", "late").create().await?;
+    let late = ByHand::new(&world, "one", "late").create().await?;
     let during = up
         .until("an outage that is shown", |machine| {
             condition(machine, DRIVER_REACHABLE).is_some_and(|shown| shown.status == "False")
@@ -88,7 +88,7 @@ async fn a_plugin_that_is_killed_in_the_middle_of_creates_makes_one_vm_each() ->
     ]))?;
     let mut machines = Vec::new();
     for name in NAMES {
-        machines.push(Lone::new(&world, "one", name).create().await?);
+        machines.push(ByHand::new(&world, "one", name).create().await?);
     }
     eventually(DEADLINE, "creates that hang", async || {
         for name in NAMES {
@@ -126,7 +126,7 @@ async fn a_plugin_that_comes_back_with_other_capabilities_is_asked_for_them() ->
     let mut plugin = Plugin::start(&world, "simulated", &old).await?;
     let _provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
-    let machine = Lone::new(&world, "one", "m").create().await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
     machine.provisioned().await?;
     ensure!(!info(&plugin)?.contains("UpdateMachine"), "{}", info(&plugin)?);
     machine.respecify("labels", json!({"tier": "gold"})).await?;
@@ -169,7 +169,7 @@ async fn a_remote_plugin_is_called_over_mutual_tls_whose_certificates_change() -
     let plugin = Plugin::secured(&world, "simulated", &cloud.config(json!({}))).await?;
     let provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
-    Lone::new(&world, "one", "a")
+    ByHand::new(&world, "one", "a")
         .create()
         .await?
         .provisioned()
@@ -183,7 +183,7 @@ async fn a_remote_plugin_is_called_over_mutual_tls_whose_certificates_change() -
         Ok(())
     })
     .await?;
-    Lone::new(&world, "one", "b")
+    ByHand::new(&world, "one", "b")
         .create()
         .await?
         .provisioned()
