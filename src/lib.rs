@@ -3,7 +3,7 @@
 //! Arrows go one way; a test guards them:
 //!
 //! ```text
-//! main → cli → manager → machine, template, cluster, inventory → apiserver, caches, provider → driver, api
+//! main → cli → manager → machine, template, cluster, inventory → reconciler, apiserver, caches, provider → driver, api
 //!            → drivers → cmi → driver
 //!            → conformance → cmi, driver
 //! ```
@@ -26,5 +26,6 @@ pub mod manager;
 pub mod manifests;
 pub mod metrics;
 pub mod provider;
+pub mod reconciler;
 pub mod telemetry;
 pub mod template;

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use clap::Args;
 
 use super::Failure;
-use crate::driver::{Driver, Operation};
-use crate::drivers::grpc::{ConfigError, Connector, Deadlines, GrpcConfig, GrpcDriver, TlsConfig};
+use super::driver_kind::DriverKind;
+use crate::driver::Driver;
+use crate::drivers::grpc::{Connector, GrpcConfig, TlsConfig};
 use crate::provider::Timeouts;
 
 /// A plugin at an endpoint.
@@ -39,17 +41,10 @@ impl PluginArgs {
     /// # Errors
     /// When the flags lead to no plugin.
     pub(super) fn driver(&self, timeouts: &Timeouts) -> Result<Arc<dyn Driver>, Failure> {
-        let deadlines = Operation::ALL.map(|operation| (operation, timeouts.of(operation)));
-        self.patient_driver(Deadlines::new(deadlines))
-    }
-
-    /// The driver that calls the plugin, with deadlines of the caller's own. Makes no call.
-    ///
-    /// # Errors
-    /// When the flags lead to no plugin.
-    pub(super) fn patient_driver(&self, deadlines: Deadlines) -> Result<Arc<dyn Driver>, Failure> {
-        let driver = GrpcDriver::new(&self.config(), deadlines).map_err(unusable)?;
-        Ok(Arc::new(driver))
+        DriverKind::Grpc(self.config())
+            .build(timeouts)
+            .context("the plugin can't be called; the keys are those of the drivers file")
+            .map_err(Failure::Misconfigured)
     }
 
     /// What makes bare connections to the plugin.
@@ -57,7 +52,10 @@ impl PluginArgs {
     /// # Errors
     /// When the flags lead to no plugin.
     pub(super) fn connector(&self) -> Result<Connector, Failure> {
-        self.config().connector().map_err(unusable)
+        self.config()
+            .connector()
+            .context("the plugin can't be reached; the keys are those of the drivers file")
+            .map_err(Failure::Misconfigured)
     }
 
     fn config(&self) -> GrpcConfig {
@@ -73,9 +71,4 @@ impl PluginArgs {
             ..GrpcConfig::default()
         }
     }
-}
-
-fn unusable(error: ConfigError) -> Failure {
-    let what = "the plugin can't be called; the keys are those of the drivers file";
-    Failure::Misconfigured(anyhow::Error::new(error).context(what))
 }

@@ -137,11 +137,9 @@ fn bytes(metadata: &MetadataMap, key: &str) -> Option<Vec<u8>> {
 
 /// Decimal digits and nothing else.
 fn milliseconds(text: &str) -> Option<Duration> {
-    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    is_number
-        .then(|| text.parse().ok())
-        .flatten()
-        .map(Duration::from_millis)
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    let millis = text.parse().ok().filter(|_| is_number);
+    millis.map(Duration::from_millis)
 }
 
 /// The message, or so much of it as a header has room for.

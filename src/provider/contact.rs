@@ -116,12 +116,13 @@ impl Contact {
                 return Err(failure.status());
             }
         };
-        self.introduce().await;
+        let is_known = self.known().is_some_and(|known| known.incarnation == incarnation);
+        self.introduce(is_known).await;
         Ok(self.learn(capabilities, incarnation))
     }
 
     /// Says in metric and log who the driver is. Nothing depends on it.
-    async fn introduce(&self) {
+    async fn introduce(&self, is_known: bool) {
         let provider = &self.caller.provider;
         let answer = self
             .caller
@@ -133,7 +134,9 @@ impl Contact {
             .await;
         match answer {
             Ok(PluginInfo { name, version, .. }) => {
-                tracing::info!(%provider, name, version, "the driver has said what it can do");
+                if !is_known {
+                    tracing::info!(%provider, name, version, "the driver has said what it can do");
+                }
                 self.caller.metrics.driver_info(provider, &name, &version);
             }
             Err(status) => tracing::warn!(%provider, %status, "the driver does not say who it is"),

@@ -12,8 +12,8 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::support::backing::with_every_backing;
-use crate::support::lone::{message, says};
-use crate::support::{Backing, Cloud, Lone, Provider, World};
+use crate::support::by_hand::{message, says};
+use crate::support::{Backing, ByHand, Cloud, Provider, World};
 
 with_every_backing!(
     every_optional_call_may_be_missing,
@@ -65,7 +65,7 @@ async fn every_optional_call_may_be_missing(backing: Backing) -> Result<()> {
     let mut machines = Vec::new();
     for (name, ..) in &clouds {
         // Where the driver can, this spec takes an initialization, and the deletion a shut-down.
-        let machine = Lone::new(&world, "one", name)
+        let machine = ByHand::new(&world, "one", *name)
             .infra("/spec/provider", json!(name))
             .infra("/spec/providerSpec/sourceDestCheck", json!(false))
             .infra("/spec/shutdownTimeoutSeconds", json!(60));
@@ -110,7 +110,7 @@ async fn an_initialization_that_fails_is_repeated_until_it_works(backing: Backin
     three_times["count"] = json!(3);
     cloud.fail(json!([three_times, fault("stuck")]))?;
     let uninitialized =
-        |name| Lone::new(&world, "one", name).infra("/spec/providerSpec/sourceDestCheck", json!(false));
+        |name| ByHand::new(&world, "one", name).infra("/spec/providerSpec/sourceDestCheck", json!(false));
     let three = uninitialized("three").create().await?;
     let stuck = uninitialized("stuck").create().await?;
     three.provisioned().await?;
@@ -165,7 +165,7 @@ async fn a_machine_that_is_not_initialized_can_go(backing: Backing) -> Result<()
     let _provider = Provider::new(&driver.drivers).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([{"operation": "InitializeMachine", "code": "Uninitialized"}]))?;
-    let machine = Lone::new(&world, "one", "m")
+    let machine = ByHand::new(&world, "one", "m")
         .infra("/spec/providerSpec/sourceDestCheck", json!(false))
         .create()
         .await?;
@@ -193,7 +193,7 @@ async fn a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none(backin
     cloud.fail(json!([
         {"operation": "CreateMachine", "loseResponse": "DeadlineExceeded", "count": 1, "retryAfterMs": 100},
     ]))?;
-    let machine = Lone::new(&world, "one", "m").create().await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
     let provisioned = machine.provisioned().await?;
     let vms = cloud.holds(1).await?;
     ensure!(provisioned.spec.provider_id == Some(vms[0].provider_id()));
@@ -230,7 +230,7 @@ async fn the_last_known_state_is_kept_and_handed_back(backing: Backing) -> Resul
         {"operation": "CreateMachine", "code": "Unavailable", "lastKnownState": "order-17", "count": 1, "retryAfterMs": 100},
         {"operation": "DeleteMachine", "code": "Unavailable", "lastKnownState": "order-18", "count": 1, "retryAfterMs": 100},
     ]))?;
-    let machine = Lone::new(&world, "one", "m").create().await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
     let provisioned = machine.provisioned().await?;
     let kept = provisioned.annotations().get(labels::LAST_KNOWN_STATE);
     ensure!(kept == Some(&BASE64_STANDARD.encode("order-17")), "{kept:?}");
@@ -257,13 +257,13 @@ async fn the_last_known_state_is_kept_and_handed_back(backing: Backing) -> Resul
 async fn a_machines_failure_domain_is_where_its_vm_is(backing: Backing) -> Result<()> {
     let world = World::new("zones").await?;
     let (zones, none) = (Cloud::named(&world, "zones"), Cloud::named(&world, "none"));
-    let zoned = backing.named(&world, "zones", &zones, json!({})).await?;
+    let located = backing.named(&world, "zones", &zones, json!({})).await?;
     let zoneless = backing.named(&world, "none", &none, json!({"zones": []})).await?;
-    let file = Cloud::several([zoned.drivers.clone(), zoneless.drivers.clone()])?;
+    let file = Cloud::several([located.drivers.clone(), zoneless.drivers.clone()])?;
     let _provider = Provider::new(file).start(&world).await?;
     world.cluster("one").await?;
     let asking = |driver: &str, name: &str, zone: &str| {
-        Lone::new(&world, "one", name)
+        ByHand::new(&world, "one", name)
             .infra("/spec/provider", json!(driver))
             .machine("/spec/failureDomain", json!(zone))
     };
@@ -287,7 +287,7 @@ async fn a_machines_failure_domain_is_where_its_vm_is(backing: Backing) -> Resul
         machine.delete().await?;
         machine.gone().await?;
     }
-    let free = Lone::new(&world, "one", "free").infra("/spec/provider", json!("none"));
+    let free = ByHand::new(&world, "one", "free").infra("/spec/provider", json!("none"));
     free.create().await?.provisioned().await?;
     none.holds(1).await?;
     Ok(())

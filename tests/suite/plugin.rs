@@ -1,5 +1,7 @@
 //! A driver in a process of its own: it goes, comes back as another, dies in the middle of its work, and shows who it is.
 
+use std::process::Command;
+
 use anyhow::{Result, ensure};
 use capcmi::api::conditions::{DRIVER_REACHABLE, READY, VIRTUAL_MACHINE_UP_TO_DATE};
 use capcmi::driver::Operation;
@@ -7,8 +9,10 @@ use capcmi::drivers::simulated::Phase;
 use management_cluster::eventually;
 use serde_json::json;
 
-use crate::support::lone::{condition, says};
-use crate::support::{Authority, Cloud, DEADLINE, Lone, Plugin, Provider, World};
+use crate::support::by_hand::{condition, says};
+use crate::support::provider::Replica;
+use crate::support::world::run;
+use crate::support::{Authority, ByHand, Cloud, DEADLINE, Plugin, Provider, World};
 
 /// CMI-76, CMI-78, CMI-167, CMI-169, CLI-CR-14: an outage leaves machines alone that are up, and those that are not wait
 /// for its end.
@@ -21,7 +25,7 @@ async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<
     let mut plugin = Plugin::absent(&world, "simulated", &config)?;
     let provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
-    let up = Lone::new(&world, "one", "up").create().await?;
+    let up = ByHand::new(&world, "one", "up").create().await?;
     reachable(&provider, 0).await?;
     plugin.listen(&world).await?;
     let before = up.provisioned().await?;
@@ -29,7 +33,7 @@ async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<
     ensure!(provider.metrics().await?.contains(shown), "no {shown}");
 
     plugin.kill();
-    let late = Lone::new(&world, "one", "late").create().await?;
+    let late = ByHand::new(&world, "one", "late").create().await?;
     let during = up
         .until("an outage that is shown", |machine| {
             condition(machine, DRIVER_REACHABLE).is_some_and(|shown| shown.status == "False")
@@ -84,7 +88,7 @@ async fn a_plugin_that_is_killed_in_the_middle_of_creates_makes_one_vm_each() ->
     ]))?;
     let mut machines = Vec::new();
     for name in NAMES {
-        machines.push(Lone::new(&world, "one", name).create().await?);
+        machines.push(ByHand::new(&world, "one", name).create().await?);
     }
     eventually(DEADLINE, "creates that hang", async || {
         for name in NAMES {
@@ -122,8 +126,9 @@ async fn a_plugin_that_comes_back_with_other_capabilities_is_asked_for_them() ->
     let mut plugin = Plugin::start(&world, "simulated", &old).await?;
     let _provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
-    let machine = Lone::new(&world, "one", "m").create().await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
     machine.provisioned().await?;
+    ensure!(!info(&plugin)?.contains("UpdateMachine"), "{}", info(&plugin)?);
     machine.respecify("labels", json!({"tier": "gold"})).await?;
     machine
         .until("a change that can't be made", |machine| {
@@ -139,7 +144,20 @@ async fn a_plugin_that_comes_back_with_other_capabilities_is_asked_for_them() ->
         })
         .await?;
     ensure!(cloud.count(Operation::UpdateMachine, "m")? == 1);
+    for expected in ["simulated.capcmi.io", "UpdateMachine", "/labels", "\"vmPool\""] {
+        ensure!(
+            info(&plugin)?.contains(expected),
+            "no {expected} in {}",
+            info(&plugin)?
+        );
+    }
     Ok(())
+}
+
+/// What `capcmi driver info` prints of a plugin.
+fn info(plugin: &Plugin) -> Result<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    run(command.args(["driver", "info", "--endpoint", &plugin.endpoint()]))
 }
 
 /// CMI-160, CMI-192: mutual TLS, and a new authority for both while both run.
@@ -151,7 +169,7 @@ async fn a_remote_plugin_is_called_over_mutual_tls_whose_certificates_change() -
     let plugin = Plugin::secured(&world, "simulated", &cloud.config(json!({}))).await?;
     let provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
-    Lone::new(&world, "one", "a")
+    ByHand::new(&world, "one", "a")
         .create()
         .await?
         .provisioned()
@@ -165,7 +183,7 @@ async fn a_remote_plugin_is_called_over_mutual_tls_whose_certificates_change() -
         Ok(())
     })
     .await?;
-    Lone::new(&world, "one", "b")
+    ByHand::new(&world, "one", "b")
         .create()
         .await?
         .provisioned()
@@ -180,7 +198,7 @@ async fn a_remote_plugin_is_called_over_mutual_tls_whose_certificates_change() -
     Ok(())
 }
 
-async fn reachable(provider: &crate::support::provider::Replica, value: u8) -> Result<()> {
+async fn reachable(provider: &Replica, value: u8) -> Result<()> {
     let line = format!(r#"capcmi_driver_reachable{{provider="simulated"}} {value}"#);
     eventually(DEADLINE, &line, async || {
         let metrics = provider.metrics().await?;

@@ -2,6 +2,7 @@
 
 pub mod simulated;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use crate::conformance::{
     Case, CaseReport, CommandHooks, Config, Connect, ConnectionWire, Hooks, NoHooks, Progress, Report, Rule,
     Selection, Target, cases, report, run,
 };
-use crate::driver::Operation;
-use crate::drivers::grpc::{Connector, Deadlines};
+use crate::drivers::grpc::Connector;
+use crate::provider::Timeouts;
 
 /// Test a driver against the rules of the driver contract, one by one.
 ///
@@ -148,12 +149,14 @@ fn subject(args: &ConformanceArgs) -> Result<Subject, Failure> {
 
 /// A plugin behind an endpoint: the client that the provider calls it with, and a bare connection.
 fn plugin(args: &PluginArgs, config: Config) -> Result<Subject, Failure> {
-    let limit = config.call_limit();
-    let deadlines = Deadlines::new(Operation::ALL.map(|operation| (operation, limit)));
+    let patience = Timeouts {
+        default: config.call_limit(),
+        by_operation: BTreeMap::new(),
+    };
     let wire = Arc::new(ConnectionWire::new(connect(args.connector()?)));
     let name = args.endpoint.clone().unwrap_or_default();
     Ok(Subject {
-        target: Target::plugin(name, args.patient_driver(deadlines)?, wire),
+        target: Target::plugin(name, args.driver(&patience)?, wire),
         hooks: commands(&config).unwrap_or_else(|| Arc::new(NoHooks)),
         config,
     })

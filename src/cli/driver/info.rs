@@ -53,8 +53,11 @@ pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), Failure> {
     )))
 }
 
-/// The drivers to ask, by name or endpoint.
-fn chosen(args: &InfoArgs) -> Result<Vec<(String, Arc<dyn Driver>)>, Failure> {
+/// Drivers by name or endpoint.
+type Chosen = Vec<(String, Arc<dyn Driver>)>;
+
+/// The drivers to ask.
+fn chosen(args: &InfoArgs) -> Result<Chosen, Failure> {
     if let Some(endpoint) = &args.plugin.endpoint {
         let driver = args.plugin.driver(&Timeouts::default())?;
         return Ok(vec![(endpoint.clone(), driver)]);

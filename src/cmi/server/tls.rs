@@ -1,9 +1,8 @@
 //! TLS of a plugin: 1.2 or later, and both sides show a certificate.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::{fmt, fs, io};
 
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
@@ -11,8 +10,7 @@ use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 
-/// Certificates and a key in files, which are read again when they change, as a mounted Secret does.
-#[derive(Debug)]
+/// Certificates and a key in files, which are read again for every client, since a mounted Secret changes.
 pub struct ServerTls {
     files: CertificateFiles,
     loaded: Mutex<Option<Loaded>>,
@@ -29,21 +27,41 @@ pub struct CertificateFiles {
     pub client_authorities: PathBuf,
 }
 
-#[derive(Debug)]
+/// What was read the last time, and what came of it.
 struct Loaded {
-    stamps: Stamps,
+    texts: Texts,
     config: Arc<ServerConfig>,
 }
 
-/// When each file was changed.
-type Stamps = [Option<SystemTime>; 3];
+/// What stands in the files.
+#[derive(PartialEq, Eq)]
+struct Texts {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    client_authorities: Vec<u8>,
+}
+
+impl fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ServerTls").field(&self.files).finish()
+    }
+}
 
 /// Why certificates can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file can't be read, or is no PEM of this kind.
+    /// A file can't be read.
     #[error("reading {} failed", path.display())]
     Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It is no PEM, or one of another kind.
+    #[error("{} does not hold what it has to", path.display())]
+    Pem {
         /// The file.
         path: PathBuf,
         /// Why.
@@ -100,14 +118,14 @@ impl ServerTls {
     }
 
     fn current(&self) -> Result<Arc<ServerConfig>, TlsError> {
+        let texts = self.files.read()?;
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        let stamps = self.files.stamps();
-        if let Some(loaded) = loaded.as_ref().filter(|loaded| loaded.stamps == stamps) {
+        if let Some(loaded) = loaded.as_ref().filter(|loaded| loaded.texts == texts) {
             return Ok(Arc::clone(&loaded.config));
         }
-        let config = Arc::new(self.files.load()?);
+        let config = Arc::new(self.files.config(&texts)?);
         *loaded = Some(Loaded {
-            stamps,
+            texts,
             config: Arc::clone(&config),
         });
         Ok(config)
@@ -115,16 +133,24 @@ impl ServerTls {
 }
 
 impl CertificateFiles {
-    /// A mounted Secret changes by a link, which is followed.
-    fn stamps(&self) -> Stamps {
-        [&self.certificate, &self.key, &self.client_authorities]
-            .map(|path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok())
+    fn read(&self) -> Result<Texts, TlsError> {
+        let read = |path: &Path| {
+            fs::read(path).map_err(|source| TlsError::Read {
+                path: path.to_owned(),
+                source,
+            })
+        };
+        Ok(Texts {
+            certificate: read(&self.certificate)?,
+            key: read(&self.key)?,
+            client_authorities: read(&self.client_authorities)?,
+        })
     }
 
-    fn load(&self) -> Result<ServerConfig, TlsError> {
+    fn config(&self, texts: &Texts) -> Result<ServerConfig, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut authorities = RootCertStore::empty();
-        for authority in certificates(&self.client_authorities)? {
+        for authority in certificates(&self.client_authorities, &texts.client_authorities)? {
             authorities.add(authority)?;
         }
         let clients = WebPkiClientVerifier::builder_with_provider(authorities.into(), Arc::clone(&provider))
@@ -133,23 +159,24 @@ impl CertificateFiles {
                 path: self.client_authorities.clone(),
                 source,
             })?;
-        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|source| TlsError::Read {
+        let key = PrivateKeyDer::from_pem_slice(&texts.key).map_err(|source| TlsError::Pem {
             path: self.key.clone(),
             source,
         })?;
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(clients)
-            .with_single_cert(certificates(&self.certificate)?, key)?;
+            .with_single_cert(certificates(&self.certificate, &texts.certificate)?, key)?;
         config.alpn_protocols.push(b"h2".to_vec());
         Ok(config)
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let certificates = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|source| TlsError::Read {
+/// At least one.
+fn certificates(path: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let certificates = CertificateDer::pem_slice_iter(text)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|source| TlsError::Pem {
             path: path.to_owned(),
             source,
         })?;

@@ -142,22 +142,22 @@ impl Service<Request<Body>> for Exchange {
             })?;
             let (head, body) = answer.into_parts();
             if !witness.read(&head.headers) {
-                check_grpc(&head.status, &head.headers).inspect_err(|_| witness.note(Ending::Lost))?;
+                check_grpc(head.status, &head.headers).inspect_err(|_| witness.note(Ending::Lost))?;
             }
             Ok(Response::from_parts(head, Answer { body, witness }))
         })
     }
 }
 
-fn check_grpc(status: &StatusCode, headers: &HeaderMap) -> Result<(), Broken> {
+fn check_grpc(status: StatusCode, headers: &HeaderMap) -> Result<(), Broken> {
     let content_type = headers
         .get(header::CONTENT_TYPE)
         .map_or("", |value| value.to_str().unwrap_or(""));
-    if *status == StatusCode::OK && content_type.starts_with("application/grpc") {
+    if status == StatusCode::OK && content_type.starts_with("application/grpc") {
         return Ok(());
     }
     Err(Broken::NotGrpc {
-        status: *status,
+        status,
         content_type: content_type.to_owned(),
     })
 }

@@ -68,10 +68,10 @@ impl Greeting {
 
 impl Extension {
     fn of(declared: Option<&capcmi::GetExtensionCapabilitiesResponse>) -> Self {
-        let declares = |wanted| declared.is_some_and(|all| all.calls().any(|call| call == wanted));
+        let offers = |wanted| declared.is_some_and(|all| all.calls().any(|call| call == wanted));
         Self {
-            get_machine: declares(Call::GetMachine),
-            list_machines_paged: declares(Call::ListMachinesPaged),
+            get_machine: offers(Call::GetMachine),
+            list_machines_paged: offers(Call::ListMachinesPaged),
         }
     }
 }
@@ -83,11 +83,11 @@ impl Health {
         match answer {
             Ok(Readiness::Ready) => Some(Self::Ready),
             Ok(Readiness::NotYet) => Some(Self::NotYet),
-            Err(status) => match status.code() {
-                Code::Unimplemented => Some(Self::Ready),
-                Code::FailedPrecondition => Some(Self::Unhealthy(status.message().to_owned())),
-                _ => None,
-            },
+            Err(status) if status.code() == Code::Unimplemented => Some(Self::Ready),
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                Some(Self::Unhealthy(status.message().to_owned()))
+            }
+            Err(_) => None,
         }
     }
 }

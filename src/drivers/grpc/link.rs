@@ -159,7 +159,7 @@ impl Link {
         if !is_the_same {
             self.incarnation.fetch_add(1, Ordering::AcqRel);
             let info = &session.greeting.info;
-            tracing::info!(target = %self.target, name = info.name, version = info.version, "met the plugin");
+            tracing::debug!(target = %self.target, name = info.name, version = info.version, "met the plugin");
         }
         session
     }

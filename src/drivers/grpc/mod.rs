@@ -58,7 +58,7 @@ impl Deadlines {
     /// The time that the plugin gets: a little less, so that its own word arrives while somebody still listens.
     fn of(&self, operation: Operation) -> Duration {
         let patience = self.0.get(&operation).copied().unwrap_or(Self::OTHERS);
-        patience - (patience / 10).min(Duration::from_secs(1))
+        patience.saturating_sub((patience / 10).min(Duration::from_secs(1)))
     }
 }
 

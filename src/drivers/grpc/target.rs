@@ -1,6 +1,6 @@
 //! Where a plugin is, and the connection to it: a socket, TCP, or TLS with files that are read each time.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, io};
 
@@ -218,16 +218,18 @@ async fn read(path: &PathBuf) -> Result<Vec<u8>, DialError> {
     })
 }
 
-fn certificates(path: &PathBuf, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, DialError> {
+fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, DialError> {
     let all = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|source| DialError::Pem {
-            path: path.clone(),
+            path: path.to_owned(),
             what: "certificates",
             source,
         })?;
     if all.is_empty() {
-        return Err(DialError::NoCertificate { path: path.clone() });
+        return Err(DialError::NoCertificate {
+            path: path.to_owned(),
+        });
     }
     Ok(all)
 }

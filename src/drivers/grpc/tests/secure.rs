@@ -199,7 +199,7 @@ async fn files_that_change_are_used_from_the_next_probe_on_and_broken_ones_are_n
     files.write("tls.crt", "half of a file");
     driver.probe().await.unwrap();
     driver.create_machine(create()).await.unwrap();
-    assert_eq!(secured.callers(), [first.clone()]);
+    assert_eq!(secured.callers(), std::slice::from_ref(&first));
     let second = files.renew(&authority);
     driver.probe().await.unwrap();
     driver.create_machine(create()).await.unwrap();
