@@ -20,6 +20,8 @@ use super::target::Target;
 use super::trial::{Shared, Trial};
 use crate::driver::Status;
 
+/// Why a case was not run to its end.
+const ENDED_EARLY: &str = "the run was ended early";
 /// How long a request may be on its way to a plugin after its caller has given it up.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
 
@@ -155,7 +157,8 @@ pub async fn run(
 async fn one(shared: Arc<Shared>, case: &'static Case, stop: CancellationToken) -> (CaseReport, Vec<String>) {
     let started = Instant::now();
     let trial = Trial::new(Arc::clone(&shared), case.name);
-    if let Some(reason) = missing(&trial, case) {
+    let ended = stop.is_cancelled().then(|| ENDED_EARLY.to_owned());
+    if let Some(reason) = ended.or_else(|| missing(&trial, case)) {
         let skipped = Verdict::Skipped { reason };
         return (
             CaseReport::new(case, skipped, Vec::new(), started.elapsed()),
@@ -195,7 +198,7 @@ async fn guarded(case: impl Future<Output = Outcome> + Send + 'static, stop: &Ca
         () = stop.cancelled() => {
             task.abort();
             let _aborted = task.await;
-            Err(Halt::Skipped("the run was ended early".to_owned()))
+            Err(Halt::Skipped(ENDED_EARLY.to_owned()))
         }
         joined = &mut task => joined.unwrap_or_else(|error| {
             Err(Halt::Failed(format!("the case did not end by itself: {error}")))

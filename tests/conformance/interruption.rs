@@ -1,6 +1,7 @@
 //! A run that is ended early, and one that tested nothing.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use capcmi::cli::conformance::simulated::Simulated;
 use capcmi::conformance::{NoHooks, RunError, Selection, Target, Verdict, run};
@@ -19,16 +20,20 @@ async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
         }
         stopping.cancel();
     });
-    let report = run(
+    let everything = Selection::default();
+    let run = run(
         Target::in_process("simulated", simulated.driver.clone()),
         simulated.config.clone(),
         Arc::clone(&simulated.hooks),
-        &Selection::default(),
+        &everything,
         &(),
         stop,
-    )
-    .await
-    .unwrap();
+    );
+    // No case begins any more, and those that ran are cleared up side by side.
+    let report = tokio::time::timeout(Duration::from_secs(10), run)
+        .await
+        .unwrap()
+        .unwrap();
     watch.await.unwrap();
     assert!(report.interrupted && !report.compliant);
     assert!(report.leftovers.is_empty(), "{:?}", report.leftovers);

@@ -125,7 +125,7 @@ impl Wire for Mutant {
         let failed = answer.code.as_deref() != Some("0");
         match self.flaw {
             Flaw::Says(wrong, said) if answer.code.as_deref() == Some(wrong) => {
-                answer.code = Some(said.to_owned())
+                answer.code = Some(said.to_owned());
             }
             Flaw::Code17 if failed => answer.code = Some("17".to_owned()),
             Flaw::NoStatus if failed => answer.code = None,
