@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::api::{Api, Patch};
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, Resource};
@@ -17,8 +16,8 @@ use serde_json::{Value, json};
 
 use self::plan::{Observed, Plan, Zones, plan, status};
 use crate::api::cluster_api::{self, Cluster};
-use crate::api::labels;
 use crate::api::v1alpha1::InfraCluster;
+use crate::api::{Guarded, labels};
 use crate::apiserver::{Error, merge_difference, patch_params, secrets};
 use crate::caches::{Caches, ClusterIds};
 use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
@@ -45,10 +44,7 @@ pub struct Context {
 }
 
 /// One reconcile of one InfraCluster.
-pub async fn reconcile(
-    guarded: Arc<DeserializeGuard<InfraCluster>>,
-    ctx: Arc<Context>,
-) -> Result<Action, Error> {
+pub async fn reconcile(guarded: Arc<Guarded<InfraCluster>>, ctx: Arc<Context>) -> Result<Action, Error> {
     let started = Instant::now();
     let result = match &guarded.0 {
         Ok(cluster) => reconcile_cluster(cluster, &ctx).await,
@@ -192,7 +188,7 @@ async fn publish(infra: &InfraCluster, ctx: &Context, plan: &Plan, zones: &Zones
 
 /// What happens after a reconcile that could not be finished.
 #[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(guarded: Arc<DeserializeGuard<InfraCluster>>, error: &Error, _: Arc<Context>) -> Action {
+pub fn error_policy(guarded: Arc<Guarded<InfraCluster>>, error: &Error, _: Arc<Context>) -> Action {
     let name = guarded.meta().name.as_deref().unwrap_or_default();
     tracing::warn!(
         name,

@@ -15,7 +15,6 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use kube::api::Api;
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
@@ -24,18 +23,16 @@ use serde::de::DeserializeOwned;
 
 use self::nodes::Nodes;
 use self::trigger::Trigger;
-use self::watch::{Changes, fingerprint, on_own, watch};
+use self::watch::{Changes, fingerprint, on_own, slim_machine, watch, without_managed_fields};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{self, labels};
+use crate::api::{self, Guarded, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::driver::Operation;
 use crate::metrics::{MachineCount, Metrics};
 use crate::provider::{Providers, Reachability};
 use crate::{cluster, inventory, machine, template};
-
-type Guarded<K> = DeserializeGuard<K>;
 
 /// How the controllers run.
 #[derive(Clone, Debug)]
@@ -110,12 +107,27 @@ impl Controllers {
         };
         let (all, filtered) = (watcher::Config::default(), this.filtered());
         let watches = vec![
-            watch(this.api(), all.clone(), machine_writer, this.on_machine()).boxed(),
-            watch(this.api(), all, cluster_writer, this.on_cluster()).boxed(),
+            watch(
+                this.api(),
+                all.clone(),
+                machine_writer,
+                slim_machine,
+                this.on_machine(),
+            )
+            .boxed(),
+            watch(
+                this.api(),
+                all,
+                cluster_writer,
+                without_managed_fields,
+                this.on_cluster(),
+            )
+            .boxed(),
             watch(
                 this.api(),
                 filtered.clone(),
                 infra_machine_writer,
+                without_managed_fields,
                 this.on_infra_machine(),
             )
             .boxed(),
@@ -123,6 +135,7 @@ impl Controllers {
                 this.api(),
                 filtered.clone(),
                 infra_cluster_writer,
+                without_managed_fields,
                 on_own(this.clusters.clone()),
             )
             .boxed(),
@@ -130,6 +143,7 @@ impl Controllers {
                 this.api(),
                 filtered,
                 template_writer,
+                without_managed_fields,
                 on_own(this.templates.clone()),
             )
             .boxed(),

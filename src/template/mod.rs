@@ -6,15 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::api::{Api, Patch};
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::{Client, Resource};
 use serde_json::json;
 
-use crate::api::labels;
 use crate::api::v1alpha1::{
     Architecture, InfraMachineTemplate, InfraMachineTemplateStatus, NodeInfo, OperatingSystem,
 };
+use crate::api::{Guarded, labels};
 use crate::apiserver::{Error, merge_difference, patch_params, secrets};
 use crate::driver::{ClassDescription, MachineClass, Operation, ProviderSpec};
 use crate::metrics::{Kind, Metrics, Outcome as Measured};
@@ -43,7 +42,7 @@ enum Described {
 
 /// One reconcile of one template.
 pub async fn reconcile(
-    guarded: Arc<DeserializeGuard<InfraMachineTemplate>>,
+    guarded: Arc<Guarded<InfraMachineTemplate>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
     let started = Instant::now();
@@ -177,11 +176,7 @@ fn status(template: &InfraMachineTemplate, description: ClassDescription) -> Inf
 
 /// What happens after a reconcile that could not be finished.
 #[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(
-    guarded: Arc<DeserializeGuard<InfraMachineTemplate>>,
-    error: &Error,
-    _: Arc<Context>,
-) -> Action {
+pub fn error_policy(guarded: Arc<Guarded<InfraMachineTemplate>>, error: &Error, _: Arc<Context>) -> Action {
     let name = guarded.meta().name.as_deref().unwrap_or_default();
     tracing::warn!(
         name,
