@@ -7,7 +7,7 @@ pub mod cluster_api;
 pub mod conditions;
 mod guarded;
 pub mod labels;
-mod schema;
+pub(crate) mod schema;
 pub mod v1alpha1;
 
 pub use guarded::Guarded;

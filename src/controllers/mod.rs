@@ -30,8 +30,9 @@ use crate::api::{self, Guarded, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::driver::Operation;
-use crate::metrics::{MachineCount, Metrics};
+use crate::metrics::{Kind, MachineCount, Metrics};
 use crate::provider::{Providers, Reachability};
+use crate::reconciler::Reconciler;
 use crate::{cluster, inventory, machine, template};
 
 /// How the controllers run.
@@ -221,7 +222,7 @@ impl Controllers {
             caches: self.caches.clone(),
             cluster_ids: Arc::clone(&self.context.cluster_ids),
             providers: self.providers.clone(),
-            metrics: Arc::clone(&self.metrics),
+            reconciler: Reconciler::new(Kind::InfraCluster, Arc::clone(&self.metrics)),
         });
         let store = self.caches.infra_clusters.clone();
         let controller = controller(store, &self.clusters, self.options.cluster_concurrency, shutdown);
@@ -236,7 +237,7 @@ impl Controllers {
         let context = Arc::new(template::Context {
             client: self.client.clone(),
             providers: self.providers.clone(),
-            metrics: Arc::clone(&self.metrics),
+            reconciler: Reconciler::new(Kind::InfraMachineTemplate, Arc::clone(&self.metrics)),
         });
         let store = self.caches.infra_machine_templates.clone();
         let controller = controller(
@@ -264,7 +265,8 @@ impl Controllers {
         .await;
     }
 
-    /// Looks at all machines of a driver that was lost or is back: DriverReachable has to say so.
+    /// Looks at all machines of a driver that was lost or is back: DriverReachable has to say so. What waits for a driver
+    /// need not wait any longer.
     async fn spread_reachability(&self) {
         let spreads = self.providers.iter().map(|provider| async {
             let mut news = provider.reachable();
@@ -273,6 +275,7 @@ impl Controllers {
                 let is = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
                 if std::mem::replace(&mut was, is) != is {
                     self.reconcile_all_of(provider.name());
+                    self.reconcile_all_that_wait();
                 }
             }
             futures::future::pending::<()>().await;
@@ -292,6 +295,23 @@ impl Controllers {
                 && uses(machine)
             {
                 self.machines.send(reference(machine));
+            }
+        }
+    }
+
+    fn reconcile_all_that_wait(&self) {
+        for guarded in self.caches.infra_clusters.state() {
+            if guarded.0.as_ref().is_ok_and(cluster::awaits_driver) {
+                self.clusters.send(ObjectRef::from_obj(&*guarded));
+            }
+        }
+        for guarded in self.caches.infra_machine_templates.state() {
+            if guarded
+                .0
+                .as_ref()
+                .is_ok_and(|template| !template::is_ready(template))
+            {
+                self.templates.send(ObjectRef::from_obj(&*guarded));
             }
         }
     }
