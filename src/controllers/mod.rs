@@ -15,7 +15,6 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use kube::api::Api;
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
@@ -24,18 +23,17 @@ use serde::de::DeserializeOwned;
 
 use self::nodes::Nodes;
 use self::trigger::Trigger;
-use self::watch::{Changes, fingerprint, on_own, watch};
+use self::watch::{Changes, fingerprint, on_own, slim_machine, watch, without_managed_fields};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{self, labels};
+use crate::api::{self, Guarded, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::driver::Operation;
-use crate::metrics::{MachineCount, Metrics};
+use crate::metrics::{Kind, MachineCount, Metrics};
 use crate::provider::{Providers, Reachability};
+use crate::reconciler::Reconciler;
 use crate::{cluster, inventory, machine, template};
-
-type Guarded<K> = DeserializeGuard<K>;
 
 /// How the controllers run.
 #[derive(Clone, Debug)]
@@ -110,12 +108,27 @@ impl Controllers {
         };
         let (all, filtered) = (watcher::Config::default(), this.filtered());
         let watches = vec![
-            watch(this.api(), all.clone(), machine_writer, this.on_machine()).boxed(),
-            watch(this.api(), all, cluster_writer, this.on_cluster()).boxed(),
+            watch(
+                this.api(),
+                all.clone(),
+                machine_writer,
+                slim_machine,
+                this.on_machine(),
+            )
+            .boxed(),
+            watch(
+                this.api(),
+                all,
+                cluster_writer,
+                without_managed_fields,
+                this.on_cluster(),
+            )
+            .boxed(),
             watch(
                 this.api(),
                 filtered.clone(),
                 infra_machine_writer,
+                without_managed_fields,
                 this.on_infra_machine(),
             )
             .boxed(),
@@ -123,6 +136,7 @@ impl Controllers {
                 this.api(),
                 filtered.clone(),
                 infra_cluster_writer,
+                without_managed_fields,
                 on_own(this.clusters.clone()),
             )
             .boxed(),
@@ -130,6 +144,7 @@ impl Controllers {
                 this.api(),
                 filtered,
                 template_writer,
+                without_managed_fields,
                 on_own(this.templates.clone()),
             )
             .boxed(),
@@ -207,7 +222,7 @@ impl Controllers {
             caches: self.caches.clone(),
             cluster_ids: Arc::clone(&self.context.cluster_ids),
             providers: self.providers.clone(),
-            metrics: Arc::clone(&self.metrics),
+            reconciler: Reconciler::new(Kind::InfraCluster, Arc::clone(&self.metrics)),
         });
         let store = self.caches.infra_clusters.clone();
         let controller = controller(store, &self.clusters, self.options.cluster_concurrency, shutdown);
@@ -222,7 +237,7 @@ impl Controllers {
         let context = Arc::new(template::Context {
             client: self.client.clone(),
             providers: self.providers.clone(),
-            metrics: Arc::clone(&self.metrics),
+            reconciler: Reconciler::new(Kind::InfraMachineTemplate, Arc::clone(&self.metrics)),
         });
         let store = self.caches.infra_machine_templates.clone();
         let controller = controller(
@@ -250,7 +265,8 @@ impl Controllers {
         .await;
     }
 
-    /// Looks at all machines of a driver that was lost or is back: DriverReachable has to say so.
+    /// Looks at all machines of a driver that was lost or is back: DriverReachable has to say so. What waits for a driver
+    /// need not wait any longer.
     async fn spread_reachability(&self) {
         let spreads = self.providers.iter().map(|provider| async {
             let mut news = provider.reachable();
@@ -259,6 +275,7 @@ impl Controllers {
                 let is = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
                 if std::mem::replace(&mut was, is) != is {
                     self.reconcile_all_of(provider.name());
+                    self.reconcile_all_that_wait();
                 }
             }
             futures::future::pending::<()>().await;
@@ -278,6 +295,23 @@ impl Controllers {
                 && uses(machine)
             {
                 self.machines.send(reference(machine));
+            }
+        }
+    }
+
+    fn reconcile_all_that_wait(&self) {
+        for guarded in self.caches.infra_clusters.state() {
+            if guarded.0.as_ref().is_ok_and(cluster::awaits_driver) {
+                self.clusters.send(ObjectRef::from_obj(&*guarded));
+            }
+        }
+        for guarded in self.caches.infra_machine_templates.state() {
+            if guarded
+                .0
+                .as_ref()
+                .is_ok_and(|template| !template::is_ready(template))
+            {
+                self.templates.send(ObjectRef::from_obj(&*guarded));
             }
         }
     }

@@ -53,13 +53,12 @@ async fn no_secret_is_shown_anywhere() -> Result<()> {
     let names = ["create", "status", "init", "delete", "update", "fine", "wrong"].map(str::to_owned);
     let machines = names.clone().map(|name| {
         let credentials = if name == "wrong" { "bad" } else { "good" };
-        let mut machine = ByHand::new(name.clone())
-            .with("/secretRef", json!({"name": credentials}))
-            .with("/providerSpec/sourceDestCheck", json!(name != "init"));
-        machine.bootstrap = "data";
-        machine
+        ByHand::new(&world, "c", name.clone())
+            .infra("/spec/secretRef", json!({"name": credentials}))
+            .infra("/spec/providerSpec/sourceDestCheck", json!(name != "init"))
+            .machine("/spec/bootstrap/dataSecretName", json!("data"))
     });
-    ByHand::create_all(&world, "c", &machines).await?;
+    ByHand::create_all(&machines).await?;
     all_become(&world, "the failures of creates", &names, |name, machine| {
         let machine = machine.context("is gone")?;
         match name {
@@ -154,22 +153,22 @@ async fn a_secret_that_is_missing_or_wrong_is_named_and_heals() -> Result<()> {
     drivers["drivers"] = json!([drivers["drivers"][0], guarded]);
     let _provider = Provider::new(drivers.to_string()).start(&world).await?;
     world.cluster("c").await?;
-    bootstrap_secret(&world, "boot").await?;
     secret(&world, "clash", json!({"userData": "x"})).await?;
     secret(&world, "wrong", json!({"token": WRONG})).await?;
     secret(&world, "goes", json!({"token": TOKEN})).await?;
-    let with = |name: &str, secret: &str| ByHand::new(name).with("/secretRef", json!({"name": secret}));
-    let mut no_boot = ByHand::new("no-boot");
-    no_boot.bootstrap = "late-boot";
+    let with = |name: &str, secret: &str| {
+        ByHand::new(&world, "c", name).infra("/spec/secretRef", json!({"name": secret}))
+    };
+    let no_boot = ByHand::new(&world, "c", "no-boot");
     let machines = [
         with("missing", "late"),
         with("clash", "clash"),
-        with("wrong", "wrong").with("/provider", json!("guarded")),
+        with("wrong", "wrong").infra("/spec/provider", json!("guarded")),
         with("goes", "goes"),
-        no_boot,
+        no_boot.machine("/spec/bootstrap/dataSecretName", json!("late-boot")),
     ];
     let names: Vec<_> = machines.iter().map(|machine| machine.name.clone()).collect();
-    ByHand::create_all(&world, "c", &machines).await?;
+    ByHand::create_all(&machines).await?;
     all_become(&world, "what is wrong", &names, |name, machine| {
         let machine = machine.context("is gone")?;
         match name {
