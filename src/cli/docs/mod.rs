@@ -53,7 +53,8 @@ pub(super) fn execute(args: &DocsArgs) -> Result<()> {
 fn block(name: &str) -> Result<String> {
     Ok(match name {
         "error classes" => errors::table(),
-        "flags" => flags::table(),
+        "flags" => flags::table("run"),
+        "driver serve flags" => flags::table("driver serve"),
         "metrics" => metrics::table(),
         _ => bail!("nothing is known by the name `{name}`"),
     })
