@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use kube::core::DeserializeGuard;
 use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{self, labels};
+use crate::api::{self, Guarded, labels};
 
 /// Read-only caches of all that is watched, without managed fields.
 #[derive(Clone)]
@@ -18,11 +17,11 @@ pub struct Caches {
     /// Clusters of Cluster API.
     pub clusters: Store<Cluster>,
     /// Our machines.
-    pub infra_machines: Store<DeserializeGuard<InfraMachine>>,
+    pub infra_machines: Store<Guarded<InfraMachine>>,
     /// Our templates.
-    pub infra_machine_templates: Store<DeserializeGuard<InfraMachineTemplate>>,
+    pub infra_machine_templates: Store<Guarded<InfraMachineTemplate>>,
     /// Our clusters.
-    pub infra_clusters: Store<DeserializeGuard<InfraCluster>>,
+    pub infra_clusters: Store<Guarded<InfraCluster>>,
 }
 
 /// The ids that drivers know Clusters by.
@@ -31,8 +30,8 @@ pub struct Caches {
 /// Unique per Cluster, shared by all its machines, and stable over a move, where UIDs change: the id that the InfraCluster
 /// or a sibling machine already carries wins over one derived from the Cluster's UID.
 pub struct ClusterIds {
-    infra_machines: Store<DeserializeGuard<InfraMachine>>,
-    infra_clusters: Store<DeserializeGuard<InfraCluster>>,
+    infra_machines: Store<Guarded<InfraMachine>>,
+    infra_clusters: Store<Guarded<InfraCluster>>,
     found: Mutex<HashMap<String, String>>,
 }
 

@@ -113,8 +113,7 @@ fn parse(text: &str) -> Result<Vec<ConfiguredDriver>, String> {
     let entries = if is_blank(text) {
         Vec::new()
     } else {
-        let file: DriversFile = yaml::parse(text)?;
-        file.drivers.unwrap_or_default()
+        yaml::parse::<DriversFile>(text)?.drivers.unwrap_or_default()
     };
     if entries.is_empty() {
         return Err("`drivers` has to list at least one driver, with its name and its kind".to_owned());

@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use jiff::Timestamp;
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::{Client, Resource as _};
 
@@ -38,7 +37,7 @@ use self::outcome::{Failure, Outcome};
 use self::plan::{Plan, is_provisioned, is_unsettled, pace, plan};
 use self::status::Moment;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
-use crate::api::{conditions, labels};
+use crate::api::{Guarded, conditions, labels};
 use crate::apiserver::{Error, Events};
 use crate::caches::{Caches, ClusterIds};
 use crate::driver::{self, Code, Operation, PowerState, Status, retry};
@@ -64,10 +63,7 @@ pub struct Context {
 }
 
 /// One reconcile of one machine.
-pub async fn reconcile(
-    guarded: Arc<DeserializeGuard<InfraMachine>>,
-    ctx: Arc<Context>,
-) -> Result<Action, Error> {
+pub async fn reconcile(guarded: Arc<Guarded<InfraMachine>>, ctx: Arc<Context>) -> Result<Action, Error> {
     let started = Instant::now();
     let result = match &guarded.0 {
         Ok(machine) => reconcile_machine(Arc::new(machine.clone()), &ctx).await,
@@ -330,11 +326,7 @@ pub fn phase(machine: &InfraMachine) -> &'static str {
 
 /// What happens after a reconcile that could not be finished.
 #[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(
-    guarded: Arc<DeserializeGuard<InfraMachine>>,
-    error: &Error,
-    ctx: Arc<Context>,
-) -> Action {
+pub fn error_policy(guarded: Arc<Guarded<InfraMachine>>, error: &Error, ctx: Arc<Context>) -> Action {
     let meta = guarded.meta();
     let uid = meta.uid.as_deref().unwrap_or_default();
     let attempt = ctx.memory.erred(uid);

@@ -101,3 +101,27 @@ async fn a_stop_waits_for_calls_only_so_long() -> Result<()> {
     ensure!(status.message().contains("stops"), "{status}");
     Ok(())
 }
+
+/// CMI-182: a load balancer watches for ever, and must not hold up a stop.
+#[tokio::test]
+async fn who_watches_the_health_is_told_of_a_stop_and_let_go() -> Result<()> {
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_check_response::ServingStatus;
+    use tonic_health::pb::health_client::HealthClient;
+
+    let served = Served::simulated("{}").await?;
+    let request = HealthCheckRequest {
+        service: "cmi.v1.Machine".to_owned(),
+    };
+    let mut watched = HealthClient::new(served.channel().await?)
+        .watch(request)
+        .await?
+        .into_inner();
+    let first = watched.message().await?.context("there is a status")?;
+    ensure!(first.status() == ServingStatus::Serving, "{first:?}");
+    served.stop().await?;
+    let last = watched.message().await?.context("the status changes")?;
+    ensure!(last.status() == ServingStatus::NotServing, "{last:?}");
+    ensure!(watched.message().await?.is_none(), "the stream ends well");
+    Ok(())
+}

@@ -63,7 +63,8 @@ fn block(name: &str) -> Result<String> {
         "error codes of the interface" => compliance::table(Rows::Codes("PLG")),
         "rules of initialization" => compliance::table(Rows::Prose(&["INI", "UPD"])),
         "error classes" => errors::table(),
-        "flags" => flags::table(),
+        "flags" => flags::table("run"),
+        "driver serve flags" => flags::table("driver serve"),
         "metrics" => metrics::table(),
         _ => bail!("nothing is known by the name `{name}`"),
     })

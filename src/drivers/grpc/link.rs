@@ -95,25 +95,29 @@ impl Link {
     /// stays.
     pub(super) async fn renew(&self, longest: Duration) {
         let Some(session) = self.living() else { return };
-        let reason = match self.target.fingerprint().await {
-            Ok(now) if now != session.fingerprint => "the TLS files have changed",
-            Ok(_) if session.since.elapsed() >= longest => "it is long ago that the plugin said what it is",
-            Ok(_) => return,
+        let target = &self.target;
+        let files_changed = match target.fingerprint().await {
+            Ok(now) => now != session.fingerprint,
             Err(error) => {
-                let (target, error) = (&self.target, super::in_words(&error));
+                let error = super::in_words(&error);
                 tracing::warn!(%target, error, "keeping the connection that was made with the TLS files as they were");
                 return;
             }
         };
+        if !files_changed && session.since.elapsed() < longest {
+            return;
+        }
         let _opening = self.opening.lock().await;
         match self.open().await {
             Ok(session) => {
-                tracing::info!(target = %self.target, reason, "connected anew");
                 self.adopt(session);
+                if files_changed {
+                    tracing::info!(%target, "connected anew: the TLS files have changed");
+                }
             }
             Err(error) => {
-                let (target, error) = (&self.target, super::in_words(&error));
-                tracing::warn!(%target, reason, error, "a new connection can't be had: keeping the old one");
+                let error = super::in_words(&error);
+                tracing::warn!(%target, error, "a new connection can't be had: keeping the old one");
             }
         }
     }

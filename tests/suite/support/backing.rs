@@ -24,18 +24,23 @@ pub struct Backed {
 impl Backing {
     /// A driver with this cloud.
     pub async fn of(self, world: &World, cloud: &Cloud, more: Value) -> Result<Backed> {
-        self.named(world, "simulated", cloud, more).await
+        self.with(world, cloud, json!({}), more).await
     }
 
     /// As [`Backing::of`], for a case that has several.
     pub async fn named(self, world: &World, name: &str, cloud: &Cloud, more: Value) -> Result<Backed> {
-        let entry = json!({"name": name});
+        self.with(world, cloud, json!({"name": name}), more).await
+    }
+
+    /// As [`Backing::of`], with further keys of the driver's entry.
+    pub async fn with(self, world: &World, cloud: &Cloud, entry: Value, more: Value) -> Result<Backed> {
         Ok(match self {
             Self::InProcess => Backed {
                 drivers: cloud.drivers_with(entry, more),
                 _plugin: None,
             },
             Self::Plugin => {
+                let name = entry["name"].as_str().unwrap_or("simulated");
                 let plugin = Plugin::start(world, name, &cloud.config(more)).await?;
                 Backed {
                     drivers: plugin.drivers(entry),

@@ -169,6 +169,30 @@ async fn a_plugin_that_dies_in_the_middle_of_a_create_is_unavailable_until_it_is
     eventually(async || driver.create_machine(create()).await).await;
 }
 
+/// A rolling update of the plugin costs no call.
+#[tokio::test]
+async fn a_plugin_that_is_asked_to_end_ends_what_it_has_begun_and_its_successor_is_called() {
+    let (mut old, successor) = (Plugin::start(), Plugin::absent());
+    let driver = Arc::new(driver(&old));
+    let machine = Reply::ok(&machine());
+    old.answers("GetMachineStatus", machine.clone().ending(Ending::Held));
+    successor.answers("GetMachineStatus", machine);
+    let calling = Arc::clone(&driver);
+    let call = tokio::spawn(async move { calling.get_machine_status(look_up()).await });
+    old.called("GetMachineStatus").await;
+    old.retire();
+    old.hand_over(&successor);
+    eventually(async || match (driver.probe().await?, driver.incarnation()) {
+        (_, 2) => Ok(()),
+        (_, incarnation) => Err(Status::new(Code::Unknown, format!("met {incarnation}"))),
+    })
+    .await;
+    driver.get_machine_status(look_up()).await.unwrap();
+    assert_eq!(old.count("GetMachineStatus"), 1);
+    old.release();
+    call.await.unwrap().unwrap();
+}
+
 /// A connection on which nothing comes back is not used for ever.
 #[tokio::test]
 async fn a_probe_that_is_not_answered_ends_the_connection() {

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -56,6 +57,8 @@ pub enum Ending {
     Reset,
     /// It does not end.
     Never,
+    /// It does not begin before [`Plugin::release`], and then is OK.
+    Held,
 }
 
 /// A call that came.
@@ -75,6 +78,8 @@ pub struct Script {
     replies: Mutex<HashMap<String, VecDeque<Reply>>>,
     calls: Mutex<Vec<Call>>,
     connections: watch::Sender<usize>,
+    released: CancellationToken,
+    retired: CancellationToken,
     cancelled: watch::Sender<usize>,
 }
 
@@ -135,6 +140,10 @@ impl Reply {
         }
         let data = (!self.body.is_empty()).then(|| Ok(Frame::data(Bytes::from(self.body))));
         let end = match self.ending {
+            Ending::Held => {
+                let ok = [("grpc-status", "0".to_owned())];
+                stream::iter([Ok(Frame::trailers(headers(&ok)))]).boxed()
+            }
             Ending::Trailers(all) => stream::iter([Ok(Frame::trailers(headers(&all)))]).boxed(),
             Ending::Nothing => stream::empty().boxed(),
             Ending::Reset => stream::iter([Err(Broken)]).boxed(),
@@ -218,8 +227,21 @@ impl Plugin {
 
     /// Begins to listen.
     pub fn listen(&mut self) {
+        self.accept(Arc::clone(&self.script));
+    }
+
+    /// Lets another plugin take the connections that come from now on; those that are there stay.
+    pub fn hand_over(&mut self, successor: &Self) {
+        if let Some((accepting, _)) = self.listening.take() {
+            accepting.abort();
+        }
+        std::fs::remove_file(self.socket()).unwrap();
+        self.accept(Arc::clone(&successor.script));
+    }
+
+    fn accept(&mut self, script: Arc<Script>) {
         let listener = UnixListener::bind(self.socket()).unwrap();
-        let (script, ended) = (Arc::clone(&self.script), CancellationToken::new());
+        let ended = CancellationToken::new();
         let end = ended.clone();
         let accepting = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -237,6 +259,17 @@ impl Plugin {
             end.cancel();
         }
         std::fs::remove_file(self.socket()).unwrap();
+    }
+
+    /// Takes no more calls on the connections there are, and ends what was begun on them, as a process does that was asked
+    /// to end.
+    pub fn retire(&self) {
+        self.script.retired.cancel();
+    }
+
+    /// Lets held answers go.
+    pub fn release(&self) {
+        self.script.released.cancel();
     }
 
     /// From now on, this is the answer to a method.
@@ -315,9 +348,15 @@ impl Script {
 async fn serve(script: Arc<Script>, stream: Box<dyn Stream>) {
     script.connections.send_modify(|count| *count += 1);
     let service = service_fn(|request| answer(Arc::clone(&script), request));
-    let served = http2::Builder::new(TokioExecutor::new())
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
+    let mut connection =
+        pin!(http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));
+    let served = tokio::select! {
+        served = &mut connection => served,
+        () = script.retired.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
     // A client that goes is none of the plugin's business.
     drop(served);
 }
@@ -346,6 +385,9 @@ async fn answer(script: Arc<Script>, request: Request<Incoming>) -> Result<Respo
     let reply = script.next(&method);
     if matches!(reply.ending, Ending::Never) && reply.body.is_empty() {
         std::future::pending::<()>().await;
+    }
+    if matches!(reply.ending, Ending::Held) {
+        script.released.cancelled().await;
     }
     unanswered.0 = None;
     Ok(reply.response())
