@@ -10,7 +10,9 @@ host="$(rustc -vV | sed -n 's/^host: //p')"
 export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares"
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/fuzz"
-"${CARGO:-cargo}" build --quiet --locked --manifest-path fuzz/Cargo.toml --target "$host"
+# The versions of the release, and no second list of them to look after.
+cp Cargo.lock fuzz/Cargo.lock
+"${CARGO:-cargo}" build --quiet --manifest-path fuzz/Cargo.toml --target "$host"
 
 found="$(mktemp -d)"
 trap 'rm -rf "$found"' EXIT

@@ -22,13 +22,19 @@ fn error(data: &[u8]) -> Option<tonic::Status> {
         }
     }
     let metadata = MetadataMap::from_headers(headers);
-    Some(tonic::Status::with_metadata(i32::from(*code).into(), message, metadata))
+    Some(tonic::Status::with_metadata(
+        i32::from(*code).into(),
+        message,
+        metadata,
+    ))
 }
 
 fn header_bytes(status: tonic::Status) -> usize {
     let response = status.into_http::<()>();
     let headers = response.headers().iter();
-    headers.map(|(name, value)| name.as_str().len() + value.len() + 32).sum()
+    headers
+        .map(|(name, value)| name.as_str().len() + value.len() + 32)
+        .sum()
 }
 
 fuzz_target!(|data: &[u8]| {

@@ -120,8 +120,10 @@ async fn who_watches_the_health_is_told_of_a_stop_and_let_go() -> Result<()> {
     let first = watched.message().await?.context("there is a status")?;
     ensure!(first.status() == ServingStatus::Serving, "{first:?}");
     served.stop().await?;
-    let last = watched.message().await?.context("the status changes")?;
+    let last = timeout(PATIENCE, watched.message()).await??;
+    let last = last.context("the status changes")?;
     ensure!(last.status() == ServingStatus::NotServing, "{last:?}");
-    ensure!(watched.message().await?.is_none(), "the stream ends well");
+    let end = timeout(PATIENCE, watched.message()).await??;
+    ensure!(end.is_none(), "the stream ends well: {end:?}");
     Ok(())
 }
