@@ -83,6 +83,7 @@ fn the_forms_name_cases_reasons_and_the_verdict() {
         text.contains("compliant: no") && text.contains("DRV-10"),
         "{text}"
     );
+    assert!(text.contains("could not be tried"), "{text}");
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["cases"][0]["verdict"], "failed");
     assert_eq!(json["compliant"], false);

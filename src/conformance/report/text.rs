@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{CaseReport, Report, Tally, Verdict};
+use super::{CaseReport, Report, RuleReport, Tally, Verdict};
 
 /// A case, in a line: what is printed while a run goes on.
 pub fn line(case: &CaseReport, done: usize, of: usize) -> String {
@@ -41,6 +41,16 @@ pub fn text(report: &Report) -> String {
     let cases = Tally::of(report.cases.iter().map(|case| &case.verdict));
     let rules = Tally::of(report.rules.iter().map(|rule| &rule.verdict));
     let _infallible = write!(text, "\ncases: {cases}\nrules: {rules}\n");
+    let untried = |rule: &&RuleReport| {
+        rule.level.is_binding() && matches!(rule.verdict, Verdict::Skipped { .. } | Verdict::NotTested { .. })
+    };
+    let untried = report.rules.iter().filter(untried).count();
+    if untried > 0 {
+        let _infallible = writeln!(
+            text,
+            "binding rules that could not be tried, and may be broken: {untried}"
+        );
+    }
     for left in &report.leftovers {
         let _infallible = writeln!(text, "left behind: {left}");
     }
