@@ -40,11 +40,23 @@ docker-build: ## Build the image IMG with CONTAINER_ENGINE.
 	$(CONTAINER_ENGINE) build --tag '$(IMG)' .
 
 .PHONY: test
-test: ## Run every test on real parts: etcd, kube-apiserver, Cluster API, the built provider.
+test: test-python ## Run every test on real parts: etcd, kube-apiserver, Cluster API, the built provider, Python drivers.
 	$(CARGO) test --workspace --locked
 
+# The first time it makes a virtual environment in the user's cache folder.
+IN_PYTHON = cd examples/drivers/python && "$$(./environment.sh)/bin/python" -m
+
+.PHONY: test-python
+test-python: ## Run the tests of the Python drivers alone.
+	$(IN_PYTHON) pytest
+
+.PHONY: lint-python
+lint-python: ## Check format and lints of the Python drivers.
+	$(IN_PYTHON) ruff format --check .
+	$(IN_PYTHON) ruff check .
+
 .PHONY: lint
-lint: ## Check format, lints and, where cargo-deny is installed, dependencies, as CI does.
+lint: lint-python ## Check format, lints and, where cargo-deny is installed, dependencies, as CI does.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 # `cargo install --locked cargo-deny` takes minutes. Its advisories want the network: `cargo deny check advisories`.

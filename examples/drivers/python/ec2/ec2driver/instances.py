@@ -1,0 +1,274 @@
+"""Instances of EC2: how they are found, made, changed and ended. Every call on them is here."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .contract import CLUSTER_TAG, Code, Failure, Machine, PowerState
+from .errors import told
+from .spec import MACHINE_NAME_TAG, NAME_TAG, Spec
+
+# EC2 shows an instance for an hour after its end; to the contract it is gone.
+_ALIVE = ["pending", "running", "stopping", "stopped", "shutting-down"]
+_POWER = {
+    "pending": PowerState.STARTING,
+    "running": PowerState.RUNNING,
+    "stopping": PowerState.STOPPING,
+    "shutting-down": PowerState.STOPPING,
+    "stopped": PowerState.STOPPED,
+}
+_PROVIDER_ID = re.compile(r"aws:///[a-z0-9-]+/(i-[0-9a-f]{8,17})")
+_MOST_USER_DATA = 16 * 1024
+
+
+def instance_id(provider_id: str) -> str | None:
+    """The instance that a ProviderID names; none when there is no ProviderID."""
+    if not provider_id:
+        return None
+    match = _PROVIDER_ID.fullmatch(provider_id)
+    if match is None:
+        raise Failure(Code.INVALID_ARGUMENT, f"ProviderID {provider_id[:200]!r} does not read aws:///ZONE/i-…")
+    return match[1]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What DescribeInstances says of one."""
+
+    id: str
+    zone: str
+    state: str
+    node_name: str
+    addresses: tuple[tuple[str, str], ...]
+    instance_type: str
+    image: str
+    subnet: str
+    source_dest_check: bool
+    tags: Mapping[str, str]
+    # Volumes and network interfaces, which have the same tags.
+    parts: tuple[str, ...]
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Instance:
+        """From EC2's words."""
+        private = raw.get("PrivateDnsName", "")
+        addresses = (
+            ("InternalIP", raw.get("PrivateIpAddress")),
+            ("InternalDNS", private),
+            ("Hostname", private),
+            ("ExternalIP", raw.get("PublicIpAddress")),
+            ("ExternalDNS", raw.get("PublicDnsName")),
+        )
+        volumes = (mapping.get("Ebs", {}).get("VolumeId") for mapping in raw.get("BlockDeviceMappings", ()))
+        interfaces = (interface.get("NetworkInterfaceId") for interface in raw.get("NetworkInterfaces", ()))
+        return cls(
+            id=raw["InstanceId"],
+            zone=raw["Placement"]["AvailabilityZone"],
+            state=raw["State"]["Name"],
+            node_name=private,
+            addresses=tuple((kind, address) for kind, address in addresses if address),
+            instance_type=raw["InstanceType"],
+            image=raw["ImageId"],
+            subnet=raw.get("SubnetId", ""),
+            source_dest_check=raw.get("SourceDestCheck", True),
+            tags={tag["Key"]: tag["Value"] for tag in raw.get("Tags", ())},
+            parts=tuple(part for part in (*volumes, *interfaces) if part),
+        )
+
+    @property
+    def provider_id(self) -> str:
+        """As AWS's cloud provider writes it into the Node."""
+        return f"aws:///{self.zone}/{self.id}"
+
+    @property
+    def name(self) -> str:
+        """The machine's name; empty when somebody has removed the tag (DRV-36)."""
+        return self.tags.get(MACHINE_NAME_TAG, "")
+
+    @property
+    def alive(self) -> bool:
+        """Whether there still is something of it."""
+        return self.state in _ALIVE
+
+    @property
+    def ending(self) -> bool:
+        """Whether it is being terminated."""
+        return self.state == "shutting-down"
+
+    def machine(self, last_known_state: bytes = b"") -> Machine:
+        """In the words of the contract."""
+        if not self.node_name:
+            raise Failure(Code.INTERNAL, f"EC2 gave instance {self.id} no private DNS name, which its Node would have")
+        return Machine(
+            provider_id=self.provider_id,
+            node_name=self.node_name,
+            addresses=self.addresses,
+            power_state=_POWER.get(self.state),
+            failure_domain=self.zone,
+            last_known_state=last_known_state,
+        )
+
+
+class Instances:
+    """The instances that one client sees."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def of_machine(self, cluster: str, name: str) -> list[Instance]:
+        """Those of a cluster that have a machine's name, whoever's they are."""
+        found = self._all(cluster, [{"Name": f"tag:{MACHINE_NAME_TAG}", "Values": [_literal(name)]}])
+        return [instance for instance in found if instance.name == name]
+
+    def page_of_cluster(self, cluster: str, size: int, token: str) -> tuple[list[Instance], str]:
+        """Some of a cluster's, and the token of the next page; no token at the end."""
+        request: dict[str, Any] = {"Filters": _filters(cluster), "MaxResults": size}
+        if token:
+            request["NextToken"] = token
+        with told("listing instances"):
+            answer = self._client.describe_instances(**request)
+        return _read(answer, cluster), answer.get("NextToken", "")
+
+    def of_cluster(self, cluster: str) -> list[Instance]:
+        """All of a cluster's."""
+        return self._all(cluster, [])
+
+    def by_id(self, instance: str) -> Instance | None:
+        """One that may not be found by its tags yet, terminated or not; none when EC2 does not know it (yet)."""
+        try:
+            with told("looking for an instance"):
+                answer = self._client.describe_instances(InstanceIds=[instance])
+        except Failure as failure:
+            if failure.code == Code.NOT_FOUND:
+                return None
+            raise
+        return next(_raw(answer), None)
+
+    def _all(self, cluster: str, more: list[dict[str, Any]]) -> list[Instance]:
+        with told("looking for instances"):
+            pages = self._client.get_paginator("describe_instances").paginate(Filters=_filters(cluster) + more)
+            return [instance for page in pages for instance in _read(page, cluster)]
+
+    def run(self, spec: Spec, name: str, subnet: str, token: str, user_data: bytes) -> Instance:
+        """Makes one, or finds the one that the same token made before."""
+        tags = [
+            {"Key": key, "Value": value} for key, value in {**spec.tags, NAME_TAG: name, MACHINE_NAME_TAG: name}.items()
+        ]
+        request: dict[str, Any] = {
+            "ClientToken": token,
+            "ImageId": spec.image,
+            "InstanceType": spec.instance_type,
+            "SubnetId": subnet,
+            "MinCount": 1,
+            "MaxCount": 1,
+            "UserData": user_data,
+            # Tags in the same call: there is no instant in which nobody knows whose the instance is.
+            "TagSpecifications": [
+                {"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume", "network-interface")
+            ],
+            "BlockDeviceMappings": self._root_volume(spec),
+            # The metadata service has the user data, which has the token to join the cluster with.
+            "MetadataOptions": {"HttpTokens": "required"},
+        }
+        if spec.security_groups:
+            request["SecurityGroupIds"] = list(spec.security_groups)
+        if spec.key_name:
+            request["KeyName"] = spec.key_name
+        if spec.instance_profile:
+            request["IamInstanceProfile"] = {"Name": spec.instance_profile}
+        with told(f"running an instance in {subnet}"):
+            answer = self._client.run_instances(**request)
+        if not answer.get("Instances"):
+            raise Failure(Code.INTERNAL, "EC2 ran an instance and gave no id of it")
+        return Instance.read(answer["Instances"][0])
+
+    def terminate(self, instances: Iterable[Instance]) -> None:
+        """Orders the end of instances, and of what was made with them."""
+        ids = [instance.id for instance in instances if not instance.ending]
+        if ids:
+            try:
+                with told("terminating an instance"):
+                    self._client.terminate_instances(InstanceIds=ids)
+            except Failure as failure:
+                if failure.code != Code.NOT_FOUND:
+                    raise
+
+    def stop(self, instance: Instance) -> None:
+        """Asks the guest to stop."""
+        with told(f"stopping instance {instance.id}"):
+            self._client.stop_instances(InstanceIds=[instance.id])
+
+    def set_source_dest_check(self, instance: Instance, on: bool) -> None:
+        """Switches the check."""
+        with told(f"switching the source/destination check of instance {instance.id}"):
+            self._client.modify_instance_attribute(InstanceId=instance.id, SourceDestCheck={"Value": on})
+
+    def tag(self, instance: Instance, tags: Mapping[str, str]) -> None:
+        """Sets tags of an instance, its volumes and its network interfaces."""
+        with told(f"tagging instance {instance.id}"):
+            self._client.create_tags(
+                Resources=[instance.id, *instance.parts],
+                Tags=[{"Key": key, "Value": value} for key, value in tags.items()],
+            )
+
+    def untag(self, instance: Instance, keys: Iterable[str]) -> None:
+        """Takes tags away."""
+        with told(f"taking tags from instance {instance.id}"):
+            self._client.delete_tags(Resources=[instance.id, *instance.parts], Tags=[{"Key": key} for key in keys])
+
+    def _root_volume(self, spec: Spec) -> list[dict[str, Any]]:
+        """The root volume ends with its instance, whatever the image says; an image without one needs no word."""
+        with told(f"reading image {spec.image}"):
+            images = self._client.describe_images(ImageIds=[spec.image])["Images"]
+        if not images:
+            raise Failure(Code.INVALID_ARGUMENT, f"the provider spec's /image: there is no image {spec.image}")
+        device = images[0].get("RootDeviceName")
+        mappings = images[0].get("BlockDeviceMappings", ())
+        own = next((each["Ebs"] for each in mappings if each.get("DeviceName") == device and "Ebs" in each), None)
+        if own is None:
+            return []
+        least = own.get("VolumeSize", 1)
+        wanted = least if spec.root_volume_gib is None else spec.root_volume_gib
+        if wanted < least:
+            raise Failure(
+                Code.OUT_OF_RANGE, f"the provider spec's /rootVolumeGiB is {wanted}; image {spec.image} needs {least}"
+            )
+        return [{"DeviceName": device, "Ebs": {"DeleteOnTermination": True, "VolumeSize": wanted}}]
+
+
+def _filters(cluster: str) -> list[dict[str, Any]]:
+    return [
+        {"Name": "instance-state-name", "Values": _ALIVE},
+        {"Name": f"tag:{CLUSTER_TAG}", "Values": [_literal(cluster)]},
+    ]
+
+
+def _literal(value: str) -> str:
+    """A filter value that means itself: `*` and `?` are wild cards to EC2."""
+    return re.sub(r"([*?\\])", r"\\\1", value)
+
+
+def _raw(answer: Mapping[str, Any]) -> Iterator[Instance]:
+    return (Instance.read(raw) for reservation in answer["Reservations"] for raw in reservation["Instances"])
+
+
+def _read(answer: Mapping[str, Any], cluster: str) -> list[Instance]:
+    """Once more what the filters have asked for: nobody else's instance may get further than this."""
+    return [instance for instance in _raw(answer) if instance.alive and instance.tags.get(CLUSTER_TAG) == cluster]
+
+
+def user_data(raw: bytes, data_format: str | None) -> bytes:
+    """Bootstrap data as EC2 takes it: cloud-init unpacks what had to be packed."""
+    if len(raw) <= _MOST_USER_DATA:
+        return raw
+    packed = gzip.compress(raw, mtime=0) if data_format in (None, "cloud-config") else raw
+    if len(packed) > _MOST_USER_DATA:
+        raise Failure(
+            Code.INVALID_ARGUMENT,
+            f"the bootstrap data has {len(packed)} bytes; EC2 takes {_MOST_USER_DATA}: let it fetch the rest",
+        )
+    return packed

@@ -1,0 +1,75 @@
+"""What goes wrong between the driver and EC2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from botocore.awsrequest import AWSResponse
+
+from ec2driver.clients import Clients
+from ec2driver.contract import Secrets
+
+
+@dataclass
+class Fault:
+    """A refusal of EC2's, or an exception on the way to it."""
+
+    operation: str
+    reason: str = ""
+    message: str = "as the test wants it"
+    http_status: int = 400
+    error: Exception | None = None
+    # What is answered besides.
+    answer: dict[str, Any] = field(default_factory=dict)
+    # How many calls go well before, and how many don't after that.
+    after: int = 0
+    count: int = 1_000_000
+
+
+@dataclass
+class Calls:
+    """What was asked of EC2, and what is answered instead of EC2."""
+
+    faults: list[Fault] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
+
+    def count(self, operation: str) -> int:
+        """How often an operation was asked for."""
+        return self.made.count(operation)
+
+    def on_call(self, model: Any, **_: Any) -> Any:
+        """botocore's `before-call`: what is returned here is taken for the answer."""
+        self.made.append(model.name)
+        for fault in self.faults:
+            if fault.operation not in (model.name, "*"):
+                continue
+            if fault.after:
+                fault.after -= 1
+            elif fault.count:
+                fault.count -= 1
+                if fault.error:
+                    raise fault.error
+                answer = {
+                    **fault.answer,
+                    "Error": {"Code": fault.reason, "Message": fault.message},
+                    "ResponseMetadata": {"HTTPStatusCode": fault.http_status},
+                }
+                return AWSResponse("", fault.http_status, {}, None), answer
+        return None
+
+
+class WatchedClients(Clients):
+    """Clients whose calls a test sees. They are made once for all tests, which takes longer than most tests do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = Calls()
+        self._watched: set[int] = set()
+
+    def ec2(self, region: str, secrets: Secrets) -> Any:
+        client = super().ec2(region, secrets)
+        if id(client) not in self._watched:
+            self._watched.add(id(client))
+            client.meta.events.register("before-call.ec2", lambda **call: self.calls.on_call(**call))
+        return client

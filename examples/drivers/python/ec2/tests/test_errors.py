@@ -1,0 +1,234 @@
+"""What EC2 refuses is in the codes of the contract, and nothing is made twice because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import boto3
+import pytest
+import requests
+from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, ReadTimeoutError
+from botocore.parsers import ResponseParserError
+
+from cloud import REGION, Cloud
+from ec2driver.driver import Settings
+from faults import Calls, Fault
+from plugin import SECRETS, Plugin
+
+MACHINE_CALLS = ("CreateMachine", "DeleteMachine", "GetMachineStatus", "ShutDownMachine")
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("AuthFailure", "UNAUTHENTICATED"),
+        ("RequestExpired", "UNAUTHENTICATED"),
+        ("UnauthorizedOperation", "PERMISSION_DENIED"),
+        ("InsufficientInstanceCapacity", "RESOURCE_EXHAUSTED"),
+        ("VcpuLimitExceeded", "RESOURCE_EXHAUSTED"),
+        ("InstanceLimitExceeded", "RESOURCE_EXHAUSTED"),
+        ("InvalidParameterValue", "INVALID_ARGUMENT"),
+        ("InvalidGroup.NotFound", "INVALID_ARGUMENT"),
+        ("InvalidKeyPair.NotFound", "INVALID_ARGUMENT"),
+        ("Unsupported", "INVALID_ARGUMENT"),
+        ("IncorrectInstanceState", "FAILED_PRECONDITION"),
+        ("IdempotentParameterMismatch", "ABORTED"),
+        ("RequestLimitExceeded", "UNAVAILABLE"),
+        ("InternalError", "UNAVAILABLE"),
+        ("SomethingThatNobodyHasSeen", "UNKNOWN"),
+    ],
+)
+def test_what_ec2_says_to_a_create_has_its_code(
+    plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls, reason: str, code: str
+) -> None:
+    """DRV-CR-02, -03, -07, -08, -09, -10, -14, -16, DRV-15: and the create works once EC2 does."""
+    calls.faults.append(Fault("RunInstances", reason))
+    refused = plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster))
+    assert refused.code == code
+    assert reason in refused.message
+    assert not cloud.instances(cluster)
+    calls.faults.clear()
+    assert plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster)).code == "OK"
+    assert len(cloud.instances(cluster)) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("DescribeInstances", "ServiceUnavailable", http_status=503),
+        Fault("DescribeInstances", "NoCodeOfEc2s", http_status=502),
+        Fault("DescribeInstances", error=EndpointConnectionError(endpoint_url="https://ec2")),
+        Fault("DescribeInstances", error=ConnectTimeoutError(endpoint_url="https://ec2")),
+        Fault("DescribeInstances", error=ReadTimeoutError(endpoint_url="https://ec2")),
+        Fault("DescribeInstances", error=ResponseParserError("a page of a proxy")),
+    ],
+    ids=lambda fault: fault.reason or type(fault.error).__name__,
+)
+def test_a_cloud_that_is_down_is_unavailable_to_every_call(
+    plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls, fault: Fault
+) -> None:
+    """DRV-30, DRV-CR-14, DRV-DE-14, DRV-GS-14: never NOT_FOUND, which would lead to a second VM, and never OK."""
+    spec = cloud.spec(cluster)
+    plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec)
+    calls.faults.append(fault)
+    for call in MACHINE_CALLS:
+        assert getattr(plugin, call)(MachineName="m-1", ProviderSpec=spec).code == "UNAVAILABLE"
+    assert plugin.ListMachines(ProviderSpec=spec).code == "UNAVAILABLE"
+    assert len(cloud.alive(cluster)) == 1
+
+
+def test_a_throttled_driver_says_for_how_long(plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls) -> None:
+    calls.faults.append(Fault("DescribeInstances", "RequestLimitExceeded", http_status=503))
+    answer = plugin.GetMachineStatus(MachineName="m-1", ProviderSpec=cloud.spec(cluster))
+    assert answer.code == "UNAVAILABLE"
+    assert int(answer.trailers["capcmi-retry-after-ms"]) >= 1000
+
+
+def test_what_an_administrator_has_to_decode_is_in_no_message(
+    plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls
+) -> None:
+    blob = "You are not authorized. Encoded authorization failure message: " + "x" * 3000
+    calls.faults.append(Fault("RunInstances", "UnauthorizedOperation", blob, http_status=403))
+    refused = plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster))
+    assert refused.code == "PERMISSION_DENIED"
+    assert "not authorized" in refused.message
+    assert len(refused.message) < 200
+
+
+def test_a_secret_that_ec2_echoes_is_in_no_message(plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls) -> None:
+    """DRV-17, OPS-11. The client of the tests looks for the secrets in every message."""
+    secret = SECRETS["secretAccessKey"].decode()
+    calls.faults.append(Fault("RunInstances", "AuthFailure", f"the key {secret} is wrong"))
+    refused = plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster))
+    assert refused.code == "UNAUTHENTICATED"
+    assert "[redacted]" in refused.message
+
+
+def test_a_fault_of_the_driver_is_unknown_and_tells_nothing(
+    plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls
+) -> None:
+    """DRV-CR-02, CMI-23: what an exception says may hold anything."""
+    calls.faults.append(Fault("RunInstances", error=RuntimeError(SECRETS["secretAccessKey"].decode())))
+    refused = plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster))
+    assert refused.code == "UNKNOWN"
+    assert "RuntimeError" in refused.message
+
+
+def test_a_full_zone_leads_to_another_one(plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls) -> None:
+    """Each subnet is tried once, in the same order in every call."""
+    calls.faults.append(Fault("RunInstances", "InsufficientInstanceCapacity", count=2))
+    made = plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster))
+    assert made.code == "OK"
+    assert calls.count("RunInstances") == 3
+    assert len(cloud.instances(cluster)) == 1
+
+
+def test_a_full_zone_that_a_machine_asks_for_leads_nowhere_else(
+    plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls
+) -> None:
+    calls.faults.append(Fault("RunInstances", "InsufficientInstanceCapacity", count=1))
+    spec = cloud.spec(cluster, failureDomain="eu-central-1c")
+    assert plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec).code == "RESOURCE_EXHAUSTED"
+    assert plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec).machine.failure_domain == "eu-central-1c"
+
+
+@pytest.mark.parametrize(
+    "secrets",
+    [
+        {},
+        {"accessKeyId": b"AKIAIOSFODNN7EXAMPLE"},
+        {"accessKeyId": b"AKIAIOSFODNN7EXAMPLE", "secretAccessKey": b""},
+        {"accessKeyId": b"AKIAIOSFODNN7EXAMPLE", "secretAccessKey": b"\xff\xfe"},
+    ],
+)
+def test_without_credentials_nothing_is_asked_of_ec2(
+    plugin: Plugin,
+    cloud: Cloud,
+    cluster: str,
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    secrets: dict[str, bytes],
+) -> None:
+    """CMI-38: those of the process are not used instead."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7PROCESS")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-process")
+    spec = cloud.spec(cluster)
+    for call in MACHINE_CALLS:
+        answer = getattr(plugin, call)(MachineName="m-1", ProviderSpec=spec, Secrets=secrets)
+        assert answer.code == "UNAUTHENTICATED"
+    assert plugin.ListMachines(ProviderSpec=spec, Secrets=secrets).code == "UNAUTHENTICATED"
+    assert not calls.made
+
+
+@pytest.fixture
+def guarded(cloud: Cloud) -> Iterator[Callable[[str | None], dict[str, bytes]]]:
+    """Makes users of the account with a policy, and has moto check every request from then on."""
+    iam = boto3.Session("AKIAIOSFODNN7EXAMPLE", "console", region_name=REGION).client("iam", endpoint_url=cloud.url)
+    users: list[tuple[str, str]] = []
+
+    def user(allowed: str | None) -> dict[str, bytes]:
+        name = f"user-{len(users)}-{id(users)}"
+        iam.create_user(UserName=name)
+        if allowed:
+            policy = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "%s", "Resource": "*"}]}'
+            iam.put_user_policy(UserName=name, PolicyName="p", PolicyDocument=policy % allowed)
+        key = iam.create_access_key(UserName=name)["AccessKey"]
+        users.append((name, key["AccessKeyId"]))
+        requests.post(f"{cloud.url}/moto-api/reset-auth", data=b"0", timeout=30).raise_for_status()
+        return {"accessKeyId": key["AccessKeyId"].encode(), "secretAccessKey": key["SecretAccessKey"].encode()}
+
+    yield user
+    requests.post(f"{cloud.url}/moto-api/reset-auth", data=b"inf", timeout=30).raise_for_status()
+
+
+def test_a_key_that_ec2_does_not_know_is_unauthenticated(
+    plugin: Plugin, cloud: Cloud, cluster: str, guarded: Callable[[str | None], dict[str, bytes]]
+) -> None:
+    """DRV-CR-16, DRV-DE-16, DRV-GS-16: as EC2 says it, not as a test scripts it."""
+    guarded(None)
+    spec = cloud.spec(cluster)
+    nobody = {"accessKeyId": b"AKIAIOSFODNN7UNKNOWN", "secretAccessKey": b"nobody-knows-this-one"}
+    for call in MACHINE_CALLS:
+        answer = getattr(plugin, call)(MachineName="m-1", ProviderSpec=spec, Secrets=nobody)
+        assert answer.code == "UNAUTHENTICATED", answer.message
+        assert "nobody-knows" not in answer.message
+
+
+def test_a_key_that_may_only_read_is_denied_to_create(
+    plugin: Plugin, cloud: Cloud, cluster: str, guarded: Callable[[str | None], dict[str, bytes]]
+) -> None:
+    """DRV-CR-07, DRV-GS-07"""
+    reader = guarded("ec2:Describe*")
+    spec = cloud.spec(cluster)
+    assert plugin.GetMachineStatus(MachineName="m-1", ProviderSpec=spec, Secrets=reader).code == "NOT_FOUND"
+    assert plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec, Secrets=reader).code == "PERMISSION_DENIED"
+    requests.post(f"{cloud.url}/moto-api/reset-auth", data=b"inf", timeout=30)
+    powerless = guarded("s3:*")
+    for call in MACHINE_CALLS:
+        answer = getattr(plugin, call)(MachineName="m-1", ProviderSpec=spec, Secrets=powerless)
+        assert answer.code == "PERMISSION_DENIED", answer.message
+
+
+def test_an_answer_without_an_instance_is_internal(plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls) -> None:
+    """DRV-CR-13: an invariant of EC2's that is broken."""
+    calls.faults.append(Fault("RunInstances", answer={"Instances": []}, http_status=200))
+    assert plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster)).code == "INTERNAL"
+
+
+def test_a_call_whose_caller_has_gone_does_not_go_on_waiting(
+    serve: Callable[[Settings], Plugin], cloud: Cloud, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DRV-DE-04: and its lock is free again for the next one."""
+    from moto.ec2.models.instances import Instance
+
+    plugin = serve(Settings(consistency_window=0, patience=60))
+    spec = cloud.spec(cluster)
+    plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec)
+    with monkeypatch.context() as slow:
+        slow.setattr(Instance, "terminate", lambda self: setattr(self._state, "name", "shutting-down"))
+        assert plugin.DeleteMachine(MachineName="m-1", ProviderSpec=spec, deadline=3).code in (
+            "ABORTED",
+            "DEADLINE_EXCEEDED",
+        )
+    cloud.ec2.terminate_instances(InstanceIds=[cloud.alive(cluster)[0]["InstanceId"]])
+    assert plugin.DeleteMachine(MachineName="m-1", ProviderSpec=spec, deadline=30).code == "OK"

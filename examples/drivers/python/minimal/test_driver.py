@@ -1,0 +1,217 @@
+"""The minimal driver, over a real socket, as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cmi.v1 import cmi_pb2 as cmi
+from cmi.v1 import cmi_pb2_grpc as services
+
+DRIVER = Path(__file__).with_name("driver.py")
+
+
+def run(**environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, DRIVER],
+        env={"PATH": os.environ["PATH"], **environment},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[grpc.Channel]:
+    """A driver that runs, and ends well when it is asked to."""
+    endpoint = f"unix://{tmp_path_factory.mktemp('minimal')}/driver.sock"
+    with run(CMI_ENDPOINT=endpoint) as process:
+        try:
+            with grpc.insecure_channel(endpoint) as channel:
+                grpc.channel_ready_future(channel).result(timeout=60)
+                yield channel
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0, said
+    assert "canary" not in said
+
+
+@pytest.fixture
+def machine(channel: grpc.Channel) -> services.MachineStub:
+    return services.MachineStub(channel)
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> str:
+    """A cluster that no other test has."""
+    return str(request.node.name)
+
+
+def spec(cluster: str, identity: str = "uid-1", **changes: Any) -> bytes:
+    tags = {"kubernetes.io/cluster": cluster, "capcmi.io/machine": identity, **changes.pop("tags", {})}
+    fields = {"vmPool": "default", "size": "small", "tags": tags, **changes}
+    return json.dumps({key: value for key, value in fields.items() if value is not None}).encode()
+
+
+def code(call: Any, request: Any) -> str:
+    """How a call ends; an error has a sentence that has no secret in it."""
+    try:
+        call(request)
+    except grpc.RpcError as error:
+        assert len(error.details().split()) >= 3, error.details()
+        assert "canary" not in error.details()
+        return str(error.code().name)
+    return "OK"
+
+
+def test_it_has_less_than_150_lines() -> None:
+    assert len(DRIVER.read_text().splitlines()) < 150
+
+
+def test_the_tutorial_builds_it_piece_by_piece() -> None:
+    """Its pieces of Python, one after the other, are the file."""
+    page = DRIVER.parents[4] / "docs/driver-authors.md"
+    tutorial = page.read_text().split("\n## A driver from an empty file\n")[1].split("\n## ")[0]
+    pieces = [block.split("```")[0] for block in tutorial.split("```python\n")[1:]]
+
+    def lines(text: str) -> list[str]:
+        return [line for line in text.splitlines() if line.strip()]
+
+    assert lines("".join(pieces)) == lines(DRIVER.read_text())
+
+
+def test_it_says_who_it_is_and_what_it_can(channel: grpc.Channel) -> None:
+    """CMI-50, CMI-58, CMI-61, CMI-62, CMI-64"""
+    identity = services.IdentityStub(channel)
+    info = identity.GetPluginInfo(cmi.GetPluginInfoRequest())
+    assert (info.name, info.version) == ("minimal.example.com", "0.1.0")
+    declared = identity.GetPluginCapabilities(cmi.GetPluginCapabilitiesRequest()).capabilities
+    assert [capability.rpc.type for capability in declared] == [1, 2, 3, 4]
+    assert identity.Probe(cmi.ProbeRequest()).ready.value is True
+
+
+def test_a_call_that_is_not_declared_is_not_implemented(machine: services.MachineStub) -> None:
+    """CMI-07, CMI-36"""
+    assert code(machine.ShutDownMachine, cmi.ShutDownMachineRequest(MachineName="m")) == "UNIMPLEMENTED"
+    assert code(machine.GetVolumeIDs, cmi.GetVolumeIDsRequest(PVSpecList=b"[]")) == "UNIMPLEMENTED"
+
+
+def test_a_vm_is_made_once_found_listed_and_gone(machine: services.MachineStub, cluster: str) -> None:
+    """DRV-10, DRV-12, DRV-19, DRV-21, DRV-27, DRV-36"""
+    create = cmi.CreateMachineRequest(
+        MachineName="m", ProviderSpec=spec(cluster), Secrets={"userData": b"canary\xff"}, LastKnownState=b"\xff"
+    )
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: machine.CreateMachine(create), range(16)))
+    assert len({answer.ProviderID for answer in made}) == 1
+    assert {answer.NodeName for answer in made} == {"m"}
+    status = cmi.GetMachineStatusRequest(MachineName="m", ProviderSpec=spec(cluster), ProviderID=made[0].ProviderID)
+    assert machine.GetMachineStatus(status).ProviderID == made[0].ProviderID
+    listed = machine.ListMachines(cmi.ListMachinesRequest(ProviderSpec=spec(cluster)))
+    assert dict(listed.MachineList) == {made[0].ProviderID: "m"}
+    delete = cmi.DeleteMachineRequest(MachineName="m", ProviderSpec=spec(cluster), ProviderID=made[0].ProviderID)
+    for _ in range(3):
+        assert code(machine.DeleteMachine, delete) == "OK"
+        assert code(machine.GetMachineStatus, status) == "NOT_FOUND"
+
+
+def test_a_vm_that_is_another_is_neither_adopted_nor_touched(machine: services.MachineStub, cluster: str) -> None:
+    """DRV-08, DRV-20, DRV-28, DRV-CR-06: another spec, another machine object, another cluster, another id."""
+    made = machine.CreateMachine(cmi.CreateMachineRequest(MachineName="m", ProviderSpec=spec(cluster)))
+    for other in (spec(cluster, size="large"), spec(cluster, identity="uid-2")):
+        create = cmi.CreateMachineRequest(MachineName="m", ProviderSpec=other)
+        assert code(machine.CreateMachine, create) == "ALREADY_EXISTS"
+    another_id = "minimal:///" + "0" * 32
+    for other, provider_id in ((spec(cluster, identity="uid-2"), ""), (spec(cluster + "-2"), made.ProviderID)):
+        wanted = {"MachineName": "m", "ProviderSpec": other, "ProviderID": provider_id}
+        assert code(machine.GetMachineStatus, cmi.GetMachineStatusRequest(**wanted)) == "NOT_FOUND"
+        assert code(machine.DeleteMachine, cmi.DeleteMachineRequest(**wanted)) == "OK"
+    wanted = {"MachineName": "m", "ProviderSpec": spec(cluster), "ProviderID": another_id}
+    assert code(machine.GetMachineStatus, cmi.GetMachineStatusRequest(**wanted)) == "NOT_FOUND"
+    assert code(machine.DeleteMachine, cmi.DeleteMachineRequest(**wanted)) == "OK"
+    found = machine.GetMachineStatus(cmi.GetMachineStatusRequest(MachineName="m", ProviderSpec=spec(cluster)))
+    assert found.ProviderID == made.ProviderID
+
+
+@pytest.mark.parametrize(
+    ("name", "provider_spec", "wanted"),
+    [
+        ("", spec("c"), "INVALID_ARGUMENT"),
+        ("a" * 254, spec("c"), "INVALID_ARGUMENT"),
+        ("A b", spec("c"), "INVALID_ARGUMENT"),
+        ("m", b"", "INVALID_ARGUMENT"),
+        ("m", b"{", "INVALID_ARGUMENT"),
+        ("m", b"\xff", "INVALID_ARGUMENT"),
+        ("m", b"[]", "INVALID_ARGUMENT"),
+        ("m", spec("c", vmPool=None), "INVALID_ARGUMENT"),
+        ("m", spec("c", size=None), "INVALID_ARGUMENT"),
+        ("m", b'{"vmPool": "a", "size": "small"}', "INVALID_ARGUMENT"),
+        ("m", spec("c", size=1), "INVALID_ARGUMENT"),
+        ("m", spec("c", colour="red"), "INVALID_ARGUMENT"),
+        ("m", spec("c", rootFsSize="20"), "INVALID_ARGUMENT"),
+        ("m", spec("c", rootFsSize=True), "INVALID_ARGUMENT"),
+        ("m", spec("c", tags={"a": 1}), "INVALID_ARGUMENT"),
+        ("m", spec("c", tags={"capcmi.io/machine": ""}), "INVALID_ARGUMENT"),
+        ("m", spec(""), "INVALID_ARGUMENT"),
+    ],
+)
+def test_a_wrong_request_is_refused_and_makes_nothing(
+    machine: services.MachineStub, name: str, provider_spec: bytes, wanted: str
+) -> None:
+    """DRV-04, DRV-CR-03, DRV-CR-11, DRV-DE-03, DRV-GS-03, CMI-28, CMI-30"""
+    fields = {"MachineName": name, "ProviderSpec": provider_spec}
+    assert code(machine.CreateMachine, cmi.CreateMachineRequest(**fields)) == wanted
+    assert code(machine.DeleteMachine, cmi.DeleteMachineRequest(**fields)) == wanted
+    assert code(machine.GetMachineStatus, cmi.GetMachineStatusRequest(**fields)) == wanted
+    assert not machine.ListMachines(cmi.ListMachinesRequest(ProviderSpec=spec("c"))).MachineList
+
+
+@pytest.mark.parametrize(
+    ("provider_spec", "wanted"),
+    [
+        (spec("c", size="huge"), "INVALID_ARGUMENT"),
+        (spec("c", rootFsSize=-1), "INVALID_ARGUMENT"),
+        (spec("c", rootFsSize=101), "OUT_OF_RANGE"),
+        (spec("c", rootFsSize=9), "OUT_OF_RANGE"),
+    ],
+)
+def test_a_size_that_there_is_not_makes_nothing_and_keeps_nothing_from_going(
+    machine: services.MachineStub, provider_spec: bytes, wanted: str
+) -> None:
+    """DRV-CR-03, DRV-CR-11, DRV-19"""
+    fields = {"MachineName": "m", "ProviderSpec": provider_spec}
+    assert code(machine.CreateMachine, cmi.CreateMachineRequest(**fields)) == wanted
+    assert code(machine.GetMachineStatus, cmi.GetMachineStatusRequest(**fields)) == "NOT_FOUND"
+    assert code(machine.DeleteMachine, cmi.DeleteMachineRequest(**fields)) == "OK"
+
+
+def test_a_list_of_no_cluster_is_refused(machine: services.MachineStub) -> None:
+    """DRV-LM-03: never all there is."""
+    for wrong in (b"", b"{}", spec(""), spec("c", tags={"kubernetes.io/cluster": None})):
+        assert code(machine.ListMachines, cmi.ListMachinesRequest(ProviderSpec=wrong)) == "INVALID_ARGUMENT"
+
+
+def test_a_provider_id_of_another_kind_is_refused(machine: services.MachineStub) -> None:
+    """DRV-DE-03"""
+    request = cmi.DeleteMachineRequest(MachineName="m", ProviderSpec=spec("c"), ProviderID="aws:///a/i-1")
+    assert code(machine.DeleteMachine, request) == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:1", "unix:///nowhere/driver.sock"])
+def test_an_endpoint_that_can_not_be_served_ends_it(endpoint: str) -> None:
+    """OPS-13, CMI-181"""
+    with run(CMI_ENDPOINT=endpoint) as process:
+        _, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert said.strip()
