@@ -9,6 +9,7 @@ mod intact;
 mod interruption;
 mod mutant;
 mod mutants;
+mod python;
 mod wire;
 
 use std::sync::Arc;

@@ -5,6 +5,7 @@ mod capacity;
 mod codes;
 mod crash_points;
 mod diagnostics;
+mod ec2;
 mod fallbacks;
 mod health_check;
 mod identity;

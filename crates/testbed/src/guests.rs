@@ -1,6 +1,6 @@
 //! The guests of the simulated cloud. They are no part of the driver: it makes VMs, and what boots in them is seen here.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,32 +10,49 @@ use futures::Stream;
 use management_cluster::hollow_kubelet::{Guest, GuestEvent};
 
 /// How often the guests are looked after.
-const LOOK: Duration = Duration::from_millis(50);
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
 /// What happens to the guests of the cloud that lives in this state file.
 pub fn guests(state: &Path) -> impl Stream<Item = GuestEvent> + Send + 'static {
     let view = CloudView::open(state, Arc::new(WallClock));
-    let start = (view, BTreeSet::<String>::new(), VecDeque::new());
-    futures::stream::unfold(start, |(mut view, mut known, mut news)| async move {
+    let start = (view, Seen::default(), VecDeque::new());
+    futures::stream::unfold(start, |(mut view, mut seen, mut news)| async move {
         loop {
             if let Some(event) = news.pop_front() {
-                return Some((event, (view, known, news)));
+                return Some((event, (view, seen, news)));
             }
             if let Ok((cloud, now)) = view.now() {
-                let running: Vec<_> = cloud.vms().filter(|vm| vm.is_running(now)).collect();
-                let ids: BTreeSet<_> = running.iter().map(|vm| vm.provider_id()).collect();
-                let booted = running.iter().filter(|vm| !known.contains(&vm.provider_id()));
-                news.extend(booted.map(|vm| GuestEvent::Booted(guest(vm))));
-                news.extend(known.difference(&ids).map(|id| GuestEvent::Gone {
-                    provider_id: id.clone(),
-                }));
-                known = ids;
+                let running = cloud.vms().filter(|vm| vm.is_running(now));
+                let running = running.map(|vm| (vm.provider_id(), vm)).collect();
+                news.extend(seen.news(&running, |vm| guest(vm)));
             }
             if news.is_empty() {
                 tokio::time::sleep(LOOK).await;
             }
         }
     })
+}
+
+/// The guests that were seen running, by provider id.
+#[derive(Default)]
+pub(crate) struct Seen(BTreeSet<String>);
+
+impl Seen {
+    /// What has happened since the last look, when these run now.
+    pub(crate) fn news<V>(
+        &mut self,
+        running: &BTreeMap<String, V>,
+        guest: impl Fn(&V) -> Guest,
+    ) -> Vec<GuestEvent> {
+        let booted = running.iter().filter(|(id, _)| !self.0.contains(*id));
+        let mut news: Vec<_> = booted.map(|(_, vm)| GuestEvent::Booted(guest(vm))).collect();
+        let gone = self.0.iter().filter(|id| !running.contains_key(*id));
+        news.extend(gone.map(|id| GuestEvent::Gone {
+            provider_id: id.clone(),
+        }));
+        self.0 = running.keys().cloned().collect();
+        news
+    }
 }
 
 fn guest(vm: &Vm) -> Guest {

@@ -1,14 +1,16 @@
 //! The provider as it is shipped, on a management cluster of plain processes: one way to install it, to run it as its
-//! ServiceAccount, and to let guests boot in the simulated cloud; for the tests, the quickstart and the benchmark.
+//! ServiceAccount, and to let guests boot in a cloud; for the tests, the quickstart and the benchmark.
 
 mod guests;
 mod http;
 mod install;
 mod provider;
+mod python;
 
 pub use self::{
     guests::guests,
     http::get,
     install::{definitions, install},
     provider::{Launch, Launched, NAMESPACE, SERVICE_ACCOUNT, free_address, service_account},
+    python::{Ec2, Ec2Guest, Python, PythonDriver, python_drivers},
 };

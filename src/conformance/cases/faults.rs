@@ -308,7 +308,12 @@ async fn deadline(t: Trial, operation: Operation) -> Outcome {
     let ended = tokio::time::timeout(deadline, t.touch(operation, &order)).await;
     t.restore().await?;
     if let Ok(answer) = ended {
-        answer?.refused(Code::DeadlineExceeded)?;
+        if operation == Operation::GetVolumeIds {
+            // As in `broken`: what needs no back end is done in time.
+            answer?.ok_or(&[Code::DeadlineExceeded])?;
+        } else {
+            answer?.refused(Code::DeadlineExceeded)?;
+        }
     }
     if operation == Operation::DeleteMachine {
         t.remove(&order, id.as_ref()).await?;

@@ -40,12 +40,19 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// A template.
+    /// A template of the simulated driver.
     pub async fn template(&self, name: &str, provider_spec: Value) -> Result<()> {
+        let spec =
+            json!({"provider": "simulated", "providerSpec": provider_spec, "shutdownTimeoutSeconds": 0});
+        self.template_with(name, spec).await
+    }
+
+    /// A template with this spec of InfraMachines.
+    pub async fn template_with(&self, name: &str, spec: Value) -> Result<()> {
         let template = json!({
             "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
             "metadata": {"name": name, "namespace": self.world.namespace},
-            "spec": {"template": {"spec": {"provider": "simulated", "providerSpec": provider_spec, "shutdownTimeoutSeconds": 0}}},
+            "spec": {"template": {"spec": spec}},
         });
         management_cluster::apply(&self.world.admin, template).await?;
         Ok(())

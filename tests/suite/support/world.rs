@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use kube::Client;
 use kube::api::DynamicObject;
 use management_cluster::{ManagementCluster, apply_yaml, stand_in};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use super::fleet::bootstrap_secret;
@@ -72,10 +72,16 @@ impl World {
 
     /// A Cluster with our InfraCluster, an initialized control plane, the workload cluster and bootstrap data for it.
     pub async fn cluster(&self, name: &str) -> Result<()> {
-        self.apply(&format!(
-            "apiVersion: infrastructure.capcmi.io/v1alpha1\nkind: InfraCluster\nmetadata: {{name: {name}, namespace: $NS}}\nspec: {{}}\n"
-        ))
-        .await?;
+        self.cluster_with(name, json!({})).await
+    }
+
+    /// As [`World::cluster`], with this spec of the InfraCluster.
+    pub async fn cluster_with(&self, name: &str, spec: Value) -> Result<()> {
+        let infra = json!({
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster",
+            "metadata": {"name": name, "namespace": self.namespace}, "spec": spec,
+        });
+        management_cluster::apply(&self.admin, infra).await?;
         let infrastructure =
             json!({"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": name});
         stand_in::create_cluster(

@@ -1,0 +1,208 @@
+//! The drivers in `examples/drivers/python`, as the processes that they are.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use futures::Stream;
+use management_cluster::hollow_kubelet::{Guest, GuestEvent};
+use management_cluster::{Process, RunFolder};
+use serde_json::Value;
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::guests::{LOOK, Seen};
+use crate::provider::free_address;
+
+/// Installing packages and generating code takes half a minute on a computer that does nothing else.
+const ENVIRONMENT_DEADLINE: Duration = Duration::from_mins(10);
+const START_DEADLINE: Duration = Duration::from_mins(2);
+
+/// The Python of the virtual environment that the drivers run in. It is made the first time that somebody asks.
+#[derive(Clone, Debug)]
+pub struct Python {
+    interpreter: PathBuf,
+}
+
+/// A driver that serves.
+#[derive(Debug)]
+pub struct PythonDriver {
+    /// `CMI_ENDPOINT`.
+    pub endpoint: String,
+    /// The process.
+    pub process: Process,
+}
+
+/// EC2 as moto serves it.
+#[derive(Debug)]
+pub struct Ec2 {
+    /// `127.0.0.1:port`.
+    pub address: String,
+    _process: Process,
+}
+
+/// `examples/drivers/python`.
+pub fn python_drivers() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/drivers/python")
+}
+
+impl Python {
+    /// Finds or makes the environment.
+    ///
+    /// # Errors
+    /// When there is no fitting `python3`, or its packages can't be had.
+    pub async fn find() -> Result<Self> {
+        let mut script = tokio::process::Command::new(python_drivers().join("environment.sh"));
+        let output = tokio::time::timeout(ENVIRONMENT_DEADLINE, script.kill_on_drop(true).output());
+        let output = output
+            .await
+            .context("making the environment of the Python drivers takes too long")?
+            .context("starting environment.sh")?;
+        ensure!(
+            output.status.success(),
+            "environment.sh: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let folder = String::from_utf8(output.stdout).context("environment.sh prints no text")?;
+        Ok(Self {
+            interpreter: Path::new(folder.trim_end()).join("bin/python"),
+        })
+    }
+
+    /// The interpreter.
+    pub fn interpreter(&self) -> &Path {
+        &self.interpreter
+    }
+
+    fn command(&self, folder: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.interpreter);
+        command.args(arguments).current_dir(python_drivers().join(folder));
+        command
+    }
+
+    /// Starts the minimal driver at a socket in the folder, and waits until it serves.
+    ///
+    /// # Errors
+    /// When it ends instead, or takes too long.
+    pub async fn minimal(&self, folder: &RunFolder, name: &str) -> Result<PythonDriver> {
+        serve(folder, name, self.command("minimal", &["driver.py"])).await
+    }
+
+    /// Starts the EC2 driver at a socket in the folder, and waits until it serves.
+    ///
+    /// # Errors
+    /// When it ends instead, or takes too long.
+    pub async fn ec2_driver(&self, folder: &RunFolder, name: &str, ec2: &Ec2) -> Result<PythonDriver> {
+        let mut command = self.command("ec2", &["-m", "ec2driver"]);
+        command
+            .env("AWS_REGION", "eu-central-1")
+            .env("AWS_ENDPOINT_URL_EC2", format!("http://{}", ec2.address))
+            .env("EC2_DRIVER_CONSISTENCY_WINDOW_SECONDS", "1")
+            .env("EC2_DRIVER_PATIENCE_SECONDS", "2");
+        serve(folder, name, command).await
+    }
+
+    /// Starts EC2, and waits until it answers.
+    ///
+    /// # Errors
+    /// When it ends instead, or takes too long.
+    pub async fn ec2(&self, folder: &RunFolder, name: &str) -> Result<Ec2> {
+        let address = free_address()?;
+        let command = self.command("ec2/tests", &["ec2_server.py", &address]);
+        let mut process = Process::start(folder, name, &command)?;
+        process
+            .wait_until(START_DEADLINE, async || {
+                TcpStream::connect(&address).await.is_ok()
+            })
+            .await?;
+        Ok(Ec2 {
+            address,
+            _process: process,
+        })
+    }
+}
+
+async fn serve(folder: &RunFolder, name: &str, mut command: Command) -> Result<PythonDriver> {
+    let socket = folder.path().join(format!("{name}.sock"));
+    let endpoint = format!("unix://{}", socket.display());
+    command.env("CMI_ENDPOINT", &endpoint);
+    let mut process = Process::start(folder, name, &command)?;
+    process
+        .wait_until(START_DEADLINE, async || {
+            UnixStream::connect(&socket).await.is_ok()
+        })
+        .await?;
+    Ok(PythonDriver { endpoint, process })
+}
+
+/// An instance that runs, as the console of EC2 says it.
+#[derive(Clone, Debug, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ec2Guest {
+    /// `aws:///zone/i-…`.
+    pub provider_id: String,
+    /// Its private DNS name.
+    pub node_name: String,
+    /// Its private address.
+    pub address: String,
+    /// Whether the network drops what is not sent from or to its address.
+    pub source_dest_check: bool,
+    /// Its tags.
+    pub tags: BTreeMap<String, String>,
+    /// What it boots with, in base64.
+    user_data: String,
+}
+
+impl Ec2Guest {
+    fn guest(&self) -> Guest {
+        Guest {
+            provider_id: self.provider_id.clone(),
+            node_name: self.node_name.clone(),
+            // What is no base64 boots into nothing, as at EC2.
+            user_data: BASE64_STANDARD.decode(&self.user_data).unwrap_or_default(),
+            addresses: vec![("InternalIP".to_owned(), self.address.clone())],
+        }
+    }
+}
+
+impl Ec2 {
+    /// The instances that run.
+    ///
+    /// # Errors
+    /// When the console does not answer.
+    pub async fn instances(&self) -> Result<Vec<Ec2Guest>> {
+        Ok(serde_json::from_value(self.console("guests").await?)?)
+    }
+
+    /// What happens to the guests. What runs in an instance is no part of moto.
+    pub fn guests(self: &Arc<Self>) -> impl Stream<Item = GuestEvent> + Send + 'static {
+        let start = (Arc::clone(self), Seen::default(), VecDeque::new());
+        futures::stream::unfold(start, |(ec2, mut seen, mut news)| async move {
+            loop {
+                if let Some(event) = news.pop_front() {
+                    return Some((event, (ec2, seen, news)));
+                }
+                if let Ok(running) = ec2.instances().await {
+                    let running = running.into_iter().map(|vm| (vm.provider_id.clone(), vm));
+                    news.extend(seen.news(&running.collect(), Ec2Guest::guest));
+                }
+                if news.is_empty() {
+                    tokio::time::sleep(LOOK).await;
+                }
+            }
+        })
+    }
+
+    /// What its console says; see `ec2_server.py` for what there is.
+    ///
+    /// # Errors
+    /// When it does not answer, or not in JSON.
+    pub async fn console(&self, what: &str) -> Result<Value> {
+        let (code, body) = crate::get(&self.address, &format!("/console/{what}")).await?;
+        ensure!(code == 200, "the console of EC2 answers {code}: {body}");
+        serde_json::from_str(&body).with_context(|| format!("the console of EC2 says {body}"))
+    }
+}
