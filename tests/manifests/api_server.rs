@@ -28,6 +28,25 @@ async fn cluster() -> Result<&'static ManagementCluster> {
     ManagementCluster::shared(builder).await
 }
 
+/// What the API server says to objects that it is shown and does not keep.
+pub async fn would_take(objects: &[Value]) -> Result<()> {
+    let client = cluster().await?.admin_client().await?;
+    for object in objects {
+        let object: DynamicObject = serde_json::from_value(object.clone())?;
+        let types = object.types.clone().context("an object has a kind")?;
+        let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?);
+        // The namespace of the object need not be there, since nothing is kept.
+        let namespace = object.metadata.namespace.clone().context("a namespaced object")?;
+        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource);
+        let params = PatchParams::apply("tests").dry_run();
+        let name = object.metadata.name.clone().unwrap_or_default();
+        api.patch(&name, &params, &Patch::Apply(&object))
+            .await
+            .with_context(|| format!("{} {name}", types.kind))?;
+    }
+    Ok(())
+}
+
 /// A namespace with a tenant, once the permissions and policies are in force; the API server takes a moment for that.
 pub async fn namespace() -> Result<String> {
     let cluster = cluster().await?;

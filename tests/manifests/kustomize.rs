@@ -174,17 +174,29 @@ async fn the_provider_may_do_little() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn secrets_can_be_granted_namespace_by_namespace() -> Result<()> {
+/// `config/default` with components, and with more lines in its kustomization.
+pub async fn composed(components: &[&str], more: &str) -> Result<Vec<Value>> {
     let folder = tempfile::tempdir()?;
     // kustomize takes relative paths only.
     let up = "../".repeat(folder.path().canonicalize()?.components().count() - 1);
     let config = format!("{up}{}/config", repository().canonicalize()?.display());
+    let paths: Vec<_> = components
+        .iter()
+        .map(|name| format!("{config}/components/{name}"))
+        .collect();
     fs::write(
         folder.path().join("kustomization.yaml"),
-        format!("resources: [{config}/default]\ncomponents: [{config}/components/namespaced-secrets]\n"),
+        format!(
+            "resources: [{config}/default]\ncomponents: [{}]\n{more}",
+            paths.join(", ")
+        ),
     )?;
-    let titles = titles(&build(folder.path()).await?);
+    build(folder.path()).await
+}
+
+#[tokio::test]
+async fn secrets_can_be_granted_namespace_by_namespace() -> Result<()> {
+    let titles = titles(&composed(&["namespaced-secrets"], "").await?);
     assert!(titles.contains(&"ClusterRole capcmi-secrets-role".to_owned()));
     assert!(!titles.contains(&"ClusterRoleBinding capcmi-secrets-rolebinding".to_owned()));
     Ok(())

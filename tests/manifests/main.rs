@@ -5,6 +5,7 @@ mod agreement;
 mod api_server;
 mod clusterctl;
 mod committed;
+mod components;
 mod documentation;
 mod kustomize;
 mod limits;

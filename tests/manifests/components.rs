@@ -1,0 +1,178 @@
+//! The components that put a driver beside the provider, as `kubectl kustomize` builds them.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::api_server::would_take;
+use crate::kustomize::composed;
+use crate::objects::{find, output};
+
+const IMAGE: &str = "images: [{name: driver, newName: registry.example.com/my-driver, newTag: v0.1.0}]\n";
+
+/// The Pod of a Deployment.
+fn pod<'a>(objects: &'a [Value], deployment: &str) -> Result<&'a Value> {
+    Ok(&find(objects, "Deployment", deployment)?["spec"]["template"]["spec"])
+}
+
+/// The one of a name in a list of objects.
+fn named<'a>(list: &'a Value, name: &str) -> Result<&'a Value> {
+    let mut items = list.as_array().into_iter().flatten();
+    items
+        .find(|item| item["name"] == name)
+        .with_context(|| format!("no {name} in {list}"))
+}
+
+/// Where a container sees a volume.
+fn mounted<'a>(container: &'a Value, volume: &str) -> Result<&'a Path> {
+    let path = named(&container["volumeMounts"], volume)?["mountPath"].as_str();
+    Ok(Path::new(path.context("a path")?))
+}
+
+/// The one driver of the drivers file.
+fn driver(objects: &[Value]) -> Result<Value> {
+    let text = find(objects, "ConfigMap", "capcmi-drivers")?["data"]["drivers.yaml"].as_str();
+    let file: Value = serde_saphyr::from_str(text.context("a drivers file")?)?;
+    ensure!(
+        file["drivers"].as_array().is_some_and(|all| all.len() == 1),
+        "{file}"
+    );
+    Ok(file["drivers"][0].clone())
+}
+
+/// What the binary says to a drivers file.
+fn check(driver: &Value) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("drivers.yaml");
+    std::fs::write(&path, json!({"drivers": [driver]}).to_string())?;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    output(
+        command
+            .args(["drivers", "check", "--offline", "--drivers-config"])
+            .arg(&path),
+    )?;
+    Ok(())
+}
+
+fn is_restricted(container: &Value) -> bool {
+    let security = &container["securityContext"];
+    security["allowPrivilegeEscalation"] == false
+        && security["readOnlyRootFilesystem"] == true
+        && security["runAsNonRoot"] == true
+        && security["capabilities"] == json!({"drop": ["ALL"]})
+        && security["seccompProfile"]["type"] == "RuntimeDefault"
+}
+
+/// OPS-16, CMI-156, CMI-166, CMI-167: both containers of the Pod know the socket by the same path.
+#[tokio::test]
+async fn a_sidecar_and_the_provider_meet_at_a_socket() -> Result<()> {
+    let objects = composed(&["driver-sidecar"], IMAGE).await?;
+    let pod = pod(&objects, "capcmi-controller-manager")?;
+    let sidecar = named(&pod["initContainers"], "driver")?;
+    let manager = named(&pod["containers"], "manager")?;
+    // Kubernetes takes one that restarts for a sidecar: it is up before the manager and ends after it.
+    ensure!(sidecar["restartPolicy"] == "Always", "{sidecar}");
+    ensure!(sidecar["image"] == "registry.example.com/my-driver:v0.1.0");
+    ensure!(is_restricted(sidecar), "{sidecar}");
+    let entry = driver(&objects)?;
+    let endpoint = &entry["grpc"]["endpoint"];
+    ensure!(
+        *endpoint == named(&sidecar["env"], "CMI_ENDPOINT")?["value"],
+        "{entry}"
+    );
+    let socket = endpoint.as_str().and_then(|text| text.strip_prefix("unix://"));
+    let folder = Path::new(socket.context("a socket")?).parent();
+    for container in [sidecar, manager] {
+        ensure!(
+            Some(mounted(container, "driver-socket")?) == folder,
+            "{container}"
+        );
+    }
+    ensure!(named(&pod["volumes"], "driver-socket")?["emptyDir"].is_object());
+    // What the manager had before, it still has.
+    ensure!(mounted(manager, "drivers")? == Path::new("/etc/capcmi"));
+    check(&entry)?;
+    let deployment = find(&objects, "Deployment", "capcmi-controller-manager")?;
+    would_take(std::slice::from_ref(deployment)).await
+}
+
+/// OPS-17, CMI-160, CMI-164: with certificates on both sides, from Secrets that are mounted.
+#[tokio::test]
+async fn a_remote_driver_is_reached_over_mutual_tls() -> Result<()> {
+    let objects = composed(&["driver-remote"], "").await?;
+    let pod = pod(&objects, "capcmi-controller-manager")?;
+    let manager = named(&pod["containers"], "manager")?;
+    let volume = named(&pod["volumes"], "driver-client")?;
+    ensure!(volume["secret"]["secretName"] == "capcmi-driver-client");
+    ensure!(pod["initContainers"].is_null());
+    let mut entry = driver(&objects)?;
+    ensure!(entry["grpc"]["insecure"].is_null(), "{entry}");
+    let folder = mounted(manager, "driver-client")?;
+    for (key, file) in [
+        ("caFile", "ca.crt"),
+        ("certFile", "tls.crt"),
+        ("keyFile", "tls.key"),
+    ] {
+        ensure!(
+            entry["grpc"]["tls"][key].as_str().map(Path::new) == Some(&folder.join(file)),
+            "{entry}"
+        );
+    }
+    let certificates = tempfile::tempdir()?;
+    entry["grpc"]["tls"] = certificate_files(certificates.path())?;
+    check(&entry)
+}
+
+/// Files as the Secret has them.
+fn certificate_files(folder: &Path) -> Result<Value> {
+    let key = rcgen::KeyPair::generate()?;
+    let certificate = rcgen::CertificateParams::new(vec!["capcmi".to_owned()])?.self_signed(&key)?;
+    for (file, content) in [
+        ("ca.crt", certificate.pem()),
+        ("tls.crt", certificate.pem()),
+        ("tls.key", key.serialize_pem()),
+    ] {
+        std::fs::write(folder.join(file), content)?;
+    }
+    let path = |file: &str| folder.join(file);
+    Ok(json!({"caFile": path("ca.crt"), "certFile": path("tls.crt"), "keyFile": path("tls.key")}))
+}
+
+/// CMI-157: Service, Deployment, policy and the provider's endpoint are about the same Pods and port.
+#[tokio::test]
+async fn a_driver_in_the_same_cluster_is_where_the_provider_looks_for_it() -> Result<()> {
+    let objects = composed(&["driver-remote", "driver-deployment"], IMAGE).await?;
+    let service = find(&objects, "Service", "capcmi-driver")?;
+    let deployment = find(&objects, "Deployment", "capcmi-driver")?;
+    let policy = find(&objects, "NetworkPolicy", "capcmi-driver")?;
+    let labels = &deployment["spec"]["template"]["metadata"]["labels"];
+    ensure!(*labels == deployment["spec"]["selector"]["matchLabels"]);
+    ensure!(
+        *labels == service["spec"]["selector"] && *labels == policy["spec"]["podSelector"]["matchLabels"]
+    );
+    // The selectors of the provider's own objects do not reach the driver.
+    let metrics = find(&objects, "Service", "capcmi-metrics")?;
+    ensure!(metrics["spec"]["selector"]["control-plane"] == "capcmi-controller-manager");
+    let allowed = &policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"];
+    let manager = find(&objects, "Deployment", "capcmi-controller-manager")?;
+    let provider = &manager["spec"]["template"]["metadata"]["labels"];
+    ensure!(provider["control-plane"] == allowed["control-plane"]);
+
+    let entry = driver(&objects)?;
+    let place = format!(
+        "tls://{}.{}.svc:{}",
+        service["metadata"]["name"].as_str().unwrap_or_default(),
+        service["metadata"]["namespace"].as_str().unwrap_or_default(),
+        service["spec"]["ports"][0]["port"]
+    );
+    ensure!(entry["grpc"]["endpoint"] == place.as_str(), "{entry}");
+    let pod = pod(&objects, "capcmi-driver")?;
+    let container = named(&pod["containers"], "driver")?;
+    ensure!(container["image"] == "registry.example.com/my-driver:v0.1.0");
+    ensure!(is_restricted(container) && pod["automountServiceAccountToken"] == false);
+    ensure!(named(&container["env"], "CMI_ENDPOINT")?["value"] == "tls://0.0.0.0:8443");
+    ensure!(mounted(container, "tls")? == Path::new("/etc/driver"));
+    would_take(&[deployment.clone(), service.clone(), policy.clone()]).await
+}
