@@ -1,0 +1,27 @@
+#!/bin/sh
+# Starts a driver, judges it with the conformance suite, and ends it, as in a CI job:
+#
+#   conformance.sh suite.yaml COMMAND [ARGUMENT…]
+#
+# The exit code is that of `capcmi conformance`; conformance.xml has the cases as JUnit XML.
+# Environment: CAPCMI, the program (default: capcmi); CMI_ENDPOINT, where the driver is to listen.
+set -eu
+
+[ $# -ge 2 ] || { echo "usage: conformance.sh suite.yaml COMMAND [ARGUMENT…]" >&2; exit 2; }
+config=$1
+shift
+capcmi="${CAPCMI:-capcmi}"
+export CMI_ENDPOINT="${CMI_ENDPOINT:-tcp://127.0.0.1:50051}"
+
+"$@" &
+driver=$!
+trap 'kill "$driver" 2>/dev/null || true; wait "$driver" || true' EXIT
+
+tries=0
+until "$capcmi" driver info --endpoint "$CMI_ENDPOINT" >/dev/null 2>&1; do
+    kill -0 "$driver" 2>/dev/null || { echo "the driver has ended" >&2; exit 1; }
+    tries=$((tries + 1))
+    [ "$tries" -lt 60 ] || { echo "nothing answers at $CMI_ENDPOINT" >&2; exit 1; }
+    sleep 1
+done
+"$capcmi" conformance --endpoint "$CMI_ENDPOINT" --config "$config" --junit conformance.xml
