@@ -22,8 +22,6 @@ pub const DELETING: &str = "Deleting";
 pub mod reason {
     /// All is well.
     pub const READY: &str = "Ready";
-    /// Not yet, see the message.
-    pub const NOT_READY: &str = "NotReady";
     /// Hands off.
     pub const PAUSED: &str = "Paused";
     /// Hands on.
@@ -32,16 +30,10 @@ pub mod reason {
     pub const WAITING_FOR_CLUSTER_INFRASTRUCTURE: &str = "WaitingForClusterInfrastructureReady";
     /// The Machine names no bootstrap data secret.
     pub const WAITING_FOR_BOOTSTRAP_DATA: &str = "WaitingForBootstrapData";
-    /// No control-plane endpoint is set.
-    pub const WAITING_FOR_ENDPOINT: &str = "WaitingForControlPlaneEndpoint";
     /// The VM exists.
     pub const CREATED: &str = "Created";
-    /// The VM is being created.
-    pub const CREATING: &str = "Creating";
     /// The VM is initialized.
     pub const INITIALIZED: &str = "Initialized";
-    /// The VM is being initialized.
-    pub const INITIALIZING: &str = "Initializing";
     /// Creation takes longer than the creation timeout.
     pub const CREATION_TIMED_OUT: &str = "CreationTimedOut";
     /// The driver confirmed that the VM is gone.
@@ -62,18 +54,16 @@ pub mod reason {
     pub const UP_TO_DATE: &str = "UpToDate";
     /// The wanted provider spec differs in fields that a living VM can't change.
     pub const NOT_HOT_UPDATABLE: &str = "NotHotUpdatable";
-    /// The object says something that can't be done; the message names the field.
-    pub const INVALID_SPEC: &str = "InvalidSpec";
+    /// `spec.secretRef` names another Secret than the one that the VM was made with.
+    pub const SECRET_CHANGED: &str = "SecretChanged";
     /// No driver of that name, or not for this namespace.
     pub const DRIVER_NOT_CONFIGURED: &str = "DriverNotConfigured";
-    /// A secret is missing or its keys collide.
+    /// A secret is missing, can't be read, or its keys collide.
     pub const INVALID_SECRET: &str = "InvalidSecret";
     /// The providerID was not written by this provider.
     pub const FOREIGN_PROVIDER_ID: &str = "ForeignProviderID";
     /// The object's identity annotation belongs to another object.
     pub const FOREIGN_IDENTITY: &str = "ForeignIdentity";
-    /// Something inside of the provider or of the API server went wrong; see the message.
-    pub const INTERNAL_ERROR: &str = "InternalError";
     /// Created, initialized, and known to Cluster API.
     pub const PROVISIONED: &str = "Provisioned";
 }

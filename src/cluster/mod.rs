@@ -23,12 +23,16 @@ use crate::apiserver::{Error, merge_difference, patch_params, secrets};
 use crate::caches::{Caches, ClusterIds};
 use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
 use crate::metrics::{Kind, Metrics, Outcome as Measured};
-use crate::provider::{Provider, Providers, ResolveError};
+use crate::provider::{Providers, ResolveError, Share, Turn};
 
 /// How often failure domains are read anew.
 const REFRESH: Duration = Duration::from_mins(10);
 /// How soon after a driver could not be asked.
 const RETRY: Duration = Duration::from_secs(30);
+
+/// Who waits for a turn of the driver is called when there is one, and looks again after this time should the call get
+/// lost.
+const TURN_WAIT: Duration = Duration::from_mins(1);
 
 /// What every reconcile works with.
 pub struct Context {
@@ -42,6 +46,8 @@ pub struct Context {
     pub providers: Providers,
     /// Metrics.
     pub metrics: Arc<Metrics>,
+    /// Has a cluster reconciled.
+    pub wake: Arc<dyn Fn(ObjectRef<DeserializeGuard<InfraCluster>>) + Send + Sync>,
 }
 
 /// One reconcile of one InfraCluster.
@@ -84,7 +90,10 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Action
     let zones = match &plan {
         Plan::Leave => return Ok(Action::await_change()),
         Plan::Pause(_) => Zones::Unasked,
-        Plan::Provision { cluster_id } => zones(infra, ctx, cluster_id).await?,
+        Plan::Provision { cluster_id } => match zones(infra, ctx, cluster_id).await? {
+            Some(zones) => zones,
+            None => return Ok(Action::requeue(TURN_WAIT)),
+        },
     };
     publish(infra, ctx, &plan, &zones).await?;
     Ok(match zones {
@@ -106,28 +115,43 @@ fn owner(infra: &InfraCluster, caches: &Caches) -> Option<Arc<Cluster>> {
     (cluster.metadata.uid.as_deref() == Some(reference.uid.as_str())).then_some(cluster)
 }
 
-/// Asks the driver for its failure domains, if it has any.
-async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<Zones, Error> {
+/// Asks the driver for its failure domains, if it has any; `None` when it is busy.
+async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<Option<Zones>, Error> {
     let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
     let provider = match ctx.providers.resolve(infra.spec.provider.as_deref(), namespace) {
         Ok(provider) => provider,
         // Which driver is meant is not said, and need not be: its machines will say.
-        Err(ResolveError::Ambiguous { .. }) => return Ok(Zones::None),
-        Err(error) => return Ok(Zones::NotConfigured(error.to_string())),
+        Err(ResolveError::Ambiguous { .. }) => return Ok(Some(Zones::None)),
+        Err(error) => return Ok(Some(Zones::NotConfigured(error.to_string()))),
     };
-    let capabilities = match provider.contact().await {
+    let (wake, name) = (
+        Arc::clone(&ctx.wake),
+        infra.metadata.name.as_deref().unwrap_or_default(),
+    );
+    let reference = ObjectRef::new(name).within(namespace);
+    let who = infra.metadata.uid.as_deref().unwrap_or_default();
+    match provider.try_turn(Share::Upkeep, who, Box::new(move || wake(reference))) {
+        Some(turn) => ask(infra, ctx, &turn, cluster_id).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+async fn ask(infra: &InfraCluster, ctx: &Context, turn: &Turn<'_>, cluster_id: &str) -> Result<Zones, Error> {
+    let capabilities = match turn.contact().await {
         Ok(capabilities) => capabilities,
         Err(status) => return Ok(Zones::Unreachable(status)),
     };
     if !capabilities.zones || !capabilities.offers(Operation::ListZones) {
         return Ok(Zones::None);
     }
+    let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
     let reference = infra
         .spec
         .secret_ref
         .as_ref()
         .map(|reference| reference.name.as_str());
-    let secrets = match secrets::credentials(&ctx.client, namespace, reference).await? {
+    let read = secrets::credentials(&ctx.client, namespace, reference, secrets::SECRET_REF).await?;
+    let secrets = match read {
         Ok(secrets) => secrets,
         Err(cause) => return Ok(Zones::NoSecrets(cause.to_string())),
     };
@@ -135,14 +159,10 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
         provider_spec: cluster_spec(&capabilities, cluster_id),
         secrets,
     };
-    Ok(ask(&provider, class).await)
-}
-
-async fn ask(provider: &Provider, class: MachineClass) -> Zones {
-    match provider.driver().zones(class).await {
+    Ok(match turn.driver().zones(class).await {
         Ok(zones) => Zones::Known(zones),
         Err(status) => Zones::Unreachable(status),
-    }
+    })
 }
 
 /// All that is known of a class before there is a machine: its cluster.

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
 use super::identity::MachineId;
-use super::memory::{Note, Retry};
+use super::memory::{Note, Retry, Suspicion};
 use super::plan::{self, Claim, Driver, DriverFacts, Observed, Owner, Plan};
 use crate::api::MACHINE_FINALIZER;
 use crate::api::cluster_api::{
@@ -17,7 +17,7 @@ use crate::api::conditions::{self, State};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
-    OperationState, OperationType,
+    OperationState, OperationType, SecretReference,
 };
 use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
 
@@ -53,6 +53,7 @@ pub fn claim(machine: &InfraMachine) -> Claim {
         cluster_id: "c-1".to_owned(),
         instance: Instance::MayExist,
         driver: Some("pool".to_owned()),
+        secret: Some(String::new()),
         applied: Some(tagged(&json!({"size": "s"}))),
     }
 }
@@ -85,6 +86,13 @@ impl MachineFixture {
 
     pub fn provider(mut self, name: &str) -> Self {
         self.0.spec.provider = Some(name.to_owned());
+        self
+    }
+
+    pub fn secret(mut self, name: &str) -> Self {
+        self.0.spec.secret_ref = Some(SecretReference {
+            name: name.to_owned(),
+        });
         self
     }
 
@@ -130,6 +138,7 @@ impl MachineFixture {
             .annotated(labels::MACHINE_ID, &id)
             .annotated(labels::INSTANCE, "may-exist")
             .annotated(labels::DRIVER, "pool")
+            .annotated(labels::SECRET, "")
             .annotated(labels::APPLIED_PROVIDER_SPEC, &applied)
     }
 
@@ -318,15 +327,19 @@ impl World {
         self
     }
 
-    pub fn recheck(mut self) -> Self {
-        self.note.recheck = true;
+    pub fn recheck(self) -> Self {
+        self.suspecting(Suspicion::Lists)
+    }
+
+    pub fn suspecting(mut self, suspicion: Suspicion) -> Self {
+        self.note.suspicion = Some(suspicion);
         self.note.suspicion_is_new = true;
         self
     }
 
     /// Somebody had reason to ask the driver, and it could not answer.
     pub fn unanswered(mut self) -> Self {
-        self.note.recheck = true;
+        self.note.suspicion = Some(Suspicion::Sign);
         self
     }
 

@@ -16,6 +16,9 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 const SHORT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// A driver that restarted between two probes is asked again what it implements after this time at the latest.
 const RELEARN_INTERVAL: Duration = Duration::from_mins(5);
+/// Who asks what a driver implements this soon after it could not say is told the same: or else each machine of a driver
+/// that hangs would wait for its own answer.
+const FAILURE_SHARED: Duration = Duration::from_secs(3);
 
 /// Whether a driver answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +48,7 @@ struct Known {
     since: Instant,
 }
 
-/// The last time that the driver could not be asked: those who waited meanwhile share the answer.
+/// The last time that the driver could not be asked.
 #[derive(Debug)]
 struct Failure {
     at: Instant,
@@ -65,9 +68,8 @@ impl Contact {
     }
 
     /// What is known without asking.
-    pub(super) fn last_known(&self) -> Arc<Capabilities> {
-        self.known()
-            .map_or_else(|| Arc::new(Capabilities::minimal()), |known| known.capabilities)
+    pub(super) fn known_capabilities(&self) -> Option<Arc<Capabilities>> {
+        self.known().map(|known| known.capabilities)
     }
 
     /// What the driver implements; asks when it is not known.
@@ -75,12 +77,11 @@ impl Contact {
         if let Some(known) = self.known() {
             return Ok(known.capabilities);
         }
-        let came = Instant::now();
         let mut last_failure = self.asking.lock().await;
         if let Some(known) = self.known() {
             return Ok(known.capabilities);
         }
-        if let Some(failure) = last_failure.as_ref().filter(|failure| failure.at >= came) {
+        if let Some(failure) = last_failure.as_ref().filter(|failure| failure.is_shared()) {
             return Err(failure.status());
         }
         self.ask(&mut last_failure).await
@@ -253,6 +254,11 @@ impl Failure {
             code,
             message,
         }
+    }
+
+    /// That nobody was asked says nothing about the next time.
+    fn is_shared(&self) -> bool {
+        self.code != Code::Canceled && self.at.elapsed() < FAILURE_SHARED
     }
 
     fn status(&self) -> Status {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use kube::api::{Api, Patch};
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
 use kube::{Client, Resource};
 use serde_json::json;
 
@@ -18,7 +19,7 @@ use crate::api::v1alpha1::{
 use crate::apiserver::{Error, merge_difference, patch_params, secrets};
 use crate::driver::{ClassDescription, MachineClass, Operation, ProviderSpec};
 use crate::metrics::{Kind, Metrics, Outcome as Measured};
-use crate::provider::Providers;
+use crate::provider::{Providers, Share, Turn};
 
 /// How soon a driver that could not be asked is asked again.
 const RETRY: Duration = Duration::from_mins(1);
@@ -31,6 +32,8 @@ pub struct Context {
     pub providers: Providers,
     /// Metrics.
     pub metrics: Arc<Metrics>,
+    /// Has a template reconciled.
+    pub wake: Arc<dyn Fn(ObjectRef<DeserializeGuard<InfraMachineTemplate>>) + Send + Sync>,
 }
 
 /// What became of the question.
@@ -102,7 +105,22 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Desc
     let Ok(provider) = ctx.providers.resolve(spec.provider.as_deref(), namespace) else {
         return Ok(Described::Unknown);
     };
-    let capabilities = match provider.contact().await {
+    let (wake, name) = (
+        Arc::clone(&ctx.wake),
+        template.metadata.name.as_deref().unwrap_or_default(),
+    );
+    let reference = ObjectRef::new(name).within(namespace);
+    let who = template.metadata.uid.as_deref().unwrap_or_default();
+    match provider.try_turn(Share::Upkeep, who, Box::new(move || wake(reference))) {
+        Some(turn) => ask(template, ctx, &turn).await,
+        None => Ok(Described::Later("the driver is busy".to_owned())),
+    }
+}
+
+async fn ask(template: &InfraMachineTemplate, ctx: &Context, turn: &Turn<'_>) -> Result<Described, Error> {
+    let spec = &template.spec.template.spec;
+    let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
+    let capabilities = match turn.contact().await {
         Ok(capabilities) => capabilities,
         Err(status) => return Ok(Described::Later(status.message().to_owned())),
     };
@@ -110,7 +128,8 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Desc
         return Ok(Described::Unknown);
     }
     let reference = spec.secret_ref.as_ref().map(|reference| reference.name.as_str());
-    let secrets = match secrets::credentials(&ctx.client, namespace, reference).await? {
+    let read = secrets::credentials(&ctx.client, namespace, reference, secrets::SECRET_REF).await?;
+    let secrets = match read {
         Ok(secrets) => secrets,
         Err(cause) => return Ok(Described::Later(cause.to_string())),
     };
@@ -118,7 +137,7 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Desc
         provider_spec: ProviderSpec(spec.provider_spec.clone()),
         secrets,
     };
-    Ok(match provider.driver().describe_class(class).await {
+    Ok(match turn.driver().describe_class(class).await {
         Ok(description) => Described::Known(description),
         Err(status) => Described::Later(status.message().to_owned()),
     })

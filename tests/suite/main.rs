@@ -6,6 +6,7 @@ mod codes;
 mod crash_points;
 mod diagnostics;
 mod fallbacks;
+mod hanging;
 mod health_check;
 mod identity;
 mod idle;
