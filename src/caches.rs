@@ -66,15 +66,15 @@ impl ClusterIds {
             return Some(id.clone());
         }
         let carrier = self.carrier(cluster);
-        let carried = match &carrier {
+        let written = match &carrier {
             Carrier::Seen(infra) => annotated(infra),
             Carrier::NotSeen | Carrier::None => None,
         };
-        let carried = carried.or_else(|| self.of_sibling(cluster));
-        if carried.is_none() && matches!(carrier, Carrier::NotSeen) {
+        let written = written.or_else(|| self.of_sibling(cluster));
+        if written.is_none() && matches!(carrier, Carrier::NotSeen) {
             return Some(uid);
         }
-        let id = carried.unwrap_or_else(|| uid.clone());
+        let id = written.unwrap_or_else(|| uid.clone());
         Some(self.lock().entry(uid).or_insert(id).clone())
     }
 

@@ -44,11 +44,11 @@ pub struct Options {
     pub namespace: Option<String>,
     /// The value of the label `cluster.x-k8s.io/watch-filter` that objects have to have; any without it.
     pub watch_filter: Option<String>,
-    /// Machines at a time.
+    /// Machines at a time, besides those that a driver works on.
     pub machine_concurrency: u16,
-    /// Clusters at a time.
+    /// Clusters at a time, besides those that a driver works on.
     pub cluster_concurrency: u16,
-    /// Templates at a time.
+    /// Templates at a time, besides those that a driver works on.
     pub template_concurrency: u16,
     /// Between two lists of a driver's VMs.
     pub inventory_interval: Duration,

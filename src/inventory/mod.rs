@@ -52,7 +52,7 @@ pub async fn run(ctx: Context, interval: Duration, suspect: impl Fn(&InfraMachin
         .map(|provider| keep_surveying(&ctx, provider, interval, &suspect));
     futures::future::join_all(surveys).await;
     // Without a driver there is nothing to do, and what never ends must not.
-    futures::future::pending().await
+    futures::future::pending::<()>().await;
 }
 
 async fn keep_surveying(

@@ -5,6 +5,7 @@
 
 mod absence;
 mod class;
+mod context;
 mod events;
 #[cfg(test)]
 mod fixtures;
@@ -26,11 +27,11 @@ use std::time::{Duration, Instant};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use jiff::Timestamp;
+use kube::Resource as _;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::ObjectRef;
-use kube::{Client, Resource as _};
 
+pub use context::{Context, Reference};
 pub use memory::{Memory, Suspicion};
 
 use self::class::Stopped;
@@ -38,79 +39,17 @@ use self::gather::{Gathered, gather};
 use self::memory::Retry;
 use self::object::Object;
 use self::outcome::{Failure, Outcome};
-use self::plan::{Hold, Plan, TURN_WAIT, is_provisioned, is_unsettled, pace, plan};
+use self::plan::{Plan, is_provisioned, is_unsettled, pace, plan};
 use self::status::Moment;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::{conditions, labels};
-use crate::apiserver::{Error, Events};
-use crate::caches::{Caches, ClusterIds};
+use crate::apiserver::Error;
 use crate::driver::{self, Code, PowerState, Status, retry};
-use crate::metrics::{Kind, Metrics, Outcome as Measured};
-use crate::provider::{Provider, Providers, Share, Turn};
+use crate::metrics::{Kind, Outcome as Measured};
+use crate::provider::Turn;
 
 /// Stands for a driver's message that may hold what must not be shown.
 const UNSAFE_TO_SHOW: &str = "the driver's message is not shown: the bootstrap data, which it may hold, can't be read, so that they can't be taken out";
-
-/// What every reconcile works with.
-pub struct Context {
-    /// Writes and live reads.
-    pub client: Client,
-    /// What is watched.
-    pub caches: Caches,
-    /// Cluster ids, once found.
-    pub cluster_ids: Arc<ClusterIds>,
-    /// The configured drivers.
-    pub providers: Providers,
-    /// What is remembered between reconciles.
-    pub memory: Memory,
-    /// Events.
-    pub events: Events,
-    /// Metrics.
-    pub metrics: Arc<Metrics>,
-    /// Has a machine reconciled.
-    pub wake: Arc<dyn Fn(Reference) + Send + Sync>,
-}
-
-/// Names a machine.
-pub type Reference = ObjectRef<DeserializeGuard<InfraMachine>>;
-
-impl Context {
-    /// The right to call the driver for this machine; without one, it is reconciled again when its turn comes.
-    fn turn<'a>(&self, machine: &InfraMachine, provider: &'a Provider, share: Share) -> Option<Turn<'a>> {
-        let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
-        let name = machine.metadata.name.as_deref().unwrap_or_default();
-        let (wake, reference) = (Arc::clone(&self.wake), ObjectRef::new(name).within(namespace));
-        provider.try_turn(share, uid_of(machine), Box::new(move || wake(reference)))
-    }
-
-    /// Whether a turn may be used to make or finish a VM; else the machine waits for one that may.
-    fn may_create<'a>(&self, machine: &InfraMachine, turn: &mut Turn<'a>) -> bool {
-        if turn.may_create() {
-            return true;
-        }
-        match self.turn(machine, turn.provider(), Share::Create) {
-            Some(own) => {
-                *turn = own;
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// Waits for a turn. Nothing is published: a fleet that comes up would be written twice.
-    fn waiting_for_a_turn(&self, machine: &InfraMachine) -> Hold {
-        let uid = uid_of(machine);
-        tracing::debug!(
-            name = machine.metadata.name,
-            "the driver is busy: waiting for a turn"
-        );
-        Hold::silent(TURN_WAIT.mul_f64(1.0 - 0.5 * jitter(uid, 0)))
-    }
-}
-
-fn uid_of(machine: &InfraMachine) -> &str {
-    machine.metadata.uid.as_deref().unwrap_or_default()
-}
 
 /// One reconcile of one machine.
 pub async fn reconcile(

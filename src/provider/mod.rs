@@ -118,15 +118,15 @@ impl Provider {
     /// The same for who can wait, in a task that nobody else needs.
     pub async fn turn(&self, share: Share, who: &str) -> Turn<'_> {
         loop {
-            let (ring, rung) = oneshot::channel();
+            let (call, called) = oneshot::channel();
             let bell = Box::new(move || {
                 // Nobody waits any more.
-                let _ = ring.send(());
+                let _ = call.send(());
             });
             if let Some(turn) = self.try_turn(share, who, bell) {
                 return turn;
             }
-            let _ = timeout(LOOK_AGAIN, rung).await;
+            let _ = timeout(LOOK_AGAIN, called).await;
         }
     }
 

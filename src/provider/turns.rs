@@ -122,7 +122,9 @@ impl Turns {
             }
             self.call_next(&mut state)
         };
-        bells.into_iter().for_each(|bell| bell());
+        for bell in bells {
+            bell();
+        }
     }
 
     /// Whether there is a turn besides those that are kept for whoever was called.
