@@ -362,8 +362,10 @@ impl Controllers {
         }
     }
 
-    /// What was told before this replica leads may have come before the InfraMachine it was about.
+    /// What was told before this replica leads may be long past, or have come before the InfraMachine it was about: what
+    /// counts is what is so now.
     fn ask_about_silent_nodes(&self) {
+        self.context.memory.forget_all_but(|_| false);
         let ask = self.ask_about();
         let machines = self.caches.machines.state();
         machines

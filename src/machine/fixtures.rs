@@ -203,6 +203,13 @@ impl MachineFixture {
     }
 }
 
+/// Why there is no driver to call.
+enum NoDriver {
+    OutOfContact,
+    Busy,
+    NotConfigured,
+}
+
 /// Who owns the machine.
 #[derive(Clone, Copy)]
 enum OwnerIs {
@@ -218,7 +225,7 @@ pub struct World {
     pub cluster: Option<Cluster>,
     capabilities: Capabilities,
     reachable: bool,
-    no_driver: Option<Result<(Code, String), String>>,
+    no_driver: Option<NoDriver>,
     violation: Option<String>,
     pub note: Note,
     instant: Instant,
@@ -313,12 +320,17 @@ impl World {
     }
 
     pub fn out_of_contact(mut self) -> Self {
-        self.no_driver = Some(Ok((Code::Unavailable, "down".to_owned())));
+        self.no_driver = Some(NoDriver::OutOfContact);
         self
     }
 
     pub fn driver_not_configured(mut self) -> Self {
-        self.no_driver = Some(Err("there is no driver `pool`".to_owned()));
+        self.no_driver = Some(NoDriver::NotConfigured);
+        self
+    }
+
+    pub fn driver_busy(mut self) -> Self {
+        self.no_driver = Some(NoDriver::Busy);
         self
     }
 
@@ -379,8 +391,9 @@ impl World {
                 capabilities: &self.capabilities,
                 reachable: self.reachable,
             }),
-            Some(Ok((code, message))) => Driver::OutOfContact(*code, message.clone()),
-            Some(Err(message)) => Driver::NotConfigured(message.clone()),
+            Some(NoDriver::OutOfContact) => Driver::OutOfContact(Code::Unavailable, "down".to_owned()),
+            Some(NoDriver::Busy) => Driver::Busy,
+            Some(NoDriver::NotConfigured) => Driver::NotConfigured("there is no driver `pool`".to_owned()),
         };
         let seen = Observed {
             owner: match self.owner_is {
