@@ -17,7 +17,7 @@ const CALLS: usize = 4;
 async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions() -> Result<()> {
     let world = World::new("hanging").await?;
     let (stuck, fine) = (Cloud::named(&world, "stuck"), Cloud::named(&world, "fine"));
-    let entry = json!({"name": "stuck", "maxConcurrentCalls": CALLS, "timeouts": {"createMachine": "30s"}});
+    let entry = json!({"name": "stuck", "maxConcurrentCalls": CALLS, "timeouts": {"createMachine": "1m"}});
     let drivers = Cloud::several([
         stuck.drivers_with(entry, json!({})),
         fine.drivers_with(json!({"name": "fine"}), json!({})),
@@ -54,6 +54,10 @@ async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions()
     other.provisioned().await?;
     old.delete().await?;
     old.gone().await?;
+    ensure!(
+        creates()? == CALLS - 1,
+        "they came when creates had timed out, and not before"
+    );
 
     let mut silent = 0;
     for machine in &new {
