@@ -1,11 +1,18 @@
 # syntax=docker/dockerfile:1
+# As in rust-toolchain.toml.
 ARG RUST_VERSION=1.95.0
 FROM docker.io/library/rust:${RUST_VERSION}-bookworm AS build
+# Or rustup would fetch what the toolchain file asks for besides the compiler.
+ARG RUST_VERSION
+ENV RUSTUP_TOOLCHAIN=${RUST_VERSION}
 WORKDIR /src
+# All of the workspace: Cargo wants every target that a manifest names, and build scripts read more than sources.
 COPY . .
-RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
+RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
+    --mount=type=cache,target=/src/target,sharing=locked \
     cargo build --release --locked --bin capcmi && cp target/release/capcmi /capcmi
 
+# The same Debian as above: the binary wants its C library, and nothing else.
 FROM gcr.io/distroless/cc-debian12:nonroot
 COPY --from=build /capcmi /capcmi
 USER 65532:65532

@@ -44,9 +44,12 @@ test: ## Run every test on real parts: etcd, kube-apiserver, Cluster API, the bu
 	$(CARGO) test --workspace --locked
 
 .PHONY: lint
-lint: ## Check format and lints as CI does.
+lint: ## Check format, lints and, where cargo-deny is installed, dependencies, as CI does.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+# `cargo install --locked cargo-deny` takes minutes. Its advisories want the network: `cargo deny check advisories`.
+	@if command -v cargo-deny > /dev/null; then $(CARGO) deny --locked check bans licenses sources; \
+	else echo 'cargo-deny is not installed: dependencies are not checked'; fi
 
 # Fleet sizes of `make bench`.
 MACHINES ?= 2000

@@ -3,7 +3,7 @@
 //! Arrows go one way; a test guards them:
 //!
 //! ```text
-//! main → cli → manager → machine, template, cluster, inventory → apiserver, caches, provider → driver, api
+//! main → cli → manager → machine, template, cluster, inventory → reconciler, apiserver, caches, provider → driver, api
 //!            → drivers → driver
 //! ```
 // The lint takes the fields of two print columns for one attribute said twice.
@@ -13,6 +13,7 @@ pub mod apiserver;
 pub mod caches;
 pub mod cli;
 pub mod cluster;
+pub mod cmi;
 pub mod controllers;
 pub mod driver;
 pub mod drivers;
@@ -23,5 +24,6 @@ pub mod manager;
 pub mod manifests;
 pub mod metrics;
 pub mod provider;
+pub mod reconciler;
 pub mod telemetry;
 pub mod template;

@@ -108,7 +108,8 @@ type CountMachines = Box<dyn Fn() -> Vec<MachineCount> + Send + Sync>;
 struct MachinesByPhase(Arc<OnceLock<CountMachines>>);
 
 impl Kind {
-    const fn label(self) -> &'static str {
+    /// As the API writes it; the label of metrics.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::InfraMachine => "InfraMachine",
             Self::InfraMachineTemplate => "InfraMachineTemplate",
@@ -208,12 +209,12 @@ impl Metrics {
     /// A reconcile ended.
     pub fn reconciled(&self, kind: Kind, outcome: Outcome, took: Duration) {
         let labels = ReconcileLabels {
-            kind: kind.label(),
+            kind: kind.name(),
             outcome: outcome.label(),
         };
         self.reconciles.get_or_create(&labels).inc();
         self.reconcile_seconds
-            .get_or_create(&KindLabel { kind: kind.label() })
+            .get_or_create(&KindLabel { kind: kind.name() })
             .observe(took.as_secs_f64());
     }
 

@@ -30,7 +30,15 @@ const CLIENT: &[&str] = &[
     "kube::Config",
 ];
 /// What reconcilers work with.
-const TOOLS: &[&str] = &["api", "driver", "apiserver", "caches", "provider", "metrics"];
+const TOOLS: &[&str] = &[
+    "api",
+    "driver",
+    "apiserver",
+    "caches",
+    "provider",
+    "metrics",
+    "reconciler",
+];
 
 const fn rule(module: &'static str, may: &'static [&'static str], never: &'static [&'static str]) -> Rule {
     Rule { module, may, never }
@@ -67,6 +75,7 @@ const MAP: &[Rule] = &[
         &["driver", "leadership", "metrics"],
         &["kube", "k8s_openapi", "tonic", "prost"],
     ),
+    rule("reconciler", &["api", "driver", "apiserver", "metrics"], WIRE),
     rule("telemetry", &[], &["kube", "tonic", "prost"]),
     rule("manifests", &["api"], WIRE),
     // L2: reconcilers. None knows another, or a concrete driver.
@@ -85,6 +94,7 @@ const MAP: &[Rule] = &[
             "caches",
             "provider",
             "metrics",
+            "reconciler",
             "machine",
             "cluster",
             "template",
@@ -140,6 +150,7 @@ const PURE: &[&str] = &[
     "machine/outcome.rs",
     "cluster/plan.rs",
     "inventory/plan.rs",
+    "template/status.rs",
 ];
 
 fn sources() -> PathBuf {

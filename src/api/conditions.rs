@@ -60,6 +60,8 @@ pub mod reason {
     pub const DRIVER_NOT_CONFIGURED: &str = "DriverNotConfigured";
     /// A secret is missing, can't be read, or its keys collide.
     pub const INVALID_SECRET: &str = "InvalidSecret";
+    /// What the driver said that a machine has can't be shown; the message names the resource.
+    pub const INVALID_CAPACITY: &str = "InvalidCapacity";
     /// The providerID was not written by this provider.
     pub const FOREIGN_PROVIDER_ID: &str = "ForeignProviderID";
     /// The object's identity annotation belongs to another object.

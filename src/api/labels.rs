@@ -56,8 +56,6 @@ pub const WATCH_FILTER: &str = "cluster.x-k8s.io/watch-filter";
 pub const PAUSED: &str = "cluster.x-k8s.io/paused";
 /// Annotation of an InfraCluster that somebody else looks after.
 pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
-/// Annotation of an object that `clusterctl move` deletes after it has moved it.
-pub const DELETE_FOR_MOVE: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
 
 /// Whether a VM of an InfraMachine may exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

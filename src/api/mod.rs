@@ -6,7 +6,7 @@
 pub mod cluster_api;
 pub mod conditions;
 pub mod labels;
-mod schema;
+pub(crate) mod schema;
 pub mod v1alpha1;
 
 /// API group of the kinds that this provider serves.

@@ -1,11 +1,14 @@
-//! Reading and writing at the API server: errors by what they lead to, merge patches, events, secrets.
+//! Reading and writing at the API server: errors by what they lead to, merge patches, statuses, events,
+//! secrets.
 
 mod error;
 mod events;
 mod merge_patch;
 pub mod secrets;
+mod status;
 
 pub use error::Error;
 pub use events::{Events, Note};
 pub use merge_patch::{FIELD_MANAGER, merge_difference, patch_params};
 pub use secrets::InvalidSecret;
+pub use status::publish_status;

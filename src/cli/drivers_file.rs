@@ -40,7 +40,7 @@ pub(super) enum DriversFileError {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct DriversFile {
     #[garde(dive)]
-    drivers: Vec<DriverEntry>,
+    drivers: Option<Vec<DriverEntry>>,
 }
 
 /// A driver: what is the same for every kind, and one key that says its kind.
@@ -51,12 +51,12 @@ struct DriverEntry {
     name: String,
     #[garde(inner(length(min = 1), inner(custom(namespace))))]
     namespaces: Option<Vec<String>>,
-    #[garde(skip)]
-    max_concurrent_calls: Option<NonZeroU32>,
-    #[garde(skip)]
-    calls_per_second: Option<NonZeroU32>,
-    #[garde(skip)]
-    burst: Option<NonZeroU32>,
+    #[garde(range(min = 1))]
+    max_concurrent_calls: Option<u32>,
+    #[garde(range(min = 1))]
+    calls_per_second: Option<u32>,
+    #[garde(range(min = 1))]
+    burst: Option<u32>,
     #[garde(skip)]
     #[serde(default)]
     timeouts: BTreeMap<CallName, WrittenDuration>,
@@ -108,11 +108,19 @@ pub(super) fn load(path: &Path) -> Result<Vec<ConfiguredDriver>, DriversFileErro
 fn parse(text: &str) -> Result<Vec<ConfiguredDriver>, String> {
     // A snippet of the file might show a secret that stands beside the mistake.
     let options = serde_saphyr::options! { with_snippet: false };
-    let file: DriversFile =
-        serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| error.to_string())?;
+    let entries = if is_blank(text) {
+        Vec::new()
+    } else {
+        let file: DriversFile =
+            serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| error.to_string())?;
+        file.drivers.unwrap_or_default()
+    };
+    if entries.is_empty() {
+        return Err("`drivers` has to list at least one driver, with its name and its kind".to_owned());
+    }
     let mut names = BTreeSet::new();
     let mut drivers = Vec::new();
-    for (index, entry) in file.drivers.into_iter().enumerate() {
+    for (index, entry) in entries.into_iter().enumerate() {
         if !names.insert(entry.name.clone()) {
             return Err(format!(
                 "drivers[{index}].name: `{}` is taken: every driver needs a name of its own",
@@ -125,6 +133,12 @@ fn parse(text: &str) -> Result<Vec<ConfiguredDriver>, String> {
         drivers.push(driver);
     }
     Ok(drivers)
+}
+
+/// Whether there is nothing but comments in it.
+fn is_blank(text: &str) -> bool {
+    let mut lines = text.lines().map(str::trim);
+    lines.all(|line| line.is_empty() || line.starts_with('#') || line == "---")
 }
 
 impl DriverEntry {
@@ -169,7 +183,9 @@ impl DriverEntry {
 
     fn limits(&self) -> Limits {
         let defaults = Limits::default();
-        let calls_per_second = self.calls_per_second.unwrap_or(defaults.calls_per_second);
+        // Nought is refused before, with its place.
+        let given = |number: Option<u32>| number.and_then(NonZeroU32::new);
+        let calls_per_second = given(self.calls_per_second).unwrap_or(defaults.calls_per_second);
         let mut timeouts = Timeouts::default();
         for (call, WrittenDuration(duration)) in &self.timeouts {
             match call {
@@ -180,9 +196,9 @@ impl DriverEntry {
             }
         }
         Limits {
-            max_concurrent_calls: self.max_concurrent_calls.unwrap_or(defaults.max_concurrent_calls),
+            max_concurrent_calls: given(self.max_concurrent_calls).unwrap_or(defaults.max_concurrent_calls),
             calls_per_second,
-            burst: self.burst.unwrap_or(calls_per_second),
+            burst: given(self.burst).unwrap_or(calls_per_second),
             timeouts,
         }
     }
@@ -305,10 +321,12 @@ mod tests {
             "drivers: [{name: a, namespaces: [], simulated: {}}]",
             &["drivers[0].namespaces"],
         );
-        assert_refused(
-            "drivers: [{name: a, maxConcurrentCalls: 0, simulated: {}}]",
-            &["line 1", "zero"],
-        );
+        for key in ["maxConcurrentCalls", "callsPerSecond", "burst"] {
+            assert_refused(
+                &format!("drivers: [{{name: a, {key}: 0, simulated: {{}}}}]"),
+                &["line 1", &format!("drivers[0].{key}")],
+            );
+        }
         assert_refused(
             "drivers: [{name: a, timeouts: {default: soon}, simulated: {}}]",
             &["soon", "15s"],
@@ -326,6 +344,13 @@ mod tests {
             "drivers: [{name: a, namespaces: ['*', b], simulated: {}}]",
             &["drivers[0]", "namespaces"],
         );
+    }
+
+    #[test]
+    fn a_file_without_a_driver_is_refused_with_what_has_to_be_in_it() {
+        for text in ["", "# nothing yet\n", "---\n", "drivers:\n", "drivers: []"] {
+            assert_refused(text, &["drivers", "at least one driver"]);
+        }
     }
 
     /// OPS-11

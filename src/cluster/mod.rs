@@ -5,34 +5,30 @@
 mod plan;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
+use kube::Client;
 use kube::api::{Api, Patch};
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Client, Resource};
 use serde_json::{Value, json};
 
 use self::plan::{Observed, Plan, Zones, plan, status};
 use crate::api::cluster_api::{self, Cluster};
+use crate::api::conditions::{self, State};
 use crate::api::labels;
 use crate::api::v1alpha1::InfraCluster;
-use crate::apiserver::{Error, merge_difference, patch_params, secrets};
+use crate::apiserver::{Error, patch_params, publish_status, secrets};
 use crate::caches::{Caches, ClusterIds};
+use crate::driver::retry::{self, Call, Next};
 use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
-use crate::metrics::{Kind, Metrics, Outcome as Measured};
-use crate::provider::{Providers, ResolveError, Share, Turn};
+use crate::provider::{Providers, ResolveError, Share, TURN_WAIT, Turn};
+use crate::reconciler::{Again, Reconciler};
 
 /// How often failure domains are read anew.
 const REFRESH: Duration = Duration::from_mins(10);
-/// How soon after a driver could not be asked.
-const RETRY: Duration = Duration::from_secs(30);
-
-/// Who waits for a turn of the driver is called when there is one, and looks again after this time should the call get
-/// lost.
-const TURN_WAIT: Duration = Duration::from_mins(1);
 
 /// What every reconcile works with.
 pub struct Context {
@@ -44,40 +40,37 @@ pub struct Context {
     pub cluster_ids: Arc<ClusterIds>,
     /// The configured drivers.
     pub providers: Providers,
-    /// Metrics.
-    pub metrics: Arc<Metrics>,
+    /// Failures and metrics.
+    pub reconciler: Reconciler,
     /// Has a cluster reconciled.
     pub wake: Arc<dyn Fn(ObjectRef<DeserializeGuard<InfraCluster>>) + Send + Sync>,
 }
 
 /// One reconcile of one InfraCluster.
+///
+/// # Errors
+/// The API server refused or could not be reached.
 pub async fn reconcile(
     guarded: Arc<DeserializeGuard<InfraCluster>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
-    let started = Instant::now();
-    let result = match &guarded.0 {
-        Ok(cluster) => reconcile_cluster(cluster, &ctx).await,
-        Err(invalid) => {
-            tracing::error!(
-                name = invalid.metadata.name,
-                error = invalid.error,
-                "an InfraCluster can't be read"
-            );
-            Ok(Action::await_change())
-        }
-    };
-    let measured = match &result {
-        Ok(_) => Measured::Success,
-        Err(Error::Conflict { .. }) => Measured::Conflict,
-        Err(_) => Measured::Error,
-    };
-    ctx.metrics
-        .reconciled(Kind::InfraCluster, measured, started.elapsed());
-    result
+    let run = ctx
+        .reconciler
+        .run(&guarded, |infra| reconcile_cluster(infra, &ctx));
+    run.await
 }
 
-async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Action, Error> {
+/// What happens after a reconcile that could not be finished.
+#[allow(clippy::needless_pass_by_value)] // the controller's signature
+pub fn error_policy(
+    guarded: Arc<DeserializeGuard<InfraCluster>>,
+    error: &Error,
+    ctx: Arc<Context>,
+) -> Action {
+    ctx.reconciler.retry(&guarded, error)
+}
+
+async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again, Error> {
     let owner = owner(infra, &ctx.caches);
     let cluster_id = owner.as_deref().and_then(|owner| ctx.cluster_ids.of(owner));
     let plan = plan(
@@ -88,19 +81,29 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Action
         },
     );
     let zones = match &plan {
-        Plan::Leave => return Ok(Action::await_change()),
+        Plan::Leave => return Ok(Again::OnChange),
         Plan::Pause(_) => Zones::Unasked,
         Plan::Provision { cluster_id } => match zones(infra, ctx, cluster_id).await? {
             Some(zones) => zones,
-            None => return Ok(Action::requeue(TURN_WAIT)),
+            None => return Ok(Again::After(TURN_WAIT)),
         },
     };
     publish(infra, ctx, &plan, &zones).await?;
     Ok(match zones {
-        Zones::Known(_) => Action::requeue(REFRESH),
-        Zones::Unreachable(_) | Zones::NotConfigured(_) | Zones::NoSecrets(_) => Action::requeue(RETRY),
-        Zones::Unasked | Zones::None => Action::await_change(),
+        Zones::Known(_) => Again::After(REFRESH),
+        Zones::Unreachable(status) => Again::after(Call::ListZones, &status),
+        // Secrets are not watched.
+        Zones::NoSecrets(_) => Again::BackOff,
+        Zones::Unasked | Zones::None | Zones::NotConfigured(_) => Again::OnChange,
     })
+}
+
+/// Whether it waits for its driver to answer again.
+pub fn awaits_driver(infra: &InfraCluster) -> bool {
+    let status = infra.status.as_ref();
+    status
+        .and_then(|status| conditions::get(&status.conditions, conditions::DRIVER_REACHABLE))
+        .is_some_and(|reachable| reachable.status == State::False.as_str())
 }
 
 fn owner(infra: &InfraCluster, caches: &Caches) -> Option<Arc<Cluster>> {
@@ -124,10 +127,8 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
         Err(ResolveError::Ambiguous { .. }) => return Ok(Some(Zones::None)),
         Err(error) => return Ok(Some(Zones::NotConfigured(error.to_string()))),
     };
-    let (wake, name) = (
-        Arc::clone(&ctx.wake),
-        infra.metadata.name.as_deref().unwrap_or_default(),
-    );
+    let wake = Arc::clone(&ctx.wake);
+    let name = infra.metadata.name.as_deref().unwrap_or_default();
     let reference = ObjectRef::new(name).within(namespace);
     let who = infra.metadata.uid.as_deref().unwrap_or_default();
     match provider.try_turn(Share::Upkeep, who, Box::new(move || wake(reference))) {
@@ -161,6 +162,8 @@ async fn ask(infra: &InfraCluster, ctx: &Context, turn: &Turn<'_>, cluster_id: &
     };
     Ok(match turn.driver().zones(class).await {
         Ok(zones) => Zones::Known(zones),
+        // Declared, and not offered after all.
+        Err(status) if retry::next(Call::ListZones, status.code()) == Next::Fallback => Zones::None,
         Err(status) => Zones::Unreachable(status),
     })
 }
@@ -179,45 +182,23 @@ async fn publish(infra: &InfraCluster, ctx: &Context, plan: &Plan, zones: &Zones
     let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
     let name = infra.metadata.name.as_deref().unwrap_or_default();
     let api: Api<InfraCluster> = Api::namespaced(ctx.client.clone(), namespace);
-    let mut version = infra.metadata.resource_version.clone();
+    let mut metadata = infra.metadata.clone();
+    let carried = metadata
+        .annotations
+        .as_ref()
+        .and_then(|all| all.get(labels::CLUSTER_ID));
     if let Plan::Provision { cluster_id } = plan
-        && infra
-            .meta()
-            .annotations
-            .as_ref()
-            .and_then(|all| all.get(labels::CLUSTER_ID))
-            != Some(cluster_id)
+        && carried != Some(cluster_id)
     {
-        let body = json!({"metadata": {"resourceVersion": version, "annotations": {labels::CLUSTER_ID: cluster_id}}});
-        let action = "writing the cluster id";
+        let body = json!({"metadata": {
+            "resourceVersion": metadata.resource_version, "annotations": {labels::CLUSTER_ID: cluster_id},
+        }});
         let patched = api.patch(name, &patch_params(), &Patch::Merge(&body)).await;
-        version = patched
-            .map_err(|error| Error::api(action, error))?
-            .metadata
-            .resource_version;
+        metadata = patched
+            .map_err(|error| Error::api("writing the cluster id", error))?
+            .metadata;
     }
-    let action = "writing status";
-    let encode = |status| serde_json::to_value(status).map_err(|source| Error::Encode { action, source });
-    let before = encode(infra.status.clone().unwrap_or_default())?;
-    let difference = merge_difference(&before, &encode(status(infra, plan, zones, Timestamp::now()))?);
-    if difference != json!({}) {
-        let body = json!({"metadata": {"resourceVersion": version}, "status": difference});
-        let patched = api
-            .patch_status(name, &patch_params(), &Patch::Merge(&body))
-            .await;
-        patched.map_err(|error| Error::api(action, error))?;
-    }
+    let after = status(infra, plan, zones, Timestamp::now());
+    publish_status(&api, &metadata, infra.status.as_ref(), &after).await?;
     Ok(())
-}
-
-/// What happens after a reconcile that could not be finished.
-#[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(guarded: Arc<DeserializeGuard<InfraCluster>>, error: &Error, _: Arc<Context>) -> Action {
-    let name = guarded.meta().name.as_deref().unwrap_or_default();
-    tracing::warn!(
-        name,
-        error = error as &dyn std::error::Error,
-        "reconciling an InfraCluster failed"
-    );
-    Action::requeue(error.wait(1))
 }

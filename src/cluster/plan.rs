@@ -12,6 +12,10 @@ use crate::driver::{Status, Zone};
 const MAX_ZONES: usize = 100;
 /// Bytes that the name of a failure domain may have.
 const MAX_ZONE_NAME: usize = 256;
+/// Attributes that a failure domain may have.
+const MAX_ATTRIBUTES: usize = 128;
+/// Characters that the value of an attribute may have.
+const MAX_ATTRIBUTE: usize = 65_536;
 
 /// What was read for one reconcile.
 pub struct Observed<'a> {
@@ -154,10 +158,17 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
 }
 
 fn failure_domain(zone: &Zone) -> FailureDomain {
+    let usable = zone
+        .attributes
+        .iter()
+        .filter(|(_, value)| value.chars().count() <= MAX_ATTRIBUTE);
     FailureDomain {
         name: zone.name.clone(),
         control_plane: zone.control_plane,
-        attributes: zone.attributes.clone(),
+        attributes: usable
+            .take(MAX_ATTRIBUTES)
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect(),
     }
 }
 
@@ -237,5 +248,32 @@ mod tests {
             &later.conditions,
             conditions::DRIVER_REACHABLE
         ));
+    }
+    /// One bad zone must not have the API server refuse the others, again and again.
+    #[test]
+    fn of_the_zones_that_a_driver_names_what_the_schema_would_refuse_is_left_out() {
+        let zone = |name: &str, attributes: Vec<(String, String)>| Zone {
+            name: name.to_owned(),
+            control_plane: true,
+            attributes: attributes.into_iter().collect(),
+        };
+        let many = (0..200).map(|n| (format!("k{n}"), String::new())).collect();
+        let long = vec![
+            ("long".to_owned(), "x".repeat(65_537)),
+            ("a".to_owned(), "b".to_owned()),
+        ];
+        let zones = Zones::Known(vec![
+            zone("", Vec::new()),
+            zone(&"x".repeat(257), Vec::new()),
+            zone("a", long),
+            zone("a", Vec::new()),
+            zone("b", many),
+        ]);
+        let shown = status(&annotated("other"), &provision(), &zones, Timestamp::UNIX_EPOCH).failure_domains;
+        let seen: Vec<_> = shown
+            .iter()
+            .map(|domain| (domain.name.as_str(), domain.attributes.len()))
+            .collect();
+        assert_eq!(seen, [("a", 1), ("b", 128)]);
     }
 }

@@ -31,8 +31,9 @@ use crate::api::{self, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::machine::Suspicion;
-use crate::metrics::{MachineCount, Metrics};
+use crate::metrics::{Kind, MachineCount, Metrics};
 use crate::provider::{Providers, Reachability};
+use crate::reconciler::Reconciler;
 use crate::{cluster, inventory, machine, template};
 
 type Guarded<K> = DeserializeGuard<K>;
@@ -215,7 +216,7 @@ impl Controllers {
             caches: self.caches.clone(),
             cluster_ids: Arc::clone(&self.context.cluster_ids),
             providers: self.providers.clone(),
-            metrics: Arc::clone(&self.metrics),
+            reconciler: Reconciler::new(Kind::InfraCluster, Arc::clone(&self.metrics)),
             wake: waking(&self.clusters),
         });
         let store = self.caches.infra_clusters.clone();
@@ -236,7 +237,7 @@ impl Controllers {
         let context = Arc::new(template::Context {
             client: self.client.clone(),
             providers: self.providers.clone(),
-            metrics: Arc::clone(&self.metrics),
+            reconciler: Reconciler::new(Kind::InfraMachineTemplate, Arc::clone(&self.metrics)),
             wake: waking(&self.templates),
         });
         let store = self.caches.infra_machine_templates.clone();
@@ -272,7 +273,8 @@ impl Controllers {
         .await;
     }
 
-    /// Looks at all machines of a driver that was lost or is back: DriverReachable has to say so.
+    /// Looks at all machines of a driver that was lost or is back: DriverReachable has to say so. What waits for a driver
+    /// need not wait any longer.
     async fn spread_reachability(&self) {
         let spreads = self.providers.iter().map(|provider| async {
             let mut news = provider.reachable();
@@ -281,6 +283,7 @@ impl Controllers {
                 let is = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
                 if std::mem::replace(&mut was, is) != is {
                     self.reconcile_all_of(provider.name());
+                    self.reconcile_all_that_wait();
                 }
             }
             futures::future::pending::<()>().await;
@@ -300,6 +303,23 @@ impl Controllers {
                 && uses(machine)
             {
                 self.machines.send(reference(machine));
+            }
+        }
+    }
+
+    fn reconcile_all_that_wait(&self) {
+        for guarded in self.caches.infra_clusters.state() {
+            if guarded.0.as_ref().is_ok_and(cluster::awaits_driver) {
+                self.clusters.send(ObjectRef::from_obj(&*guarded));
+            }
+        }
+        for guarded in self.caches.infra_machine_templates.state() {
+            if guarded
+                .0
+                .as_ref()
+                .is_ok_and(|template| !template::is_ready(template))
+            {
+                self.templates.send(ObjectRef::from_obj(&*guarded));
             }
         }
     }

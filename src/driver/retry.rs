@@ -1,4 +1,4 @@
-//! What the controller does about a code: one table for every call about a machine. The documentation's table is made from
+//! What the controller does about a code: one table for every call that it makes. The documentation's table is made from
 //! it.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ pub const LONGEST_BACKOFF: Duration = Duration::from_mins(5);
 /// The wait where only somebody else can change the outcome.
 pub const LONG_WAIT: Duration = Duration::from_mins(10);
 
-/// A call about a machine, at the point of the machine's life at which it is made: the same answer may mean another thing.
+/// A call, at the point of a machine's life at which it is made: the same answer may mean another thing at another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Call {
     /// The look-up before the first create.
@@ -35,6 +35,10 @@ pub enum Call {
     Delete,
     /// The look-up after the delete.
     ConfirmGone,
+    /// The question for failure domains, before there is a machine.
+    ListZones,
+    /// The question what a machine has, before there is one.
+    DescribeClass,
 }
 
 /// What happens after a call failed.
@@ -74,7 +78,7 @@ pub enum Next {
 
 impl Call {
     /// Every call, in the order of a machine's life.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::LookUp,
         Self::LookUpAgain,
         Self::Create,
@@ -85,6 +89,8 @@ impl Call {
         Self::ShutDown,
         Self::Delete,
         Self::ConfirmGone,
+        Self::ListZones,
+        Self::DescribeClass,
     ];
 
     /// The driver's call.
@@ -98,6 +104,8 @@ impl Call {
             Self::Update => Operation::UpdateMachine,
             Self::ShutDown => Operation::ShutDownMachine,
             Self::Delete => Operation::DeleteMachine,
+            Self::ListZones => Operation::ListZones,
+            Self::DescribeClass => Operation::DescribeClass,
         }
     }
 
@@ -114,6 +122,8 @@ impl Call {
             Self::ShutDown => "ShutDownMachine",
             Self::Delete => "DeleteMachine",
             Self::ConfirmGone => "GetMachineStatus after a delete",
+            Self::ListZones => "ListZones",
+            Self::DescribeClass => "DescribeClass",
         }
     }
 }
@@ -208,9 +218,12 @@ pub const fn next(call: Call, code: Code) -> Next {
             Call::Recheck => Next::Vanished,
             Call::ShutDown => Next::Delete,
             Call::Delete | Call::ConfirmGone => Next::Gone,
+            Call::ListZones | Call::DescribeClass => Next::Retry,
         },
         Code::Unimplemented => match call {
-            Call::LookUp | Call::Initialize | Call::Recheck => Next::Fallback,
+            Call::LookUp | Call::Initialize | Call::Recheck | Call::ListZones | Call::DescribeClass => {
+                Next::Fallback
+            }
             Call::ShutDown => Next::Delete,
             // Required, or offered and not answered, which says nothing about a VM that may exist.
             Call::LookUpAgain
@@ -229,7 +242,9 @@ pub const fn next(call: Call, code: Code) -> Next {
             | Call::Recheck => Next::Initialize,
             // A deletion goes on whether or not the VM was ever initialized (INI-24).
             Call::ConfirmGone => Next::StillThere,
-            Call::Update | Call::ShutDown | Call::Delete => Next::Retry,
+            Call::Update | Call::ShutDown | Call::Delete | Call::ListZones | Call::DescribeClass => {
+                Next::Retry
+            }
         },
     }
 }

@@ -1,4 +1,6 @@
-//! Tags by which a VM is known to be ours.
+//! Tags by which a VM is known to be ours, and the other keys of a provider spec that are the controller's to set.
+
+use super::{Capabilities, ProviderSpec};
 
 /// Tag whose value is the cluster id: a driver acts on no VM that has another one (DRV-20, DRV-28).
 pub const CLUSTER: &str = "kubernetes.io/cluster";
@@ -11,3 +13,43 @@ pub const FAILURE_DOMAIN: &str = "failureDomain";
 
 /// The tags that the controller sets; a user's spec may not hold them.
 pub const RESERVED: [&str; 3] = [CLUSTER, ROLE, MACHINE];
+
+/// A key of a provider spec that the controller sets, and that the user's spec can't have; the text names the field.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReservedKey {
+    /// Something stands where the tags' object has to be.
+    #[error("providerSpec{0} has to be an object: the provider adds its tags there")]
+    TagsAreNoObject(String),
+    /// The user set a tag.
+    #[error("providerSpec{pointer} has the reserved tag `{tag}`: remove it, the provider sets it")]
+    Tag {
+        /// Where the tags stand.
+        pointer: String,
+        /// The tag.
+        tag: &'static str,
+    },
+    /// The user set the zone where only the Machine may.
+    #[error(
+        "providerSpec/failureDomain is set by the provider: set spec.failureDomain of the Machine instead"
+    )]
+    FailureDomain,
+}
+
+/// Whether a user's spec leaves free what the controller sets for a driver with these capabilities.
+///
+/// # Errors
+/// The first key that it does not.
+pub fn check_free(spec: &ProviderSpec, capabilities: &Capabilities) -> Result<(), ReservedKey> {
+    let mut spec = spec.clone();
+    let tags = spec
+        .object_at(&capabilities.tag_path)
+        .map_err(ReservedKey::TagsAreNoObject)?;
+    if let Some(tag) = RESERVED.into_iter().find(|tag| tags.contains_key(*tag)) {
+        let pointer = capabilities.tag_path.to_string();
+        return Err(ReservedKey::Tag { pointer, tag });
+    }
+    if capabilities.zones && spec.0.contains_key(FAILURE_DOMAIN) {
+        return Err(ReservedKey::FailureDomain);
+    }
+    Ok(())
+}

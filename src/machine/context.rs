@@ -8,12 +8,12 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::jitter;
 use super::memory::Memory;
-use super::plan::{Hold, TURN_WAIT};
+use super::plan::Hold;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::metrics::Metrics;
-use crate::provider::{Provider, Providers, Share, Turn};
+use crate::provider::{Provider, Providers, Share, TURN_WAIT, Turn};
 
 /// What every reconcile works with.
 pub struct Context {

@@ -4,7 +4,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use garde::Validate;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::runtime::reflector::ObjectRef;
@@ -223,12 +222,9 @@ async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
 
 /// What neither the API server nor the tags can refuse: limits on the whole, and the driver's own schema.
 fn violation(machine: &InfraMachine, provider: Option<&Provider>) -> Option<String> {
-    if let Err(report) = machine.spec.validate() {
-        let fields: Vec<_> = report
-            .iter()
-            .map(|(path, error)| format!("spec.{path}: {error}"))
-            .collect();
-        return Some(fields.join("; "));
+    let violations = machine.spec.violations();
+    if !violations.is_empty() {
+        return Some(format!("spec.{}", violations.join("; spec.")));
     }
     let spec = ProviderSpec(machine.spec.provider_spec.clone());
     provider?

@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
-use crate::driver::{Capabilities, ProviderSpec, tags};
+use crate::driver::tags::{self, ReservedKey};
+use crate::driver::{Capabilities, ProviderSpec};
 
 /// The identity of one InfraMachine, bound to its namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,22 +77,9 @@ impl Role {
 /// Why a provider spec can't be handed to the driver; the text names the field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSpec {
-    /// Something stands where the tags' object has to be.
-    #[error("spec.providerSpec{0} has to be an object: the provider adds its tags there")]
-    TagsAreNoObject(String),
-    /// The user set what only the provider may set.
-    #[error("spec.providerSpec{pointer} has the reserved tag `{tag}`: remove it, the provider sets it")]
-    ReservedTag {
-        /// Where the tags stand.
-        pointer: String,
-        /// The tag.
-        tag: &'static str,
-    },
-    /// The user set the zone where only the Machine may.
-    #[error(
-        "spec.providerSpec/failureDomain is set by the provider: set spec.failureDomain of the Machine instead"
-    )]
-    ReservedFailureDomain,
+    /// It holds what only the provider may set.
+    #[error("spec.{0}")]
+    Reserved(ReservedKey),
     /// The Machine asks for a zone and the driver knows none.
     #[error("the Machine asks for failure domain `{0}`, but the driver declares no failure domains")]
     NoFailureDomains(String),
@@ -112,24 +100,17 @@ pub fn tagged_spec(
     machine: &MachineId,
     failure_domain: Option<&str>,
 ) -> Result<ProviderSpec, InvalidSpec> {
+    tags::check_free(wanted, capabilities).map_err(InvalidSpec::Reserved)?;
     let mut spec = wanted.clone();
     let tag_map = spec
         .object_at(&capabilities.tag_path)
-        .map_err(InvalidSpec::TagsAreNoObject)?;
+        .map_err(|pointer| InvalidSpec::Reserved(ReservedKey::TagsAreNoObject(pointer)))?;
     for (tag, value) in [
         (tags::CLUSTER, cluster_id),
         (tags::ROLE, role.tag()),
         (tags::MACHINE, machine.tag()),
     ] {
-        if tag_map.insert(tag.to_owned(), Value::from(value)).is_some() {
-            return Err(InvalidSpec::ReservedTag {
-                pointer: capabilities.tag_path.to_string(),
-                tag,
-            });
-        }
-    }
-    if capabilities.zones && spec.0.contains_key(tags::FAILURE_DOMAIN) {
-        return Err(InvalidSpec::ReservedFailureDomain);
+        tag_map.insert(tag.to_owned(), Value::from(value));
     }
     match failure_domain {
         Some(zone) if !capabilities.zones => return Err(InvalidSpec::NoFailureDomains(zone.to_owned())),
@@ -287,7 +268,7 @@ mod tests {
         );
         assert_eq!(
             tagged(&serde_json::json!({"failureDomain": "z"}), true, None),
-            Err(InvalidSpec::ReservedFailureDomain)
+            Err(InvalidSpec::Reserved(ReservedKey::FailureDomain))
         );
     }
 

@@ -240,7 +240,9 @@ const fn during(call: Call) -> OperationType {
         | Call::Create
         | Call::Initialize
         | Call::FinishInitialization
-        | Call::Recheck => OperationType::Create,
+        | Call::Recheck
+        | Call::ListZones
+        | Call::DescribeClass => OperationType::Create,
         Call::Update => OperationType::Update,
         Call::ShutDown | Call::Delete | Call::ConfirmGone => OperationType::Delete,
     }

@@ -25,6 +25,7 @@ use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::driver::{Capabilities, Code, Operation, ProviderId, ProviderSpec};
+use crate::provider::TURN_WAIT;
 
 /// What was read for one reconcile.
 pub struct Observed<'a> {
@@ -84,10 +85,6 @@ pub struct DriverFacts<'a> {
 const SHUTDOWN_TIMEOUT: i32 = 60;
 /// How long to wait for an answer that only a person or a configuration can change.
 const LONG_WAIT: Duration = crate::driver::retry::LONG_WAIT;
-
-/// Who waits for a turn of the driver is called when there is one, and looks again after this time should the call get
-/// lost.
-pub const TURN_WAIT: Duration = Duration::from_mins(1);
 
 /// What has to be done for a machine.
 pub fn plan(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {

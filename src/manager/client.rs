@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::header::{HeaderValue, USER_AGENT};
 use http::{Method, Request, Response};
+use http_body_util::{BodyExt as _, Either, Full};
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
 use tokio::sync::Semaphore;
@@ -17,7 +19,7 @@ use crate::leadership::Leadership;
 
 /// Requests at the same time, but for watches: each needs a connection.
 const MOST_REQUESTS: usize = 64;
-/// How long the API server may take to answer, but for watches.
+/// How long the API server may take to begin its answer, and for each further piece of it, but for watches.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The API server did not answer in time. What was asked may have been done.
@@ -74,16 +76,20 @@ impl<S> Layer<S> for Rules {
     }
 }
 
+/// An answer that has come in full, or that of a watch, which comes for as long as it lasts.
+type Answer<B> = Response<Either<Full<Bytes>, B>>;
+
 impl<S, B> Service<Request<Body>> for Ruled<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
     S::Error: Into<BoxError>,
     S::Future: Send + 'static,
-    B: 'static,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
 {
-    type Response = Response<B>;
+    type Response = Answer<B>;
     type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Response<B>, BoxError>>;
+    type Future = BoxFuture<'static, Result<Answer<B>, BoxError>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.inner.poll_ready(cx).map_err(Into::into)
@@ -100,18 +106,40 @@ where
         let response = self.inner.call(request);
         Box::pin(async move {
             if lasts {
-                return response.await.map_err(Into::into);
+                return response
+                    .await
+                    .map(|response| response.map(Either::Right))
+                    .map_err(Into::into);
             }
             let _slot = rules.slots.acquire().await?;
             if is_write {
                 rules.leadership.check()?;
             }
-            match timeout(REQUEST_TIMEOUT, response).await {
-                Ok(response) => response.map_err(Into::into),
-                Err(_elapsed) => Err(RequestTimedOut(REQUEST_TIMEOUT).into()),
-            }
+            let (head, body) = in_time(response).await?.map_err(Into::into)?.into_parts();
+            let whole = Full::new(collect(body).await?);
+            Ok(Response::from_parts(head, Either::Left(whole)))
         })
     }
+}
+
+/// Reads a body to its end: an API server that stalls in the middle of an answer is one that does not answer.
+async fn collect<B>(mut body: B) -> Result<Bytes, BoxError>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: Into<BoxError>,
+{
+    let mut whole = Vec::new();
+    while let Some(frame) = in_time(body.frame()).await? {
+        if let Ok(data) = frame.map_err(Into::into)?.into_data() {
+            whole.extend_from_slice(&data);
+        }
+    }
+    Ok(whole.into())
+}
+
+async fn in_time<F: Future>(step: F) -> Result<F::Output, RequestTimedOut> {
+    let done = timeout(REQUEST_TIMEOUT, step).await;
+    done.map_err(|_elapsed| RequestTimedOut(REQUEST_TIMEOUT))
 }
 
 fn is_write(method: &Method) -> bool {
@@ -132,6 +160,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures::FutureExt as _;
+    use http_body::Frame;
+    use http_body_util::StreamBody;
     use tokio::time::{Instant, advance};
     use tower::service_fn;
 
@@ -149,9 +179,9 @@ mod tests {
         leadership: Leadership,
         slots: usize,
         answer: impl Fn() -> F + Clone,
-    ) -> Ruled<impl Service<Request<Body>, Response = Response<()>, Error = BoxError, Future = F>>
+    ) -> Ruled<impl Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future = F>>
     where
-        F: Future<Output = Result<Response<()>, BoxError>>,
+        F: Future<Output = Result<Response<Body>, BoxError>> + Send + 'static,
     {
         let rules = Rules {
             leadership,
@@ -166,7 +196,7 @@ mod tests {
         let count = Arc::clone(&sent);
         let mut service = ruled_service(Leadership::elected(), 1, move || {
             count.fetch_add(1, Ordering::SeqCst);
-            async { Ok(Response::new(())) }
+            async { Ok(Response::new(Body::empty())) }
         });
         for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
             let refused = service.call(request(method, "/x")).await.unwrap_err();
@@ -185,7 +215,7 @@ mod tests {
         leadership.renew(Instant::now() + Duration::from_secs(15));
         let mut service = ruled_service(leadership, 1, || async {
             tokio::time::sleep(Duration::from_secs(20)).await;
-            Ok(Response::new(()))
+            Ok(Response::new(Body::empty()))
         });
         let (first, second) = (
             service.call(request(Method::PUT, "/x")),
@@ -206,5 +236,40 @@ mod tests {
         assert!(refused.is::<RequestTimedOut>());
         advance(Duration::from_hours(1)).await;
         assert!(watch.now_or_never().is_none());
+    }
+    /// What a stalled connection is: the head of the answer has come, and then nothing more.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_stalls_half_way_is_given_up_and_its_slot_is_free_again() {
+        let (sender, answers) = tokio::sync::mpsc::unbounded_channel::<&'static str>();
+        let answers = Arc::new(tokio::sync::Mutex::new(answers));
+        let rules = Rules {
+            leadership: Leadership::unelected(),
+            slots: Arc::new(Semaphore::new(1)),
+        };
+        let mut service = rules.layer(service_fn(move |_| {
+            let answers = Arc::clone(&answers);
+            let pieces = futures::stream::unfold(answers, |answers| async {
+                let piece = answers.lock().await.recv().await?;
+                Some((Ok::<_, BoxError>(Frame::data(Bytes::from(piece))), answers))
+            });
+            async { Ok::<_, BoxError>(Response::new(StreamBody::new(Box::pin(pieces)))) }
+        }));
+        sender.send("half of an").unwrap();
+        let started = Instant::now();
+        let stalled = service.call(request(Method::GET, "/x")).await;
+        assert!(stalled.is_err_and(|error| error.is::<RequestTimedOut>()));
+        assert_eq!(started.elapsed(), REQUEST_TIMEOUT);
+        let slow = tokio::spawn(async move {
+            for piece in ["an ", "answer"] {
+                tokio::time::sleep(REQUEST_TIMEOUT / 2).await;
+                sender.send(piece).unwrap();
+            }
+        });
+        let Ok(answer) = service.call(request(Method::GET, "/x")).await else {
+            panic!("slow is not stalled");
+        };
+        let answer = answer.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(answer, "an answer");
+        slow.await.unwrap();
     }
 }

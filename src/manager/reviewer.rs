@@ -16,10 +16,12 @@ use tokio::time::{Instant, timeout};
 
 /// How long an answer is remembered: a scraper asks more often than permissions change.
 const REMEMBERED: Duration = Duration::from_mins(1);
-/// The most answers that are remembered.
+/// How long it is remembered that somebody was let in, and need not queue with strangers for the next answer.
+const KNOWN: Duration = Duration::from_hours(1);
+/// The most answers of one kind that are remembered.
 const MOST_REMEMBERED: usize = 1024;
-/// Reviews at the same time: who sends made-up tokens must not flood the API server.
-const MOST_REVIEWS: usize = 4;
+/// Reviews at the same time, of each kind: who sends made-up tokens must not flood the API server.
+const MOST_REVIEWS: usize = 2;
 /// How long a review may take.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -46,19 +48,35 @@ pub(super) enum ReviewError {
 }
 
 /// Asks the API server, and remembers its answers for a minute.
+///
+/// # Guarantees
+/// Whoever was let in within the last hour is neither kept waiting nor forgotten for those who were not: made-up tokens
+/// cost nothing, and there can be many.
 pub(super) struct Reviewer {
     tokens: Api<TokenReview>,
     accesses: Api<SubjectAccessReview>,
-    reviews: Semaphore,
-    remembered: Mutex<HashMap<[u8; 32], (Verdict, Instant)>>,
+    known: Semaphore,
+    strangers: Semaphore,
+    remembered: Mutex<Remembered>,
 }
+
+/// Answers, by what they are about.
+#[derive(Default)]
+struct Remembered {
+    allowed: HashMap<Key, Instant>,
+    refused: HashMap<Key, (Verdict, Instant)>,
+}
+
+/// What a token and a path hash to: tokens are not kept.
+type Key = [u8; 32];
 
 impl Reviewer {
     pub(super) fn new(client: Client) -> Self {
         Self {
             tokens: Api::all(client.clone()),
             accesses: Api::all(client),
-            reviews: Semaphore::new(MOST_REVIEWS),
+            known: Semaphore::new(MOST_REVIEWS),
+            strangers: Semaphore::new(MOST_REVIEWS),
             remembered: Mutex::default(),
         }
     }
@@ -66,13 +84,18 @@ impl Reviewer {
     /// Whether the bearer of this token may `get` this path.
     pub(super) async fn review(&self, token: &str, path: &str) -> Result<Verdict, ReviewError> {
         let key = key(token, path);
-        if let Some(verdict) = self.recall(&key) {
+        if let Some(verdict) = self.remembered(|all| all.recall(&key)) {
             return Ok(verdict);
         }
+        let slots = if self.remembered(|all| all.allowed.contains_key(&key)) {
+            &self.known
+        } else {
+            &self.strangers
+        };
         let asked = async {
-            let _slot = self.reviews.acquire().await;
+            let _slot = slots.acquire().await;
             // Whoever was before us may have asked the same.
-            match self.recall(&key) {
+            match self.remembered(|all| all.recall(&key)) {
                 Some(verdict) => Ok(verdict),
                 None => self.ask(token, path).await,
             }
@@ -80,8 +103,12 @@ impl Reviewer {
         let verdict = timeout(REVIEW_TIMEOUT, asked)
             .await
             .map_err(|_elapsed| ReviewError::TimedOut)??;
-        self.remember(key, verdict);
+        self.remembered(|all| all.remember(key, verdict));
         Ok(verdict)
+    }
+
+    fn remembered<T>(&self, act: impl FnOnce(&mut Remembered) -> T) -> T {
+        act(&mut self.remembered.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     async fn ask(&self, token: &str, path: &str) -> Result<Verdict, ReviewError> {
@@ -129,28 +156,43 @@ impl Reviewer {
             Some(_) | None => Ok(Verdict::Forbidden),
         }
     }
+}
 
-    fn recall(&self, key: &[u8; 32]) -> Option<Verdict> {
-        let remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        remembered
-            .get(key)
+impl Remembered {
+    fn recall(&self, key: &Key) -> Option<Verdict> {
+        let allowed = self.allowed.get(key).map(|since| (Verdict::Allowed, *since));
+        allowed
+            .or_else(|| self.refused.get(key).copied())
             .filter(|(_, since)| since.elapsed() < REMEMBERED)
-            .map(|(verdict, _)| *verdict)
+            .map(|(verdict, _)| verdict)
     }
 
-    fn remember(&self, key: [u8; 32], verdict: Verdict) {
-        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        if remembered.len() >= MOST_REMEMBERED {
-            remembered.retain(|_, (_, since)| since.elapsed() < REMEMBERED);
+    fn remember(&mut self, key: Key, verdict: Verdict) {
+        if self.allowed.len() >= MOST_REMEMBERED {
+            self.allowed.retain(|_, since| since.elapsed() < KNOWN);
         }
-        if remembered.len() < MOST_REMEMBERED {
-            remembered.insert(key, (verdict, Instant::now()));
+        if self.refused.len() >= MOST_REMEMBERED {
+            self.refused.retain(|_, (_, since)| since.elapsed() < REMEMBERED);
+        }
+        let now = Instant::now();
+        match verdict {
+            Verdict::Allowed => {
+                self.refused.remove(&key);
+                if self.allowed.len() < MOST_REMEMBERED || self.allowed.contains_key(&key) {
+                    self.allowed.insert(key, now);
+                }
+            }
+            Verdict::Unauthenticated | Verdict::Forbidden => {
+                self.allowed.remove(&key);
+                if self.refused.len() < MOST_REMEMBERED || self.refused.contains_key(&key) {
+                    self.refused.insert(key, (verdict, now));
+                }
+            }
         }
     }
 }
 
-/// Tokens are not kept, only what they hash to.
-fn key(token: &str, path: &str) -> [u8; 32] {
+fn key(token: &str, path: &str) -> Key {
     let mut hash = Sha256::new();
     hash.update(token.len().to_le_bytes());
     hash.update(token);
@@ -177,7 +219,7 @@ mod tests {
             count.fetch_add(1, Ordering::SeqCst);
             let status = if request.uri.path().ends_with("/tokenreviews") {
                 let token = body["spec"]["token"].as_str().unwrap();
-                json!({"authenticated": token != "bad", "user": {"username": token}})
+                json!({"authenticated": !token.starts_with("bad"), "user": {"username": token}})
             } else {
                 let spec = &body["spec"];
                 assert_eq!(
@@ -219,5 +261,38 @@ mod tests {
         advance(REMEMBERED).await;
         reviewer.review("good", "/metrics").await.unwrap();
         assert_eq!(asked.load(Ordering::SeqCst), 4);
+    }
+    #[tokio::test(start_paused = true)]
+    async fn made_up_tokens_do_not_crowd_out_the_answer_about_a_real_one() {
+        let (reviewer, asked) = reviewer();
+        for number in 0..=MOST_REMEMBERED {
+            reviewer
+                .review(&format!("bad-{number}"), "/metrics")
+                .await
+                .unwrap();
+        }
+        reviewer.review("good", "/metrics").await.unwrap();
+        let before = asked.load(Ordering::SeqCst);
+        reviewer.review("good", "/metrics").await.unwrap();
+        reviewer.review("bad-0", "/metrics").await.unwrap();
+        assert_eq!(
+            asked.load(Ordering::SeqCst),
+            before,
+            "it was not remembered, or the first refusal was forgotten"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_was_let_in_before_does_not_wait_behind_strangers() {
+        let (reviewer, _) = reviewer();
+        reviewer.review("good", "/metrics").await.unwrap();
+        advance(REMEMBERED).await;
+        let _strangers = reviewer.strangers.acquire_many(2).await.unwrap();
+        assert_eq!(
+            reviewer.review("good", "/metrics").await.unwrap(),
+            Verdict::Allowed
+        );
+        let stranger = reviewer.review("weak", "/metrics").await;
+        assert!(matches!(stranger, Err(ReviewError::TimedOut)), "{stranger:?}");
     }
 }

@@ -36,8 +36,8 @@ use gate::CapacityGate;
 use guard::GuardedDriver;
 use turns::Turns;
 
-/// Who waits for a turn in a task of its own looks again after this time, should nobody call.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// Who waits for a turn is called when there is one, and looks again after this time should the call get lost.
+pub const TURN_WAIT: Duration = Duration::from_mins(1);
 
 /// How a driver is used: the part of its configuration that is the same for every kind of driver.
 #[derive(Clone, Debug)]
@@ -126,7 +126,7 @@ impl Provider {
             if let Some(turn) = self.try_turn(share, who, bell) {
                 return turn;
             }
-            let _ = timeout(LOOK_AGAIN, called).await;
+            let _ = timeout(TURN_WAIT, called).await;
         }
     }
 

@@ -1,28 +1,27 @@
-//! InfraMachineTemplate: what one machine has, so that the autoscaler can start from zero.
+//! InfraMachineTemplate: what one machine has, so that the autoscaler can start from zero, and what keeps machines from
+//! being made from it.
 //!
 //! Layer 2. Writes the template's status and nothing else.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+mod status;
 
-use kube::api::{Api, Patch};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::Client;
+use kube::api::Api;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Client, Resource};
-use serde_json::json;
 
-use crate::api::labels;
-use crate::api::v1alpha1::{
-    Architecture, InfraMachineTemplate, InfraMachineTemplateStatus, NodeInfo, OperatingSystem,
-};
-use crate::apiserver::{Error, merge_difference, patch_params, secrets};
-use crate::driver::{ClassDescription, MachineClass, Operation, ProviderSpec};
-use crate::metrics::{Kind, Metrics, Outcome as Measured};
-use crate::provider::{Providers, Share, Turn};
-
-/// How soon a driver that could not be asked is asked again.
-const RETRY: Duration = Duration::from_mins(1);
+use self::status::{Described, status};
+use crate::api::v1alpha1::InfraMachineTemplate;
+use crate::api::{conditions, labels};
+use crate::apiserver::{Error, publish_status, secrets};
+use crate::driver::retry::{self, Call, LONG_WAIT, Next};
+use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
+use crate::provider::{Provider, Providers, Share, TURN_WAIT, Turn};
+use crate::reconciler::{Again, Reconciler};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -30,90 +29,82 @@ pub struct Context {
     pub client: Client,
     /// The configured drivers.
     pub providers: Providers,
-    /// Metrics.
-    pub metrics: Arc<Metrics>,
+    /// Failures and metrics.
+    pub reconciler: Reconciler,
     /// Has a template reconciled.
     pub wake: Arc<dyn Fn(ObjectRef<DeserializeGuard<InfraMachineTemplate>>) + Send + Sync>,
 }
 
-/// What became of the question.
-enum Described {
-    Known(ClassDescription),
-    /// The driver can't say, or which driver is not said.
-    Unknown,
-    Later(String),
-}
-
 /// One reconcile of one template.
+///
+/// # Errors
+/// The API server refused or could not be reached.
 pub async fn reconcile(
     guarded: Arc<DeserializeGuard<InfraMachineTemplate>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
-    let started = Instant::now();
-    let result = match &guarded.0 {
-        Ok(template) => reconcile_template(template, &ctx).await,
-        Err(invalid) => {
-            tracing::error!(
-                name = invalid.metadata.name,
-                error = invalid.error,
-                "an InfraMachineTemplate can't be read"
-            );
-            Ok(Action::await_change())
-        }
-    };
-    let measured = match &result {
-        Ok(_) => Measured::Success,
-        Err(Error::Conflict { .. }) => Measured::Conflict,
-        Err(_) => Measured::Error,
-    };
-    ctx.metrics
-        .reconciled(Kind::InfraMachineTemplate, measured, started.elapsed());
-    result
+    let run = ctx
+        .reconciler
+        .run(&guarded, |template| reconcile_template(template, &ctx));
+    run.await
 }
 
-async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> Result<Action, Error> {
-    let paused = template
-        .metadata
-        .annotations
-        .as_ref()
-        .is_some_and(|all| all.contains_key(labels::PAUSED));
-    let observed = template
-        .status
-        .as_ref()
-        .is_some_and(|s| s.observed_generation == template.metadata.generation);
-    if paused || observed || template.metadata.deletion_timestamp.is_some() {
-        return Ok(Action::await_change());
-    }
-    match describe(template, ctx).await? {
-        Described::Known(description) => publish(template, ctx, description).await?,
-        Described::Unknown => {}
-        Described::Later(why) => {
-            tracing::info!(
-                name = template.metadata.name,
-                why,
-                "the template's capacity is not known yet"
-            );
-            return Ok(Action::requeue(RETRY));
-        }
-    }
-    Ok(Action::await_change())
+/// What happens after a reconcile that could not be finished.
+#[allow(clippy::needless_pass_by_value)] // the controller's signature
+pub fn error_policy(
+    guarded: Arc<DeserializeGuard<InfraMachineTemplate>>,
+    error: &Error,
+    ctx: Arc<Context>,
+) -> Action {
+    ctx.reconciler.retry(&guarded, error)
 }
 
-async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Described, Error> {
-    let spec = &template.spec.template.spec;
+/// Whether its status says that machines can be made from it as it is now.
+pub fn is_ready(template: &InfraMachineTemplate) -> bool {
+    template.status.as_ref().is_some_and(|status| {
+        status.observed_generation == template.metadata.generation
+            && conditions::is_true(&status.conditions, conditions::READY)
+    })
+}
+
+async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> Result<Again, Error> {
+    let annotations = template.metadata.annotations.as_ref();
+    let paused = annotations.is_some_and(|all| all.contains_key(labels::PAUSED));
+    if paused || is_ready(template) || template.metadata.deletion_timestamp.is_some() {
+        return Ok(Again::OnChange);
+    }
+    let Some(described) = describe(template, ctx).await? else {
+        return Ok(Again::After(TURN_WAIT));
+    };
     let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
-    let Ok(provider) = ctx.providers.resolve(spec.provider.as_deref(), namespace) else {
-        return Ok(Described::Unknown);
+    let api = Api::<InfraMachineTemplate>::namespaced(ctx.client.clone(), namespace);
+    let after = status(template, &described, Timestamp::now());
+    publish_status(&api, &template.metadata, template.status.as_ref(), &after).await?;
+    Ok(match described {
+        Described::Known(_) | Described::NotOffered | Described::NotConfigured(_) => Again::OnChange,
+        // Another version of the driver may take it.
+        Described::Refused(_) | Described::Unusable(_) => Again::After(LONG_WAIT),
+        // Secrets are not watched.
+        Described::NoSecrets(_) => Again::BackOff,
+        Described::Failed(status) => Again::after(Call::DescribeClass, &status),
+    })
+}
+
+/// Asks the driver what a machine of the template has; `None` when it is busy.
+async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Option<Described>, Error> {
+    let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
+    let named = template.spec.template.spec.provider.as_deref();
+    let provider = match ctx.providers.resolve(named, namespace) {
+        Ok(provider) => provider,
+        Err(error) => return Ok(Some(Described::NotConfigured(error.to_string()))),
     };
-    let (wake, name) = (
-        Arc::clone(&ctx.wake),
-        template.metadata.name.as_deref().unwrap_or_default(),
-    );
+    let wake = Arc::clone(&ctx.wake);
+    let name = template.metadata.name.as_deref().unwrap_or_default();
     let reference = ObjectRef::new(name).within(namespace);
     let who = template.metadata.uid.as_deref().unwrap_or_default();
     match provider.try_turn(Share::Upkeep, who, Box::new(move || wake(reference))) {
-        Some(turn) => ask(template, ctx, &turn).await,
-        None => Ok(Described::Later("the driver is busy".to_owned())),
+        Some(turn) => ask(template, ctx, &turn).await.map(Some),
+        None => Ok(None),
     }
 }
 
@@ -122,90 +113,53 @@ async fn ask(template: &InfraMachineTemplate, ctx: &Context, turn: &Turn<'_>) ->
     let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
     let capabilities = match turn.contact().await {
         Ok(capabilities) => capabilities,
-        Err(status) => return Ok(Described::Later(status.message().to_owned())),
+        Err(status) => return Ok(Described::Failed(status)),
     };
+    if let Some(violation) = violation(template, turn.provider(), &capabilities) {
+        return Ok(Described::Refused(violation));
+    }
     if !capabilities.offers(Operation::DescribeClass) {
-        return Ok(Described::Unknown);
+        return Ok(Described::NotOffered);
     }
     let reference = spec.secret_ref.as_ref().map(|reference| reference.name.as_str());
     let read = secrets::credentials(&ctx.client, namespace, reference, secrets::SECRET_REF).await?;
     let secrets = match read {
         Ok(secrets) => secrets,
-        Err(cause) => return Ok(Described::Later(cause.to_string())),
+        Err(cause) => return Ok(Described::NoSecrets(cause.to_string())),
     };
     let class = MachineClass {
         provider_spec: ProviderSpec(spec.provider_spec.clone()),
         secrets,
     };
     Ok(match turn.driver().describe_class(class).await {
-        Ok(description) => Described::Known(description),
-        Err(status) => Described::Later(status.message().to_owned()),
+        Ok(description) => Described::of(description),
+        // Declared, and not offered after all.
+        Err(status) if retry::next(Call::DescribeClass, status.code()) == Next::Fallback => {
+            Described::NotOffered
+        }
+        Err(status) => Described::Failed(status),
     })
 }
 
-async fn publish(
+/// Why no machine can be made from it, whatever Machine asks: with the place of the field.
+fn violation(
     template: &InfraMachineTemplate,
-    ctx: &Context,
-    description: ClassDescription,
-) -> Result<(), Error> {
-    let action = "writing status";
-    let encode = |status| serde_json::to_value(status).map_err(|source| Error::Encode { action, source });
-    let before = encode(template.status.clone().unwrap_or_default())?;
-    let difference = merge_difference(&before, &encode(status(template, description))?);
-    if difference == json!({}) {
-        return Ok(());
+    provider: &Provider,
+    capabilities: &Capabilities,
+) -> Option<String> {
+    let spec = &template.spec.template.spec;
+    let violations = spec.violations();
+    if !violations.is_empty() {
+        let all = violations.join("; spec.template.spec.");
+        return Some(format!("spec.template.spec.{all}"));
     }
-    let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
-    let api: Api<InfraMachineTemplate> = Api::namespaced(ctx.client.clone(), namespace);
-    let body =
-        json!({"metadata": {"resourceVersion": template.metadata.resource_version}, "status": difference});
-    let patched = api
-        .patch_status(
-            template.metadata.name.as_deref().unwrap_or_default(),
-            &patch_params(),
-            &Patch::Merge(&body),
-        )
-        .await;
-    patched.map_err(|error| Error::api(action, error))?;
-    Ok(())
-}
-
-fn status(template: &InfraMachineTemplate, description: ClassDescription) -> InfraMachineTemplateStatus {
-    let architecture = match description.architecture.as_deref() {
-        Some("amd64") => Some(Architecture::Amd64),
-        Some("arm64") => Some(Architecture::Arm64),
-        Some("s390x") => Some(Architecture::S390x),
-        Some("ppc64le") => Some(Architecture::Ppc64le),
-        _ => None,
-    };
-    let operating_system = match description.operating_system.as_deref() {
-        Some("linux") => Some(OperatingSystem::Linux),
-        Some("windows") => Some(OperatingSystem::Windows),
-        _ => None,
-    };
-    let known = architecture.is_some() || operating_system.is_some();
-    InfraMachineTemplateStatus {
-        capacity: description.capacity,
-        node_info: known.then_some(NodeInfo {
-            architecture,
-            operating_system,
-        }),
-        observed_generation: template.metadata.generation,
-    }
-}
-
-/// What happens after a reconcile that could not be finished.
-#[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(
-    guarded: Arc<DeserializeGuard<InfraMachineTemplate>>,
-    error: &Error,
-    _: Arc<Context>,
-) -> Action {
-    let name = guarded.meta().name.as_deref().unwrap_or_default();
-    tracing::warn!(
-        name,
-        error = error as &dyn std::error::Error,
-        "reconciling an InfraMachineTemplate failed"
-    );
-    Action::requeue(error.wait(1))
+    let spec = ProviderSpec(spec.provider_spec.clone());
+    let refused = tags::check_free(&spec, capabilities)
+        .map_err(|reserved| reserved.to_string())
+        .and_then(|()| {
+            provider
+                .check_spec(&spec)
+                .map_err(|status| status.message().to_owned())
+        });
+    refused.err().map(|why| format!("spec.template.spec.{why}"))
 }

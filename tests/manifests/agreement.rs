@@ -38,6 +38,11 @@ impl Numbers {
 /// Values on both sides of each limit; two of three are good, so that many specs are good as a whole.
 fn fields() -> Vec<(&'static str, Vec<Value>)> {
     let text = |length: usize| json!("a".repeat(length));
+    let many = |fields: usize| {
+        (0..fields)
+            .map(|n| (format!("k{n}"), json!(n)))
+            .collect::<Value>()
+    };
     vec![
         (
             "providerID",
@@ -67,6 +72,8 @@ fn fields() -> Vec<(&'static str, Vec<Value>)> {
                 json!({}),
                 json!({"a": {"b": [1, null]}}),
                 json!({"a": "x".repeat(65_536)}),
+                many(256),
+                many(257),
             ],
         ),
         (

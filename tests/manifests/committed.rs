@@ -48,3 +48,26 @@ fn no_committed_file_is_left_over_or_left_out() -> Result<()> {
     }
     Ok(())
 }
+
+/// There is no container engine where this runs: what can be read of the Dockerfile is.
+#[test]
+fn the_image_is_built_with_the_toolchain_of_the_workspace() -> Result<()> {
+    let read = |name: &str| fs::read_to_string(repository().join(name)).context(name.to_owned());
+    let value = |text: &str, key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key));
+        line.map(|value| value.trim_matches(['"', ' ']).to_owned())
+    };
+    let pinned = value(&read("rust-toolchain.toml")?, "channel = ").context("no channel")?;
+    let (dockerfile, manifest) = (read("Dockerfile")?, read("Cargo.toml")?);
+    assert_eq!(
+        value(&dockerfile, "ARG RUST_VERSION=").as_deref(),
+        Some(pinned.as_str())
+    );
+    let oldest = value(&manifest, "rust-version = ").context("no rust-version")?;
+    assert!(
+        pinned.starts_with(&oldest),
+        "the workspace says {oldest}, and is tested with {pinned}"
+    );
+    assert!(dockerfile.contains("--bin capcmi"), "{dockerfile}");
+    Ok(())
+}

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::codes::{condition, provisioned};
 use crate::support::by_hand::all_become;
-use crate::support::fleet::{bootstrap_secret, objects};
+use crate::support::fleet::objects;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 #[tokio::test]
@@ -68,6 +68,88 @@ async fn a_template_says_what_a_machine_of_it_has_and_a_cluster_where_they_may_b
     .await
 }
 
+/// Before any machine is made from it; and what heals is noticed.
+#[tokio::test]
+async fn a_template_that_no_machine_can_be_made_from_says_which_field_is_wrong() -> Result<()> {
+    let world = World::new("templates").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let spec = json!({"vmPool": "default", "size": "small", "tags": {}});
+    let with = |pointer: &str, value: Value| {
+        let mut template = json!({"providerSpec": spec});
+        let (parent, key) = pointer.rsplit_once('/').unwrap_or_default();
+        template.pointer_mut(parent).context("no parent")?[key] = value;
+        anyhow::Ok(template)
+    };
+    let cases = [
+        (
+            "schema",
+            with("/providerSpec/size", json!("colossal"))?,
+            "InvalidArgument",
+            "spec.template.spec.providerSpec/size: ",
+        ),
+        (
+            "reserved",
+            with("/providerSpec/tags", json!({"kubernetes.io/cluster": "x"}))?,
+            "InvalidArgument",
+            "spec.template.spec.providerSpec/tags has the reserved tag `kubernetes.io/cluster`",
+        ),
+        (
+            "limits",
+            with("/providerSpec/note", json!("x".repeat(65_536)))?,
+            "InvalidArgument",
+            "spec.template.spec.providerSpec: has 65",
+        ),
+        (
+            "driver",
+            with("/provider", json!("nowhere"))?,
+            "DriverNotConfigured",
+            "there is no driver `nowhere`",
+        ),
+        (
+            "secret",
+            with("/secretRef", json!({"name": "late"}))?,
+            "InvalidSecret",
+            "the Secret `late` that spec.secretRef names does not exist",
+        ),
+    ];
+    for (name, spec, ..) in &cases {
+        let template = json!({
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
+            "metadata": {"name": name, "namespace": world.namespace}, "spec": {"template": {"spec": spec}},
+        });
+        management_cluster::apply(&world.admin, template).await?;
+    }
+    let kind = ("infrastructure.capcmi.io", "v1alpha1", "InfraMachineTemplate");
+    let ready = |template: &DynamicObject| template.data["status"]["conditions"][0].clone();
+    for (name, _, reason, message) in &cases {
+        shows(&world, kind, name, |template| {
+            let ready = ready(template);
+            ensure!(
+                ready["type"] == "Ready" && ready["status"] == "False" && ready["reason"] == *reason,
+                "{ready:#}"
+            );
+            let said = ready["message"].as_str().unwrap_or_default();
+            ensure!(said.starts_with(message), "{said}");
+            Ok(())
+        })
+        .await?;
+    }
+    world
+        .apply("apiVersion: v1\nkind: Secret\nmetadata: {name: late, namespace: $NS}\nstringData: {token: any}\n")
+        .await?;
+    shows(&world, kind, "secret", |template| {
+        ensure!(ready(template)["status"] == "True", "{:#}", ready(template));
+        ensure!(
+            template.data["status"]["capacity"]["cpu"] == "2",
+            "{:#}",
+            template.data["status"]
+        );
+        Ok(())
+    })
+    .await
+}
+
 #[tokio::test]
 async fn a_driver_that_is_not_there_or_not_for_the_namespace_is_named_and_not_called() -> Result<()> {
     let world = World::new("drivers").await?;
@@ -80,15 +162,14 @@ async fn a_driver_that_is_not_there_or_not_for_the_namespace_is_named_and_not_ca
     drivers["drivers"] = json!([drivers["drivers"][0], theirs]);
     let _provider = Provider::new(drivers.to_string()).start(&world).await?;
     world.cluster("c").await?;
-    bootstrap_secret(&world, "boot").await?;
-    let with = |name: &str| ByHand::new(name).with("/provider", json!(name));
-    let mut unnamed = ByHand::new("unnamed");
-    if let Some(spec) = unnamed.spec.as_object_mut() {
-        spec.remove("provider");
-    }
-    let machines = [with("nowhere"), with("theirs"), unnamed];
+    let with = |name: &str, driver: Value| ByHand::new(&world, "c", name).infra("/spec/provider", driver);
+    let machines = [
+        with("nowhere", json!("nowhere")),
+        with("theirs", json!("theirs")),
+        with("unnamed", Value::Null),
+    ];
     let names: Vec<_> = machines.iter().map(|machine| machine.name.clone()).collect();
-    ByHand::create_all(&world, "c", &machines).await?;
+    ByHand::create_all(&machines).await?;
     all_become(
         &world,
         "a driver, or a word on why there is none",

@@ -5,7 +5,6 @@ use management_cluster::eventually;
 use serde_json::json;
 
 use crate::support::by_hand::{all_become, delete_all};
-use crate::support::fleet::bootstrap_secret;
 use crate::support::metrics::{allow, sample, scrape, token_of};
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
@@ -46,11 +45,10 @@ async fn metrics_count_what_happened() -> Result<()> {
     let cloud = Cloud::new(&world);
     let provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("c").await?;
-    bootstrap_secret(&world, "boot").await?;
     cloud.fail(json!([{"operation": "CreateMachine", "machine": "m-0", "code": "Aborted", "count": 1, "retryAfterMs": 100}]))?;
     let names = ["m-0", "m-1", "m-2"].map(str::to_owned);
-    let machines = names.clone().map(ByHand::new);
-    ByHand::create_all(&world, "c", &machines).await?;
+    let machines = names.clone().map(|name| ByHand::new(&world, "c", name));
+    ByHand::create_all(&machines).await?;
     all_become(&world, "three machines", &names, |_, machine| {
         crate::codes::provisioned(machine.context("is gone")?)
     })

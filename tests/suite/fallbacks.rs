@@ -11,8 +11,8 @@ use capcmi::drivers::simulated::{CallLine, Phase};
 use kube::ResourceExt;
 use serde_json::json;
 
-use crate::support::lone::{message, says};
-use crate::support::{Cloud, Lone, Provider, World};
+use crate::support::by_hand::{message, says};
+use crate::support::{ByHand, Cloud, Provider, World};
 
 /// INI-11, UPD-02, CTL-GS-12, CTL-CR-00: every optional call may be missing, alone or all at once, as in a CMI plugin with
 /// nothing but create and delete.
@@ -53,7 +53,7 @@ async fn every_optional_call_may_be_missing() -> Result<()> {
     let mut machines = Vec::new();
     for (name, ..) in &clouds {
         // Where the driver can, this spec takes an initialization, and the deletion a shut-down.
-        let machine = Lone::new(&world, "one", name)
+        let machine = ByHand::new(&world, "one", *name)
             .infra("/spec/provider", json!(name))
             .infra("/spec/providerSpec/sourceDestCheck", json!(false))
             .infra("/spec/shutdownTimeoutSeconds", json!(60));
@@ -98,7 +98,7 @@ async fn an_initialization_that_fails_is_repeated_until_it_works() -> Result<()>
     three_times["count"] = json!(3);
     cloud.fail(json!([three_times, fault("stuck")]))?;
     let uninitialized =
-        |name| Lone::new(&world, "one", name).infra("/spec/providerSpec/sourceDestCheck", json!(false));
+        |name| ByHand::new(&world, "one", name).infra("/spec/providerSpec/sourceDestCheck", json!(false));
     let three = uninitialized("three").create().await?;
     let stuck = uninitialized("stuck").create().await?;
     three.provisioned().await?;
@@ -153,7 +153,7 @@ async fn a_machine_that_is_not_initialized_can_go() -> Result<()> {
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([{"operation": "InitializeMachine", "code": "Uninitialized"}]))?;
-    let machine = Lone::new(&world, "one", "m")
+    let machine = ByHand::new(&world, "one", "m")
         .infra("/spec/providerSpec/sourceDestCheck", json!(false))
         .create()
         .await?;
@@ -181,7 +181,7 @@ async fn a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none() -> R
     cloud.fail(json!([
         {"operation": "CreateMachine", "loseResponse": "DeadlineExceeded", "count": 1, "retryAfterMs": 100},
     ]))?;
-    let machine = Lone::new(&world, "one", "m").create().await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
     let provisioned = machine.provisioned().await?;
     let vms = cloud.holds(1).await?;
     ensure!(provisioned.spec.provider_id == Some(vms[0].provider_id()));
@@ -218,7 +218,7 @@ async fn the_last_known_state_is_kept_and_handed_back() -> Result<()> {
         {"operation": "CreateMachine", "code": "Unavailable", "lastKnownState": "order-17", "count": 1, "retryAfterMs": 100},
         {"operation": "DeleteMachine", "code": "Unavailable", "lastKnownState": "order-18", "count": 1, "retryAfterMs": 100},
     ]))?;
-    let machine = Lone::new(&world, "one", "m").create().await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
     let provisioned = machine.provisioned().await?;
     let kept = provisioned.annotations().get(labels::LAST_KNOWN_STATE);
     ensure!(kept == Some(&BASE64_STANDARD.encode("order-17")), "{kept:?}");
@@ -253,7 +253,7 @@ async fn a_machines_failure_domain_is_where_its_vm_is() -> Result<()> {
     let _provider = Provider::new(drivers).start(&world).await?;
     world.cluster("one").await?;
     let asking = |driver: &str, name: &str, zone: &str| {
-        Lone::new(&world, "one", name)
+        ByHand::new(&world, "one", name)
             .infra("/spec/provider", json!(driver))
             .machine("/spec/failureDomain", json!(zone))
     };
@@ -277,7 +277,7 @@ async fn a_machines_failure_domain_is_where_its_vm_is() -> Result<()> {
         machine.delete().await?;
         machine.gone().await?;
     }
-    let free = Lone::new(&world, "one", "free").infra("/spec/provider", json!("none"));
+    let free = ByHand::new(&world, "one", "free").infra("/spec/provider", json!("none"));
     free.create().await?.provisioned().await?;
     none.holds(1).await?;
     Ok(())

@@ -6,7 +6,8 @@ use capcmi::drivers::simulated::Phase;
 use management_cluster::eventually;
 use serde_json::json;
 
-use crate::support::{Cloud, DEADLINE, Lone, Provider, World};
+use crate::support::fleet::bootstrap_secret;
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 /// Calls at a time of the driver that hangs: three for creates, and one that is kept from them.
 const CALLS: usize = 4;
@@ -27,7 +28,9 @@ async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions()
         .start(&world)
         .await?;
     world.cluster("one").await?;
-    let on = |driver: &str, name: &str| Lone::new(&world, "one", name).infra("/spec/provider", json!(driver));
+    bootstrap_secret(&world, "boot").await?;
+    let on =
+        |driver: &str, name: &str| ByHand::new(&world, "one", name).infra("/spec/provider", json!(driver));
     let old = on("stuck", "old").create().await?;
     old.provisioned().await?;
     stuck.fail(json!([{"operation": "CreateMachine", "hang": "before"}]))?;
@@ -94,7 +97,9 @@ async fn a_driver_that_hangs_from_the_start_holds_nobody_up() -> Result<()> {
         .start(&world)
         .await?;
     world.cluster("one").await?;
-    let on = |driver: &str, name: &str| Lone::new(&world, "one", name).infra("/spec/provider", json!(driver));
+    bootstrap_secret(&world, "boot").await?;
+    let on =
+        |driver: &str, name: &str| ByHand::new(&world, "one", name).infra("/spec/provider", json!(driver));
     for number in 0..4 {
         on("mute", &format!("mute-{number}")).create().await?;
     }

@@ -11,16 +11,30 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
+use crate::support::by_hand::{condition, message, says};
 use crate::support::fleet::objects;
-use crate::support::lone::{condition, message, says};
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, Stage, World};
 
 /// DRV-30, CTL-GS-14: a driver that can't be reached says nothing about its VMs, so no machine is replaced.
 #[tokio::test]
 async fn an_outage_of_the_driver_replaces_no_machine() -> Result<()> {
-    let world = World::new("outage").await?;
+    survives("outage", &json!({"code": "Unavailable"})).await
+}
+
+/// DRV-30, CTL-GS-04: nor one that takes calls and never answers them.
+#[tokio::test]
+async fn a_driver_that_hangs_replaces_no_machine() -> Result<()> {
+    survives("hanging", &json!({"hang": "before"})).await
+}
+
+/// Lets every call of the driver fail in this way for longer than a health check waits, and then no more.
+async fn survives(case: &str, fault: &Value) -> Result<()> {
+    let world = World::new(case).await?;
     let cloud = Cloud::new(&world);
-    let short = json!({"timeouts": {"default": "2s"}});
+    let short = json!({"timeouts": {
+        "default": "2s", "probe": "1s", "getPluginInfo": "1s", "getPluginCapabilities": "1s",
+        "createMachine": "2s", "initializeMachine": "2s", "deleteMachine": "2s",
+    }});
     let _provider = Provider::new(cloud.drivers_with(short, json!({})))
         .start(&world)
         .await?;
@@ -32,8 +46,12 @@ async fn an_outage_of_the_driver_replaces_no_machine() -> Result<()> {
     health_check(&world).await?;
 
     let identity = ["Probe", "GetPluginInfo", "GetPluginCapabilities"];
-    let mut faults = vec![json!({"code": "Unavailable"})];
-    faults.extend(identity.map(|operation| json!({"operation": operation, "code": "Unavailable"})));
+    let mut faults = vec![fault.clone()];
+    faults.extend(identity.map(|operation| {
+        let mut fault = fault.clone();
+        fault["operation"] = json!(operation);
+        fault
+    }));
     cloud.fail(Value::Array(faults))?;
     // For longer than the health check waits.
     eventually(DEADLINE, "an outage that all machines show", async || {
@@ -146,8 +164,8 @@ async fn a_node_that_went_silent_while_no_provider_ran_is_a_reason_to_ask() -> R
     let stage = Stage::set(&world).await?;
     let provider = Provider::new(cloud.drivers(json!({}))).flag("--inventory-interval=1h");
     let mut first = provider.start(&world).await?;
-    stage.create("m").await?;
-    stage.provisioned("m").await?;
+    let machine = stage.machine("m").create().await?;
+    machine.provisioned().await?;
     first.process.kill();
     let vms = cloud.holds(1).await?;
     cloud.console()?.set_condition(vms[0].id, Condition::Crashed)?;
@@ -159,8 +177,8 @@ async fn a_node_that_went_silent_while_no_provider_ran_is_a_reason_to_ask() -> R
         .patch_status("m", &PatchParams::default(), &Patch::Merge(silent))
         .await?;
     let _second = provider.named("second").start(&world).await?;
-    stage
-        .until("m", "a VM that failed", |machine| {
+    machine
+        .until("a VM that failed", |machine| {
             says(machine, READY, "False", "VirtualMachineFailed")
         })
         .await?;

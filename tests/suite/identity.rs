@@ -13,8 +13,8 @@ use kube::api::{Api, DynamicObject, ListParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
-use crate::support::lone::{message, says};
-use crate::support::{Cloud, DEADLINE, Lone, Provider, World};
+use crate::support::by_hand::{message, says};
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 /// The provider's contract with Cluster API: no owner, no write.
 #[tokio::test]
@@ -23,7 +23,7 @@ async fn a_machine_without_a_machine_as_controller_owner_is_never_written() -> R
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
-    let first = Lone::new(&world, "one", "first").create().await?;
+    let first = ByHand::new(&world, "one", "first").create().await?;
     first.provisioned().await?;
     // Paused, or core would clean up what it thinks it made.
     let set = world
@@ -55,11 +55,11 @@ spec:
     ];
     let mut left_alone = Vec::new();
     for (name, owners) in owners {
-        let machine = Lone::new(&world, "one", name).infra("/metadata/ownerReferences", owners);
+        let machine = ByHand::new(&world, "one", name).infra("/metadata/ownerReferences", owners);
         left_alone.push((machine.create_infra().await?, machine));
     }
     // Made later than all of them.
-    let last = Lone::new(&world, "one", "last").create().await?;
+    let last = ByHand::new(&world, "one", "last").create().await?;
     last.provisioned().await?;
     for (before, machine) in &left_alone {
         let now = machine.get().await?;
@@ -92,8 +92,8 @@ async fn a_vm_of_the_same_name_that_is_somebody_elses_is_never_touched() -> Resu
     console.plant(PlantedVm::new(&cluster, "taken", "another-machine"))?;
     let planted = cloud.holds(2).await?;
 
-    let apart = Lone::new(&world, "one", "m").create().await?;
-    let taken = Lone::new(&world, "one", "taken").create().await?;
+    let apart = ByHand::new(&world, "one", "m").create().await?;
+    let taken = ByHand::new(&world, "one", "taken").create().await?;
     let id = apart.provisioned().await?.spec.provider_id;
     ensure!(
         planted.iter().all(|vm| Some(vm.provider_id()) != id),
@@ -132,7 +132,7 @@ async fn the_same_names_in_two_namespaces_are_two_vms() -> Result<()> {
     let mut ids = Vec::new();
     for world in [&world, &beside] {
         world.cluster("one").await?;
-        let machine = Lone::new(world, "one", "m").create().await?;
+        let machine = ByHand::new(world, "one", "m").create().await?;
         ids.push(machine.provisioned().await?.spec.provider_id.context("no id")?);
     }
     let vms = cloud.holds(2).await?;
@@ -142,7 +142,7 @@ async fn the_same_names_in_two_namespaces_are_two_vms() -> Result<()> {
         "one cluster id for two Clusters"
     );
     ensure!(vms[0].name == "m" && vms[1].name == "m", "{vms:?}");
-    let (first, second) = (Lone::new(&world, "one", "m"), Lone::new(&beside, "one", "m"));
+    let (first, second) = (ByHand::new(&world, "one", "m"), ByHand::new(&beside, "one", "m"));
     first.delete().await?;
     first.gone().await?;
     let left = cloud.holds(1).await?;
@@ -158,7 +158,7 @@ async fn a_copied_identity_is_nobodys() -> Result<()> {
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
-    let original = Lone::new(&world, "one", "m").create().await?;
+    let original = ByHand::new(&world, "one", "m").create().await?;
     let machine = original.provisioned().await?;
     let identity = json!(machine.annotations());
     let vm = cloud.holds(1).await?.remove(0);
@@ -173,7 +173,7 @@ async fn a_copied_identity_is_nobodys() -> Result<()> {
     ensure!(refused.contains(labels::MACHINE_ID), "{refused}");
 
     // Without the id of the VM it is a machine like any other.
-    let fresh = Lone::new(&world, "one", "fresh").infra("/metadata/annotations", identity.clone());
+    let fresh = ByHand::new(&world, "one", "fresh").infra("/metadata/annotations", identity.clone());
     let fresh = fresh.create().await?;
     let own = fresh.provisioned().await?;
     ensure!(own.spec.provider_id != machine.spec.provider_id, "it took the VM");
@@ -194,7 +194,7 @@ async fn a_copied_identity_is_nobodys() -> Result<()> {
     );
 
     // With everything, it is nobody's, and stays until somebody takes the responsibility.
-    let full = Lone::new(&world, "one", "full")
+    let full = ByHand::new(&world, "one", "full")
         .infra("/metadata/annotations", identity)
         .infra("/metadata/finalizers", json!(machine.finalizers()))
         .infra("/spec/providerID", json!(machine.spec.provider_id));
@@ -237,7 +237,7 @@ async fn a_hand_written_provider_id_leads_to_no_call_and_says_so() -> Result<()>
     let id = cloud
         .console()?
         .plant(PlantedVm::new(&cluster, "m", "another-machine"))?;
-    let machine = Lone::new(&world, "one", "m")
+    let machine = ByHand::new(&world, "one", "m")
         .infra("/spec/providerID", json!(id))
         .create()
         .await?;
@@ -264,7 +264,7 @@ async fn force_delete_lets_a_stuck_machine_go_with_a_warning() -> Result<()> {
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
-    let machine = Lone::new(&world, "one", "m").create().await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
     let id = machine.provisioned().await?.spec.provider_id.context("no id")?;
     cloud.fail(json!([{"code": "Unavailable", "retryAfterMs": 200}]))?;
     machine.delete().await?;

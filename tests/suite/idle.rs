@@ -9,7 +9,6 @@ use management_cluster::eventually;
 use serde_json::json;
 
 use crate::support::by_hand::all_become;
-use crate::support::fleet::bootstrap_secret;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World, audit};
 
 const MACHINES: usize = 10;
@@ -25,14 +24,13 @@ async fn a_machine_costs_three_writes_and_an_event_and_then_nothing() -> Result<
     let provider = Provider::new(cloud.drivers(json!({})));
     let mut first = provider.start(&world).await?;
     world.cluster("c").await?;
-    bootstrap_secret(&world, "boot").await?;
     cluster_is_ready(&world).await?;
     first.process.terminate(DEADLINE).await?;
 
     // All that a machine waits for is there before the provider looks.
     let names: Vec<_> = (0..MACHINES).map(|n| format!("m-{n}")).collect();
-    let machines: Vec<_> = names.iter().map(ByHand::new).collect();
-    ByHand::create_all(&world, "c", &machines).await?;
+    let machines: Vec<_> = names.iter().map(|name| ByHand::new(&world, "c", name)).collect();
+    ByHand::create_all(&machines).await?;
     all_become(&world, "owners", &names, |_, machine| {
         let owners = machine.and_then(|machine| machine.metadata.owner_references.as_ref());
         owners.map(drop).context("no owner")

@@ -3,34 +3,55 @@
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use capcmi::drivers::simulated::Phase;
+use capcmi::manifests::{Part, stream};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::Api;
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
 use crate::support::provider::Replica;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 
-/// A lease in the namespace of the case, which the provider may hold as it may in its own.
-const LEASE_ROLE: &str = r"
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: lease, namespace: $NS}
-rules: [{apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, create, update]}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: lease, namespace: $NS}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: lease}
-subjects: [{kind: ServiceAccount, name: capcmi-manager, namespace: capcmi-system}]
-";
+/// The Lease.
+const LEASE: &str = "controller-leader-election-capcmi";
 
-/// A provider that is elected, by a lease in the namespace of the case.
+/// A provider that is elected, by a lease in the namespace of the case: that of the shipped one may be another case's.
 pub async fn elected(world: &World, drivers: String) -> Result<Provider> {
-    world.apply(LEASE_ROLE).await?;
+    let shipped: Vec<Value> = serde_saphyr::from_multiple(&stream(&[Part::Rbac])?)?;
+    let is_for_leases = |object: &&Value| {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        name.starts_with("capcmi-leader-election-")
+    };
+    let roles: Vec<_> = shipped.iter().filter(is_for_leases).collect();
+    ensure!(roles.len() == 2, "a Role and its binding are shipped: {roles:?}");
+    for role in roles {
+        let mut here = role.clone();
+        here["metadata"]["namespace"] = json!(world.namespace);
+        management_cluster::apply(&world.admin, here).await?;
+    }
     Ok(Provider::new(drivers)
         .flag("--leader-elect")
         .flag(format!("--leader-elect-resource-namespace={}", world.namespace)))
+}
+
+/// Waits until the lease has not been renewed for so long.
+async fn unrenewed_for(world: &World, long: Duration) -> Result<()> {
+    let leases: Api<Lease> = Api::namespaced(world.admin.clone(), &world.namespace);
+    eventually(DEADLINE, "a lease that is not renewed", async || {
+        let spec = leases.get(LEASE).await?.spec.unwrap_or_default();
+        let renewed = spec.renew_time.context("it was never renewed")?.0;
+        let since = Duration::try_from(Timestamp::now().duration_since(renewed)).unwrap_or_default();
+        ensure!(
+            since >= long,
+            "renewed {since:?} ago by {:?}",
+            spec.holder_identity
+        );
+        Ok(())
+    })
+    .await
 }
 
 /// Waits until the replica leads.
@@ -121,11 +142,12 @@ async fn a_leader_that_was_stopped_longer_than_its_lease_does_nothing_more_and_l
     let fleet = Fleet::create(&world, "md", 1).await?;
     fleet.running(1).await?;
     first.process.signal("STOP")?;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // Longer than the deadline: one that runs would renew it, or leave.
+    unrenewed_for(&world, Duration::from_secs(4)).await?;
     let (calls, written) = (started_calls(&cloud)?, writes(&world)?);
     // There is work for it to wake up to.
     fleet.scale(3).await?;
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    unrenewed_for(&world, Duration::from_secs(6)).await?;
     first.process.signal("CONT")?;
     let status = ended(&mut first).await?;
     ensure!(status.code() == Some(1), "ended with {status}");
@@ -151,12 +173,11 @@ async fn a_leader_whose_lease_is_taken_by_force_ends() -> Result<()> {
         .start(&world)
         .await?;
     leads(&replica).await?;
-    let lease = "controller-leader-election-capcmi";
     let robbery = r#"{"spec": {"holderIdentity": "somebody-else"}}"#;
-    world.kubectl(&["patch", "lease", lease, "--type=merge", "-p", robbery])?;
+    world.kubectl(&["patch", "lease", LEASE, "--type=merge", "-p", robbery])?;
     let status = ended(&mut replica).await?;
     ensure!(status.code() == Some(1), "ended with {status}");
-    let holder = world.kubectl(&["get", "lease", lease, "-o=jsonpath={.spec.holderIdentity}"])?;
+    let holder = world.kubectl(&["get", "lease", LEASE, "-o=jsonpath={.spec.holderIdentity}"])?;
     ensure!(holder == "somebody-else", "it took the lease back: {holder}");
     Ok(())
 }

@@ -88,10 +88,22 @@ async fn a_cluster_goes_with_all_that_belongs_to_it() -> Result<()> {
     let _kubelets = cloud.kubelets();
     let fleet = Fleet::create(&world, "md", 2).await?;
     fleet.running(2).await?;
-    // One that the Cluster gets owner of while it is used, and one that is history.
-    fleet
-        .template("md-2", json!({"vmPool": "default", "size": "medium", "tags": {}}))
-        .await?;
+    // One that the Cluster gets owner of while it is used, one that is history, and one that nothing ever used.
+    let larger = json!({"vmPool": "default", "size": "medium", "tags": {}});
+    fleet.template("md-2", larger.clone()).await?;
+    fleet.template("spare", larger).await?;
+    let uid = world.kubectl(&["get", "cluster", "md", "-o=jsonpath={.metadata.uid}"])?;
+    let owner =
+        json!({"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "name": "md", "uid": uid});
+    let patch = json!({"metadata": {"ownerReferences": [owner]}}).to_string();
+    world.kubectl(&[
+        "patch",
+        "inframachinetemplate",
+        "spare",
+        "--type=merge",
+        "-p",
+        &patch,
+    ])?;
     fleet.deployment("md-2", 2).await?;
     eventually(DEADLINE, "VMs of the second template alone", async || {
         let sizes: Vec<_> = cloud.vms()?.into_iter().map(|vm| vm.size).collect();

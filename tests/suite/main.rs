@@ -18,6 +18,7 @@ mod permissions;
 mod process;
 mod quickstart;
 mod replicas;
+mod scope;
 mod secrets;
 mod stale_cache;
 mod support;

@@ -13,8 +13,8 @@ use kube::ResourceExt;
 use management_cluster::stand_in::StandInController;
 use serde_json::json;
 
+use crate::support::by_hand::says;
 use crate::support::fleet::objects;
-use crate::support::lone::says;
 use crate::support::world::run;
 use crate::support::{Cloud, Fleet, Provider, World};
 

@@ -11,9 +11,9 @@ use kube::api::{Api, Patch, PatchParams};
 use management_cluster::{eventually, stand_in};
 use serde_json::{Value, json};
 
+use crate::support::by_hand::{message, says};
 use crate::support::fleet::{bootstrap_secret, objects};
-use crate::support::lone::{message, says};
-use crate::support::{Cloud, DEADLINE, Lone, Provider, World};
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 const BY_CLUSTER: &str = "Cluster spec.paused is set to true";
 const BY_ANNOTATION: &str = "InfraMachine has the cluster.x-k8s.io/paused annotation";
@@ -26,7 +26,7 @@ async fn a_machine_that_is_paused_before_its_creation_is_made_when_that_ends() -
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
     world.cluster("two").await?;
-    let machine = Lone::new(&world, "one", "m").infra("/metadata/annotations", json!({labels::PAUSED: ""}));
+    let machine = ByHand::new(&world, "one", "m").infra("/metadata/annotations", json!({labels::PAUSED: ""}));
     let machine = machine.create().await?;
     paused(&machine, BY_ANNOTATION).await?;
     pause_cluster(&world, "one", true).await?;
@@ -40,7 +40,7 @@ async fn a_machine_that_is_paused_before_its_creation_is_made_when_that_ends() -
     );
 
     // One of another Cluster, made later.
-    let other = Lone::new(&world, "two", "other").create().await?;
+    let other = ByHand::new(&world, "two", "other").create().await?;
     other.provisioned().await?;
     let calls = cloud.calls_for("m")?;
     ensure!(calls.is_empty(), "{calls:?}");
@@ -68,7 +68,7 @@ async fn a_provisioned_machine_that_is_paused_is_left_as_it_is() -> Result<()> {
         ("one", "lost-a"),
         ("two", "lost-b"),
     ] {
-        machines.push(Lone::new(&world, cluster, name).create().await?);
+        machines.push(ByHand::new(&world, cluster, name).create().await?);
     }
     for machine in &machines {
         machine.provisioned().await?;
@@ -108,7 +108,7 @@ async fn a_provisioned_machine_that_is_paused_is_left_as_it_is() -> Result<()> {
         machine.respecify("labels", json!({"tier": "gold"})).await?;
     }
     // Another, made later: by then the lists lacked the lost ones several times.
-    let later = Lone::new(&world, "two", "later").create().await?;
+    let later = ByHand::new(&world, "two", "later").create().await?;
     later.provisioned().await?;
     lists(&cloud, 4).await?;
     for machine in &machines {
@@ -156,9 +156,9 @@ async fn a_deletion_that_is_paused_goes_on_when_that_ends() -> Result<()> {
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
     world.cluster("two").await?;
-    let from_start = Lone::new(&world, "two", "start").create().await?;
-    let in_middle = Lone::new(&world, "one", "middle").create().await?;
-    let never = Lone::new(&world, "two", "never").create().await?;
+    let from_start = ByHand::new(&world, "two", "start").create().await?;
+    let in_middle = ByHand::new(&world, "one", "middle").create().await?;
+    let never = ByHand::new(&world, "two", "never").create().await?;
     for machine in [&from_start, &in_middle, &never] {
         machine.provisioned().await?;
     }
@@ -260,7 +260,7 @@ async fn an_infra_cluster_may_be_paused_or_somebody_elses() -> Result<()> {
 
     // A machine of it waits for whoever that is, and is made when they are done.
     bootstrap_secret(&world, "boot").await?;
-    let machine = Lone::new(&world, "foreign", "m").create().await?;
+    let machine = ByHand::new(&world, "foreign", "m").create().await?;
     machine
         .until("a machine that waits", |machine| {
             says(
@@ -278,7 +278,7 @@ async fn an_infra_cluster_may_be_paused_or_somebody_elses() -> Result<()> {
     Ok(())
 }
 
-async fn paused(machine: &Lone<'_>, by: &str) -> Result<capcmi::api::v1alpha1::InfraMachine> {
+async fn paused(machine: &ByHand, by: &str) -> Result<capcmi::api::v1alpha1::InfraMachine> {
     machine
         .until("a paused machine", |machine| {
             says(machine, PAUSED, "True", "Paused") && message(machine, PAUSED) == by
@@ -293,7 +293,7 @@ async fn pause_cluster(world: &World, name: &str, paused: bool) -> Result<()> {
     Ok(())
 }
 
-async fn pause_machine(machine: &Lone<'_>, paused: bool) -> Result<()> {
+async fn pause_machine(machine: &ByHand, paused: bool) -> Result<()> {
     let value = if paused { json!("") } else { Value::Null };
     machine
         .patch(json!({"metadata": {"annotations": {labels::PAUSED: value}}}))

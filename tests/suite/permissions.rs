@@ -23,18 +23,21 @@ type Permission = (String, String, String);
 async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result<()> {
     let world = World::new("permissions").await?;
     let cloud = Cloud::new(&world);
-    may_elect(&world).await?;
     let provider = Provider::new(cloud.drivers(json!({})))
         .flag("--insecure-diagnostics=false")
         .flag("--leader-elect")
-        .flag(format!("--leader-elect-resource-namespace={}", world.namespace));
+        // Where it is shipped to: the Lease there is this case's alone.
+        .flag(format!(
+            "--leader-elect-resource-namespace={}",
+            testbed::NAMESPACE
+        ));
     let provider = provider.start(&world).await?;
     let _kubelets = cloud.kubelets();
     let fleet = Fleet::create(&world, "md", 1).await?;
     fleet.running(1).await?;
     // A create whose answer is lost is looked up on a fresh read.
     cloud.fail(json!([{"operation": "CreateMachine", "machine": "again", "code": "Unavailable", "count": 1, "retryAfterMs": 100}]))?;
-    ByHand::new("again").create(&world, "md").await?;
+    ByHand::new(&world, "md", "again").create().await?;
     all_become(
         &world,
         "a machine at the second try",
@@ -72,27 +75,6 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
         .map(|request| request.to_string())
         .collect();
     ensure!(refused.is_empty(), "refused: {refused:?}");
-    Ok(())
-}
-
-/// The role for the Lease, which is shipped for the provider's own namespace, in that of the case: the Lease of the shared
-/// one may be held by another case.
-async fn may_elect(world: &World) -> Result<()> {
-    let rules: Vec<Value> = rbac::LEADER_ELECTION
-        .iter()
-        .map(|rule| json!({"apiGroups": [rule.group], "resources": rule.resources, "verbs": rule.verbs}))
-        .collect();
-    let metadata = json!({"name": "election", "namespace": world.namespace});
-    for object in [
-        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": rules}),
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "election"},
-            "subjects": [{"kind": "ServiceAccount", "name": "capcmi-manager", "namespace": "capcmi-system"}],
-        }),
-    ] {
-        management_cluster::apply(&world.admin, object).await?;
-    }
     Ok(())
 }
 

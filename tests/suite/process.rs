@@ -15,9 +15,9 @@ use management_cluster::{ManagementCluster, eventually};
 use serde_json::json;
 
 use crate::leadership::ended;
+use crate::support::by_hand::is_provisioned;
 use crate::support::fleet::objects;
 use crate::support::provider::{get, service_account};
-use crate::support::stage::is_provisioned;
 use crate::support::world::run;
 use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
 
@@ -37,7 +37,7 @@ async fn a_provider_that_is_asked_to_end_writes_the_result_of_the_call_in_flight
     cloud.fail(json!([{"operation": "CreateMachine", "machine": "m", "latencyMs": 4000}]))?;
     let provider = Provider::new(cloud.drivers(json!({})));
     let mut first = provider.start(&world).await?;
-    stage.create("m").await?;
+    stage.machine("m").create().await?;
     eventually(DEADLINE, "the create", async || {
         ensure!(creates(&cloud, "m")? == 1, "no create yet");
         Ok(())
@@ -55,7 +55,7 @@ async fn a_provider_that_is_asked_to_end_writes_the_result_of_the_call_in_flight
     ensure!(cloud.vms()?.is_empty(), "the call is not in flight any more");
     let status = ended(&mut first).await?;
     ensure!(status.success(), "ended with {status}");
-    let machine = stage.api.get("m").await?;
+    let machine = stage.machine("m").get().await?;
     let ids: Vec<_> = cloud.vms()?.iter().map(Vm::provider_id).collect();
     ensure!(
         is_provisioned(&machine) && machine.spec.provider_id.as_slice() == ids,
@@ -65,8 +65,8 @@ async fn a_provider_that_is_asked_to_end_writes_the_result_of_the_call_in_flight
     );
     let _second = provider.named("second").start(&world).await?;
     // Machines are looked at in their order: when a later one is up, the first has been looked at.
-    stage.create("n").await?;
-    stage.provisioned("n").await?;
+    stage.machine("n").create().await?;
+    stage.machine("n").provisioned().await?;
     ensure!(creates(&cloud, "m")? == 1, "it was created again");
     Ok(())
 }
@@ -80,7 +80,7 @@ async fn a_provider_that_is_asked_twice_does_not_wait_for_the_call_in_flight() -
     cloud.fail(json!([{"operation": "CreateMachine", "hang": "before"}]))?;
     let provider = Provider::new(cloud.drivers(json!({}))).flag("--graceful-shutdown-timeout=10m");
     let mut first = provider.start(&world).await?;
-    stage.create("m").await?;
+    stage.machine("m").create().await?;
     eventually(DEADLINE, "the create", async || {
         ensure!(creates(&cloud, "m")? == 1, "no create yet");
         Ok(())
@@ -98,7 +98,7 @@ async fn a_provider_that_is_asked_twice_does_not_wait_for_the_call_in_flight() -
     ensure!(status.code() == Some(130), "ended with {status}");
     cloud.fail(json!([]))?;
     let _second = provider.named("second").start(&world).await?;
-    stage.provisioned("m").await?;
+    stage.machine("m").provisioned().await?;
     cloud.holds(1).await?;
     Ok(())
 }
@@ -224,10 +224,10 @@ async fn a_malformed_machine_stops_nobody_and_can_be_deleted_with_its_vm() -> Re
     let stage = Stage::set(&world).await?;
     let provider = Provider::new(cloud.drivers(json!({})));
     let _provider = provider.start(&world).await?;
-    stage.create("good").await?;
-    stage.create("spoiled").await?;
-    stage.provisioned("good").await?;
-    stage.provisioned("spoiled").await?;
+    stage.machine("good").create().await?;
+    stage.machine("spoiled").create().await?;
+    stage.machine("good").provisioned().await?;
+    stage.machine("spoiled").provisioned().await?;
     let machines: Api<DynamicObject> =
         objects(&world, "infrastructure.capcmi.io", "v1alpha1", "InfraMachine");
     let spoil = Patch::Merge(json!({"spec": {"shutdownTimeoutSeconds": "soon"}}));
@@ -236,19 +236,17 @@ async fn a_malformed_machine_stops_nobody_and_can_be_deleted_with_its_vm() -> Re
         Ok(())
     })
     .await?;
-    let provider_spec = json!({"vmPool": "default", "size": "small", "tags": {}});
     stage
-        .create_with(
-            "never-good",
-            json!({"providerSpec": provider_spec, "shutdownTimeoutSeconds": "soon"}),
-        )
+        .machine("never-good")
+        .infra("/spec/shutdownTimeoutSeconds", json!("soon"))
+        .create()
         .await?;
-    stage.create("later").await?;
-    stage.provisioned("later").await?;
+    stage.machine("later").create().await?;
+    stage.machine("later").provisioned().await?;
     cloud.holds(3).await?;
     for name in ["never-good", "spoiled"] {
-        stage.delete(name).await?;
-        stage.gone(name).await?;
+        stage.machine(name).delete().await?;
+        stage.machine(name).gone().await?;
     }
     let names: Vec<_> = cloud.holds(2).await?.into_iter().map(|vm| vm.name).collect();
     ensure!(names == ["good", "later"], "the VMs are now {names:?}");

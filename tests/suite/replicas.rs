@@ -55,7 +55,7 @@ impl Batch {
     async fn in_the_middle(&self, act: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
         let create = async {
             for index in 0..MACHINES {
-                self.stage.create(&name(index)).await?;
+                self.stage.machine(&name(index)).create().await?;
             }
             Ok(())
         };
@@ -83,7 +83,7 @@ impl Batch {
     async fn is_done(&self) -> Result<()> {
         let mut ids = Vec::new();
         for index in 0..MACHINES {
-            let machine = self.stage.provisioned(&name(index)).await?;
+            let machine = self.stage.machine(&name(index)).provisioned().await?;
             ids.extend(machine.spec.provider_id);
         }
         let mut vms: Vec<_> = self.cloud.vms()?.iter().map(Vm::provider_id).collect();

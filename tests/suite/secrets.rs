@@ -14,10 +14,10 @@ use management_cluster::proxy::{Fault, Proxy};
 use serde_json::{Value, json};
 
 use crate::codes::{condition, provisioned};
-use crate::support::by_hand::{all_become, delete_all, patch_all};
+use crate::support::by_hand::{self, all_become, delete_all, patch_all};
 use crate::support::fleet::bootstrap_secret;
 use crate::support::provider::service_account;
-use crate::support::{ByHand, Cloud, DEADLINE, Lone, Provider, World, lone};
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 const TOKEN: &str = "canary-token-7c1f";
 const WRONG: &str = "canary-wrong-51aa";
@@ -59,13 +59,12 @@ async fn no_secret_is_shown_anywhere() -> Result<()> {
     let names = ["create", "status", "init", "delete", "update", "fine", "wrong"].map(str::to_owned);
     let machines = names.clone().map(|name| {
         let credentials = if name == "wrong" { "bad" } else { "good" };
-        let mut machine = ByHand::new(name.clone())
-            .with("/secretRef", json!({"name": credentials}))
-            .with("/providerSpec/sourceDestCheck", json!(name != "init"));
-        machine.bootstrap = "data";
-        machine
+        ByHand::new(&world, "c", name.clone())
+            .infra("/spec/secretRef", json!({"name": credentials}))
+            .infra("/spec/providerSpec/sourceDestCheck", json!(name != "init"))
+            .machine("/spec/bootstrap/dataSecretName", json!("data"))
     });
-    ByHand::create_all(&world, "c", &machines).await?;
+    ByHand::create_all(&machines).await?;
     all_become(&world, "the failures of creates", &names, |name, machine| {
         let machine = machine.context("is gone")?;
         match name {
@@ -161,22 +160,22 @@ async fn a_secret_that_is_missing_or_wrong_is_named_and_heals() -> Result<()> {
     drivers["drivers"] = json!([drivers["drivers"][0], guarded]);
     let _provider = Provider::new(drivers.to_string()).start(&world).await?;
     world.cluster("c").await?;
-    bootstrap_secret(&world, "boot").await?;
     secret(&world, "clash", json!({"userData": "x"})).await?;
     secret(&world, "wrong", json!({"token": WRONG})).await?;
     secret(&world, "goes", json!({"token": TOKEN})).await?;
-    let with = |name: &str, secret: &str| ByHand::new(name).with("/secretRef", json!({"name": secret}));
-    let mut no_boot = ByHand::new("no-boot");
-    no_boot.bootstrap = "late-boot";
+    let with = |name: &str, secret: &str| {
+        ByHand::new(&world, "c", name).infra("/spec/secretRef", json!({"name": secret}))
+    };
+    let no_boot = ByHand::new(&world, "c", "no-boot");
     let machines = [
         with("missing", "late"),
         with("clash", "clash"),
-        with("wrong", "wrong").with("/provider", json!("guarded")),
+        with("wrong", "wrong").infra("/spec/provider", json!("guarded")),
         with("goes", "goes"),
-        no_boot,
+        no_boot.machine("/spec/bootstrap/dataSecretName", json!("late-boot")),
     ];
     let names: Vec<_> = machines.iter().map(|machine| machine.name.clone()).collect();
-    ByHand::create_all(&world, "c", &machines).await?;
+    ByHand::create_all(&machines).await?;
     all_become(&world, "what is wrong", &names, |name, machine| {
         let machine = machine.context("is gone")?;
         match name {
@@ -233,11 +232,12 @@ async fn the_credentials_that_a_vm_was_made_with_are_used_for_it_to_the_end() ->
     let credentials = json!({"credentials": {"token": TOKEN}, "disabledCalls": ["ListZones"]});
     let _provider = Provider::new(cloud.drivers(credentials)).start(&world).await?;
     world.cluster("c").await?;
+    bootstrap_secret(&world, "boot").await?;
     secret(&world, "mine", json!({"token": TOKEN})).await?;
     secret(&world, "theirs", json!({"token": WRONG})).await?;
     secret(&world, "goes", json!({"token": TOKEN})).await?;
     let with = |name: &str, secret: &str| {
-        Lone::new(&world, "c", name).infra("/spec/secretRef", json!({"name": secret}))
+        ByHand::new(&world, "c", name).infra("/spec/secretRef", json!({"name": secret}))
     };
     let (moved, bereft) = (
         with("moved", "mine").create().await?,
@@ -252,10 +252,10 @@ async fn the_credentials_that_a_vm_was_made_with_are_used_for_it_to_the_end() ->
     let up_to_date = conditions::VIRTUAL_MACHINE_UP_TO_DATE;
     let told = moved
         .until("word of the Secret that is used", |machine| {
-            lone::says(machine, up_to_date, "False", "SecretChanged")
+            by_hand::says(machine, up_to_date, "False", "SecretChanged")
         })
         .await?;
-    let message = lone::message(&told, up_to_date);
+    let message = by_hand::message(&told, up_to_date);
     ensure!(
         message.contains("`theirs`") && message.contains("`mine`"),
         "{message}"
@@ -268,7 +268,7 @@ async fn the_credentials_that_a_vm_was_made_with_are_used_for_it_to_the_end() ->
     bereft.delete().await?;
     bereft
         .until("a deletion that waits for a person", |machine| {
-            lone::says(machine, conditions::DELETING, "True", "Unauthenticated")
+            by_hand::says(machine, conditions::DELETING, "True", "Unauthenticated")
         })
         .await?;
     cloud.holds(1).await?;
@@ -291,8 +291,9 @@ async fn a_vm_that_is_not_seen_without_its_credentials_is_not_taken_for_gone() -
         .start(&world)
         .await?;
     world.cluster("c").await?;
+    bootstrap_secret(&world, "boot").await?;
     secret(&world, "goes", json!({"token": TOKEN})).await?;
-    let machine = Lone::new(&world, "c", "m")
+    let machine = ByHand::new(&world, "c", "m")
         .infra("/spec/secretRef", json!({"name": "goes"}))
         .create()
         .await?;
@@ -303,10 +304,10 @@ async fn a_vm_that_is_not_seen_without_its_credentials_is_not_taken_for_gone() -
     machine.delete().await?;
     let told = machine
         .until("a deletion that waits for a person", |machine| {
-            lone::says(machine, conditions::DELETING, "True", "InvalidSecret")
+            by_hand::says(machine, conditions::DELETING, "True", "InvalidSecret")
         })
         .await?;
-    let message = lone::message(&told, conditions::DELETING);
+    let message = by_hand::message(&told, conditions::DELETING);
     ensure!(
         message.contains("`goes`") && message.contains("no proof"),
         "{message}"
@@ -341,17 +342,18 @@ async fn a_secret_that_may_not_be_read_is_said_on_the_machine() -> Result<()> {
         .start(&world)
         .await?;
     world.cluster("c").await?;
+    bootstrap_secret(&world, "boot").await?;
     secret(&world, "locked", json!({"token": TOKEN})).await?;
-    let machine = Lone::new(&world, "c", "m")
+    let machine = ByHand::new(&world, "c", "m")
         .infra("/spec/secretRef", json!({"name": "locked"}))
         .create()
         .await?;
     let told = machine
         .until("word of the Secret", |machine| {
-            lone::says(machine, conditions::READY, "False", "InvalidSecret")
+            by_hand::says(machine, conditions::READY, "False", "InvalidSecret")
         })
         .await?;
-    let message = lone::message(&told, conditions::READY);
+    let message = by_hand::message(&told, conditions::READY);
     ensure!(
         message.contains("the Secret `locked` that spec.secretRef names can't be read"),
         "{message}"

@@ -9,7 +9,6 @@ use capcmi::api::v1alpha1::InfraMachine;
 use capcmi::driver::Operation;
 use capcmi::drivers::simulated::{Phase, Vm};
 use kube::ResourceExt;
-use kube::api::{Patch, PatchParams};
 use management_cluster::eventually;
 use management_cluster::proxy::{Fault, Proxy};
 use serde_json::{Value, json};
@@ -61,12 +60,7 @@ impl Lagging {
 
     /// Somebody else's write.
     async fn meddle(&self, name: &str, patch: Value) -> Result<InfraMachine> {
-        let patch = Patch::Merge(patch);
-        Ok(self
-            .stage
-            .api
-            .patch(name, &PatchParams::default(), &patch)
-            .await?)
+        self.stage.machine(name).patch(patch).await
     }
 
     /// Somebody else's annotation.
@@ -111,7 +105,7 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     let _provider = lagging.provider.start(&lagging.world).await?;
     let names: Vec<_> = (0..4).map(|index| format!("m-{index}")).collect();
     for name in &names {
-        stage.create(name).await?;
+        stage.machine(name).create().await?;
     }
     // The provider has not seen the machines yet: what it is about to claim is not what it will see.
     for name in &names {
@@ -121,7 +115,8 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     // Once more between the claim and the end of the create.
     for name in &names {
         stage
-            .until(name, "the claim", |machine| {
+            .machine(name)
+            .until("the claim", |machine| {
                 machine.annotations().contains_key(MACHINE_ID)
             })
             .await?;
@@ -129,7 +124,7 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     }
     let mut made = BTreeMap::new();
     for name in &names {
-        made.insert(name.clone(), stage.provisioned(name).await?);
+        made.insert(name.clone(), stage.machine(name).provisioned().await?);
     }
     let vms = cloud.holds(names.len()).await?;
 
@@ -153,7 +148,7 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     .await?;
     ensure!(ids(&cloud.vms()?) == ids(&vms), "other VMs than before");
     for name in &names {
-        let machine = stage.api.get(name).await?;
+        let machine = stage.machine(name).get().await?;
         keeps_identity(&made[name], &machine)?;
         ensure!(
             machine.finalizers().iter().any(|name| name == FOREIGN_FINALIZER),
@@ -168,14 +163,15 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     }
 
     for name in &names {
-        stage.delete(name).await?;
+        stage.machine(name).delete().await?;
         lagging.note(name, "3").await?;
     }
     cloud.holds(0).await?;
     for name in &names {
         // Only ours goes: the other finalizer is somebody else's to remove.
         let released = stage
-            .until(name, "the provider's release", |machine| {
+            .machine(name)
+            .until("the provider's release", |machine| {
                 machine.finalizers() == [FOREIGN_FINALIZER]
             })
             .await?;
@@ -183,7 +179,7 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
         lagging
             .meddle(name, json!({"metadata": {"finalizers": []}}))
             .await?;
-        stage.gone(name).await?;
+        stage.machine(name).gone().await?;
     }
     let creates = lagging.creates()?;
     ensure!(
@@ -210,13 +206,13 @@ async fn a_machine_that_comes_again_under_its_name_gets_one_vm_of_its_own() -> R
     let _provider = lagging.provider.start(&lagging.world).await?;
     let mut seen = Vec::new();
     for _ in 0..3 {
-        stage.create("m").await?;
-        let machine = stage.provisioned("m").await?;
+        let made = stage.machine("m").create().await?;
+        let machine = made.provisioned().await?;
         let vms = cloud.holds(1).await?;
         ensure!(machine.spec.provider_id.as_deref() == Some(vms[0].provider_id().as_str()));
         seen.push(vms[0].id);
-        stage.delete("m").await?;
-        stage.gone("m").await?;
+        made.delete().await?;
+        made.gone().await?;
     }
     seen.dedup();
     ensure!(seen.len() == 3, "an old VM was taken for a new one: {seen:?}");

@@ -7,8 +7,8 @@ use capcmi::driver::Operation;
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
-use crate::support::lone::{message, says, small};
-use crate::support::{Cloud, DEADLINE, Lone, Provider, World};
+use crate::support::by_hand::{message, says, small};
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 /// UPD-01: one UpdateMachine, and neither a create nor a delete.
 #[tokio::test]
@@ -17,7 +17,7 @@ async fn a_hot_updatable_change_is_one_update_of_the_living_vm() -> Result<()> {
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
-    let machine = Lone::new(&world, "one", "m").create().await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
     machine.provisioned().await?;
     let before = cloud.holds(1).await?.remove(0);
     machine.respecify("labels", json!({"tier": "gold"})).await?;
@@ -55,7 +55,7 @@ async fn an_update_that_failed_is_taken_back_at_the_driver() -> Result<()> {
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
     let spec = with(small(), "labels", json!({"tier": "gold"}));
-    let machine = Lone::new(&world, "one", "m")
+    let machine = ByHand::new(&world, "one", "m")
         .infra("/spec/providerSpec", spec)
         .create()
         .await?;
@@ -104,7 +104,7 @@ async fn a_change_that_is_not_hot_updatable_leaves_the_vm_alone_and_says_so() ->
         (&hot, "hot", "size", json!("medium")),
         (&cold, "cold", "labels", json!({"tier": "gold"})),
     ] {
-        let machine = Lone::new(&world, "one", driver)
+        let machine = ByHand::new(&world, "one", driver)
             .infra("/spec/provider", json!(driver))
             .create()
             .await?;
@@ -147,7 +147,7 @@ async fn a_refused_spec_can_be_corrected() -> Result<()> {
     cloud.fail(
         json!([{"operation": "CreateMachine", "code": "InvalidArgument", "message": "no /size for you"}]),
     )?;
-    let machine = Lone::new(&world, "one", "m").create().await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
     let refused = machine
         .until("a refused machine", |machine| {
             says(machine, conditions::READY, "False", "InvalidArgument")
@@ -159,7 +159,7 @@ async fn a_refused_spec_can_be_corrected() -> Result<()> {
     ensure!(failure.contains("no /size for you"), "{failure}");
     cloud.fail(json!([]))?;
     // Another machine, made later: by then this one would have been tried again.
-    let other = Lone::new(&world, "one", "other").create().await?;
+    let other = ByHand::new(&world, "one", "other").create().await?;
     other.provisioned().await?;
     ensure!(
         cloud.count(Operation::CreateMachine, "m")? == 1,
@@ -184,7 +184,7 @@ async fn a_spec_against_the_drivers_schema_is_refused_without_a_call_and_can_go(
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
-    let machine = Lone::new(&world, "one", "m")
+    let machine = ByHand::new(&world, "one", "m")
         .infra("/spec/providerSpec/size", json!("gigantic"))
         .create()
         .await?;

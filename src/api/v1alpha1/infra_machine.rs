@@ -114,7 +114,7 @@ pub struct InfraMachineSpec {
     #[schemars(length(min = 1, max = 512), extend("x-kubernetes-validations" = [
         {"rule": "self == oldSelf", "message": "spec.providerID is set once and can't change: it is the only link to the VM"}
     ]))]
-    #[garde(inner(length(bytes, min = 1, max = 512)))]
+    #[garde(length(bytes, min = 1, max = 512))]
     pub provider_id: Option<String>,
 
     /// Name of the configured driver. May be left out when exactly one driver serves this namespace.
@@ -123,7 +123,7 @@ pub struct InfraMachineSpec {
         length(min = 1, max = 63),
         regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
     )]
-    #[garde(inner(length(bytes, min = 1, max = 63), pattern(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")))]
+    #[garde(length(bytes, min = 1, max = 63), pattern(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub provider: Option<String>,
 
     /// The driver's description of the VM; which fields there are is the driver's to say. It may change until the VM is
@@ -142,19 +142,49 @@ pub struct InfraMachineSpec {
     /// Seconds that the creation may take before Ready says CreationTimedOut; the driver is still asked. Default 1200.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86400))]
-    #[garde(inner(range(min = 1, max = 86400)))]
+    #[garde(range(min = 1, max = 86400))]
     pub creation_timeout_seconds: Option<i32>,
 
     /// Seconds that the guest gets to shut down before its VM is deleted; 0 deletes at once. Default 60. Drivers that
     /// can't shut down delete at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86400))]
-    #[garde(inner(range(min = 0, max = 86400)))]
+    #[garde(range(min = 0, max = 86400))]
     pub shutdown_timeout_seconds: Option<i32>,
+}
+
+impl InfraMachineSpec {
+    /// What is wrong with it beyond what the API server refuses: the field's path in it, and why.
+    pub fn violations(&self) -> Vec<String> {
+        let Err(report) = self.validate() else {
+            return Vec::new();
+        };
+        let written = serde_json::to_value(self).unwrap_or_default();
+        report
+            .iter()
+            .map(|(path, error)| format!("{}: {error}", as_written(&path.to_string(), &written)))
+            .collect()
+    }
+}
+
+/// The path as the object has it: garde knows the names of Rust alone.
+fn as_written(path: &str, written: &Value) -> String {
+    let plain = |name: &str| name.replace('_', "").to_lowercase();
+    let (field, rest) = path.split_at(path.find(['.', '[']).unwrap_or(path.len()));
+    let mut names = written.as_object().into_iter().flat_map(Map::keys);
+    let name = names.find(|name| plain(name) == plain(field));
+    format!("{}{rest}", name.map_or(field, String::as_str))
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // garde's signature
 fn fits_into_an_annotation(spec: &Map<String, Value>, _: &()) -> garde::Result {
+    if spec.len() > schema::MAX_PROPERTIES {
+        return Err(garde::Error::new(format!(
+            "has {} fields; at most {} are allowed",
+            spec.len(),
+            schema::MAX_PROPERTIES
+        )));
+    }
     let bytes = serde_json::to_string(spec)
         .map_err(|error| garde::Error::new(error.to_string()))?
         .len();
@@ -297,4 +327,41 @@ pub struct LastOperation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub next_retry_time: Option<Time>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_violation_names_the_field_as_the_object_has_it() {
+        let fields = (0..=schema::MAX_PROPERTIES).map(|n| (format!("k{n}"), Value::Null));
+        let spec = InfraMachineSpec {
+            provider_id: Some(String::new()),
+            provider: Some("A".to_owned()),
+            provider_spec: fields.collect(),
+            secret_ref: Some(SecretReference::default()),
+            creation_timeout_seconds: Some(0),
+            shutdown_timeout_seconds: Some(-1),
+        };
+        let violations = spec.violations();
+        let places: Vec<_> = violations
+            .iter()
+            .filter_map(|text| text.split(':').next())
+            .collect();
+        let expected = [
+            "creationTimeoutSeconds",
+            "provider",
+            "providerID",
+            "providerSpec",
+            "secretRef.name",
+            "shutdownTimeoutSeconds",
+        ];
+        assert_eq!(places, expected, "{violations:?}");
+        assert!(
+            violations[3].contains("257 fields; at most 256"),
+            "{violations:?}"
+        );
+        assert_eq!(InfraMachineSpec::default().violations(), Vec::<String>::new());
+    }
 }

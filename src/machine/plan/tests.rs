@@ -241,7 +241,7 @@ fn reserved_tags_and_a_failure_domain_without_zones_are_refused() {
     let reserved = machine().spec(&json!({"tags": {"capcmi.io/machine": "u-9"}}));
     assert!(matches!(
         refused(world().plan(reserved)),
-        InvalidSpec::ReservedTag { .. }
+        InvalidSpec::Reserved(_)
     ));
     let zone = |world: World| world.owner(|owner| owner.spec.failure_domain = Some("z1".to_owned()));
     assert_eq!(

@@ -8,7 +8,6 @@ use serde_json::json;
 
 use super::table::{condition, provisioned};
 use crate::support::by_hand::{all_become, delete_all};
-use crate::support::fleet::bootstrap_secret;
 use crate::support::{ByHand, Cloud, Provider, World};
 
 /// How long the cloud asks to be left alone. Long enough for all that has to happen meanwhile.
@@ -21,29 +20,29 @@ async fn exhausted_capacity_holds_back_creates_of_its_class_and_credential_alone
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("c").await?;
-    bootstrap_secret(&world, "boot").await?;
     world
         .apply("apiVersion: v1\nkind: Secret\nmetadata: {name: other, namespace: $NS}\nstringData: {token: other}\n")
         .await?;
     let is_up = |_: &str, machine: Option<&_>| provisioned(machine.context("is gone")?);
     let named = |name: &str| vec![name.to_owned()];
-    ByHand::new("before").create(&world, "c").await?;
+    let by_hand = |name: &str| ByHand::new(&world, "c", name);
+    by_hand("before").create().await?;
     all_become(&world, "a machine of the class", &named("before"), is_up).await?;
 
     let full = json!([{"operation": "CreateMachine", "machine": "full", "code": "ResourceExhausted", "count": 1, "retryAfterMs": CLOSED_MS}]);
     cloud.fail(full)?;
-    ByHand::new("full").create(&world, "c").await?;
+    by_hand("full").create().await?;
     let exhausted = |_: &str, machine: Option<&_>| {
         let machine = machine.context("is gone")?;
         condition(machine, conditions::READY, "False", Some("ResourceExhausted"))
     };
     all_become(&world, "exhaustion", &named("full"), exhausted).await?;
     let others = [
-        ByHand::new("same"),
-        ByHand::new("larger").with("/providerSpec/size", json!("large")),
-        ByHand::new("credential").with("/secretRef", json!({"name": "other"})),
+        by_hand("same"),
+        by_hand("larger").infra("/spec/providerSpec/size", json!("large")),
+        by_hand("credential").infra("/spec/secretRef", json!({"name": "other"})),
     ];
-    ByHand::create_all(&world, "c", &others).await?;
+    ByHand::create_all(&others).await?;
     delete_all(&world, &named("before")).await?;
     all_become(&world, "a wait of the same class", &named("same"), exhausted).await?;
     let free = ["larger", "credential"].map(str::to_owned);

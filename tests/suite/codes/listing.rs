@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 
 use super::table::{condition, provisioned};
 use crate::support::by_hand::{all_become, infra_machines};
-use crate::support::fleet::bootstrap_secret;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 /// CTL-04, CTL-LM-00..CTL-LM-16: an error touches no machine, even one whose VM is gone; and one driver that can't list does
@@ -24,7 +23,6 @@ async fn no_machine_is_touched_for_a_list_that_can_not_be_had() -> Result<()> {
     let provider = Provider::new(with_another(&cloud)?).flag("--inventory-interval=200ms");
     let provider = provider.start(&world).await?;
     world.cluster("c").await?;
-    bootstrap_secret(&world, "boot").await?;
     let names = ["stays", "vanishes", "elsewhere"].map(str::to_owned);
     let machines = names.clone().map(|name| {
         let driver = if name == "elsewhere" {
@@ -32,9 +30,9 @@ async fn no_machine_is_touched_for_a_list_that_can_not_be_had() -> Result<()> {
         } else {
             "simulated"
         };
-        ByHand::new(name).with("/provider", json!(driver))
+        ByHand::new(&world, "c", name).infra("/spec/provider", json!(driver))
     });
-    ByHand::create_all(&world, "c", &machines).await?;
+    ByHand::create_all(&machines).await?;
     all_become(&world, "three machines", &names, |_, machine| {
         provisioned(machine.context("is gone")?)
     })

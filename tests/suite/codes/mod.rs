@@ -24,7 +24,6 @@ use serde_json::{Value, json};
 use self::table::{Call, Case, Next};
 pub use self::table::{condition, provisioned};
 use crate::support::by_hand::{all_become, delete_all, patch_all};
-use crate::support::fleet::bootstrap_secret;
 use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
@@ -39,11 +38,10 @@ async fn every_code_of_every_call_is_shown_waited_for_and_healed() -> Result<()>
     let cloud = Cloud::new(&world);
     let provider = Provider::new(two_drivers(&cloud)?).start(&world).await?;
     world.cluster("c").await?;
-    bootstrap_secret(&world, "boot").await?;
     let cases = Case::all();
     cloud.fail(json!(first_faults(&cases)))?;
-    let machines: Vec<_> = cases.iter().map(|case| machine(*case)).collect();
-    ByHand::create_all(&world, "c", &machines).await?;
+    let machines: Vec<_> = cases.iter().map(|case| machine(&world, *case)).collect();
+    ByHand::create_all(&machines).await?;
     all_become(
         &world,
         "the first failures",
@@ -163,20 +161,20 @@ fn two_drivers(cloud: &Cloud) -> Result<String> {
     Ok(drivers.to_string())
 }
 
-fn machine(case: Case) -> ByHand {
-    let machine = ByHand::new(case.name());
+fn machine(world: &World, case: Case) -> ByHand {
+    let machine = ByHand::new(world, "c", case.name());
     // Something to initialize: a VM that says that it is initialized is believed, whatever InitializeMachine said.
     let machine = if case.call == Call::Initialize {
-        machine.with("/providerSpec/sourceDestCheck", json!(false))
+        machine.infra("/spec/providerSpec/sourceDestCheck", json!(false))
     } else {
         machine
     };
     match (case.call, case.code) {
-        (Call::Recheck, _) => machine.with("/provider", json!(SLOW)),
-        (Call::ShutDown, _) => machine.with("/shutdownTimeoutSeconds", json!(3600)),
+        (Call::Recheck, _) => machine.infra("/spec/provider", json!(SLOW)),
+        (Call::ShutDown, _) => machine.infra("/spec/shutdownTimeoutSeconds", json!(3600)),
         // A class of its own: exhaustion holds back the others of its class.
         (Call::Create | Call::Initialize, Code::ResourceExhausted) => {
-            machine.with("/providerSpec/tags/class", json!(case.name()))
+            machine.infra("/spec/providerSpec/tags/class", json!(case.name()))
         }
         _ => machine,
     }

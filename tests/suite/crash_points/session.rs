@@ -13,8 +13,7 @@ use serde_json::{Value, json};
 
 use super::{Point, Recording, Scenario, Side};
 use crate::support::provider::{Replica, service_account};
-use crate::support::stage::is_provisioned;
-use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, Stage, World};
 
 const MACHINE: &str = "m";
 /// What the simulated driver logs when a call hangs.
@@ -32,7 +31,8 @@ struct Trap {
 pub struct Session {
     pub world: World,
     cloud: Cloud,
-    stage: Stage,
+    machine: ByHand,
+    cluster_id: String,
     scenario: Scenario,
     trap: Arc<Mutex<Trap>>,
     pub provider: Provider,
@@ -46,10 +46,11 @@ impl Session {
     pub async fn new(scenario: Scenario) -> Result<Self> {
         let world = World::new("crash").await?;
         let cloud = Cloud::new(&world);
-        let mut stage = Stage::set(&world).await?;
+        let stage = Stage::set(&world).await?;
+        let mut machine = stage.machine(MACHINE);
         if scenario == Scenario::RefusedCreate {
             // A look-up does not mind; a create does.
-            stage.machine_spec = json!({"failureDomain": "nowhere"});
+            machine = machine.machine("/spec/failureDomain", json!("nowhere"));
         }
         cloud
             .console()?
@@ -74,7 +75,8 @@ impl Session {
         Ok(Self {
             world,
             cloud,
-            stage,
+            machine,
+            cluster_id: stage.cluster_id,
             scenario,
             trap,
             provider,
@@ -130,8 +132,8 @@ impl Session {
     /// Brings the provider to where the scenario begins, and begins it.
     pub async fn begin(&mut self) -> Result<()> {
         if self.scenario == Scenario::Delete {
-            self.stage.create(MACHINE).await?;
-            self.stage.provisioned(MACHINE).await?;
+            self.machine.clone().create().await?;
+            self.machine.provisioned().await?;
             self.earlier = self.calls()?.len();
             ensure!(
                 self.earlier == CALLS_OF_A_CREATE,
@@ -141,8 +143,8 @@ impl Session {
         }
         self.trap().armed = true;
         match self.scenario {
-            Scenario::Create | Scenario::RefusedCreate => self.stage.create(MACHINE).await,
-            Scenario::Delete => self.stage.delete(MACHINE).await,
+            Scenario::Create | Scenario::RefusedCreate => self.machine.clone().create().await.map(drop),
+            Scenario::Delete => self.machine.delete().await,
         }
     }
 
@@ -153,13 +155,9 @@ impl Session {
             status.is_some_and(|status| status.failure_reason.is_some())
         };
         match self.scenario {
-            Scenario::Create => self
-                .stage
-                .until(MACHINE, "provisioned", is_provisioned)
-                .await
-                .map(drop),
-            Scenario::RefusedCreate => self.stage.until(MACHINE, "refused", refused).await.map(drop),
-            Scenario::Delete => self.stage.gone(MACHINE).await,
+            Scenario::Create => self.machine.provisioned().await.map(drop),
+            Scenario::RefusedCreate => self.machine.until("refused", refused).await.map(drop),
+            Scenario::Delete => self.machine.gone().await,
         }
     }
 
@@ -195,8 +193,8 @@ impl Session {
 
     /// Deletes the machine, and waits until it is gone.
     pub async fn clean_up(&self) -> Result<()> {
-        self.stage.delete(MACHINE).await?;
-        self.stage.gone(MACHINE).await
+        self.machine.delete().await?;
+        self.machine.gone().await
     }
 
     /// The calls for the machine since the scenario began.
@@ -214,7 +212,7 @@ impl Session {
             .cloud
             .vms()?
             .into_iter()
-            .partition(|vm| vm.cluster() == self.stage.cluster_id);
+            .partition(|vm| vm.cluster() == self.cluster_id);
         ensure!(others.len() == 1, "somebody else's VM was touched: {others:?}");
         Ok(own.iter().map(Vm::provider_id).collect())
     }
@@ -222,7 +220,7 @@ impl Session {
     /// All that a user sees of how it ended, without what differs from run to run.
     pub async fn end(&self) -> Result<Value> {
         let vms = self.own_vms()?;
-        let Some(machine) = self.stage.api.get_opt(MACHINE).await? else {
+        let Some(machine) = self.machine.api().get_opt(MACHINE).await? else {
             return Ok(json!({"vms": vms.len(), "machine": null}));
         };
         if let Some(id) = &machine.spec.provider_id

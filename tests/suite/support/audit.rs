@@ -41,7 +41,7 @@ impl Request {
     }
 }
 
-/// The provider's requests that are about the namespace of the case, or about none.
+/// The provider's requests that are about the namespace of the case, about none, or about the Lease in its own.
 pub fn requests(world: &World) -> Result<Vec<Request>> {
     let path = world.management.audit_log();
     let log = std::fs::read_to_string(&path).context("reading the audit log")?;
@@ -72,9 +72,12 @@ fn request(world: &World, event: &Value) -> Option<Request> {
     // A watch is answered when it starts, and ends much later.
     let answered = event["stage"] == "ResponseComplete" || event["verb"] == "watch";
     let namespace = object["namespace"].as_str();
+    let is_elsewhere = |namespace: &str| {
+        namespace != world.namespace && (namespace != testbed::NAMESPACE || object["resource"] != "leases")
+    };
     if event["user"]["username"] != PROVIDER
         || !answered
-        || namespace.is_some_and(|namespace| namespace != world.namespace)
+        || namespace.is_some_and(is_elsewhere)
         || !object.is_object()
     {
         return None;

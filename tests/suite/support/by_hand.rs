@@ -1,10 +1,12 @@
 //! Machines that no MachineDeployment makes: each with a spec of its own.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use capcmi::api::conditions;
 use capcmi::api::v1alpha1::InfraMachine;
 use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
@@ -15,75 +17,240 @@ use super::{DEADLINE, World};
 const AT_ONCE: usize = 16;
 
 /// A Machine and its InfraMachine of the same name.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ByHand {
+    world: World,
     /// Name of both.
     pub name: String,
-    /// Spec of the InfraMachine.
-    pub spec: Value,
-    /// The Secret with the bootstrap data.
-    pub bootstrap: &'static str,
+    infra: Value,
+    machine: Value,
+    keeper: Keeper,
+}
+
+/// Who looks after the Machine, and makes it the owner of its InfraMachine.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keeper {
+    /// Cluster API's core.
+    Core,
+    /// The case: nobody else writes but the provider.
+    Case,
+}
+
+/// A provider spec that every simulated cloud takes.
+pub fn small() -> Value {
+    json!({"vmPool": "default", "size": "small", "tags": {"team": "a"}})
 }
 
 impl ByHand {
-    /// A small machine whose VM is deleted without a shutdown.
-    pub fn new(name: impl Into<String>) -> Self {
-        let provider_spec = json!({"vmPool": "default", "size": "small", "tags": {}});
-        Self {
-            name: name.into(),
-            spec: json!({"provider": "simulated", "providerSpec": provider_spec, "shutdownTimeoutSeconds": 0}),
-            bootstrap: "boot",
-        }
-    }
-
-    /// With another value in the spec, at a JSON pointer whose parent is there.
-    pub fn with(mut self, place: &str, value: Value) -> Self {
-        let (parent, field) = place.rsplit_once('/').unwrap_or_default();
-        if let Some(parent) = self.spec.pointer_mut(parent) {
-            parent[field] = value;
-        }
-        self
-    }
-
-    /// Makes the objects, many at a time; core sets the owner.
-    pub async fn create_all(world: &World, cluster: &str, machines: &[Self]) -> Result<()> {
-        stream::iter(machines)
-            .map(|machine| machine.create(world, cluster))
-            .buffer_unordered(AT_ONCE)
-            .try_collect()
-            .await
-    }
-
-    /// Makes the objects.
-    pub async fn create(&self, world: &World, cluster: &str) -> Result<()> {
-        let metadata = json!({"name": self.name, "namespace": world.namespace});
+    /// A small machine of a Cluster, with the bootstrap data `boot`; its VM is deleted without a shut-down. Nothing is made
+    /// yet.
+    pub fn new(world: &World, cluster: &str, name: impl Into<String>) -> Self {
+        let name = name.into();
+        let labels = json!({"cluster.x-k8s.io/cluster-name": cluster});
+        let metadata = json!({"name": name, "namespace": world.namespace, "labels": labels});
         let infra = json!({
-            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
-            "metadata": metadata, "spec": self.spec,
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine", "metadata": metadata,
+            "spec": {"provider": "simulated", "providerSpec": small(), "shutdownTimeoutSeconds": 0},
         });
+        let reference = json!({"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachine", "name": name});
         let machine = json!({
             "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "metadata": metadata,
             "spec": {
-                "clusterName": cluster, "bootstrap": {"dataSecretName": self.bootstrap},
-                "infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachine", "name": self.name},
+                "clusterName": cluster, "bootstrap": {"dataSecretName": "boot"},
+                "infrastructureRef": reference, "deletion": {"nodeDeletionTimeoutSeconds": 10},
             },
         });
-        for (group, version, kind, object) in [
-            ("infrastructure.capcmi.io", "v1alpha1", "InfraMachine", infra),
-            ("cluster.x-k8s.io", "v1beta2", "Machine", machine),
-        ] {
-            let object = serde_json::from_value(object)?;
-            let api = objects(world, group, version, kind);
-            let created = api.create(&PostParams::default(), &object).await;
-            created.with_context(|| format!("creating {kind} {}", self.name))?;
+        Self {
+            world: world.clone(),
+            name,
+            infra,
+            machine,
+            keeper: Keeper::Core,
         }
+    }
+
+    /// Cluster API keeps its hands off the Machine.
+    pub fn kept_by_the_case(mut self) -> Self {
+        self.keeper = Keeper::Case;
+        self.machine("/metadata/annotations", json!({"cluster.x-k8s.io/paused": ""}))
+    }
+
+    /// With another value in the InfraMachine, by its JSON pointer; the parent has to be there, and null removes it.
+    pub fn infra(mut self, pointer: &str, value: Value) -> Self {
+        put(&mut self.infra, pointer, value);
+        self
+    }
+
+    /// With another value in the Machine, as [`ByHand::infra`].
+    pub fn machine(mut self, pointer: &str, value: Value) -> Self {
+        put(&mut self.machine, pointer, value);
+        self
+    }
+
+    /// Makes many, at the same time.
+    pub async fn create_all(machines: &[Self]) -> Result<()> {
+        stream::iter(machines)
+            .map(|machine| machine.clone().create())
+            .buffer_unordered(AT_ONCE)
+            .try_for_each(async |_| Ok(()))
+            .await
+    }
+
+    /// Makes InfraMachine and Machine.
+    pub async fn create(self) -> Result<Self> {
+        match self.keeper {
+            Keeper::Core => {
+                self.create_infra().await?;
+                self.create_machine().await?;
+            }
+            Keeper::Case => {
+                let machine = self.create_machine().await?;
+                let owner = json!({
+                    "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": self.name,
+                    "uid": machine.metadata.uid, "controller": true, "blockOwnerDeletion": true,
+                });
+                let infra = self.clone().infra("/metadata/ownerReferences", json!([owner]));
+                infra.create_infra().await?;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Makes the InfraMachine alone.
+    pub async fn create_infra(&self) -> Result<DynamicObject> {
+        let object = serde_json::from_value(self.infra.clone())?;
+        let created = self.untyped().create(&PostParams::default(), &object).await;
+        created.with_context(|| format!("creating InfraMachine {}", self.name))
+    }
+
+    /// Makes the Machine alone, unless it is there.
+    pub async fn create_machine(&self) -> Result<DynamicObject> {
+        management_cluster::apply(&self.world.admin, self.machine.clone()).await
+    }
+
+    /// The InfraMachines of the case.
+    pub fn api(&self) -> Api<InfraMachine> {
+        infra_machines(&self.world)
+    }
+
+    /// The same for objects that can't be read.
+    fn untyped(&self) -> Api<DynamicObject> {
+        objects(
+            &self.world,
+            "infrastructure.capcmi.io",
+            "v1alpha1",
+            "InfraMachine",
+        )
+    }
+
+    fn machines(&self) -> Api<DynamicObject> {
+        objects(&self.world, "cluster.x-k8s.io", "v1beta2", "Machine")
+    }
+
+    /// The InfraMachine.
+    pub async fn get(&self) -> Result<InfraMachine> {
+        Ok(self.api().get(&self.name).await?)
+    }
+
+    /// Waits until the InfraMachine is as wanted.
+    pub async fn until(&self, what: &str, holds: impl Fn(&InfraMachine) -> bool) -> Result<InfraMachine> {
+        let what = format!("{what} ({})", self.name);
+        eventually(DEADLINE, &what, async || {
+            let mut machine = self.get().await?;
+            machine.metadata.managed_fields = None;
+            let seen = json!({"metadata": machine.metadata, "spec": machine.spec, "status": machine.status});
+            ensure!(holds(&machine), "{seen}");
+            Ok(machine)
+        })
+        .await
+    }
+
+    /// Waits until it is provisioned and ready, with its providerID.
+    pub async fn provisioned(&self) -> Result<InfraMachine> {
+        self.until("a provisioned machine", is_provisioned).await
+    }
+
+    /// Changes the InfraMachine by a merge patch.
+    pub async fn patch(&self, patch: Value) -> Result<InfraMachine> {
+        self.api()
+            .patch(&self.name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .with_context(|| format!("patching {}", self.name))
+    }
+
+    /// Changes a field of the provider spec; null removes it.
+    pub async fn respecify(&self, field: &str, value: Value) -> Result<InfraMachine> {
+        self.patch(json!({"spec": {"providerSpec": {field: value}}}))
+            .await
+    }
+
+    /// Deletes the Machine, whose InfraMachine Cluster API deletes; or the InfraMachine where that keeps its hands off.
+    pub async fn delete(&self) -> Result<()> {
+        let api = match self.keeper {
+            Keeper::Core => self.machines(),
+            Keeper::Case => self.untyped(),
+        };
+        api.delete(&self.name, &DeleteParams::default()).await?;
         Ok(())
+    }
+
+    /// Waits until the InfraMachine is gone, and the Machine where Cluster API has it.
+    pub async fn gone(&self) -> Result<()> {
+        let (infra_machines, machines) = (self.untyped(), self.machines());
+        eventually(DEADLINE, &format!("the end of {}", self.name), async || {
+            let infra = infra_machines.get_opt(&self.name).await?;
+            let infra = infra.map(|left| json!({"metadata": left.metadata, "status": left.data["status"]}));
+            ensure!(infra.is_none(), "{}", infra.unwrap_or_default());
+            if self.keeper == Keeper::Core {
+                let machine = machines.get_opt(&self.name).await?.map(|left| left.data);
+                ensure!(machine.is_none(), "{:#}", machine.unwrap_or_default());
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+fn put(object: &mut Value, pointer: &str, value: Value) {
+    let (parent, key) = pointer.rsplit_once('/').unwrap_or_default();
+    if let Some(fields) = object.pointer_mut(parent).and_then(Value::as_object_mut) {
+        let key = key.replace("~1", "/");
+        if value.is_null() {
+            fields.remove(&key);
+        } else {
+            fields.insert(key, value);
+        }
     }
 }
 
 /// The InfraMachines of the namespace.
 pub fn infra_machines(world: &World) -> Api<InfraMachine> {
     Api::namespaced(world.admin.clone(), &world.namespace)
+}
+
+/// A condition of an InfraMachine.
+pub fn condition<'a>(machine: &'a InfraMachine, type_: &str) -> Option<&'a Condition> {
+    conditions::get(&machine.status.as_ref()?.conditions, type_)
+}
+
+/// Whether a condition has this status and reason.
+pub fn says(machine: &InfraMachine, type_: &str, status: &str, reason: &str) -> bool {
+    condition(machine, type_)
+        .is_some_and(|condition| condition.status == status && condition.reason == reason)
+}
+
+/// The message of a condition.
+pub fn message<'a>(machine: &'a InfraMachine, type_: &str) -> &'a str {
+    condition(machine, type_).map_or("", |condition| condition.message.as_str())
+}
+
+/// Whether the machine is provisioned and ready, with its providerID.
+pub fn is_provisioned(machine: &InfraMachine) -> bool {
+    let status = machine.status.as_ref();
+    let provisioned = status.and_then(|status| status.initialization.as_ref()?.provisioned);
+    provisioned == Some(true)
+        && machine.spec.provider_id.is_some()
+        && says(machine, conditions::READY, "True", "Ready")
 }
 
 /// A merge patch on many InfraMachines.

@@ -18,10 +18,9 @@ pub struct Fleet<'a> {
 }
 
 impl<'a> Fleet<'a> {
-    /// Makes Cluster, bootstrap data, template and MachineDeployment.
+    /// Makes Cluster, template and MachineDeployment.
     pub async fn create(world: &'a World, name: &str, replicas: u32) -> Result<Self> {
         world.cluster(name).await?;
-        bootstrap_secret(world, "boot").await?;
         let fleet = Self::of(world, name);
         fleet
             .template(

@@ -10,9 +10,12 @@ use management_cluster::{ManagementCluster, apply_yaml, stand_in};
 use serde_json::json;
 use tokio::sync::OnceCell;
 
+use super::fleet::bootstrap_secret;
+
 static INSTALLED: OnceCell<()> = OnceCell::const_new();
 
 /// One namespace of the shared management cluster.
+#[derive(Clone)]
 pub struct World {
     /// The management cluster.
     pub management: &'static ManagementCluster,
@@ -67,7 +70,7 @@ impl World {
         apply_yaml(&self.admin, &yaml.replace("$NS", &self.namespace)).await
     }
 
-    /// A Cluster with our InfraCluster, an initialized control plane and the workload cluster.
+    /// A Cluster with our InfraCluster, an initialized control plane, the workload cluster and bootstrap data for it.
     pub async fn cluster(&self, name: &str) -> Result<()> {
         self.apply(&format!(
             "apiVersion: infrastructure.capcmi.io/v1alpha1\nkind: InfraCluster\nmetadata: {{name: {name}, namespace: $NS}}\nspec: {{}}\n"
@@ -82,7 +85,7 @@ impl World {
             json!({"infrastructureRef": infrastructure}),
         )
         .await?;
-        Ok(())
+        bootstrap_secret(self, "boot").await
     }
 
     /// kubectl as the administrator.

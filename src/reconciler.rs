@@ -1,0 +1,236 @@
+//! What is around every reconcile of an object that has no VM: it is counted and timed, an object that can't be read is
+//! logged, and one that failed is tried again after a back-off of its own.
+//!
+//! Layer 2. The machine's reconciler does without: it remembers more of each object, and can delete one that it can't read.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kube::Resource;
+use kube::core::DeserializeGuard;
+use kube::runtime::controller::Action;
+
+use crate::apiserver::Error;
+use crate::driver::Status;
+use crate::driver::retry::{self, Call, LONG_WAIT, LONGEST_BACKOFF, Next};
+use crate::metrics::{Kind, Metrics, Outcome};
+
+/// Failures further apart than this are not in a row: nothing waits for longer.
+const FORGOTTEN_AFTER: Duration = LONGEST_BACKOFF.saturating_mul(2);
+
+/// The reconciler of one kind.
+pub struct Reconciler {
+    kind: Kind,
+    metrics: Arc<Metrics>,
+    failures: Mutex<HashMap<String, Failures>>,
+}
+
+/// Failures of one object in a row.
+#[derive(Clone, Copy)]
+struct Failures {
+    count: u32,
+    last: Instant,
+}
+
+/// When an object is looked at again, if nothing changes before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// Not before something changes.
+    OnChange,
+    /// After this long.
+    After(Duration),
+    /// Something failed that may pass by itself: after 5 s, doubling up to 5 min.
+    BackOff,
+}
+
+impl Again {
+    /// After a call of a driver that failed, by the table of codes.
+    pub fn after(call: Call, status: &Status) -> Self {
+        match retry::next(call, status.code()) {
+            Next::Retry
+            | Next::Initialize
+            | Next::Create
+            | Next::LookUp
+            | Next::Vanished
+            | Next::Delete
+            | Next::StillThere
+            | Next::Gone => Self::BackOff,
+            Next::AwaitCapacity
+            | Next::AwaitPerson
+            | Next::AwaitDriver
+            | Next::Fallback
+            | Next::Terminal
+            | Next::LookWhetherGone => Self::After(LONG_WAIT),
+        }
+    }
+}
+
+impl Reconciler {
+    /// A reconciler of this kind.
+    pub fn new(kind: Kind, metrics: Arc<Metrics>) -> Self {
+        Self {
+            kind,
+            metrics,
+            failures: Mutex::default(),
+        }
+    }
+
+    /// One reconcile of one object, if it can be read.
+    ///
+    /// # Errors
+    /// Those of `reconcile`; [`Reconciler::retry`] says when to try again.
+    pub async fn run<'a, K, F>(
+        &self,
+        guarded: &'a DeserializeGuard<K>,
+        reconcile: impl FnOnce(&'a K) -> F,
+    ) -> Result<Action, Error>
+    where
+        K: Resource<DynamicType = ()>,
+        F: Future<Output = Result<Again, Error>>,
+    {
+        let started = Instant::now();
+        let result = match &guarded.0 {
+            Ok(object) => reconcile(object).await,
+            Err(invalid) => {
+                let (kind, name) = (self.kind.name(), &invalid.metadata.name);
+                tracing::error!(kind, name, error = invalid.error, "an object can't be read");
+                Ok(Again::OnChange)
+            }
+        };
+        let outcome = match &result {
+            Ok(Again::OnChange) => Outcome::Success,
+            Ok(Again::After(_) | Again::BackOff) => Outcome::Requeue,
+            Err(Error::Conflict { .. }) => Outcome::Conflict,
+            Err(_) => Outcome::Error,
+        };
+        self.metrics.reconciled(self.kind, outcome, started.elapsed());
+        let uid = uid(guarded);
+        Ok(match result? {
+            Again::OnChange => {
+                self.succeeded(uid);
+                Action::await_change()
+            }
+            Again::After(wait) => {
+                self.succeeded(uid);
+                Action::requeue(wait)
+            }
+            Again::BackOff => Action::requeue(retry::backoff(self.failed(uid, started), 0.0)),
+        })
+    }
+
+    /// When a reconcile that could not be finished is tried again.
+    pub fn retry<K: Resource<DynamicType = ()>>(
+        &self,
+        guarded: &DeserializeGuard<K>,
+        error: &Error,
+    ) -> Action {
+        let (kind, name, uid) = (self.kind.name(), &guarded.meta().name, uid(guarded));
+        let attempt = self.failed(uid, Instant::now());
+        match error {
+            Error::Conflict { .. } => tracing::debug!(kind, name, %error, "reconciling again"),
+            Error::Gone { .. } => {
+                tracing::debug!(kind, name, %error, "reconciling again");
+                self.succeeded(uid);
+            }
+            Error::Api { .. } | Error::Encode { .. } => {
+                let error = error as &dyn std::error::Error;
+                tracing::warn!(kind, name, error, attempt, "reconciling failed");
+            }
+        }
+        Action::requeue(error.wait(attempt))
+    }
+
+    /// Counts a failure; how many there were in a row.
+    fn failed(&self, uid: &str, now: Instant) -> u32 {
+        let mut all = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        // An object that is gone is not heard of again.
+        all.retain(|_, failures| now.saturating_duration_since(failures.last) < FORGOTTEN_AFTER);
+        let failures = all
+            .entry(uid.to_owned())
+            .or_insert(Failures { count: 0, last: now });
+        *failures = Failures {
+            count: failures.count.saturating_add(1),
+            last: now,
+        };
+        failures.count
+    }
+
+    fn succeeded(&self, uid: &str) {
+        let mut all = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(uid);
+    }
+}
+
+fn uid<K: Resource<DynamicType = ()>>(guarded: &DeserializeGuard<K>) -> &str {
+    guarded.meta().uid.as_deref().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::v1alpha1::{InfraCluster, InfraClusterSpec};
+    use crate::driver::Code;
+
+    fn reconciler() -> Reconciler {
+        Reconciler::new(Kind::InfraCluster, Arc::new(Metrics::new()))
+    }
+
+    fn object(uid: &str) -> DeserializeGuard<InfraCluster> {
+        let mut object = InfraCluster::new("c", InfraClusterSpec::default());
+        object.metadata.uid = Some(uid.to_owned());
+        DeserializeGuard(Ok(object))
+    }
+
+    fn refused() -> Error {
+        let status = kube::core::Status::failure("no", "Invalid")
+            .with_code(422)
+            .boxed();
+        Error::api("writing status", kube::Error::Api(status))
+    }
+
+    #[test]
+    fn an_object_that_the_api_server_refuses_is_written_ever_more_rarely_and_keeps_nobody_else_waiting() {
+        let (reconciler, stubborn) = (reconciler(), object("u-1"));
+        let waits: Vec<_> = (0..4).map(|_| reconciler.retry(&stubborn, &refused())).collect();
+        assert_eq!(
+            waits,
+            [1, 2, 4, 8].map(|seconds| Action::requeue(Duration::from_secs(seconds)))
+        );
+        let other = reconciler.retry(&object("u-2"), &refused());
+        assert_eq!(other, Action::requeue(Duration::from_secs(1)));
+    }
+
+    #[tokio::test]
+    async fn a_wait_that_was_backed_off_begins_anew_once_the_object_was_reconciled() {
+        let (reconciler, object) = (reconciler(), object("u-1"));
+        let run = async |again| reconciler.run(&object, async |_| Ok(again)).await.unwrap();
+        for seconds in [5, 10, 20] {
+            assert_eq!(
+                run(Again::BackOff).await,
+                Action::requeue(Duration::from_secs(seconds))
+            );
+        }
+        assert_eq!(run(Again::OnChange).await, Action::await_change());
+        assert_eq!(run(Again::BackOff).await, Action::requeue(Duration::from_secs(5)));
+        reconciler.retry(&object, &Error::Gone { action: "test" });
+        assert!(reconciler.failures.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn failures_of_an_object_that_is_not_heard_of_any_more_are_forgotten() {
+        let (reconciler, start) = (reconciler(), Instant::now());
+        reconciler.failed("u-1", start);
+        reconciler.failed("u-2", start + FORGOTTEN_AFTER);
+        assert_eq!(reconciler.failures.lock().unwrap().len(), 1);
+        assert_eq!(reconciler.failed("u-1", start + FORGOTTEN_AFTER), 1);
+    }
+
+    #[test]
+    fn what_a_person_has_to_repair_is_asked_rarely_and_what_passes_by_itself_soon() {
+        let after = |code| Again::after(Call::ListZones, &Status::new(code, "no"));
+        assert_eq!(after(Code::Unavailable), Again::BackOff);
+        assert_eq!(after(Code::PermissionDenied), Again::After(LONG_WAIT));
+        assert_eq!(after(Code::InvalidArgument), Again::After(LONG_WAIT));
+    }
+}

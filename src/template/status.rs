@@ -1,0 +1,202 @@
+//! The status that an answer leads to. Pure.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use schemars::SchemaGenerator;
+use serde_json::json;
+
+use crate::api::conditions::{self, State, reason};
+use crate::api::schema;
+use crate::api::v1alpha1::{
+    Architecture, InfraMachineTemplate, InfraMachineTemplateStatus, NodeInfo, OperatingSystem,
+};
+use crate::driver::{ClassDescription, Code, Operation, Status};
+
+/// What came of the question what a machine has.
+#[derive(Debug)]
+pub enum Described {
+    /// This.
+    Known(ClassDescription),
+    /// The driver does not say. It takes the spec, as far as can be told.
+    NotOffered,
+    /// The spec can't be handed to the driver: why, and where.
+    Refused(String),
+    /// The driver's answer can't be shown: why, and where.
+    Unusable(String),
+    /// There is no such driver.
+    NotConfigured(String),
+    /// The credentials can't be read.
+    NoSecrets(String),
+    /// The driver could not say.
+    Failed(Status),
+}
+
+impl Described {
+    /// Takes the driver's answer if the API server will.
+    pub fn of(description: ClassDescription) -> Self {
+        match violation(&description.capacity) {
+            None => Self::Known(description),
+            Some(why) => Self::Unusable(why),
+        }
+    }
+}
+
+/// What the API server would refuse of a capacity; it is asked of the schema that the API server has as well.
+fn violation(capacity: &BTreeMap<String, String>) -> Option<String> {
+    let schema = schema::quantities(&mut SchemaGenerator::default());
+    let quantities = match jsonschema::validator_for(schema.as_value()) {
+        Ok(quantities) => quantities,
+        Err(error) => return Some(format!("the schema of quantities can't be used: {error}")),
+    };
+    let capacity = json!(capacity);
+    let error = quantities.iter_errors(&capacity).next()?;
+    let place = error.instance_path().to_string();
+    Some(if place.is_empty() {
+        format!("the driver's capacity: {error}")
+    } else {
+        format!("the driver's capacity{place} is no quantity of at most 64 characters, such as 4 or 16Gi")
+    })
+}
+
+/// The status after an answer; the same as before where nothing changed.
+pub fn status(
+    template: &InfraMachineTemplate,
+    described: &Described,
+    now: Timestamp,
+) -> InfraMachineTemplateStatus {
+    let mut status = template.status.clone().unwrap_or_default();
+    let failed;
+    let (state, reason, message) = match described {
+        Described::Known(description) => {
+            status.capacity.clone_from(&description.capacity);
+            status.node_info = node_info(description);
+            (State::True, reason::READY, "")
+        }
+        Described::NotOffered => (State::True, reason::READY, ""),
+        Described::Refused(why) => (State::False, Code::InvalidArgument.name(), why.as_str()),
+        Described::Unusable(why) => (State::False, reason::INVALID_CAPACITY, why.as_str()),
+        Described::NotConfigured(why) => (State::False, reason::DRIVER_NOT_CONFIGURED, why.as_str()),
+        Described::NoSecrets(why) => (State::False, reason::INVALID_SECRET, why.as_str()),
+        Described::Failed(error) => {
+            failed = format!("{}: {}", Operation::DescribeClass, error.message());
+            (State::False, error.code().name(), failed.as_str())
+        }
+    };
+    let generation = template.metadata.generation;
+    conditions::set(
+        &mut status.conditions,
+        conditions::READY,
+        state,
+        reason,
+        message,
+        generation,
+        now,
+    );
+    status.observed_generation = generation;
+    status
+}
+
+/// Nothing of what Cluster API does not know.
+fn node_info(description: &ClassDescription) -> Option<NodeInfo> {
+    let architecture = match description.architecture.as_deref() {
+        Some("amd64") => Some(Architecture::Amd64),
+        Some("arm64") => Some(Architecture::Arm64),
+        Some("s390x") => Some(Architecture::S390x),
+        Some("ppc64le") => Some(Architecture::Ppc64le),
+        _ => None,
+    };
+    let operating_system = match description.operating_system.as_deref() {
+        Some("linux") => Some(OperatingSystem::Linux),
+        Some("windows") => Some(OperatingSystem::Windows),
+        _ => None,
+    };
+    let known = architecture.is_some() || operating_system.is_some();
+    known.then_some(NodeInfo {
+        architecture,
+        operating_system,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::v1alpha1::InfraMachineTemplateSpec;
+
+    fn template() -> InfraMachineTemplate {
+        let mut template = InfraMachineTemplate::new("t", InfraMachineTemplateSpec::default());
+        template.metadata.generation = Some(2);
+        template
+    }
+
+    fn description(resource: &str, quantity: &str) -> ClassDescription {
+        ClassDescription {
+            capacity: [(resource.to_owned(), quantity.to_owned())].into(),
+            architecture: Some("amd64".to_owned()),
+            operating_system: Some("plan9".to_owned()),
+        }
+    }
+
+    fn ready(status: &InfraMachineTemplateStatus) -> (&str, &str, &str) {
+        let ready = conditions::get(&status.conditions, conditions::READY).unwrap();
+        (
+            ready.status.as_str(),
+            ready.reason.as_str(),
+            ready.message.as_str(),
+        )
+    }
+
+    #[test]
+    fn what_the_driver_says_is_shown_as_far_as_cluster_api_knows_it() {
+        let described = Described::of(description("cpu", "4"));
+        let status = status(&template(), &described, Timestamp::UNIX_EPOCH);
+        assert_eq!(status.capacity["cpu"], "4");
+        let node_info = status.node_info.clone().unwrap();
+        assert_eq!(node_info.architecture, Some(Architecture::Amd64));
+        assert_eq!(node_info.operating_system, None);
+        assert_eq!(
+            (ready(&status), status.observed_generation),
+            (("True", "Ready", ""), Some(2))
+        );
+    }
+
+    #[test]
+    fn every_quantity_that_kubernetes_writes_is_taken() {
+        for quantity in ["0", "4", "500m", "16Gi", "20G", "1.5", "1e3", "+1", ".5"] {
+            assert_eq!(
+                violation(&description("memory", quantity).capacity),
+                None,
+                "{quantity}"
+            );
+        }
+    }
+
+    /// The API server would refuse the whole status, at every try.
+    #[test]
+    fn a_capacity_that_is_no_quantity_is_named_and_not_written() {
+        for quantity in ["", "lots", "4 GB", "1Zi", &"1".repeat(65)] {
+            let described = Described::of(description("cpu", quantity));
+            let status = status(&template(), &described, Timestamp::UNIX_EPOCH);
+            let (state, reason, message) = ready(&status);
+            assert_eq!((state, reason), ("False", reason::INVALID_CAPACITY), "{quantity}");
+            assert!(message.contains("capacity/cpu"), "{message}");
+            assert!(status.capacity.is_empty());
+        }
+        let many = (0..65).map(|n| (format!("r{n}"), "1".to_owned())).collect();
+        assert!(violation(&many).is_some_and(|why| why.contains("64")));
+    }
+
+    #[test]
+    fn a_driver_that_fails_leaves_the_capacity_that_it_told_before() {
+        let mut template = template();
+        let known = Described::of(description("cpu", "4"));
+        template.status = Some(status(&template, &known, Timestamp::UNIX_EPOCH));
+        let outage = Described::Failed(Status::new(Code::Unavailable, "connection refused"));
+        let status = status(&template, &outage, Timestamp::UNIX_EPOCH);
+        assert_eq!(status.capacity["cpu"], "4");
+        assert_eq!(
+            ready(&status),
+            ("False", "Unavailable", "DescribeClass: connection refused")
+        );
+    }
+}
