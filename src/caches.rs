@@ -4,12 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::Resource;
-use kube::core::DeserializeGuard;
 use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{self, labels};
+use crate::api::{self, Guarded, labels};
 
 /// Read-only caches of all that is watched, without managed fields.
 #[derive(Clone)]
@@ -19,11 +18,11 @@ pub struct Caches {
     /// Clusters of Cluster API.
     pub clusters: Store<Cluster>,
     /// Our machines.
-    pub infra_machines: Store<DeserializeGuard<InfraMachine>>,
+    pub infra_machines: Store<Guarded<InfraMachine>>,
     /// Our templates.
-    pub infra_machine_templates: Store<DeserializeGuard<InfraMachineTemplate>>,
+    pub infra_machine_templates: Store<Guarded<InfraMachineTemplate>>,
     /// Our clusters.
-    pub infra_clusters: Store<DeserializeGuard<InfraCluster>>,
+    pub infra_clusters: Store<Guarded<InfraCluster>>,
 }
 
 /// The ids that drivers know Clusters by.
@@ -32,8 +31,8 @@ pub struct Caches {
 /// Unique per Cluster, shared by all its machines, and stable over a move, where UIDs change: the id that the InfraCluster
 /// or a sibling machine already carries wins over one derived from the Cluster's UID.
 pub struct ClusterIds {
-    infra_machines: Store<DeserializeGuard<InfraMachine>>,
-    infra_clusters: Store<DeserializeGuard<InfraCluster>>,
+    infra_machines: Store<Guarded<InfraMachine>>,
+    infra_clusters: Store<Guarded<InfraCluster>>,
     found: Mutex<HashMap<String, String>>,
 }
 
@@ -44,7 +43,7 @@ enum Carrier {
     /// It is named, and the cache does not have it: it may be behind.
     NotSeen,
     /// This one.
-    Seen(Arc<DeserializeGuard<InfraCluster>>),
+    Seen(Arc<Guarded<InfraCluster>>),
 }
 
 impl ClusterIds {
@@ -120,7 +119,7 @@ impl ClusterIds {
 }
 
 /// The cluster id that an object carries, also one whose spec can't be read.
-fn annotated<K: Resource>(object: &DeserializeGuard<K>) -> Option<String> {
+fn annotated<K: Resource>(object: &Guarded<K>) -> Option<String> {
     object
         .meta()
         .annotations
@@ -153,7 +152,7 @@ mod tests {
     use crate::api::cluster_api::{ClusterSpec, ObjectReference};
     use crate::api::v1alpha1::InfraClusterSpec;
 
-    fn caches() -> (Caches, reflector::store::Writer<DeserializeGuard<InfraCluster>>) {
+    fn caches() -> (Caches, reflector::store::Writer<Guarded<InfraCluster>>) {
         let (infra_clusters, writer) = reflector::store();
         let caches = Caches {
             machines: reflector::store().0,
@@ -177,11 +176,11 @@ mod tests {
         cluster
     }
 
-    fn infra_cluster(id: Option<&str>) -> DeserializeGuard<InfraCluster> {
+    fn infra_cluster(id: Option<&str>) -> Guarded<InfraCluster> {
         let mut infra = InfraCluster::new("c", InfraClusterSpec::default());
         infra.metadata.namespace = Some("ns".to_owned());
         infra.metadata.annotations = id.map(|id| [(labels::CLUSTER_ID.to_owned(), id.to_owned())].into());
-        DeserializeGuard(Ok(infra))
+        Guarded(Ok(infra))
     }
 
     /// After a move the Cluster may be seen before the InfraCluster that carries its id.

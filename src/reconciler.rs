@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::Resource;
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 
+use crate::api::Guarded;
 use crate::apiserver::Error;
 use crate::driver::Status;
 use crate::driver::retry::{self, Call, LONG_WAIT, LONGEST_BACKOFF, Next};
@@ -82,7 +82,7 @@ impl Reconciler {
     /// Those of `reconcile`; [`Reconciler::retry`] says when to try again.
     pub async fn run<'a, K, F>(
         &self,
-        guarded: &'a DeserializeGuard<K>,
+        guarded: &'a Guarded<K>,
         reconcile: impl FnOnce(&'a K) -> F,
     ) -> Result<Action, Error>
     where
@@ -120,11 +120,7 @@ impl Reconciler {
     }
 
     /// When a reconcile that could not be finished is tried again.
-    pub fn retry<K: Resource<DynamicType = ()>>(
-        &self,
-        guarded: &DeserializeGuard<K>,
-        error: &Error,
-    ) -> Action {
+    pub fn retry<K: Resource<DynamicType = ()>>(&self, guarded: &Guarded<K>, error: &Error) -> Action {
         let (kind, name, uid) = (self.kind.name(), &guarded.meta().name, uid(guarded));
         let attempt = self.failed(uid, Instant::now());
         match error {
@@ -162,7 +158,7 @@ impl Reconciler {
     }
 }
 
-fn uid<K: Resource<DynamicType = ()>>(guarded: &DeserializeGuard<K>) -> &str {
+fn uid<K: Resource<DynamicType = ()>>(guarded: &Guarded<K>) -> &str {
     guarded.meta().uid.as_deref().unwrap_or_default()
 }
 
@@ -176,10 +172,10 @@ mod tests {
         Reconciler::new(Kind::InfraCluster, Arc::new(Metrics::new()))
     }
 
-    fn object(uid: &str) -> DeserializeGuard<InfraCluster> {
+    fn object(uid: &str) -> Guarded<InfraCluster> {
         let mut object = InfraCluster::new("c", InfraClusterSpec::default());
         object.metadata.uid = Some(uid.to_owned());
-        DeserializeGuard(Ok(object))
+        Guarded(Ok(object))
     }
 
     fn refused() -> Error {

@@ -5,9 +5,12 @@
 
 pub mod cluster_api;
 pub mod conditions;
+mod guarded;
 pub mod labels;
 pub(crate) mod schema;
 pub mod v1alpha1;
+
+pub use guarded::Guarded;
 
 /// API group of the kinds that this provider serves.
 pub const GROUP: &str = "infrastructure.capcmi.io";

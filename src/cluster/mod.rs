@@ -10,7 +10,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::Client;
 use kube::api::{Api, Patch};
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use serde_json::{Value, json};
@@ -18,8 +17,8 @@ use serde_json::{Value, json};
 use self::plan::{Observed, Plan, Zones, plan, status};
 use crate::api::cluster_api::{self, Cluster};
 use crate::api::conditions::{self, State};
-use crate::api::labels;
 use crate::api::v1alpha1::InfraCluster;
+use crate::api::{Guarded, labels};
 use crate::apiserver::{Error, patch_params, publish_status, secrets};
 use crate::caches::{Caches, ClusterIds};
 use crate::driver::retry::{self, Call, Next};
@@ -43,17 +42,14 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a cluster reconciled.
-    pub wake: Arc<dyn Fn(ObjectRef<DeserializeGuard<InfraCluster>>) + Send + Sync>,
+    pub wake: Arc<dyn Fn(ObjectRef<Guarded<InfraCluster>>) + Send + Sync>,
 }
 
 /// One reconcile of one InfraCluster.
 ///
 /// # Errors
 /// The API server refused or could not be reached.
-pub async fn reconcile(
-    guarded: Arc<DeserializeGuard<InfraCluster>>,
-    ctx: Arc<Context>,
-) -> Result<Action, Error> {
+pub async fn reconcile(guarded: Arc<Guarded<InfraCluster>>, ctx: Arc<Context>) -> Result<Action, Error> {
     let run = ctx
         .reconciler
         .run(&guarded, |infra| reconcile_cluster(infra, &ctx));
@@ -62,11 +58,7 @@ pub async fn reconcile(
 
 /// What happens after a reconcile that could not be finished.
 #[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(
-    guarded: Arc<DeserializeGuard<InfraCluster>>,
-    error: &Error,
-    ctx: Arc<Context>,
-) -> Action {
+pub fn error_policy(guarded: Arc<Guarded<InfraCluster>>, error: &Error, ctx: Arc<Context>) -> Action {
     ctx.reconciler.retry(&guarded, error)
 }
 

@@ -15,7 +15,6 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use kube::api::{Api, ObjectMeta};
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
@@ -24,10 +23,10 @@ use serde::de::DeserializeOwned;
 
 use self::nodes::{Nodes, is_silent};
 use self::trigger::Trigger;
-use self::watch::{Changes, fingerprint, on_own, watch};
+use self::watch::{Changes, fingerprint, on_own, slim_machine, watch, without_managed_fields};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{self, labels};
+use crate::api::{self, Guarded, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::machine::Suspicion;
@@ -35,8 +34,6 @@ use crate::metrics::{Kind, MachineCount, Metrics};
 use crate::provider::{Providers, Reachability};
 use crate::reconciler::Reconciler;
 use crate::{cluster, inventory, machine, template};
-
-type Guarded<K> = DeserializeGuard<K>;
 
 /// How the controllers run.
 #[derive(Clone, Debug)]
@@ -113,12 +110,27 @@ impl Controllers {
         };
         let (all, filtered) = (watcher::Config::default(), this.filtered());
         let watches = vec![
-            watch(this.api(), all.clone(), machine_writer, this.on_machine()).boxed(),
-            watch(this.api(), all, cluster_writer, this.on_cluster()).boxed(),
+            watch(
+                this.api(),
+                all.clone(),
+                machine_writer,
+                slim_machine,
+                this.on_machine(),
+            )
+            .boxed(),
+            watch(
+                this.api(),
+                all,
+                cluster_writer,
+                without_managed_fields,
+                this.on_cluster(),
+            )
+            .boxed(),
             watch(
                 this.api(),
                 filtered.clone(),
                 infra_machine_writer,
+                without_managed_fields,
                 this.on_infra_machine(),
             )
             .boxed(),
@@ -126,6 +138,7 @@ impl Controllers {
                 this.api(),
                 filtered.clone(),
                 infra_cluster_writer,
+                without_managed_fields,
                 on_own(this.clusters.clone()),
             )
             .boxed(),
@@ -133,6 +146,7 @@ impl Controllers {
                 this.api(),
                 filtered,
                 template_writer,
+                without_managed_fields,
                 on_own(this.templates.clone()),
             )
             .boxed(),

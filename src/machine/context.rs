@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use kube::Client;
-use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
 
 use super::jitter;
 use super::memory::Memory;
 use super::plan::Hold;
+use crate::api::Guarded;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
@@ -36,7 +36,7 @@ pub struct Context {
 }
 
 /// Names a machine.
-pub type Reference = ObjectRef<DeserializeGuard<InfraMachine>>;
+pub type Reference = ObjectRef<Guarded<InfraMachine>>;
 
 impl Context {
     /// The right to call the driver for this machine; without one, it is reconciled again when its turn comes.

@@ -28,7 +28,6 @@ use std::time::{Duration, Instant};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use jiff::Timestamp;
 use kube::Resource as _;
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 
 pub use context::{Context, Reference};
@@ -42,7 +41,7 @@ use self::outcome::{Failure, Outcome};
 use self::plan::{Plan, is_provisioned, is_unsettled, pace, plan};
 use self::status::Moment;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
-use crate::api::{conditions, labels};
+use crate::api::{Guarded, conditions, labels};
 use crate::apiserver::Error;
 use crate::driver::{self, Code, PowerState, Status, retry};
 use crate::metrics::{Kind, Outcome as Measured};
@@ -52,10 +51,7 @@ use crate::provider::Turn;
 const UNSAFE_TO_SHOW: &str = "the driver's message is not shown: the bootstrap data, which it may hold, can't be read, so that they can't be taken out";
 
 /// One reconcile of one machine.
-pub async fn reconcile(
-    guarded: Arc<DeserializeGuard<InfraMachine>>,
-    ctx: Arc<Context>,
-) -> Result<Action, Error> {
+pub async fn reconcile(guarded: Arc<Guarded<InfraMachine>>, ctx: Arc<Context>) -> Result<Action, Error> {
     let started = Instant::now();
     let result = match &guarded.0 {
         Ok(machine) => reconcile_machine(Arc::new(machine.clone()), &ctx).await,
@@ -353,11 +349,7 @@ pub fn phase(machine: &InfraMachine) -> &'static str {
 
 /// What happens after a reconcile that could not be finished.
 #[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(
-    guarded: Arc<DeserializeGuard<InfraMachine>>,
-    error: &Error,
-    ctx: Arc<Context>,
-) -> Action {
+pub fn error_policy(guarded: Arc<Guarded<InfraMachine>>, error: &Error, ctx: Arc<Context>) -> Action {
     let meta = guarded.meta();
     let uid = meta.uid.as_deref().unwrap_or_default();
     let attempt = ctx.memory.erred(uid);

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::num::NonZeroU32;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -44,9 +44,9 @@ struct State {
     places: u64,
     waiting: BTreeMap<Place, Waiter>,
     /// Where everybody who waits stands.
-    standing: HashMap<String, Place>,
+    standing: HashMap<Arc<str>, Place>,
     /// Who was called and has not come yet.
-    called: HashMap<String, Called>,
+    called: HashMap<Arc<str>, Called>,
 }
 
 /// A place in the line.
@@ -57,7 +57,7 @@ struct Place {
 }
 
 struct Waiter {
-    who: String,
+    who: Arc<str>,
     bell: Bell,
 }
 
@@ -206,16 +206,14 @@ impl State {
                     number: self.places,
                 }
             });
-        let who = who.to_owned();
-        self.standing.insert(who.clone(), place);
+        let who: Arc<str> = who.into();
+        self.standing.insert(Arc::clone(&who), place);
         self.waiting.insert(place, Waiter { who, bell });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     /// Who was called, in order.

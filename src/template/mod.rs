@@ -10,13 +10,12 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use kube::Client;
 use kube::api::Api;
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 
 use self::status::{Described, status};
 use crate::api::v1alpha1::InfraMachineTemplate;
-use crate::api::{conditions, labels};
+use crate::api::{Guarded, conditions, labels};
 use crate::apiserver::{Error, publish_status, secrets};
 use crate::driver::retry::{self, Call, LONG_WAIT, Next};
 use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
@@ -32,7 +31,7 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a template reconciled.
-    pub wake: Arc<dyn Fn(ObjectRef<DeserializeGuard<InfraMachineTemplate>>) + Send + Sync>,
+    pub wake: Arc<dyn Fn(ObjectRef<Guarded<InfraMachineTemplate>>) + Send + Sync>,
 }
 
 /// One reconcile of one template.
@@ -40,7 +39,7 @@ pub struct Context {
 /// # Errors
 /// The API server refused or could not be reached.
 pub async fn reconcile(
-    guarded: Arc<DeserializeGuard<InfraMachineTemplate>>,
+    guarded: Arc<Guarded<InfraMachineTemplate>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
     let run = ctx
@@ -51,11 +50,7 @@ pub async fn reconcile(
 
 /// What happens after a reconcile that could not be finished.
 #[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(
-    guarded: Arc<DeserializeGuard<InfraMachineTemplate>>,
-    error: &Error,
-    ctx: Arc<Context>,
-) -> Action {
+pub fn error_policy(guarded: Arc<Guarded<InfraMachineTemplate>>, error: &Error, ctx: Arc<Context>) -> Action {
     ctx.reconciler.retry(&guarded, error)
 }
 
