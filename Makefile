@@ -57,3 +57,10 @@ MACHINES ?= 2000
 .PHONY: bench
 bench: ## Measure what a fleet costs, beside a bare client (MACHINES="2000 10000").
 	$(CARGO) bench --bench fleet -- $(MACHINES)
+
+# How long `make fuzz` tries each target.
+FUZZ_SECONDS ?= 60
+
+.PHONY: fuzz
+fuzz: ## Feed garbage to what reads the wire (FUZZ_SECONDS=60). Needs a C++ compiler.
+	@CARGO='$(CARGO)' FUZZ_SECONDS='$(FUZZ_SECONDS)' hack/fuzz.sh

@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! main → cli → manager → machine, template, cluster, inventory → reconciler, apiserver, caches, provider → driver, api
-//!            → drivers → driver
+//!            → drivers → cmi → driver
+//!            → conformance → cmi, driver
 //! ```
 // The lint takes the fields of two print columns for one attribute said twice.
 #[allow(clippy::duplicated_attributes)]
@@ -14,6 +15,7 @@ pub mod caches;
 pub mod cli;
 pub mod cluster;
 pub mod cmi;
+pub mod conformance;
 pub mod controllers;
 pub mod driver;
 pub mod drivers;

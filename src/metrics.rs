@@ -3,8 +3,9 @@
 //! Labels are values of enums and names out of the configuration, never names of objects: their number is bounded
 //! whatever happens in the cluster.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
@@ -64,6 +65,7 @@ pub struct Metrics {
     call_seconds: Family<OperationLabels, Histogram, fn() -> Histogram>,
     provisioning_seconds: Family<ProviderLabel, Histogram, fn() -> Histogram>,
     reachable: Family<ProviderLabel, Gauge>,
+    drivers: Arc<Mutex<BTreeMap<String, DriverLabels>>>,
     leader: Gauge,
     machines: Arc<OnceLock<CountMachines>>,
 }
@@ -101,6 +103,17 @@ struct ProviderLabel {
 struct PhaseLabel {
     phase: &'static str,
 }
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DriverLabels {
+    provider: String,
+    name: String,
+    version: String,
+}
+
+/// Who the drivers are: one for each, whoever they were before.
+#[derive(Debug)]
+struct Drivers(Arc<Mutex<BTreeMap<String, DriverLabels>>>);
 
 type CountMachines = Box<dyn Fn() -> Vec<MachineCount> + Send + Sync>;
 
@@ -146,6 +159,7 @@ impl Metrics {
             call_seconds: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
             provisioning_seconds: Family::new_with_constructor(|| Histogram::new(PROVISIONING_SECONDS)),
             reachable: Family::default(),
+            drivers: Arc::default(),
             leader: Gauge::default(),
             machines: Arc::default(),
         };
@@ -194,6 +208,8 @@ impl Metrics {
             "1 when the driver answered the last probe or call, else 0",
             self.reachable.clone(),
         );
+        self.registry
+            .register_collector(Box::new(Drivers(Arc::clone(&self.drivers))));
     }
 
     fn register_process(&mut self) {
@@ -259,6 +275,19 @@ impl Metrics {
         self.reachable.get_or_create(&labels).set(reachable.into());
     }
 
+    /// Who a driver says that it is, instead of who it said that it was.
+    pub fn driver_info(&self, provider: &str, name: &str, version: &str) {
+        let labels = DriverLabels {
+            provider: provider.to_owned(),
+            name: name.to_owned(),
+            version: version.to_owned(),
+        };
+        self.drivers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(provider.to_owned(), labels);
+    }
+
     /// Whether this replica is the leader.
     pub fn leads(&self, leader: bool) {
         self.leader.set(leader.into());
@@ -291,6 +320,18 @@ impl Collector for MachinesByPhase {
         for (phase, machines) in count() {
             let gauge = ConstGauge::new(i64::try_from(machines).unwrap_or(i64::MAX));
             gauge.encode(family.encode_family(&PhaseLabel { phase })?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Collector for Drivers {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut family =
+            encoder.encode_descriptor("driver", "Who a driver says that it is", None, MetricType::Info)?;
+        for labels in drivers.values() {
+            family.encode_info(labels)?;
         }
         Ok(())
     }
@@ -339,6 +380,26 @@ mod tests {
         metrics.machines(|| vec![("Provisioned", 7), ("Deleting", 1)]);
         assert_line(&metrics, r#"capcmi_machines{phase="Provisioned"} 7"#);
         assert_line(&metrics, r#"capcmi_machines{phase="Deleting"} 1"#);
+    }
+
+    #[test]
+    fn a_driver_that_was_replaced_is_no_longer_shown_as_it_was() {
+        let metrics = Metrics::new();
+        metrics.driver_info("pool", "a.example.com", "1");
+        metrics.driver_info("pool", "a.example.com", "2");
+        metrics.driver_info("other", "b.example.com", "1");
+        let text = metrics.encode();
+        let shown: Vec<_> = text
+            .lines()
+            .filter(|l| l.starts_with("capcmi_driver_info"))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                r#"capcmi_driver_info{provider="other",name="b.example.com",version="1"} 1"#,
+                r#"capcmi_driver_info{provider="pool",name="a.example.com",version="2"} 1"#,
+            ]
+        );
     }
 
     #[test]

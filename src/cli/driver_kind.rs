@@ -5,24 +5,32 @@
 
 use std::sync::Arc;
 
-use crate::driver::Driver;
+use crate::driver::{Driver, Operation};
+use crate::drivers::grpc::{Deadlines, GrpcConfig, GrpcDriver};
 use crate::drivers::simulated::{SimulatedConfig, SimulatedDriver};
+use crate::provider::Timeouts;
 
 /// A driver that can be built.
 #[derive(Debug)]
 pub(super) enum DriverKind {
     /// The simulated cloud.
     Simulated(SimulatedConfig),
+    /// A plugin.
+    Grpc(GrpcConfig),
 }
 
 impl DriverKind {
-    /// Builds the driver. Makes no call.
+    /// Builds the driver, which is called with these timeouts. Makes no call.
     ///
     /// # Errors
     /// The driver's, when it can't be had with this configuration.
-    pub(super) fn build(self) -> anyhow::Result<Arc<dyn Driver>> {
+    pub(super) fn build(self, timeouts: &Timeouts) -> anyhow::Result<Arc<dyn Driver>> {
         match self {
             Self::Simulated(config) => Ok(Arc::new(SimulatedDriver::new(config)?)),
+            Self::Grpc(config) => {
+                let deadlines = Operation::ALL.map(|operation| (operation, timeouts.of(operation)));
+                Ok(Arc::new(GrpcDriver::new(&config, Deadlines::new(deadlines))?))
+            }
         }
     }
 }

@@ -37,17 +37,19 @@ pub(super) fn load(path: &std::path::Path) -> Result<BuiltDrivers, Failure> {
     drivers_file::load(path)
         .map_err(Failure::misconfigured)?
         .into_iter()
-        .map(|ConfiguredDriver { settings, kind }| match kind.build() {
-            Ok(driver) => Ok((settings, driver)),
-            Err(error) => {
-                let what = format!(
-                    "the driver `{}` of {} can't be had",
-                    settings.name,
-                    path.display()
-                );
-                Err(Failure::Misconfigured(error.context(what)))
-            }
-        })
+        .map(
+            |ConfiguredDriver { settings, kind }| match kind.build(&settings.limits.timeouts) {
+                Ok(driver) => Ok((settings, driver)),
+                Err(error) => {
+                    let what = format!(
+                        "the driver `{}` of {} can't be had",
+                        settings.name,
+                        path.display()
+                    );
+                    Err(Failure::Misconfigured(error.context(what)))
+                }
+            },
+        )
         .collect()
 }
 

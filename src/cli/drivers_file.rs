@@ -9,7 +9,9 @@ use serde::Deserialize;
 
 use super::driver_kind::DriverKind;
 use super::duration::WrittenDuration;
+use super::yaml;
 use crate::driver::Operation;
+use crate::drivers::grpc::GrpcConfig;
 use crate::drivers::simulated::SimulatedConfig;
 use crate::provider::{Limits, Namespaces, Settings, Timeouts};
 
@@ -62,6 +64,8 @@ struct DriverEntry {
     timeouts: BTreeMap<CallName, WrittenDuration>,
     #[garde(dive)]
     simulated: Option<SimulatedConfig>,
+    #[garde(dive)]
+    grpc: Option<GrpcConfig>,
 }
 
 /// A key of `timeouts`: `default`, or a call as `createMachine`.
@@ -106,14 +110,10 @@ pub(super) fn load(path: &Path) -> Result<Vec<ConfiguredDriver>, DriversFileErro
 }
 
 fn parse(text: &str) -> Result<Vec<ConfiguredDriver>, String> {
-    // A snippet of the file might show a secret that stands beside the mistake.
-    let options = serde_saphyr::options! { with_snippet: false };
     let entries = if is_blank(text) {
         Vec::new()
     } else {
-        let file: DriversFile =
-            serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| error.to_string())?;
-        file.drivers.unwrap_or_default()
+        yaml::parse::<DriversFile>(text)?.drivers.unwrap_or_default()
     };
     if entries.is_empty() {
         return Err("`drivers` has to list at least one driver, with its name and its kind".to_owned());
@@ -143,7 +143,7 @@ fn is_blank(text: &str) -> bool {
 
 impl DriverEntry {
     /// The keys of which exactly one says what kind of driver it is.
-    const KINDS: [&str; 1] = ["simulated"];
+    const KINDS: [&str; 2] = ["simulated", "grpc"];
 
     fn into_driver(self) -> Result<ConfiguredDriver, String> {
         Ok(ConfiguredDriver {
@@ -157,7 +157,10 @@ impl DriverEntry {
     }
 
     fn into_kind(self) -> Result<DriverKind, String> {
-        let given: [Option<DriverKind>; Self::KINDS.len()] = [self.simulated.map(DriverKind::Simulated)];
+        let given: [Option<DriverKind>; Self::KINDS.len()] = [
+            self.simulated.map(DriverKind::Simulated),
+            self.grpc.map(DriverKind::Grpc),
+        ];
         let mut given = given.into_iter().flatten();
         let kinds = || Self::KINDS.join(", ");
         match (given.next(), given.next()) {
@@ -341,8 +344,28 @@ mod tests {
         );
         assert_refused("drivers: [{name: a}]", &["drivers[0]", "add one of simulated"]);
         assert_refused(
+            "drivers: [{name: a, simulated: {}, grpc: {}}]",
+            &["drivers[0]", "several kinds", "simulated, grpc"],
+        );
+        assert_refused(
             "drivers: [{name: a, namespaces: ['*', b], simulated: {}}]",
             &["drivers[0]", "namespaces"],
+        );
+    }
+
+    #[test]
+    fn a_plugin_is_said_by_its_endpoint_and_how_it_is_reached() {
+        let drivers = parse(
+            "drivers: [{name: a, grpc: {endpoint: 'tls://a:1', tls: {caFile: /a/ca.crt}, connectTimeoutSeconds: 3}}]",
+        );
+        assert!(matches!(drivers.unwrap()[0].kind, DriverKind::Grpc(_)));
+        assert_refused(
+            "drivers: [{name: a, grpc: {keepaliveSeconds: 1}}]",
+            &["drivers[0].grpc.keepaliveSeconds"],
+        );
+        assert_refused(
+            "drivers: [{name: a, grpc: {tls: {caFil: /a}}}]",
+            &["caFil", "caFile"],
         );
     }
 

@@ -288,14 +288,18 @@ impl Controllers {
     }
 
     /// Looks at all machines of a driver that was lost or is back: DriverReachable has to say so. What waits for a driver
-    /// need not wait any longer.
+    /// need not wait any longer, nor what waits for one that can do more when it became another.
     async fn spread_reachability(&self) {
         let spreads = self.providers.iter().map(|provider| async {
             let mut news = provider.reachable();
             let mut was = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
+            let mut met = provider.incarnation();
             while news.changed().await.is_ok() {
                 let is = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
-                if std::mem::replace(&mut was, is) != is {
+                let is_other_state = std::mem::replace(&mut was, is) != is;
+                let before = std::mem::replace(&mut met, provider.incarnation());
+                let is_another = before != 0 && before != met;
+                if is_other_state || is_another {
                     self.reconcile_all_of(provider.name());
                     self.reconcile_all_that_wait();
                 }

@@ -140,7 +140,7 @@ impl fmt::Display for JsonPointer {
 }
 
 /// What a driver implements and how it behaves.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Capabilities {
     /// The optional calls that the driver implements; a call that is not named here is not made.
     pub operations: BTreeSet<Operation>,

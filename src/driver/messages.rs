@@ -164,7 +164,7 @@ impl Machine {
 }
 
 /// Make a VM.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CreateMachineRequest {
     /// Unique inside of the cluster that the class's tags name.
     pub machine_name: String,
@@ -175,7 +175,7 @@ pub struct CreateMachineRequest {
 }
 
 /// Finish a VM that exists.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct InitializeMachineRequest {
     /// The name it was created with.
     pub machine_name: String,
@@ -188,7 +188,7 @@ pub struct InitializeMachineRequest {
 }
 
 /// Delete a VM.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DeleteMachineRequest {
     /// The name it was created with.
     pub machine_name: String,
@@ -208,7 +208,7 @@ pub struct DeleteMachineResponse {
 }
 
 /// Read a VM.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GetMachineStatusRequest {
     /// The name it was created with.
     pub machine_name: String,
@@ -219,7 +219,7 @@ pub struct GetMachineStatusRequest {
 }
 
 /// Read all VMs of a cluster.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ListMachinesRequest {
     /// Its tags name the cluster.
     pub class: MachineClass,
@@ -235,7 +235,7 @@ pub struct ListedMachine {
 }
 
 /// Stop the guest.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ShutDownMachineRequest {
     /// The name it was created with.
     pub machine_name: String,
@@ -255,7 +255,7 @@ pub struct ShutDownMachineResponse {
 }
 
 /// Change hot-updatable fields of a VM (UPD-03).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct UpdateMachineRequest {
     /// The name it was created with.
     pub machine_name: String,
@@ -270,7 +270,7 @@ pub struct UpdateMachineRequest {
 }
 
 /// Read volume ids out of PersistentVolume specs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GetVolumeIdsRequest {
     /// `PersistentVolumeSpec` objects as JSON.
     pub pv_specs: Vec<Value>,
@@ -286,7 +286,7 @@ pub struct MachineClassKind {
 }
 
 /// Convert a class of the back end's own kind.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GenerateMachineClassRequest {
     /// The object to read.
     pub provider_specific_machine_class: Map<String, Value>,

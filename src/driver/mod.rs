@@ -49,10 +49,16 @@ pub type Result<T> = std::result::Result<T, Status>;
 /// implements, so that nobody needs to call in order to find out.
 #[async_trait]
 pub trait Driver: Send + Sync + 'static {
+    /// Counts how often the driver was lost and met again, or changed before our eyes: what it said of itself before may no
+    /// longer be true. Makes no call. 0 before the first time, and for ever for a driver in this process.
+    fn incarnation(&self) -> u64 {
+        0
+    }
+
     /// Name and version of the driver, for logs, metrics and `capcmi driver info`.
     async fn info(&self) -> Result<PluginInfo>;
 
-    /// What the driver implements and how it behaves. Constant until the driver restarts.
+    /// What the driver implements and how it behaves. Constant during an [`Driver::incarnation`].
     async fn capabilities(&self) -> Result<Capabilities>;
 
     /// Whether the driver and its back end can serve calls now.

@@ -161,7 +161,7 @@ impl Next {
                 "a person has to act: tried again after 10 min, or at once when spec or annotations change"
             }
             Self::AwaitDriver => {
-                "the driver does not answer a call that is needed here: tried again after 10 min, or at once when spec or annotations change"
+                "the driver does not answer a call that is needed here: tried again after 10 min, or at once when the driver is another one after a restart, or spec or annotations change"
             }
             Self::Fallback => {
                 "the driver does not offer this optional call: the controller goes on without it"

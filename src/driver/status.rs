@@ -32,7 +32,7 @@ impl Status {
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         let mut message = message.into();
         if message.trim().is_empty() {
-            message = format!("the driver gave no message with {code}");
+            message = no_message(code);
         }
         Self {
             code,
@@ -97,6 +97,11 @@ impl Status {
         &self.message
     }
 
+    /// Whether the driver gave no message, and this one was put in its place.
+    pub fn says_nothing(&self) -> bool {
+        self.message == no_message(self.code)
+    }
+
     /// What the driver wants back with the next call.
     pub fn last_known_state(&self) -> Option<&LastKnownState> {
         self.last_known_state.as_ref()
@@ -111,6 +116,10 @@ impl Status {
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
+}
+
+fn no_message(code: Code) -> String {
+    format!("the driver gave no message with {code}")
 }
 
 impl fmt::Display for Status {
@@ -172,6 +181,8 @@ mod tests {
     /// DRV-17
     #[test]
     fn a_blank_message_is_replaced_by_one_that_says_so() {
-        assert!(Status::new(Code::Internal, " ").message().contains("no message"));
+        let status = Status::new(Code::Internal, " ");
+        assert!(status.message().contains("no message") && status.says_nothing());
+        assert!(!Status::new(Code::Internal, "the disk is missing").says_nothing());
     }
 }

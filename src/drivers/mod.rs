@@ -2,4 +2,5 @@
 //!
 //! Each implements [`crate::driver::Driver`] and knows nothing else of this crate.
 
+pub mod grpc;
 pub mod simulated;

@@ -21,6 +21,8 @@ use crate::api::v1alpha1::{
 };
 use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
 
+/// Which driver [`World`] has met.
+const INCARNATION: u64 = 2;
 /// What [`World`] makes of inputs that nobody changed.
 const INPUTS: u64 = 7;
 
@@ -361,6 +363,7 @@ impl World {
             attempts: 1,
             not_before: self.instant + Duration::from_secs(seconds),
             inputs: INPUTS,
+            unable: None,
         });
         self
     }
@@ -369,6 +372,14 @@ impl World {
     pub fn inputs_changed(mut self) -> Self {
         if let Some(retry) = &mut self.note.retry {
             retry.inputs += 1;
+        }
+        self
+    }
+
+    /// The failure that is remembered was that of a driver which can't do it: of this one, or of one before it.
+    pub fn unable(mut self, before: u64) -> Self {
+        if let Some(retry) = &mut self.note.retry {
+            retry.unable = Some(INCARNATION - before);
         }
         self
     }
@@ -407,6 +418,7 @@ impl World {
             violation: self.violation.clone(),
             note: &self.note,
             inputs: INPUTS,
+            incarnation: INCARNATION,
             now: self.now,
             instant: self.instant,
         };

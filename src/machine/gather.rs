@@ -88,9 +88,15 @@ impl Gathered {
             violation: self.violation.clone(),
             note: &self.note,
             inputs: self.inputs,
+            incarnation: self.incarnation(),
             now: self.now,
             instant: self.instant,
         }
+    }
+
+    /// Which driver was met, if there is one.
+    pub fn incarnation(&self) -> u64 {
+        self.provider().map_or(0, Provider::incarnation)
     }
 
     /// The configured driver, when there is one.

@@ -49,6 +49,8 @@ pub struct Retry {
     pub not_before: Instant,
     /// What was looked at when it failed; when it differs there is no wait.
     pub inputs: u64,
+    /// The driver that can't do it, by its incarnation: another one need not wait.
+    pub unable: Option<u64>,
 }
 
 impl Note {
@@ -264,6 +266,7 @@ mod tests {
             attempts: 1,
             not_before: Instant::now(),
             inputs: 0,
+            unable: None,
         };
         memory.failed("u", retry);
         let note = memory.recall("u");
@@ -309,6 +312,7 @@ mod tests {
             attempts: 1,
             not_before: start,
             inputs: 0,
+            unable: None,
         };
         memory.failed("u", retry);
         assert_eq!(

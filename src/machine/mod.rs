@@ -288,6 +288,7 @@ fn remember(
                 not_before: Instant::now() + wait,
                 // Of the object as it is after our own writes: they are no reason to try again.
                 inputs: gathered.inputs_of(after),
+                unable: outcome.awaits_another_driver().then(|| gathered.incarnation()),
             };
             ctx.memory.failed(uid, retry);
         }

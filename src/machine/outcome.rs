@@ -73,6 +73,11 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Whether only another driver, or a newer one, can do better.
+    pub fn awaits_another_driver(&self) -> bool {
+        matches!(self, Self::Failed(failure) if failure.next == Next::AwaitDriver)
+    }
+
     /// The same, but nothing that a replica would write which is not the leader: no driver was called, so there is nothing
     /// to say, and somebody else may be saying it.
     #[must_use]

@@ -43,6 +43,8 @@ pub struct Observed<'a> {
     pub note: &'a Note,
     /// Fingerprint of all that may change the outcome of a failed call.
     pub inputs: u64,
+    /// Which driver was met; see [`crate::driver::Driver::incarnation`].
+    pub incarnation: u64,
     /// The wall clock.
     pub now: Timestamp,
     /// The monotonic clock.

@@ -8,13 +8,15 @@ use tokio::time::{Instant, sleep};
 
 use super::caller::Caller;
 use super::spec_schema::SpecSchema;
-use crate::driver::{Capabilities, Code, Operation, ProviderSpec, Readiness, Result, Secrets, Status};
+use crate::driver::{
+    Capabilities, Code, Operation, PluginInfo, ProviderSpec, Readiness, Result, Secrets, Status,
+};
 
 /// Between two probes of a driver that answers.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Between two probes of a driver that does not, or when a call hints at news.
 const SHORT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
-/// A driver that restarted between two probes is asked again what it implements after this time at the latest.
+/// A driver that changed without being lost is asked again what it implements after this time at the latest.
 const RELEARN_INTERVAL: Duration = Duration::from_mins(5);
 /// Who asks what a driver implements this soon after it could not say is told the same: or else each machine of a driver
 /// that hangs would wait for its own answer.
@@ -46,6 +48,8 @@ struct Known {
     capabilities: Arc<Capabilities>,
     schema: Option<Arc<SpecSchema>>,
     since: Instant,
+    /// The driver's, when it was asked.
+    incarnation: u64,
 }
 
 /// The last time that the driver could not be asked.
@@ -72,13 +76,13 @@ impl Contact {
         self.known().map(|known| known.capabilities)
     }
 
-    /// What the driver implements; asks when it is not known.
+    /// What the driver implements; asks when it is not known, or when the driver may have become another.
     pub(super) async fn capabilities(&self) -> Result<Arc<Capabilities>> {
-        if let Some(known) = self.known() {
+        if let Some(known) = self.known_of_this_incarnation() {
             return Ok(known.capabilities);
         }
         let mut last_failure = self.asking.lock().await;
-        if let Some(known) = self.known() {
+        if let Some(known) = self.known_of_this_incarnation() {
             return Ok(known.capabilities);
         }
         if let Some(failure) = last_failure.as_ref().filter(|failure| failure.is_shared()) {
@@ -95,6 +99,8 @@ impl Contact {
     }
 
     async fn ask(&self, last_failure: &mut Option<Failure>) -> Result<Arc<Capabilities>> {
+        // Of a driver that becomes another meanwhile, it is asked again.
+        let incarnation = self.caller.driver.incarnation();
         let asked = self
             .caller
             .call(
@@ -103,17 +109,42 @@ impl Contact {
                 |driver| async move { driver.capabilities().await },
             )
             .await;
-        match asked {
-            Ok(capabilities) => Ok(self.learn(capabilities)),
-            Err(status) if status.code() == Code::Unimplemented => Ok(self.learn(Capabilities::minimal())),
+        let capabilities = match asked {
+            Ok(capabilities) => capabilities,
+            Err(status) if status.code() == Code::Unimplemented => Capabilities::minimal(),
             Err(status) => {
                 let failure = last_failure.insert(Failure::of(&status));
-                Err(failure.status())
+                return Err(failure.status());
             }
+        };
+        let is_known = self.known().is_some_and(|known| known.incarnation == incarnation);
+        self.introduce(is_known).await;
+        Ok(self.learn(capabilities, incarnation))
+    }
+
+    /// Says in metric and log who the driver is. Nothing depends on it.
+    async fn introduce(&self, is_known: bool) {
+        let provider = &self.caller.provider;
+        let answer = self
+            .caller
+            .call(
+                Operation::GetPluginInfo,
+                &Secrets::default(),
+                |driver| async move { driver.info().await },
+            )
+            .await;
+        match answer {
+            Ok(PluginInfo { name, version, .. }) => {
+                if !is_known {
+                    tracing::info!(%provider, name, version, "the driver has said what it can do");
+                }
+                self.caller.metrics.driver_info(provider, &name, &version);
+            }
+            Err(status) => tracing::warn!(%provider, %status, "the driver does not say who it is"),
         }
     }
 
-    fn learn(&self, capabilities: Capabilities) -> Arc<Capabilities> {
+    fn learn(&self, capabilities: Capabilities, incarnation: u64) -> Arc<Capabilities> {
         let schema = capabilities.provider_spec_schema.as_ref().and_then(|schema| {
             SpecSchema::compile(schema)
                 .inspect_err(|error| {
@@ -129,8 +160,14 @@ impl Contact {
             capabilities: Arc::clone(&capabilities),
             schema: schema.map(Arc::new),
             since: Instant::now(),
+            incarnation,
         });
         capabilities
+    }
+
+    fn known_of_this_incarnation(&self) -> Option<Known> {
+        self.known()
+            .filter(|known| known.incarnation == self.caller.driver.incarnation())
     }
 
     fn known(&self) -> Option<Known> {
@@ -158,7 +195,8 @@ impl Contact {
             Err(Code::Canceled | Code::Unknown) => return,
             Ok(_) | Err(_) => true,
         };
-        if answers != (*self.reachability.borrow() == Reachability::Reachable) {
+        let was = *self.reachability.borrow() == Reachability::Reachable;
+        if answers != was || self.known_of_this_incarnation().is_none() {
             self.hints.notify_one();
         }
     }
@@ -166,6 +204,7 @@ impl Contact {
     /// Probes for ever, from when this replica is the leader.
     pub(super) async fn keep(&self) {
         self.caller.leadership.acquired().await;
+        let mut met = self.caller.driver.incarnation();
         loop {
             let reachability = self.probe().await;
             let interval = match &reachability {
@@ -176,7 +215,9 @@ impl Contact {
                 if reachability == Reachability::Reachable && self.is_to_relearn() {
                     self.refresh().await;
                 }
-                self.announce(reachability);
+                let incarnation = self.caller.driver.incarnation();
+                let is_another = std::mem::replace(&mut met, incarnation) != incarnation;
+                self.announce(reachability, is_another);
             }
             tokio::select! {
                 () = sleep(interval) => {}
@@ -189,7 +230,7 @@ impl Contact {
     fn is_to_relearn(&self) -> bool {
         let was_reachable = *self.reachability.borrow() == Reachability::Reachable;
         let is_fresh = self
-            .known()
+            .known_of_this_incarnation()
             .is_some_and(|known| known.since.elapsed() < RELEARN_INTERVAL);
         !(was_reachable && is_fresh)
     }
@@ -213,13 +254,13 @@ impl Contact {
         }
     }
 
-    fn announce(&self, reachability: Reachability) {
+    fn announce(&self, reachability: Reachability, is_another: bool) {
         let provider = &self.caller.provider;
         let is_reachable = reachability == Reachability::Reachable;
         self.caller.metrics.driver_reachable(provider, is_reachable);
         self.reachability.send_if_modified(|last| {
             if *last == reachability {
-                return false;
+                return is_another;
             }
             match &reachability {
                 Reachability::Unknown | Reachability::Reachable => {

@@ -86,6 +86,10 @@ impl GuardedDriver {
 
 #[async_trait]
 impl Driver for GuardedDriver {
+    fn incarnation(&self) -> u64 {
+        self.caller.driver.incarnation()
+    }
+
     async fn info(&self) -> Result<PluginInfo> {
         self.caller
             .call(

@@ -153,9 +153,14 @@ impl Provider {
         self.contact.check_spec(spec)
     }
 
-    /// Whether the driver answers, and news of it.
+    /// Whether the driver answers, and news of it. That it became another is news too: see [`Provider::incarnation`].
     pub fn reachable(&self) -> watch::Receiver<Reachability> {
         self.contact.reachability()
+    }
+
+    /// Which driver was met, counted from 1 for one outside of this process; see [`Driver::incarnation`].
+    pub fn incarnation(&self) -> u64 {
+        self.driver.incarnation()
     }
 
     /// Probes the driver for ever, from when this replica is the leader, and asks for its capabilities anew when it

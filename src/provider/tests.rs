@@ -1,6 +1,6 @@
 //! The guard around a driver that does as it is told.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ type Script<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T>> + Send + Sync>;
 
 /// A driver that answers what a test says, and remembers what it was asked.
 pub(crate) struct FakeDriver {
+    pub incarnation: Arc<AtomicU64>,
     pub capabilities: Mutex<Result<Capabilities>>,
     pub create: Script<Machine>,
     pub probe: Script<Readiness>,
@@ -28,6 +29,7 @@ pub(crate) struct FakeDriver {
 impl Default for FakeDriver {
     fn default() -> Self {
         Self {
+            incarnation: Arc::default(),
             capabilities: Mutex::new(Ok(Capabilities::minimal())),
             create: Box::new(|| Box::pin(async { Ok(machine()) })),
             probe: Box::new(|| Box::pin(async { Ok(Readiness::Ready) })),
@@ -54,6 +56,10 @@ impl FakeDriver {
 
 #[async_trait]
 impl Driver for FakeDriver {
+    fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::SeqCst)
+    }
+
     async fn info(&self) -> Result<PluginInfo> {
         Err(Status::unimplemented(Operation::GetPluginInfo))
     }
@@ -488,4 +494,30 @@ async fn who_asks_right_after_a_driver_that_could_not_say_is_told_the_same() {
     advance(Duration::from_secs(4)).await;
     assert!(turn.contact().await.is_err());
     assert_eq!(calls.lock().unwrap().len(), 2);
+}
+
+/// CMI-37
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_became_another_unseen_is_asked_anew_and_told_of() {
+    let driver = FakeDriver::default();
+    let (calls, incarnation) = (Arc::clone(&driver.calls), Arc::clone(&driver.incarnation));
+    let asked = move || {
+        let calls = calls.lock().unwrap();
+        let asked = calls.iter().filter(|op| **op == Operation::GetPluginCapabilities);
+        asked.count()
+    };
+    let provider = Arc::new(provider(driver));
+    let mut news = provider.reachable();
+    let keeper = Arc::clone(&provider);
+    tokio::spawn(async move { keeper.keep_in_contact().await });
+    news.wait_for(|r| *r == Reachability::Reachable).await.unwrap();
+    create_in_turn(&provider).await.unwrap();
+    assert_eq!(asked(), 1);
+
+    incarnation.store(1, Ordering::SeqCst);
+    create_in_turn(&provider).await.unwrap();
+    assert_eq!(asked(), 2);
+    incarnation.store(2, Ordering::SeqCst);
+    news.changed().await.unwrap();
+    assert_eq!((news.borrow().clone(), asked()), (Reachability::Reachable, 3));
 }

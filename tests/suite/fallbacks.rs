@@ -11,13 +11,22 @@ use capcmi::drivers::simulated::{CallLine, Phase};
 use kube::ResourceExt;
 use serde_json::json;
 
+use crate::support::backing::with_every_backing;
 use crate::support::by_hand::{message, says};
-use crate::support::{ByHand, Cloud, Provider, World};
+use crate::support::{Backing, ByHand, Cloud, Provider, World};
+
+with_every_backing!(
+    every_optional_call_may_be_missing,
+    an_initialization_that_fails_is_repeated_until_it_works,
+    a_machine_that_is_not_initialized_can_go,
+    a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none,
+    the_last_known_state_is_kept_and_handed_back,
+    a_machines_failure_domain_is_where_its_vm_is,
+);
 
 /// INI-11, UPD-02, CTL-GS-12, CTL-CR-00: every optional call may be missing, alone or all at once, as in a CMI plugin with
 /// nothing but create and delete.
-#[tokio::test]
-async fn every_optional_call_may_be_missing() -> Result<()> {
+async fn every_optional_call_may_be_missing(backing: Backing) -> Result<()> {
     let world = World::new("minimal").await?;
     let cases = [
         ("no-status", json!(["GetMachineStatus"])),
@@ -45,10 +54,13 @@ async fn every_optional_call_may_be_missing() -> Result<()> {
         .iter()
         .map(|(name, disabled)| (*name, Cloud::named(&world, name), disabled))
         .collect();
-    let drivers = clouds.iter().map(|(name, cloud, disabled)| {
-        cloud.drivers_with(json!({"name": name}), json!({"disabledCalls": disabled}))
-    });
-    let _provider = Provider::new(Cloud::several(drivers)?).start(&world).await?;
+    let mut drivers = Vec::new();
+    for (name, cloud, disabled) in &clouds {
+        let driver = backing.named(&world, name, cloud, json!({"disabledCalls": disabled}));
+        drivers.push(driver.await?);
+    }
+    let file = Cloud::several(drivers.iter().map(|driver| driver.drivers.clone()))?;
+    let _provider = Provider::new(file).start(&world).await?;
     world.cluster("one").await?;
     let mut machines = Vec::new();
     for (name, ..) in &clouds {
@@ -84,11 +96,11 @@ async fn every_optional_call_may_be_missing() -> Result<()> {
 
 /// INI-03, INI-12..INI-17, INI-19: a VM whose initialization fails is neither made anew nor handed over; it is initialized
 /// until that works.
-#[tokio::test]
-async fn an_initialization_that_fails_is_repeated_until_it_works() -> Result<()> {
+async fn an_initialization_that_fails_is_repeated_until_it_works(backing: Backing) -> Result<()> {
     let world = World::new("initialize").await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
     world.cluster("one").await?;
     let fault = |machine: &str| {
         json!({"operation": "InitializeMachine", "machine": machine, "code": "Uninitialized",
@@ -146,11 +158,11 @@ async fn an_initialization_that_fails_is_repeated_until_it_works() -> Result<()>
 }
 
 /// INI-24: a VM that was never initialized can be deleted.
-#[tokio::test]
-async fn a_machine_that_is_not_initialized_can_go() -> Result<()> {
+async fn a_machine_that_is_not_initialized_can_go(backing: Backing) -> Result<()> {
     let world = World::new("uninitialized").await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([{"operation": "InitializeMachine", "code": "Uninitialized"}]))?;
     let machine = ByHand::new(&world, "one", "m")
@@ -170,13 +182,13 @@ async fn a_machine_that_is_not_initialized_can_go() -> Result<()> {
 
 /// INI-08, CTL-CR-04: a cloud that shows its VMs late gets no second one, though the answer to the first create was lost;
 /// and a deletion is believed only when the cloud can't be behind any more.
-#[tokio::test]
-async fn a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none() -> Result<()> {
+async fn a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none(backing: Backing) -> Result<()> {
     const WINDOW: u64 = 2;
     let world = World::new("window").await?;
     let cloud = Cloud::new(&world);
     let late = json!({"consistencyWindowSeconds": WINDOW, "hideNewSeconds": 1});
-    let _provider = Provider::new(cloud.drivers(late)).start(&world).await?;
+    let driver = backing.of(&world, &cloud, late).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([
         {"operation": "CreateMachine", "loseResponse": "DeadlineExceeded", "count": 1, "retryAfterMs": 100},
@@ -208,11 +220,11 @@ async fn a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none() -> R
 }
 
 /// CTL-01, CTL-03: what the driver gives along with an answer or an error comes back with the next call.
-#[tokio::test]
-async fn the_last_known_state_is_kept_and_handed_back() -> Result<()> {
+async fn the_last_known_state_is_kept_and_handed_back(backing: Backing) -> Result<()> {
     let world = World::new("state").await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(json!([
         {"operation": "CreateMachine", "code": "Unavailable", "lastKnownState": "order-17", "count": 1, "retryAfterMs": 100},
@@ -242,15 +254,13 @@ async fn the_last_known_state_is_kept_and_handed_back() -> Result<()> {
 }
 
 /// CTL-CR-03: the failure domain that a Machine asks for is where its VM is; one that can't be had is said clearly.
-#[tokio::test]
-async fn a_machines_failure_domain_is_where_its_vm_is() -> Result<()> {
+async fn a_machines_failure_domain_is_where_its_vm_is(backing: Backing) -> Result<()> {
     let world = World::new("zones").await?;
     let (zones, none) = (Cloud::named(&world, "zones"), Cloud::named(&world, "none"));
-    let drivers = Cloud::several([
-        zones.drivers_with(json!({"name": "zones"}), json!({})),
-        none.drivers_with(json!({"name": "none"}), json!({"zones": []})),
-    ])?;
-    let _provider = Provider::new(drivers).start(&world).await?;
+    let located = backing.named(&world, "zones", &zones, json!({})).await?;
+    let zoneless = backing.named(&world, "none", &none, json!({"zones": []})).await?;
+    let file = Cloud::several([located.drivers.clone(), zoneless.drivers.clone()])?;
+    let _provider = Provider::new(file).start(&world).await?;
     world.cluster("one").await?;
     let asking = |driver: &str, name: &str, zone: &str| {
         ByHand::new(&world, "one", name)

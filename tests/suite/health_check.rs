@@ -11,9 +11,15 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
+use crate::support::backing::with_every_backing;
 use crate::support::by_hand::{condition, message, says};
 use crate::support::fleet::objects;
-use crate::support::{Cloud, DEADLINE, Fleet, Provider, Stage, World};
+use crate::support::{Backing, Cloud, DEADLINE, Fleet, Provider, Stage, World};
+
+with_every_backing!(
+    a_vm_that_vanished_is_replaced_with_its_machine,
+    a_vm_that_crashed_is_replaced_with_its_machine,
+);
 
 /// DRV-30, CTL-GS-14: a driver that can't be reached says nothing about its VMs, so no machine is replaced.
 #[tokio::test]
@@ -126,19 +132,22 @@ async fn survives(case: &str, fault: &Value) -> Result<()> {
 
 /// CTL-LM-00, CTL-GS-05: a VM that the driver confirms to be gone is not made again under its machine; the health check
 /// replaces the machine.
-#[tokio::test]
-async fn a_vm_that_vanished_is_replaced_with_its_machine() -> Result<()> {
-    replaced_after("vanished", "VirtualMachineVanished", async |_, cloud, id| {
-        cloud.console()?.vanish(id)?;
-        Ok(())
-    })
+async fn a_vm_that_vanished_is_replaced_with_its_machine(backing: Backing) -> Result<()> {
+    replaced_after(
+        backing,
+        "vanished",
+        "VirtualMachineVanished",
+        async |_, cloud, id| {
+            cloud.console()?.vanish(id)?;
+            Ok(())
+        },
+    )
     .await
 }
 
 /// A VM that crashed is found by its Node, which goes silent: the driver is asked, and confirms it.
-#[tokio::test]
-async fn a_vm_that_crashed_is_replaced_with_its_machine() -> Result<()> {
-    replaced_after("crashed", "VirtualMachineFailed", async |world, cloud, id| {
+async fn a_vm_that_crashed_is_replaced_with_its_machine(backing: Backing) -> Result<()> {
+    replaced_after(backing, "crashed", "VirtualMachineFailed", async |world, cloud, id| {
         cloud.console()?.set_condition(id, Condition::Crashed)?;
         let vm = cloud.vms()?.into_iter().find(|vm| vm.id == id).context("no VM")?;
         // What the node lifecycle controller says of a kubelet that it does not hear any more.
@@ -187,13 +196,15 @@ async fn a_node_that_went_silent_while_no_provider_ran_is_a_reason_to_ask() -> R
 
 /// Lets something happen to one VM of two, waits for the machine to say so, and then for its replacement.
 async fn replaced_after(
+    backing: Backing,
     case: &str,
     reason: &str,
     happen: impl AsyncFnOnce(&World, &Cloud, VmId) -> Result<()>,
 ) -> Result<()> {
     let world = World::new(case).await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
     let _kubelets = cloud.kubelets();
     let fleet = Fleet::create(&world, "md", 2).await?;
     fleet.running(2).await?;

@@ -9,14 +9,21 @@ use kube::api::Api;
 use management_cluster::eventually;
 use serde_json::json;
 
-use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
+use crate::support::backing::with_every_backing;
+use crate::support::{Backing, Cloud, DEADLINE, Fleet, Provider, World};
+
+with_every_backing!(
+    a_deployment_comes_up_scales_and_goes_without_a_trace,
+    a_rolling_update_replaces_every_vm_and_never_has_fewer_than_wanted,
+    a_cluster_goes_with_all_that_belongs_to_it,
+);
 
 /// DRV-13, DRV-14, CTL-CR-00: providerID and Node name are those of the VM, and one create per machine is enough.
-#[tokio::test]
-async fn a_deployment_comes_up_scales_and_goes_without_a_trace() -> Result<()> {
+async fn a_deployment_comes_up_scales_and_goes_without_a_trace(backing: Backing) -> Result<()> {
     let world = World::new("lifecycle").await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
     let _kubelets = cloud.kubelets();
     let fleet = Fleet::create(&world, "md", 3).await?;
     fleet.running(3).await?;
@@ -48,11 +55,11 @@ async fn a_deployment_comes_up_scales_and_goes_without_a_trace() -> Result<()> {
 }
 
 /// DRV-07: deleting a machine deletes its VM and no other, so a rollout never has fewer than wanted.
-#[tokio::test]
-async fn a_rolling_update_replaces_every_vm_and_never_has_fewer_than_wanted() -> Result<()> {
+async fn a_rolling_update_replaces_every_vm_and_never_has_fewer_than_wanted(backing: Backing) -> Result<()> {
     let world = World::new("rollout").await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
     let _kubelets = cloud.kubelets();
     let fleet = Fleet::create(&world, "md", 3).await?;
     fleet.running(3).await?;
@@ -80,11 +87,11 @@ async fn a_rolling_update_replaces_every_vm_and_never_has_fewer_than_wanted() ->
 
 /// DRV-07: a Cluster that goes takes its VMs and every object of ours along, and no finalizer keeps anything. Its Nodes are
 /// not touched: Cluster API takes them for gone with their Cluster.
-#[tokio::test]
-async fn a_cluster_goes_with_all_that_belongs_to_it() -> Result<()> {
+async fn a_cluster_goes_with_all_that_belongs_to_it(backing: Backing) -> Result<()> {
     let world = World::new("farewell").await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
     let _kubelets = cloud.kubelets();
     let fleet = Fleet::create(&world, "md", 2).await?;
     fleet.running(2).await?;

@@ -15,6 +15,7 @@ mod lifecycle;
 mod moving;
 mod pause;
 mod permissions;
+mod plugin;
 mod process;
 mod quickstart;
 mod replicas;

@@ -7,15 +7,24 @@ use capcmi::driver::Operation;
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
+use crate::support::backing::with_every_backing;
 use crate::support::by_hand::{message, says, small};
-use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
+use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, World};
+
+with_every_backing!(
+    a_hot_updatable_change_is_one_update_of_the_living_vm,
+    an_update_that_failed_is_taken_back_at_the_driver,
+    a_change_that_is_not_hot_updatable_leaves_the_vm_alone_and_says_so,
+    a_refused_spec_can_be_corrected,
+    a_spec_against_the_drivers_schema_is_refused_without_a_call_and_can_go,
+);
 
 /// UPD-01: one UpdateMachine, and neither a create nor a delete.
-#[tokio::test]
-async fn a_hot_updatable_change_is_one_update_of_the_living_vm() -> Result<()> {
+async fn a_hot_updatable_change_is_one_update_of_the_living_vm(backing: Backing) -> Result<()> {
     let world = World::new("hot-update").await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
     world.cluster("one").await?;
     let machine = ByHand::new(&world, "one", "m").create().await?;
     machine.provisioned().await?;
@@ -48,11 +57,11 @@ async fn a_hot_updatable_change_is_one_update_of_the_living_vm() -> Result<()> {
 }
 
 /// UPD-03: an update that failed may be half done, so going back to the old spec calls the driver as well.
-#[tokio::test]
-async fn an_update_that_failed_is_taken_back_at_the_driver() -> Result<()> {
+async fn an_update_that_failed_is_taken_back_at_the_driver(backing: Backing) -> Result<()> {
     let world = World::new("update-back").await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
     world.cluster("one").await?;
     let spec = with(small(), "labels", json!({"tier": "gold"}));
     let machine = ByHand::new(&world, "one", "m")
@@ -87,17 +96,13 @@ async fn an_update_that_failed_is_taken_back_at_the_driver() -> Result<()> {
 
 /// UPD-02: what a living VM can't change is said, and the VM stays as it is; so is every change where the driver has no
 /// UpdateMachine.
-#[tokio::test]
-async fn a_change_that_is_not_hot_updatable_leaves_the_vm_alone_and_says_so() -> Result<()> {
+async fn a_change_that_is_not_hot_updatable_leaves_the_vm_alone_and_says_so(backing: Backing) -> Result<()> {
     let world = World::new("cold-update").await?;
     let (hot, cold) = (Cloud::named(&world, "hot"), Cloud::named(&world, "cold"));
-    let drivers = Cloud::several([
-        hot.drivers_with(json!({"name": "hot"}), json!({})),
-        cold.drivers_with(
-            json!({"name": "cold"}),
-            json!({"disabledCalls": ["UpdateMachine"]}),
-        ),
-    ])?;
+    let able = backing.named(&world, "hot", &hot, json!({})).await?;
+    let disabled = json!({"disabledCalls": ["UpdateMachine"]});
+    let unable = backing.named(&world, "cold", &cold, disabled).await?;
+    let drivers = Cloud::several([able.drivers.clone(), unable.drivers.clone()])?;
     let _provider = Provider::new(drivers).start(&world).await?;
     world.cluster("one").await?;
     for (cloud, driver, field, value) in [
@@ -138,11 +143,11 @@ async fn a_change_that_is_not_hot_updatable_leaves_the_vm_alone_and_says_so() ->
 }
 
 /// CTL-CR-03: what the driver refuses is not tried again before the spec changes, and then at once.
-#[tokio::test]
-async fn a_refused_spec_can_be_corrected() -> Result<()> {
+async fn a_refused_spec_can_be_corrected(backing: Backing) -> Result<()> {
     let world = World::new("correct").await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
     world.cluster("one").await?;
     cloud.fail(
         json!([{"operation": "CreateMachine", "code": "InvalidArgument", "message": "no /size for you"}]),
@@ -178,11 +183,13 @@ async fn a_refused_spec_can_be_corrected() -> Result<()> {
 }
 
 /// CTL-CR-03, DRV-04: a driver's own schema refuses before any call.
-#[tokio::test]
-async fn a_spec_against_the_drivers_schema_is_refused_without_a_call_and_can_go() -> Result<()> {
+async fn a_spec_against_the_drivers_schema_is_refused_without_a_call_and_can_go(
+    backing: Backing,
+) -> Result<()> {
     let world = World::new("schema").await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
     world.cluster("one").await?;
     let machine = ByHand::new(&world, "one", "m")
         .infra("/spec/providerSpec/size", json!("gigantic"))

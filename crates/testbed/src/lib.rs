@@ -10,5 +10,5 @@ pub use self::{
     guests::guests,
     http::get,
     install::{definitions, install},
-    provider::{Launch, Launched, NAMESPACE, SERVICE_ACCOUNT, service_account},
+    provider::{Launch, Launched, NAMESPACE, SERVICE_ACCOUNT, free_address, service_account},
 };

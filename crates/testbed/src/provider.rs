@@ -98,7 +98,7 @@ pub async fn service_account(management: &ManagementCluster) -> Result<PathBuf> 
 ///
 /// # Errors
 /// When all are taken.
-fn free_address() -> Result<String> {
+pub fn free_address() -> Result<String> {
     const FIRST: u32 = 20_000;
     const COUNT: u32 = 12_000;
     static TURN: AtomicU32 = AtomicU32::new(0);

@@ -1,20 +1,31 @@
-//! The flags of `capcmi run`, as its help has them.
+//! The flags of a command, as its help has them.
 
-use clap::{Arg, CommandFactory as _};
+use clap::{Arg, Command, CommandFactory as _};
 
 use super::markdown;
 use crate::cli::Cli;
 
-pub(super) fn table() -> String {
+/// The flags of the command with this path of names, `driver serve`.
+pub(super) fn table(path: &str) -> String {
     let mut cli = Cli::command();
     // Arguments that all commands share are handed down by this.
     cli.build();
-    let run = cli.find_subcommand("run").map(|run| {
-        let documented =
-            |flag: &&Arg| !flag.is_hide_set() && !matches!(flag.get_id().as_str(), "help" | "version");
-        run.get_arguments().filter(documented).map(row).collect()
-    });
-    markdown(["Flag", "Default", "Meaning"], &run.unwrap_or_else(Vec::new))
+    let documented = |flag: &&Arg| {
+        let is_flag = !flag.is_positional() && !flag.is_hide_set();
+        is_flag && !matches!(flag.get_id().as_str(), "help" | "version")
+    };
+    let rows: Vec<_> = find(&cli, path)
+        .into_iter()
+        .flat_map(Command::get_arguments)
+        .filter(documented)
+        .map(row)
+        .collect();
+    markdown(["Flag", "Default", "Meaning"], &rows)
+}
+
+fn find<'c>(cli: &'c Command, path: &str) -> Option<&'c Command> {
+    path.split(' ')
+        .try_fold(cli, |command, name| command.find_subcommand(name))
 }
 
 fn row(flag: &Arg) -> [String; 3] {

@@ -21,12 +21,12 @@ pub(super) fn table() -> String {
         .filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '))
         .map(|(name, help)| {
             let kind = of("# TYPE ", name);
-            let labels = labels(&text, name);
             let suffix = match kind.as_str() {
                 "counter" => "_total",
                 "info" => "_info",
                 _ => "",
             };
+            let labels = labels(&text, &format!("{name}{suffix}"));
             [
                 format!("`{name}{suffix}`"),
                 kind,
@@ -66,5 +66,6 @@ fn sample() -> Metrics {
     metrics.provisioned("driver", took);
     metrics.machines(|| vec![("Provisioned", 1)]);
     metrics.driver_reachable("driver", true);
+    metrics.driver_info("driver", "name", "version");
     metrics
 }

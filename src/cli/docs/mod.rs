@@ -1,5 +1,6 @@
 //! `capcmi docs`: writes into the documentation what the code knows better. For developers, so it is not in the help.
 
+mod compliance;
 mod errors;
 mod flags;
 mod metrics;
@@ -9,6 +10,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
+
+use compliance::Rows;
 
 /// What a generated block starts with, before its name.
 const START: &str = "<!-- generated: ";
@@ -52,8 +55,16 @@ pub(super) fn execute(args: &DocsArgs) -> Result<()> {
 
 fn block(name: &str) -> Result<String> {
     Ok(match name {
+        "conformance cases" => compliance::cases(),
+        "conformance summary" => compliance::summary(),
+        "rules of the driver contract" => compliance::table(Rows::Prose(&["DRV", "OPS"])),
+        "error codes of the driver contract" => compliance::table(Rows::Codes("DRV")),
+        "rules of the interface" => compliance::table(Rows::Prose(&["CMI"])),
+        "error codes of the interface" => compliance::table(Rows::Codes("PLG")),
+        "rules of initialization" => compliance::table(Rows::Prose(&["INI", "UPD"])),
         "error classes" => errors::table(),
-        "flags" => flags::table(),
+        "flags" => flags::table("run"),
+        "driver serve flags" => flags::table("driver serve"),
         "metrics" => metrics::table(),
         _ => bail!("nothing is known by the name `{name}`"),
     })

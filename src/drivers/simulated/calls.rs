@@ -109,7 +109,11 @@ impl Driver for SimulatedDriver {
     async fn probe(&self) -> Result<Readiness> {
         self.run(Call::bare(Operation::Probe), async {
             self.journal.read(|_, _| ())?;
-            Ok(Readiness::Ready)
+            Ok(if self.faults.not_ready() {
+                Readiness::NotYet
+            } else {
+                Readiness::Ready
+            })
         })
         .await
     }

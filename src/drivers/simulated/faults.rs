@@ -47,6 +47,10 @@ pub struct Fault {
     #[serde(default)]
     #[garde(skip)]
     pub vanish: bool,
+    /// Probe says that the driver has not finished to start; it has to name `operation: Probe`. Default: false.
+    #[serde(default)]
+    #[garde(skip)]
+    pub not_ready: bool,
     /// The message that comes with the code. Default: one that names the fault.
     #[garde(skip)]
     pub message: Option<String>,
@@ -150,6 +154,12 @@ impl Faults {
         let from_file = self.file.as_ref().and_then(|file| file.next(operation, machine));
         from_file.or_else(|| self.configured.next(operation, machine))
     }
+
+    /// Whether Probe has to say that the driver has not finished to start. Counts nothing.
+    pub fn not_ready(&self) -> bool {
+        let from_file = self.file.as_ref().is_some_and(FaultsFile::not_ready);
+        from_file || self.configured.not_ready()
+    }
 }
 
 impl FaultsFile {
@@ -169,6 +179,14 @@ impl FaultsFile {
                 "the faults file is not valid; the faults of before stay");
         }
         state.set.next(operation, machine)
+    }
+
+    fn not_ready(&self) -> bool {
+        self.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .set
+            .not_ready()
     }
 }
 
@@ -205,6 +223,11 @@ impl Stamp {
 impl Set {
     fn new(faults: Vec<Fault>) -> Self {
         Self(Mutex::new(faults.into_iter().map(|fault| (fault, 0)).collect()))
+    }
+
+    fn not_ready(&self) -> bool {
+        let faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        faults.iter().any(|(fault, _)| fault.not_ready)
     }
 
     fn next(&self, operation: Operation, machine: &str) -> Option<Fault> {
@@ -250,9 +273,12 @@ fn does_something<C>(fault: &Fault, _: &C) -> garde::Result {
         ));
     }
     let nothing = fault.code.is_none() && fault.lose_response.is_none() && fault.hang.is_none();
-    if nothing && fault.latency_ms == 0 && !fault.vanish {
+    if fault.not_ready && fault.operation != Some(Operation::Probe) {
+        return Err(garde::Error::new("`notReady` is an answer of Probe alone"));
+    }
+    if nothing && fault.latency_ms == 0 && !fault.vanish && !fault.not_ready {
         return Err(garde::Error::new(
-            "names none of code, loseResponse, hang, latencyMs and vanish",
+            "names none of code, loseResponse, hang, latencyMs, vanish and notReady",
         ));
     }
     Ok(())
@@ -323,6 +349,13 @@ mod tests {
         assert_eq!(code(), Some(Code::Unavailable));
         std::fs::remove_file(&path).unwrap();
         assert_eq!(code(), None);
+    }
+
+    #[test]
+    fn only_probe_can_be_not_ready() {
+        assert!(faults("[{operation: Probe, notReady: true}]").not_ready());
+        let misplaced: Fault = serde_saphyr::from_str("{notReady: true}").unwrap();
+        assert!(misplaced.validate().is_err());
     }
 
     #[test]

@@ -291,6 +291,16 @@ fn a_change_of_spec_annotations_or_bootstrap_data_ends_a_wait() {
     provision(world().remembering(40).inputs_changed().plan(machine().claimed()));
 }
 
+/// CMI-37
+#[test]
+fn what_the_driver_cannot_do_is_asked_again_when_the_driver_is_another() {
+    assert_eq!(
+        world().remembering(40).unable(0).plan(machine().claimed()),
+        waits(40)
+    );
+    provision(world().remembering(40).unable(1).plan(machine().claimed()));
+}
+
 #[test]
 fn after_a_restart_the_status_says_how_long_to_wait() {
     assert_eq!(world().plan(failing(40)), waits(40));

@@ -39,7 +39,8 @@ pub fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Duratio
 pub fn remembered_wait(seen: &Observed<'_>) -> Option<Duration> {
     let retry = seen.note.retry.as_ref()?;
     let left = retry.not_before.saturating_duration_since(seen.instant);
-    (retry.inputs == seen.inputs && !left.is_zero()).then_some(left)
+    let is_another_driver = retry.unable.is_some_and(|unable| unable != seen.incarnation);
+    (retry.inputs == seen.inputs && !is_another_driver && !left.is_zero()).then_some(left)
 }
 
 /// Whether a provisioned VM has to be asked after until it is as it should be: it is on its way up, or what has to be

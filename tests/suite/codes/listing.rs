@@ -11,16 +11,23 @@ use management_cluster::eventually;
 use serde_json::{Value, json};
 
 use super::table::{condition, provisioned};
+use crate::support::backing::with_every_backing;
 use crate::support::by_hand::{all_become, infra_machines};
-use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
+use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, World};
 
-/// CTL-04, CTL-LM-00..CTL-LM-16: an error touches no machine, even one whose VM is gone; and one driver that can't list does
-/// not keep the others from being looked after (CTL-LM-03).
-#[tokio::test]
-async fn no_machine_is_touched_for_a_list_that_can_not_be_had() -> Result<()> {
+with_every_backing!(no_machine_is_touched_for_a_list_that_can_not_be_had,);
+
+/// CTL-04, CTL-LM-00..CTL-LM-16, CLI-LM-00..CLI-LM-16: an error touches no machine, even one whose VM is gone; and one
+/// driver that can't list does not keep the others from being looked after (CTL-LM-03).
+async fn no_machine_is_touched_for_a_list_that_can_not_be_had(backing: Backing) -> Result<()> {
     let world = World::new("listing").await?;
     let cloud = Cloud::new(&world);
-    let provider = Provider::new(with_another(&cloud)?).flag("--inventory-interval=200ms");
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    // On the same cloud, without its faults.
+    let sound = json!({"faultsFile": null});
+    let another = backing.named(&world, "another", &cloud, sound).await?;
+    let drivers = Cloud::several([driver.drivers.clone(), another.drivers.clone()])?;
+    let provider = Provider::new(drivers).flag("--inventory-interval=200ms");
     let provider = provider.start(&world).await?;
     world.cluster("c").await?;
     let names = ["stays", "vanishes", "elsewhere"].map(str::to_owned);
@@ -95,18 +102,6 @@ fn every_code_thrice() -> Value {
     let mut faults: Vec<_> = Code::ALL.iter().map(fault).collect();
     faults.push(json!({"operation": "ListMachines", "code": "Unavailable"}));
     json!(faults)
-}
-
-/// A second driver on the same cloud, without its faults.
-fn with_another(cloud: &Cloud) -> Result<String> {
-    let mut drivers: Value = serde_json::from_str(&cloud.drivers(json!({})))?;
-    let mut another = drivers["drivers"][0].clone();
-    another["name"] = json!("another");
-    another["simulated"]["faultsFile"] = Value::Null;
-    if let Some(all) = drivers["drivers"].as_array_mut() {
-        all.push(another);
-    }
-    Ok(drivers.to_string())
 }
 
 fn failed_lists(cloud: &Cloud) -> Result<Vec<CallLine>> {

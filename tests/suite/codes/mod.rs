@@ -23,20 +23,24 @@ use serde_json::{Value, json};
 
 use self::table::{Call, Case, Next};
 pub use self::table::{condition, provisioned};
+use crate::support::backing::{Backed, with_every_backing};
 use crate::support::by_hand::{all_become, delete_all, patch_all};
 use crate::support::provider::Replica;
-use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
+use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, World};
+
+with_every_backing!(every_code_of_every_call_is_shown_waited_for_and_healed,);
 
 /// The name that the second driver is configured under; its VMs stay on their way up, so they are asked after.
 const SLOW: &str = "slow";
 
 /// CTL-02, CTL-CR-01..CTL-CR-16, CTL-DE-02..CTL-DE-16, CTL-GS-02..CTL-GS-16, INI-12..INI-20, INI-24, UPD-01: every code of
-/// every call.
-#[tokio::test]
-async fn every_code_of_every_call_is_shown_waited_for_and_healed() -> Result<()> {
+/// every call. Of a plugin: CLI-CR-01..CLI-CR-16, CLI-DE-02..CLI-DE-16, CLI-GS-02..CLI-GS-16, CLI-SD-02..CLI-SD-16.
+async fn every_code_of_every_call_is_shown_waited_for_and_healed(backing: Backing) -> Result<()> {
     let world = World::new("codes").await?;
     let cloud = Cloud::new(&world);
-    let provider = Provider::new(two_drivers(&cloud)?).start(&world).await?;
+    let (usual, slow) = two_drivers(backing, &world, &cloud).await?;
+    let drivers = Cloud::several([usual.drivers.clone(), slow.drivers.clone()])?;
+    let provider = Provider::new(drivers).start(&world).await?;
     world.cluster("c").await?;
     let cases = Case::all();
     cloud.fail(json!(first_faults(&cases)))?;
@@ -149,16 +153,15 @@ async fn each_is_told_once_and_repeated_in_time(
     .await
 }
 
-fn two_drivers(cloud: &Cloud) -> Result<String> {
+async fn two_drivers(backing: Backing, world: &World, cloud: &Cloud) -> Result<(Backed, Backed)> {
     let limits = json!({"callsPerSecond": 1000, "burst": 1000, "maxConcurrentCalls": 64});
-    let mut drivers: Value = serde_json::from_str(&cloud.drivers_with(limits, json!({})))?;
-    let mut slow = drivers["drivers"][0].clone();
+    let mut slow = limits.clone();
     slow["name"] = json!(SLOW);
-    slow["simulated"]["bootSeconds"] = json!(3600);
-    if let Some(all) = drivers["drivers"].as_array_mut() {
-        all.push(slow);
-    }
-    Ok(drivers.to_string())
+    let usual = backing.with(world, cloud, limits, json!({})).await?;
+    let slow = backing
+        .with(world, cloud, slow, json!({"bootSeconds": 3600}))
+        .await?;
+    Ok((usual, slow))
 }
 
 fn machine(world: &World, case: Case) -> ByHand {

@@ -42,14 +42,17 @@ impl Cloud {
 
     /// As [`Cloud::drivers`], with further keys of the driver's entry, such as `timeouts`.
     pub fn drivers_with(&self, entry: Value, more: Value) -> String {
-        let mut simulated = json!({
+        drivers_file(json!({"simulated": self.config(more)}), entry)
+    }
+
+    /// The configuration of a simulated driver with this cloud.
+    pub fn config(&self, more: Value) -> Value {
+        let mut config = json!({
             "stateFile": self.state, "faultsFile": self.faults, "callLog": self.calls,
             "bootSeconds": 0, "bootJitterSeconds": 0, "deleteSeconds": 0, "shutDownSeconds": 0,
         });
-        merge(&mut simulated, more);
-        let mut driver = json!({"name": "simulated", "simulated": simulated});
-        merge(&mut driver, entry);
-        json!({"drivers": [driver]}).to_string()
+        merge(&mut config, more);
+        config
     }
 
     /// One drivers file of several.
@@ -129,6 +132,14 @@ impl Cloud {
     pub fn kubelets(&self) -> HollowKubelet {
         HollowKubelet::start(guests(&self.state))
     }
+}
+
+/// A drivers file of one driver, called `simulated` unless `entry` says otherwise.
+pub fn drivers_file(kind: Value, entry: Value) -> String {
+    let mut driver = json!({"name": "simulated"});
+    merge(&mut driver, kind);
+    merge(&mut driver, entry);
+    json!({"drivers": [driver]}).to_string()
 }
 
 fn merge(into: &mut Value, more: Value) {

@@ -1,20 +1,27 @@
 //! A management cluster with this provider installed as it is shipped, and what the cases need around it.
 //!
 //! All cases share one management cluster. Each has a namespace, a simulated cloud and a provider process of its own,
-//! which runs as the shipped ServiceAccount with the shipped roles and looks at that namespace alone.
+//! which runs as the shipped ServiceAccount with the shipped roles and looks at that namespace alone. The cloud's driver is
+//! part of the provider's process, or a plugin in its own.
 
 pub mod audit;
+pub mod authority;
+pub mod backing;
 pub mod by_hand;
 pub mod cloud;
 pub mod fleet;
 pub mod metrics;
+pub mod plugin;
 pub mod provider;
 pub mod stage;
 pub mod world;
 
+pub use authority::Authority;
+pub use backing::Backing;
 pub use by_hand::ByHand;
 pub use cloud::Cloud;
 pub use fleet::Fleet;
+pub use plugin::Plugin;
 pub use provider::Provider;
 pub use stage::Stage;
 pub use world::World;

@@ -1,0 +1,59 @@
+//! Any error of a plugin, garbage in its metadata included: there is always a code and a message, and the error can be
+//! passed on to a client that takes 16 KiB of headers. And the text form of errors: what is read is written alike.
+#![no_main]
+
+use capcmi::cmi::trailers::{self, LAST_KNOWN_STATE, MACHINE_CODE, MOST_METADATA, RESPONSE, RETRY_AFTER};
+use capcmi::driver::Status;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use libfuzzer_sys::fuzz_target;
+use tonic::metadata::MetadataMap;
+
+const KEYS: [&str; 4] = [MACHINE_CODE, LAST_KNOWN_STATE, RESPONSE, RETRY_AFTER];
+
+/// A code, then lines: the message, and a value for each key.
+fn error(data: &[u8]) -> Option<tonic::Status> {
+    let (code, rest) = data.split_first()?;
+    let mut lines = rest.split(|byte| *byte == b'\n');
+    let message = String::from_utf8_lossy(lines.next()?).into_owned();
+    let mut headers = HeaderMap::new();
+    for (key, value) in KEYS.into_iter().zip(lines) {
+        if let Ok(value) = HeaderValue::from_bytes(value) {
+            headers.append(HeaderName::from_static(key), value);
+        }
+    }
+    let metadata = MetadataMap::from_headers(headers);
+    Some(tonic::Status::with_metadata(
+        i32::from(*code).into(),
+        message,
+        metadata,
+    ))
+}
+
+fn header_bytes(status: tonic::Status) -> usize {
+    let response = status.into_http::<()>();
+    let headers = response.headers().iter();
+    headers
+        .map(|(name, value)| name.as_str().len() + value.len() + 32)
+        .sum()
+}
+
+fuzz_target!(|data: &[u8]| {
+    if let Some(error) = error(data) {
+        let read = trailers::from_grpc(error);
+        assert!(!read.message().trim().is_empty());
+        let sent = trailers::to_grpc(&read);
+        let again = trailers::from_grpc(sent.clone());
+        assert_eq!(again.code(), read.code());
+        assert_eq!(again.message(), read.message());
+        assert_eq!(again.last_known_state(), read.last_known_state());
+        assert_eq!(again.machine(), read.machine());
+        assert_eq!(again.retry_after(), read.retry_after());
+        assert!(header_bytes(sent) < MOST_METADATA);
+    }
+    if let Ok(text) = std::str::from_utf8(data)
+        && let Ok(read) = text.parse::<Status>()
+    {
+        let again: Status = read.to_string().parse().expect("what was written can be read");
+        assert_eq!((again.code(), again.message()), (read.code(), read.message()));
+    }
+});

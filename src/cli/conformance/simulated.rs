@@ -1,0 +1,135 @@
+//! The simulated driver as the suite's own example: a configuration that says everything, and every hook.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use async_trait::async_trait;
+use tempfile::TempDir;
+
+use crate::conformance::{Config, Hook, Hooks, Pull};
+use crate::drivers::simulated::{CloudConsole, Condition, PlantedVm, SimulatedConfig, SimulatedDriver, VmId};
+
+/// What the suite knows of the driver.
+const CONFIG: &str = include_str!("simulated.yaml");
+/// A cloud that is quick, and has a pool without room.
+const CLOUD: &str = "
+pools:
+  default: {subnet: 10.100.0.0/16}
+  full: {subnet: 10.101.0.0/24, capacity: 0}
+bootSeconds: 0.02
+bootJitterSeconds: 0
+shutDownSeconds: 0.03
+deleteSeconds: 0.03
+credentials:
+  token: conformance-token-of-an-operator
+  readOnlyToken: conformance-token-of-a-reader
+  powerlessToken: conformance-token-of-nobody
+";
+
+/// A simulated driver with all that the suite has to know of it.
+pub struct Simulated {
+    /// The driver.
+    pub driver: Arc<SimulatedDriver>,
+    /// What its author says of it.
+    pub config: Config,
+    /// Where its faults come from.
+    pub hooks: Arc<dyn Hooks>,
+}
+
+/// The hooks: a faults file that only this driver reads, and the console of its cloud.
+pub struct SimulatedHooks {
+    console: CloudConsole,
+    folder: TempDir,
+}
+
+impl Simulated {
+    /// A driver with a cloud of its own.
+    ///
+    /// # Errors
+    /// When there is no room for its files.
+    pub fn new() -> Result<Self> {
+        let folder = TempDir::with_prefix("capcmi-conformance-").context("making a folder for faults")?;
+        let mut cloud: SimulatedConfig = serde_saphyr::from_str(CLOUD)?;
+        cloud.faults_file = Some(folder.path().join("faults"));
+        cloud.call_log = Some(folder.path().join("calls"));
+        let mut config = Config::read(CONFIG)?;
+        config.logs = vec![folder.path().join("calls")];
+        let driver = Arc::new(SimulatedDriver::new(cloud)?);
+        let console = driver.console();
+        Ok(Self {
+            driver,
+            config,
+            hooks: Arc::new(SimulatedHooks { console, folder }),
+        })
+    }
+}
+
+impl SimulatedHooks {
+    /// Replaces the faults by one rename, so that no call sees half of them.
+    fn faults(&self, yaml: &str) -> Result<()> {
+        let (new, path): (PathBuf, PathBuf) = (
+            self.folder.path().join("faults.new"),
+            self.folder.path().join("faults"),
+        );
+        fs::write(&new, yaml).context("writing the faults")?;
+        fs::rename(&new, &path).context("replacing the faults")
+    }
+
+    fn vm(&self, pull: &Pull) -> Result<VmId> {
+        self.console
+            .look(|cloud, _| cloud.named(&pull.cluster, &pull.machine).next().map(|vm| vm.id))?
+            .with_context(|| format!("cluster `{}` has no VM `{}`", pull.cluster, pull.machine))
+    }
+
+    fn user_data(&self, pull: &Pull) -> Result<Vec<u8>> {
+        let id = self.vm(pull)?;
+        let data = self
+            .console
+            .look(|cloud, _| cloud.vm(id).map(|vm| vm.user_data.expose().to_vec()))?;
+        data.context("the VM is gone")
+    }
+}
+
+#[async_trait]
+impl Hooks for SimulatedHooks {
+    fn offers(&self, _hook: Hook) -> bool {
+        true
+    }
+
+    async fn pull(&self, pull: &Pull) -> Result<Vec<u8>> {
+        match pull.hook {
+            Hook::Unavailable => self.faults("[{code: Unavailable}]")?,
+            Hook::Unknown => self.faults("[{code: Unknown}]")?,
+            Hook::Internal => self.faults("[{code: Internal}]")?,
+            Hook::Slow => self.faults(&format!("[{{latencyMs: {}}}]", pull.amount))?,
+            Hook::LoseResponse => self.faults(
+                "[{operation: CreateMachine, count: 1, loseResponse: Unavailable},
+                  {operation: DeleteMachine, count: 1, loseResponse: Unavailable}]",
+            )?,
+            Hook::FailInitialize => self.faults(&format!(
+                "[{{operation: InitializeMachine, count: {}, code: Uninitialized}}]",
+                pull.amount
+            ))?,
+            Hook::Unhealthy => self.faults("[{operation: Probe, code: FailedPrecondition}]")?,
+            Hook::Starting => self.faults("[{operation: Probe, notReady: true}]")?,
+            Hook::Exhaust => self.console.set_quota(Some(0))?,
+            Hook::Restore => {
+                self.faults("[]")?;
+                self.console.set_quota(None)?;
+            }
+            Hook::Plant => {
+                let planted = PlantedVm::new(&pull.cluster, &pull.machine, &pull.identity);
+                return Ok(self.console.plant(planted)?.into_bytes());
+            }
+            Hook::Lock => self.console.set_condition(self.vm(pull)?, Condition::Locked)?,
+            Hook::Unlock => self.console.set_condition(self.vm(pull)?, Condition::Sound)?,
+            Hook::Vanish => self.console.vanish(self.vm(pull)?)?,
+            Hook::Uninitialize => self.console.set_source_dest_check(self.vm(pull)?, true)?,
+            Hook::Mutations => return Ok(self.console.mutations()?.to_string().into_bytes()),
+            Hook::UserData => return self.user_data(pull),
+        }
+        Ok(Vec::new())
+    }
+}

@@ -1,0 +1,109 @@
+//! The rules on drivers and plugins, each with the cases that prove it.
+
+use super::markdown;
+use crate::conformance::rules::{self, Proof, Rule};
+use crate::conformance::{Case, Level, cases};
+
+/// Which rows a table has.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Rows {
+    /// Those that are prose.
+    Prose(&'static [&'static str]),
+    /// Those of error tables, one for each call and code.
+    Codes(&'static str),
+}
+
+impl Rows {
+    fn have(self, id: &str) -> bool {
+        match self {
+            Self::Prose(prefixes) => prefixes
+                .iter()
+                .any(|prefix| rest(id, prefix).is_some_and(is_number)),
+            Self::Codes(prefix) => rest(id, prefix).is_some_and(|rest| !is_number(rest)),
+        }
+    }
+}
+
+/// What follows the prefix of an id: `10` of `DRV-10`, `CR-03` of `DRV-CR-03`.
+fn rest<'a>(id: &'a str, prefix: &str) -> Option<&'a str> {
+    id.strip_prefix(prefix)?.strip_prefix('-')
+}
+
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+pub(super) fn table(of: Rows) -> String {
+    let rows: Vec<_> = rules::all()
+        .filter(|rule| of.have(rule.id))
+        .map(|rule| {
+            [
+                rule.id.to_owned(),
+                rule.level.name().to_owned(),
+                rule.says.to_owned(),
+                proof(rule),
+            ]
+        })
+        .collect();
+    markdown(["Row", "Level", "What it asks for", "Proven by"], &rows)
+}
+
+fn proof(rule: &Rule) -> String {
+    match rule.proof {
+        Proof::NotTested(reason) => format!("not tested: {reason}"),
+        Proof::Cases => {
+            let cases: Vec<_> = rules::proofs(rule.id)
+                .map(|case| format!("`{}`", case.name))
+                .collect();
+            cases.join(", ")
+        }
+    }
+}
+
+/// How many rows there are, and how many are proven.
+pub(super) fn summary() -> String {
+    let count = |fits: fn(&Rule) -> bool| rules::all().filter(|rule| fits(rule)).count();
+    format!(
+        "{} rows, {} of them binding; {} cases prove {}, and {} are not tested, each for the reason beside it.\n",
+        count(|_| true),
+        count(|rule| rule.level == Level::Must),
+        cases::all().count(),
+        count(|rule| rule.proof == Proof::Cases),
+        count(|rule| rule.proof != Proof::Cases),
+    )
+}
+
+/// What each case shows, and what it can't run without.
+pub(super) fn cases() -> String {
+    let rows: Vec<_> = cases::all()
+        .map(|case| [format!("`{}`", case.name), case.title.to_owned(), needs(case)])
+        .collect();
+    markdown(["Case", "Shows that", "Needs"], &rows)
+}
+
+fn needs(case: &Case) -> String {
+    let needs: Vec<_> = case.needs.iter().map(ToString::to_string).collect();
+    needs.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rule_is_in_one_of_the_tables() {
+        let tables = [
+            Rows::Prose(&["DRV", "OPS"]),
+            Rows::Codes("DRV"),
+            Rows::Prose(&["CMI"]),
+            Rows::Codes("PLG"),
+            Rows::Prose(&["INI", "UPD"]),
+        ]
+        .map(table)
+        .concat();
+        for rule in rules::all() {
+            let found = tables.matches(&format!("| {} |", rule.id)).count();
+            assert_eq!(found, 1, "{}", rule.id);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! `capcmi driver info`: what a driver says of itself.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+
+use super::super::plugin_args::PluginArgs;
+use super::super::{Failure, drivers};
+use crate::driver::{Capabilities, Driver, Operation, PluginInfo, Readiness};
+use crate::provider::Timeouts;
+
+/// Print what a driver says of itself: name and version, whether it is ready, what it can do, and the JSON Schema of its
+/// provider spec.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("driver").required(true).args(["endpoint", "drivers_config"]))]
+pub(in crate::cli) struct InfoArgs {
+    #[command(flatten)]
+    plugin: PluginArgs,
+    /// File with drivers, of which each is asked.
+    #[arg(long, value_name = "FILE")]
+    drivers_config: Option<PathBuf>,
+    /// Ask this driver of the file alone.
+    #[arg(long, value_name = "NAME", requires = "drivers_config")]
+    provider: Option<String>,
+}
+
+/// What a driver says of itself.
+struct Introduction {
+    info: PluginInfo,
+    readiness: Readiness,
+    capabilities: Capabilities,
+}
+
+pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), Failure> {
+    let mut failed = Vec::new();
+    for (name, driver) in chosen(&args)? {
+        match ask(driver.as_ref()).await {
+            Ok(introduction) => print!("{name}:\n{introduction}"),
+            Err(status) => {
+                println!("{name}: {status}");
+                failed.push(name);
+            }
+        }
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Failed(anyhow::anyhow!(
+        "no answer from {}",
+        failed.join(", ")
+    )))
+}
+
+/// Drivers by name or endpoint.
+type Chosen = Vec<(String, Arc<dyn Driver>)>;
+
+/// The drivers to ask.
+fn chosen(args: &InfoArgs) -> Result<Chosen, Failure> {
+    if let Some(endpoint) = &args.plugin.endpoint {
+        let driver = args.plugin.driver(&Timeouts::default())?;
+        return Ok(vec![(endpoint.clone(), driver)]);
+    }
+    let file = args.drivers_config.clone().unwrap_or_default();
+    let mut all: Vec<_> = drivers::load(&file)?
+        .into_iter()
+        .map(|(settings, driver)| (settings.name, driver))
+        .collect();
+    if let Some(wanted) = &args.provider {
+        all.retain(|(name, _)| name == wanted);
+        if all.is_empty() {
+            let what = anyhow::anyhow!("{} has no driver `{wanted}`", file.display());
+            return Err(Failure::Misconfigured(what));
+        }
+    }
+    Ok(all)
+}
+
+/// Asks in the order of specification 003.
+async fn ask(driver: &dyn Driver) -> crate::driver::Result<Introduction> {
+    Ok(Introduction {
+        info: driver.info().await?,
+        capabilities: driver.capabilities().await?,
+        readiness: driver.probe().await?,
+    })
+}
+
+impl std::fmt::Display for Introduction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Capabilities {
+            operations: _,
+            zones,
+            consistency_window,
+            tag_path,
+            hot_updatable,
+            provider_spec_schema,
+        } = &self.capabilities;
+        let calls = Operation::ALL.into_iter();
+        let calls: Vec<_> = calls
+            .filter(|call| self.capabilities.offers(*call))
+            .map(Operation::name)
+            .collect();
+        let places: Vec<_> = hot_updatable.iter().map(ToString::to_string).collect();
+        let ready = match self.readiness {
+            Readiness::Ready => "yes",
+            Readiness::NotYet => "not yet",
+        };
+        let rows = [
+            ("name", self.info.name.clone()),
+            ("version", self.info.version.clone()),
+            ("ready", ready.to_owned()),
+            ("calls", calls.join(", ")),
+            ("zones", if *zones { "yes" } else { "no" }.to_owned()),
+            (
+                "consistency window",
+                format!("{} s", consistency_window.as_secs_f64()),
+            ),
+            ("tags at", tag_path.to_string()),
+            ("hot-updatable", or_none(places.join(", "))),
+        ];
+        for (what, value) in rows {
+            writeln!(f, "  {what:<20}{value}")?;
+        }
+        for (key, value) in &self.info.manifest {
+            writeln!(f, "  {:<20}{value}", format!("manifest {key}"))?;
+        }
+        match provider_spec_schema {
+            None => writeln!(f, "  {:<20}none", "provider spec"),
+            Some(schema) => writeln!(f, "  {:<20}{}", "provider spec", indented(&format!("{schema:#}"))),
+        }
+    }
+}
+
+fn or_none(text: String) -> String {
+    if text.is_empty() { "none".to_owned() } else { text }
+}
+
+/// All lines but the first as far in as the values stand.
+fn indented(text: &str) -> String {
+    text.lines()
+        .enumerate()
+        .fold(String::new(), |mut all, (n, line)| {
+            let separator = if n == 0 { "" } else { "\n                      " };
+            // Writing to a String does not fail.
+            let _ = write!(all, "{separator}{line}");
+            all
+        })
+}

@@ -1,0 +1,3 @@
+pub(in crate::cmi) mod driver_values;
+mod round_trips;
+mod rules;

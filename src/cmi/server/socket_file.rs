@@ -1,0 +1,55 @@
+//! The file of a Unix socket.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use tokio::net::{UnixListener, UnixSocket};
+
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
+/// Who may connect: this user. The calls carry credentials.
+const MODE: u32 = 0o600;
+
+/// A socket's file. It is removed with this value, unless another one has taken its place.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    id: (u64, u64),
+}
+
+impl SocketFile {
+    /// Makes the file and listens. Nobody else can connect at any time: the mode is set before anybody is listened to.
+    pub(super) fn bind(path: &Path) -> io::Result<(UnixListener, Self)> {
+        let socket = UnixSocket::new_stream()?;
+        socket.bind(path)?;
+        let file = Self {
+            path: path.to_owned(),
+            id: id(path)?,
+        };
+        fs::set_permissions(path, Permissions::from_mode(MODE))?;
+        Ok((socket.listen(BACKLOG)?, file))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn id(path: &Path) -> io::Result<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if id(&self.path).is_ok_and(|id| id == self.id)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "removing the socket failed");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! TLS of a plugin: 1.2 or later, and both sides show a certificate.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, fs, io};
+
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
+use tokio_rustls::TlsAcceptor;
+
+/// Certificates and a key in files, which are read again for every client, since a mounted Secret changes.
+pub struct ServerTls {
+    files: CertificateFiles,
+    loaded: Mutex<Option<Loaded>>,
+}
+
+/// Where a plugin's certificates are, as PEM.
+#[derive(Clone, Debug)]
+pub struct CertificateFiles {
+    /// The plugin's certificate and those that lead to its authority.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authorities of the clients that may call.
+    pub client_authorities: PathBuf,
+}
+
+/// What was read the last time, and what came of it.
+struct Loaded {
+    texts: Texts,
+    config: Arc<ServerConfig>,
+}
+
+/// What stands in the files.
+#[derive(PartialEq, Eq)]
+struct Texts {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    client_authorities: Vec<u8>,
+}
+
+impl fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ServerTls").field(&self.files).finish()
+    }
+}
+
+/// Why certificates can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file can't be read.
+    #[error("reading {} failed", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It is no PEM, or one of another kind.
+    #[error("{} does not hold what it has to", path.display())]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: pem::Error,
+    },
+    /// There is no certificate in a file.
+    #[error("{} holds no certificate", .0.display())]
+    NoCertificate(PathBuf),
+    /// The clients' authorities are none.
+    #[error("the clients' authorities in {} can't be used", path.display())]
+    Authorities {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: VerifierBuilderError,
+    },
+    /// Certificate and key do not fit each other, or are of a kind that is not known.
+    #[error("certificate and key can't be used")]
+    Unusable(#[from] rustls::Error),
+}
+
+impl ServerTls {
+    /// Reads nothing yet.
+    pub fn new(files: CertificateFiles) -> Self {
+        Self {
+            files,
+            loaded: Mutex::new(None),
+        }
+    }
+
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`TlsError`] when they can't be used.
+    pub(super) fn check(&self) -> Result<(), TlsError> {
+        self.current().map(drop)
+    }
+
+    /// What greets the next client. While the files can't be used, those of before are.
+    pub(super) fn acceptor(&self) -> Option<TlsAcceptor> {
+        match self.current() {
+            Ok(config) => Some(config.into()),
+            Err(error) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the new certificates can't be used"
+                );
+                let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+                loaded.as_ref().map(|loaded| Arc::clone(&loaded.config).into())
+            }
+        }
+    }
+
+    fn current(&self) -> Result<Arc<ServerConfig>, TlsError> {
+        let texts = self.files.read()?;
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = loaded.as_ref().filter(|loaded| loaded.texts == texts) {
+            return Ok(Arc::clone(&loaded.config));
+        }
+        let config = Arc::new(self.files.config(&texts)?);
+        *loaded = Some(Loaded {
+            texts,
+            config: Arc::clone(&config),
+        });
+        Ok(config)
+    }
+}
+
+impl CertificateFiles {
+    fn read(&self) -> Result<Texts, TlsError> {
+        let read = |path: &Path| {
+            fs::read(path).map_err(|source| TlsError::Read {
+                path: path.to_owned(),
+                source,
+            })
+        };
+        Ok(Texts {
+            certificate: read(&self.certificate)?,
+            key: read(&self.key)?,
+            client_authorities: read(&self.client_authorities)?,
+        })
+    }
+
+    fn config(&self, texts: &Texts) -> Result<ServerConfig, TlsError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut authorities = RootCertStore::empty();
+        for authority in certificates(&self.client_authorities, &texts.client_authorities)? {
+            authorities.add(authority)?;
+        }
+        let clients = WebPkiClientVerifier::builder_with_provider(authorities.into(), Arc::clone(&provider))
+            .build()
+            .map_err(|source| TlsError::Authorities {
+                path: self.client_authorities.clone(),
+                source,
+            })?;
+        let key = PrivateKeyDer::from_pem_slice(&texts.key).map_err(|source| TlsError::Pem {
+            path: self.key.clone(),
+            source,
+        })?;
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_client_cert_verifier(clients)
+            .with_single_cert(certificates(&self.certificate, &texts.certificate)?, key)?;
+        config.alpn_protocols.push(b"h2".to_vec());
+        Ok(config)
+    }
+}
+
+/// At least one.
+fn certificates(path: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let certificates = CertificateDer::pem_slice_iter(text)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|source| TlsError::Pem {
+            path: path.to_owned(),
+            source,
+        })?;
+    if certificates.is_empty() {
+        return Err(TlsError::NoCertificate(path.to_owned()));
+    }
+    Ok(certificates)
+}

@@ -1,0 +1,29 @@
+//! Metadata behind an OK. tonic sends the metadata of a response before it, as headers; what `proto/` describes comes after
+//! it, next to the status, where libraries of other languages look for it.
+
+use futures::future;
+use http_body_util::BodyExt as _;
+use tonic::Response;
+use tonic::body::Body;
+use tonic::metadata::MetadataMap;
+
+/// What is to be sent behind a response.
+#[derive(Clone)]
+struct Trailing(MetadataMap);
+
+/// The response, with metadata that [`send`] puts behind it.
+pub(super) fn beside<T>(mut response: Response<T>, metadata: MetadataMap) -> Response<T> {
+    response.extensions_mut().insert(Trailing(metadata));
+    response
+}
+
+/// Puts behind a response what [`beside`] has left with it.
+pub(super) fn send(mut response: http::Response<Body>) -> http::Response<Body> {
+    match response.extensions_mut().remove::<Trailing>() {
+        None => response,
+        Some(Trailing(metadata)) => response.map(|body| {
+            let trailers = future::ready(Some(Ok(metadata.into_headers())));
+            Body::new(body.with_trailers(trailers))
+        }),
+    }
+}

@@ -1,0 +1,228 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::cmi::convert::tests::driver_values as any_driver;
+use crate::driver::{Address, AddressType, PowerState, ProviderId};
+
+/// The parts of a status that travel.
+fn parts(
+    status: &Status,
+) -> (
+    Code,
+    &str,
+    Option<&LastKnownState>,
+    Option<&Machine>,
+    Option<Duration>,
+) {
+    (
+        status.code(),
+        status.message(),
+        status.last_known_state(),
+        status.machine(),
+        status.retry_after(),
+    )
+}
+
+fn machine() -> Machine {
+    Machine::new("sim:///m-0".parse::<ProviderId>().unwrap(), "m-0")
+}
+
+fn long_address() -> Address {
+    Address {
+        kind: AddressType::InternalDNS,
+        address: "a".repeat(256),
+    }
+}
+
+/// How many bytes HTTP/2 counts for the headers of an error.
+fn header_bytes(status: &tonic::Status) -> usize {
+    let response = status.clone().into_http::<()>();
+    let headers = response.headers().iter();
+    let status_line = ":status".len() + "200".len() + 32;
+    headers
+        .map(|(name, value)| name.as_str().len() + value.len() + 32)
+        .sum::<usize>()
+        + status_line
+}
+
+/// CMI-24, CMI-41, INI-12
+#[test]
+fn every_code_goes_over_the_wire_and_code_seventeen_as_a_canonical_one() {
+    for code in Code::ALL {
+        let sent = to_grpc(&Status::new(code, "pool [a] is full"));
+        assert!(sent.details().is_empty());
+        if code == Code::Uninitialized {
+            assert_eq!(sent.code(), tonic::Code::FailedPrecondition);
+            assert_eq!(sent.metadata().get(MACHINE_CODE).unwrap(), "Uninitialized");
+        } else {
+            assert_eq!(sent.code() as i32, i32::from(code.number()));
+            assert!(sent.metadata().is_empty());
+        }
+        let read = from_grpc(sent);
+        assert_eq!((read.code(), read.message()), (code, "pool [a] is full"));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// INI-18, CTL-01
+    #[test]
+    fn all_that_comes_with_an_error_arrives(
+        code in prop::sample::select(&Code::ALL[..]),
+        message in "[a-z][ -~ä€]{0,200}",
+        state in any_driver::state(),
+        machine in prop::option::of(any_driver::machine()),
+        retry_after in prop::option::of(any::<u64>()),
+    ) {
+        let mut sent = Status::new(code, message);
+        if let Some(state) = state {
+            sent = sent.with_last_known_state(state);
+        }
+        if let Some(mut machine) = machine {
+            machine.last_known_state = None;
+            sent = sent.with_machine(machine);
+        }
+        if let Some(millis) = retry_after {
+            sent = sent.with_retry_after(Duration::from_millis(millis));
+        }
+        let read = from_grpc(to_grpc(&sent));
+        prop_assert_eq!(parts(&read), parts(&sent));
+    }
+
+    /// Whatever the driver says, and in whatever script, and however much comes with it: a client that takes 16 KiB of
+    /// headers takes it.
+    #[test]
+    fn an_answer_is_never_larger_than_a_client_takes(message in any::<String>(), times in 1..4000_usize) {
+        let state = LastKnownState::new(vec![0xFF; LastKnownState::MAX_BYTES]);
+        let longest = Machine {
+            provider_id: "p".repeat(ProviderId::MAX_BYTES).parse().unwrap(),
+            node_name: "n".repeat(253),
+            addresses: vec![long_address(); 50],
+            power_state: Some(PowerState::Running),
+            failure_domain: Some("f".repeat(256)),
+            last_known_state: state.clone(),
+        };
+        let status = Status::new(Code::Uninitialized, message.repeat(times))
+            .with_last_known_state(state.unwrap())
+            .with_machine(longest.clone())
+            .with_retry_after(Duration::MAX);
+        let sent = to_grpc(&status);
+        prop_assert!(header_bytes(&sent) < MOST_METADATA, "{}", header_bytes(&sent));
+        let read = from_grpc(sent);
+        prop_assert_eq!(read.code(), Code::Uninitialized);
+        prop_assert_eq!(read.machine().map(|machine| &machine.provider_id), Some(&longest.provider_id));
+    }
+
+    /// A plugin may send anything.
+    #[test]
+    fn garbage_in_the_metadata_costs_neither_code_nor_message(
+        code in 0..40_i32,
+        text in "[ -~]{0,40}",
+        bytes in prop::collection::vec(any::<u8>(), 0..8000),
+    ) {
+        let mut metadata = MetadataMap::new();
+        insert(&mut metadata, MACHINE_CODE, &text);
+        insert(&mut metadata, RETRY_AFTER, &text);
+        insert_bytes(&mut metadata, LAST_KNOWN_STATE, &bytes);
+        insert_bytes(&mut metadata, RESPONSE, &bytes);
+        let read = from_grpc(tonic::Status::with_metadata(tonic::Code::from(code), "no", metadata));
+        let expected = u8::try_from(code).ok().and_then(|code| Code::try_from(code).ok());
+        let expected = expected.filter(|code| *code != Code::Uninitialized).unwrap_or(Code::Unknown);
+        prop_assert_eq!((read.code(), read.message()), (expected, "no"));
+    }
+}
+
+/// CMI-25: base64 that is none.
+#[test]
+fn binary_metadata_that_is_not_binary_is_ignored() {
+    let mut headers = http::HeaderMap::new();
+    headers.insert(LAST_KNOWN_STATE, "!!!".parse().unwrap());
+    headers.insert(RESPONSE, "AAAA====".parse().unwrap());
+    headers.insert(MACHINE_CODE, http::HeaderValue::from_bytes(b"\xFF\xFE").unwrap());
+    headers.insert(RETRY_AFTER, "-5".parse().unwrap());
+    let metadata = MetadataMap::from_headers(headers);
+    let read = from_grpc(tonic::Status::with_metadata(
+        tonic::Code::NotFound,
+        "no",
+        metadata,
+    ));
+    assert_eq!(parts(&read), (Code::NotFound, "no", None, None, None));
+}
+
+#[test]
+fn a_wait_is_decimal_digits_and_nothing_else() {
+    assert_eq!(milliseconds("1500"), Some(Duration::from_millis(1500)));
+    for text in ["", "+5", "-5", "1.5", " 5", "5s", "99999999999999999999"] {
+        assert_eq!(milliseconds(text), None, "{text}");
+    }
+}
+
+/// DRV-17, CMI-40
+#[test]
+fn an_error_without_a_message_gets_one() {
+    let read = from_grpc(tonic::Status::new(tonic::Code::Aborted, " "));
+    assert!(read.message().contains("no message"), "{read}");
+}
+
+/// DRV-30: a key for what gRPC has no room for must not say NOT_FOUND where gRPC says something else.
+#[test]
+fn a_canonical_code_has_no_name_in_the_metadata() {
+    for code in Code::ALL {
+        let mut metadata = MetadataMap::new();
+        insert(&mut metadata, MACHINE_CODE, code.name());
+        let read = from_grpc(tonic::Status::with_metadata(
+            tonic::Code::Internal,
+            "no",
+            metadata,
+        ));
+        let is_known = code == Code::Uninitialized;
+        assert_eq!(read.code(), if is_known { code } else { Code::Internal });
+    }
+}
+
+#[test]
+fn an_error_that_says_ok_is_unknown() {
+    assert_eq!(from_grpc(tonic::Status::ok("fine")).code(), Code::Unknown);
+}
+
+#[test]
+fn a_long_message_is_cut_between_characters_and_says_so() {
+    let cut = cut(&"ä€ ".repeat(1000));
+    assert!(cut.ends_with(CUT) && cut.starts_with("ä€ ä"), "{cut}");
+    assert_eq!(super::cut(&cut), cut);
+    assert_eq!(super::cut("short"), "short");
+}
+
+#[test]
+fn addresses_that_find_no_room_are_left_out() {
+    let mut long = machine();
+    long.addresses = vec![long_address(); 50];
+    let read = from_grpc(to_grpc(&Status::new(Code::Uninitialized, "x").with_machine(long)));
+    let kept = read.machine().unwrap().addresses.len();
+    assert!((10..50).contains(&kept), "{kept}");
+}
+
+#[test]
+fn a_response_is_completed_by_what_stands_beside_its_ok() {
+    let full = Machine {
+        failure_domain: Some("zone-a".to_owned()),
+        last_known_state: LastKnownState::new(b"old".to_vec()),
+        ..machine()
+    };
+    assert_eq!(completed(machine(), &beside(full.clone())), full);
+    let newer = Machine {
+        last_known_state: LastKnownState::new(b"new".to_vec()),
+        ..machine()
+    };
+    assert_eq!(
+        completed(newer.clone(), &beside(full.clone())).last_known_state,
+        newer.last_known_state
+    );
+    let other = Machine {
+        node_name: "m-1".to_owned(),
+        ..full
+    };
+    assert_eq!(completed(machine(), &beside(other)), machine());
+    assert_eq!(completed(machine(), &MetadataMap::new()), machine());
+}

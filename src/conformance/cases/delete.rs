@@ -1,0 +1,206 @@
+//! DeleteMachine.
+
+use super::case;
+use crate::conformance::answer::{Outcome, ensure};
+use crate::conformance::{Case, Hook, Need, Trial};
+use crate::driver::{Code, Operation, ProviderId};
+
+const STATUS: Need = Need::Call(Operation::GetMachineStatus);
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "delete-deletes",
+        "a VM is deleted",
+        proves: ["DRV-18", "DRV-DE-00", "DRV-DE-12", "PLG-DE-00", "PLG-DE-12", "CMI-107", "CMI-110"],
+        needs: [],
+        |t| deletes(t, false)
+    ),
+    case!(
+        "delete-by-id",
+        "a VM is deleted with its id as well as without",
+        proves: ["CMI-108"],
+        needs: [],
+        |t| deletes(t, true)
+    ),
+    case!(
+        "delete-means-gone",
+        "after OK the VM is gone, at once",
+        proves: ["DRV-23", "CMI-111"],
+        needs: [],
+        means_gone
+    ),
+    case!(
+        "delete-never-made",
+        "to delete what was never made is OK",
+        proves: ["DRV-19", "CMI-100"],
+        needs: [],
+        never_made
+    ),
+    case!(
+        "delete-again",
+        "to delete what is gone is OK, with and without its id",
+        proves: ["DRV-19", "DRV-21", "CMI-100", "CMI-102"],
+        needs: [],
+        |t| again(t, 1)
+    ),
+    case!(
+        "delete-ten-times",
+        "to delete ten more times is OK",
+        proves: ["DRV-21", "CMI-102"],
+        needs: [],
+        |t| again(t, 10)
+    ),
+    case!(
+        "delete-just-its-vm",
+        "of three VMs the one that is meant goes",
+        proves: ["DRV-07", "DRV-22", "CMI-79", "CMI-103"],
+        needs: [],
+        just_its_vm
+    ),
+    case!(
+        "delete-other-cluster",
+        "a VM of the same name in another cluster stays, whether by name or by its id",
+        proves: ["DRV-20", "CMI-101"],
+        needs: [],
+        other_cluster
+    ),
+    case!(
+        "delete-other-identity",
+        "a VM of the same name that belongs to another machine object stays",
+        proves: ["DRV-20", "CMI-101"],
+        needs: [],
+        other_identity
+    ),
+    case!(
+        "delete-planted-vm",
+        "a VM that was made behind the driver's back and is somebody else's stays",
+        proves: ["DRV-20", "CMI-101"],
+        needs: [STATUS, Need::Hook(Hook::Plant)],
+        planted
+    ),
+    case!(
+        "delete-vanished-vm",
+        "to delete what is gone without the driver is OK",
+        proves: ["DRV-19", "CMI-100"],
+        needs: [Need::Hook(Hook::Vanish)],
+        vanished
+    ),
+    case!(
+        "delete-uninitialized",
+        "a VM that was never initialized can be deleted",
+        proves: ["DRV-DE-00", "PLG-DE-00"],
+        needs: [Need::Hook(Hook::Uninitialize)],
+        uninitialized
+    ),
+];
+
+async fn deletes(t: Trial, by_id: bool) -> Outcome {
+    let order = t.order("a");
+    let machine = t.make(&order).await?;
+    t.remove(&order, by_id.then_some(&machine.provider_id)).await?;
+    t.settle().await;
+    t.has_none(&order).await
+}
+
+async fn means_gone(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let machine = t.make(&order).await?;
+    t.remove(&order, Some(&machine.provider_id)).await?;
+    ensure(t.seen(&order).await?.is_none(), || {
+        "DeleteMachine answered OK, and the VM is still there".to_owned()
+    })
+}
+
+async fn never_made(t: Trial) -> Outcome {
+    t.delete(&t.order("a"), None).await?.ok().map(|_| ())
+}
+
+async fn again(t: Trial, times: usize) -> Outcome {
+    let order = t.order("a");
+    let id = t.make(&order).await?.provider_id;
+    t.remove(&order, Some(&id)).await?;
+    for _ in 0..times {
+        t.delete(&order, None).await?.ok()?;
+        t.delete(&order, Some(&id)).await?.ok()?;
+    }
+    t.has_none(&order).await
+}
+
+async fn just_its_vm(t: Trial) -> Outcome {
+    let [a, b, c] = ["a", "b", "c"].map(|label| t.order(label));
+    let (first, second, third) = (t.make(&a).await?, t.make(&b).await?, t.make(&c).await?);
+    t.remove(&b, Some(&second.provider_id)).await?;
+    t.settle().await;
+    let left = [(&a, &first.provider_id), (&c, &third.provider_id)];
+    t.has_exactly(&a, &left).await?;
+    for (order, id) in left {
+        same(&t, order, id).await?;
+    }
+    Ok(())
+}
+
+/// The order still leads to the VM of before; by what every driver offers.
+async fn same(t: &Trial, order: &crate::conformance::Order, id: &ProviderId) -> Outcome {
+    let again = t.create(order).await?.ok()?;
+    ensure(again.provider_id == *id, || {
+        format!(
+            "the VM `{id}` of `{}` is gone; it is `{}` now",
+            order.name, again.provider_id
+        )
+    })
+}
+
+async fn other_cluster(t: Trial) -> Outcome {
+    let here = t.order("a");
+    let there = here.clone().in_cluster(&t.other_cluster());
+    let id = t.make(&there).await?.provider_id;
+    t.delete(&here, None).await?.ok()?;
+    same(&t, &there, &id).await?;
+    // Whether a foreign id is refused or passed over is the driver's choice.
+    t.delete(&here, Some(&id)).await?.ok_or(&[
+        Code::InvalidArgument,
+        Code::NotFound,
+        Code::PermissionDenied,
+    ])?;
+    same(&t, &there, &id).await
+}
+
+async fn other_identity(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.make(&order).await?.provider_id;
+    let other = order.clone().with_identity("somebody-else");
+    t.delete(&other, None).await?.ok()?;
+    same(&t, &order, &id).await
+}
+
+async fn planted(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let foreign = order
+        .clone()
+        .in_cluster(&t.other_cluster())
+        .with_identity("somebody-else");
+    t.track(&foreign);
+    t.pull_on(Hook::Plant, &foreign).await?;
+    t.settle().await;
+    t.delete(&order, None).await?.ok()?;
+    ensure(t.seen(&foreign).await?.is_some(), || {
+        "the VM of another cluster was deleted".to_owned()
+    })
+}
+
+async fn vanished(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.make(&order).await?.provider_id;
+    t.pull_on(Hook::Vanish, &order).await?;
+    t.settle().await;
+    t.delete(&order, Some(&id)).await?.ok()?;
+    t.has_none(&order).await
+}
+
+async fn uninitialized(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.make(&order).await?.provider_id;
+    t.pull_on(Hook::Uninitialize, &order).await?;
+    t.remove(&order, Some(&id)).await?;
+    t.has_none(&order).await
+}

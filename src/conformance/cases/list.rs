@@ -1,0 +1,129 @@
+//! ListMachines.
+
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+
+use super::case;
+use crate::conformance::answer::{Outcome, ensure};
+use crate::conformance::{Case, Hook, Need, Trial};
+use crate::driver::{Code, Operation};
+
+const LIST: Need = Need::Call(Operation::ListMachines);
+/// How many VMs of a long list are ordered at once.
+const AT_ONCE: usize = 8;
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "list-offered",
+        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
+        proves: ["DRV-33", "DRV-LM-12", "PLG-LM-12", "CMI-136"],
+        needs: [],
+        offered
+    ),
+    case!(
+        "list-all",
+        "a list that is longer than a page is whole, and what was deleted is not in it",
+        proves: ["DRV-34", "CMI-137"],
+        needs: [LIST],
+        all
+    ),
+    case!(
+        "list-keys",
+        "the list leads from provider ids to machine names",
+        proves: ["DRV-36", "DRV-LM-00", "PLG-LM-00", "CMI-138", "CMI-140"],
+        needs: [LIST],
+        keys
+    ),
+    case!(
+        "list-empty",
+        "a cluster without VMs has an empty list",
+        proves: ["DRV-LM-00", "PLG-LM-00", "CMI-17", "CMI-141"],
+        needs: [LIST],
+        empty
+    ),
+    case!(
+        "list-other-cluster",
+        "two clusters have no VM in common",
+        proves: ["DRV-03", "CMI-49", "CMI-137"],
+        needs: [LIST],
+        other_cluster
+    ),
+    case!(
+        "list-planted-vm",
+        "a VM of another cluster that was made behind the driver's back is not in the list",
+        proves: ["DRV-03", "CMI-49"],
+        needs: [LIST, Need::Hook(Hook::Plant)],
+        planted
+    ),
+];
+
+async fn offered(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let wanted = t.offers(Operation::ListMachines);
+    for _ in 0..3 {
+        let answer = t.list(&order).await?;
+        if wanted {
+            answer.ok()?;
+        } else {
+            answer.refused(Code::Unimplemented)?;
+        }
+    }
+    Ok(())
+}
+
+async fn all(t: Trial) -> Outcome {
+    let orders: Vec<_> = (0..t.config().many_machines)
+        .map(|n| t.order(&format!("n{n}")))
+        .collect();
+    let machines: Vec<_> = stream::iter(orders.clone())
+        .map(|order| {
+            let t = t.clone();
+            async move { t.make(&order).await }
+        })
+        .buffered(AT_ONCE)
+        .try_collect()
+        .await?;
+    let wanted: Vec<_> = orders
+        .iter()
+        .zip(&machines)
+        .map(|(order, machine)| (order, &machine.provider_id))
+        .collect();
+    t.has_exactly(&orders[0], &wanted).await?;
+    let (gone, left) = wanted.split_at(wanted.len() / 5 + 1);
+    for (order, id) in gone {
+        t.remove(order, Some(id)).await?;
+    }
+    t.settle().await;
+    t.has_exactly(&orders[0], left).await
+}
+
+async fn keys(t: Trial) -> Outcome {
+    let (a, b) = (t.order("a"), t.order("b"));
+    let (first, second) = (t.make(&a).await?, t.make(&b).await?);
+    t.has_exactly(&a, &[(&a, &first.provider_id), (&b, &second.provider_id)])
+        .await
+}
+
+async fn empty(t: Trial) -> Outcome {
+    t.has_none(&t.order("a")).await
+}
+
+async fn other_cluster(t: Trial) -> Outcome {
+    let here = t.order("a");
+    let there = t.order("b").in_cluster(&t.other_cluster());
+    let (one, two) = (t.make(&here).await?, t.make(&there).await?);
+    t.has_exactly(&here, &[(&here, &one.provider_id)]).await?;
+    t.has_exactly(&there, &[(&there, &two.provider_id)]).await
+}
+
+async fn planted(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let foreign = order.clone().in_cluster(&t.other_cluster());
+    t.track(&foreign);
+    t.pull_on(Hook::Plant, &foreign).await?;
+    t.settle().await;
+    t.has_none(&order).await?;
+    let listed = t.list(&foreign).await?.ok()?;
+    ensure(listed.len() == 1, || {
+        format!("the planted VM's own cluster has {} VMs", listed.len())
+    })
+}

@@ -1,0 +1,265 @@
+//! Hooks: what somebody else than the driver does to the back end, so that faults can be had.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+
+/// How long a command may take.
+const LONGEST_COMMAND: Duration = Duration::from_mins(1);
+
+/// Something that can be done to a back end behind the driver's back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Hook {
+    /// Every call to the back end fails as if it could not be reached. Lasts.
+    Unavailable,
+    /// Every call fails with an error that the driver has no special answer for. Lasts.
+    Unknown,
+    /// Every call finds an invariant of the back end broken. Lasts.
+    Internal,
+    /// Every call takes `{amount}` milliseconds longer. Lasts.
+    Slow,
+    /// The next create, and the next delete, are done, and their answers are lost. Lasts.
+    LoseResponse,
+    /// The next `{amount}` initializations fail. Lasts.
+    FailInitialize,
+    /// The plugin's own check of its health fails. Lasts.
+    Unhealthy,
+    /// The plugin is healthy and has not finished to start. Lasts.
+    Starting,
+    /// No further VM can be had. Lasts.
+    Exhaust,
+    /// Undoes everything that lasts.
+    Restore,
+    /// Makes a VM with the name `{machine}`, the cluster tag `{cluster}` and the tag `capcmi.io/machine` `{identity}`.
+    Plant,
+    /// Puts the VM `{machine}` into a state that forbids every operation on it.
+    Lock,
+    /// Undoes that.
+    Unlock,
+    /// The VM `{machine}` is gone, without the driver.
+    Vanish,
+    /// Takes back what InitializeMachine did to the VM `{machine}`.
+    Uninitialize,
+    /// Prints how many changes the back end has seen, as a number.
+    Mutations,
+    /// Prints the user data that the VM `{machine}` was given, byte for byte.
+    UserData,
+}
+
+impl Hook {
+    /// Whether it has to be undone by [`Hook::Restore`].
+    pub const fn lasts(self) -> bool {
+        match self {
+            Self::Unavailable
+            | Self::Unknown
+            | Self::Internal
+            | Self::Slow
+            | Self::LoseResponse
+            | Self::FailInitialize
+            | Self::Unhealthy
+            | Self::Starting
+            | Self::Exhaust => true,
+            Self::Restore
+            | Self::Plant
+            | Self::Lock
+            | Self::Unlock
+            | Self::Vanish
+            | Self::Uninitialize
+            | Self::Mutations
+            | Self::UserData => false,
+        }
+    }
+
+    /// The name in the configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unavailable => "unavailable",
+            Self::Unknown => "unknown",
+            Self::Internal => "internal",
+            Self::Slow => "slow",
+            Self::LoseResponse => "loseResponse",
+            Self::FailInitialize => "failInitialize",
+            Self::Unhealthy => "unhealthy",
+            Self::Starting => "starting",
+            Self::Exhaust => "exhaust",
+            Self::Restore => "restore",
+            Self::Plant => "plant",
+            Self::Lock => "lock",
+            Self::Unlock => "unlock",
+            Self::Vanish => "vanish",
+            Self::Uninitialize => "uninitialize",
+            Self::Mutations => "mutations",
+            Self::UserData => "userData",
+        }
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A hook with what it is about.
+#[derive(Clone, Debug)]
+pub struct Pull {
+    /// What is to happen.
+    pub hook: Hook,
+    /// The name of the machine that it happens to; empty when it is about none.
+    pub machine: String,
+    /// The machine's cluster.
+    pub cluster: String,
+    /// The value of the machine's tag `capcmi.io/machine`.
+    pub identity: String,
+    /// Milliseconds, or how many times.
+    pub amount: u64,
+}
+
+impl Pull {
+    /// A hook that is about nothing.
+    pub fn new(hook: Hook) -> Self {
+        Self {
+            hook,
+            machine: String::new(),
+            cluster: String::new(),
+            identity: String::new(),
+            amount: 0,
+        }
+    }
+
+    /// With an amount.
+    #[must_use]
+    pub fn amount(mut self, amount: u64) -> Self {
+        self.amount = amount;
+        self
+    }
+}
+
+/// Where faults come from.
+#[async_trait]
+pub trait Hooks: Send + Sync + 'static {
+    /// Whether there is this hook.
+    fn offers(&self, hook: Hook) -> bool;
+
+    /// Pulls it; answers what it prints.
+    async fn pull(&self, pull: &Pull) -> Result<Vec<u8>>;
+}
+
+/// No hooks: every case that needs one is skipped.
+#[derive(Clone, Copy, Debug)]
+pub struct NoHooks;
+
+#[async_trait]
+impl Hooks for NoHooks {
+    fn offers(&self, _hook: Hook) -> bool {
+        false
+    }
+
+    async fn pull(&self, pull: &Pull) -> Result<Vec<u8>> {
+        anyhow::bail!("there is no hook `{}`", pull.hook)
+    }
+}
+
+/// Hooks that are commands of the driver's author.
+#[derive(Clone, Debug)]
+pub struct CommandHooks {
+    commands: BTreeMap<Hook, Vec<String>>,
+}
+
+impl CommandHooks {
+    /// Hooks by the commands of a configuration.
+    pub fn new(commands: BTreeMap<Hook, Vec<String>>) -> Self {
+        Self { commands }
+    }
+}
+
+#[async_trait]
+impl Hooks for CommandHooks {
+    fn offers(&self, hook: Hook) -> bool {
+        self.commands.contains_key(&hook)
+    }
+
+    async fn pull(&self, pull: &Pull) -> Result<Vec<u8>> {
+        let (program, arguments) = self
+            .commands
+            .get(&pull.hook)
+            .and_then(|command| command.split_first())
+            .with_context(|| format!("there is no command for the hook `{}`", pull.hook))?;
+        let run = Command::new(program)
+            .args(arguments.iter().map(|argument| fill(argument, pull)))
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output();
+        let output = tokio::time::timeout(LONGEST_COMMAND, run)
+            .await
+            .with_context(|| {
+                format!(
+                    "the hook `{}` did not end within {} s",
+                    pull.hook,
+                    LONGEST_COMMAND.as_secs()
+                )
+            })?
+            .with_context(|| format!("starting `{program}` for the hook `{}`", pull.hook))?;
+        ensure!(
+            output.status.success(),
+            "the hook `{}` failed with {}: {}",
+            pull.hook,
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        Ok(output.stdout)
+    }
+}
+
+fn fill(argument: &str, pull: &Pull) -> String {
+    argument
+        .replace("{machine}", &pull.machine)
+        .replace("{cluster}", &pull.cluster)
+        .replace("{identity}", &pull.identity)
+        .replace("{amount}", &pull.amount.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hooks(hook: Hook, command: &[&str]) -> CommandHooks {
+        let command = command.iter().map(|&word| word.to_owned()).collect();
+        CommandHooks::new([(hook, command)].into())
+    }
+
+    #[tokio::test]
+    async fn a_command_is_told_what_it_is_about_and_its_output_is_the_answer() {
+        let hooks = hooks(Hook::Slow, &["echo", "{machine}/{cluster}/{identity}/{amount}"]);
+        let mut pull = Pull::new(Hook::Slow).amount(7);
+        (pull.machine, pull.cluster, pull.identity) = ("a".into(), "b".into(), "c".into());
+        assert_eq!(hooks.pull(&pull).await.unwrap(), b"a/b/c/7\n");
+        assert!(hooks.offers(Hook::Slow) && !hooks.offers(Hook::Lock));
+    }
+
+    #[tokio::test]
+    async fn a_command_that_fails_says_what_it_wrote() {
+        let hooks = hooks(Hook::Lock, &["sh", "-c", "echo no such VM >&2; exit 3"]);
+        let error = hooks.pull(&Pull::new(Hook::Lock)).await.unwrap_err().to_string();
+        assert!(error.contains("lock") && error.contains("no such VM"), "{error}");
+    }
+
+    #[test]
+    fn a_hook_is_called_the_same_in_the_configuration_and_in_messages() {
+        for hook in [
+            Hook::LoseResponse,
+            Hook::UserData,
+            Hook::FailInitialize,
+            Hook::Plant,
+        ] {
+            assert_eq!(serde_json::to_value(hook).unwrap(), hook.name());
+        }
+    }
+}

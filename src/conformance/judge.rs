@@ -1,0 +1,232 @@
+//! What has to hold for every answer, whichever case asked.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use serde_json::{Map, Value};
+
+use crate::driver::{
+    self, Capabilities, DeleteMachineResponse, LastKnownState, ListedMachine, Machine, Operation, PluginInfo,
+    Readiness, Secrets, ShutDownMachineResponse, Status,
+};
+
+/// The shortest message that can help anybody.
+const SHORTEST_MESSAGE: usize = 8;
+/// The shortest value that counts as a secret; to find a shorter one in a text means nothing.
+const SHORTEST_SECRET: usize = 6;
+/// The rows that a secret in an answer breaks.
+pub const SECRET_RULES: &[&str] = &["OPS-11", "CMI-13", "CMI-165", "CMI-186"];
+
+/// A rule that an answer broke.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Violation {
+    /// The rows that are broken.
+    pub rules: &'static [&'static str],
+    /// How.
+    pub message: String,
+}
+
+/// Looks at every answer.
+#[derive(Debug, Default)]
+pub struct Judge(Mutex<BTreeSet<Violation>>);
+
+/// The texts in a response: what a secret may not be found in.
+pub trait Said {
+    /// Every text.
+    fn said(&self) -> Vec<String>;
+}
+
+impl Judge {
+    /// Looks at an answer.
+    pub fn look<T: Said>(&self, operation: Operation, secrets: &Secrets, result: &driver::Result<T>) {
+        let texts = match result {
+            Ok(response) => response.said(),
+            Err(status) => {
+                if let Some(problem) = problem(status) {
+                    self.note(
+                        message_rules(operation),
+                        format!("{operation} answered {status}: {problem}"),
+                    );
+                }
+                said_by(status)
+            }
+        };
+        for (key, value) in secrets.iter() {
+            if texts.iter().any(|text| echoes(text, value.expose())) {
+                let what = format!("{operation} gave back the value of the secret key `{key}`");
+                self.note(SECRET_RULES, what);
+            }
+        }
+    }
+
+    /// What was found, each once.
+    pub fn violations(&self) -> Vec<Violation> {
+        let found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        found.iter().cloned().collect()
+    }
+
+    fn note(&self, rules: &'static [&'static str], message: String) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(Violation { rules, message });
+    }
+}
+
+/// What is wrong with the message of an error (DRV-17).
+pub fn problem(status: &Status) -> Option<&'static str> {
+    let message = status.message();
+    if status.says_nothing() || message.trim().is_empty() {
+        return Some("there is no message");
+    }
+    if message.contains('\0') {
+        return Some("the message holds a NUL");
+    }
+    if message.chars().filter(|c| !c.is_control()).count() < SHORTEST_MESSAGE {
+        return Some("the message is too short to say anything");
+    }
+    let folded = |text: &str| text.replace('_', "").to_lowercase();
+    if folded(message.trim()) == folded(status.code().name()) {
+        return Some("the message says no more than the code");
+    }
+    None
+}
+
+/// Whether a text holds a secret, as it is, line by line, or in base64.
+pub fn echoes(text: &str, secret: &[u8]) -> bool {
+    let plain = String::from_utf8_lossy(secret);
+    let lines = plain.lines().map(str::trim);
+    let encoded = BASE64_STANDARD.encode(secret);
+    lines
+        .chain([plain.trim(), encoded.as_str()])
+        .any(|needle| needle.len() >= SHORTEST_SECRET && needle != "cloud-config" && text.contains(needle))
+}
+
+/// The rows about the message of an error, by call.
+pub const fn message_rules(operation: Operation) -> &'static [&'static str] {
+    match operation {
+        Operation::CreateMachine => &["DRV-17", "CMI-40", "CMI-98"],
+        Operation::DeleteMachine => &["DRV-25", "CMI-40", "CMI-113"],
+        Operation::GetMachineStatus => &["DRV-32", "CMI-40", "CMI-125"],
+        Operation::ListMachines => &["DRV-39", "CMI-40", "CMI-145"],
+        Operation::ShutDownMachine => &["CMI-40", "CMI-135"],
+        Operation::GetVolumeIds => &["DRV-46", "CMI-40", "CMI-152"],
+        Operation::GenerateMachineClassForMigration => &["DRV-52"],
+        Operation::InitializeMachine
+        | Operation::UpdateMachine
+        | Operation::ListZones
+        | Operation::DescribeClass
+        | Operation::Probe
+        | Operation::GetPluginInfo
+        | Operation::GetPluginCapabilities => &["CMI-40"],
+    }
+}
+
+fn said_by(status: &Status) -> Vec<String> {
+    let mut said = vec![status.message().to_owned()];
+    said.extend(status.last_known_state().map(state));
+    said.extend(status.machine().into_iter().flat_map(Said::said));
+    said
+}
+
+fn state(state: &LastKnownState) -> String {
+    String::from_utf8_lossy(state.as_bytes()).into_owned()
+}
+
+impl Said for Machine {
+    fn said(&self) -> Vec<String> {
+        let mut said = vec![self.provider_id.to_string(), self.node_name.clone()];
+        said.extend(self.addresses.iter().map(|address| address.address.clone()));
+        said.extend(self.failure_domain.clone());
+        said.extend(self.last_known_state.as_ref().map(state));
+        said
+    }
+}
+
+impl Said for DeleteMachineResponse {
+    fn said(&self) -> Vec<String> {
+        self.last_known_state.iter().map(state).collect()
+    }
+}
+
+impl Said for ShutDownMachineResponse {
+    fn said(&self) -> Vec<String> {
+        self.last_known_state.iter().map(state).collect()
+    }
+}
+
+impl Said for Vec<ListedMachine> {
+    fn said(&self) -> Vec<String> {
+        self.iter()
+            .flat_map(|vm| [vm.provider_id.to_string(), vm.machine_name.clone()])
+            .collect()
+    }
+}
+
+impl Said for Vec<String> {
+    fn said(&self) -> Vec<String> {
+        self.clone()
+    }
+}
+
+impl Said for Map<String, Value> {
+    fn said(&self) -> Vec<String> {
+        vec![Value::Object(self.clone()).to_string()]
+    }
+}
+
+impl Said for PluginInfo {
+    fn said(&self) -> Vec<String> {
+        vec![self.name.clone(), self.version.clone()]
+    }
+}
+
+impl Said for Capabilities {
+    fn said(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+impl Said for Readiness {
+    fn said(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+impl Said for () {
+    fn said(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Code;
+
+    /// DRV-17
+    #[test]
+    fn a_message_has_to_say_something_that_the_code_does_not() {
+        for bad in ["", " ", "no", "Resource_Exhausted", "a\0bcdefghij"] {
+            let status = Status::new(Code::ResourceExhausted, "x").with_message(bad);
+            assert!(problem(&status).is_some(), "{bad:?}");
+        }
+        assert!(problem(&Status::new(Code::Internal, "")).is_some());
+        assert_eq!(problem(&Status::new(Code::Internal, "the disk is missing")), None);
+    }
+
+    /// OPS-11
+    #[test]
+    fn a_secret_is_found_plain_by_line_and_in_base64() {
+        let secret = b"first canary\nsecond canary";
+        for text in [
+            "x first canary y".to_owned(),
+            "second canary".to_owned(),
+            format!("<{}>", BASE64_STANDARD.encode(secret)),
+        ] {
+            assert!(echoes(&text, secret), "{text}");
+        }
+        assert!(!echoes("nothing", secret) && !echoes("abc", b"abc"));
+    }
+}

@@ -1,0 +1,38 @@
+//! The conformance suite: whether a driver keeps the rules, one by one.
+//!
+//! A [`Case`] makes calls and judges the answers; the table of [`rules`] says which requirement each case proves, or why
+//! a requirement is not tested. Nothing here knows Kubernetes, or a concrete driver.
+//!
+//! # Guarantees
+//! * Every VM that a case may have made is noted before the call that makes it, and deleted afterwards: on success,
+//!   failure, panic and interruption. What could not be deleted is reported by name, and fails the run.
+//! * A case that can't be run is skipped with its reason: the driver does not offer a call, the configuration does not
+//!   say something, or there is no hook to cause a fault.
+//! * A run that tested nothing fails.
+
+mod answer;
+mod case;
+pub mod cases;
+mod config;
+mod hooks;
+mod judge;
+mod order;
+pub mod report;
+pub mod rules;
+mod runner;
+mod target;
+mod tracker;
+mod trial;
+mod wire;
+
+pub use answer::{Answer, Halt, Outcome};
+pub use case::{Case, Need, Setting};
+pub use config::{Config, ConfigError, Migration, OwnVolume, PersistentVolumes, SecretMap};
+pub use hooks::{CommandHooks, Hook, Hooks, NoHooks, Pull};
+pub use order::Order;
+pub use report::{CaseReport, Report, RuleReport, Verdict};
+pub use rules::{Level, Rule};
+pub use runner::{Progress, RunError, Selection, run};
+pub use target::Target;
+pub use trial::Trial;
+pub use wire::{Connect, ConnectionWire, RawResponse, Wire};

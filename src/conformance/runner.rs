@@ -1,0 +1,242 @@
+//! Runs cases: side by side where they do not disturb each other, and clears up after each.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::stream::{self, StreamExt as _};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::answer::{Halt, Outcome};
+use super::case::{Case, Need};
+use super::cases;
+use super::config::Config;
+use super::hooks::{Hook, Hooks};
+use super::judge::{Judge, Violation};
+use super::report::{CaseReport, Report, Verdict};
+use super::rules::{self, Rule};
+use super::target::Target;
+use super::trial::{Shared, Trial};
+use crate::driver::Status;
+
+/// Why a case was not run to its end.
+const ENDED_EARLY: &str = "the run was ended early";
+/// How long a request may be on its way to a plugin after its caller has given it up.
+const ON_ITS_WAY: Duration = Duration::from_millis(500);
+
+/// What is told while a run goes on.
+pub trait Progress: Send + Sync {
+    /// A case ended; `done` of `of` have by now.
+    fn ended(&self, case: &CaseReport, done: usize, of: usize);
+}
+
+impl Progress for () {
+    fn ended(&self, _case: &CaseReport, _done: usize, _of: usize) {}
+}
+
+/// Which cases are run.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Rows of the requirements or names of cases; empty for all.
+    pub only: Vec<String>,
+}
+
+/// Why a run could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// There is nothing by this name.
+    #[error("`{0}` is neither a row of the requirements nor a case; `--list` shows both")]
+    Unknown(String),
+    /// The row is there, and nothing tests it.
+    #[error("{id} is not tested: {reason}")]
+    NotTested {
+        /// The row.
+        id: &'static str,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Without capabilities nobody knows what may be called.
+    #[error("the driver does not say what it can do")]
+    Capabilities(#[source] Status),
+}
+
+impl Selection {
+    /// Only these rows or cases.
+    pub fn only<T: Into<String>>(names: impl IntoIterator<Item = T>) -> Self {
+        Self {
+            only: names.into_iter().map(Into::into).collect(),
+        }
+    }
+
+    fn cases(&self) -> Result<Vec<&'static Case>, RunError> {
+        for name in &self.only {
+            let by_name = cases::all().any(|case| case.name == name);
+            match (by_name, rules::find(name).map(|rule| (rule.id, rule.proof))) {
+                (true, _) | (false, Some((_, rules::Proof::Cases))) => {}
+                (false, Some((id, rules::Proof::NotTested(reason)))) => {
+                    return Err(RunError::NotTested { id, reason });
+                }
+                (false, None) => return Err(RunError::Unknown(name.clone())),
+            }
+        }
+        let chosen = |case: &&'static Case| {
+            let names = |name: &String| case.name == name || case.proves.contains(&name.as_str());
+            self.only.is_empty() || self.only.iter().any(names)
+        };
+        Ok(cases::all().filter(chosen).collect())
+    }
+
+    /// What the report is about: every rule, or those that the chosen cases prove.
+    fn rules(&self, chosen: &[&Case]) -> Vec<&'static Rule> {
+        rules::all()
+            .filter(|rule| self.only.is_empty() || chosen.iter().any(|case| case.proves.contains(&rule.id)))
+            .collect()
+    }
+}
+
+/// Runs the chosen cases and judges the rules. When `stop` is cancelled, running cases end where they are, and all
+/// that they made is deleted.
+///
+/// # Errors
+/// [`RunError`] when nothing was run.
+pub async fn run(
+    target: Target,
+    config: Config,
+    hooks: Arc<dyn Hooks>,
+    selection: &Selection,
+    progress: &dyn Progress,
+    stop: CancellationToken,
+) -> Result<Report, RunError> {
+    let chosen = selection.cases()?;
+    let about = selection.rules(&chosen);
+    let capabilities = target
+        .driver
+        .capabilities()
+        .await
+        .map_err(RunError::Capabilities)?;
+    let info = target.driver.info().await.ok();
+    let name = target.name.clone();
+    let parallel = config.parallel;
+    let shared = Arc::new(Shared {
+        target,
+        config,
+        hooks,
+        capabilities,
+        run: run_id(),
+        judge: Judge::default(),
+    });
+
+    let (disturbing, quiet): (Vec<_>, Vec<_>) = chosen.iter().copied().partition(|case| case.disturbs());
+    let of = chosen.len();
+    let mut ended = Vec::with_capacity(of);
+    let mut left = Vec::new();
+    let side_by_side = stream::iter(quiet)
+        .map(|case| one(Arc::clone(&shared), case, stop.clone()))
+        .buffer_unordered(parallel);
+    let one_by_one = stream::iter(disturbing).then(|case| one(Arc::clone(&shared), case, stop.clone()));
+    let mut all = std::pin::pin!(side_by_side.chain(one_by_one));
+    while let Some((report, leftovers)) = all.next().await {
+        progress.ended(&report, ended.len() + 1, of);
+        ended.push(report);
+        left.extend(leftovers);
+    }
+    ended.sort_by_key(|report| chosen.iter().position(|case| case.name == report.name));
+    ended.extend(shared.judge.violations().into_iter().map(watched));
+    Ok(Report::new(
+        &name,
+        info.as_ref(),
+        ended,
+        &about,
+        left,
+        stop.is_cancelled(),
+    ))
+}
+
+/// Runs a case in a task of its own, so that a panic ends nothing else, and deletes what it made.
+async fn one(shared: Arc<Shared>, case: &'static Case, stop: CancellationToken) -> (CaseReport, Vec<String>) {
+    let started = Instant::now();
+    let trial = Trial::new(Arc::clone(&shared), case.name);
+    let ended = stop.is_cancelled().then(|| ENDED_EARLY.to_owned());
+    if let Some(reason) = ended.or_else(|| missing(&trial, case)) {
+        let skipped = Verdict::Skipped { reason };
+        return (
+            CaseReport::new(case, skipped, Vec::new(), started.elapsed()),
+            Vec::new(),
+        );
+    }
+    let outcome = guarded((case.run)(trial.clone()), &stop).await;
+    let mut problems = Vec::new();
+    if case.disturbs()
+        && trial.has(Hook::Restore)
+        && let Err(halt) = trial.restore().await
+    {
+        problems.push(halt.to_string());
+    }
+    if stop.is_cancelled() && !trial.tracker().is_empty() {
+        // A create that was given up may still be on its way, and must not overtake the deletion.
+        tokio::time::sleep(ON_ITS_WAY).await;
+    }
+    let (driver, limit) = (&*shared.target.driver, shared.config.call_limit());
+    if let Err(left) = trial.tracker().clear(driver, limit).await {
+        problems.extend(left);
+    }
+    let verdict = match outcome {
+        Ok(()) => Verdict::Passed,
+        Err(Halt::Failed(reason)) => Verdict::Failed { reason },
+        Err(Halt::Skipped(reason)) => Verdict::Skipped { reason },
+    };
+    let report = CaseReport::new(case, verdict, trial.warnings(), started.elapsed());
+    (report, problems)
+}
+
+/// The outcome of a case that may panic, or be told to stop; it does not run any more when this answers.
+async fn guarded(case: impl Future<Output = Outcome> + Send + 'static, stop: &CancellationToken) -> Outcome {
+    let mut task = AbortOnDropHandle::new(tokio::spawn(case));
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {
+            task.abort();
+            let _aborted = task.await;
+            Err(Halt::Skipped(ENDED_EARLY.to_owned()))
+        }
+        joined = &mut task => joined.unwrap_or_else(|error| {
+            Err(Halt::Failed(format!("the case did not end by itself: {error}")))
+        }),
+    }
+}
+
+/// What a case needs and can't have here.
+fn missing(trial: &Trial, case: &Case) -> Option<String> {
+    case.needs.iter().find_map(|need| match *need {
+        Need::Call(operation) if !trial.offers(operation) => {
+            Some(format!("the driver does not offer {operation}"))
+        }
+        Need::Hook(hook) if !trial.has(hook) => Some(format!("there is no hook `{hook}`")),
+        Need::Setting(setting) if !trial.config().says(setting) => {
+            Some(format!("the configuration has no `{}`", setting.path()))
+        }
+        Need::Endpoint if trial.target().wire().is_none() => {
+            Some("the driver is not behind an endpoint".to_owned())
+        }
+        Need::Call(_) | Need::Hook(_) | Need::Setting(_) | Need::Endpoint => None,
+    })
+}
+
+fn watched(violation: Violation) -> CaseReport {
+    CaseReport {
+        name: "every-answer".to_owned(),
+        title: "what has to hold for every answer of the run".to_owned(),
+        proves: violation.rules.to_vec(),
+        verdict: Verdict::Failed {
+            reason: violation.message,
+        },
+        warnings: Vec::new(),
+        took: Duration::ZERO,
+    }
+}
+
+fn run_id() -> String {
+    let id = uuid::Uuid::new_v4().simple().to_string();
+    format!("cf{}", &id[..8])
+}

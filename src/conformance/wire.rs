@@ -1,0 +1,187 @@
+//! Bare gRPC: what a client would hide from a case.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::future::BoxFuture;
+use http::{HeaderMap, Request, Uri};
+use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http2::SendRequest;
+use prost::Message;
+use prost::bytes::{BufMut as _, Bytes, BytesMut};
+use tonic::body::Body;
+
+use super::answer::{Halt, Outcome};
+
+/// Bytes before a message: whether it is compressed, and its length.
+const PREFIX: usize = 5;
+
+/// A way to a plugin on which any bytes can be sent.
+#[async_trait]
+pub trait Wire: Send + Sync + 'static {
+    /// Makes a unary call: the path, the message without its prefix, and the deadline that the plugin is told. Nobody
+    /// else keeps it.
+    async fn call(
+        &self,
+        path: &str,
+        message: &[u8],
+        deadline: Option<Duration>,
+    ) -> anyhow::Result<RawResponse>;
+}
+
+/// What a plugin answered, byte for byte.
+#[derive(Clone, Debug, Default)]
+pub struct RawResponse {
+    /// `grpc-status`, as it was written; none when there was none.
+    pub code: Option<String>,
+    /// `grpc-message`, as it was written.
+    pub message: String,
+    /// Whether there were status details.
+    pub has_details: bool,
+    /// The message without its prefix; empty when there was none.
+    pub body: Bytes,
+}
+
+/// Makes a connection, and says what requests on it are for.
+pub type Connect =
+    Box<dyn Fn() -> BoxFuture<'static, anyhow::Result<(SendRequest<Body>, Uri)>> + Send + Sync>;
+
+/// A connection of its own for every call: a plugin has to take many.
+pub struct ConnectionWire(Connect);
+
+impl ConnectionWire {
+    /// With connections that are made so.
+    pub fn new(connect: Connect) -> Self {
+        Self(connect)
+    }
+}
+
+#[async_trait]
+impl Wire for ConnectionWire {
+    async fn call(
+        &self,
+        path: &str,
+        message: &[u8],
+        deadline: Option<Duration>,
+    ) -> anyhow::Result<RawResponse> {
+        let mut framed = BytesMut::with_capacity(message.len() + PREFIX);
+        framed.put_u8(0);
+        framed.put_u32(u32::try_from(message.len())?);
+        framed.put_slice(message);
+        let (mut connection, origin) = (self.0)().await?;
+        let mut target = origin.into_parts();
+        target.path_and_query = Some(path.parse()?);
+        let mut request = Request::post(Uri::from_parts(target)?)
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        if let Some(deadline) = deadline {
+            request = request.header("grpc-timeout", format!("{}m", deadline.as_millis()));
+        }
+        let body = Full::new(framed.freeze()).map_err(|never| match never {});
+        let answer = connection.send_request(request.body(Body::new(body))?).await?;
+        let (head, body) = answer.into_parts();
+        let collected = body.collect().await?;
+        // An error may come without a body: then the trailers are among the headers.
+        let trailers = collected.trailers().cloned().unwrap_or_default();
+        let find = |name: &str| text(&trailers, name).or_else(|| text(&head.headers, name));
+        let (code, message) = (find("grpc-status"), find("grpc-message").unwrap_or_default());
+        let has_details = find("grpc-status-details-bin").is_some();
+        let body = collected.to_bytes();
+        Ok(RawResponse {
+            code,
+            message,
+            has_details,
+            body: body.slice(PREFIX.min(body.len())..),
+        })
+    }
+}
+
+fn text(headers: &HeaderMap, name: &str) -> Option<String> {
+    headers
+        .get(name)
+        .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+}
+
+/// An answer that ended in a status.
+#[derive(Clone, Debug)]
+pub struct RawAnswer {
+    path: &'static str,
+    /// `grpc-status`, as it was written.
+    pub code: String,
+    response: RawResponse,
+}
+
+/// Makes a call that has to end in a status (CMI-23).
+///
+/// # Errors
+/// [`Halt::Failed`] when the connection breaks, or there is no status.
+pub async fn call(
+    wire: &dyn Wire,
+    path: &'static str,
+    message: &[u8],
+    deadline: Option<Duration>,
+) -> Outcome<RawAnswer> {
+    let response = wire.call(path, message, deadline).await.map_err(|error| {
+        Halt::Failed(format!(
+            "{path} has to end in a gRPC status, and broke: {error:#}"
+        ))
+    })?;
+    let Some(code) = response.code.clone() else {
+        return Err(Halt::Failed(format!("{path} ended without `grpc-status`")));
+    };
+    Ok(RawAnswer { path, code, response })
+}
+
+impl RawAnswer {
+    /// The response; anything but OK is a failure.
+    ///
+    /// # Errors
+    /// [`Halt::Failed`] when the call was refused, or its response is of another kind.
+    pub fn ok<T: Message + Default>(&self) -> Outcome<T> {
+        self.is(tonic::Code::Ok)?;
+        T::decode(self.response.body.clone())
+            .map_err(|error| Halt::Failed(format!("the response of {} can't be read: {error}", self.path)))
+    }
+
+    /// Fails unless this is the code.
+    ///
+    /// # Errors
+    /// [`Halt::Failed`] with the code that it is.
+    pub fn is(&self, code: tonic::Code) -> Outcome {
+        self.is_one_of(&[code])
+    }
+
+    /// Fails unless this is one of the codes.
+    ///
+    /// # Errors
+    /// [`Halt::Failed`] with the code that it is.
+    pub fn is_one_of(&self, codes: &[tonic::Code]) -> Outcome {
+        if codes.iter().any(|code| self.is_code(*code)) {
+            return Ok(());
+        }
+        Err(Halt::Failed(format!(
+            "{} has to answer {codes:?}, and answered code {}: {}",
+            self.path, self.code, self.response.message
+        )))
+    }
+
+    /// Whether it has this code.
+    pub fn is_code(&self, code: tonic::Code) -> bool {
+        self.code == (code as i32).to_string()
+    }
+
+    /// Whether the code is one that gRPC knows.
+    pub fn is_canonical(&self) -> bool {
+        self.code.parse().is_ok_and(|number: u8| number <= 16)
+    }
+
+    /// `grpc-message`, as it was written.
+    pub fn message(&self) -> &str {
+        &self.response.message
+    }
+
+    /// Whether there were status details.
+    pub fn has_details(&self) -> bool {
+        self.response.has_details
+    }
+}

@@ -1,0 +1,176 @@
+//! What a plugin says of itself at the beginning of every connection.
+
+use std::collections::BTreeMap;
+
+use tokio::time::Instant;
+
+use super::line::Line;
+use crate::cmi::convert::{Declaration, FieldError};
+use crate::cmi::proto::capcmi::v1::get_extension_capabilities_response::Call;
+use crate::cmi::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
+use crate::driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Result};
+
+/// What a plugin says of itself at the beginning of every connection.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Greeting {
+    pub info: PluginInfo,
+    pub capabilities: Capabilities,
+    pub extension: Extension,
+}
+
+/// Calls of the extension that are made instead of those of cmi.v1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Extension {
+    /// GetMachine for GetMachineStatus.
+    pub get_machine: bool,
+    /// ListMachinesPaged for ListMachines.
+    pub list_machines_paged: bool,
+}
+
+/// Whether a plugin can serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Health {
+    /// It can.
+    Ready,
+    /// It has not finished to start: what it says of machines may be wrong.
+    NotYet,
+    /// It says that it can't, and why.
+    Unhealthy(String),
+}
+
+impl Greeting {
+    /// Asks in the order of specification 003 (CMI-169), and for the extension last. A call that the plugin doesn't know
+    /// is forgiven: the less it says of itself, the less is asked of it.
+    pub(super) async fn receive(line: &Line, deadline: Instant) -> Result<(Self, Health)> {
+        let info = info(line, deadline).await?;
+        let declared = forgiven(declared(line, deadline).await)?.unwrap_or_default();
+        let answer = probe(line, deadline).await;
+        let health = match Health::told_by(&answer) {
+            Some(health) => health,
+            None => answer.map(|_| Health::Ready)?,
+        };
+        let extended = forgiven(extended(line, deadline).await)?;
+        let extension = Extension::of(extended.as_ref());
+        let declaration = Declaration {
+            plugin: declared,
+            extension: extended,
+        };
+        let capabilities = Capabilities::try_from(declaration)
+            .map_err(|error| error.in_response(Operation::GetPluginCapabilities))?;
+        let greeting = Self {
+            info,
+            capabilities,
+            extension,
+        };
+        Ok((greeting, health))
+    }
+}
+
+impl Extension {
+    fn of(declared: Option<&capcmi::GetExtensionCapabilitiesResponse>) -> Self {
+        let offers = |wanted| declared.is_some_and(|all| all.calls().any(|call| call == wanted));
+        Self {
+            get_machine: offers(Call::GetMachine),
+            list_machines_paged: offers(Call::ListMachinesPaged),
+        }
+    }
+}
+
+impl Health {
+    /// What the answer to a probe says; nothing when there was none. Without `ready`, and without Probe, a plugin is ready
+    /// (CMI-71).
+    pub(super) fn told_by(answer: &Result<Readiness>) -> Option<Self> {
+        match answer {
+            Ok(Readiness::Ready) => Some(Self::Ready),
+            Ok(Readiness::NotYet) => Some(Self::NotYet),
+            Err(status) if status.code() == Code::Unimplemented => Some(Self::Ready),
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                Some(Self::Unhealthy(status.message().to_owned()))
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+async fn info(line: &Line, deadline: Instant) -> Result<PluginInfo> {
+    let request = cmi::GetPluginInfoRequest {};
+    let answer = line
+        .call(
+            Operation::GetPluginInfo,
+            deadline,
+            request,
+            |exchange, request| {
+                let mut client = exchange.identity();
+                async move { client.get_plugin_info(request).await }
+            },
+        )
+        .await;
+    let Some(answer) = forgiven(answer)? else {
+        return Ok(nobody());
+    };
+    // A name against the rules is no reason to leave VMs alone.
+    Ok(answer
+        .into_inner()
+        .try_into()
+        .unwrap_or_else(|error: FieldError| {
+            let error = error.in_response(Operation::GetPluginInfo);
+            tracing::warn!(%error, "the plugin's name and version can't be used");
+            nobody()
+        }))
+}
+
+/// A plugin that does not say who it is.
+fn nobody() -> PluginInfo {
+    PluginInfo {
+        name: "unknown".to_owned(),
+        version: "unknown".to_owned(),
+        manifest: BTreeMap::new(),
+    }
+}
+
+async fn declared(line: &Line, deadline: Instant) -> Result<cmi::GetPluginCapabilitiesResponse> {
+    let request = cmi::GetPluginCapabilitiesRequest {};
+    let answer = line.call(
+        Operation::GetPluginCapabilities,
+        deadline,
+        request,
+        |exchange, request| {
+            let mut client = exchange.identity();
+            async move { client.get_plugin_capabilities(request).await }
+        },
+    );
+    Ok(answer.await?.into_inner())
+}
+
+async fn extended(line: &Line, deadline: Instant) -> Result<capcmi::GetExtensionCapabilitiesResponse> {
+    let request = capcmi::GetExtensionCapabilitiesRequest {};
+    let answer = line.call(
+        Operation::GetPluginCapabilities,
+        deadline,
+        request,
+        |exchange, request| {
+            let mut client = exchange.extension();
+            async move { client.get_extension_capabilities(request).await }
+        },
+    );
+    Ok(answer.await?.into_inner())
+}
+
+/// Asks whether the plugin can serve.
+pub(super) async fn probe(line: &Line, deadline: Instant) -> Result<Readiness> {
+    let request = cmi::ProbeRequest {};
+    let answer = line.call(Operation::Probe, deadline, request, |exchange, request| {
+        let mut client = exchange.identity();
+        async move { client.probe(request).await }
+    });
+    Ok(answer.await?.into_inner().into())
+}
+
+/// Nothing when the plugin doesn't know the call.
+fn forgiven<T>(answer: Result<T>) -> Result<Option<T>> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(status) if status.code() == Code::Unimplemented => Ok(None),
+        Err(status) => Err(status),
+    }
+}

@@ -1,0 +1,48 @@
+//! From the end of a call to its answer.
+
+use tonic::Response;
+
+use super::exchange::{Broken, Ending, Witness};
+use crate::cmi::trailers;
+use crate::driver::{Code, Operation, Result, Status};
+
+/// The answer of a call, by who ended it.
+///
+/// * What the plugin said is what it is.
+/// * A call that broke is UNAVAILABLE: it may or may not have been done, and nothing is known of the VM.
+/// * An answer that can't be understood is INTERNAL.
+pub(super) fn answer<T>(
+    operation: Operation,
+    witness: &Witness,
+    result: std::result::Result<Response<T>, tonic::Status>,
+) -> Result<Response<T>> {
+    match (result, witness.ending()) {
+        (Ok(response), Some(Ending::Ok)) => Ok(response),
+        (Err(status), Some(Ending::Refused)) => Err(trailers::from_grpc(status)),
+        (Ok(_) | Err(_), Some(Ending::Unsaid)) => Err(Status::new(
+            Code::Unavailable,
+            format!("the plugin ended {operation} without a status"),
+        )),
+        (Err(status), Some(Ending::Lost)) => Err(lost(operation, status)),
+        (Err(status), Some(Ending::Ok) | None) => Err(malformed(operation, status)),
+        (Ok(_), Some(Ending::Refused | Ending::Lost) | None) => Err(Status::new(
+            Code::Internal,
+            format!("the plugin's answer to {operation} contradicts itself"),
+        )),
+    }
+}
+
+fn lost(operation: Operation, status: tonic::Status) -> Status {
+    let why = std::error::Error::source(&status)
+        .and_then(|source| source.downcast_ref::<Broken>())
+        .map_or_else(|| status.message().to_owned(), |broken| super::in_words(broken));
+    Status::new(Code::Unavailable, format!("{operation} was not answered: {why}")).with_source(status)
+}
+
+fn malformed(operation: Operation, status: tonic::Status) -> Status {
+    let message = format!(
+        "the plugin's answer to {operation} can't be understood: {}",
+        status.message()
+    );
+    Status::new(Code::Internal, message).with_source(status)
+}

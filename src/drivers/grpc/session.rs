@@ -1,0 +1,68 @@
+//! A connection on which the plugin has introduced itself.
+
+use std::sync::{PoisonError, RwLock};
+
+use tokio::time::Instant;
+
+use super::greeting::{self, Greeting, Health};
+use super::line::Line;
+use super::target::Fingerprint;
+use crate::driver::{Code, Operation, Readiness, Result, Status};
+
+/// A connection on which the plugin has introduced itself.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub line: Line,
+    pub greeting: Greeting,
+    /// When the plugin said that.
+    pub since: Instant,
+    /// What the TLS files held.
+    pub fingerprint: Option<Fingerprint>,
+    health: RwLock<Health>,
+}
+
+impl Session {
+    /// A session that begins now.
+    pub(super) fn new(
+        line: Line,
+        (greeting, health): (Greeting, Health),
+        fingerprint: Option<Fingerprint>,
+    ) -> Self {
+        Self {
+            line,
+            greeting,
+            since: Instant::now(),
+            fingerprint,
+            health: RwLock::new(health),
+        }
+    }
+
+    /// Whether the call may be made: the plugin declared it, and said that it can serve.
+    ///
+    /// A plugin that can't says nothing that could be believed: a NOT_FOUND would lead to a second VM.
+    pub(super) fn admit(&self, operation: Operation) -> Result<()> {
+        if !self.greeting.capabilities.offers(operation) {
+            return Err(Status::unimplemented(operation));
+        }
+        match &*self.health.read().unwrap_or_else(PoisonError::into_inner) {
+            Health::Ready => Ok(()),
+            Health::NotYet => Err(Status::new(
+                Code::Unavailable,
+                "the plugin has not finished to start",
+            )),
+            Health::Unhealthy(why) => Err(Status::new(
+                Code::Unavailable,
+                format!("the plugin is not healthy: {why}"),
+            )),
+        }
+    }
+
+    /// Asks whether the plugin can serve, and remembers it (CMI-71, CMI-74).
+    pub(super) async fn probe(&self, deadline: Instant) -> Result<Readiness> {
+        let answer = greeting::probe(&self.line, deadline).await;
+        if let Some(health) = Health::told_by(&answer) {
+            *self.health.write().unwrap_or_else(PoisonError::into_inner) = health;
+        }
+        answer
+    }
+}

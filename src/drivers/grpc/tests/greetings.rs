@@ -1,0 +1,207 @@
+//! Who the plugin is, what it can do, and whether it can now.
+
+use super::plugin::{Plugin, Reply, capabilities};
+use super::*;
+use crate::cmi::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
+use crate::cmi::proto::cmi::v1::ProbeResponse;
+use crate::cmi::proto::cmi::v1::plugin_capability::rpc::Type as Capability;
+
+const GREETING: [&str; 4] = [
+    "GetPluginInfo",
+    "GetPluginCapabilities",
+    "Probe",
+    "GetExtensionCapabilities",
+];
+
+/// CMI-153, CMI-169
+#[tokio::test]
+async fn every_connection_begins_with_the_identity_calls_in_the_order_of_the_specification() {
+    let mut plugin = Plugin::start();
+    let driver = driver(&plugin);
+    assert_eq!(driver.info().await.unwrap().name, "scripted.example.com");
+    driver.capabilities().await.unwrap();
+    assert_eq!(plugin.methods(), GREETING);
+    assert_eq!(driver.incarnation(), 1);
+    plugin.kill();
+    plugin.listen();
+    eventually(async || driver.probe().await).await;
+    assert_eq!(
+        plugin.methods(),
+        [&GREETING[..], &GREETING[..], &["Probe"][..]].concat()
+    );
+    assert_eq!(driver.incarnation(), 2);
+}
+
+/// CMI-37
+#[tokio::test]
+async fn a_plugin_that_restarts_with_other_capabilities_is_not_asked_for_what_it_lost() {
+    let mut plugin = Plugin::start();
+    let driver = driver(&plugin);
+    assert!(
+        driver
+            .capabilities()
+            .await
+            .unwrap()
+            .offers(Operation::ListMachines)
+    );
+    plugin.kill();
+    plugin.answers("GetPluginCapabilities", Reply::ok(&capabilities(&[])));
+    plugin.listen();
+    let refused = eventually(async || match driver.list_machines(list()).await {
+        Err(status) if status.code() == Code::Unimplemented => Ok(status),
+        other => Err(other.unwrap_err()),
+    });
+    assert_eq!(
+        refused.await.message(),
+        "the driver does not implement ListMachines"
+    );
+    assert_eq!(plugin.count("ListMachines"), 0);
+    assert!(
+        !driver
+            .capabilities()
+            .await
+            .unwrap()
+            .offers(Operation::ListMachines)
+    );
+}
+
+/// CMI-37
+#[tokio::test]
+async fn what_is_not_declared_is_unimplemented_without_a_round_trip() {
+    let plugin = Plugin::start();
+    plugin.answers(
+        "GetPluginCapabilities",
+        Reply::ok(&capabilities(&[
+            Capability::CreateMachine,
+            Capability::DeleteMachine,
+        ])),
+    );
+    let driver = driver(&plugin);
+    for status in [
+        driver.get_machine_status(look_up()).await.unwrap_err(),
+        driver.list_machines(list()).await.unwrap_err(),
+        driver.zones(MachineClass::default()).await.unwrap_err(),
+        driver.describe_class(MachineClass::default()).await.unwrap_err(),
+    ] {
+        assert_eq!(status.code(), Code::Unimplemented, "{status}");
+    }
+    assert_eq!(plugin.methods(), GREETING);
+}
+
+/// The least that a plugin may be: it doesn't even say what it is.
+#[tokio::test]
+async fn a_plugin_with_create_and_delete_alone_makes_and_deletes_vms() {
+    let plugin = Plugin::start();
+    for method in GREETING {
+        plugin.answers(method, Reply::error(12, "unknown method"));
+    }
+    let driver = driver(&plugin);
+    assert_eq!(driver.probe().await.unwrap_err().code(), Code::Unimplemented);
+    let machine = driver.create_machine(create()).await.unwrap();
+    assert_eq!(machine.provider_id.as_str(), "sim://1");
+    driver.delete_machine(delete()).await.unwrap();
+    assert_eq!(driver.info().await.unwrap().name, "unknown");
+}
+
+/// CMI-71
+#[tokio::test]
+async fn a_plugin_that_does_not_say_whether_it_is_ready_is_ready() {
+    let plugin = Plugin::start();
+    plugin.answers("Probe", Reply::ok(&ProbeResponse { ready: None }));
+    let driver = driver(&plugin);
+    assert_eq!(driver.probe().await.unwrap(), Readiness::Ready);
+    driver.create_machine(create()).await.unwrap();
+}
+
+/// CMI-74, CMI-76, CMI-78: what such a plugin says of a VM is worth nothing.
+#[tokio::test]
+async fn a_plugin_that_is_not_ready_or_not_healthy_is_not_asked_about_machines() {
+    let plugin = Plugin::start();
+    let driver = driver(&plugin);
+    for (reply, why) in [
+        (
+            Reply::ok(&ProbeResponse { ready: Some(false) }),
+            "not finished to start",
+        ),
+        (Reply::error(9, "no route to the cloud"), "no route to the cloud"),
+    ] {
+        plugin.answers("Probe", reply);
+        let probed = driver.probe().await;
+        assert!(!matches!(probed, Ok(Readiness::Ready)), "{probed:?}");
+        let status = driver.get_machine_status(look_up()).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains(why), "{status}");
+    }
+    assert_eq!(plugin.count("GetMachineStatus"), 0);
+    plugin.answers("Probe", Reply::ok(&ProbeResponse { ready: Some(true) }));
+    driver.probe().await.unwrap();
+    driver.create_machine(create()).await.unwrap();
+    assert_eq!(plugin.connections(), 1);
+}
+
+/// CMI-169, CMI-167
+#[tokio::test]
+async fn a_plugin_that_comes_late_is_waited_for_without_being_hammered() {
+    let mut plugin = Plugin::absent();
+    let driver = driver(&plugin);
+    let status = driver.create_machine(create()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("cmi.sock can't be reached"), "{status}");
+    // It listens, and does not answer yet: who asks again at once is told without a try.
+    plugin.answers("GetPluginInfo", Reply::error(14, "starting"));
+    plugin.listen();
+    let asked = futures::future::join_all((0..100).map(|_| driver.create_machine(create()))).await;
+    assert!(
+        asked
+            .iter()
+            .all(|answer| answer.as_ref().is_err_and(|s| s.code() == Code::Unavailable))
+    );
+    assert!(plugin.connections() <= 1, "{} connections", plugin.connections());
+    plugin.answers("GetPluginInfo", Reply::error(12, "unknown method"));
+    eventually(async || driver.create_machine(create()).await).await;
+}
+
+#[tokio::test]
+async fn calls_that_wait_for_a_connection_share_it() {
+    let plugin = Plugin::start();
+    let driver = driver(&plugin);
+    let made = futures::future::join_all((0..50).map(|_| driver.create_machine(create()))).await;
+    assert!(made.iter().all(Result::is_ok));
+    assert_eq!((plugin.connections(), plugin.count("CreateMachine")), (1, 50));
+}
+
+/// Behind a proxy, a plugin is replaced without a connection being lost.
+#[tokio::test]
+async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_only_if_it_is() {
+    let plugin = Plugin::start();
+    let driver = driver(&plugin);
+    driver.probe().await.unwrap();
+    driver.link.renew(Duration::from_mins(5)).await;
+    assert_eq!(plugin.connections(), 1);
+    driver.link.renew(Duration::ZERO).await;
+    assert_eq!((plugin.connections(), driver.incarnation()), (2, 1));
+    plugin.answers("GetPluginCapabilities", Reply::ok(&capabilities(&[])));
+    driver.link.renew(Duration::ZERO).await;
+    assert_eq!((plugin.connections(), driver.incarnation()), (3, 2));
+    assert!(
+        !driver
+            .capabilities()
+            .await
+            .unwrap()
+            .offers(Operation::ListMachines)
+    );
+}
+
+#[tokio::test]
+async fn the_extension_adds_to_what_the_plugin_declares() {
+    let plugin = Plugin::start();
+    let extension = GetExtensionCapabilitiesResponse {
+        zones: true,
+        tag_path: "/meta/tags".to_owned(),
+        ..GetExtensionCapabilitiesResponse::default()
+    };
+    plugin.answers("GetExtensionCapabilities", Reply::ok(&extension));
+    let capabilities = driver(&plugin).capabilities().await.unwrap();
+    assert!(capabilities.zones && capabilities.offers(Operation::ListMachines));
+    assert_eq!(capabilities.tag_path.to_string(), "/meta/tags");
+}

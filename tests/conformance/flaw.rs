@@ -1,0 +1,193 @@
+//! What can be wrong with a driver: each breaks one rule.
+
+use capcmi::driver::{Code, Operation};
+
+/// What is wrong with a driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// A call answers the second code where the first belongs.
+    Says(Operation, Code, Code),
+    /// A call answers OK where this code belongs.
+    Pretends(Operation, Code),
+    /// The errors of a call have no message.
+    Mute(Operation),
+    /// The errors of a call say no more than their code.
+    Parrots(Operation),
+    /// A call never ends.
+    Hangs(Operation),
+    /// A call panics.
+    Panics(Operation),
+    /// A call that is given up leaves something half made.
+    LeavesHalf(Operation),
+    /// A call that runs beside another of its kind fails with INTERNAL.
+    FailsAtOnce(Operation),
+    /// A call is declared and not implemented.
+    Boasts(Operation),
+    /// A call is implemented and not declared.
+    Hides(Operation),
+    /// A call is UNIMPLEMENTED every second time.
+    Wavers(Operation),
+    /// The second call of this kind on a machine fails with INTERNAL.
+    OnlyOnce(Operation),
+
+    /// The name is no domain name.
+    InfoBadName,
+    /// The name is longer than 63 bytes.
+    InfoLongName,
+    /// There is no version.
+    InfoNoVersion,
+    /// The name is nobody's.
+    InfoNoHost,
+    /// The manifest is beyond every limit.
+    InfoHugeManifest,
+    /// The capabilities are others every time.
+    CapabilitiesChange,
+    /// The driver is never ready.
+    ProbeNeverReady,
+    /// The driver is always ready.
+    ProbeAlwaysReady,
+    /// A driver that starts says that it is broken.
+    ProbeFailsWhileStarting,
+
+    /// CreateMachine makes a second VM of a machine that has one.
+    CreateForgets,
+    /// CreateMachine looks, waits, and makes: two at once make two.
+    CreateRaces,
+    /// CreateMachine adopts whatever has the name.
+    CreateAdoptsAnything,
+    /// CreateMachine answers a new id every time.
+    CreateNewId,
+    /// Every VM has the same id.
+    CreateOneId,
+    /// A VM that is made anew has the id of the one before.
+    CreateReusesId,
+    /// The node has no name.
+    CreateNoNodeName,
+    /// The node's name is none that Kubernetes takes.
+    CreateBadNodeName,
+    /// The node's name is another the second time.
+    CreateNewNodeName,
+    /// The VM gets no bootstrap data.
+    CreateDropsUserData,
+    /// What is mandatory is made up when it is missing.
+    CreateMakesUpFields,
+    /// A message does not name the field.
+    CreateVagueMessage,
+    /// A VM is made and then found to be invalid.
+    CreateMakesThenChecks,
+    /// A VM is made beyond the quota.
+    CreateMakesBeyondQuota,
+    /// A field that is not mandatory has to be there.
+    CreateWantsMore,
+    /// A cluster's VM is every cluster's.
+    CreateClusterBlind,
+    /// Names have to be short.
+    CreateShortNames,
+    /// A LastKnownState that is not its own is a broken invariant.
+    CreateChokesOnState,
+
+    /// DeleteMachine answers OK before the VM is gone.
+    DeleteTooEarly,
+    /// DeleteMachine answers OK and does nothing.
+    DeleteDoesNothing,
+    /// DeleteMachine can't.
+    DeleteFails,
+    /// What is not there is NOT_FOUND.
+    DeleteNotFound,
+    /// DeleteMachine deletes by name in every cluster.
+    DeleteAnyCluster,
+    /// DeleteMachine deletes whatever has the id.
+    DeleteAnyId,
+    /// DeleteMachine deletes the VM of another machine object.
+    DeleteAnyIdentity,
+    /// DeleteMachine deletes the whole cluster.
+    DeleteAll,
+    /// DeleteMachine deletes another VM of the cluster.
+    DeleteAnother,
+    /// DeleteMachine wants an id.
+    DeleteWantsId,
+    /// DeleteMachine refuses an id.
+    DeleteRefusesId,
+    /// DeleteMachine wants a VM that is initialized.
+    DeleteWantsInitialized,
+
+    /// GetMachineStatus answers another id than CreateMachine.
+    StatusOtherId,
+    /// GetMachineStatus answers another node name than CreateMachine.
+    StatusOtherNodeName,
+    /// GetMachineStatus finds by name in every cluster.
+    StatusAnyCluster,
+    /// GetMachineStatus finds whatever has the id.
+    StatusAnyId,
+    /// GetMachineStatus finds the VM of another machine object.
+    StatusAnyIdentity,
+    /// GetMachineStatus changes the back end.
+    StatusWrites,
+    /// GetMachineStatus answers NOT_FOUND every third time.
+    StatusForgets,
+    /// GetMachineStatus finds any VM of the cluster.
+    StatusFindsAnother,
+    /// GetMachineStatus names no VM of several.
+    StatusNamesNone,
+    /// Code 17 comes without the VM.
+    StatusForgetsMachine,
+    /// What is not initialized is fine.
+    StatusOverlooksInitialization,
+
+    /// The list holds the VMs of all clusters.
+    ListLeaks,
+    /// The list ends after a page.
+    ListOnePage,
+    /// The list still holds what was deleted.
+    ListKeepsDeleted,
+    /// The list leads from ids to the names of others.
+    ListSwapsNames,
+    /// The list leads from ids to no names.
+    ListNoNames,
+    /// An empty cluster is NOT_FOUND.
+    ListEmptyNotFound,
+    /// Without a cluster everything is listed.
+    ListEverything,
+
+    /// ShutDownMachine answers OK and does nothing.
+    ShutDownDoesNothing,
+    /// ShutDownMachine deletes.
+    ShutDownDeletes,
+    /// ShutDownMachine stops every guest of the name.
+    ShutDownAnyCluster,
+
+    /// InitializeMachine changes the VM every time.
+    InitializeWrites,
+    /// InitializeMachine makes what is not there.
+    InitializeMakes,
+    /// InitializeMachine answers with another VM.
+    InitializeOtherId,
+
+    /// UpdateMachine replaces the VM.
+    UpdateReplaces,
+
+    /// The last volume is forgotten.
+    VolumesForgetOne,
+    /// The volumes come in another order.
+    VolumesSorted,
+    /// A volume of another driver gets an id.
+    VolumesMakeUp,
+    /// A volume of another driver is an error.
+    VolumesRefuseForeign,
+    /// What was asked before is not answered again.
+    VolumesOnce,
+
+    /// Migration renames the class.
+    MigrateRenames,
+    /// Migration adds to what it finds.
+    MigrateAdds,
+
+    /// An error holds a credential.
+    SecretInMessage,
+    /// An error holds bootstrap data, in base64.
+    SecretEncoded,
+    /// A LastKnownState holds a credential.
+    SecretInState,
+    /// An address holds a credential.
+    SecretInAddress,
+}

@@ -1,0 +1,81 @@
+//! A run that is ended early, and one that tested nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use capcmi::cli::conformance::simulated::Simulated;
+use capcmi::conformance::{NoHooks, RunError, Selection, Target, Verdict, run};
+use capcmi::driver::Operation;
+use tokio_util::sync::CancellationToken;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
+    let simulated = Simulated::new().unwrap();
+    let stop = CancellationToken::new();
+    let (driver, stopping) = (simulated.driver.clone(), stop.clone());
+    let watch = tokio::spawn(async move {
+        // Many VMs are there and many calls under way.
+        while driver.calls().count(Operation::CreateMachine) < 20 {
+            tokio::task::yield_now().await;
+        }
+        stopping.cancel();
+    });
+    let everything = Selection::default();
+    let run = run(
+        Target::in_process("simulated", simulated.driver.clone()),
+        simulated.config.clone(),
+        Arc::clone(&simulated.hooks),
+        &everything,
+        &(),
+        stop,
+    );
+    // No case begins any more, and those that ran are cleared up side by side.
+    let report = tokio::time::timeout(Duration::from_secs(10), run)
+        .await
+        .unwrap()
+        .unwrap();
+    watch.await.unwrap();
+    assert!(report.interrupted && !report.compliant);
+    assert!(report.leftovers.is_empty(), "{:?}", report.leftovers);
+    assert_eq!(simulated.driver.console().vms().unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_run_in_which_everything_is_skipped_is_not_compliant() {
+    let simulated = Simulated::new().unwrap();
+    let report = run(
+        Target::in_process("simulated", simulated.driver.clone()),
+        simulated.config.clone(),
+        Arc::new(NoHooks),
+        &Selection::only(["create-locked", "wire-services"]),
+        &(),
+        CancellationToken::new(),
+    )
+    .await
+    .unwrap();
+    assert!(!report.compliant);
+    assert!(
+        report
+            .cases
+            .iter()
+            .all(|case| matches!(case.verdict, Verdict::Skipped { .. }))
+    );
+}
+
+#[tokio::test]
+async fn a_row_that_does_not_exist_or_is_not_tested_can_not_be_asked_for() {
+    let simulated = Simulated::new().unwrap();
+    for (name, wanted) in [("DRV-99", "DRV-99"), ("DRV-35", "not tested")] {
+        let error: RunError = run(
+            Target::in_process("simulated", simulated.driver.clone()),
+            simulated.config.clone(),
+            Arc::new(NoHooks),
+            &Selection::only([name]),
+            &(),
+            CancellationToken::new(),
+        )
+        .await
+        .unwrap_err();
+        assert!(error.to_string().contains(wanted), "{error}");
+    }
+}

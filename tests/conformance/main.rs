@@ -1,0 +1,32 @@
+//! The conformance suite against the simulated driver, and against drivers that each break one rule.
+
+// What can't be had fails the test, wherever it is.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod command;
+mod flaw;
+mod intact;
+mod interruption;
+mod mutant;
+mod mutants;
+mod wire;
+
+use std::sync::Arc;
+
+use capcmi::cli::conformance::simulated::Simulated;
+use capcmi::conformance::{Report, Selection, Target, run};
+use capcmi::driver::Driver;
+use tokio_util::sync::CancellationToken;
+
+/// Runs the suite against a driver on the simulated cloud.
+async fn judged(simulated: &Simulated, driver: Arc<dyn Driver>, only: &[&str]) -> Report {
+    let mut config = simulated.config.clone();
+    config.many_machines = 8;
+    config.call_seconds = 2.0;
+    let target = Target::in_process("the driver", driver);
+    let selection = Selection::only(only.iter().copied());
+    let hooks = Arc::clone(&simulated.hooks);
+    run(target, config, hooks, &selection, &(), CancellationToken::new())
+        .await
+        .unwrap()
+}

@@ -1,0 +1,154 @@
+//! Every call, with the flaws that every call may have.
+
+use async_trait::async_trait;
+use capcmi::driver::{
+    Capabilities, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
+    GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest,
+    ListMachinesRequest, ListedMachine, Machine, MachineClass, Operation, PluginInfo, Readiness, Result,
+    ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest,
+};
+use serde_json::{Map, Value, json};
+
+use super::{Mutant, broken, made_up};
+use crate::flaw::Flaw;
+
+#[async_trait]
+impl Driver for Mutant {
+    async fn info(&self) -> Result<PluginInfo> {
+        let mut info = self.inner.info().await?;
+        match self.flaw {
+            Flaw::InfoBadName => "_simulated_".clone_into(&mut info.name),
+            Flaw::InfoLongName => info.name = "a".repeat(64),
+            Flaw::InfoNoVersion => info.version.clear(),
+            Flaw::InfoNoHost => "simulated".clone_into(&mut info.name),
+            Flaw::InfoHugeManifest => drop(info.manifest.insert("a".to_owned(), "b".repeat(5000))),
+            _ => {}
+        }
+        Ok(info)
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities> {
+        let mut capabilities = self.inner.capabilities().await?;
+        match self.flaw {
+            Flaw::Hides(operation) => drop(capabilities.operations.remove(&operation)),
+            Flaw::CapabilitiesChange => capabilities.zones = self.turn().is_multiple_of(2),
+            _ => {}
+        }
+        Ok(capabilities)
+    }
+
+    async fn probe(&self) -> Result<Readiness> {
+        let probed = self.inner.probe().await;
+        let class = MachineClass::default();
+        match (self.flaw, &probed) {
+            (Flaw::ProbeNeverReady, Ok(_)) => Ok(Readiness::NotYet),
+            (Flaw::ProbeAlwaysReady, _) => Ok(Readiness::Ready),
+            (Flaw::ProbeFailsWhileStarting, Ok(Readiness::NotYet)) => Err(broken("I am not there yet")),
+            _ => {
+                self.call(Operation::Probe, &class, "", async { probed }, || {
+                    Readiness::Ready
+                })
+                .await
+            }
+        }
+    }
+
+    async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
+        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let call = self.create(request);
+        self.call(Operation::CreateMachine, &class, &name, call, || made_up(&name))
+            .await
+    }
+
+    async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let call = self.delete(request);
+        self.call(
+            Operation::DeleteMachine,
+            &class,
+            &name,
+            call,
+            DeleteMachineResponse::default,
+        )
+        .await
+    }
+
+    async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
+        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let call = self.status(request);
+        self.call(Operation::GetMachineStatus, &class, &name, call, || {
+            made_up(&name)
+        })
+        .await
+    }
+
+    async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
+        let class = request.class.clone();
+        let call = self.list(request);
+        self.call(Operation::ListMachines, &class, "list", call, Vec::new)
+            .await
+    }
+
+    async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
+        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let call = self.initialize(request);
+        self.call(Operation::InitializeMachine, &class, &name, call, || {
+            made_up(&name)
+        })
+        .await
+    }
+
+    async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
+        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let call = self.shut_down(request);
+        self.call(
+            Operation::ShutDownMachine,
+            &class,
+            &name,
+            call,
+            ShutDownMachineResponse::default,
+        )
+        .await
+    }
+
+    async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
+        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        if self.has(Flaw::UpdateReplaces) {
+            self.vanish(|vm| vm.name == name);
+            self.plant(&class, &name);
+            return Ok(());
+        }
+        let call = self.inner.update_machine(request);
+        self.call(Operation::UpdateMachine, &class, &name, call, || ())
+            .await
+    }
+
+    async fn get_volume_ids(&self, request: GetVolumeIdsRequest) -> Result<Vec<String>> {
+        let class = MachineClass::default();
+        let call = async {
+            let ids = self.inner.get_volume_ids(request.clone()).await?;
+            self.volumes(&request, ids)
+        };
+        self.call(Operation::GetVolumeIds, &class, "volumes", call, Vec::new)
+            .await
+    }
+
+    async fn generate_machine_class(
+        &self,
+        request: GenerateMachineClassRequest,
+    ) -> Result<Map<String, Value>> {
+        let operation = Operation::GenerateMachineClassForMigration;
+        let class = MachineClass::default();
+        let found = request.machine_class.contains_key("provider");
+        let call = async {
+            let mut filled = self.inner.generate_machine_class(request).await?;
+            match self.flaw {
+                Flaw::MigrateRenames => drop(filled.insert("metadata".to_owned(), json!({"name": "new"}))),
+                Flaw::MigrateAdds if found => drop(filled.insert("again".to_owned(), json!(true))),
+                _ => {}
+            }
+            Ok(filled)
+        };
+        self.call(operation, &class, "class", call, Map::new).await
+    }
+}

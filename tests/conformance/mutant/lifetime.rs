@@ -1,0 +1,153 @@
+//! Create and delete, with their flaws.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use capcmi::driver::{
+    Address, AddressType, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
+    Driver as _, LastKnownState, Machine, Result, Status, USER_DATA, tags,
+};
+use capcmi::drivers::simulated::Vm;
+
+use super::{MOMENT, Mutant, broken, machine, tag, text};
+use crate::flaw::Flaw;
+
+/// When a deletion that was answered too early begins.
+const LATER: Duration = Duration::from_millis(500);
+
+impl Mutant {
+    pub(super) async fn create(&self, mut request: CreateMachineRequest) -> Result<Machine> {
+        let CreateMachineRequest {
+            machine_name: name,
+            class,
+            ..
+        } = request.clone();
+        let ours = |vm: &Vm| vm.name == name && vm.cluster() == tag(&class, tags::CLUSTER);
+        match self.flaw {
+            Flaw::CreateForgets if !self.vms(ours).is_empty() => {
+                return Ok(Machine::new(self.plant(&class, &name), name));
+            }
+            Flaw::CreateRaces if self.vms(ours).is_empty() => {
+                tokio::time::sleep(MOMENT).await;
+                return Ok(Machine::new(self.plant(&class, &name), name));
+            }
+            Flaw::CreateAdoptsAnything => {
+                if let Some(vm) = self.vms(ours).first() {
+                    return Ok(machine(vm));
+                }
+            }
+            Flaw::CreateDropsUserData => {
+                let kept = class.secrets.iter().filter(|(key, _)| *key != USER_DATA);
+                request.class.secrets = kept.map(|(key, value)| (key.to_owned(), value.clone())).collect();
+            }
+            Flaw::CreateMakesUpFields => {
+                for (field, value) in [("vmPool", "default"), ("size", "small")] {
+                    let spec = &mut request.class.provider_spec.0;
+                    spec.entry(field).or_insert_with(|| value.into());
+                }
+            }
+            Flaw::CreateWantsMore if !class.provider_spec.0.contains_key("sourceDestCheck") => {
+                return Err(Status::new(Code::InvalidArgument, "sourceDestCheck is missing"));
+            }
+            Flaw::CreateClusterBlind => {
+                let tags = request.class.provider_spec.0.get_mut("tags").unwrap();
+                tags[tags::CLUSTER] = "one-for-all".into();
+            }
+            Flaw::CreateShortNames if name.len() > 63 => {
+                return Err(Status::new(Code::InvalidArgument, "the name is too long for me"));
+            }
+            Flaw::CreateChokesOnState if request.last_known_state.is_some() => {
+                return Err(broken("the state is none of mine"));
+            }
+            _ => {}
+        }
+        let mut made = match self.inner.create_machine(request).await {
+            Ok(made) => made,
+            Err(status) => {
+                let half_made = match self.flaw {
+                    Flaw::CreateMakesThenChecks => status.code() == Code::InvalidArgument,
+                    Flaw::CreateMakesBeyondQuota => status.code() == Code::ResourceExhausted,
+                    _ => false,
+                };
+                if half_made {
+                    self.plant(&class, &name);
+                }
+                return Err(if self.has(Flaw::CreateVagueMessage) {
+                    status.with_message("something is not as it has to be")
+                } else {
+                    status
+                });
+            }
+        };
+        match self.flaw {
+            Flaw::CreateNewId => {
+                made.provider_id = format!("{}-{}", made.provider_id, self.turn()).parse().unwrap();
+            }
+            Flaw::CreateOneId => made.provider_id = "simulated://zone-a/always-me".parse().unwrap(),
+            Flaw::CreateReusesId => {
+                let mut memory = self.memory.lock().unwrap();
+                let key = format!("{}/{name}", tag(&class, tags::CLUSTER));
+                made.provider_id = memory.entry(key).or_insert(made.provider_id).clone();
+            }
+            Flaw::CreateNoNodeName => made.node_name.clear(),
+            Flaw::CreateBadNodeName => made.node_name = format!("Node_{}", made.node_name),
+            Flaw::CreateNewNodeName => made.node_name = format!("{}-{}", made.node_name, self.turn()),
+            Flaw::SecretInState => {
+                made.last_known_state = LastKnownState::new(text(&class, "token").into_bytes());
+            }
+            Flaw::SecretInAddress => made.addresses.push(Address {
+                kind: AddressType::Hostname,
+                address: text(&class, "token"),
+            }),
+            _ => {}
+        }
+        Ok(made)
+    }
+
+    pub(super) async fn delete(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let cluster = tag(&class, tags::CLUSTER);
+        let known = request.provider_id.as_ref().map(|id| id.as_str().to_owned());
+        let ours = |vm: &Vm| vm.name == name && vm.cluster() == cluster;
+        match self.flaw {
+            Flaw::DeleteTooEarly => {
+                let inner = Arc::clone(&self.inner);
+                tokio::spawn(async move {
+                    tokio::time::sleep(LATER).await;
+                    inner.delete_machine(request).await
+                });
+                return Ok(DeleteMachineResponse::default());
+            }
+            Flaw::DeleteFails => return Err(broken("it is stuck")),
+            Flaw::DeleteDoesNothing => return Ok(DeleteMachineResponse::default()),
+            Flaw::DeleteNotFound if self.vms(ours).is_empty() => {
+                return Err(Status::new(Code::NotFound, "there is no such VM here"));
+            }
+            Flaw::DeleteAnyCluster => self.vanish(|vm| vm.name == name),
+            Flaw::DeleteAnyId => self.vanish(|vm| Some(vm.provider_id()) == known),
+            Flaw::DeleteAnyIdentity => self.vanish(ours),
+            Flaw::DeleteAll => self.vanish(|vm| vm.cluster() == cluster),
+            Flaw::DeleteAnother => {
+                if let Some(other) = self.vms(|vm| vm.cluster() == cluster && vm.name != name).first() {
+                    self.console.vanish(other.id).unwrap();
+                }
+            }
+            Flaw::DeleteWantsId if known.is_none() => {
+                return Err(Status::new(Code::InvalidArgument, "the provider id is missing"));
+            }
+            Flaw::DeleteRefusesId if known.is_some() => {
+                return Err(Status::new(Code::InvalidArgument, "a provider id is not wanted"));
+            }
+            Flaw::DeleteWantsInitialized if self.vms(ours).iter().any(|vm| vm.source_dest_check) => {
+                return Err(Status::new(Code::FailedPrecondition, "it is not initialized"));
+            }
+            _ => {}
+        }
+        let deleted = self.inner.delete_machine(request).await;
+        if self.has(Flaw::ListKeepsDeleted) {
+            let id = "simulated://zone-a/the-late".parse().unwrap();
+            self.memory.lock().unwrap().insert(cluster, id);
+        }
+        deleted
+    }
+}

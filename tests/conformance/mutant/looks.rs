@@ -1,0 +1,88 @@
+//! Status and list, with their flaws.
+
+use capcmi::driver::{
+    Code, Driver as _, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, Result, Status,
+    tags,
+};
+
+use super::{Mutant, listed, machine, tag};
+use crate::flaw::Flaw;
+
+impl Mutant {
+    pub(super) async fn status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
+        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let cluster = tag(&class, tags::CLUSTER);
+        let known = request.provider_id.as_ref().map(|id| id.as_str().to_owned());
+        let found = match self.flaw {
+            Flaw::StatusAnyCluster => self.vms(|vm| vm.name == name),
+            Flaw::StatusAnyId => self.vms(|vm| Some(vm.provider_id()) == known),
+            Flaw::StatusAnyIdentity => self.vms(|vm| vm.name == name && vm.cluster() == cluster),
+            Flaw::StatusFindsAnother => self.vms(|vm| vm.cluster() == cluster),
+            _ => Vec::new(),
+        };
+        if let Some(vm) = found.first() {
+            return Ok(machine(vm));
+        }
+        if self.has(Flaw::StatusForgets) && self.turn() % 3 == 2 {
+            return Err(Status::new(Code::NotFound, "there was one, I think"));
+        }
+        if self.has(Flaw::StatusWrites) {
+            self.console.set_quota(None)?;
+        }
+        let mut read = match self.inner.get_machine_status(request).await {
+            Ok(read) => read,
+            Err(status) => {
+                return match (self.flaw, status.code(), status.machine()) {
+                    (Flaw::StatusNamesNone, Code::OutOfRange, _) => {
+                        Err(status.with_message("there are several VMs of it"))
+                    }
+                    (Flaw::StatusForgetsMachine, Code::Uninitialized, _) => {
+                        Err(Status::new(Code::Uninitialized, status.message()))
+                    }
+                    (Flaw::StatusOverlooksInitialization, Code::Uninitialized, Some(machine)) => {
+                        Ok(machine.clone())
+                    }
+                    _ => Err(status),
+                };
+            }
+        };
+        match self.flaw {
+            Flaw::StatusOtherId => read.provider_id = format!("{}-b", read.provider_id).parse().unwrap(),
+            Flaw::StatusOtherNodeName => read.node_name += "-b",
+            _ => {}
+        }
+        Ok(read)
+    }
+
+    pub(super) async fn list(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
+        let cluster = tag(&request.class, tags::CLUSTER);
+        match self.flaw {
+            Flaw::ListLeaks => return Ok(self.vms(|_| true).iter().map(listed).collect()),
+            Flaw::ListEverything if cluster.is_empty() => {
+                return Ok(self.vms(|_| true).iter().map(listed).collect());
+            }
+            _ => {}
+        }
+        let mut list = self.inner.list_machines(request).await?;
+        match self.flaw {
+            Flaw::ListOnePage => list.truncate(5),
+            Flaw::ListKeepsDeleted => {
+                let late = self.memory.lock().unwrap().get(&cluster).cloned();
+                list.extend(late.map(|provider_id| ListedMachine {
+                    provider_id,
+                    machine_name: "late".to_owned(),
+                }));
+            }
+            Flaw::ListSwapsNames if list.len() > 1 => {
+                let name = std::mem::take(&mut list[0].machine_name);
+                list[0].machine_name = std::mem::replace(&mut list[1].machine_name, name);
+            }
+            Flaw::ListNoNames => list.iter_mut().for_each(|vm| vm.machine_name.clear()),
+            Flaw::ListEmptyNotFound if list.is_empty() => {
+                return Err(Status::new(Code::NotFound, "there is no VM at all"));
+            }
+            _ => {}
+        }
+        Ok(list)
+    }
+}

@@ -1,0 +1,179 @@
+//! A driver with one flaw, on the cloud of the simulated driver.
+
+mod driver;
+mod lifetime;
+mod looks;
+mod others;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use capcmi::driver::{
+    Code, ListedMachine, Machine, MachineClass, Operation, ProviderId, Result, Status, USER_DATA, tags,
+};
+use capcmi::drivers::simulated::{CloudConsole, PlantedVm, SimulatedDriver, Vm};
+use serde_json::Value;
+
+use crate::flaw::Flaw;
+
+/// What a flawed call gives its caller time for.
+const MOMENT: Duration = Duration::from_millis(2);
+
+/// A driver with one flaw.
+pub struct Mutant {
+    inner: Arc<SimulatedDriver>,
+    console: CloudConsole,
+    flaw: Flaw,
+    turns: AtomicU32,
+    running: AtomicU32,
+    memory: Mutex<BTreeMap<String, ProviderId>>,
+}
+
+impl Mutant {
+    pub fn new(inner: Arc<SimulatedDriver>, flaw: Flaw) -> Self {
+        Self {
+            console: inner.console(),
+            inner,
+            flaw,
+            turns: AtomicU32::new(0),
+            running: AtomicU32::new(0),
+            memory: Mutex::default(),
+        }
+    }
+
+    fn has(&self, flaw: Flaw) -> bool {
+        self.flaw == flaw
+    }
+
+    /// 0, 1, 2, …
+    fn turn(&self) -> u32 {
+        self.turns.fetch_add(1, Ordering::SeqCst)
+    }
+
+    fn vms(&self, fits: impl Fn(&Vm) -> bool) -> Vec<Vm> {
+        self.console.vms().unwrap().into_iter().filter(fits).collect()
+    }
+
+    fn plant(&self, class: &MachineClass, name: &str) -> ProviderId {
+        let planted = PlantedVm::new(&tag(class, tags::CLUSTER), name, &tag(class, tags::MACHINE));
+        self.console.plant(planted).unwrap().parse().unwrap()
+    }
+
+    fn vanish(&self, fits: impl Fn(&Vm) -> bool) {
+        for vm in self.vms(fits) {
+            self.console.vanish(vm.id).unwrap();
+        }
+    }
+
+    /// The flaws that every call may have.
+    async fn call<T>(
+        &self,
+        operation: Operation,
+        class: &MachineClass,
+        name: &str,
+        call: impl Future<Output = Result<T>>,
+        pretended: impl FnOnce() -> T,
+    ) -> Result<T> {
+        let at_once = self.running.fetch_add(1, Ordering::SeqCst) > 0;
+        let _running = Running(&self.running);
+        match self.flaw {
+            Flaw::Boasts(of) if of == operation => return Err(Status::unimplemented(operation)),
+            Flaw::Hides(of) if of == operation => {}
+            Flaw::Wavers(of) if of == operation && !self.turn().is_multiple_of(2) => {
+                return Err(Status::unimplemented(operation));
+            }
+            Flaw::Hangs(of) if of == operation => std::future::pending().await,
+            Flaw::Panics(of) if of == operation => panic!("a driver that is not written well"),
+            Flaw::LeavesHalf(of) if of == operation => {
+                let half = self.plant(class, &format!("{name}-half"));
+                tokio::time::sleep(MOMENT).await;
+                let result = call.await;
+                self.vanish(|vm| vm.provider_id() == half.as_str());
+                return result;
+            }
+            Flaw::FailsAtOnce(of) if of == operation => {
+                tokio::time::sleep(MOMENT).await;
+                if at_once {
+                    return Err(broken("somebody else is here"));
+                }
+            }
+            Flaw::OnlyOnce(of) if of == operation => {
+                let mut memory = self.memory.lock().unwrap();
+                let key = format!("{}/{name}", tag(class, tags::CLUSTER));
+                if memory.insert(key, "once".parse().unwrap()).is_some() {
+                    return Err(broken("that was done before"));
+                }
+            }
+            _ => {}
+        }
+        let status = match call.await {
+            Ok(response) => return Ok(response),
+            Err(status) => status,
+        };
+        let code = status.code();
+        Err(match self.flaw {
+            Flaw::Says(of, wrong, said) if of == operation && code == wrong => {
+                Status::new(said, status.message())
+            }
+            Flaw::Pretends(of, wrong) if of == operation && code == wrong => return Ok(pretended()),
+            Flaw::Mute(of) if of == operation => status.with_message(""),
+            Flaw::Parrots(of) if of == operation => status.with_message(code.name()),
+            Flaw::SecretInMessage => {
+                let said = format!("{}: {}", status.message(), text(class, "token"));
+                status.with_message(said)
+            }
+            Flaw::SecretEncoded => {
+                let said = format!(
+                    "{}: {}",
+                    status.message(),
+                    BASE64_STANDARD.encode(text(class, USER_DATA))
+                );
+                status.with_message(said)
+            }
+            _ => status,
+        })
+    }
+}
+
+/// Counts a call that runs, also when it is given up.
+struct Running<'a>(&'a AtomicU32);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn broken(message: &str) -> Status {
+    Status::new(Code::Internal, message)
+}
+
+fn tag(class: &MachineClass, name: &str) -> String {
+    let tags = class.provider_spec.0.get("tags");
+    let value = tags.and_then(|tags| tags.get(name)).and_then(Value::as_str);
+    value.unwrap_or_default().to_owned()
+}
+
+fn text(class: &MachineClass, key: &str) -> String {
+    let value = class.secrets.get(key).map(|value| value.expose().to_vec());
+    String::from_utf8(value.unwrap_or_default()).unwrap()
+}
+
+fn machine(vm: &Vm) -> Machine {
+    Machine::new(vm.provider_id().parse().unwrap(), &vm.name)
+}
+
+fn listed(vm: &Vm) -> ListedMachine {
+    ListedMachine {
+        provider_id: vm.provider_id().parse().unwrap(),
+        machine_name: vm.name.clone(),
+    }
+}
+
+fn made_up(name: &str) -> Machine {
+    Machine::new("simulated://zone-a/made-up".parse().unwrap(), name)
+}

@@ -1,0 +1,77 @@
+//! The other calls, with their flaws.
+
+use capcmi::driver::{
+    Code, Driver as _, GetVolumeIdsRequest, InitializeMachineRequest, Machine, Result,
+    ShutDownMachineRequest, ShutDownMachineResponse, Status, tags,
+};
+use capcmi::drivers::simulated::Vm;
+
+use super::{Mutant, tag};
+use crate::flaw::Flaw;
+
+impl Mutant {
+    pub(super) async fn shut_down(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
+        let name = request.machine_name.clone();
+        match self.flaw {
+            Flaw::ShutDownDoesNothing => return Ok(ShutDownMachineResponse::default()),
+            Flaw::ShutDownDeletes => {
+                self.vanish(|vm| vm.name == name);
+                return Ok(ShutDownMachineResponse::default());
+            }
+            Flaw::ShutDownAnyCluster => {
+                for vm in self.vms(|vm| vm.name == name) {
+                    let mut class = request.class.clone();
+                    let tags = class.provider_spec.0.get_mut("tags").unwrap();
+                    tags[tags::CLUSTER] = vm.cluster().into();
+                    tags[tags::MACHINE] = vm.machine().into();
+                    let everywhere = ShutDownMachineRequest {
+                        class,
+                        ..request.clone()
+                    };
+                    let _stopping = self.inner.shut_down_machine(everywhere).await;
+                }
+            }
+            _ => {}
+        }
+        self.inner.shut_down_machine(request).await
+    }
+
+    pub(super) async fn initialize(&self, request: InitializeMachineRequest) -> Result<Machine> {
+        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        match self.flaw {
+            Flaw::InitializeWrites => self.console.set_quota(None)?,
+            Flaw::InitializeMakes => {
+                let ours = |vm: &Vm| vm.name == name && vm.cluster() == tag(&class, tags::CLUSTER);
+                if self.vms(ours).is_empty() {
+                    return Ok(Machine::new(self.plant(&class, &name), name));
+                }
+            }
+            _ => {}
+        }
+        let mut machine = self.inner.initialize_machine(request).await?;
+        if self.has(Flaw::InitializeOtherId) {
+            machine.provider_id = format!("{}-b", machine.provider_id).parse().unwrap();
+        }
+        Ok(machine)
+    }
+
+    pub(super) fn volumes(&self, request: &GetVolumeIdsRequest, mut ids: Vec<String>) -> Result<Vec<String>> {
+        let foreign: Vec<_> = request
+            .pv_specs
+            .iter()
+            .filter_map(|spec| spec.pointer("/csi/volumeHandle")?.as_str())
+            .filter(|handle| !ids.iter().any(|id| id == handle))
+            .collect();
+        match self.flaw {
+            Flaw::VolumesForgetOne => drop(ids.pop()),
+            Flaw::VolumesSorted => ids.sort(),
+            Flaw::VolumesMakeUp => ids.extend(foreign.into_iter().map(str::to_owned)),
+            Flaw::VolumesRefuseForeign if !foreign.is_empty() => {
+                return Err(Status::new(Code::InvalidArgument, "that is no volume of mine"));
+            }
+            Flaw::VolumesOnce if self.turn() > 0 => ids.clear(),
+            _ => {}
+        }
+        Ok(ids)
+    }
+}

@@ -1,0 +1,331 @@
+//! A suite that passes a driver with a flaw is worth nothing: for each flaw it has to name the rule that is broken.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use capcmi::cli::conformance::simulated::Simulated;
+use capcmi::conformance::Verdict;
+use capcmi::driver::Code::*;
+use capcmi::driver::Operation::*;
+use futures::stream::{self, StreamExt as _};
+
+use crate::flaw::Flaw::{self, *};
+use crate::judged;
+use crate::mutant::Mutant;
+
+/// How many mutants are judged at once.
+const AT_ONCE: usize = 8;
+
+/// Each flaw, and the rule that it breaks.
+const MUTANTS: &[(Flaw, &str)] = &[
+    // Identity.
+    (InfoBadName, "CMI-53"),
+    (InfoLongName, "CMI-51"),
+    (InfoNoVersion, "CMI-55"),
+    (InfoNoHost, "CMI-52"),
+    (InfoHugeManifest, "CMI-56"),
+    (CapabilitiesChange, "CMI-59"),
+    (ProbeNeverReady, "CMI-70"),
+    (ProbeAlwaysReady, "CMI-68"),
+    (ProbeFailsWhileStarting, "CMI-69"),
+    (Says(Probe, FailedPrecondition, Internal), "CMI-75"),
+    // Capabilities that lie.
+    (Boasts(GetMachineStatus), "DRV-26"),
+    (Boasts(ListMachines), "DRV-33"),
+    (Boasts(ShutDownMachine), "CMI-126"),
+    (Boasts(GetVolumeIds), "DRV-40"),
+    (Boasts(GenerateMachineClassForMigration), "DRV-48"),
+    (Boasts(InitializeMachine), "INI-11"),
+    (Boasts(UpdateMachine), "UPD-02"),
+    (Boasts(CreateMachine), "DRV-09"),
+    (Boasts(DeleteMachine), "DRV-18"),
+    (Hides(GetMachineStatus), "DRV-GS-12"),
+    (Hides(ListMachines), "DRV-LM-12"),
+    (Hides(ShutDownMachine), "PLG-SD-12"),
+    (Hides(GetVolumeIds), "DRV-GV-12"),
+    (Hides(GenerateMachineClassForMigration), "DRV-MG-12"),
+    (Hides(UpdateMachine), "UPD-02"),
+    (Wavers(GetMachineStatus), "DRV-26"),
+    (Wavers(ListMachines), "DRV-33"),
+    (Wavers(GetVolumeIds), "DRV-40"),
+    // CreateMachine.
+    (CreateForgets, "DRV-10"),
+    (CreateRaces, "DRV-CR-10"),
+    (CreateAdoptsAnything, "DRV-CR-06"),
+    (CreateNewId, "DRV-13"),
+    (CreateOneId, "DRV-11"),
+    (CreateReusesId, "CMI-85"),
+    (CreateNoNodeName, "DRV-14"),
+    (CreateBadNodeName, "CMI-93"),
+    (CreateNewNodeName, "DRV-14"),
+    (CreateDropsUserData, "DRV-05"),
+    (CreateMakesUpFields, "DRV-04"),
+    (CreateVagueMessage, "DRV-CR-03"),
+    (CreateMakesThenChecks, "DRV-CR-03"),
+    (CreateMakesBeyondQuota, "DRV-CR-08"),
+    (CreateWantsMore, "DRV-02"),
+    (CreateClusterBlind, "DRV-08"),
+    (CreateShortNames, "CMI-14"),
+    (CreateChokesOnState, "CMI-91"),
+    (OnlyOnce(CreateMachine), "DRV-12"),
+    (FailsAtOnce(CreateMachine), "DRV-CR-10"),
+    (LeavesHalf(CreateMachine), "DRV-CR-01"),
+    (LeavesHalf(CreateMachine), "DRV-CR-04"),
+    (Hangs(CreateMachine), "DRV-CR-00"),
+    (Panics(CreateMachine), "DRV-CR-00"),
+    (Mute(CreateMachine), "DRV-17"),
+    (Parrots(CreateMachine), "DRV-17"),
+    (Says(CreateMachine, Unknown, InvalidArgument), "DRV-CR-02"),
+    (Says(CreateMachine, InvalidArgument, Internal), "DRV-CR-03"),
+    (Says(CreateMachine, AlreadyExists, InvalidArgument), "DRV-CR-06"),
+    (
+        Says(CreateMachine, PermissionDenied, Unauthenticated),
+        "DRV-CR-07",
+    ),
+    (Says(CreateMachine, ResourceExhausted, Unavailable), "DRV-CR-08"),
+    (Says(CreateMachine, FailedPrecondition, Internal), "DRV-CR-09"),
+    (Says(CreateMachine, OutOfRange, ResourceExhausted), "DRV-CR-11"),
+    (Says(CreateMachine, Internal, Unavailable), "DRV-CR-13"),
+    (Says(CreateMachine, Unavailable, NotFound), "DRV-CR-14"),
+    (
+        Says(CreateMachine, Unauthenticated, PermissionDenied),
+        "DRV-CR-16",
+    ),
+    (Pretends(CreateMachine, Unavailable), "DRV-15"),
+    (Pretends(CreateMachine, OutOfRange), "DRV-CR-11"),
+    // DeleteMachine.
+    (DeleteTooEarly, "DRV-23"),
+    (DeleteDoesNothing, "DRV-DE-00"),
+    (DeleteNotFound, "DRV-19"),
+    (DeleteAnyCluster, "DRV-20"),
+    (DeleteAnyId, "DRV-20"),
+    (DeleteAnyIdentity, "CMI-101"),
+    (DeleteAll, "DRV-07"),
+    (DeleteAnother, "CMI-79"),
+    (DeleteWantsId, "DRV-DE-00"),
+    (DeleteRefusesId, "CMI-108"),
+    (DeleteWantsInitialized, "DRV-DE-00"),
+    (OnlyOnce(DeleteMachine), "DRV-21"),
+    (FailsAtOnce(DeleteMachine), "DRV-DE-10"),
+    (LeavesHalf(DeleteMachine), "DRV-DE-01"),
+    (LeavesHalf(DeleteMachine), "DRV-DE-04"),
+    (Mute(DeleteMachine), "DRV-25"),
+    (Says(DeleteMachine, Unknown, NotFound), "DRV-DE-02"),
+    (Says(DeleteMachine, InvalidArgument, Internal), "DRV-DE-03"),
+    (
+        Says(DeleteMachine, PermissionDenied, Unauthenticated),
+        "DRV-DE-07",
+    ),
+    (Says(DeleteMachine, FailedPrecondition, Aborted), "DRV-DE-09"),
+    (Says(DeleteMachine, Internal, Unavailable), "DRV-DE-13"),
+    (Says(DeleteMachine, Unavailable, Internal), "DRV-DE-14"),
+    (
+        Says(DeleteMachine, Unauthenticated, PermissionDenied),
+        "DRV-DE-16",
+    ),
+    (Pretends(DeleteMachine, Unavailable), "DRV-23"),
+    (Pretends(DeleteMachine, InvalidArgument), "CMI-106"),
+    // GetMachineStatus.
+    (StatusOtherId, "DRV-27"),
+    (StatusOtherNodeName, "CMI-115"),
+    (StatusAnyCluster, "DRV-28"),
+    (StatusAnyId, "DRV-28"),
+    (StatusAnyIdentity, "CMI-116"),
+    (StatusWrites, "INI-01"),
+    (StatusForgets, "DRV-29"),
+    (StatusFindsAnother, "DRV-GS-05"),
+    (StatusNamesNone, "DRV-GS-11"),
+    (StatusForgetsMachine, "INI-18"),
+    (StatusOverlooksInitialization, "INI-23"),
+    (LeavesHalf(GetMachineStatus), "DRV-GS-01"),
+    (LeavesHalf(GetMachineStatus), "DRV-GS-04"),
+    (Mute(GetMachineStatus), "DRV-32"),
+    (Says(GetMachineStatus, Unknown, NotFound), "DRV-GS-02"),
+    (Says(GetMachineStatus, InvalidArgument, NotFound), "DRV-GS-03"),
+    (Says(GetMachineStatus, NotFound, Unavailable), "DRV-GS-05"),
+    (Says(GetMachineStatus, PermissionDenied, NotFound), "DRV-GS-07"),
+    (Says(GetMachineStatus, FailedPrecondition, NotFound), "DRV-GS-09"),
+    (
+        Says(GetMachineStatus, OutOfRange, FailedPrecondition),
+        "DRV-GS-11",
+    ),
+    (Says(GetMachineStatus, Internal, NotFound), "DRV-GS-13"),
+    (Says(GetMachineStatus, Unavailable, NotFound), "DRV-30"),
+    (
+        Says(GetMachineStatus, Unauthenticated, PermissionDenied),
+        "DRV-GS-16",
+    ),
+    (Pretends(GetMachineStatus, NotFound), "DRV-GS-05"),
+    // ListMachines.
+    (ListLeaks, "DRV-03"),
+    (ListOnePage, "DRV-34"),
+    (ListKeepsDeleted, "DRV-34"),
+    (ListSwapsNames, "DRV-36"),
+    (ListNoNames, "CMI-138"),
+    (ListEmptyNotFound, "DRV-LM-00"),
+    (ListEverything, "DRV-LM-03"),
+    (LeavesHalf(ListMachines), "DRV-LM-01"),
+    (LeavesHalf(ListMachines), "DRV-LM-04"),
+    (Mute(ListMachines), "DRV-39"),
+    (Says(ListMachines, Unknown, Unavailable), "DRV-LM-02"),
+    (Says(ListMachines, InvalidArgument, Internal), "DRV-LM-03"),
+    (Says(ListMachines, PermissionDenied, Unauthenticated), "DRV-LM-07"),
+    (Says(ListMachines, Internal, Unavailable), "DRV-LM-13"),
+    (Says(ListMachines, Unavailable, Internal), "DRV-LM-14"),
+    (Says(ListMachines, Unauthenticated, PermissionDenied), "DRV-LM-16"),
+    (Pretends(ListMachines, Unavailable), "DRV-37"),
+    // ShutDownMachine.
+    (ShutDownDoesNothing, "PLG-SD-00"),
+    (ShutDownDeletes, "CMI-127"),
+    (ShutDownAnyCluster, "CMI-128"),
+    (Says(ShutDownMachine, Aborted, Internal), "PLG-SD-10"),
+    (Mute(ShutDownMachine), "CMI-135"),
+    (Says(ShutDownMachine, Unknown, NotFound), "PLG-SD-02"),
+    (Says(ShutDownMachine, InvalidArgument, Internal), "PLG-SD-03"),
+    (
+        Says(ShutDownMachine, PermissionDenied, Unauthenticated),
+        "PLG-SD-07",
+    ),
+    (Says(ShutDownMachine, FailedPrecondition, Internal), "PLG-SD-09"),
+    (Says(ShutDownMachine, Internal, Unavailable), "PLG-SD-13"),
+    (Says(ShutDownMachine, Unavailable, Internal), "PLG-SD-14"),
+    (
+        Says(ShutDownMachine, Unauthenticated, PermissionDenied),
+        "PLG-SD-16",
+    ),
+    (Pretends(ShutDownMachine, Unavailable), "CMI-133"),
+    (LeavesHalf(ShutDownMachine), "PLG-SD-01"),
+    (LeavesHalf(ShutDownMachine), "PLG-SD-04"),
+    // InitializeMachine and UpdateMachine.
+    (OnlyOnce(InitializeMachine), "INI-22"),
+    (InitializeWrites, "INI-22"),
+    (InitializeMakes, "INI-22"),
+    (InitializeOtherId, "INI-22"),
+    (Says(InitializeMachine, Uninitialized, Internal), "INI-12"),
+    (Pretends(InitializeMachine, Uninitialized), "INI-21"),
+    (UpdateReplaces, "UPD-03"),
+    (OnlyOnce(UpdateMachine), "UPD-03"),
+    // GetVolumeIDs.
+    (VolumesForgetOne, "DRV-43"),
+    (VolumesSorted, "DRV-42"),
+    (VolumesMakeUp, "DRV-44"),
+    (VolumesRefuseForeign, "CMI-148"),
+    (VolumesOnce, "DRV-45"),
+    (Mute(GetVolumeIds), "DRV-46"),
+    (Pretends(GetVolumeIds, InvalidArgument), "DRV-GV-03"),
+    (Says(GetVolumeIds, Unavailable, NotFound), "DRV-GV-14"),
+    (Says(GetVolumeIds, Internal, InvalidArgument), "DRV-GV-13"),
+    (Says(GetVolumeIds, Unknown, NotFound), "DRV-GV-02"),
+    // Migration.
+    (MigrateRenames, "DRV-50"),
+    (MigrateAdds, "DRV-51"),
+    (Mute(GenerateMachineClassForMigration), "DRV-52"),
+    (
+        Says(GenerateMachineClassForMigration, Internal, InvalidArgument),
+        "DRV-MG-13",
+    ),
+    (Pretends(GenerateMachineClassForMigration, Internal), "DRV-MG-13"),
+    // Secrets.
+    (SecretInMessage, "OPS-11"),
+    (SecretEncoded, "CMI-13"),
+    (SecretInState, "CMI-186"),
+    (SecretInAddress, "CMI-165"),
+];
+
+/// Whether the rule was seen broken; if not, how it fared.
+async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
+    let simulated = Simulated::new().unwrap();
+    let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
+    let report = judged(&simulated, mutant, &[rule]).await;
+    let found = report.rule(rule).unwrap();
+    let binding = found.level.is_binding();
+    let seen = found.verdict.is_failure() && !(binding && report.compliant);
+    (!seen).then(|| {
+        format!(
+            "{flaw:?}: {rule} {} ({})",
+            found.verdict,
+            found.verdict.reason().unwrap_or("-")
+        )
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rule_that_a_mutant_breaks_is_named() {
+    let survivors: Vec<_> = stream::iter(MUTANTS)
+        .map(|(flaw, rule)| survives(*flaw, rule))
+        .buffer_unordered(AT_ONCE)
+        .filter_map(std::future::ready)
+        .collect()
+        .await;
+    assert!(
+        survivors.is_empty(),
+        "{} survived:\n{}",
+        survivors.len(),
+        survivors.join("\n")
+    );
+}
+
+/// The rules that the table names hold for the intact driver, one by one as for its mutants: what fails there fails
+/// for the flaw.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_intact_driver_passes_where_its_mutants_fail() {
+    let rules: BTreeSet<_> = MUTANTS.iter().map(|(_, rule)| *rule).collect();
+    let simulated = Simulated::new().unwrap();
+    let report = judged(
+        &simulated,
+        simulated.driver.clone(),
+        &Vec::from_iter(rules.clone()),
+    )
+    .await;
+    for rule in rules {
+        assert_eq!(report.rule(rule).unwrap().verdict, Verdict::Passed, "{rule}");
+    }
+}
+
+/// A whole run, as its author would see it: no hook, no case and no clearing up may depend on the driver being right.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_whole_run_against_a_mutant_ends_in_time_and_says_no() {
+    for flaw in [CreateForgets, DeleteTooEarly, ListLeaks] {
+        let simulated = Simulated::new().unwrap();
+        let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
+        let run = judged(&simulated, mutant, &[]);
+        let report = tokio::time::timeout(Duration::from_mins(1), run).await.unwrap();
+        assert!(!report.compliant && report.broken().count() > 0, "{flaw:?}");
+    }
+}
+
+/// What a driver does not delete is named, and a driver that leaves VMs behind is not compliant, whatever else it does.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_not_be_deleted_is_reported_by_name() {
+    let simulated = Simulated::new().unwrap();
+    let mutant = Arc::new(Mutant::new(simulated.driver.clone(), DeleteFails));
+    let report = judged(&simulated, mutant, &["create-again"]).await;
+    assert!(report.broken().next().is_none() && !report.compliant);
+    let vms = simulated.driver.console().vms().unwrap();
+    let [left] = report.leftovers.as_slice() else {
+        panic!("{:?}", report.leftovers);
+    };
+    assert!(
+        left.contains(&vms[0].name) && left.contains("it is stuck"),
+        "{left}"
+    );
+}
+
+/// A panic ends its case, and what was made before is deleted all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_in_the_driver_fails_the_case_and_leaves_nothing_behind() {
+    let simulated = Simulated::new().unwrap();
+    let mutant = Arc::new(Mutant::new(simulated.driver.clone(), Panics(GetMachineStatus)));
+    let report = judged(&simulated, mutant, &["status-like-create", "create-again"]).await;
+    assert!(report.rule("DRV-27").unwrap().verdict.is_failure());
+    assert_eq!(report.rule("DRV-10").unwrap().verdict, Verdict::Passed);
+    assert!(report.leftovers.is_empty(), "{:?}", report.leftovers);
+    assert_eq!(simulated.driver.console().vms().unwrap(), []);
+}
+
+#[test]
+fn there_are_enough_mutants_and_each_is_another() {
+    let different: BTreeSet<_> = MUTANTS.iter().map(|(flaw, _)| format!("{flaw:?}")).collect();
+    assert!(different.len() >= 60, "{}", different.len());
+}

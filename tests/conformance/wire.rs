@@ -1,0 +1,298 @@
+//! What only the wire shows: a plugin of ours keeps those rules too, and what breaks one on the wire is found.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use capcmi::cli::conformance::connect;
+use capcmi::cli::conformance::simulated::Simulated;
+use capcmi::cmi::server::{Listener, serve};
+use capcmi::conformance::{ConnectionWire, RawResponse, Report, Selection, Target, Verdict, Wire, run};
+use capcmi::driver::Operation;
+use capcmi::drivers::grpc::{Deadlines, GrpcConfig, GrpcDriver};
+use futures::stream::{self, StreamExt as _};
+use tokio_util::sync::CancellationToken;
+
+/// A plugin on the simulated cloud, and the way to it.
+struct Served {
+    simulated: Simulated,
+    wire: Arc<ConnectionWire>,
+    config: GrpcConfig,
+    stop: CancellationToken,
+}
+
+impl Served {
+    async fn start() -> Self {
+        let simulated = Simulated::new().unwrap();
+        let listener = Listener::bind(&"tcp://127.0.0.1:0".parse().unwrap(), None)
+            .await
+            .unwrap();
+        let config = GrpcConfig {
+            endpoint: Some(listener.endpoint().unwrap().to_string()),
+            ..GrpcConfig::default()
+        };
+        let stop = CancellationToken::new();
+        let stopped = stop.clone().cancelled_owned();
+        tokio::spawn(serve(
+            simulated.driver.clone(),
+            listener,
+            stopped,
+            Duration::from_secs(1),
+        ));
+        Self {
+            simulated,
+            wire: Arc::new(ConnectionWire::new(connect(config.connector().unwrap()))),
+            config,
+            stop,
+        }
+    }
+
+    async fn judged(&self, wire: Arc<dyn Wire>, only: &[&str]) -> Report {
+        let target = Target::plugin("the plugin", self.simulated.driver.clone(), wire);
+        let config = self.simulated.config.clone();
+        let hooks = Arc::clone(&self.simulated.hooks);
+        let selection = Selection::only(only.iter().copied());
+        run(target, config, hooks, &selection, &(), CancellationToken::new())
+            .await
+            .unwrap()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// What is wrong on the wire.
+#[derive(Clone, Copy, Debug)]
+enum Flaw {
+    /// This code stands where that one belongs.
+    Says(&'static str, &'static str),
+    /// A code that gRPC does not know.
+    Code17,
+    /// Answers end without a status.
+    NoStatus,
+    /// The connection breaks.
+    Breaks,
+    /// Errors have details.
+    Details,
+    /// Errors have no message.
+    NoMessage,
+    /// Nothing is declared.
+    DeclaresNothing,
+    /// These bytes are the answer of this call.
+    Answers(&'static str, &'static [u8]),
+    /// This call is not served.
+    NotServed(&'static str),
+    /// It ends after so many calls.
+    EndsAfter(usize),
+    /// Bytes that are no text are a broken invariant.
+    ChokesOnBytes,
+    /// It is always healthy.
+    AlwaysHealthy,
+    /// It takes all the time there is.
+    NoDeadlines,
+}
+
+struct Mutant {
+    inner: Arc<ConnectionWire>,
+    flaw: Flaw,
+    calls: AtomicUsize,
+}
+
+fn response(code: &str, body: &'static [u8]) -> RawResponse {
+    RawResponse {
+        code: Some(code.to_owned()),
+        message: "because I say so".to_owned(),
+        has_details: false,
+        body: body.into(),
+    }
+}
+
+#[async_trait]
+impl Wire for Mutant {
+    async fn call(
+        &self,
+        path: &str,
+        message: &[u8],
+        deadline: Option<Duration>,
+    ) -> anyhow::Result<RawResponse> {
+        let deadline = deadline.filter(|_| !matches!(self.flaw, Flaw::NoDeadlines));
+        let calls = self.calls.fetch_add(1, Ordering::SeqCst);
+        let mut answer = self.inner.call(path, message, deadline).await?;
+        let failed = answer.code.as_deref() != Some("0");
+        match self.flaw {
+            Flaw::Says(wrong, said) if answer.code.as_deref() == Some(wrong) => {
+                answer.code = Some(said.to_owned());
+            }
+            Flaw::Code17 if failed => answer.code = Some("17".to_owned()),
+            Flaw::NoStatus if failed => answer.code = None,
+            Flaw::Breaks if failed => anyhow::bail!("the stream was reset"),
+            Flaw::Details if failed => answer.has_details = true,
+            Flaw::NoMessage => answer.message.clear(),
+            Flaw::DeclaresNothing if path.ends_with("GetPluginCapabilities") => {
+                return Ok(response("0", &[]));
+            }
+            Flaw::Answers(call, body) if path.ends_with(call) => return Ok(response("0", body)),
+            Flaw::NotServed(call) if path.ends_with(call) => return Ok(response("12", &[])),
+            Flaw::EndsAfter(most) if calls > most => anyhow::bail!("nobody is there"),
+            Flaw::ChokesOnBytes if message.contains(&0) => return Ok(response("13", &[])),
+            Flaw::AlwaysHealthy if path.ends_with("Probe") => return Ok(response("0", &[])),
+            _ => {}
+        }
+        Ok(answer)
+    }
+}
+
+/// One capability on the wire: `capabilities { rpc { type } }`.
+const CREATE_ALONE: &[u8] = &[10, 4, 10, 2, 8, 1];
+const DELETE_ALONE: &[u8] = &[10, 4, 10, 2, 8, 2];
+
+const MUTANTS: &[(Flaw, &str)] = &[
+    (Flaw::Code17, "CMI-24"),
+    (Flaw::NoStatus, "CMI-23"),
+    (Flaw::Breaks, "CMI-23"),
+    (Flaw::Details, "CMI-41"),
+    (Flaw::NoMessage, "CMI-40"),
+    (Flaw::DeclaresNothing, "CMI-06"),
+    (Flaw::Answers("GetPluginCapabilities", DELETE_ALONE), "CMI-61"),
+    (Flaw::Answers("GetPluginCapabilities", CREATE_ALONE), "CMI-62"),
+    (Flaw::Answers("GetPluginCapabilities", CREATE_ALONE), "CMI-07"),
+    (Flaw::Answers("GetPluginCapabilities", b"\xff"), "CMI-60"),
+    (Flaw::Answers("GetPluginInfo", b""), "CMI-155"),
+    (Flaw::Answers("CreateMachine", b""), "CMI-92"),
+    (Flaw::Answers("CreateMachine", b"\x0a\x01a"), "CMI-93"),
+    (Flaw::NotServed("Probe"), "CMI-08"),
+    (Flaw::NotServed("GetPluginInfo"), "CMI-155"),
+    (Flaw::NotServed("CreateMachine"), "CMI-03"),
+    (Flaw::NotServed("GetMachineStatus"), "CMI-114"),
+    (Flaw::NotServed("ListMachines"), "CMI-136"),
+    (Flaw::NotServed("ShutDownMachine"), "CMI-126"),
+    (Flaw::NotServed("GetVolumeIDs"), "CMI-146"),
+    (Flaw::Says("3", "13"), "CMI-28"),
+    (Flaw::Says("3", "0"), "CMI-106"),
+    (Flaw::Says("3", "2"), "CMI-88"),
+    (Flaw::Says("3", "5"), "CMI-150"),
+    (Flaw::Says("9", "13"), "CMI-75"),
+    (Flaw::EndsAfter(500), "CMI-182"),
+    (Flaw::ChokesOnBytes, "CMI-44"),
+    (Flaw::AlwaysHealthy, "CMI-68"),
+    (Flaw::NoDeadlines, "PLG-CR-04"),
+    (Flaw::NoDeadlines, "PLG-DE-04"),
+    (Flaw::Says("4", "1"), "PLG-GS-04"),
+    (Flaw::Says("4", "14"), "PLG-LM-04"),
+    (Flaw::NoDeadlines, "PLG-SD-04"),
+];
+
+async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
+    let served = Served::start().await;
+    let wire = Arc::new(Mutant {
+        inner: served.wire.clone(),
+        flaw,
+        calls: AtomicUsize::new(0),
+    });
+    let report = served.judged(wire, &[rule]).await;
+    let found = report.rule(rule).unwrap();
+    (!found.verdict.is_failure()).then(|| format!("{flaw:?}: {rule} {}", found.verdict))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rule_that_is_broken_on_the_wire_is_named() {
+    let survivors: Vec<_> = stream::iter(MUTANTS)
+        .map(|(flaw, rule)| survives(*flaw, rule))
+        .buffer_unordered(8)
+        .filter_map(std::future::ready)
+        .collect()
+        .await;
+    assert!(
+        survivors.is_empty(),
+        "{} survived:\n{}",
+        survivors.len(),
+        survivors.join("\n")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_simulated_driver_as_a_plugin_keeps_the_rules_of_the_wire() {
+    let served = Served::start().await;
+    let rules: std::collections::BTreeSet<_> = MUTANTS.iter().map(|(_, rule)| *rule).collect();
+    let report = served
+        .judged(served.wire.clone(), &Vec::from_iter(rules.clone()))
+        .await;
+    for rule in rules {
+        assert_eq!(report.rule(rule).unwrap().verdict, Verdict::Passed, "{rule}");
+    }
+    assert!(report.compliant, "{:?}", report.leftovers);
+}
+
+/// Everything there is: every case, over gRPC, by the client that the provider calls plugins with.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_simulated_driver_keeps_every_rule_as_a_plugin_and_none_is_skipped() {
+    let served = Served::start().await;
+    let patience = Operation::ALL.map(|operation| (operation, Duration::from_secs(20)));
+    let client = GrpcDriver::new(&served.config, Deadlines::new(patience)).unwrap();
+    let wire = served.wire.clone();
+    let report = run(
+        Target::plugin("the plugin", Arc::new(client), wire),
+        served.simulated.config.clone(),
+        Arc::clone(&served.simulated.hooks),
+        &Selection::default(),
+        &(),
+        CancellationToken::new(),
+    )
+    .await
+    .unwrap();
+    let broken: Vec<_> = report.broken().collect();
+    assert!(report.compliant && broken.is_empty(), "{broken:#?}");
+    let skipped: Vec<_> = report
+        .cases
+        .iter()
+        .filter(|case| case.verdict != Verdict::Passed)
+        .collect();
+    assert!(skipped.is_empty(), "{skipped:#?}");
+    assert_eq!(served.simulated.driver.console().vms().unwrap(), []);
+}
+
+/// Ctrl-C in the middle of a run of the command: what it made at the plugin is deleted before it ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_ends_the_command_after_it_has_deleted_what_it_made() {
+    let served = Served::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("suite.yaml");
+    let yaml = include_str!("../../src/cli/conformance/simulated.yaml");
+    std::fs::write(&config, yaml).unwrap();
+    let command = tokio::process::Command::new(env!("CARGO_BIN_EXE_capcmi"))
+        .args([
+            "conformance",
+            "--endpoint",
+            served.config.endpoint.as_deref().unwrap(),
+            "--config",
+        ])
+        .arg(&config)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let driver = &served.simulated.driver;
+    let begun = async {
+        while driver.calls().count(Operation::CreateMachine) < 20 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), begun)
+        .await
+        .unwrap();
+    let interrupted = std::process::Command::new("kill")
+        .args(["-INT", &command.id().unwrap().to_string()])
+        .status();
+    assert!(interrupted.unwrap().success());
+    let ended = tokio::time::timeout(Duration::from_secs(20), command.wait_with_output()).await;
+    let output = ended.unwrap().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("the run was ended early"), "{text}");
+    assert_eq!(driver.console().vms().unwrap(), []);
+}

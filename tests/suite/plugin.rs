@@ -1,0 +1,208 @@
+//! A driver in a process of its own: it goes, comes back as another, dies in the middle of its work, and shows who it is.
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use capcmi::api::conditions::{DRIVER_REACHABLE, READY, VIRTUAL_MACHINE_UP_TO_DATE};
+use capcmi::driver::Operation;
+use capcmi::drivers::simulated::Phase;
+use management_cluster::eventually;
+use serde_json::json;
+
+use crate::support::by_hand::{condition, says};
+use crate::support::provider::Replica;
+use crate::support::world::run;
+use crate::support::{Authority, ByHand, Cloud, DEADLINE, Plugin, Provider, World};
+
+/// CMI-76, CMI-78, CMI-167, CMI-169, CLI-CR-14: an outage leaves machines alone that are up, and those that are not wait
+/// for its end.
+#[tokio::test]
+async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<()> {
+    let world = World::new("plugin-outage").await?;
+    let cloud = Cloud::new(&world);
+    let config = cloud.config(json!({}));
+    // It is not there yet: the provider waits for it.
+    let mut plugin = Plugin::absent(&world, "simulated", &config)?;
+    let provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let up = ByHand::new(&world, "one", "up").create().await?;
+    reachable(&provider, 0).await?;
+    plugin.listen(&world).await?;
+    let before = up.provisioned().await?;
+    let shown = r#"capcmi_driver_info{provider="simulated",name="simulated.capcmi.io",version=""#;
+    ensure!(provider.metrics().await?.contains(shown), "no {shown}");
+
+    plugin.kill();
+    let late = ByHand::new(&world, "one", "late").create().await?;
+    let during = up
+        .until("an outage that is shown", |machine| {
+            condition(machine, DRIVER_REACHABLE).is_some_and(|shown| shown.status == "False")
+        })
+        .await?;
+    ensure!(
+        condition(&during, READY) == condition(&before, READY),
+        "Ready was touched: {:?}",
+        condition(&during, READY)
+    );
+    reachable(&provider, 0).await?;
+    let waiting = late
+        .until("a machine that waits", |machine| {
+            says(machine, READY, "False", "Unavailable")
+        })
+        .await?;
+    let status = waiting.status.unwrap_or_default();
+    ensure!(status.failure_reason.is_none(), "{status:?}");
+
+    plugin.listen(&world).await?;
+    late.provisioned().await?;
+    let after = up
+        .until("a driver that is back", |machine| {
+            says(machine, DRIVER_REACHABLE, "True", "Reachable")
+        })
+        .await?;
+    ensure!(
+        condition(&after, READY) == condition(&before, READY),
+        "Ready was touched"
+    );
+    reachable(&provider, 1).await?;
+    cloud.holds(2).await?;
+    for name in ["up", "late"] {
+        let creates = cloud.count(Operation::CreateMachine, name)?;
+        ensure!(creates == 1, "{creates} creates of {name}");
+    }
+    Ok(())
+}
+
+/// DRV-12, CMI-10, CLI-CR-04: whether the work was done or not when the plugin died, there is one VM in the end.
+#[tokio::test]
+async fn a_plugin_that_is_killed_in_the_middle_of_creates_makes_one_vm_each() -> Result<()> {
+    const NAMES: [&str; 4] = ["before-1", "before-2", "after-1", "after-2"];
+    let world = World::new("plugin-killed").await?;
+    let cloud = Cloud::new(&world);
+    let mut plugin = Plugin::start(&world, "simulated", &cloud.config(json!({}))).await?;
+    let _provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    cloud.fail(json!([
+        {"operation": "CreateMachine", "machine": "before-*", "hang": "before"},
+        {"operation": "CreateMachine", "machine": "after-*", "hang": "after"},
+    ]))?;
+    let mut machines = Vec::new();
+    for name in NAMES {
+        machines.push(ByHand::new(&world, "one", name).create().await?);
+    }
+    eventually(DEADLINE, "creates that hang", async || {
+        for name in NAMES {
+            ensure!(cloud.count(Operation::CreateMachine, name)? == 1, "{name}");
+        }
+        ensure!(cloud.vms()?.len() == 2, "{} VMs", cloud.vms()?.len());
+        Ok(())
+    })
+    .await?;
+    plugin.kill();
+    cloud.fail(json!([]))?;
+    plugin.listen(&world).await?;
+    for machine in &machines {
+        machine.provisioned().await?;
+    }
+    let mut names: Vec<_> = cloud.holds(4).await?.into_iter().map(|vm| vm.name).collect();
+    names.sort();
+    ensure!(
+        names == ["after-1", "after-2", "before-1", "before-2"],
+        "{names:?}"
+    );
+    for name in ["after-1", "after-2"] {
+        let creates = cloud.count(Operation::CreateMachine, name)?;
+        ensure!(creates == 1, "{creates} creates of {name}, whose VM was there");
+    }
+    Ok(())
+}
+
+/// CMI-37: a plugin that comes back as one that can do more is noticed without a restart of the provider.
+#[tokio::test]
+async fn a_plugin_that_comes_back_with_other_capabilities_is_asked_for_them() -> Result<()> {
+    let world = World::new("plugin-upgrade").await?;
+    let cloud = Cloud::new(&world);
+    let old = cloud.config(json!({"disabledCalls": ["UpdateMachine"]}));
+    let mut plugin = Plugin::start(&world, "simulated", &old).await?;
+    let _provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
+    machine.provisioned().await?;
+    ensure!(!info(&plugin)?.contains("UpdateMachine"), "{}", info(&plugin)?);
+    machine.respecify("labels", json!({"tier": "gold"})).await?;
+    machine
+        .until("a change that can't be made", |machine| {
+            says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "False", "NotHotUpdatable")
+        })
+        .await?;
+    plugin.kill();
+    plugin.configure(&cloud.config(json!({})))?;
+    plugin.listen(&world).await?;
+    machine
+        .until("the change", |machine| {
+            says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "True", "UpToDate")
+        })
+        .await?;
+    ensure!(cloud.count(Operation::UpdateMachine, "m")? == 1);
+    for expected in ["simulated.capcmi.io", "UpdateMachine", "/labels", "\"vmPool\""] {
+        ensure!(
+            info(&plugin)?.contains(expected),
+            "no {expected} in {}",
+            info(&plugin)?
+        );
+    }
+    Ok(())
+}
+
+/// What `capcmi driver info` prints of a plugin.
+fn info(plugin: &Plugin) -> Result<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    run(command.args(["driver", "info", "--endpoint", &plugin.endpoint()]))
+}
+
+/// CMI-160, CMI-192: mutual TLS, and a new authority for both while both run.
+#[tokio::test]
+async fn a_remote_plugin_is_called_over_mutual_tls_whose_certificates_change() -> Result<()> {
+    let world = World::new("plugin-tls").await?;
+    let cloud = Cloud::new(&world);
+    Authority::new()?.write(&world.folder)?;
+    let plugin = Plugin::secured(&world, "simulated", &cloud.config(json!({}))).await?;
+    let provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    ByHand::new(&world, "one", "a")
+        .create()
+        .await?
+        .provisioned()
+        .await?;
+
+    Authority::new()?.write(&world.folder)?;
+    eventually(DEADLINE, "a connection with the new certificates", async || {
+        let expected = "connected anew: the TLS files have changed";
+        ensure!(provider.log()?.contains(expected), "not connected");
+        Ok(())
+    })
+    .await?;
+    ByHand::new(&world, "one", "b")
+        .create()
+        .await?
+        .provisioned()
+        .await?;
+    cloud.holds(2).await?;
+    let failed = cloud.calls()?.into_iter().find(|call| {
+        call.phase == Phase::Ended
+            && call.operation == Operation::CreateMachine
+            && call.code.as_deref() != Some("OK")
+    });
+    ensure!(failed.is_none(), "{failed:?}");
+    Ok(())
+}
+
+async fn reachable(provider: &Replica, value: u8) -> Result<()> {
+    let line = format!(r#"capcmi_driver_reachable{{provider="simulated"}} {value}"#);
+    eventually(DEADLINE, &line, async || {
+        let metrics = provider.metrics().await?;
+        ensure!(metrics.lines().any(|shown| shown == line), "{metrics}");
+        Ok(())
+    })
+    .await
+}

@@ -1,0 +1,73 @@
+//! Where the driver of a case runs. The cases are the same.
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::{Cloud, Plugin, World};
+
+/// Where the driver runs.
+#[derive(Clone, Copy, Debug)]
+pub enum Backing {
+    /// In the provider's process.
+    InProcess,
+    /// As a plugin.
+    Plugin,
+}
+
+/// A driver that a provider can use.
+pub struct Backed {
+    /// The drivers file.
+    pub drivers: String,
+    _plugin: Option<Plugin>,
+}
+
+impl Backing {
+    /// A driver with this cloud.
+    pub async fn of(self, world: &World, cloud: &Cloud, more: Value) -> Result<Backed> {
+        self.with(world, cloud, json!({}), more).await
+    }
+
+    /// As [`Backing::of`], for a case that has several.
+    pub async fn named(self, world: &World, name: &str, cloud: &Cloud, more: Value) -> Result<Backed> {
+        self.with(world, cloud, json!({"name": name}), more).await
+    }
+
+    /// As [`Backing::of`], with further keys of the driver's entry.
+    pub async fn with(self, world: &World, cloud: &Cloud, entry: Value, more: Value) -> Result<Backed> {
+        Ok(match self {
+            Self::InProcess => Backed {
+                drivers: cloud.drivers_with(entry, more),
+                _plugin: None,
+            },
+            Self::Plugin => {
+                let name = entry["name"].as_str().unwrap_or("simulated");
+                let plugin = Plugin::start(world, name, &cloud.config(more)).await?;
+                Backed {
+                    drivers: plugin.drivers(entry),
+                    _plugin: Some(plugin),
+                }
+            }
+        })
+    }
+}
+
+/// Makes two tests of each case: one with the driver in the provider's process, one with a plugin.
+macro_rules! with_every_backing {
+    ($($case:ident),+ $(,)?) => {
+        mod in_process {
+            $(#[tokio::test]
+            async fn $case() -> anyhow::Result<()> {
+                super::$case($crate::support::Backing::InProcess).await
+            })+
+        }
+
+        mod plugin {
+            $(#[tokio::test]
+            async fn $case() -> anyhow::Result<()> {
+                super::$case($crate::support::Backing::Plugin).await
+            })+
+        }
+    };
+}
+
+pub(crate) use with_every_backing;

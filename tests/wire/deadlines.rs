@@ -1,0 +1,129 @@
+//! Calls that nobody waits for any more.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use capcmi::driver::{Driver, Machine};
+use tokio::net::UnixStream;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::timeout;
+
+use crate::support::{Connection, PATIENCE, Scripted, Served, create};
+
+/// What happens to a call of the driver.
+#[derive(Debug, PartialEq, Eq)]
+enum Event {
+    Begun,
+    Dropped,
+}
+
+/// Lives as long as a call.
+struct Watched(UnboundedSender<Event>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        // A test that has ended listens no more.
+        let _heard = self.0.send(Event::Dropped);
+    }
+}
+
+/// A driver whose creates never end, and what happens to them.
+fn hanging() -> (Arc<dyn Driver>, UnboundedReceiver<Event>) {
+    let (tell, events) = unbounded_channel();
+    let driver = Scripted::creating(move |_| {
+        let watched = Watched(tell.clone());
+        async move {
+            let _heard = watched.0.send(Event::Begun);
+            std::future::pending::<capcmi::driver::Result<Machine>>().await
+        }
+    });
+    (driver, events)
+}
+
+async fn next(events: &mut UnboundedReceiver<Event>) -> Result<Event> {
+    timeout(PATIENCE, events.recv())
+        .await
+        .context("waiting for what happens to the call")?
+        .context("the driver is gone")
+}
+
+/// PLG-CR-01
+#[tokio::test]
+async fn a_client_that_goes_away_drops_the_call_of_the_driver() -> Result<()> {
+    let (driver, mut events) = hanging();
+    let served = Served::start(driver).await?;
+    let mut machines = served.machine().await?;
+    let call = tokio::spawn(async move { machines.create_machine(create("m-0")).await });
+    ensure!(next(&mut events).await? == Event::Begun);
+    call.abort();
+    ensure!(next(&mut events).await? == Event::Dropped);
+    served.stop().await
+}
+
+/// PLG-CR-04
+#[tokio::test]
+async fn a_deadline_drops_the_call_and_is_answered_as_such() -> Result<()> {
+    let (driver, mut events) = hanging();
+    let served = Served::start(driver).await?;
+    let mut raw = Connection::open(UnixStream::connect(served.socket()?).await?).await?;
+    // tonic has a deadline of its own, which must never be the first.
+    for grpc_timeout in ["50m", "1m", "3000u", "0n"] {
+        let headers = [("grpc-timeout", grpc_timeout)];
+        let answer = raw
+            .call("/cmi.v1.Machine/CreateMachine", &create("m-0"), &headers)
+            .await?;
+        ensure!(
+            answer.code()? == tonic::Code::DeadlineExceeded,
+            "{grpc_timeout}: {}",
+            answer.code()?
+        );
+    }
+    ensure!(next(&mut events).await? == Event::Begun);
+    ensure!(next(&mut events).await? == Event::Dropped);
+    served.stop().await
+}
+
+/// CMI-182: what does not end in time is dropped, and its client told.
+#[tokio::test]
+async fn a_stop_waits_for_calls_only_so_long() -> Result<()> {
+    let (driver, mut events) = hanging();
+    let served = Served::start(driver).await?;
+    let mut machines = served.machine().await?;
+    let call = tokio::spawn(async move { machines.create_machine(create("m-0")).await });
+    ensure!(next(&mut events).await? == Event::Begun);
+    served.stop().await?;
+    ensure!(next(&mut events).await? == Event::Dropped);
+    let status = timeout(PATIENCE, call)
+        .await??
+        .err()
+        .context("the call was dropped")?;
+    ensure!(status.code() == tonic::Code::Unavailable, "{status}");
+    ensure!(status.message().contains("stops"), "{status}");
+    Ok(())
+}
+
+/// CMI-182: a load balancer watches for ever, and must not hold up a stop.
+#[tokio::test]
+async fn who_watches_the_health_is_told_of_a_stop_and_let_go() -> Result<()> {
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_check_response::ServingStatus;
+    use tonic_health::pb::health_client::HealthClient;
+
+    let served = Served::simulated("{}").await?;
+    let request = HealthCheckRequest {
+        service: "cmi.v1.Machine".to_owned(),
+    };
+    let mut watched = HealthClient::new(served.channel().await?)
+        .watch(request)
+        .await?
+        .into_inner();
+    let first = watched.message().await?.context("there is a status")?;
+    ensure!(first.status() == ServingStatus::Serving, "{first:?}");
+    served.stop().await?;
+    let last = timeout(PATIENCE, watched.message()).await??;
+    let last = last.context("the status changes")?;
+    ensure!(last.status() == ServingStatus::NotServing, "{last:?}");
+    let end = timeout(PATIENCE, watched.message()).await??;
+    ensure!(end.is_none(), "the stream ends well: {end:?}");
+    Ok(())
+}

@@ -1,0 +1,199 @@
+//! `capcmi driver serve`: start, signals, logs and mistakes.
+
+use std::path::Path;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use capcmi::cmi::endpoint::Endpoint;
+use capcmi::cmi::proto::cmi::v1;
+use capcmi::cmi::proto::cmi::v1::identity_client::IdentityClient;
+use capcmi::cmi::proto::cmi::v1::machine_client::MachineClient;
+use management_cluster::eventually;
+use serde_json::json;
+
+use crate::support::{PATIENCE, Plugin, connect, create};
+
+/// How long a plugin that can't start may take to say so (OPS-13).
+const FAIL_FAST: Duration = Duration::from_secs(5);
+
+fn unix(folder: &Path) -> Endpoint {
+    Endpoint::Unix(folder.join("p.sock"))
+}
+
+/// Runs a plugin that can't start.
+async fn fails(endpoint: &str, more: &[&str]) -> Result<String> {
+    let begun = Instant::now();
+    let Output { status, stderr, .. } = Plugin::command()
+        .env("CMI_ENDPOINT", endpoint)
+        .args(more)
+        .stdout(Stdio::null())
+        .output()
+        .await?;
+    let said = String::from_utf8(stderr)?;
+    ensure!(status.code() == Some(2), "{endpoint}: {status}: {said}");
+    ensure!(begun.elapsed() < FAIL_FAST, "{endpoint}: {:?}", begun.elapsed());
+    Ok(said)
+}
+
+/// OPS-03, CMI-156, CMI-157, CMI-168
+#[tokio::test]
+async fn a_plugin_needs_nothing_but_cmi_endpoint() -> Result<()> {
+    let plugin = Plugin::start(Plugin::command().env("CMI_ENDPOINT", "tcp://127.0.0.1:0")).await?;
+    let mut identity = IdentityClient::new(connect(&plugin.endpoint).await?);
+    let info = identity
+        .get_plugin_info(v1::GetPluginInfoRequest {})
+        .await?
+        .into_inner();
+    ensure!(info.name == "simulated.capcmi.io", "{info:?}");
+    let ready = identity.probe(v1::ProbeRequest {}).await?.into_inner().ready;
+    ensure!(ready == Some(true), "{ready:?}");
+    plugin.ask_to_stop().await?;
+    let (status, log) = plugin.ended().await?;
+    ensure!(status.success(), "{status}: {log}");
+    Ok(())
+}
+
+/// CMI-182
+#[tokio::test]
+async fn a_call_that_runs_at_sigterm_ends_well_and_no_other_is_taken() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (config, calls) = (folder.path().join("config.yaml"), folder.path().join("calls"));
+    let settings = json!({"callLog": calls, "faults": [{"operation": "CreateMachine", "latencyMs": 1000}]});
+    std::fs::write(&config, settings.to_string())?;
+    let endpoint = unix(folder.path());
+    let plugin = Plugin::start(
+        Plugin::command()
+            .arg(format!("--endpoint={endpoint}"))
+            .arg(format!("--config={}", config.display())),
+    )
+    .await?;
+    let mut machines = MachineClient::new(connect(&endpoint).await?);
+    let call = tokio::spawn(async move { machines.create_machine(create("m-0")).await });
+    eventually(PATIENCE, "the call has begun", async || {
+        let log = std::fs::read_to_string(&calls)?;
+        ensure!(log.contains("CreateMachine"), "{log}");
+        Ok(())
+    })
+    .await?;
+    plugin.ask_to_stop().await?;
+    let created = tokio::time::timeout(PATIENCE, call).await???.into_inner();
+    ensure!(created.node_name == "m-0", "{created:?}");
+    let (status, log) = plugin.ended().await?;
+    ensure!(status.success(), "{status}: {log}");
+    ensure!(connect(&endpoint).await.is_err(), "the plugin is gone");
+    let Endpoint::Unix(socket) = endpoint else {
+        anyhow::bail!("it was a socket");
+    };
+    ensure!(!socket.exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_plugin_takes_over_the_socket_of_one_that_was_killed_and_of_no_other() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let endpoint = unix(folder.path());
+    let command = || {
+        let mut command = Plugin::command();
+        command.env("CMI_ENDPOINT", endpoint.to_string());
+        command
+    };
+    drop(Plugin::start(&mut command()).await?);
+    let second = eventually(PATIENCE, "a second plugin", async || {
+        // The first is gone when the operating system has closed its socket.
+        Plugin::start(&mut command()).await
+    })
+    .await?;
+    let said = fails(&endpoint.to_string(), &[]).await?;
+    ensure!(said.contains("another process listens on"), "{said}");
+    let mut identity = IdentityClient::new(connect(&second.endpoint).await?);
+    identity.probe(v1::ProbeRequest {}).await?;
+    drop(identity);
+    second.ask_to_stop().await?;
+    let (status, log) = second.ended().await?;
+    ensure!(status.success(), "{status}: {log}");
+    Ok(())
+}
+
+/// OPS-13, CMI-179, CMI-181, CMI-188
+#[tokio::test]
+async fn a_mistake_ends_the_plugin_at_once_with_a_line_that_names_it() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("config.yaml");
+    std::fs::write(&config, "quotas: 1")?;
+    let config = config.display().to_string();
+    let good = unix(folder.path()).to_string();
+    for (endpoint, more, named) in [
+        ("", vec![], "it has to begin with `tcp://`"),
+        ("127.0.0.1:8080", vec![], "`127.0.0.1:8080` is no endpoint"),
+        ("tcp://127.0.0.1", vec![], "the port is missing"),
+        (
+            "tcp://192.0.2.1:1",
+            vec![],
+            "listening on tcp://192.0.2.1:1 failed",
+        ),
+        (
+            "unix:///no/such/folder/p.sock",
+            vec![],
+            "listening on unix:///no/such/folder/p.sock failed",
+        ),
+        ("tls://127.0.0.1:0", vec![], "needs a certificate"),
+        (
+            &good,
+            vec!["--config", "/no/such/file"],
+            "/no/such/file can't be used",
+        ),
+        (&good, vec!["--config", &config], "quotas"),
+        (&good, vec!["--tls-cert-file=/no/such/cert"], "were not provided"),
+    ] {
+        let said = fails(endpoint, &more).await?;
+        let lines: Vec<_> = said.lines().filter(|line| line.contains(named)).collect();
+        ensure!(lines.len() == 1, "`{named}` of {endpoint} is no line of: {said}");
+    }
+    let none = Plugin::command().output().await?;
+    let said = String::from_utf8(none.stderr)?;
+    ensure!(none.status.code() == Some(2), "{}: {said}", none.status);
+    ensure!(
+        said.trim_end().lines().count() == 1 && said.contains("CMI_ENDPOINT"),
+        "{said}"
+    );
+    Ok(())
+}
+
+/// OPS-08, OPS-11, CMI-13, CMI-183, CMI-186
+#[tokio::test]
+async fn logs_go_to_standard_error_alone_and_hold_no_secret() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let endpoint = unix(folder.path());
+    let plugin = Plugin::start(
+        Plugin::command()
+            .arg(format!("--endpoint={endpoint}"))
+            .args(["-v", "9"])
+            .current_dir(folder.path()),
+    )
+    .await?;
+    let mut machines = MachineClient::new(connect(&endpoint).await?);
+    let mut request = create("m-0");
+    request
+        .secrets
+        .insert("token".to_owned(), b"canary-4711".to_vec());
+    machines.create_machine(request.clone()).await?;
+    request.provider_spec = b"{}".to_vec();
+    machines
+        .create_machine(request)
+        .await
+        .err()
+        .context("the spec is no good")?;
+    drop(machines);
+    plugin.ask_to_stop().await?;
+    let (status, log) = plugin.ended().await?;
+    ensure!(status.success(), "{status}: {log}");
+    ensure!(
+        log.contains("CreateMachine") && log.contains("InvalidArgument"),
+        "{log}"
+    );
+    ensure!(!log.contains("canary"), "{log}");
+    let left = std::fs::read_dir(folder.path())?.count();
+    ensure!(left == 0, "{left} files were left");
+    Ok(())
+}
