@@ -1,8 +1,9 @@
 //! What is watched, and what is derived from it. Shared by the reconcilers.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use kube::Resource;
 use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::api::cluster_api::{Cluster, Machine};
@@ -35,6 +36,16 @@ pub struct ClusterIds {
     found: Mutex<HashMap<String, String>>,
 }
 
+/// The InfraCluster of a Cluster, which may carry the id.
+enum Carrier {
+    /// There is none of ours.
+    None,
+    /// It is named, and the cache does not have it: it may be behind.
+    NotSeen,
+    /// This one.
+    Seen(Arc<Guarded<InfraCluster>>),
+}
+
 impl ClusterIds {
     /// Looks into these caches, which must have been filled before the first use.
     pub fn new(caches: &Caches) -> Self {
@@ -46,35 +57,48 @@ impl ClusterIds {
     }
 
     /// The id of a Cluster; `None` for one that the API server has not given a UID.
+    ///
+    /// It is found once and kept, but not while the InfraCluster that may carry another has not been seen.
     pub fn of(&self, cluster: &Cluster) -> Option<String> {
         let uid = cluster.metadata.uid.clone()?;
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        let id = found.entry(uid.clone()).or_insert_with(|| {
-            self.of_infra_cluster(cluster)
-                .or_else(|| self.of_sibling(cluster))
-                .unwrap_or(uid)
-        });
-        Some(id.clone())
+        if let Some(id) = self.lock().get(&uid) {
+            return Some(id.clone());
+        }
+        let carrier = self.carrier(cluster);
+        let written = match &carrier {
+            Carrier::Seen(infra) => annotated(infra),
+            Carrier::NotSeen | Carrier::None => None,
+        };
+        let written = written.or_else(|| self.of_sibling(cluster));
+        if written.is_none() && matches!(carrier, Carrier::NotSeen) {
+            return Some(uid);
+        }
+        let id = written.unwrap_or_else(|| uid.clone());
+        Some(self.lock().entry(uid).or_insert(id).clone())
     }
 
-    fn of_infra_cluster(&self, cluster: &Cluster) -> Option<String> {
-        let reference = cluster.spec.infrastructure_ref.as_ref()?;
+    /// Forgets all Clusters that are no more.
+    pub fn forget_all_but(&self, is_there: impl Fn(&str) -> bool) {
+        self.lock().retain(|uid, _| is_there(uid));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, String>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn carrier(&self, cluster: &Cluster) -> Carrier {
+        let (Some(reference), Some(namespace)) = (
+            cluster.spec.infrastructure_ref.as_ref(),
+            cluster.metadata.namespace.as_deref(),
+        ) else {
+            return Carrier::None;
+        };
         if reference.api_group != api::GROUP || reference.kind != "InfraCluster" {
-            return None;
+            return Carrier::None;
         }
-        let namespace = cluster.metadata.namespace.as_deref()?;
-        let found = self
-            .infra_clusters
-            .get(&ObjectRef::new(&reference.name).within(namespace))?;
-        found
-            .0
-            .as_ref()
-            .ok()?
-            .metadata
-            .annotations
-            .as_ref()?
-            .get(labels::CLUSTER_ID)
-            .cloned()
+        self.infra_clusters
+            .get(&ObjectRef::new(&reference.name).within(namespace))
+            .map_or(Carrier::NotSeen, Carrier::Seen)
     }
 
     fn of_sibling(&self, cluster: &Cluster) -> Option<String> {
@@ -90,16 +114,18 @@ impl ClusterIds {
                     && carries_its_own_id(machine)
             })
         })?;
-        sibling
-            .0
-            .as_ref()
-            .ok()?
-            .metadata
-            .annotations
-            .as_ref()?
-            .get(labels::CLUSTER_ID)
-            .cloned()
+        annotated(&sibling)
     }
+}
+
+/// The cluster id that an object carries, also one whose spec can't be read.
+fn annotated<K: Resource>(object: &Guarded<K>) -> Option<String> {
+    object
+        .meta()
+        .annotations
+        .as_ref()?
+        .get(labels::CLUSTER_ID)
+        .cloned()
 }
 
 /// Whether the machine's annotations were written for it, rather than copied from another.
@@ -115,4 +141,67 @@ fn carries_its_own_id(machine: &InfraMachine) -> bool {
         && annotations
             .get(labels::MACHINE_ID)
             .is_some_and(|id| id.starts_with(&format!("{namespace}/{name}/")))
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::reflector;
+    use kube::runtime::watcher::Event;
+
+    use super::*;
+    use crate::api::cluster_api::{ClusterSpec, ObjectReference};
+    use crate::api::v1alpha1::InfraClusterSpec;
+
+    fn caches() -> (Caches, reflector::store::Writer<Guarded<InfraCluster>>) {
+        let (infra_clusters, writer) = reflector::store();
+        let caches = Caches {
+            machines: reflector::store().0,
+            clusters: reflector::store().0,
+            infra_machines: reflector::store().0,
+            infra_machine_templates: reflector::store().0,
+            infra_clusters,
+        };
+        (caches, writer)
+    }
+
+    fn cluster() -> Cluster {
+        let mut cluster = Cluster::new("c", ClusterSpec::default());
+        cluster.metadata.namespace = Some("ns".to_owned());
+        cluster.metadata.uid = Some("u-1".to_owned());
+        cluster.spec.infrastructure_ref = Some(ObjectReference {
+            api_group: api::GROUP.to_owned(),
+            kind: "InfraCluster".to_owned(),
+            name: "c".to_owned(),
+        });
+        cluster
+    }
+
+    fn infra_cluster(id: Option<&str>) -> Guarded<InfraCluster> {
+        let mut infra = InfraCluster::new("c", InfraClusterSpec::default());
+        infra.metadata.namespace = Some("ns".to_owned());
+        infra.metadata.annotations = id.map(|id| [(labels::CLUSTER_ID.to_owned(), id.to_owned())].into());
+        Guarded(Ok(infra))
+    }
+
+    /// After a move the Cluster may be seen before the InfraCluster that carries its id.
+    #[test]
+    fn an_id_is_not_settled_before_the_object_that_may_carry_it_is_seen() {
+        let (caches, mut writer) = caches();
+        let ids = ClusterIds::new(&caches);
+        assert_eq!(ids.of(&cluster()).as_deref(), Some("u-1"));
+        writer.apply_watcher_event(&Event::Apply(infra_cluster(Some("moved"))));
+        assert_eq!(ids.of(&cluster()).as_deref(), Some("moved"));
+        writer.apply_watcher_event(&Event::Apply(infra_cluster(None)));
+        assert_eq!(
+            ids.of(&cluster()).as_deref(),
+            Some("moved"),
+            "what was found is kept"
+        );
+        ids.forget_all_but(|_| false);
+        assert_eq!(
+            ids.of(&cluster()).as_deref(),
+            Some("u-1"),
+            "of a Cluster that is gone nothing is"
+        );
+    }
 }

@@ -12,8 +12,8 @@ use kube::runtime::controller::Action;
 
 use crate::api::Guarded;
 use crate::apiserver::Error;
-use crate::driver::retry::{self, LONG_WAIT, LONGEST_BACKOFF, Next};
-use crate::driver::{Operation, Status};
+use crate::driver::Status;
+use crate::driver::retry::{self, Call, LONG_WAIT, LONGEST_BACKOFF, Next};
 use crate::metrics::{Kind, Metrics, Outcome};
 
 /// Failures further apart than this are not in a row: nothing waits for longer.
@@ -46,12 +46,22 @@ pub enum Again {
 
 impl Again {
     /// After a call of a driver that failed, by the table of codes.
-    pub fn after(operation: Operation, status: &Status) -> Self {
-        match retry::next(operation, status.code()) {
-            Next::Retry | Next::Initialize | Next::LookUp | Next::Create | Next::Gone => Self::BackOff,
-            Next::AwaitCapacity | Next::AwaitPerson | Next::AwaitDriver | Next::Fallback | Next::Terminal => {
-                Self::After(LONG_WAIT)
-            }
+    pub fn after(call: Call, status: &Status) -> Self {
+        match retry::next(call, status.code()) {
+            Next::Retry
+            | Next::Initialize
+            | Next::Create
+            | Next::LookUp
+            | Next::Vanished
+            | Next::Delete
+            | Next::StillThere
+            | Next::Gone => Self::BackOff,
+            Next::AwaitCapacity
+            | Next::AwaitPerson
+            | Next::AwaitDriver
+            | Next::Fallback
+            | Next::Terminal
+            | Next::LookWhetherGone => Self::After(LONG_WAIT),
         }
     }
 }
@@ -214,7 +224,7 @@ mod tests {
 
     #[test]
     fn what_a_person_has_to_repair_is_asked_rarely_and_what_passes_by_itself_soon() {
-        let after = |code| Again::after(Operation::ListZones, &Status::new(code, "no"));
+        let after = |code| Again::after(Call::ListZones, &Status::new(code, "no"));
         assert_eq!(after(Code::Unavailable), Again::BackOff);
         assert_eq!(after(Code::PermissionDenied), Again::After(LONG_WAIT));
         assert_eq!(after(Code::InvalidArgument), Again::After(LONG_WAIT));

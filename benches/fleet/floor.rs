@@ -94,6 +94,7 @@ async fn bring_up(client: Client, machine: Arc<InfraMachine>) -> Result<()> {
             "infrastructure.capcmi.io/machine-id": format!("{namespace}/{name}/{uid}"),
             "infrastructure.capcmi.io/instance": "may-exist",
             "infrastructure.capcmi.io/driver": "simulated",
+            "infrastructure.capcmi.io/secret": "",
             "infrastructure.capcmi.io/applied-provider-spec": r#"{"size":"small","tags":{"capcmi.io/machine":"00000000-0000-0000-0000-000000000000","kubernetes.io/cluster":"00000000-0000-0000-0000-000000000000","kubernetes.io/role":"node"},"vmPool":"default"}"#,
         },
     }});

@@ -54,9 +54,11 @@ pub mod reason {
     pub const UP_TO_DATE: &str = "UpToDate";
     /// The wanted provider spec differs in fields that a living VM can't change.
     pub const NOT_HOT_UPDATABLE: &str = "NotHotUpdatable";
+    /// `spec.secretRef` names another Secret than the one that the VM was made with.
+    pub const SECRET_CHANGED: &str = "SecretChanged";
     /// No driver of that name, or not for this namespace.
     pub const DRIVER_NOT_CONFIGURED: &str = "DriverNotConfigured";
-    /// A secret is missing or its keys collide.
+    /// A secret is missing, can't be read, or its keys collide.
     pub const INVALID_SECRET: &str = "InvalidSecret";
     /// What the driver said that a machine has can't be shown; the message names the resource.
     pub const INVALID_CAPACITY: &str = "InvalidCapacity";

@@ -15,29 +15,34 @@ pub const APPLIED_PROVIDER_SPEC: &str = "infrastructure.capcmi.io/applied-provid
 pub const LAST_KNOWN_STATE: &str = "infrastructure.capcmi.io/last-known-state";
 /// Annotation: the driver that made the VM, so that a deletion finds it whatever became of the spec. Reserved.
 pub const DRIVER: &str = "infrastructure.capcmi.io/driver";
+/// Annotation: the Secret whose credentials the VM was made with, nothing where it was made without, so that every later
+/// call goes to the same account whatever becomes of `spec.secretRef`. Reserved.
+pub const SECRET: &str = "infrastructure.capcmi.io/secret";
 /// Annotation: `true` lets an InfraMachine go although nobody confirmed that its VM is gone. The last resort, and the
 /// administrator's: reserved, and in a template it would lose every VM.
 pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
 
 /// The annotations that the provider writes.
-pub const OWN_ANNOTATIONS: [&str; 6] = [
+pub const OWN_ANNOTATIONS: [&str; 7] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
     APPLIED_PROVIDER_SPEC,
     LAST_KNOWN_STATE,
     DRIVER,
+    SECRET,
 ];
 
 /// The annotations that only the provider and the administrator may write: who could forge them could claim the VM of
 /// another cluster, or have one forgotten.
-pub const RESERVED_ANNOTATIONS: [&str; 7] = [
+pub const RESERVED_ANNOTATIONS: [&str; 8] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
     APPLIED_PROVIDER_SPEC,
     LAST_KNOWN_STATE,
     DRIVER,
+    SECRET,
     FORCE_DELETE,
 ];
 

@@ -1,15 +1,22 @@
 //! Secrets: read by name when they are needed, never listed, watched or kept.
 
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 
 use super::Error;
+use crate::api::labels;
 use crate::driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
 
 /// Cluster API's key of the bootstrap data.
 const VALUE: &str = "value";
 /// Cluster API's key of the bootstrap data's format.
 const FORMAT: &str = "format";
+
+/// `field` of credentials that the spec names.
+pub const SECRET_REF: &str = "spec.secretRef";
 
 /// Why the secrets of a call can't be put together; a person has to act.
 #[derive(Debug, thiserror::Error)]
@@ -22,12 +29,31 @@ pub enum InvalidSecret {
         /// Who names it.
         field: &'static str,
     },
+    /// It is not there, and what the driver says without it is no proof that a VM is gone.
+    #[error(
+        "the Secret `{name}` does not exist, and without its credentials the driver does not see the VM, which is no proof that it is gone: restore the Secret, or delete the VM by hand and set the annotation {}=true",
+        labels::FORCE_DELETE
+    )]
+    Needed {
+        /// Its name.
+        name: String,
+    },
+    /// The API server does not let it be read.
+    #[error("the Secret `{name}` that {field} names can't be read: {why}")]
+    Forbidden {
+        /// Its name.
+        name: String,
+        /// Who names it.
+        field: &'static str,
+        /// What the API server says.
+        why: String,
+    },
     /// It has no bootstrap data.
     #[error("the Secret `{0}` has no key `value` with the bootstrap data")]
     NoBootstrapData(String),
     /// The credentials use a key that the bootstrap data need.
     #[error(
-        "the Secret `{name}` that spec.secretRef names has the key `{key}`, which is kept for the bootstrap data"
+        "the Secret `{name}` with the credentials has the key `{key}`, which is kept for the bootstrap data"
     )]
     Collision {
         /// The Secret.
@@ -37,7 +63,7 @@ pub enum InvalidSecret {
     },
 }
 
-/// The driver's credentials: all keys of the Secret that `spec.secretRef` names, or none without one.
+/// The driver's credentials: all keys of the Secret, or none without one. `field` says who names it.
 ///
 /// # Errors
 /// The outer error when the API server can't be asked, the inner one when what it answered can't be used.
@@ -45,17 +71,16 @@ pub async fn credentials(
     client: &Client,
     namespace: &str,
     name: Option<&str>,
+    field: &'static str,
 ) -> Result<Result<Secrets, InvalidSecret>, Error> {
     let Some(name) = name else {
         return Ok(Ok(Secrets::default()));
     };
-    let Some(secret) = read(client, namespace, name, "reading the Secret of spec.secretRef").await? else {
-        return Ok(Err(InvalidSecret::Missing {
-            name: name.to_owned(),
-            field: "spec.secretRef",
-        }));
+    let action = "reading the Secret with the credentials";
+    let data = match read(client, namespace, name, field, action).await? {
+        Ok(data) => data,
+        Err(invalid) => return Ok(Err(invalid)),
     };
-    let data = secret.data.unwrap_or_default();
     if let Some(key) = data
         .keys()
         .find(|key| [USER_DATA, USER_DATA_FORMAT].contains(&key.as_str()))
@@ -81,14 +106,12 @@ pub async fn bootstrap_data(
     name: &str,
     mut secrets: Secrets,
 ) -> Result<Result<Secrets, InvalidSecret>, Error> {
-    let Some(secret) = read(client, namespace, name, "reading the bootstrap data Secret").await? else {
-        let field = "spec.bootstrap.dataSecretName of the Machine";
-        return Ok(Err(InvalidSecret::Missing {
-            name: name.to_owned(),
-            field,
-        }));
+    let field = "spec.bootstrap.dataSecretName of the Machine";
+    let action = "reading the bootstrap data Secret";
+    let mut data = match read(client, namespace, name, field, action).await? {
+        Ok(data) => data,
+        Err(invalid) => return Ok(Err(invalid)),
     };
-    let mut data = secret.data.unwrap_or_default();
     let Some(value) = data.remove(VALUE) else {
         return Ok(Err(InvalidSecret::NoBootstrapData(name.to_owned())));
     };
@@ -111,10 +134,19 @@ async fn read(
     client: &Client,
     namespace: &str,
     name: &str,
+    field: &'static str,
     action: &'static str,
-) -> Result<Option<Secret>, Error> {
-    Api::<Secret>::namespaced(client.clone(), namespace)
-        .get_opt(name)
-        .await
-        .map_err(|error| Error::api(action, error))
+) -> Result<Result<BTreeMap<String, ByteString>, InvalidSecret>, Error> {
+    let name = name.to_owned();
+    let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
+    match secrets.get_opt(&name).await {
+        Ok(Some(secret)) => Ok(Ok(secret.data.unwrap_or_default())),
+        Ok(None) => Ok(Err(InvalidSecret::Missing { name, field })),
+        // Only who grants rights can change this: it has to be seen where the machine is looked at.
+        Err(kube::Error::Api(status)) if status.code == 403 => {
+            let why = status.message;
+            Ok(Err(InvalidSecret::Forbidden { name, field, why }))
+        }
+        Err(error) => Err(Error::api(action, error)),
+    }
 }

@@ -10,7 +10,7 @@ use super::drivers_file::{self, ConfiguredDriver};
 use crate::driver::{Driver, Operation, Readiness};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
-use crate::provider::{Provider, Settings};
+use crate::provider::{Provider, Settings, Share};
 
 /// Look after the drivers' configuration.
 #[derive(Debug, Subcommand)]
@@ -89,13 +89,14 @@ async fn check(args: CheckArgs) -> Result<(), Failure> {
 
 /// What a driver says of itself, in a line.
 async fn describe(provider: &Provider) -> crate::driver::Result<String> {
-    let driver = provider.driver();
+    let turn = provider.turn(Share::Upkeep, "check").await;
+    let driver = turn.driver();
     let readiness = match driver.probe().await? {
         Readiness::Ready => "ready",
         Readiness::NotYet => "not ready yet",
     };
     let info = driver.info().await?;
-    let capabilities = provider.contact().await?;
+    let capabilities = turn.contact().await?;
     let calls: Vec<_> = Operation::ALL
         .into_iter()
         .filter(|operation| capabilities.offers(*operation))

@@ -86,13 +86,13 @@ struct ServerArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Work")]
 struct WorkArgs {
-    /// InfraMachines that are reconciled at the same time.
+    /// InfraMachines that are reconciled at the same time, besides those that a driver works on (maxConcurrentCalls).
     #[arg(long, default_value = "32", value_name = "NUMBER")]
     inframachine_concurrency: NonZeroU16,
-    /// InfraMachineTemplates that are reconciled at the same time.
+    /// InfraMachineTemplates that are reconciled at the same time, besides those that a driver works on.
     #[arg(long, default_value = "4", value_name = "NUMBER")]
     inframachinetemplate_concurrency: NonZeroU16,
-    /// InfraClusters that are reconciled at the same time.
+    /// InfraClusters that are reconciled at the same time, besides those that a driver works on.
     #[arg(long, default_value = "8", value_name = "NUMBER")]
     infracluster_concurrency: NonZeroU16,
     /// The pause between two lists of the VMs of a driver and class, which find VMs that vanished.

@@ -21,9 +21,9 @@ use crate::api::v1alpha1::InfraCluster;
 use crate::api::{Guarded, labels};
 use crate::apiserver::{Error, patch_params, publish_status, secrets};
 use crate::caches::{Caches, ClusterIds};
-use crate::driver::retry::{self, Next};
+use crate::driver::retry::{self, Call, Next};
 use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
-use crate::provider::{Provider, Providers, ResolveError};
+use crate::provider::{Providers, ResolveError, Share, TURN_WAIT, Turn};
 use crate::reconciler::{Again, Reconciler};
 
 /// How often failure domains are read anew.
@@ -41,6 +41,8 @@ pub struct Context {
     pub providers: Providers,
     /// Failures and metrics.
     pub reconciler: Reconciler,
+    /// Has a cluster reconciled.
+    pub wake: Arc<dyn Fn(ObjectRef<Guarded<InfraCluster>>) + Send + Sync>,
 }
 
 /// One reconcile of one InfraCluster.
@@ -73,12 +75,15 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
     let zones = match &plan {
         Plan::Leave => return Ok(Again::OnChange),
         Plan::Pause(_) => Zones::Unasked,
-        Plan::Provision { cluster_id } => zones(infra, ctx, cluster_id).await?,
+        Plan::Provision { cluster_id } => match zones(infra, ctx, cluster_id).await? {
+            Some(zones) => zones,
+            None => return Ok(Again::After(TURN_WAIT)),
+        },
     };
     publish(infra, ctx, &plan, &zones).await?;
     Ok(match zones {
         Zones::Known(_) => Again::After(REFRESH),
-        Zones::Unreachable(status) => Again::after(Operation::ListZones, &status),
+        Zones::Unreachable(status) => Again::after(Call::ListZones, &status),
         // Secrets are not watched.
         Zones::NoSecrets(_) => Again::BackOff,
         Zones::Unasked | Zones::None | Zones::NotConfigured(_) => Again::OnChange,
@@ -105,28 +110,41 @@ fn owner(infra: &InfraCluster, caches: &Caches) -> Option<Arc<Cluster>> {
     (cluster.metadata.uid.as_deref() == Some(reference.uid.as_str())).then_some(cluster)
 }
 
-/// Asks the driver for its failure domains, if it has any.
-async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<Zones, Error> {
+/// Asks the driver for its failure domains, if it has any; `None` when it is busy.
+async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<Option<Zones>, Error> {
     let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
     let provider = match ctx.providers.resolve(infra.spec.provider.as_deref(), namespace) {
         Ok(provider) => provider,
         // Which driver is meant is not said, and need not be: its machines will say.
-        Err(ResolveError::Ambiguous { .. }) => return Ok(Zones::None),
-        Err(error) => return Ok(Zones::NotConfigured(error.to_string())),
+        Err(ResolveError::Ambiguous { .. }) => return Ok(Some(Zones::None)),
+        Err(error) => return Ok(Some(Zones::NotConfigured(error.to_string()))),
     };
-    let capabilities = match provider.contact().await {
+    let wake = Arc::clone(&ctx.wake);
+    let name = infra.metadata.name.as_deref().unwrap_or_default();
+    let reference = ObjectRef::new(name).within(namespace);
+    let who = infra.metadata.uid.as_deref().unwrap_or_default();
+    match provider.try_turn(Share::Upkeep, who, Box::new(move || wake(reference))) {
+        Some(turn) => ask(infra, ctx, &turn, cluster_id).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+async fn ask(infra: &InfraCluster, ctx: &Context, turn: &Turn<'_>, cluster_id: &str) -> Result<Zones, Error> {
+    let capabilities = match turn.contact().await {
         Ok(capabilities) => capabilities,
         Err(status) => return Ok(Zones::Unreachable(status)),
     };
     if !capabilities.zones || !capabilities.offers(Operation::ListZones) {
         return Ok(Zones::None);
     }
+    let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
     let reference = infra
         .spec
         .secret_ref
         .as_ref()
         .map(|reference| reference.name.as_str());
-    let secrets = match secrets::credentials(&ctx.client, namespace, reference).await? {
+    let read = secrets::credentials(&ctx.client, namespace, reference, secrets::SECRET_REF).await?;
+    let secrets = match read {
         Ok(secrets) => secrets,
         Err(cause) => return Ok(Zones::NoSecrets(cause.to_string())),
     };
@@ -134,16 +152,12 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
         provider_spec: cluster_spec(&capabilities, cluster_id),
         secrets,
     };
-    Ok(ask(&provider, class).await)
-}
-
-async fn ask(provider: &Provider, class: MachineClass) -> Zones {
-    match provider.driver().zones(class).await {
+    Ok(match turn.driver().zones(class).await {
         Ok(zones) => Zones::Known(zones),
         // Declared, and not offered after all.
-        Err(status) if retry::next(Operation::ListZones, status.code()) == Next::Fallback => Zones::None,
+        Err(status) if retry::next(Call::ListZones, status.code()) == Next::Fallback => Zones::None,
         Err(status) => Zones::Unreachable(status),
-    }
+    })
 }
 
 /// All that is known of a class before there is a machine: its cluster.

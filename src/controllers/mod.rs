@@ -7,21 +7,21 @@ mod nodes;
 mod trigger;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
-use kube::api::Api;
+use kube::api::{Api, ObjectMeta};
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-use self::nodes::Nodes;
+use self::nodes::{Nodes, is_silent};
 use self::trigger::Trigger;
 use self::watch::{Changes, fingerprint, on_own, slim_machine, watch, without_managed_fields};
 use crate::api::cluster_api::{Cluster, Machine};
@@ -29,7 +29,7 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, Guarded, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
-use crate::driver::Operation;
+use crate::machine::Suspicion;
 use crate::metrics::{Kind, MachineCount, Metrics};
 use crate::provider::{Providers, Reachability};
 use crate::reconciler::Reconciler;
@@ -42,11 +42,11 @@ pub struct Options {
     pub namespace: Option<String>,
     /// The value of the label `cluster.x-k8s.io/watch-filter` that objects have to have; any without it.
     pub watch_filter: Option<String>,
-    /// Machines at a time.
+    /// Machines at a time, besides those that a driver works on.
     pub machine_concurrency: u16,
-    /// Clusters at a time.
+    /// Clusters at a time, besides those that a driver works on.
     pub cluster_concurrency: u16,
-    /// Templates at a time.
+    /// Templates at a time, besides those that a driver works on.
     pub template_concurrency: u16,
     /// Between two lists of a driver's VMs.
     pub inventory_interval: Duration,
@@ -86,6 +86,7 @@ impl Controllers {
             infra_machine_templates,
             infra_clusters,
         };
+        let trigger = Trigger::default();
         let context = Arc::new(machine::Context {
             client: client.clone(),
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
@@ -94,6 +95,7 @@ impl Controllers {
             memory: machine::Memory::default(),
             events: Events::new(client.clone(), host_name()),
             metrics: Arc::clone(&metrics),
+            wake: waking(&trigger),
         });
         let this = Self {
             client,
@@ -101,7 +103,7 @@ impl Controllers {
             caches,
             providers,
             metrics,
-            machines: Trigger::default(),
+            machines: trigger,
             clusters: Trigger::default(),
             templates: Trigger::default(),
             context,
@@ -192,6 +194,7 @@ impl Controllers {
             self.run_clusters(shutdown.clone()),
             self.run_templates(shutdown.clone()),
         );
+        self.ask_about_silent_nodes();
         let background = futures::future::join(self.run_inventory(), self.spread_reachability());
         tokio::select! {
             _ = controllers => {}
@@ -204,7 +207,12 @@ impl Controllers {
         shutdown: impl Future<Output = ()> + Send + Sync + 'static,
     ) -> BoxFuture<'static, ()> {
         let store = self.caches.infra_machines.clone();
-        let controller = controller(store, &self.machines, self.options.machine_concurrency, shutdown);
+        let controller = controller(
+            store,
+            &self.machines,
+            self.workers(self.options.machine_concurrency),
+            shutdown,
+        );
         let runs = controller.run(
             machine::reconcile,
             machine::error_policy,
@@ -223,9 +231,15 @@ impl Controllers {
             cluster_ids: Arc::clone(&self.context.cluster_ids),
             providers: self.providers.clone(),
             reconciler: Reconciler::new(Kind::InfraCluster, Arc::clone(&self.metrics)),
+            wake: waking(&self.clusters),
         });
         let store = self.caches.infra_clusters.clone();
-        let controller = controller(store, &self.clusters, self.options.cluster_concurrency, shutdown);
+        let controller = controller(
+            store,
+            &self.clusters,
+            self.workers(self.options.cluster_concurrency),
+            shutdown,
+        );
         let runs = controller.run(cluster::reconcile, cluster::error_policy, context);
         runs.for_each(|_| futures::future::ready(())).boxed()
     }
@@ -238,16 +252,25 @@ impl Controllers {
             client: self.client.clone(),
             providers: self.providers.clone(),
             reconciler: Reconciler::new(Kind::InfraMachineTemplate, Arc::clone(&self.metrics)),
+            wake: waking(&self.templates),
         });
         let store = self.caches.infra_machine_templates.clone();
         let controller = controller(
             store,
             &self.templates,
-            self.options.template_concurrency,
+            self.workers(self.options.template_concurrency),
             shutdown,
         );
         let runs = controller.run(template::reconcile, template::error_policy, context);
         runs.for_each(|_| futures::future::ready(())).boxed()
+    }
+
+    /// How many reconciles of a kind run at the same time: so many as were asked for, and one for each turn of a driver.
+    /// Only who has a turn waits for a driver, so that drivers that hang, however many, leave the others their workers.
+    fn workers(&self, asked: u16) -> u16 {
+        let turns = self.providers.iter().map(|provider| provider.turns());
+        let all = turns.fold(u32::from(asked), u32::saturating_add);
+        u16::try_from(all).unwrap_or(u16::MAX)
     }
 
     async fn run_inventory(&self) {
@@ -257,9 +280,8 @@ impl Controllers {
             providers: self.providers.clone(),
         };
         inventory::run(context, self.options.inventory_interval, |suspect| {
-            self.context
-                .memory
-                .recheck(suspect.metadata.uid.as_deref().unwrap_or_default());
+            let uid = suspect.metadata.uid.as_deref().unwrap_or_default();
+            self.context.memory.suspect(uid, Suspicion::Lists);
             self.machines.send(reference(suspect));
         })
         .await;
@@ -363,35 +385,46 @@ impl Controllers {
         }
     }
 
-    /// Has the driver of a Machine asked about its VM, if it answers such questions.
+    /// Has the driver of a Machine asked about its VM. Whether it answers such questions is for the reconcile to say: it may
+    /// not have been asked yet.
     fn ask_about(&self) -> impl Fn(&Machine) + Send + 'static {
         let (trigger, context) = (self.machines.clone(), Arc::clone(&self.context));
         move |machine| {
             let infra = &machine.spec.infrastructure_ref;
             let reference = ObjectRef::new(&infra.name).within(&machine.namespace().unwrap_or_default());
-            let Some(found) = context.caches.infra_machines.get(&reference) else {
-                return;
-            };
-            let driver = found
-                .meta()
-                .annotations
-                .as_ref()
-                .and_then(|all| all.get(labels::DRIVER));
-            let asks = driver
-                .and_then(|name| context.providers.named(name))
-                .is_some_and(|provider| provider.capabilities().offers(Operation::GetMachineStatus));
-            if asks && let Some(uid) = &found.meta().uid {
-                context.memory.recheck(uid);
+            let found = context.caches.infra_machines.get(&reference);
+            if let Some(uid) = found.as_ref().and_then(|found| found.meta().uid.as_ref()) {
+                context.memory.suspect(uid, Suspicion::Sign);
                 trigger.send(reference);
             }
         }
+    }
+
+    /// What was told before this replica leads may be long past, or have come before the InfraMachine it was about: what
+    /// counts is what is so now.
+    fn ask_about_silent_nodes(&self) {
+        self.context.memory.forget_all_but(|_| false);
+        let ask = self.ask_about();
+        let machines = self.caches.machines.state();
+        machines
+            .iter()
+            .filter(|machine| is_silent(machine))
+            .for_each(|machine| ask(machine));
     }
 
     fn on_cluster(&self) -> impl FnMut(&Event<Cluster>) + Send + 'static {
         let (machines, clusters, mut changes) =
             (self.machines.clone(), self.clusters.clone(), Changes::default());
         let infra_machines = self.caches.infra_machines.clone();
+        let (known, cluster_ids) = (
+            self.caches.clusters.clone(),
+            Arc::clone(&self.context.cluster_ids),
+        );
         move |event| {
+            if matches!(event, Event::Delete(_) | Event::InitDone) {
+                let there = uids(known.state().iter().map(|cluster| &cluster.metadata));
+                cluster_ids.forget_all_but(|uid| there.contains(uid));
+            }
             let Some(cluster) = changes.changed(event, |cluster| {
                 let deleting = cluster.metadata.deletion_timestamp.is_some();
                 fingerprint((
@@ -426,6 +459,7 @@ impl Controllers {
 
     fn on_infra_machine(&self) -> impl FnMut(&Event<Guarded<InfraMachine>>) + Send + 'static {
         let (mut on_own, context) = (on_own(self.machines.clone()), Arc::clone(&self.context));
+        let known = self.caches.infra_machines.clone();
         move |event| {
             let memory = &context.memory;
             match event {
@@ -435,11 +469,28 @@ impl Controllers {
                         memory.caught_up(machine.metadata.uid.as_deref().unwrap_or_default(), machine);
                     }
                 }
-                Event::Init | Event::InitDone => {}
+                Event::InitDone => {
+                    let there = uids(known.state().iter().map(|guarded| guarded.meta()));
+                    memory.forget_all_but(|uid| there.contains(uid));
+                }
+                Event::Init => {}
             }
             on_own(event);
         }
     }
+}
+
+/// Has an object reconciled by whoever calls it.
+fn waking<K>(trigger: &Trigger<K>) -> Arc<dyn Fn(ObjectRef<K>) + Send + Sync>
+where
+    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+{
+    let trigger = trigger.clone();
+    Arc::new(move |object| trigger.send(object))
+}
+
+fn uids<'a>(all: impl Iterator<Item = &'a ObjectMeta>) -> HashSet<String> {
+    all.filter_map(|meta| meta.uid.clone()).collect()
 }
 
 fn reference(machine: &InfraMachine) -> ObjectRef<Guarded<InfraMachine>> {

@@ -1,34 +1,28 @@
 //! Nodes that go silent: the reason to ask a driver about one VM. A list says that a VM is there, not that it runs.
 
-use std::collections::HashMap;
-
 use kube::runtime::watcher::Event;
 
+use super::watch::Noted;
 use crate::api::cluster_api::Machine;
 
-/// Which Machines had a healthy Node the last time that they were seen, by UID.
+/// Which Machines had a healthy Node the last time that they were seen.
 #[derive(Default)]
-pub(super) struct Nodes(HashMap<String, bool>);
+pub(super) struct Nodes(Noted<bool>);
 
 impl Nodes {
     /// The Machine of an event, if it has just lost its Node: one that was healthy before, or of which nobody knows
     /// because this process sees the Machine for the first time. A Node that is on its way up is not lost.
     pub(super) fn lost<'a>(&mut self, event: &'a Event<Machine>) -> Option<&'a Machine> {
-        match event {
-            Event::Apply(machine) | Event::InitApply(machine) => {
-                let node = machine.status.unwrap_or_default();
-                let uid = machine.metadata.uid.clone().unwrap_or_default();
-                let before = self.0.insert(uid, node.node_is_healthy);
-                let is_lost = node.has_node && !node.node_is_healthy && before != Some(false);
-                is_lost.then_some(machine)
-            }
-            Event::Delete(machine) => {
-                self.0.remove(machine.metadata.uid.as_deref().unwrap_or_default());
-                None
-            }
-            Event::Init | Event::InitDone => None,
-        }
+        let is_healthy = |machine: &Machine| machine.status.unwrap_or_default().node_is_healthy;
+        let (machine, _, before) = self.0.note(event, is_healthy)?;
+        (is_silent(machine) && before != Some(false)).then_some(machine)
     }
+}
+
+/// Whether a Machine has a Node that does not report.
+pub(super) fn is_silent(machine: &Machine) -> bool {
+    let node = machine.status.unwrap_or_default();
+    node.has_node && !node.node_is_healthy
 }
 
 #[cfg(test)]

@@ -47,9 +47,9 @@ where
     }
 }
 
-/// What was looked at of every object the last time, by UID.
+/// What was looked at of every object the last time.
 #[derive(Default)]
-pub(super) struct Changes(HashMap<String, u64>);
+pub(super) struct Changes(Noted<u64>);
 
 impl Changes {
     /// The object of an event, if what is looked at changed.
@@ -58,17 +58,57 @@ impl Changes {
         event: &'a Event<K>,
         look: impl Fn(&K) -> u64,
     ) -> Option<&'a K> {
+        let (object, now, before) = self.0.note(event, look)?;
+        (before != Some(now)).then_some(object)
+    }
+}
+
+/// A note on every object that exists, by UID.
+///
+/// # Guarantees
+/// What went away is forgotten, also when nobody saw it go: a watch that broke off lists anew, and what such a list lacks is
+/// gone.
+pub(super) struct Noted<T> {
+    notes: HashMap<String, (u64, T)>,
+    lists: u64,
+}
+
+impl<T> Default for Noted<T> {
+    fn default() -> Self {
+        Self {
+            notes: HashMap::new(),
+            lists: 0,
+        }
+    }
+}
+
+impl<T: Copy> Noted<T> {
+    /// The object of an event, the note on it, and the note before.
+    pub(super) fn note<'a, K: Resource>(
+        &mut self,
+        event: &'a Event<K>,
+        look: impl Fn(&K) -> T,
+    ) -> Option<(&'a K, T, Option<T>)> {
         match event {
             Event::Apply(object) | Event::InitApply(object) => {
                 let now = look(object);
-                let before = self.0.insert(object.meta().uid.clone().unwrap_or_default(), now);
-                (before != Some(now)).then_some(object)
+                let uid = object.meta().uid.clone().unwrap_or_default();
+                let before = self.notes.insert(uid, (self.lists, now));
+                Some((object, now, before.map(|(_, note)| note)))
             }
             Event::Delete(object) => {
-                self.0.remove(object.meta().uid.as_deref().unwrap_or_default());
+                self.notes
+                    .remove(object.meta().uid.as_deref().unwrap_or_default());
                 None
             }
-            Event::Init | Event::InitDone => None,
+            Event::Init => {
+                self.lists += 1;
+                None
+            }
+            Event::InitDone => {
+                self.notes.retain(|_, (list, _)| *list == self.lists);
+                None
+            }
         }
     }
 }
@@ -121,5 +161,29 @@ pub(super) async fn watch<K>(
                 tracing::warn!(%kind, error = &error as &dyn std::error::Error, "watching failed; trying again");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::cluster_api::{Machine, MachineSpec};
+
+    fn machine(uid: &str) -> Machine {
+        let mut machine = Machine::new(uid, MachineSpec::default());
+        machine.metadata.uid = Some(uid.to_owned());
+        machine
+    }
+
+    #[test]
+    fn an_object_that_went_away_while_nobody_watched_is_forgotten() {
+        let mut changes = Changes::default();
+        let mut tell = |event: &Event<Machine>| changes.changed(event, |_| 1).is_some();
+        assert!(tell(&Event::Apply(machine("gone"))));
+        assert!(tell(&Event::Apply(machine("stays"))));
+        tell(&Event::Init);
+        assert!(!tell(&Event::InitApply(machine("stays"))));
+        tell(&Event::InitDone);
+        assert_eq!(changes.0.notes.keys().collect::<Vec<_>>(), ["stays"]);
     }
 }

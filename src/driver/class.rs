@@ -113,6 +113,19 @@ impl ProviderSpec {
         })
     }
 
+    /// Removes these tags from where the tags stand, so that machines of one class are alike.
+    pub fn remove_tags(&mut self, tag_path: &JsonPointer, names: &[&str]) {
+        let Some((first, rest)) = tag_path.segments().split_first() else {
+            return;
+        };
+        let tags = rest.iter().try_fold(self.0.get_mut(first), |value, segment| {
+            Some(value?.as_object_mut()?.get_mut(segment))
+        });
+        if let Some(Some(Value::Object(tags))) = tags {
+            tags.retain(|tag, _| !names.contains(&tag.as_str()));
+        }
+    }
+
     /// The object at a place, made with all that leads to it when it is not there.
     ///
     /// # Errors
@@ -187,6 +200,18 @@ mod tests {
         assert_eq!(
             secrets.insert("token".to_owned(), vec![].into()),
             Err("token".to_owned())
+        );
+    }
+
+    #[test]
+    fn tags_are_removed_from_their_place_and_from_no_other() {
+        let spec = serde_json::json!({"a": 1, "tags": {"x": 1}, "meta": {"tags": {"x": 1, "y": 2}}});
+        let mut spec = ProviderSpec(spec.as_object().unwrap().clone());
+        spec.remove_tags(&"/meta/tags".parse().unwrap(), &["x"]);
+        spec.remove_tags(&"/a/tags".parse().unwrap(), &["x"]);
+        assert_eq!(
+            Value::Object(spec.0),
+            serde_json::json!({"a": 1, "tags": {"x": 1}, "meta": {"tags": {"y": 2}}})
         );
     }
 

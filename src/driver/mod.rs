@@ -9,6 +9,9 @@
 //!   spec names; no call ever touches a VM of another cluster, or one of the same name with another identity tag.
 //! * Every call may be repeated, and may be dropped at any await point, without making a second VM.
 //! * An error carries the code of the call's error table and a sentence for a person, without secret values.
+//! * A driver that takes credentials from the class's secrets uses no others in their place: a call that comes without
+//!   what it needs is answered UNAUTHENTICATED, never with what other credentials happen to see. "There is no such VM" of
+//!   another account would let a VM be forgotten.
 //!
 //! # Assumptions a driver may make
 //! * Secrets hold the bootstrap data under [`USER_DATA`] and its format under [`USER_DATA_FORMAT`].
@@ -65,10 +68,11 @@ pub trait Driver: Send + Sync + 'static {
     ///
     /// OK when a compatible VM of the same identity exists (DRV-10); ALREADY_EXISTS when the VM of this name has
     /// other parameters or another identity (DRV-CR-06). Any error other than `Uninitialized` may or may not have
-    /// made the VM; only a code that [`retry::refuses_for_good`] names says that nothing was made.
+    /// made the VM; only the codes that are [`retry::Next::Terminal`] after a create say that nothing was made.
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine>;
 
-    /// Deletes the VM and what belongs to it; OK when there is none (DRV-19).
+    /// Deletes the VM and what belongs to it; OK when there is none (DRV-19), UNAUTHENTICATED without the credentials that
+    /// it takes to see whether there is one.
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse>;
 
     /// Reads the VM without changing anything (DRV-29). NOT_FOUND only when the back end confirmed that there is

@@ -1,4 +1,5 @@
-//! What the controller does about a code: one table for every call.
+//! What the controller does about a code: one table for every call that it makes. The documentation's table is made from
+//! it.
 
 use std::time::Duration;
 
@@ -11,6 +12,35 @@ pub const LONGEST_BACKOFF: Duration = Duration::from_mins(5);
 /// The wait where only somebody else can change the outcome.
 pub const LONG_WAIT: Duration = Duration::from_mins(10);
 
+/// A call, at the point of a machine's life at which it is made: the same answer may mean another thing at another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Call {
+    /// The look-up before the first create.
+    LookUp,
+    /// The look-up after a create that may have made the VM.
+    LookUpAgain,
+    /// The create.
+    Create,
+    /// The initialization after a create or a look-up that did not ask for one.
+    Initialize,
+    /// The initialization that the driver asked for.
+    FinishInitialization,
+    /// The look-up of a VM that is provisioned.
+    Recheck,
+    /// The update.
+    Update,
+    /// The guest is asked to stop, before the delete.
+    ShutDown,
+    /// The delete.
+    Delete,
+    /// The look-up after the delete.
+    ConfirmGone,
+    /// The question for failure domains, before there is a machine.
+    ListZones,
+    /// The question what a machine has, before there is one.
+    DescribeClass,
+}
+
 /// What happens after a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Next {
@@ -18,11 +48,12 @@ pub enum Next {
     Retry,
     /// The VM exists; initialize it, after an exponential back-off when that has just failed.
     Initialize,
-    /// Wait long, and let nobody else create from the same class with the same credentials meanwhile.
+    /// Wait long; after a create or an initialization, let nobody else create from the same class with the same
+    /// credentials meanwhile.
     AwaitCapacity,
     /// Wait long, or until spec, annotations or secrets change: a person has to act.
     AwaitPerson,
-    /// Not before the driver reconnects or is configured anew.
+    /// Wait long: the driver does not answer a call that is needed here.
     AwaitDriver,
     /// Go on without this call.
     Fallback,
@@ -30,15 +61,76 @@ pub enum Next {
     Terminal,
     /// There is no such VM: the look-up may be followed by a create.
     Create,
-    /// There is no such VM: the delete is done.
-    Gone,
     /// The VM is not where it was thought to be: look it up again, after an exponential back-off.
     LookUp,
+    /// The VM that should be there is gone.
+    Vanished,
+    /// The guest can't be asked to stop: delete its VM now.
+    Delete,
+    /// The driver refuses the spec of a delete, as it may have refused the create: when its look-up says that there is no
+    /// VM, nothing is left to be deleted; else as [`Next::AwaitPerson`].
+    LookWhetherGone,
+    /// The VM is still there.
+    StillThere,
+    /// There is no such VM: the delete is done.
+    Gone,
+}
+
+impl Call {
+    /// Every call, in the order of a machine's life.
+    pub const ALL: [Self; 12] = [
+        Self::LookUp,
+        Self::LookUpAgain,
+        Self::Create,
+        Self::Initialize,
+        Self::FinishInitialization,
+        Self::Recheck,
+        Self::Update,
+        Self::ShutDown,
+        Self::Delete,
+        Self::ConfirmGone,
+        Self::ListZones,
+        Self::DescribeClass,
+    ];
+
+    /// The driver's call.
+    pub const fn operation(self) -> Operation {
+        match self {
+            Self::LookUp | Self::LookUpAgain | Self::Recheck | Self::ConfirmGone => {
+                Operation::GetMachineStatus
+            }
+            Self::Create => Operation::CreateMachine,
+            Self::Initialize | Self::FinishInitialization => Operation::InitializeMachine,
+            Self::Update => Operation::UpdateMachine,
+            Self::ShutDown => Operation::ShutDownMachine,
+            Self::Delete => Operation::DeleteMachine,
+            Self::ListZones => Operation::ListZones,
+            Self::DescribeClass => Operation::DescribeClass,
+        }
+    }
+
+    /// The call for a person, who may have to tell it from another of the same operation.
+    pub const fn description(self) -> &'static str {
+        match self {
+            Self::LookUp => "GetMachineStatus before the first create",
+            Self::LookUpAgain => "GetMachineStatus after a create",
+            Self::Create => "CreateMachine",
+            Self::Initialize => "InitializeMachine",
+            Self::FinishInitialization => "InitializeMachine of a VM that is `Uninitialized`",
+            Self::Recheck => "GetMachineStatus of a provisioned VM",
+            Self::Update => "UpdateMachine",
+            Self::ShutDown => "ShutDownMachine",
+            Self::Delete => "DeleteMachine",
+            Self::ConfirmGone => "GetMachineStatus after a delete",
+            Self::ListZones => "ListZones",
+            Self::DescribeClass => "DescribeClass",
+        }
+    }
 }
 
 impl Next {
     /// Every outcome, in the order of the documentation's table.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 14] = [
         Self::Retry,
         Self::Initialize,
         Self::AwaitCapacity,
@@ -47,8 +139,12 @@ impl Next {
         Self::Fallback,
         Self::Terminal,
         Self::Create,
-        Self::Gone,
         Self::LookUp,
+        Self::Vanished,
+        Self::Delete,
+        Self::LookWhetherGone,
+        Self::StillThere,
+        Self::Gone,
     ];
 
     /// What it means, for the documentation's table.
@@ -59,13 +155,13 @@ impl Next {
                 "the VM exists but is not initialized: InitializeMachine is called, again after 5 s, doubling up to 5 min"
             }
             Self::AwaitCapacity => {
-                "quota or pool is used up: tried again after 10 min; until then no other machine of the same driver, class and credential is created; deletes go on"
+                "quota or pool is used up: tried again after 10 min; after CreateMachine and InitializeMachine no other machine of the same driver, class and credential is created until then; deletes go on"
             }
             Self::AwaitPerson => {
                 "a person has to act: tried again after 10 min, or at once when spec or annotations change"
             }
             Self::AwaitDriver => {
-                "the driver does not offer a required call: not tried before it reconnects or is configured anew"
+                "the driver does not answer a call that is needed here: tried again after 10 min, or at once when the driver is another one after a restart, or spec or annotations change"
             }
             Self::Fallback => {
                 "the driver does not offer this optional call: the controller goes on without it"
@@ -73,15 +169,29 @@ impl Next {
             Self::Terminal => {
                 "the request can't succeed as it is: failureReason and failureMessage are set, not tried before the spec changes"
             }
-            Self::Create => "there is no such VM: it is created",
-            Self::Gone => "there is no such VM: the deletion is done",
-            Self::LookUp => "the VM is not where it was thought to be: it is looked up again",
+            Self::Create => {
+                "there is no such VM: it is created, after an earlier create not before the driver can't be behind any more"
+            }
+            Self::LookUp => {
+                "the VM is not where it was thought to be: it is looked up again, after 5 s, doubling up to 5 min"
+            }
+            Self::Vanished => {
+                "the VM is gone: `Ready` turns `False` when the driver can't be behind any more; it is not made again under this Machine"
+            }
+            Self::Delete => "the guest can't be asked to stop: its VM is deleted at once",
+            Self::LookWhetherGone => {
+                "the driver refuses the spec: where its look-up says `NotFound` nothing is left to be deleted; else a person has to act, and it is tried again after 10 min"
+            }
+            Self::StillThere => "the VM is still there: it is deleted again after 5 s",
+            Self::Gone => {
+                "there is no such VM: the deletion is done when the look-up says so too and the driver can't be behind any more"
+            }
         }
     }
 }
 
-/// What the controller does when `operation` failed with `code` (CTL-02, CTL-04, and the rows CTL-<call>-<code>).
-pub const fn next(operation: Operation, code: Code) -> Next {
+/// What the controller does when a call failed with a code (CTL-02, CTL-04, and the rows CTL-<call>-<code>).
+pub const fn next(call: Call, code: Code) -> Next {
     match code {
         Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => {
             Next::Retry
@@ -90,93 +200,61 @@ pub const fn next(operation: Operation, code: Code) -> Next {
         | Code::Unauthenticated
         | Code::FailedPrecondition
         | Code::Internal
-        | Code::DataLoss => Next::AwaitPerson,
-        Code::ResourceExhausted => Next::AwaitCapacity,
-        Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange => refused(operation),
-        Code::NotFound => not_found(operation),
-        Code::Unimplemented => not_offered(operation),
-        Code::Uninitialized => uninitialized(operation),
+        | Code::DataLoss => courtesy_or(call, Next::AwaitPerson),
+        Code::ResourceExhausted => courtesy_or(call, Next::AwaitCapacity),
+        Code::InvalidArgument => match call {
+            // A look-up that refuses the spec refuses the create, unless a VM may be there.
+            Call::LookUp | Call::Create => Next::Terminal,
+            Call::Delete => Next::LookWhetherGone,
+            _ => courtesy_or(call, Next::AwaitPerson),
+        },
+        Code::AlreadyExists | Code::OutOfRange => match call {
+            Call::Create => Next::Terminal,
+            _ => courtesy_or(call, Next::AwaitPerson),
+        },
+        Code::NotFound => match call {
+            Call::LookUp | Call::LookUpAgain => Next::Create,
+            Call::Create | Call::Initialize | Call::FinishInitialization | Call::Update => Next::LookUp,
+            Call::Recheck => Next::Vanished,
+            Call::ShutDown => Next::Delete,
+            Call::Delete | Call::ConfirmGone => Next::Gone,
+            Call::ListZones | Call::DescribeClass => Next::Retry,
+        },
+        Code::Unimplemented => match call {
+            Call::LookUp | Call::Initialize | Call::Recheck | Call::ListZones | Call::DescribeClass => {
+                Next::Fallback
+            }
+            Call::ShutDown => Next::Delete,
+            // Required, or offered and not answered, which says nothing about a VM that may exist.
+            Call::LookUpAgain
+            | Call::Create
+            | Call::FinishInitialization
+            | Call::Update
+            | Call::Delete
+            | Call::ConfirmGone => Next::AwaitDriver,
+        },
+        Code::Uninitialized => match call {
+            Call::LookUp
+            | Call::LookUpAgain
+            | Call::Create
+            | Call::Initialize
+            | Call::FinishInitialization
+            | Call::Recheck => Next::Initialize,
+            // A deletion goes on whether or not the VM was ever initialized (INI-24).
+            Call::ConfirmGone => Next::StillThere,
+            Call::Update | Call::ShutDown | Call::Delete | Call::ListZones | Call::DescribeClass => {
+                Next::Retry
+            }
+        },
     }
 }
 
-/// Whether this answer of [`super::Driver::create_machine`] says that no VM was made and none will be.
-pub const fn refuses_for_good(code: Code) -> bool {
-    matches!(next(Operation::CreateMachine, code), Next::Terminal)
-}
-
-const fn refused(operation: Operation) -> Next {
-    match operation {
-        Operation::CreateMachine => Next::Terminal,
-        Operation::InitializeMachine
-        | Operation::DeleteMachine
-        | Operation::GetMachineStatus
-        | Operation::ListMachines
-        | Operation::ShutDownMachine
-        | Operation::UpdateMachine
-        | Operation::GetVolumeIds
-        | Operation::GenerateMachineClassForMigration
-        | Operation::ListZones
-        | Operation::DescribeClass
-        | Operation::Probe
-        | Operation::GetPluginInfo
-        | Operation::GetPluginCapabilities => Next::AwaitPerson,
-    }
-}
-
-const fn not_found(operation: Operation) -> Next {
-    match operation {
-        Operation::GetMachineStatus => Next::Create,
-        Operation::DeleteMachine => Next::Gone,
-        Operation::CreateMachine
-        | Operation::InitializeMachine
-        | Operation::ListMachines
-        | Operation::ShutDownMachine
-        | Operation::UpdateMachine
-        | Operation::GetVolumeIds
-        | Operation::GenerateMachineClassForMigration
-        | Operation::ListZones
-        | Operation::DescribeClass
-        | Operation::Probe
-        | Operation::GetPluginInfo
-        | Operation::GetPluginCapabilities => Next::LookUp,
-    }
-}
-
-const fn not_offered(operation: Operation) -> Next {
-    match operation {
-        Operation::CreateMachine | Operation::DeleteMachine => Next::AwaitDriver,
-        Operation::InitializeMachine
-        | Operation::GetMachineStatus
-        | Operation::ListMachines
-        | Operation::ShutDownMachine
-        | Operation::UpdateMachine
-        | Operation::GetVolumeIds
-        | Operation::GenerateMachineClassForMigration
-        | Operation::ListZones
-        | Operation::DescribeClass
-        | Operation::Probe
-        | Operation::GetPluginInfo
-        | Operation::GetPluginCapabilities => Next::Fallback,
-    }
-}
-
-const fn uninitialized(operation: Operation) -> Next {
-    match operation {
-        Operation::CreateMachine | Operation::InitializeMachine | Operation::GetMachineStatus => {
-            Next::Initialize
-        }
-        // A deletion goes on whether or not the VM was ever initialized (INI-24).
-        Operation::DeleteMachine
-        | Operation::ListMachines
-        | Operation::ShutDownMachine
-        | Operation::UpdateMachine
-        | Operation::GetVolumeIds
-        | Operation::GenerateMachineClassForMigration
-        | Operation::ListZones
-        | Operation::DescribeClass
-        | Operation::Probe
-        | Operation::GetPluginInfo
-        | Operation::GetPluginCapabilities => Next::Retry,
+/// The guest's time is a courtesy: one that can't be asked to stop is deleted now, rather than when what keeps it from
+/// being asked has been repaired.
+const fn courtesy_or(call: Call, otherwise: Next) -> Next {
+    match call {
+        Call::ShutDown => Next::Delete,
+        _ => otherwise,
     }
 }
 
@@ -208,20 +286,18 @@ mod tests {
                 Unimplemented => Next::AwaitDriver,
                 Uninitialized => Next::Initialize,
             };
-            assert_eq!(next(Operation::CreateMachine, code), expected, "{code}");
+            assert_eq!(next(Call::Create, code), expected, "{code}");
         }
     }
 
     /// DRV-30: only a confirmed absence may lead to a create.
     #[test]
     fn no_answer_of_get_status_but_not_found_leads_to_a_create() {
-        for operation in Operation::ALL {
+        for call in Call::ALL {
             for code in Code::ALL {
-                let creates = next(operation, code) == Next::Create;
-                assert_eq!(
-                    creates,
-                    (operation, code) == (Operation::GetMachineStatus, Code::NotFound)
-                );
+                let creates = next(call, code) == Next::Create;
+                let looks = matches!(call, Call::LookUp | Call::LookUpAgain);
+                assert_eq!(creates, looks && code == Code::NotFound, "{call:?} {code}");
             }
         }
     }
@@ -229,12 +305,40 @@ mod tests {
     /// CTL-DE-02..CTL-DE-16, INI-24
     #[test]
     fn a_delete_ends_only_when_the_vm_is_gone() {
+        for call in [Call::Delete, Call::ConfirmGone] {
+            for code in Code::ALL {
+                assert_eq!(next(call, code) == Next::Gone, code == Code::NotFound, "{code}");
+                assert_ne!(next(call, code), Next::Terminal);
+            }
+        }
+    }
+
+    #[test]
+    fn a_guest_that_cannot_be_asked_to_stop_does_not_hold_its_deletion_up() {
         for code in Code::ALL {
-            assert_eq!(
-                next(Operation::DeleteMachine, code) == Next::Gone,
-                code == Code::NotFound
+            let waits = matches!(
+                code,
+                Code::Canceled
+                    | Code::Unknown
+                    | Code::DeadlineExceeded
+                    | Code::Aborted
+                    | Code::Unavailable
+                    | Code::Uninitialized
             );
-            assert_ne!(next(Operation::DeleteMachine, code), Next::Terminal);
+            let expected = if waits { Next::Retry } else { Next::Delete };
+            assert_eq!(next(Call::ShutDown, code), expected, "{code}");
+        }
+    }
+
+    /// CTL-GS-03, CTL-GS-12: before any create nothing is at stake, and afterwards a VM may be.
+    #[test]
+    fn a_look_up_is_held_to_more_when_a_vm_may_exist() {
+        for (code, before, after) in [
+            (Code::InvalidArgument, Next::Terminal, Next::AwaitPerson),
+            (Code::Unimplemented, Next::Fallback, Next::AwaitDriver),
+        ] {
+            assert_eq!(next(Call::LookUp, code), before);
+            assert_eq!(next(Call::LookUpAgain, code), after);
         }
     }
 

@@ -17,8 +17,8 @@ use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::secrets;
 use crate::caches::Caches;
-use crate::driver::{Code, ListMachinesRequest, MachineClass, Operation, ProviderSpec, tags};
-use crate::provider::{Provider, Providers};
+use crate::driver::{Code, JsonPointer, ListMachinesRequest, MachineClass, Operation, ProviderSpec, tags};
+use crate::provider::{Provider, Providers, Share};
 
 /// What a survey works with.
 pub struct Context {
@@ -30,18 +30,37 @@ pub struct Context {
     pub providers: Providers,
 }
 
+/// The name under which a survey waits for its turn.
+const LINE: &str = "inventory";
+
 /// The machines that one list answers for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Group {
-    driver: String,
     namespace: String,
     secret: Option<String>,
     /// The provider spec without the machine's own tag, as JSON.
     class: String,
 }
 
-/// Surveys for ever, once per interval; hands every suspect to `suspect`, by namespace, name and UID.
-pub async fn run(ctx: Context, interval: Duration, suspect: impl Fn(&InfraMachine) + Send) {
+/// Surveys for ever, every driver once per interval; hands every suspect to `suspect`.
+///
+/// Each driver is surveyed by itself: one that hangs keeps nobody from looking after the VMs of the others.
+pub async fn run(ctx: Context, interval: Duration, suspect: impl Fn(&InfraMachine) + Send + Sync) {
+    let surveys = ctx
+        .providers
+        .iter()
+        .map(|provider| keep_surveying(&ctx, provider, interval, &suspect));
+    futures::future::join_all(surveys).await;
+    // Without a driver there is nothing to do, and what never ends must not.
+    futures::future::pending::<()>().await;
+}
+
+async fn keep_surveying(
+    ctx: &Context,
+    provider: &Provider,
+    interval: Duration,
+    suspect: &(impl Fn(&InfraMachine) + Send + Sync),
+) {
     let mut sightings = Sightings::new();
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -49,12 +68,25 @@ pub async fn run(ctx: Context, interval: Duration, suspect: impl Fn(&InfraMachin
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        survey(&ctx, &mut sightings, &suspect).await;
+        survey(ctx, provider, &mut sightings, suspect).await;
     }
 }
 
-async fn survey(ctx: &Context, sightings: &mut Sightings, suspect: &(impl Fn(&InfraMachine) + Send)) {
-    let groups = groups(&ctx.caches);
+async fn survey(
+    ctx: &Context,
+    provider: &Provider,
+    sightings: &mut Sightings,
+    suspect: &(impl Fn(&InfraMachine) + Send + Sync),
+) {
+    let groups = {
+        let turn = provider.turn(Share::Upkeep, LINE).await;
+        match turn.contact().await {
+            Ok(capabilities) if capabilities.offers(Operation::ListMachines) => {
+                groups(&ctx.caches, provider.name(), &capabilities.tag_path)
+            }
+            Ok(_) | Err(_) => return,
+        }
+    };
     let alive: HashSet<_> = groups
         .values()
         .flatten()
@@ -62,11 +94,8 @@ async fn survey(ctx: &Context, sightings: &mut Sightings, suspect: &(impl Fn(&In
         .collect();
     sightings.retain(|uid, _| alive.contains(uid));
     for (group, machines) in groups {
-        let Some(provider) = ctx.providers.named(&group.driver) else {
-            continue;
-        };
         // One class that fails must not keep the others from being looked after (CTL-LM-03).
-        let Some(listed) = list(ctx, &provider, &group).await else {
+        let Some(listed) = list(ctx, provider, &group).await else {
             continue;
         };
         let expected: Vec<_> = machines.iter().filter_map(|machine| expected(machine)).collect();
@@ -90,11 +119,10 @@ async fn survey(ctx: &Context, sightings: &mut Sightings, suspect: &(impl Fn(&In
 
 /// The ids of all VMs of a class; `None` when they can't be had, and nothing follows from that.
 async fn list(ctx: &Context, provider: &Provider, group: &Group) -> Option<HashSet<String>> {
-    let capabilities = provider.contact().await.ok()?;
-    if !capabilities.offers(Operation::ListMachines) {
-        return None;
-    }
-    let secrets = match secrets::credentials(&ctx.client, &group.namespace, group.secret.as_deref()).await {
+    let turn = provider.turn(Share::Upkeep, LINE).await;
+    let secret = group.secret.as_deref();
+    let secrets = match secrets::credentials(&ctx.client, &group.namespace, secret, secrets::SECRET_REF).await
+    {
         Ok(Ok(secrets)) => secrets,
         Ok(Err(cause)) => return skipped(provider, &cause.to_string()),
         Err(error) => return skipped(provider, &error.to_string()),
@@ -106,7 +134,7 @@ async fn list(ctx: &Context, provider: &Provider, group: &Group) -> Option<HashS
             secrets,
         },
     };
-    match provider.driver().list_machines(request).await {
+    match turn.driver().list_machines(request).await {
         Ok(machines) => Some(
             machines
                 .into_iter()
@@ -128,46 +156,43 @@ fn skipped(provider: &Provider, why: &str) -> Option<HashSet<String>> {
     None
 }
 
-/// The provisioned machines, by the list that answers for them.
-fn groups(caches: &Caches) -> HashMap<Group, Vec<Arc<InfraMachine>>> {
+/// The provisioned machines of a driver, by the list that answers for them.
+fn groups(caches: &Caches, driver: &str, tag_path: &JsonPointer) -> HashMap<Group, Vec<Arc<InfraMachine>>> {
     let mut groups: HashMap<Group, Vec<Arc<InfraMachine>>> = HashMap::new();
     for guarded in caches.infra_machines.state() {
         let Ok(machine) = &guarded.0 else { continue };
-        if let Some(group) = group(machine) {
+        if let Some(group) = group(machine, driver, tag_path) {
             groups.entry(group).or_default().push(Arc::new(machine.clone()));
         }
     }
     groups
 }
 
-fn group(machine: &InfraMachine) -> Option<Group> {
+fn group(machine: &InfraMachine, driver: &str, tag_path: &JsonPointer) -> Option<Group> {
     let annotations = machine.metadata.annotations.as_ref()?;
     let provisioned = machine.status.as_ref()?.initialization.as_ref()?.provisioned == Some(true);
     let instance = Instance::from_annotation(annotations.get(labels::INSTANCE)?);
     if !provisioned
+        || annotations.get(labels::DRIVER)? != driver
         || instance == Instance::None
         || machine.metadata.deletion_timestamp.is_some()
         || annotations.contains_key(labels::PAUSED)
     {
         return None;
     }
-    let mut spec: serde_json::Value =
+    let mut spec: ProviderSpec =
         serde_json::from_str(annotations.get(labels::APPLIED_PROVIDER_SPEC)?).ok()?;
-    without_machine_tag(&mut spec);
+    spec.remove_tags(tag_path, &[tags::MACHINE]);
+    let named = machine.spec.secret_ref.as_ref().map(|secret| &secret.name);
     Some(Group {
-        driver: annotations.get(labels::DRIVER)?.clone(),
         namespace: machine.metadata.namespace.clone()?,
-        secret: machine.spec.secret_ref.as_ref().map(|secret| secret.name.clone()),
-        class: spec.to_string(),
+        secret: annotations
+            .get(labels::SECRET)
+            .or(named)
+            .filter(|name| !name.is_empty())
+            .cloned(),
+        class: serde_json::to_string(&spec).ok()?,
     })
-}
-
-/// Removes the machine's own tag, wherever the driver wants its tags.
-fn without_machine_tag(value: &mut serde_json::Value) {
-    if let Some(fields) = value.as_object_mut() {
-        fields.remove(tags::MACHINE);
-        fields.values_mut().for_each(without_machine_tag);
-    }
 }
 
 fn expected(machine: &InfraMachine) -> Option<Expected> {

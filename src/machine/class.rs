@@ -1,30 +1,51 @@
 //! What the driver gets: the provider spec, and the secrets as far as a call needs them.
 
 use super::Context;
+use super::identity;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::{Error, InvalidSecret, secrets};
-use crate::driver::{MachineClass, ProviderSpec};
+use crate::driver::{MachineClass, ProviderSpec, Secrets};
 
-/// What a secret read came to.
-pub type Class = Result<MachineClass, InvalidSecret>;
+/// Why nothing came of a plan.
+#[derive(Debug)]
+pub enum Stopped {
+    /// The secrets can't be put together, which has to be shown.
+    Secret(InvalidSecret),
+    /// The reconcile could not be finished.
+    Error(Error),
+}
 
-/// The class for every call but a create: the spec and the credentials.
+impl From<Error> for Stopped {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<InvalidSecret> for Stopped {
+    fn from(cause: InvalidSecret) -> Self {
+        Self::Secret(cause)
+    }
+}
+
+/// The class for every call but a create: the spec, and the credentials that the VM was made with or is to be made with.
 pub async fn with_credentials(
     ctx: &Context,
     machine: &InfraMachine,
-    spec: ProviderSpec,
-) -> Result<Class, Error> {
-    let reference = machine
-        .spec
-        .secret_ref
-        .as_ref()
-        .map(|reference| reference.name.as_str());
-    let secrets = secrets::credentials(&ctx.client, namespace(machine), reference).await?;
-    Ok(secrets.map(|secrets| MachineClass {
-        provider_spec: spec,
+    provider_spec: ProviderSpec,
+) -> Result<MachineClass, Stopped> {
+    let field = match identity::recorded_secret(machine) {
+        Some(_) if identity::changed_secret(machine).is_some() => SECRET_ANNOTATION,
+        _ => secrets::SECRET_REF,
+    };
+    let name = identity::credentials(machine);
+    let secrets = secrets::credentials(&ctx.client, namespace(machine), name, field).await??;
+    Ok(MachineClass {
+        provider_spec,
         secrets,
-    }))
+    })
 }
+
+const SECRET_ANNOTATION: &str = "the annotation infrastructure.capcmi.io/secret";
 
 /// Adds the bootstrap data, for a create.
 pub async fn with_bootstrap_data(
@@ -32,16 +53,29 @@ pub async fn with_bootstrap_data(
     machine: &InfraMachine,
     class: MachineClass,
     name: &str,
-) -> Result<Class, Error> {
-    let MachineClass {
-        provider_spec,
+) -> Result<MachineClass, Stopped> {
+    let secrets = secrets::bootstrap_data(&ctx.client, namespace(machine), name, class.secrets).await??;
+    Ok(MachineClass {
+        provider_spec: class.provider_spec,
         secrets,
-    } = class;
-    let secrets = secrets::bootstrap_data(&ctx.client, namespace(machine), name, secrets).await?;
-    Ok(secrets.map(|secrets| MachineClass {
-        provider_spec,
-        secrets,
-    }))
+    })
+}
+
+/// The bootstrap data alone, to take them out of what a driver says; nothing when there are none.
+///
+/// # Errors
+/// They can't be read, so that nobody knows what has to be taken out.
+pub async fn bootstrap_data_to_hide(
+    ctx: &Context,
+    machine: &InfraMachine,
+    name: &str,
+) -> Result<Secrets, Stopped> {
+    let none = Secrets::default();
+    match secrets::bootstrap_data(&ctx.client, namespace(machine), name, none).await? {
+        Ok(secrets) => Ok(secrets),
+        Err(InvalidSecret::Missing { .. } | InvalidSecret::NoBootstrapData(_)) => Ok(Secrets::default()),
+        Err(cause) => Err(cause.into()),
+    }
 }
 
 fn namespace(machine: &InfraMachine) -> &str {

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
 use super::identity::MachineId;
-use super::memory::{Note, Retry};
+use super::memory::{Note, Retry, Suspicion};
 use super::plan::{self, Claim, Driver, DriverFacts, Observed, Owner, Plan};
 use crate::api::MACHINE_FINALIZER;
 use crate::api::cluster_api::{
@@ -17,7 +17,7 @@ use crate::api::conditions::{self, State};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
-    OperationState, OperationType,
+    OperationState, OperationType, SecretReference,
 };
 use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
 
@@ -55,6 +55,7 @@ pub fn claim(machine: &InfraMachine) -> Claim {
         cluster_id: "c-1".to_owned(),
         instance: Instance::MayExist,
         driver: Some("pool".to_owned()),
+        secret: Some(String::new()),
         applied: Some(tagged(&json!({"size": "s"}))),
     }
 }
@@ -87,6 +88,13 @@ impl MachineFixture {
 
     pub fn provider(mut self, name: &str) -> Self {
         self.0.spec.provider = Some(name.to_owned());
+        self
+    }
+
+    pub fn secret(mut self, name: &str) -> Self {
+        self.0.spec.secret_ref = Some(SecretReference {
+            name: name.to_owned(),
+        });
         self
     }
 
@@ -132,6 +140,7 @@ impl MachineFixture {
             .annotated(labels::MACHINE_ID, &id)
             .annotated(labels::INSTANCE, "may-exist")
             .annotated(labels::DRIVER, "pool")
+            .annotated(labels::SECRET, "")
             .annotated(labels::APPLIED_PROVIDER_SPEC, &applied)
     }
 
@@ -196,6 +205,13 @@ impl MachineFixture {
     }
 }
 
+/// Why there is no driver to call.
+enum NoDriver {
+    OutOfContact,
+    Busy,
+    NotConfigured,
+}
+
 /// Who owns the machine.
 #[derive(Clone, Copy)]
 enum OwnerIs {
@@ -211,7 +227,7 @@ pub struct World {
     pub cluster: Option<Cluster>,
     capabilities: Capabilities,
     reachable: bool,
-    no_driver: Option<Result<(Code, String), String>>,
+    no_driver: Option<NoDriver>,
     violation: Option<String>,
     pub note: Note,
     instant: Instant,
@@ -306,12 +322,17 @@ impl World {
     }
 
     pub fn out_of_contact(mut self) -> Self {
-        self.no_driver = Some(Ok((Code::Unavailable, "down".to_owned())));
+        self.no_driver = Some(NoDriver::OutOfContact);
         self
     }
 
     pub fn driver_not_configured(mut self) -> Self {
-        self.no_driver = Some(Err("there is no driver `pool`".to_owned()));
+        self.no_driver = Some(NoDriver::NotConfigured);
+        self
+    }
+
+    pub fn driver_busy(mut self) -> Self {
+        self.no_driver = Some(NoDriver::Busy);
         self
     }
 
@@ -320,15 +341,19 @@ impl World {
         self
     }
 
-    pub fn recheck(mut self) -> Self {
-        self.note.recheck = true;
+    pub fn recheck(self) -> Self {
+        self.suspecting(Suspicion::Lists)
+    }
+
+    pub fn suspecting(mut self, suspicion: Suspicion) -> Self {
+        self.note.suspicion = Some(suspicion);
         self.note.suspicion_is_new = true;
         self
     }
 
     /// Somebody had reason to ask the driver, and it could not answer.
     pub fn unanswered(mut self) -> Self {
-        self.note.recheck = true;
+        self.note.suspicion = Some(Suspicion::Sign);
         self
     }
 
@@ -377,8 +402,9 @@ impl World {
                 capabilities: &self.capabilities,
                 reachable: self.reachable,
             }),
-            Some(Ok((code, message))) => Driver::OutOfContact(*code, message.clone()),
-            Some(Err(message)) => Driver::NotConfigured(message.clone()),
+            Some(NoDriver::OutOfContact) => Driver::OutOfContact(Code::Unavailable, "down".to_owned()),
+            Some(NoDriver::Busy) => Driver::Busy,
+            Some(NoDriver::NotConfigured) => Driver::NotConfigured("there is no driver `pool`".to_owned()),
         };
         let seen = Observed {
             owner: match self.owner_is {

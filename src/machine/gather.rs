@@ -16,7 +16,7 @@ use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
-use crate::provider::{Provider, Reachability};
+use crate::provider::{Provider, Reachability, Share};
 
 /// What was read, and keeps alive what [`Observed`] borrows.
 pub struct Gathered {
@@ -36,6 +36,7 @@ pub struct Gathered {
 enum Resolved {
     Known(Arc<Provider>, Arc<Capabilities>),
     OutOfContact(Arc<Provider>, Code, String),
+    Busy(Arc<Provider>),
     NotConfigured(String),
 }
 
@@ -81,6 +82,7 @@ impl Gathered {
                     reachable: !matches!(*provider.reachable().borrow(), Reachability::Unreachable(_)),
                 }),
                 Resolved::OutOfContact(_, code, message) => Driver::OutOfContact(*code, message.clone()),
+                Resolved::Busy(_) => Driver::Busy,
                 Resolved::NotConfigured(message) => Driver::NotConfigured(message.clone()),
             },
             violation: self.violation.clone(),
@@ -123,11 +125,16 @@ impl Gathered {
         inputs(machine, self.owner.as_deref())
     }
 
+    /// The Secret with the bootstrap data, as far as it is known.
+    pub fn bootstrap_secret(&self) -> Option<&str> {
+        self.owner.as_ref()?.spec.bootstrap.data_secret_name.as_deref()
+    }
+
     /// Whether the driver can be asked about one VM.
     pub fn can_ask(&self) -> bool {
         match &self.driver {
             Resolved::Known(_, capabilities) => capabilities.offers(Operation::GetMachineStatus),
-            Resolved::OutOfContact(..) | Resolved::NotConfigured(_) => false,
+            Resolved::OutOfContact(..) | Resolved::Busy(_) | Resolved::NotConfigured(_) => false,
         }
     }
 }
@@ -167,7 +174,9 @@ fn cluster_of(ctx: &Context, machine: &InfraMachine, owner: Option<&Machine>) ->
 impl Resolved {
     fn provider(&self) -> Option<&Provider> {
         match self {
-            Self::Known(provider, _) | Self::OutOfContact(provider, ..) => Some(provider),
+            Self::Known(provider, _) | Self::OutOfContact(provider, ..) | Self::Busy(provider) => {
+                Some(provider)
+            }
             Self::NotConfigured(_) => None,
         }
     }
@@ -203,9 +212,17 @@ async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
         Ok(provider) => provider,
         Err(error) => return Resolved::NotConfigured(error.to_string()),
     };
-    match provider.contact().await {
-        Ok(capabilities) => Resolved::Known(provider, capabilities),
-        Err(status) => Resolved::OutOfContact(provider, status.code(), status.message().to_owned()),
+    if let Some(capabilities) = provider.known() {
+        return Resolved::Known(provider, capabilities);
+    }
+    let contact = match ctx.turn(machine, &provider, Share::Upkeep) {
+        Some(turn) => Some(turn.contact().await),
+        None => None,
+    };
+    match contact {
+        Some(Ok(capabilities)) => Resolved::Known(provider, capabilities),
+        Some(Err(status)) => Resolved::OutOfContact(provider, status.code(), status.message().to_owned()),
+        None => Resolved::Busy(provider),
     }
 }
 

@@ -136,6 +136,42 @@ pub fn claimed_driver(machine: &InfraMachine) -> Option<&str> {
     annotation(machine, labels::DRIVER).filter(|_| instance(machine) == Instance::MayExist)
 }
 
+/// The Secret that is written down as the one with the VM's credentials, when a VM may exist; an empty name where it was made
+/// without any.
+pub fn recorded_secret(machine: &InfraMachine) -> Option<&str> {
+    annotation(machine, labels::SECRET).filter(|_| instance(machine) == Instance::MayExist)
+}
+
+/// The Secret with the credentials for every call: the one that the VM was made with, else the spec's. Another account
+/// would say of the VM that it is gone.
+pub fn credentials(machine: &InfraMachine) -> Option<&str> {
+    recorded_secret(machine)
+        .or(secret_ref(machine))
+        .filter(|name| !name.is_empty())
+}
+
+/// What to say where the spec names another Secret than the one that is used.
+pub fn changed_secret(machine: &InfraMachine) -> Option<String> {
+    let recorded = recorded_secret(machine)?;
+    let named = secret_ref(machine).unwrap_or_default();
+    let quoted = |name: &str| match name {
+        "" => "none".to_owned(),
+        name => format!("`{name}`"),
+    };
+    (recorded != named).then(|| {
+        format!(
+            "spec.secretRef names {}, and the VM was made with the credentials of {}, which are used as long as it may exist: put new credentials of the same account into that Secret, or replace the machine",
+            quoted(named),
+            quoted(recorded),
+        )
+    })
+}
+
+fn secret_ref(machine: &InfraMachine) -> Option<&str> {
+    let reference = machine.spec.secret_ref.as_ref()?;
+    Some(reference.name.as_str())
+}
+
 /// The provider spec that the VM was made from, when one may exist.
 pub fn applied_spec(machine: &InfraMachine) -> Option<ProviderSpec> {
     serde_json::from_str(annotation(machine, labels::APPLIED_PROVIDER_SPEC)?).ok()
@@ -241,6 +277,30 @@ mod tests {
         assert_eq!(
             tagged(&serde_json::json!({}), false, Some("z1")),
             Err(InvalidSpec::NoFailureDomains("z1".to_owned()))
+        );
+    }
+
+    /// NOT_FOUND of another account would read as "the VM is gone".
+    #[test]
+    fn every_call_has_the_credentials_that_the_vm_was_made_with() {
+        use crate::machine::fixtures::machine;
+        let fresh = machine().secret("a");
+        assert_eq!(credentials(&fresh.clone().build()), Some("a"));
+        let claimed = fresh.claimed().annotated(labels::SECRET, "a");
+        assert_eq!(changed_secret(&claimed.clone().build()), None);
+        let moved = claimed.clone().secret("b");
+        assert_eq!(credentials(&moved.clone().build()), Some("a"));
+        assert!(changed_secret(&moved.clone().build()).is_some());
+        let without = claimed.annotated(labels::SECRET, "");
+        assert_eq!(credentials(&without.build()), None, "it was made without any");
+        let refused = moved.annotated(labels::INSTANCE, "none");
+        assert_eq!(credentials(&refused.clone().build()), Some("b"), "there is no VM");
+        assert_eq!(changed_secret(&refused.build()), None);
+        let older = machine().secret("a").claimed().without(labels::SECRET);
+        assert_eq!(
+            credentials(&older.build()),
+            Some("a"),
+            "nothing was written down yet"
         );
     }
 }

@@ -26,9 +26,18 @@ pub struct Note {
     /// A VM that is not settled is left alone until then.
     pub rest_until: Option<Instant>,
     /// Somebody has reason to believe that the VM changed: the next reconcile asks the driver.
-    pub recheck: bool,
+    pub suspicion: Option<Suspicion>,
     /// That reason has come since the last failure: it does not wait for what failed before it.
     pub suspicion_is_new: bool,
+}
+
+/// Why somebody believes that a VM changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suspicion {
+    /// A sign, such as a Node that went silent. It is for the driver's look-up to say.
+    Sign,
+    /// The driver's lists say otherwise: of one that can't look up, this is all that can be had.
+    Lists,
 }
 
 /// A wait after a failure.
@@ -52,7 +61,7 @@ impl Note {
             absent_since,
             errors,
             rest_until,
-            recheck,
+            suspicion,
             suspicion_is_new: _,
         } = self;
         written.is_none()
@@ -60,7 +69,7 @@ impl Note {
             && absent_since.is_none()
             && *errors == 0
             && rest_until.is_none()
-            && !recheck
+            && suspicion.is_none()
     }
 }
 
@@ -95,6 +104,14 @@ impl Memory {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(uid);
+    }
+
+    /// Forgets all machines that are no more: what went away while nobody watched is told by no event.
+    pub fn forget_all_but(&self, is_there: impl Fn(&str) -> bool) {
+        self.notes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|uid, _| is_there(uid));
     }
 
     /// Remembers what a write returned, so that a cache that lags behind our own writes is not believed.
@@ -156,7 +173,7 @@ impl Memory {
             note.retry = None;
             note.absent_since = None;
             note.rest_until = None;
-            note.recheck = false;
+            note.suspicion = None;
         });
     }
 
@@ -177,11 +194,22 @@ impl Memory {
         self.with(uid, |note| note.rest_until = Some(until));
     }
 
-    /// Asks the next reconcile to ask the driver.
-    pub fn recheck(&self, uid: &str) {
+    /// Asks the next reconcile to ask the driver. A sign does not take back what lists say.
+    pub fn suspect(&self, uid: &str, suspicion: Suspicion) {
         self.with(uid, |note| {
-            note.recheck = true;
+            if note.suspicion != Some(Suspicion::Lists) {
+                note.suspicion = Some(suspicion);
+            }
             note.suspicion_is_new = true;
+        });
+    }
+
+    /// Drops a sign that nobody can follow up.
+    pub fn dismiss_sign(&self, uid: &str) {
+        self.with_known(uid, |note| {
+            if note.suspicion == Some(Suspicion::Sign) {
+                note.suspicion = None;
+            }
         });
     }
 }
@@ -233,7 +261,7 @@ mod tests {
     #[test]
     fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
         let memory = Memory::default();
-        memory.recheck("u");
+        memory.suspect("u", Suspicion::Sign);
         let retry = Retry {
             attempts: 1,
             not_before: Instant::now(),
@@ -242,9 +270,9 @@ mod tests {
         };
         memory.failed("u", retry);
         let note = memory.recall("u");
-        assert!(note.recheck && !note.suspicion_is_new);
+        assert!(note.suspicion.is_some() && !note.suspicion_is_new);
         memory.succeeded("u");
-        assert!(!memory.recall("u").recheck);
+        assert!(memory.recall("u").suspicion.is_none());
     }
 
     #[test]
@@ -307,15 +335,34 @@ mod tests {
     #[test]
     fn a_suspicion_lasts_until_the_driver_was_asked() {
         let memory = Memory::default();
-        memory.recheck("u");
+        memory.suspect("u", Suspicion::Sign);
         memory.absent_for("u", Instant::now());
         assert!(
-            memory.recall("u").recheck,
+            memory.recall("u").suspicion.is_some(),
             "it outlives an absence that is not confirmed yet"
         );
         memory.rest("u", Instant::now());
         memory.succeeded("u");
         let note = memory.recall("u");
-        assert!(!note.recheck && note.rest_until.is_none() && note.absent_since.is_none());
+        assert!(note.suspicion.is_none() && note.rest_until.is_none() && note.absent_since.is_none());
+    }
+
+    #[test]
+    fn machines_that_went_away_unseen_are_forgotten() {
+        let memory = Memory::default();
+        memory.erred("gone");
+        memory.erred("there");
+        memory.forget_all_but(|uid| uid == "there");
+        assert_eq!(memory.recall("gone").errors, 0);
+        assert_eq!(memory.recall("there").errors, 1);
+    }
+
+    #[test]
+    fn a_sign_does_not_take_back_what_lists_say() {
+        let memory = Memory::default();
+        memory.suspect("u", Suspicion::Lists);
+        memory.suspect("u", Suspicion::Sign);
+        memory.dismiss_sign("u");
+        assert_eq!(memory.recall("u").suspicion, Some(Suspicion::Lists));
     }
 }

@@ -3,7 +3,9 @@
 //! Layer 2: Kubernetes and the driver's trait, no concrete driver. [`plan`] holds every rule of the contract and is pure;
 //! [`object::Object`] is the only place that writes.
 
+mod absence;
 mod class;
+mod context;
 mod events;
 #[cfg(test)]
 mod fixtures;
@@ -25,11 +27,13 @@ use std::time::{Duration, Instant};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use jiff::Timestamp;
+use kube::Resource as _;
 use kube::runtime::controller::Action;
-use kube::{Client, Resource as _};
 
-pub use memory::Memory;
+pub use context::{Context, Reference};
+pub use memory::{Memory, Suspicion};
 
+use self::class::Stopped;
 use self::gather::{Gathered, gather};
 use self::memory::Retry;
 use self::object::Object;
@@ -38,29 +42,13 @@ use self::plan::{Plan, is_provisioned, is_unsettled, pace, plan};
 use self::status::Moment;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::{Guarded, conditions, labels};
-use crate::apiserver::{Error, Events};
-use crate::caches::{Caches, ClusterIds};
-use crate::driver::{self, Code, Operation, PowerState, Status, retry};
-use crate::metrics::{Kind, Metrics, Outcome as Measured};
-use crate::provider::{Provider, Providers};
+use crate::apiserver::Error;
+use crate::driver::{self, Code, PowerState, Status, retry};
+use crate::metrics::{Kind, Outcome as Measured};
+use crate::provider::Turn;
 
-/// What every reconcile works with.
-pub struct Context {
-    /// Writes and live reads.
-    pub client: Client,
-    /// What is watched.
-    pub caches: Caches,
-    /// Cluster ids, once found.
-    pub cluster_ids: Arc<ClusterIds>,
-    /// The configured drivers.
-    pub providers: Providers,
-    /// What is remembered between reconciles.
-    pub memory: Memory,
-    /// Events.
-    pub events: Events,
-    /// Metrics.
-    pub metrics: Arc<Metrics>,
-}
+/// Stands for a driver's message that may hold what must not be shown.
+const UNSAFE_TO_SHOW: &str = "the driver's message is not shown: the bootstrap data, which it may hold, can't be read, so that they can't be taken out";
 
 /// One reconcile of one machine.
 pub async fn reconcile(guarded: Arc<Guarded<InfraMachine>>, ctx: Arc<Context>) -> Result<Action, Error> {
@@ -80,22 +68,44 @@ async fn reconcile_machine(cached: Arc<InfraMachine>, ctx: &Context) -> Result<A
     let gathered = gather(ctx, &machine).await;
     let plan = plan(&machine, &gathered.observed());
     let mut object = Object::new(ctx, Arc::clone(&machine));
-    let outcome = execute(ctx, &mut object, gathered.provider(), plan)
-        .await?
-        .unless_not_leading();
+    // Held until all is published: so many machines come up at a time, whatever the controller's concurrency.
+    let mut turn = None;
+    let outcome = execute(ctx, &mut object, &gathered, &mut turn, plan).await?;
     publish(ctx, &machine, &mut object, &gathered, outcome).await
 }
 
 /// Does what the plan says: driver calls, and the claim that has to come before them.
-async fn execute(
+async fn execute<'a>(
     ctx: &Context,
     object: &mut Object<'_>,
-    provider: Option<&Provider>,
+    gathered: &'a Gathered,
+    turn: &mut Option<Turn<'a>>,
     plan: Plan,
 ) -> Result<Outcome, Error> {
     let name = object.get().metadata.name.as_deref().unwrap_or_default();
     tracing::debug!(name, ?plan, "planned");
-    match (plan, provider) {
+    if let (Some(share), Some(provider)) = (plan.share(), gathered.provider()) {
+        *turn = ctx.turn(object.get(), provider, share);
+        if turn.is_none() {
+            return Ok(Outcome::Held(ctx.waiting_for_a_turn(object.get())));
+        }
+    }
+    let during = plan.during();
+    let outcome = match carry_out(ctx, object, turn.as_mut(), plan).await {
+        Ok(outcome) => outcome.unless_not_leading(),
+        Err(Stopped::Secret(cause)) => Outcome::NoSecrets { during, cause },
+        Err(Stopped::Error(error)) => return Err(error),
+    };
+    Ok(without_bootstrap_data(ctx, object.get(), gathered, outcome).await)
+}
+
+async fn carry_out(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    turn: Option<&mut Turn<'_>>,
+    plan: Plan,
+) -> Result<Outcome, Stopped> {
+    match (plan, turn) {
         (Plan::Leave(_), _) => Ok(Outcome::Left),
         (Plan::Hold(mut hold), _) => {
             if let Some(claim) = hold.claim.take() {
@@ -123,13 +133,30 @@ async fn execute(
             "",
         )))),
         (Plan::Release(release), _) => Ok(Outcome::Released(release)),
-        (Plan::Provision(plan), Some(provider)) => provision::provision(ctx, object, provider, *plan).await,
-        (Plan::Recheck(plan), Some(provider)) => provision::recheck(ctx, object, provider, *plan).await,
-        (Plan::Update(plan), Some(provider)) => update::update(ctx, object, provider, *plan).await,
-        (Plan::Delete(plan), Some(provider)) => removal::delete(ctx, object, provider, *plan).await,
+        (Plan::Provision(plan), Some(turn)) => provision::provision(ctx, object, turn, *plan).await,
+        (Plan::Recheck(plan), Some(turn)) => provision::recheck(ctx, object, turn, *plan).await,
+        (Plan::Update(plan), Some(turn)) => update::update(ctx, object, turn, *plan).await,
+        (Plan::Delete(plan), Some(turn)) => removal::delete(ctx, object, turn, *plan).await,
         (Plan::Provision(_) | Plan::Recheck(_) | Plan::Update(_) | Plan::Delete(_), None) => {
             Ok(Outcome::Left)
         }
+    }
+}
+
+/// The outcome without the bootstrap data that a driver may have kept from the create and say in any later call (OPS-11).
+/// The guard takes out what a call carries, and only the create carries them.
+async fn without_bootstrap_data(
+    ctx: &Context,
+    machine: &InfraMachine,
+    gathered: &Gathered,
+    outcome: Outcome,
+) -> Outcome {
+    let (true, Some(name)) = (outcome.quotes_the_driver(), gathered.bootstrap_secret()) else {
+        return outcome;
+    };
+    match class::bootstrap_data_to_hide(ctx, machine, name).await {
+        Ok(secrets) => outcome.map_message(|message| secrets.scrub(message)),
+        Err(_) => outcome.map_message(|_| UNSAFE_TO_SHOW.to_owned()),
     }
 }
 
@@ -141,11 +168,7 @@ fn out_of_contact(machine: &InfraMachine, code: Code, message: String) -> Outcom
         OperationType::Create
     };
     let status = Status::new(code, message);
-    Outcome::Failed(Box::new(Failure::new(
-        Operation::GetPluginCapabilities,
-        during,
-        status,
-    )))
+    Outcome::Failed(Box::new(Failure::out_of_contact(during, status)))
 }
 
 /// Writes what came of it, on every path: providerID before status, the finalizer only when the VM is gone.
@@ -277,8 +300,9 @@ fn remember(
             ctx.memory.rest(uid, Instant::now() + wait);
         }
         (Outcome::Failed(failure), _) if failure.doubts_the_vm(after) && gathered.can_ask() => {
-            ctx.memory.recheck(uid);
+            ctx.memory.suspect(uid, Suspicion::Sign);
         }
+        (Outcome::Kept { .. }, _) if !gathered.can_ask() => ctx.memory.dismiss_sign(uid),
         _ => {}
     }
 }

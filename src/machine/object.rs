@@ -278,6 +278,9 @@ fn missing_annotations(machine: &InfraMachine, claim: &Claim) -> Result<Map<Stri
     if let Some(driver) = &claim.driver {
         wanted.push((labels::DRIVER, driver.clone()));
     }
+    if let Some(secret) = &claim.secret {
+        wanted.push((labels::SECRET, secret.clone()));
+    }
     if let Some(applied) = &claim.applied {
         let json = serde_json::to_string(applied).map_err(|source| Error::Encode { action, source })?;
         wanted.push((labels::APPLIED_PROVIDER_SPEC, json));
@@ -316,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_claim_writes_what_is_missing_and_nothing_twice() {
-        assert_eq!(changes(&machine().build()).len(), 5);
+        assert_eq!(changes(&machine().build()).len(), 6);
         assert_eq!(changes(&machine().claimed().build()), Vec::<String>::new());
         let refused = machine().claimed().annotated(labels::INSTANCE, "none").build();
         assert_eq!(changes(&refused), [format!("{}=\"may-exist\"", labels::INSTANCE)]);

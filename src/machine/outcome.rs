@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::identity::InvalidSpec;
 use super::plan::{Hold, Release, is_provisioned};
+use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::InvalidSecret;
-use crate::driver::retry::{self, Next};
+use crate::driver::retry::{self, Call, Next};
 use crate::driver::{self, Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
 use crate::provider::NOT_LEADER;
 
@@ -88,6 +89,50 @@ impl Outcome {
             other => other,
         }
     }
+
+    /// Whether it repeats what the driver said in answer to a call that carried no bootstrap data.
+    pub fn quotes_the_driver(&self) -> bool {
+        match self {
+            Self::Failed(failure) => !matches!(
+                failure.operation,
+                Operation::CreateMachine | Operation::GetPluginCapabilities
+            ),
+            Self::Deleting { reason, .. } => *reason == reason::SHUTTING_DOWN,
+            Self::Left
+            | Self::Held(_)
+            | Self::Refused { .. }
+            | Self::Provisioned(_)
+            | Self::Kept { .. }
+            | Self::Updated
+            | Self::NoSecrets { .. }
+            | Self::Absent { .. }
+            | Self::Vanished(_)
+            | Self::Gone
+            | Self::Released(_) => false,
+        }
+    }
+
+    /// The same with another message of the driver.
+    #[must_use]
+    pub fn map_message(self, change: impl FnOnce(&str) -> String) -> Self {
+        match self {
+            Self::Failed(mut failure) => {
+                let message = change(failure.status.message());
+                failure.status = failure.status.with_message(message);
+                Self::Failed(failure)
+            }
+            Self::Deleting {
+                reason,
+                message,
+                again,
+            } => Self::Deleting {
+                reason,
+                message: change(&message),
+                again,
+            },
+            other => other,
+        }
+    }
 }
 
 /// A driver call that failed.
@@ -107,8 +152,21 @@ pub struct Failure {
 
 impl Failure {
     /// A failure, sorted by the retry table.
-    pub fn new(operation: Operation, during: OperationType, status: Status) -> Self {
-        let next = retry::next(operation, status.code());
+    pub fn new(call: Call, status: Status) -> Self {
+        Self::sorted(
+            call.operation(),
+            during(call),
+            retry::next(call, status.code()),
+            status,
+        )
+    }
+
+    /// The driver could not be asked what it offers.
+    pub fn out_of_contact(during: OperationType, status: Status) -> Self {
+        Self::sorted(Operation::GetPluginCapabilities, during, Next::Retry, status)
+    }
+
+    fn sorted(operation: Operation, during: OperationType, next: Next, status: Status) -> Self {
         let machine = status.machine().cloned();
         Self {
             operation,
@@ -117,15 +175,6 @@ impl Failure {
             next,
             machine,
         }
-    }
-
-    /// A look-up that refuses the spec before any create was issued refuses the create.
-    #[must_use]
-    pub fn before_any_create(mut self) -> Self {
-        if self.status.code() == Code::InvalidArgument {
-            self.next = Next::Terminal;
-        }
-        self
     }
 
     /// Whether the driver could not be reached: says nothing about the VM.
@@ -160,11 +209,19 @@ impl Failure {
             .map(|wait| wait.clamp(SHORTEST, LONGEST));
         match self.next {
             Next::Terminal => None,
-            Next::Retry | Next::Initialize | Next::LookUp | Next::Create | Next::Gone => {
-                Some(asked.unwrap_or_else(|| retry::backoff(attempt, jitter)))
-            }
-            // A call that fell back is no failure, but for one that was asked for: it is not offered, whatever was declared.
-            Next::AwaitCapacity | Next::AwaitPerson | Next::AwaitDriver | Next::Fallback => {
+            Next::Retry
+            | Next::Initialize
+            | Next::LookUp
+            | Next::Create
+            | Next::Vanished
+            | Next::Delete
+            | Next::StillThere
+            | Next::Gone => Some(asked.unwrap_or_else(|| retry::backoff(attempt, jitter))),
+            Next::AwaitCapacity
+            | Next::AwaitPerson
+            | Next::AwaitDriver
+            | Next::Fallback
+            | Next::LookWhetherGone => {
                 Some(asked.unwrap_or_else(|| retry::LONG_WAIT.mul_f64(1.0 - 0.1 * jitter)))
             }
         }
@@ -177,5 +234,21 @@ impl Failure {
             Operation::InitializeMachine => format!("InstanceInitialization: {}", self.status.message()),
             other => format!("{other}: {}", self.status.message()),
         }
+    }
+}
+
+/// What a call is part of.
+const fn during(call: Call) -> OperationType {
+    match call {
+        Call::LookUp
+        | Call::LookUpAgain
+        | Call::Create
+        | Call::Initialize
+        | Call::FinishInitialization
+        | Call::Recheck
+        | Call::ListZones
+        | Call::DescribeClass => OperationType::Create,
+        Call::Update => OperationType::Update,
+        Call::ShutDown | Call::Delete | Call::ConfirmGone => OperationType::Delete,
     }
 }

@@ -18,13 +18,14 @@ pub use self::waits::{is_unsettled, pace};
 use self::difference::difference;
 use self::waits::{remembered_wait, retry_wait, until_settling};
 use super::identity::{self, InvalidSpec, MachineId, Role};
-use super::memory::Note;
+use super::memory::{Note, Suspicion};
 use crate::api::MACHINE_FINALIZER;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::driver::{Capabilities, Code, Operation, ProviderId, ProviderSpec};
+use crate::provider::TURN_WAIT;
 
 /// What was read for one reconcile.
 pub struct Observed<'a> {
@@ -66,6 +67,8 @@ pub enum Driver<'a> {
     Known(DriverFacts<'a>),
     /// It could never be asked what it offers: nothing may be assumed.
     OutOfContact(Code, String),
+    /// It has not said yet, and too many ask it at the moment.
+    Busy,
     /// There is none, or not for this namespace.
     NotConfigured(String),
 }
@@ -121,6 +124,7 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         // A claim that is only made good must not say less than the last one did: a VM may exist.
         instance: identity::instance(machine),
         driver: None,
+        secret: None,
         applied: None,
     };
     if machine.spec.provider_id.is_some() && MachineId::of(machine).is_none() {
@@ -156,6 +160,7 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let facts = match &seen.driver {
         Driver::Known(facts) => facts,
         Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
+        Driver::Busy => return Plan::Hold(Hold::silent(TURN_WAIT)),
         Driver::NotConfigured(message) => {
             return no_driver(machine, claim_if_missing(machine, claim), message);
         }
@@ -190,6 +195,7 @@ fn plan_provisioning(
     let claim = Claim {
         instance: Instance::MayExist,
         driver: Some(facts.name.to_owned()),
+        secret: Some(identity::credentials(machine).unwrap_or_default().to_owned()),
         applied: Some(wanted.clone()),
         ..claim
     };
@@ -219,7 +225,7 @@ fn plan_provisioned(
     let mut again = None;
     // Before anything else: a spec that is refused, or an update that fails, must not hide that the VM is gone.
     if !offers(Operation::GetMachineStatus) {
-        if seen.note.recheck {
+        if seen.note.suspicion == Some(Suspicion::Lists) {
             return if has_vanished(machine) {
                 Plan::Reappear(provider_id)
             } else {
@@ -229,9 +235,10 @@ fn plan_provisioned(
     } else if let Some(look_up) = applied.as_ref().or(wanted.as_ref().ok()) {
         let unsettled = is_unsettled(machine);
         // A suspicion that the driver could not answer stays, and waits as any failed call does.
-        let unanswered = remembered_wait(seen).filter(|_| seen.note.recheck && !seen.note.suspicion_is_new);
+        let suspected = seen.note.suspicion.is_some();
+        let unanswered = remembered_wait(seen).filter(|_| suspected && !seen.note.suspicion_is_new);
         again = until_settling(seen).filter(|_| unsettled).or(unanswered);
-        if (seen.note.recheck && unanswered.is_none()) || (unsettled && again.is_none()) {
+        if (suspected && unanswered.is_none()) || (unsettled && again.is_none()) {
             return Plan::Recheck(Box::new(Provision {
                 claim,
                 wanted: look_up.clone(),
@@ -315,6 +322,7 @@ fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let facts = match &seen.driver {
         Driver::Known(facts) => facts,
         Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
+        Driver::Busy => return Plan::Hold(Hold::silent(TURN_WAIT)),
         Driver::NotConfigured(message) => return no_driver(machine, None, message),
     };
     if let Some(wait) = retry_wait(machine, seen) {

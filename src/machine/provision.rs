@@ -1,22 +1,19 @@
 //! Look up, create, initialize.
 
-use std::time::{Duration, Instant};
-
 use super::Context;
-use super::class;
+use super::absence::behind_for;
+use super::class::{self, Stopped};
 use super::identity;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use super::plan::{Claim, Provision};
 use crate::api::labels;
-use crate::api::v1alpha1::OperationType;
-use crate::apiserver::Error;
-use crate::driver::retry::Next;
+use crate::driver::retry::{Call, Next};
 use crate::driver::{
     self, Code, CreateMachineRequest, GetMachineStatusRequest, InitializeMachineRequest, LastKnownState,
-    MachineClass, Operation, ProviderId, Status,
+    MachineClass, ProviderId, Status,
 };
-use crate::provider::Provider;
+use crate::provider::Turn;
 
 /// What the look-up saw.
 enum Seen {
@@ -36,19 +33,16 @@ enum Seen {
 pub async fn provision(
     ctx: &Context,
     object: &mut Object<'_>,
-    provider: &Provider,
+    turn: &mut Turn<'_>,
     plan: Provision,
-) -> Result<Outcome, Error> {
-    let class = match class::with_credentials(ctx, object.get(), plan.look_up.clone()).await? {
-        Ok(class) => class,
-        Err(cause) => {
-            return Ok(Outcome::NoSecrets {
-                during: OperationType::Create,
-                cause,
-            });
-        }
+) -> Result<Outcome, Stopped> {
+    let class = class::with_credentials(ctx, object.get(), plan.look_up.clone()).await?;
+    let call = if plan.issued {
+        Call::LookUpAgain
+    } else {
+        Call::LookUp
     };
-    match look_up(object, provider, &plan, class.clone()).await {
+    match look_up(object, turn, &plan, call, class.clone()).await {
         Seen::Machine(machine) => {
             ctx.memory.seen(object.uid());
             object.claim(&adopted(&plan)).await?;
@@ -57,9 +51,9 @@ pub async fn provision(
         Seen::Uninitialized(machine) => {
             ctx.memory.seen(object.uid());
             object.claim(&adopted(&plan)).await?;
-            Ok(initialize(object, provider, class, uninitialized(&plan, machine)).await)
+            initialize(ctx, object, turn, class, uninitialized(&plan, machine)).await
         }
-        Seen::Absent => absent(ctx, object, provider, plan, class).await,
+        Seen::Absent => absent(ctx, object, turn, plan, class).await,
         Seen::CannotLook => match plan.provider_id.clone() {
             // The id is known, so a create has succeeded: another one would make a second VM if the first is gone.
             Some(id) => {
@@ -68,9 +62,9 @@ pub async fn provision(
                     machine: Some(driver::Machine::new(id, "")),
                     required: false,
                 };
-                Ok(initialize(object, provider, class, known).await)
+                initialize(ctx, object, turn, class, known).await
             }
-            None => create(ctx, object, provider, plan, class).await,
+            None => create(ctx, object, turn, plan, class).await,
         },
         Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
     }
@@ -80,59 +74,56 @@ pub async fn provision(
 pub async fn recheck(
     ctx: &Context,
     object: &mut Object<'_>,
-    provider: &Provider,
+    turn: &mut Turn<'_>,
     plan: Provision,
-) -> Result<Outcome, Error> {
-    let class = match class::with_credentials(ctx, object.get(), plan.look_up.clone()).await? {
-        Ok(class) => class,
-        Err(cause) => {
-            return Ok(Outcome::NoSecrets {
-                during: OperationType::Create,
-                cause,
-            });
-        }
-    };
-    match look_up(object, provider, &plan, class.clone()).await {
+) -> Result<Outcome, Stopped> {
+    let class = class::with_credentials(ctx, object.get(), plan.look_up.clone()).await?;
+    match look_up(object, turn, &plan, Call::Recheck, class.clone()).await {
         Seen::Machine(machine) => {
             ctx.memory.seen(object.uid());
             Ok(Outcome::Provisioned(Box::new(machine)))
         }
         Seen::Uninitialized(machine) => {
             ctx.memory.seen(object.uid());
-            Ok(initialize(object, provider, class, uninitialized(&plan, machine)).await)
+            initialize(ctx, object, turn, class, uninitialized(&plan, machine)).await
         }
-        Seen::Absent => Ok(gone_or_behind(ctx, object, provider, plan.provider_id)),
+        Seen::Absent => Ok(gone_or_behind(ctx, object, turn, plan.provider_id)),
         Seen::CannotLook => Ok(Outcome::Left),
         Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
     }
 }
 
-async fn look_up(object: &Object<'_>, provider: &Provider, plan: &Provision, class: MachineClass) -> Seen {
+async fn look_up(
+    object: &Object<'_>,
+    turn: &Turn<'_>,
+    plan: &Provision,
+    call: Call,
+    class: MachineClass,
+) -> Seen {
+    if !turn.capabilities().offers(call.operation()) {
+        return Seen::CannotLook;
+    }
     let request = GetMachineStatusRequest {
         machine_name: machine_name(object),
         provider_id: plan.provider_id.clone(),
         class,
     };
-    let (operation, known) = (Operation::GetMachineStatus, plan.provider_id.as_ref());
-    let status = match provider.driver().get_machine_status(request).await {
+    let known = plan.provider_id.as_ref();
+    let status = match turn.driver().get_machine_status(request).await {
         Ok(machine) => {
-            return match another_vm(operation, known, Some(&machine)) {
+            return match another_vm(call, known, Some(&machine)) {
                 Some(failure) => Seen::Failed(failure),
                 None => Seen::Machine(machine),
             };
         }
         Err(status) => status,
     };
-    if let Some(failure) = another_vm(operation, known, status.machine()) {
+    if let Some(failure) = another_vm(call, known, status.machine()) {
         return Seen::Failed(failure);
     }
-    let failure = Failure::new(operation, OperationType::Create, status);
+    let failure = Failure::new(call, status);
     match failure.next {
-        Next::Create => Seen::Absent,
-        // A driver that offers the call and does not answer it now says nothing about a VM that may exist.
-        Next::Fallback if plan.issued && known.is_none() && provider.capabilities().offers(operation) => {
-            Seen::Failed(failure)
-        }
+        Next::Create | Next::Vanished => Seen::Absent,
         Next::Fallback => Seen::CannotLook,
         Next::Initialize => Seen::Uninitialized(failure.machine),
         Next::Retry
@@ -140,79 +131,60 @@ async fn look_up(object: &Object<'_>, provider: &Provider, plan: &Provision, cla
         | Next::AwaitPerson
         | Next::AwaitDriver
         | Next::Terminal
-        | Next::Gone
-        | Next::LookUp => Seen::Failed(if plan.issued {
-            failure
-        } else {
-            failure.before_any_create()
-        }),
+        | Next::LookUp
+        | Next::Delete
+        | Next::LookWhetherGone
+        | Next::StillThere
+        | Next::Gone => Seen::Failed(failure),
     }
 }
 
 async fn absent(
     ctx: &Context,
     object: &mut Object<'_>,
-    provider: &Provider,
+    turn: &mut Turn<'_>,
     plan: Provision,
     class: MachineClass,
-) -> Result<Outcome, Error> {
+) -> Result<Outcome, Stopped> {
     // An earlier create may have made the VM: only once the driver can't be behind any more is its NOT_FOUND the truth.
     if plan.provider_id.is_some() {
-        return Ok(gone_or_behind(ctx, object, provider, plan.provider_id));
+        return Ok(gone_or_behind(ctx, object, turn, plan.provider_id));
     }
     if plan.issued
-        && let Some(again) = behind_for(ctx, object, provider)
+        && let Some(again) = behind_for(ctx, object.uid(), turn.capabilities().consistency_window)
     {
         return Ok(Outcome::Absent { again });
     }
-    create(ctx, object, provider, plan, class).await
+    create(ctx, object, turn, plan, class).await
 }
 
 /// A VM whose id is known and that the driver does not see.
-fn gone_or_behind(
-    ctx: &Context,
-    object: &Object<'_>,
-    provider: &Provider,
-    id: Option<ProviderId>,
-) -> Outcome {
-    match (behind_for(ctx, object, provider), id) {
+fn gone_or_behind(ctx: &Context, object: &Object<'_>, turn: &Turn<'_>, id: Option<ProviderId>) -> Outcome {
+    match (
+        behind_for(ctx, object.uid(), turn.capabilities().consistency_window),
+        id,
+    ) {
         (Some(again), _) => Outcome::Absent { again },
         (None, Some(id)) => Outcome::Vanished(id),
         (None, None) => Outcome::Left,
     }
 }
 
-/// How long the driver may still be wrong about a VM that it does not see.
-fn behind_for(ctx: &Context, object: &Object<'_>, provider: &Provider) -> Option<Duration> {
-    let window = provider.capabilities().consistency_window;
-    let absent_for = ctx.memory.absent_for(object.uid(), Instant::now());
-    window
-        .checked_sub(absent_for)
-        .filter(|left| !left.is_zero())
-        .map(|left| left.max(Duration::from_millis(10)))
-}
-
 async fn create(
     ctx: &Context,
     object: &mut Object<'_>,
-    provider: &Provider,
+    turn: &mut Turn<'_>,
     plan: Provision,
     class: MachineClass,
-) -> Result<Outcome, Error> {
+) -> Result<Outcome, Stopped> {
+    if !ctx.may_create(object.get(), turn) {
+        return Ok(Outcome::Held(ctx.waiting_for_a_turn(object.get())));
+    }
     let credentials = MachineClass {
         provider_spec: plan.wanted.clone(),
         ..class
     };
-    let class =
-        match class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await? {
-            Ok(class) => class,
-            Err(cause) => {
-                return Ok(Outcome::NoSecrets {
-                    during: OperationType::Create,
-                    cause,
-                });
-            }
-        };
+    let class = class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
     if !object.claim(&plan.claim).await? {
         object.confirm().await?;
     }
@@ -223,15 +195,15 @@ async fn create(
         class,
         last_known_state: last_known_state(object),
     };
-    let status = match provider.driver().create_machine(request).await {
-        Ok(machine) => return Ok(created(object, provider, plan, credentials, machine).await),
+    let status = match turn.driver().create_machine(request).await {
+        Ok(machine) => return created(ctx, object, turn, plan, credentials, machine).await,
         Err(status) => status,
     };
-    let failure = Failure::new(Operation::CreateMachine, OperationType::Create, status);
+    let failure = Failure::new(Call::Create, status);
     match failure.next {
         Next::Initialize => {
             let vm = uninitialized(&plan, failure.machine);
-            Ok(initialize(object, provider, credentials, vm).await)
+            initialize(ctx, object, turn, credentials, vm).await
         }
         Next::Terminal if !plan.issued => {
             object.note_no_instance().await?;
@@ -242,25 +214,22 @@ async fn create(
 }
 
 async fn created(
+    ctx: &Context,
     object: &Object<'_>,
-    provider: &Provider,
+    turn: &mut Turn<'_>,
     plan: Provision,
     class: MachineClass,
     machine: driver::Machine,
-) -> Outcome {
-    if let Some(failure) = another_vm(
-        Operation::CreateMachine,
-        plan.provider_id.as_ref(),
-        Some(&machine),
-    ) {
-        return Outcome::Failed(Box::new(failure));
+) -> Result<Outcome, Stopped> {
+    if let Some(failure) = another_vm(Call::Create, plan.provider_id.as_ref(), Some(&machine)) {
+        return Ok(Outcome::Failed(Box::new(failure)));
     }
     let vm = ToInitialize {
         known: Some(machine.provider_id.clone()),
         machine: Some(machine),
         required: false,
     };
-    initialize(object, provider, class, vm).await
+    initialize(ctx, object, turn, class, vm).await
 }
 
 /// A VM that exists and may have to be initialized.
@@ -284,11 +253,15 @@ fn uninitialized(plan: &Provision, machine: Option<driver::Machine>) -> ToInitia
 
 /// Initializes a VM that exists; a driver without the call has nothing to initialize.
 async fn initialize(
+    ctx: &Context,
     object: &Object<'_>,
-    provider: &Provider,
+    turn: &mut Turn<'_>,
     class: MachineClass,
     vm: ToInitialize,
-) -> Outcome {
+) -> Result<Outcome, Stopped> {
+    if !ctx.may_create(object.get(), turn) {
+        return Ok(Outcome::Held(ctx.waiting_for_a_turn(object.get())));
+    }
     let state = vm
         .machine
         .as_ref()
@@ -299,12 +272,16 @@ async fn initialize(
         class,
         last_known_state: state.or_else(|| last_known_state(object)),
     };
-    initialized(vm, provider.driver().initialize_machine(request).await)
+    Ok(initialized(vm, turn.driver().initialize_machine(request).await))
 }
 
 /// What the answer to an initialization leads to.
 fn initialized(vm: ToInitialize, answer: driver::Result<driver::Machine>) -> Outcome {
-    let operation = Operation::InitializeMachine;
+    let call = if vm.required {
+        Call::FinishInitialization
+    } else {
+        Call::Initialize
+    };
     let state = vm
         .machine
         .as_ref()
@@ -313,7 +290,7 @@ fn initialized(vm: ToInitialize, answer: driver::Result<driver::Machine>) -> Out
         Ok(machine) => Some(machine),
         Err(status) => status.machine(),
     };
-    if let Some(failure) = another_vm(operation, vm.known.as_ref(), seen) {
+    if let Some(failure) = another_vm(call, vm.known.as_ref(), seen) {
         return Outcome::Failed(Box::new(failure));
     }
     let status = match answer {
@@ -323,10 +300,9 @@ fn initialized(vm: ToInitialize, answer: driver::Result<driver::Machine>) -> Out
         }
         Err(status) => status,
     };
-    let mut failure = Failure::new(operation, OperationType::Create, status);
+    let mut failure = Failure::new(call, status);
     match (failure.next, vm.machine) {
-        // A VM that the driver calls uninitialized does not become initialized by nobody knowing how.
-        (Next::Fallback, Some(machine)) if !vm.required => Outcome::Provisioned(Box::new(machine)),
+        (Next::Fallback, Some(machine)) => Outcome::Provisioned(Box::new(machine)),
         (_, machine) => {
             failure.machine = failure.machine.or(machine);
             Outcome::Failed(Box::new(failure))
@@ -336,20 +312,12 @@ fn initialized(vm: ToInitialize, answer: driver::Result<driver::Machine>) -> Out
 
 /// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is done to that
 /// one, and its id is not written, since it may be anybody's.
-fn another_vm(
-    operation: Operation,
-    known: Option<&ProviderId>,
-    seen: Option<&driver::Machine>,
-) -> Option<Failure> {
+fn another_vm(call: Call, known: Option<&ProviderId>, seen: Option<&driver::Machine>) -> Option<Failure> {
     let (known, seen) = (known?, &seen?.provider_id);
     (known != seen).then(|| {
         let message =
             format!("the driver answered providerID `{seen}` for the machine whose providerID is `{known}`");
-        Failure::new(
-            operation,
-            OperationType::Create,
-            Status::new(Code::Internal, message),
-        )
+        Failure::new(call, Status::new(Code::Internal, message))
     })
 }
 
@@ -376,6 +344,7 @@ pub fn last_known_state(object: &Object<'_>) -> Option<LastKnownState> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::Operation;
 
     fn vm(id: &str) -> driver::Machine {
         driver::Machine::new(id.parse().unwrap(), "node")
@@ -399,10 +368,10 @@ mod tests {
     #[test]
     fn a_vm_of_another_id_is_not_taken_for_the_one_that_was_asked_about() {
         let known = "sim://1".parse().unwrap();
-        let operation = Operation::GetMachineStatus;
-        assert!(another_vm(operation, Some(&known), Some(&vm("sim://1"))).is_none());
-        assert!(another_vm(operation, None, Some(&vm("sim://2"))).is_none());
-        let failure = another_vm(operation, Some(&known), Some(&vm("sim://2"))).unwrap();
+        let call = Call::LookUpAgain;
+        assert!(another_vm(call, Some(&known), Some(&vm("sim://1"))).is_none());
+        assert!(another_vm(call, None, Some(&vm("sim://2"))).is_none());
+        let failure = another_vm(call, Some(&known), Some(&vm("sim://2"))).unwrap();
         assert_eq!(failure.status.code(), Code::Internal);
         assert!(
             failure.machine.is_none(),

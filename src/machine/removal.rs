@@ -1,58 +1,57 @@
 //! Shut down and delete, until the VM is gone.
 
-use std::time::Instant;
-
 use super::Context;
-use super::class;
+use super::absence::behind_for;
+use super::class::{self, Stopped};
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use super::plan::Delete;
 use super::provision::{last_known_state, machine_name};
 use crate::api::conditions::reason;
-use crate::api::v1alpha1::OperationType;
-use crate::apiserver::Error;
-use crate::driver::retry::{self, Next};
+use crate::api::labels;
+use crate::apiserver::{Error, InvalidSecret};
+use crate::driver::retry::{self, Call, Next};
 use crate::driver::{
     Code, DeleteMachineRequest, GetMachineStatusRequest, MachineClass, Operation, Secrets,
     ShutDownMachineRequest,
 };
-use crate::provider::Provider;
+use crate::provider::Turn;
 
 /// Deletes the VM.
 ///
 /// # Guarantees
 /// [`Outcome::Gone`] only when the driver, where it can be asked, said NOT_FOUND for as long as it may be behind. A
-/// missing Secret does not stop a deletion: the driver says whether it can do without.
+/// missing Secret does not stop the deletion of a VM that the driver sees without it.
 pub async fn delete(
     ctx: &Context,
     object: &mut Object<'_>,
-    provider: &Provider,
+    turn: &Turn<'_>,
     plan: Delete,
-) -> Result<Outcome, Error> {
-    let class = match class::with_credentials(ctx, object.get(), plan.spec.clone()).await? {
+) -> Result<Outcome, Stopped> {
+    let class = match class::with_credentials(ctx, object.get(), plan.spec.clone()).await {
         Ok(class) => class,
-        Err(cause) => {
-            tracing::warn!(%cause, "deleting without credentials");
-            MachineClass {
+        Err(Stopped::Secret(InvalidSecret::Missing { name, .. })) => {
+            let class = MachineClass {
                 provider_spec: plan.spec.clone(),
                 secrets: Secrets::default(),
+            };
+            if let Some(failure) = do_without(object, turn, &plan, name, class.clone()).await? {
+                return Ok(Outcome::Failed(Box::new(failure)));
             }
+            class
         }
+        Err(stopped) => return Err(stopped),
     };
     if plan.shut_down
-        && let Some(outcome) = shut_down(object, provider, &plan, class.clone()).await?
+        && let Some(outcome) = shut_down(object, turn, &plan, class.clone()).await?
     {
         return Ok(outcome);
     }
-    let Some(failure) = remove(object, provider, &plan, class.clone()).await? else {
-        return Ok(confirm_gone(ctx, object, provider, &plan, class).await);
+    let Some(failure) = remove(object, turn, &plan, class.clone()).await? else {
+        return Ok(confirm_gone(ctx, object, turn, &plan, class).await);
     };
-    if failure.status.code() == Code::InvalidArgument
-        && provider.capabilities().offers(Operation::GetMachineStatus)
-    {
-        // The driver refuses the spec itself, as it did the create. Where it still answers that there is no VM, nothing
-        // is left to be deleted; whatever else it answers, the refusal stands.
-        return Ok(match confirm_gone(ctx, object, provider, &plan, class).await {
+    if failure.next == Next::LookWhetherGone && turn.capabilities().offers(Operation::GetMachineStatus) {
+        return Ok(match confirm_gone(ctx, object, turn, &plan, class).await {
             gone @ (Outcome::Gone
             | Outcome::Deleting {
                 reason: reason::CONFIRMING_DELETION,
@@ -64,10 +63,60 @@ pub async fn delete(
     Ok(Outcome::Failed(Box::new(failure)))
 }
 
+/// The Secret with the credentials that the VM was made with is gone. A driver that sees the VM without them needs none, and
+/// this is written down: once the VM is deleted it could not be told any more. To a driver that does not see it, it may be
+/// gone, or in an account that only the credentials open: that takes somebody who knows.
+///
+/// One that can't look up is asked to delete, which it answers UNAUTHENTICATED when it needs the credentials.
+async fn do_without(
+    object: &mut Object<'_>,
+    turn: &Turn<'_>,
+    plan: &Delete,
+    name: String,
+    class: MachineClass,
+) -> Result<Option<Failure>, Stopped> {
+    if !turn.capabilities().offers(Operation::GetMachineStatus) {
+        return Ok(None);
+    }
+    match look(object, turn, plan, class).await {
+        Ok(true) => {}
+        Ok(false) => return Err(InvalidSecret::Needed { name }.into()),
+        Err(failure) => return Ok(Some(failure)),
+    }
+    let none = (labels::SECRET, String::new());
+    object
+        .annotate("noting that the driver sees the VM without credentials", &[none])
+        .await?;
+    Ok(None)
+}
+
+/// Whether the driver sees the VM.
+async fn look(
+    object: &Object<'_>,
+    turn: &Turn<'_>,
+    plan: &Delete,
+    class: MachineClass,
+) -> Result<bool, Failure> {
+    let request = GetMachineStatusRequest {
+        machine_name: machine_name(object),
+        provider_id: plan.provider_id.clone(),
+        class,
+    };
+    let Err(status) = turn.driver().get_machine_status(request).await else {
+        return Ok(true);
+    };
+    let failure = Failure::new(Call::ConfirmGone, status);
+    match failure.next {
+        Next::Gone => Ok(false),
+        Next::StillThere => Ok(true),
+        _ => Err(failure),
+    }
+}
+
 /// Asks the guest to stop; `None` when the VM may be deleted now.
 async fn shut_down(
     object: &mut Object<'_>,
-    provider: &Provider,
+    turn: &Turn<'_>,
     plan: &Delete,
     class: MachineClass,
 ) -> Result<Option<Outcome>, Error> {
@@ -77,51 +126,37 @@ async fn shut_down(
         class,
         last_known_state: last_known_state(object),
     };
-    let status = match provider.driver().shut_down_machine(request).await {
+    let status = match turn.driver().shut_down_machine(request).await {
         Ok(response) => {
             object.keep(response.last_known_state.as_ref()).await?;
             return Ok(None);
         }
         Err(status) => status,
     };
-    let failure = Failure::new(Operation::ShutDownMachine, OperationType::Delete, status);
+    let failure = Failure::new(Call::ShutDown, status);
     object.keep(failure.last_known_state()).await?;
     Ok(after_shut_down(failure))
 }
 
 /// What a shut-down that failed leads to; `None` to the deletion.
-///
-/// Only what passes by itself is waited for. The guest's time is a courtesy: one that can't be asked to stop is deleted
-/// now, rather than when a person has repaired what keeps it from being asked.
 fn after_shut_down(failure: Failure) -> Option<Outcome> {
-    match (failure.next, failure.status.code()) {
-        (Next::Retry, Code::Aborted) => Some(Outcome::Deleting {
-            reason: reason::SHUTTING_DOWN,
-            message: failure.message(),
-            again: failure.wait(1, 0.0).unwrap_or(retry::FIRST_BACKOFF),
-        }),
-        (Next::Retry, _) => Some(Outcome::Failed(Box::new(failure))),
-        (
-            Next::Initialize
-            | Next::AwaitCapacity
-            | Next::AwaitPerson
-            | Next::AwaitDriver
-            | Next::Fallback
-            | Next::Terminal
-            | Next::Create
-            | Next::Gone
-            | Next::LookUp,
-            _,
-        ) => {
-            tracing::info!(status = %failure.status, "the guest can't be shut down; deleting its VM");
-            None
-        }
+    if failure.next == Next::Delete {
+        tracing::info!(code = %failure.status.code(), "the guest can't be shut down; deleting its VM");
+        return None;
     }
+    if failure.status.code() != Code::Aborted {
+        return Some(Outcome::Failed(Box::new(failure)));
+    }
+    Some(Outcome::Deleting {
+        reason: reason::SHUTTING_DOWN,
+        message: failure.message(),
+        again: failure.wait(1, 0.0).unwrap_or(retry::FIRST_BACKOFF),
+    })
 }
 
 async fn remove(
     object: &mut Object<'_>,
-    provider: &Provider,
+    turn: &Turn<'_>,
     plan: &Delete,
     class: MachineClass,
 ) -> Result<Option<Failure>, Error> {
@@ -131,73 +166,47 @@ async fn remove(
         class,
         last_known_state: last_known_state(object),
     };
-    let status = match provider.driver().delete_machine(request).await {
+    let status = match turn.driver().delete_machine(request).await {
         Ok(response) => {
             object.keep(response.last_known_state.as_ref()).await?;
             return Ok(None);
         }
         Err(status) => status,
     };
-    let failure = Failure::new(Operation::DeleteMachine, OperationType::Delete, status);
+    let failure = Failure::new(Call::Delete, status);
     Ok((failure.next != Next::Gone).then_some(failure))
 }
 
 async fn confirm_gone(
     ctx: &Context,
     object: &Object<'_>,
-    provider: &Provider,
+    turn: &Turn<'_>,
     plan: &Delete,
     class: MachineClass,
 ) -> Outcome {
-    let capabilities = provider.capabilities();
+    let capabilities = turn.capabilities();
     if !capabilities.offers(Operation::GetMachineStatus) {
         return Outcome::Gone;
     }
-    let request = GetMachineStatusRequest {
-        machine_name: machine_name(object),
-        provider_id: plan.provider_id.clone(),
-        class,
-    };
-    let there = match provider.driver().get_machine_status(request).await {
-        Ok(_) => true,
-        Err(status) => {
-            let failure = Failure::new(Operation::GetMachineStatus, OperationType::Delete, status);
-            match failure.next {
-                Next::Create => false,
-                Next::Initialize => true,
-                // Not offered was asked before: a driver that offers the call and does not answer it says nothing.
-                Next::Fallback
-                | Next::Retry
-                | Next::AwaitCapacity
-                | Next::AwaitPerson
-                | Next::AwaitDriver
-                | Next::Terminal
-                | Next::Gone
-                | Next::LookUp => return Outcome::Failed(Box::new(failure)),
+    match look(object, turn, plan, class).await {
+        Err(failure) => Outcome::Failed(Box::new(failure)),
+        Ok(true) => {
+            ctx.memory.seen(object.uid());
+            Outcome::Deleting {
+                reason: reason::DELETING,
+                message: "the driver accepted the deletion and still sees the VM".to_owned(),
+                again: retry::FIRST_BACKOFF,
             }
         }
-    };
-    if there {
-        ctx.memory.seen(object.uid());
-        let message = "the driver accepted the deletion and still sees the VM".to_owned();
-        return Outcome::Deleting {
-            reason: reason::DELETING,
-            message,
-            again: retry::FIRST_BACKOFF,
-        };
-    }
-    let absent_for = ctx.memory.absent_for(object.uid(), Instant::now());
-    let Some(again) = capabilities
-        .consistency_window
-        .checked_sub(absent_for)
-        .filter(|left| !left.is_zero())
-    else {
-        return Outcome::Gone;
-    };
-    Outcome::Deleting {
-        reason: reason::CONFIRMING_DELETION,
-        message: "the driver does not see the VM any more; waiting until it can't be behind".to_owned(),
-        again,
+        Ok(false) => match behind_for(ctx, object.uid(), capabilities.consistency_window) {
+            None => Outcome::Gone,
+            Some(again) => Outcome::Deleting {
+                reason: reason::CONFIRMING_DELETION,
+                message: "the driver does not see the VM any more; waiting until it can't be behind"
+                    .to_owned(),
+                again,
+            },
+        },
     }
 }
 
@@ -209,11 +218,7 @@ mod tests {
     use crate::driver::Status;
 
     fn after(status: Status) -> Option<Outcome> {
-        after_shut_down(Failure::new(
-            Operation::ShutDownMachine,
-            OperationType::Delete,
-            status,
-        ))
+        after_shut_down(Failure::new(Call::ShutDown, status))
     }
 
     #[test]
@@ -227,10 +232,10 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_cannot_be_asked_to_stop_does_not_hold_its_deletion_up() {
+    fn a_guest_that_cannot_be_asked_to_stop_is_deleted_now() {
         for code in Code::ALL {
-            let transient = retry::next(Operation::ShutDownMachine, code) == Next::Retry;
-            assert_eq!(after(Status::new(code, "no")).is_some(), transient, "{code}");
+            let waits = retry::next(Call::ShutDown, code) == Next::Retry;
+            assert_eq!(after(Status::new(code, "no")).is_some(), waits, "{code}");
         }
     }
 }

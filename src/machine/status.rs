@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::identity;
 use super::outcome::{Failure, Outcome};
 use super::plan::{Hold, is_provisioned};
 use crate::api::conditions::{self, State, reason};
@@ -82,6 +83,7 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
         Outcome::Vanished(id) => draft.vanished(id.as_str()),
         Outcome::Deleting { reason, message, .. } => draft.deleting(reason, message),
     }
+    draft.credentials();
     draft.status.observed_generation = machine.metadata.generation;
     draft.status
 }
@@ -168,12 +170,7 @@ impl Draft<'_> {
         );
         self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
         if first {
-            self.set(
-                conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                State::True,
-                reason::UP_TO_DATE,
-                "",
-            );
+            self.up_to_date();
             self.succeeded(OperationType::Create, None);
         }
         if vm.power_state == Some(PowerState::Failed) {
@@ -232,18 +229,17 @@ impl Draft<'_> {
             None => {}
         }
         if fixed.is_empty() {
-            self.set(
-                conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                State::True,
-                reason::UP_TO_DATE,
-                "",
-            );
+            self.up_to_date();
         } else {
             let places: Vec<_> = fixed.iter().map(ToString::to_string).collect();
-            let message = format!(
+            let differs = format!(
                 "spec.providerSpec differs from what the VM was made from in {}, which a living VM can't change: replace the machine",
                 places.join(", ")
             );
+            let message = match identity::changed_secret(self.machine) {
+                Some(changed) => format!("{differs}; {changed}"),
+                None => differs,
+            };
             self.set(
                 conditions::VIRTUAL_MACHINE_UP_TO_DATE,
                 State::False,
@@ -253,14 +249,36 @@ impl Draft<'_> {
         }
     }
 
+    /// The VM has the wanted provider spec. Credentials are part of what it was made with.
+    fn up_to_date(&mut self) {
+        let type_ = conditions::VIRTUAL_MACHINE_UP_TO_DATE;
+        match identity::changed_secret(self.machine) {
+            Some(changed) => self.set(type_, State::False, reason::SECRET_CHANGED, &changed),
+            None => self.set(type_, State::True, reason::UP_TO_DATE, ""),
+        }
+    }
+
+    /// Says of every machine that is not being deleted when its spec names other credentials than those that are used:
+    /// whoever changed it waits for an effect. What else is wrong with the spec is said first.
+    fn credentials(&mut self) {
+        if self.machine.metadata.deletion_timestamp.is_some() {
+            return;
+        }
+        let type_ = conditions::VIRTUAL_MACHINE_UP_TO_DATE;
+        let is_said = conditions::get(&self.status.conditions, type_)
+            .is_some_and(|shown| shown.reason == reason::SECRET_CHANGED);
+        let is_up_to_date = conditions::get(&self.status.conditions, type_)
+            .is_none_or(|shown| shown.status == State::True.as_str());
+        match identity::changed_secret(self.machine) {
+            Some(_) if is_said || is_up_to_date => self.up_to_date(),
+            None if is_said => self.up_to_date(),
+            Some(_) | None => {}
+        }
+    }
+
     fn updated(&mut self) {
         self.working();
-        self.set(
-            conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-            State::True,
-            reason::UP_TO_DATE,
-            "",
-        );
+        self.up_to_date();
         self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
         self.succeeded(OperationType::Update, Some(Operation::UpdateMachine));
     }

@@ -32,23 +32,25 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let gathered = gather(ctx, &machine).await;
     let plan = plan(&machine, &gathered.observed());
     let mut object = Object::new(ctx, Arc::clone(&machine));
-    let outcome = execute(ctx, &mut object, gathered.provider(), plan)
-        .await?
-        .unless_not_leading();
+    let mut turn = None;
+    let outcome = execute(ctx, &mut object, &gathered, &mut turn, plan).await?;
     let attempts = gathered.attempts(&machine);
     let wait = wait(&machine, &outcome, attempts);
+    let note = events::of(&machine, &outcome, attempts);
     if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
         object.release().await?;
         ctx.memory.forget(object.uid());
     } else {
-        tracing::warn!(name, ?outcome, "deleting an InfraMachine that can't be read");
+        let why = note.as_ref().map(|note| note.text.as_str());
+        tracing::warn!(name, why, "deleting an InfraMachine that can't be read");
         remember(ctx, &machine, &gathered, &outcome, attempts, wait);
     }
-    if let Some(note) = events::of(&machine, &outcome, attempts) {
+    if let Some(note) = note {
         ctx.events.publish(&*machine, note).await;
     }
     Ok(wait.map_or_else(Action::await_change, Action::requeue))
 }
+
 /// The object as it is now, with the fields of the spec that can be read: the deletion may need the credentials.
 async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Error> {
     let action = "reading an InfraMachine that can't be parsed";

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::Context;
-use super::class;
+use super::class::{self, Stopped};
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use super::plan::Update;
@@ -12,8 +12,9 @@ use super::provision::{last_known_state, machine_name};
 use crate::api::labels;
 use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
+use crate::driver::retry::Call;
 use crate::driver::{Operation, UpdateMachineRequest};
-use crate::provider::Provider;
+use crate::provider::Turn;
 
 /// Updates the VM (UPD-01..UPD-03).
 ///
@@ -23,18 +24,10 @@ use crate::provider::Provider;
 pub async fn update(
     ctx: &Context,
     object: &mut Object<'_>,
-    provider: &Provider,
+    turn: &Turn<'_>,
     plan: Update,
-) -> Result<Outcome, Error> {
-    let class = match class::with_credentials(ctx, object.get(), plan.wanted.clone()).await? {
-        Ok(class) => class,
-        Err(cause) => {
-            return Ok(Outcome::NoSecrets {
-                during: OperationType::Update,
-                cause,
-            });
-        }
-    };
+) -> Result<Outcome, Stopped> {
+    let class = class::with_credentials(ctx, object.get(), plan.wanted.clone()).await?;
     announce(object).await?;
     let request = UpdateMachineRequest {
         machine_name: machine_name(object),
@@ -43,8 +36,8 @@ pub async fn update(
         class,
         last_known_state: last_known_state(object),
     };
-    if let Err(status) = provider.driver().update_machine(request).await {
-        let failure = Failure::new(Operation::UpdateMachine, OperationType::Update, status);
+    if let Err(status) = turn.driver().update_machine(request).await {
+        let failure = Failure::new(Call::Update, status);
         return Ok(Outcome::Failed(Box::new(failure)));
     }
     let action = "noting the applied provider spec";

@@ -18,6 +18,9 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 const SHORT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// A driver that changed without being lost is asked again what it implements after this time at the latest.
 const RELEARN_INTERVAL: Duration = Duration::from_mins(5);
+/// Who asks what a driver implements this soon after it could not say is told the same: or else each machine of a driver
+/// that hangs would wait for its own answer.
+const FAILURE_SHARED: Duration = Duration::from_secs(3);
 
 /// Whether a driver answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +52,7 @@ struct Known {
     incarnation: u64,
 }
 
-/// The last time that the driver could not be asked: those who waited meanwhile share the answer.
+/// The last time that the driver could not be asked.
 #[derive(Debug)]
 struct Failure {
     at: Instant,
@@ -69,9 +72,8 @@ impl Contact {
     }
 
     /// What is known without asking.
-    pub(super) fn last_known(&self) -> Arc<Capabilities> {
-        self.known()
-            .map_or_else(|| Arc::new(Capabilities::minimal()), |known| known.capabilities)
+    pub(super) fn known_capabilities(&self) -> Option<Arc<Capabilities>> {
+        self.known().map(|known| known.capabilities)
     }
 
     /// What the driver implements; asks when it is not known, or when the driver may have become another.
@@ -79,12 +81,11 @@ impl Contact {
         if let Some(known) = self.known_of_this_incarnation() {
             return Ok(known.capabilities);
         }
-        let came = Instant::now();
         let mut last_failure = self.asking.lock().await;
         if let Some(known) = self.known_of_this_incarnation() {
             return Ok(known.capabilities);
         }
-        if let Some(failure) = last_failure.as_ref().filter(|failure| failure.at >= came) {
+        if let Some(failure) = last_failure.as_ref().filter(|failure| failure.is_shared()) {
             return Err(failure.status());
         }
         self.ask(&mut last_failure).await
@@ -294,6 +295,11 @@ impl Failure {
             code,
             message,
         }
+    }
+
+    /// That nobody was asked says nothing about the next time.
+    fn is_shared(&self) -> bool {
+        self.code != Code::Canceled && self.at.elapsed() < FAILURE_SHARED
     }
 
     fn status(&self) -> Status {

@@ -27,13 +27,11 @@ pub(super) struct CapacityGate {
 impl Key {
     /// The key of a class, in which the machine's identity stands under `tag_path`.
     pub(super) fn of(class: &MachineClass, tag_path: &JsonPointer) -> Self {
+        let mut spec = class.provider_spec.clone();
+        spec.remove_tags(tag_path, &tags::RESERVED);
         let mut hash = Sha256::new();
-        let (last, parents) = match tag_path.segments().split_last() {
-            Some((last, parents)) => (last.as_str(), parents),
-            None => ("", [].as_slice()),
-        };
-        let tags = TagsAt { parents, last };
-        hash_object(&mut hash, &class.provider_spec.0, Some(&tags), false);
+        // Objects are kept in the order of their keys.
+        hash_bytes(&mut hash, Value::Object(spec.0).to_string().as_bytes());
         for (key, value) in class.secrets.iter() {
             if key != USER_DATA && key != USER_DATA_FORMAT {
                 hash_bytes(&mut hash, key.as_bytes());
@@ -41,59 +39,6 @@ impl Key {
             }
         }
         Self(hash.finalize().into())
-    }
-}
-
-/// The way that is left to the tags.
-struct TagsAt<'a> {
-    parents: &'a [String],
-    last: &'a str,
-}
-
-impl TagsAt<'_> {
-    fn below(&self, field: &str) -> Option<Self> {
-        let (first, rest) = self.parents.split_first()?;
-        (first == field).then_some(TagsAt {
-            parents: rest,
-            last: self.last,
-        })
-    }
-
-    fn are(&self, field: &str) -> bool {
-        self.parents.is_empty() && self.last == field
-    }
-}
-
-/// Adds an object in the order of its keys; of the tags, only those that are not the machine's identity.
-fn hash_object(
-    hash: &mut Sha256,
-    object: &serde_json::Map<String, Value>,
-    tags: Option<&TagsAt<'_>>,
-    is_tags: bool,
-) {
-    let mut fields: Vec<_> = object
-        .iter()
-        .filter(|(name, _)| !(is_tags && tags::RESERVED.contains(&name.as_str())))
-        .collect();
-    fields.sort_by_key(|(name, _)| *name);
-    hash.update(fields.len().to_le_bytes());
-    for (name, value) in fields {
-        hash_bytes(hash, name.as_bytes());
-        match value {
-            Value::Object(inner) => {
-                hash.update([b'{']);
-                let are_tags = tags.is_some_and(|tags| tags.are(name));
-                hash_object(
-                    hash,
-                    inner,
-                    tags.and_then(|tags| tags.below(name)).as_ref(),
-                    are_tags,
-                );
-            }
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-                hash_bytes(hash, value.to_string().as_bytes());
-            }
-        }
     }
 }
 

@@ -1,13 +1,12 @@
 //! A driver behind the rules that are the same for all.
 //!
-//! In this order: leadership, capabilities, the capacity gate (creates alone), a free slot, a token, and then the
-//! gate and leadership again, since the wait may have been long.
+//! In this order: leadership, capabilities, the capacity gate (creates alone), the driver's rate, and then the gate and
+//! leadership again, since the wait may have been long. How many calls run at once is for [`super::Turn`] to say.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value};
-use tokio::sync::Semaphore;
 
 use super::Limits;
 use super::bucket::TokenBucket;
@@ -15,7 +14,7 @@ use super::caller::Caller;
 use super::contact::Contact;
 use super::gate::{CapacityGate, Key};
 use crate::driver::{
-    Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
+    Capabilities, ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, Operation,
     PluginInfo, Readiness, Result, Secrets, ShutDownMachineRequest, ShutDownMachineResponse, Status,
@@ -27,24 +26,16 @@ use crate::driver::{
 pub(super) struct GuardedDriver {
     caller: Caller,
     contact: Arc<Contact>,
-    gate: Arc<CapacityGate>,
-    slots: Semaphore,
+    gate: CapacityGate,
     tokens: TokenBucket,
 }
 
 impl GuardedDriver {
-    pub(super) fn new(
-        caller: Caller,
-        contact: Arc<Contact>,
-        gate: Arc<CapacityGate>,
-        limits: &Limits,
-    ) -> Self {
-        let slots = usize::try_from(limits.max_concurrent_calls.get()).unwrap_or(Semaphore::MAX_PERMITS);
+    pub(super) fn new(caller: Caller, contact: Arc<Contact>, gate: CapacityGate, limits: &Limits) -> Self {
         Self {
             caller,
             contact,
             gate,
-            slots: Semaphore::new(slots.min(Semaphore::MAX_PERMITS)),
             tokens: TokenBucket::new(limits.calls_per_second, limits.burst),
         }
     }
@@ -71,11 +62,11 @@ impl GuardedDriver {
         F: Future<Output = Result<T>> + Send,
     {
         self.admit(operation).await?;
-        self.in_turn(operation, &secrets, || Ok(()), run).await
+        self.at_its_rate(operation, &secrets, || Ok(()), run).await
     }
 
-    /// Waits for a slot and a token, looks whether the call is `still_wanted`, and makes it.
-    async fn in_turn<T, F>(
+    /// Waits for the driver's rate, looks whether the call is `still_wanted`, and makes it.
+    async fn at_its_rate<T, F>(
         &self,
         operation: Operation,
         secrets: &Secrets,
@@ -85,9 +76,6 @@ impl GuardedDriver {
     where
         F: Future<Output = Result<T>> + Send,
     {
-        let _slot = self.slots.acquire().await.map_err(|error| {
-            Status::new(Code::Canceled, "the driver takes no more calls").with_source(error)
-        })?;
         self.tokens.take().await;
         still_wanted()?;
         let answer = self.caller.call(operation, secrets, run).await;
@@ -132,7 +120,7 @@ impl Driver for GuardedDriver {
         self.gate.check(&key)?;
         let secrets = request.class.secrets.clone();
         let answer = self
-            .in_turn(
+            .at_its_rate(
                 operation,
                 &secrets,
                 || self.gate.check(&key),
@@ -176,7 +164,7 @@ impl Driver for GuardedDriver {
         let key = Key::of(&request.class, &capabilities.tag_path);
         let secrets = request.class.secrets.clone();
         let answer = self
-            .in_turn(
+            .at_its_rate(
                 operation,
                 &secrets,
                 || Ok(()),

@@ -16,10 +16,10 @@ pub enum Namespaces {
     Only(BTreeSet<String>),
 }
 
-/// How much is asked of a driver at once and in a second. Waiting calls are served in their order.
+/// How much is asked of a driver at once and in a second.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Calls that run at the same time, at most.
+    /// Calls that run at the same time, at most. Creates leave an eighth of them to look-ups and deletions.
     pub max_concurrent_calls: NonZeroU32,
     /// Calls that are started in a second, on average at most.
     pub calls_per_second: NonZeroU32,

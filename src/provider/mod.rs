@@ -1,8 +1,8 @@
 //! A configured driver: what `InfraMachine.spec.provider` names.
 //!
 //! Layer 2: knows [`crate::driver`], [`crate::leadership`] and [`crate::metrics`], no concrete driver and no
-//! reconciler. Whoever calls a driver does it through [`Provider::driver`], which holds every call to the rules that
-//! are the same for all.
+//! reconciler. Whoever calls a driver needs a [`Turn`], and does it through [`Turn::driver`], which holds every call to the
+//! rules that are the same for all.
 
 mod bucket;
 mod caller;
@@ -12,13 +12,15 @@ mod guard;
 mod limits;
 mod registry;
 mod spec_schema;
+mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
 
-use crate::driver::{Capabilities, Driver, MachineClass, ProviderSpec, Result, Status};
+use crate::driver::{Capabilities, Driver, ProviderSpec, Result, Status};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 
@@ -26,11 +28,16 @@ pub use caller::NOT_LEADER;
 pub use contact::Reachability;
 pub use limits::{Limits, Namespaces, Timeouts};
 pub use registry::{DuplicateName, Providers, ResolveError};
+pub use turns::{Bell, Share};
 
 use caller::Caller;
 use contact::Contact;
 use gate::CapacityGate;
 use guard::GuardedDriver;
+use turns::Turns;
+
+/// Who waits for a turn is called when there is one, and looks again after this time should the call get lost.
+pub const TURN_WAIT: Duration = Duration::from_mins(1);
 
 /// How a driver is used: the part of its configuration that is the same for every kind of driver.
 #[derive(Clone, Debug)]
@@ -50,7 +57,15 @@ pub struct Provider {
     namespaces: Namespaces,
     driver: GuardedDriver,
     contact: Arc<Contact>,
-    gate: Arc<CapacityGate>,
+    turns: Turns,
+}
+
+/// The right to make one call after the other on a driver. There are as many as calls that may run at the same time; it
+/// is given back when it is dropped.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    provider: &'a Provider,
+    share: Share,
 }
 
 impl Provider {
@@ -70,13 +85,17 @@ impl Provider {
             timeouts: settings.limits.timeouts.clone(),
         };
         let contact = Arc::new(Contact::new(caller.clone()));
-        let gate = Arc::new(CapacityGate::default());
         Self {
             name,
             namespaces: settings.namespaces,
-            driver: GuardedDriver::new(caller, Arc::clone(&contact), Arc::clone(&gate), &settings.limits),
+            driver: GuardedDriver::new(
+                caller,
+                Arc::clone(&contact),
+                CapacityGate::default(),
+                &settings.limits,
+            ),
             contact,
-            gate,
+            turns: Turns::new(settings.limits.max_concurrent_calls),
         }
     }
 
@@ -85,24 +104,40 @@ impl Provider {
         &self.name
     }
 
-    /// The driver, guarded: every call is checked against leadership, capabilities and the capacity gate, waits for
-    /// its turn, has a deadline, is counted, survives a panic, and answers no secrets.
-    pub fn driver(&self) -> &dyn Driver {
-        &self.driver
-    }
-
-    /// What the driver is known to implement, without asking it: [`Capabilities::minimal`] before the first contact.
-    /// Where a decision hangs on it, use [`Provider::contact`].
-    pub fn capabilities(&self) -> Arc<Capabilities> {
-        self.contact.last_known()
-    }
-
-    /// What the driver implements; asks it when nobody has yet. Callers that wait at the same time share one answer.
+    /// The right to call the driver now; `None` when it is busy. Then `who` stands in the line, once however often it asks,
+    /// and `bell` rings when it is worth to ask again. Nothing waits here, so that no worker is held up.
     ///
-    /// # Errors
-    /// The driver's, when it can't be asked. Nothing is known of its capabilities then, and nothing may be assumed.
-    pub async fn contact(&self) -> Result<Arc<Capabilities>> {
-        self.contact.capabilities().await
+    /// A bell may get lost when those who were called before have gone away: ask again now and then.
+    pub fn try_turn(&self, share: Share, who: &str, bell: Bell) -> Option<Turn<'_>> {
+        self.turns.take_or_wait(share, who, bell).then(|| Turn {
+            provider: self,
+            share,
+        })
+    }
+
+    /// The same for who can wait, in a task that nobody else needs.
+    pub async fn turn(&self, share: Share, who: &str) -> Turn<'_> {
+        loop {
+            let (call, called) = oneshot::channel();
+            let bell = Box::new(move || {
+                // Nobody waits any more.
+                let _ = call.send(());
+            });
+            if let Some(turn) = self.try_turn(share, who, bell) {
+                return turn;
+            }
+            let _ = timeout(TURN_WAIT, called).await;
+        }
+    }
+
+    /// How many turns there are.
+    pub fn turns(&self) -> u32 {
+        self.turns.all()
+    }
+
+    /// What the driver implements, if it has said so; asks nobody. See [`Turn::contact`].
+    pub fn known(&self) -> Option<Arc<Capabilities>> {
+        self.contact.known_capabilities()
     }
 
     /// Whether machines of this namespace may use it.
@@ -116,12 +151,6 @@ impl Provider {
     /// INVALID_ARGUMENT that names each field that is wrong and why.
     pub fn check_spec(&self, spec: &ProviderSpec) -> std::result::Result<(), Status> {
         self.contact.check_spec(spec)
-    }
-
-    /// How long creates of this class are held back, because driver or pool were exhausted; nothing when they are not.
-    pub fn capacity_gate_closed_for(&self, class: &MachineClass) -> Option<Duration> {
-        self.gate
-            .closed_for(&gate::Key::of(class, &self.contact.last_known().tag_path))
     }
 
     /// Whether the driver answers, and news of it. That it became another is news too: see [`Provider::incarnation`].
@@ -138,6 +167,48 @@ impl Provider {
     /// comes back. Somebody has to poll this for [`Provider::reachable`] to tell news.
     pub async fn keep_in_contact(&self) {
         self.contact.keep().await;
+    }
+}
+
+impl<'a> Turn<'a> {
+    /// Whose turn it is.
+    pub fn provider(&self) -> &'a Provider {
+        self.provider
+    }
+
+    /// The driver, guarded: every call is checked against leadership, capabilities and the capacity gate, waits for the
+    /// driver's rate, has a deadline, is counted, survives a panic, and answers no secrets.
+    pub fn driver(&self) -> &dyn Driver {
+        &self.provider.driver
+    }
+
+    /// What the driver is known to implement, without asking it: [`Capabilities::minimal`] before the first contact.
+    pub fn capabilities(&self) -> Arc<Capabilities> {
+        self.provider
+            .known()
+            .unwrap_or_else(|| Arc::new(Capabilities::minimal()))
+    }
+
+    /// What the driver implements; asks it when nobody has yet. Callers that wait at the same time share one answer.
+    ///
+    /// # Errors
+    /// The driver's, when it can't be asked. Nothing is known of its capabilities then, and nothing may be assumed.
+    pub async fn contact(&self) -> Result<Arc<Capabilities>> {
+        self.provider.contact.capabilities().await
+    }
+
+    /// Whether this turn may be used to make a VM: it was taken for that, or there is still a turn besides the reserve.
+    pub fn may_create(&mut self) -> bool {
+        if self.share == Share::Upkeep && self.provider.turns.lend_to_create() {
+            self.share = Share::Create;
+        }
+        self.share == Share::Create
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.provider.turns.give_back(self.share);
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::time::{Instant, advance, sleep};
 use super::*;
 use crate::driver::{
     Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, GetMachineStatusRequest,
-    Machine, Operation, PluginInfo, Readiness, SecretValue,
+    Machine, MachineClass, Operation, PluginInfo, Readiness, SecretValue,
 };
 
 type Script<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T>> + Send + Sync>;
@@ -134,6 +134,11 @@ fn delete() -> DeleteMachineRequest {
     }
 }
 
+async fn create_in_turn(provider: &Provider) -> Result<Machine> {
+    let turn = provider.turn(Share::Upkeep, "test").await;
+    turn.driver().create_machine(create()).await
+}
+
 fn status_of<T: std::fmt::Debug>(answer: Result<T>) -> (Code, String) {
     let status = answer.unwrap_err();
     (status.code(), status.message().to_owned())
@@ -146,37 +151,55 @@ async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
     let provider = provider_of(settings(Limits::default()), driver, Leadership::elected());
     let refused = (Code::Canceled, NOT_LEADER.to_owned());
     assert_eq!(
-        status_of(provider.driver().create_machine(create()).await),
+        status_of(
+            provider
+                .turn(Share::Upkeep, "test")
+                .await
+                .driver()
+                .create_machine(create())
+                .await
+        ),
         refused
     );
     assert_eq!(
-        status_of(provider.driver().delete_machine(delete()).await),
+        status_of(
+            provider
+                .turn(Share::Upkeep, "test")
+                .await
+                .driver()
+                .delete_machine(delete())
+                .await
+        ),
         refused
     );
-    assert_eq!(status_of(provider.driver().probe().await), refused);
-    assert_eq!(status_of(provider.contact().await), refused);
+    assert_eq!(
+        status_of(provider.turn(Share::Upkeep, "test").await.driver().probe().await),
+        refused
+    );
+    assert_eq!(
+        status_of(provider.turn(Share::Upkeep, "test").await.contact().await),
+        refused
+    );
     assert!(calls.lock().unwrap().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_waited_longer_than_the_lease_is_not_made() {
-    let driver = FakeDriver::creating(|| async {
-        sleep(Duration::from_secs(20)).await;
-        Ok(machine())
-    });
     let leadership = Leadership::elected();
     leadership.renew(Instant::now() + Duration::from_secs(15));
     let limits = Limits {
-        max_concurrent_calls: std::num::NonZeroU32::MIN,
+        calls_per_second: std::num::NonZeroU32::MIN,
+        burst: std::num::NonZeroU32::MIN,
         ..Limits::default()
     };
-    let provider = provider_of(settings(limits), driver, leadership);
-    let (first, second) = tokio::join!(
-        provider.driver().create_machine(create()),
-        provider.driver().create_machine(create())
-    );
-    assert!(first.is_ok());
-    assert_eq!(status_of(second), (Code::Canceled, NOT_LEADER.to_owned()));
+    let provider = provider_of(settings(limits), FakeDriver::default(), leadership);
+    let answers = join_all((0..20).map(|_| create_in_turn(&provider))).await;
+    let (made, refused) = answers.split_at(15);
+    assert!(made.iter().all(Result::is_ok));
+    for answer in refused {
+        let status = answer.as_ref().unwrap_err();
+        assert_eq!((status.code(), status.message()), (Code::Canceled, NOT_LEADER));
+    }
 }
 
 #[tokio::test]
@@ -188,7 +211,9 @@ async fn what_the_driver_does_not_offer_is_unimplemented_without_a_round_trip() 
         provider_id: None,
         class: class(),
     };
-    let answer = provider(driver).driver().get_machine_status(request).await;
+    let provider = provider(driver);
+    let turn = provider.turn(Share::Upkeep, "test").await;
+    let answer = turn.driver().get_machine_status(request).await;
     assert_eq!(answer.unwrap_err().code(), Code::Unimplemented);
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
 }
@@ -202,7 +227,12 @@ async fn a_driver_that_cannot_say_what_it_implements_is_unavailable_and_not_call
     };
     let calls = Arc::clone(&driver.calls);
     let provider = provider(driver);
-    let answer = provider.driver().create_machine(create()).await;
+    let answer = provider
+        .turn(Share::Upkeep, "test")
+        .await
+        .driver()
+        .create_machine(create())
+        .await;
     assert_eq!(answer.unwrap_err().code(), Code::Unavailable);
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
 }
@@ -212,13 +242,22 @@ async fn exhausted_holds_back_creates_of_the_class_but_no_delete() {
     let driver = FakeDriver::creating(|| async { Err(Status::new(Code::ResourceExhausted, "full")) });
     let calls = Arc::clone(&driver.calls);
     let provider = provider(driver);
-    assert_eq!(provider.capacity_gate_closed_for(&class()), None);
     for _ in 0..3 {
-        let answer = provider.driver().create_machine(create()).await;
+        let answer = provider
+            .turn(Share::Upkeep, "test")
+            .await
+            .driver()
+            .create_machine(create())
+            .await;
         assert_eq!(answer.unwrap_err().code(), Code::ResourceExhausted);
     }
-    assert!(provider.capacity_gate_closed_for(&class()).is_some());
-    provider.driver().delete_machine(delete()).await.unwrap();
+    provider
+        .turn(Share::Upkeep, "test")
+        .await
+        .driver()
+        .delete_machine(delete())
+        .await
+        .unwrap();
     let asked = calls.lock().unwrap().clone();
     assert_eq!(
         asked,
@@ -248,7 +287,12 @@ async fn no_more_calls_run_at_once_than_the_cap_allows() {
         ..Limits::default()
     };
     let provider = provider_of(settings(limits), driver, Leadership::unelected());
-    let answers = join_all((0..20).map(|_| provider.driver().create_machine(create()))).await;
+    let provider = &provider;
+    let answers = join_all((0..20).map(async |n| {
+        let turn = provider.turn(Share::Upkeep, &n.to_string()).await;
+        turn.driver().create_machine(create()).await
+    }))
+    .await;
     assert!(answers.iter().all(Result::is_ok));
     assert_eq!(seen.load(Ordering::SeqCst), 4);
 }
@@ -261,20 +305,46 @@ async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
     };
     let driver = FakeDriver::creating(std::future::pending);
     let provider = provider_of(settings(limits), driver, Leadership::unelected());
-    let (code, message) = status_of(provider.driver().create_machine(create()).await);
+    let (code, message) = status_of(
+        provider
+            .turn(Share::Upkeep, "test")
+            .await
+            .driver()
+            .create_machine(create())
+            .await,
+    );
     assert_eq!(code, Code::DeadlineExceeded);
     assert_eq!(message, "the driver did not answer CreateMachine within 600 s");
-    provider.driver().delete_machine(delete()).await.unwrap();
+    provider
+        .turn(Share::Upkeep, "test")
+        .await
+        .driver()
+        .delete_machine(delete())
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
     let driver = FakeDriver::creating(|| async { panic!("lost canary-4711") });
     let provider = provider(driver);
-    let (code, message) = status_of(provider.driver().create_machine(create()).await);
+    let (code, message) = status_of(
+        provider
+            .turn(Share::Upkeep, "test")
+            .await
+            .driver()
+            .create_machine(create())
+            .await,
+    );
     assert_eq!(code, Code::Internal);
     assert_eq!(message, "the driver panicked in CreateMachine: lost [redacted]");
-    provider.driver().delete_machine(delete()).await.unwrap();
+    provider
+        .turn(Share::Upkeep, "test")
+        .await
+        .driver()
+        .delete_machine(delete())
+        .await
+        .unwrap();
 }
 
 /// OPS-11
@@ -283,7 +353,10 @@ async fn secrets_that_a_driver_echoes_are_in_neither_message_nor_source() {
     let driver = FakeDriver::creating(|| async {
         Err(Status::new(Code::Unauthenticated, "no canary-4711").with_source("bad canary-4711"))
     });
-    let status = provider(driver)
+    let provider = provider(driver);
+    let status = provider
+        .turn(Share::Create, "test")
+        .await
         .driver()
         .create_machine(create())
         .await
@@ -304,7 +377,12 @@ async fn a_provider_spec_is_checked_against_the_schema_that_the_driver_publishes
         ..FakeDriver::default()
     });
     assert!(provider.check_spec(&ProviderSpec::default()).is_ok());
-    provider.contact().await.unwrap();
+    provider
+        .turn(Share::Upkeep, "test")
+        .await
+        .contact()
+        .await
+        .unwrap();
     let status = provider.check_spec(&ProviderSpec::default()).unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
 }
@@ -353,6 +431,71 @@ async fn probes_tell_when_the_driver_goes_and_comes_back_and_then_it_is_asked_an
     assert_eq!(asked(), 2);
 }
 
+/// A driver that hangs on every call holds no more than its turns, and creates that hang hold no deletion up.
+#[tokio::test(start_paused = true)]
+async fn creates_that_hang_leave_turns_for_deletions_and_who_waits_is_called() {
+    let limits = Limits {
+        max_concurrent_calls: std::num::NonZeroU32::new(4).unwrap(),
+        ..Limits::default()
+    };
+    let driver = FakeDriver::creating(std::future::pending);
+    let provider = provider_of(settings(limits), driver, Leadership::unelected());
+    let rung = Arc::new(AtomicUsize::new(0));
+    let turn = |share, who: &str| {
+        let rung = Arc::clone(&rung);
+        provider.try_turn(
+            share,
+            who,
+            Box::new(move || {
+                rung.fetch_add(1, Ordering::SeqCst);
+            }),
+        )
+    };
+    let creating: Vec<_> = (0..4)
+        .filter_map(|n| turn(Share::Create, &format!("create-{n}")))
+        .collect();
+    assert_eq!(creating.len(), 3);
+    let hanging = join_all(creating.iter().map(|turn| turn.driver().create_machine(create())));
+    let deleted = async {
+        let turn = turn(Share::Upkeep, "delete").unwrap();
+        turn.driver().delete_machine(delete()).await
+    };
+    tokio::select! {
+        _ = hanging => panic!("a create that hangs does not answer"),
+        deleted = deleted => assert!(deleted.is_ok()),
+    }
+    assert_eq!(
+        rung.load(Ordering::SeqCst),
+        0,
+        "the turn of the deletion is no turn for a create"
+    );
+    drop(creating);
+    assert_eq!(
+        rung.load(Ordering::SeqCst),
+        1,
+        "the fourth create is called, once"
+    );
+}
+
+/// Each machine of a driver that hangs would else wait for the same, one after the other.
+#[tokio::test(start_paused = true)]
+async fn who_asks_right_after_a_driver_that_could_not_say_is_told_the_same() {
+    let driver = FakeDriver {
+        capabilities: Mutex::new(Err(Status::new(Code::Unavailable, "down"))),
+        ..FakeDriver::default()
+    };
+    let calls = Arc::clone(&driver.calls);
+    let provider = provider(driver);
+    let turn = provider.turn(Share::Upkeep, "test").await;
+    for _ in 0..3 {
+        assert_eq!(turn.contact().await.unwrap_err().code(), Code::Unavailable);
+    }
+    assert_eq!(calls.lock().unwrap().len(), 1);
+    advance(Duration::from_secs(4)).await;
+    assert!(turn.contact().await.is_err());
+    assert_eq!(calls.lock().unwrap().len(), 2);
+}
+
 /// CMI-37
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_became_another_unseen_is_asked_anew_and_told_of() {
@@ -368,11 +511,11 @@ async fn a_driver_that_became_another_unseen_is_asked_anew_and_told_of() {
     let keeper = Arc::clone(&provider);
     tokio::spawn(async move { keeper.keep_in_contact().await });
     news.wait_for(|r| *r == Reachability::Reachable).await.unwrap();
-    provider.driver().create_machine(create()).await.unwrap();
+    create_in_turn(&provider).await.unwrap();
     assert_eq!(asked(), 1);
 
     incarnation.store(1, Ordering::SeqCst);
-    provider.driver().create_machine(create()).await.unwrap();
+    create_in_turn(&provider).await.unwrap();
     assert_eq!(asked(), 2);
     incarnation.store(2, Ordering::SeqCst);
     news.changed().await.unwrap();

@@ -11,14 +11,15 @@ use jiff::Timestamp;
 use kube::Client;
 use kube::api::Api;
 use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
 
 use self::status::{Described, status};
 use crate::api::v1alpha1::InfraMachineTemplate;
 use crate::api::{Guarded, conditions, labels};
 use crate::apiserver::{Error, publish_status, secrets};
-use crate::driver::retry::{self, LONG_WAIT, Next};
+use crate::driver::retry::{self, Call, LONG_WAIT, Next};
 use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
-use crate::provider::{Provider, Providers};
+use crate::provider::{Provider, Providers, Share, TURN_WAIT, Turn};
 use crate::reconciler::{Again, Reconciler};
 
 /// What every reconcile works with.
@@ -29,6 +30,8 @@ pub struct Context {
     pub providers: Providers,
     /// Failures and metrics.
     pub reconciler: Reconciler,
+    /// Has a template reconciled.
+    pub wake: Arc<dyn Fn(ObjectRef<Guarded<InfraMachineTemplate>>) + Send + Sync>,
 }
 
 /// One reconcile of one template.
@@ -65,7 +68,9 @@ async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> R
     if paused || is_ready(template) || template.metadata.deletion_timestamp.is_some() {
         return Ok(Again::OnChange);
     }
-    let described = describe(template, ctx).await?;
+    let Some(described) = describe(template, ctx).await? else {
+        return Ok(Again::After(TURN_WAIT));
+    };
     let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
     let api = Api::<InfraMachineTemplate>::namespaced(ctx.client.clone(), namespace);
     let after = status(template, &described, Timestamp::now());
@@ -76,29 +81,44 @@ async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> R
         Described::Refused(_) | Described::Unusable(_) => Again::After(LONG_WAIT),
         // Secrets are not watched.
         Described::NoSecrets(_) => Again::BackOff,
-        Described::Failed(status) => Again::after(Operation::DescribeClass, &status),
+        Described::Failed(status) => Again::after(Call::DescribeClass, &status),
     })
 }
 
-async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Described, Error> {
+/// Asks the driver what a machine of the template has; `None` when it is busy.
+async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Option<Described>, Error> {
+    let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
+    let named = template.spec.template.spec.provider.as_deref();
+    let provider = match ctx.providers.resolve(named, namespace) {
+        Ok(provider) => provider,
+        Err(error) => return Ok(Some(Described::NotConfigured(error.to_string()))),
+    };
+    let wake = Arc::clone(&ctx.wake);
+    let name = template.metadata.name.as_deref().unwrap_or_default();
+    let reference = ObjectRef::new(name).within(namespace);
+    let who = template.metadata.uid.as_deref().unwrap_or_default();
+    match provider.try_turn(Share::Upkeep, who, Box::new(move || wake(reference))) {
+        Some(turn) => ask(template, ctx, &turn).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+async fn ask(template: &InfraMachineTemplate, ctx: &Context, turn: &Turn<'_>) -> Result<Described, Error> {
     let spec = &template.spec.template.spec;
     let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
-    let provider = match ctx.providers.resolve(spec.provider.as_deref(), namespace) {
-        Ok(provider) => provider,
-        Err(error) => return Ok(Described::NotConfigured(error.to_string())),
-    };
-    let capabilities = match provider.contact().await {
+    let capabilities = match turn.contact().await {
         Ok(capabilities) => capabilities,
         Err(status) => return Ok(Described::Failed(status)),
     };
-    if let Some(violation) = violation(template, &provider, &capabilities) {
+    if let Some(violation) = violation(template, turn.provider(), &capabilities) {
         return Ok(Described::Refused(violation));
     }
     if !capabilities.offers(Operation::DescribeClass) {
         return Ok(Described::NotOffered);
     }
     let reference = spec.secret_ref.as_ref().map(|reference| reference.name.as_str());
-    let secrets = match secrets::credentials(&ctx.client, namespace, reference).await? {
+    let read = secrets::credentials(&ctx.client, namespace, reference, secrets::SECRET_REF).await?;
+    let secrets = match read {
         Ok(secrets) => secrets,
         Err(cause) => return Ok(Described::NoSecrets(cause.to_string())),
     };
@@ -106,10 +126,10 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Desc
         provider_spec: ProviderSpec(spec.provider_spec.clone()),
         secrets,
     };
-    Ok(match provider.driver().describe_class(class).await {
+    Ok(match turn.driver().describe_class(class).await {
         Ok(description) => Described::of(description),
         // Declared, and not offered after all.
-        Err(status) if retry::next(Operation::DescribeClass, status.code()) == Next::Fallback => {
+        Err(status) if retry::next(Call::DescribeClass, status.code()) == Next::Fallback => {
             Described::NotOffered
         }
         Err(status) => Described::Failed(status),

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::support::backing::with_every_backing;
 use crate::support::by_hand::{condition, message, says};
 use crate::support::fleet::objects;
-use crate::support::{Backing, Cloud, DEADLINE, Fleet, Provider, World};
+use crate::support::{Backing, Cloud, DEADLINE, Fleet, Provider, Stage, World};
 
 with_every_backing!(
     a_vm_that_vanished_is_replaced_with_its_machine,
@@ -163,6 +163,35 @@ async fn a_vm_that_crashed_is_replaced_with_its_machine(backing: Backing) -> Res
         Ok(())
     })
     .await
+}
+
+/// Nobody had asked the driver what it implements when the Machine was seen.
+#[tokio::test]
+async fn a_node_that_went_silent_while_no_provider_ran_is_a_reason_to_ask() -> Result<()> {
+    let world = World::new("unwatched").await?;
+    let cloud = Cloud::new(&world);
+    let stage = Stage::set(&world).await?;
+    let provider = Provider::new(cloud.drivers(json!({}))).flag("--inventory-interval=1h");
+    let mut first = provider.start(&world).await?;
+    let machine = stage.machine("m").create().await?;
+    machine.provisioned().await?;
+    first.process.kill();
+    let vms = cloud.holds(1).await?;
+    cloud.console()?.set_condition(vms[0].id, Condition::Crashed)?;
+    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let silent = json!({"status": {"nodeRef": {"name": "m"}, "conditions": [{
+        "type": "NodeHealthy", "status": "Unknown", "reason": "NodeUnknown", "message": "", "lastTransitionTime": now,
+    }]}});
+    objects(&world, "cluster.x-k8s.io", "v1beta2", "Machine")
+        .patch_status("m", &PatchParams::default(), &Patch::Merge(silent))
+        .await?;
+    let _second = provider.named("second").start(&world).await?;
+    machine
+        .until("a VM that failed", |machine| {
+            says(machine, READY, "False", "VirtualMachineFailed")
+        })
+        .await?;
+    Ok(())
 }
 
 /// Lets something happen to one VM of two, waits for the machine to say so, and then for its replacement.

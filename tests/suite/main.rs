@@ -7,6 +7,7 @@ mod crash_points;
 mod diagnostics;
 mod ec2;
 mod fallbacks;
+mod hanging;
 mod health_check;
 mod identity;
 mod idle;

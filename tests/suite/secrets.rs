@@ -1,14 +1,20 @@
 //! Secrets: needed, missing, wrong, and never shown.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use anyhow::{Context, Result, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use capcmi::api::conditions;
 use capcmi::api::v1alpha1::InfraMachine;
+use capcmi::driver::Operation;
+use http::StatusCode;
 use management_cluster::eventually;
+use management_cluster::proxy::{Fault, Proxy};
 use serde_json::{Value, json};
 
 use crate::codes::{condition, provisioned};
-use crate::support::by_hand::{all_become, delete_all, patch_all};
+use crate::support::by_hand::{self, all_become, delete_all, patch_all};
 use crate::support::fleet::bootstrap_secret;
 use crate::support::provider::service_account;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
@@ -118,10 +124,11 @@ async fn no_secret_is_shown_anywhere() -> Result<()> {
     Ok(())
 }
 
-/// Every call echoes the credentials, and a create the bootstrap data too.
+/// Every call echoes the credentials, and every call about a machine the bootstrap data too: a driver may remember what only
+/// the create was given.
 fn echoes() -> Value {
     let echo = |operation: &str, machine: &str| {
-        let more = if operation == "CreateMachine" { BOOT } else { "" };
+        let more = if machine.is_empty() { "" } else { BOOT };
         json!({
             "operation": operation, "machine": machine, "code": "Internal",
             "message": format!("could not log in with {TOKEN}, {} {more}", BASE64_STANDARD.encode(TOKEN)),
@@ -214,6 +221,150 @@ async fn a_secret_that_is_missing_or_wrong_is_named_and_heals() -> Result<()> {
     )
     .await?;
     cloud.holds(4).await?;
+    Ok(())
+}
+
+/// CTL-DE-16, PLG-DE-16: another account would say of the VM that it is gone.
+#[tokio::test]
+async fn the_credentials_that_a_vm_was_made_with_are_used_for_it_to_the_end() -> Result<()> {
+    let world = World::new("account").await?;
+    let cloud = Cloud::new(&world);
+    let credentials = json!({"credentials": {"token": TOKEN}, "disabledCalls": ["ListZones"]});
+    let _provider = Provider::new(cloud.drivers(credentials)).start(&world).await?;
+    world.cluster("c").await?;
+    bootstrap_secret(&world, "boot").await?;
+    secret(&world, "mine", json!({"token": TOKEN})).await?;
+    secret(&world, "theirs", json!({"token": WRONG})).await?;
+    secret(&world, "goes", json!({"token": TOKEN})).await?;
+    let with = |name: &str, secret: &str| {
+        ByHand::new(&world, "c", name).infra("/spec/secretRef", json!({"name": secret}))
+    };
+    let (moved, bereft) = (
+        with("moved", "mine").create().await?,
+        with("bereft", "goes").create().await?,
+    );
+    for machine in [&moved, &bereft] {
+        machine.provisioned().await?;
+    }
+    moved
+        .patch(json!({"spec": {"secretRef": {"name": "theirs"}}}))
+        .await?;
+    let up_to_date = conditions::VIRTUAL_MACHINE_UP_TO_DATE;
+    let told = moved
+        .until("word of the Secret that is used", |machine| {
+            by_hand::says(machine, up_to_date, "False", "SecretChanged")
+        })
+        .await?;
+    let message = by_hand::message(&told, up_to_date);
+    ensure!(
+        message.contains("`theirs`") && message.contains("`mine`"),
+        "{message}"
+    );
+    moved.delete().await?;
+    moved.gone().await?;
+    cloud.holds(1).await?;
+
+    world.kubectl(&["delete", "secret", "goes"])?;
+    bereft.delete().await?;
+    bereft
+        .until("a deletion that waits for a person", |machine| {
+            by_hand::says(machine, conditions::DELETING, "True", "Unauthenticated")
+        })
+        .await?;
+    cloud.holds(1).await?;
+    secret(&world, "goes", json!({"token": TOKEN})).await?;
+    bereft
+        .patch(json!({"metadata": {"annotations": {"example.com/touched": "1"}}}))
+        .await?;
+    bereft.gone().await?;
+    cloud.holds(0).await?;
+    Ok(())
+}
+
+/// CTL-DE-16: a driver that takes other credentials where none are given may not see the VM that those open.
+#[tokio::test]
+async fn a_vm_that_is_not_seen_without_its_credentials_is_not_taken_for_gone() -> Result<()> {
+    let world = World::new("unseen").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({})))
+        .flag("--inventory-interval=1h")
+        .start(&world)
+        .await?;
+    world.cluster("c").await?;
+    bootstrap_secret(&world, "boot").await?;
+    secret(&world, "goes", json!({"token": TOKEN})).await?;
+    let machine = ByHand::new(&world, "c", "m")
+        .infra("/spec/secretRef", json!({"name": "goes"}))
+        .create()
+        .await?;
+    machine.provisioned().await?;
+    let vms = cloud.holds(1).await?;
+    cloud.console()?.vanish(vms[0].id)?;
+    world.kubectl(&["delete", "secret", "goes"])?;
+    machine.delete().await?;
+    let told = machine
+        .until("a deletion that waits for a person", |machine| {
+            by_hand::says(machine, conditions::DELETING, "True", "InvalidSecret")
+        })
+        .await?;
+    let message = by_hand::message(&told, conditions::DELETING);
+    ensure!(
+        message.contains("`goes`") && message.contains("no proof"),
+        "{message}"
+    );
+    ensure!(
+        cloud.count(Operation::DeleteMachine, "m")? == 0,
+        "it was deleted all the same"
+    );
+    secret(&world, "goes", json!({"token": TOKEN})).await?;
+    machine.gone().await?;
+    Ok(())
+}
+
+/// Who may not read a Secret says so where the machine is looked at, and not again and again.
+#[tokio::test]
+async fn a_secret_that_may_not_be_read_is_said_on_the_machine() -> Result<()> {
+    let world = World::new("forbidden").await?;
+    let cloud = Cloud::new(&world);
+    let allowed = Arc::new(AtomicBool::new(false));
+    let is_allowed = Arc::clone(&allowed);
+    let proxy = Proxy::start(world.management, move |request| {
+        if request.path.ends_with("/secrets/locked") && !is_allowed.load(Ordering::SeqCst) {
+            Fault::Refuse(StatusCode::FORBIDDEN)
+        } else {
+            Fault::None
+        }
+    })
+    .await?;
+    let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
+    let _provider = Provider::new(cloud.drivers(json!({})))
+        .through(kubeconfig)
+        .start(&world)
+        .await?;
+    world.cluster("c").await?;
+    bootstrap_secret(&world, "boot").await?;
+    secret(&world, "locked", json!({"token": TOKEN})).await?;
+    let machine = ByHand::new(&world, "c", "m")
+        .infra("/spec/secretRef", json!({"name": "locked"}))
+        .create()
+        .await?;
+    let told = machine
+        .until("word of the Secret", |machine| {
+            by_hand::says(machine, conditions::READY, "False", "InvalidSecret")
+        })
+        .await?;
+    let message = by_hand::message(&told, conditions::READY);
+    ensure!(
+        message.contains("the Secret `locked` that spec.secretRef names can't be read"),
+        "{message}"
+    );
+    let last = told.status.and_then(|status| status.last_operation);
+    ensure!(
+        last.is_some_and(|last| last.next_retry_time.is_some()),
+        "no next try"
+    );
+    allowed.store(true, Ordering::SeqCst);
+    machine.provisioned().await?;
     Ok(())
 }
 

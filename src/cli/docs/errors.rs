@@ -1,45 +1,54 @@
 //! What each error class means, out of the table that the controller works by.
 
 use super::markdown;
-use crate::driver::retry::{Next, next};
-use crate::driver::{Code, Operation};
-
-/// The calls about one machine, under the names that the specifications give them.
-const CALLS: [Operation; 6] = [
-    Operation::CreateMachine,
-    Operation::InitializeMachine,
-    Operation::GetMachineStatus,
-    Operation::UpdateMachine,
-    Operation::ShutDownMachine,
-    Operation::DeleteMachine,
-];
+use crate::driver::Code;
+use crate::driver::retry::{Call, Next, next};
 
 pub(super) fn table() -> String {
-    let rows = Next::ALL.map(|class| {
-        let codes: Vec<_> = Code::ALL
-            .into_iter()
-            .filter_map(|code| answered_by(class, code))
-            .collect();
-        [codes.join(", "), class.meaning().to_owned()]
-    });
+    let rows = Next::ALL.map(|class| [answers(class), class.meaning().to_owned()]);
     markdown(["The driver answers", "What it means, and what happens"], &rows)
 }
 
-/// The code, and for which calls it is in the class if not for all; `None` when for none.
-fn answered_by(class: Next, code: Code) -> Option<String> {
-    let (inside, outside): (Vec<_>, Vec<_>) = CALLS
+/// The codes that lead to a class, those of the same calls together.
+fn answers(class: Next) -> String {
+    let mut groups: Vec<(Vec<Call>, Vec<String>)> = Vec::new();
+    for code in Code::ALL {
+        let calls: Vec<_> = Call::ALL
+            .into_iter()
+            .filter(|call| next(*call, code) == class)
+            .collect();
+        if calls.is_empty() {
+            continue;
+        }
+        let code = format!("`{code}`");
+        match groups.iter_mut().find(|(of, _)| *of == calls) {
+            Some((_, codes)) => codes.push(code),
+            None => groups.push((calls, vec![code])),
+        }
+    }
+    let groups: Vec<_> = groups
         .into_iter()
-        .partition(|operation| next(*operation, code) == class);
-    let list = |calls: &[Operation]| {
-        let names: Vec<_> = calls.iter().map(|operation| operation.name()).collect();
+        .map(|(calls, codes)| codes.join(", ") + &to(&calls))
+        .collect();
+    groups.join("; ")
+}
+
+/// Which calls a group of codes is about, in as few words as can be.
+fn to(calls: &[Call]) -> String {
+    let others: Vec<_> = Call::ALL
+        .into_iter()
+        .filter(|call| !calls.contains(call))
+        .collect();
+    let list = |calls: &[Call]| {
+        let names: Vec<_> = calls.iter().map(|call| call.description()).collect();
         names.join(", ")
     };
-    let code = format!("`{code}`");
-    match (inside.is_empty(), outside.len()) {
-        (true, _) => None,
-        (false, 0) => Some(code),
-        (false, _) if inside.len() <= outside.len() => Some(format!("{code} (to {})", list(&inside))),
-        (false, _) => Some(format!("{code} (not to {})", list(&outside))),
+    if others.is_empty() {
+        String::new()
+    } else if calls.len() <= others.len() {
+        format!(" (to {})", list(calls))
+    } else {
+        format!(" (not to {})", list(&others))
     }
 }
 
@@ -55,6 +64,31 @@ mod tests {
         }
         for line in table.lines() {
             assert!(!line.starts_with("|  |"), "a class that no code leads to: {line}");
+        }
+    }
+
+    /// The reader has to see what the reconciler does, not what it would do without its exceptions.
+    #[test]
+    fn the_table_tells_the_same_code_of_two_calls_apart() {
+        let table = table();
+        let row = |class: Next| {
+            table
+                .lines()
+                .find(|line| line.ends_with(&format!("| {} |", class.meaning())))
+        };
+        for (class, answer) in [
+            (
+                Next::Terminal,
+                "`InvalidArgument` (to GetMachineStatus before the first create, CreateMachine)",
+            ),
+            (Next::LookWhetherGone, "`InvalidArgument` (to DeleteMachine)"),
+            (
+                Next::Fallback,
+                "`Unimplemented` (to GetMachineStatus before the first create,",
+            ),
+        ] {
+            let row = row(class).unwrap();
+            assert!(row.contains(answer), "{row}");
         }
     }
 }

@@ -5,15 +5,15 @@ use std::time::Duration;
 use super::*;
 use crate::api::v1alpha1::InfraMachineStatus;
 use crate::apiserver::InvalidSecret;
+use crate::driver::retry::Call;
 use crate::driver::{self, Operation, Status};
 use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
 use crate::machine::identity::InvalidSpec;
 use crate::machine::plan::{Hold, Plan};
 use crate::machine::status::{self, Moment};
 
-fn failed(operation: Operation, during: OperationType, code: Code) -> Outcome {
-    let status = Status::new(code, "no room");
-    Outcome::Failed(Box::new(Failure::new(operation, during, status)))
+fn failed(call: Call, code: Code) -> Outcome {
+    Outcome::Failed(Box::new(Failure::new(call, Status::new(code, "no room"))))
 }
 
 fn vm() -> Outcome {
@@ -68,11 +68,11 @@ fn whatever_goes_wrong_is_said_once() {
         ),
     ];
     for code in Code::ALL {
-        let create = failed(Operation::CreateMachine, OperationType::Create, code);
-        let initialize = failed(Operation::InitializeMachine, OperationType::Create, code);
-        let recheck = failed(Operation::GetMachineStatus, OperationType::Create, code);
-        let update = failed(Operation::UpdateMachine, OperationType::Update, code);
-        let delete = failed(Operation::DeleteMachine, OperationType::Delete, code);
+        let create = failed(Call::Create, code);
+        let initialize = failed(Call::Initialize, code);
+        let recheck = failed(Call::Recheck, code);
+        let update = failed(Call::Update, code);
+        let delete = failed(Call::Delete, code);
         cases.extend([
             (machine().claimed(), create),
             (machine().claimed(), initialize),
@@ -99,11 +99,7 @@ fn another_code_of_the_same_call_is_news() {
         Code::Unavailable,
         5,
     );
-    let exhausted = failed(
-        Operation::CreateMachine,
-        OperationType::Create,
-        Code::ResourceExhausted,
-    );
+    let exhausted = failed(Call::Create, Code::ResourceExhausted);
     let note = of(&before.build(), &exhausted, 4).unwrap();
     assert_eq!(
         (note.reason.as_str(), note.action, note.text.as_str()),
@@ -116,11 +112,7 @@ fn an_outage_that_the_status_tells_of_is_no_news_for_any_machine() {
     let known = machine()
         .provisioned()
         .condition(conditions::DRIVER_REACHABLE, State::False, "Unavailable");
-    let recheck = failed(
-        Operation::GetMachineStatus,
-        OperationType::Create,
-        Code::Unavailable,
-    );
+    let recheck = failed(Call::Recheck, Code::Unavailable);
     assert_eq!(of(&known.build(), &recheck, 1), None);
 }
 
@@ -129,7 +121,7 @@ fn an_update_that_fails_during_a_known_outage_is_still_said_once() {
     let known = machine()
         .provisioned()
         .condition(conditions::DRIVER_REACHABLE, State::False, "Unavailable");
-    let update = failed(Operation::UpdateMachine, OperationType::Update, Code::Internal);
+    let update = failed(Call::Update, Code::Internal);
     assert!(of(&known.build(), &update, 1).is_some());
 }
 
@@ -203,6 +195,6 @@ fn an_end_is_said_and_one_by_force_says_what_may_be_left() {
 fn an_event_is_about_the_status_before_and_a_machine_without_one_is_all_news() {
     let mut before = machine().build();
     before.status = Some(InfraMachineStatus::default());
-    let outcome = failed(Operation::CreateMachine, OperationType::Create, Code::Unknown);
+    let outcome = failed(Call::Create, Code::Unknown);
     assert!(of(&before, &outcome, 9).is_some());
 }

@@ -4,21 +4,21 @@ use super::*;
 use crate::driver::retry::{FIRST_BACKOFF, LONG_WAIT, LONGEST_BACKOFF};
 use crate::machine::fixtures::machine;
 
-fn failure(operation: Operation, code: Code) -> Failure {
-    Failure::new(operation, OperationType::Create, Status::new(code, "no"))
+fn failure(call: Call, code: Code) -> Failure {
+    Failure::new(call, Status::new(code, "no"))
 }
 
-fn asking(operation: Operation, code: Code, wait: Duration) -> Failure {
-    let status = Status::new(code, "no").with_retry_after(wait);
-    Failure::new(operation, OperationType::Create, status)
+fn asking(call: Call, code: Code, wait: Duration) -> Failure {
+    Failure::new(call, Status::new(code, "no").with_retry_after(wait))
 }
 
 /// CTL-CR-01..CTL-CR-16, CTL-DE-02..CTL-DE-16, CTL-GS-02..CTL-GS-16, INI-17
 #[test]
 fn every_call_and_code_waits_as_its_class_says() {
-    for operation in Operation::ALL {
+    // A guest that can't be asked to stop is no failure: its VM is deleted.
+    for call in Call::ALL.into_iter().filter(|call| *call != Call::ShutDown) {
         for code in Code::ALL {
-            let failure = failure(operation, code);
+            let failure = failure(call, code);
             let (first, tenth) = (failure.wait(1, 0.0), failure.wait(10, 0.0));
             let expected = match code {
                 Code::Canceled
@@ -35,34 +35,35 @@ fn every_call_and_code_waits_as_its_class_says() {
                 | Code::Internal
                 | Code::DataLoss
                 | Code::Unimplemented => (Some(LONG_WAIT), Some(LONG_WAIT)),
+                Code::InvalidArgument if call == Call::LookUp => (None, None),
                 Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange => {
-                    if operation == Operation::CreateMachine {
+                    if call == Call::Create {
                         (None, None)
                     } else {
                         (Some(LONG_WAIT), Some(LONG_WAIT))
                     }
                 }
             };
-            assert_eq!((first, tenth), expected, "{operation} {code}");
+            assert_eq!((first, tenth), expected, "{call:?} {code}");
         }
     }
 }
 
 #[test]
 fn jitter_only_shortens_a_wait_and_never_to_nothing() {
-    for operation in Operation::ALL {
+    for call in Call::ALL {
         for code in Code::ALL {
-            let failure = failure(operation, code);
+            let failure = failure(call, code);
             let (whole, less) = (failure.wait(3, 0.0), failure.wait(3, 0.999));
-            assert!(less <= whole, "{operation} {code}");
-            assert!(less.is_none_or(|less| less > FIRST_BACKOFF), "{operation} {code}");
+            assert!(less <= whole, "{call:?} {code}");
+            assert!(less.is_none_or(|less| less > FIRST_BACKOFF), "{call:?} {code}");
         }
     }
 }
 
 #[test]
 fn a_wait_that_the_driver_asks_for_is_taken_within_reason() {
-    let create = Operation::CreateMachine;
+    let create = Call::Create;
     for code in [Code::Unavailable, Code::ResourceExhausted, Code::Internal] {
         for (asked, taken) in [
             (Duration::from_secs(42), Duration::from_secs(42)),
@@ -80,25 +81,12 @@ fn a_wait_that_the_driver_asks_for_is_taken_within_reason() {
     );
 }
 
-/// CTL-GS-03: the look-up comes before the create, and refuses the same spec.
-#[test]
-fn a_look_up_that_refuses_the_spec_before_any_create_is_terminal() {
-    for code in Code::ALL {
-        let failure = failure(Operation::GetMachineStatus, code).before_any_create();
-        assert_eq!(
-            failure.next == Next::Terminal,
-            code == Code::InvalidArgument,
-            "{code}"
-        );
-    }
-}
-
 /// CTL-CR-01: a replica that does not lead has called nobody, and has nothing to write.
 #[test]
 fn a_call_that_was_not_made_is_waited_for_in_silence() {
     let failed = |message: &str| {
         let status = Status::new(Code::Canceled, message);
-        let failure = Failure::new(Operation::CreateMachine, OperationType::Create, status);
+        let failure = Failure::new(Call::Create, status);
         Outcome::Failed(Box::new(failure)).unless_not_leading()
     };
     assert!(matches!(
@@ -110,27 +98,45 @@ fn a_call_that_was_not_made_is_waited_for_in_silence() {
 
 #[test]
 fn only_an_update_that_finds_no_vm_gives_reason_to_look_for_it() {
-    let doubts = |operation, during, code| {
-        let failure = Failure::new(operation, during, Status::new(code, "no"));
-        failure.doubts_the_vm(&machine().provisioned().build())
-    };
-    for code in Code::ALL {
-        let (update, create) = (Operation::UpdateMachine, Operation::CreateMachine);
-        assert_eq!(
-            doubts(update, OperationType::Update, code),
-            code == Code::NotFound
-        );
-        assert!(!doubts(create, OperationType::Create, code));
+    for call in Call::ALL {
+        for code in Code::ALL {
+            let doubts = failure(call, code).doubts_the_vm(&machine().provisioned().build());
+            assert_eq!(
+                doubts,
+                call == Call::Update && code == Code::NotFound,
+                "{call:?} {code}"
+            );
+        }
     }
+}
+
+/// OPS-11: only the create carries the bootstrap data, and a driver may keep them and say them later.
+#[test]
+fn what_a_driver_says_after_the_create_may_hold_what_only_the_create_carried() {
+    for call in Call::ALL {
+        let outcome = Outcome::Failed(Box::new(failure(call, Code::Internal)));
+        assert_eq!(outcome.quotes_the_driver(), call != Call::Create, "{call:?}");
+        let Outcome::Failed(changed) = outcome.map_message(|message| format!("[{message}]")) else {
+            panic!("still a failure");
+        };
+        assert_eq!(changed.status.message(), "[no]");
+    }
+    let stopping = Outcome::Deleting {
+        reason: reason::SHUTTING_DOWN,
+        message: "no".to_owned(),
+        again: FIRST_BACKOFF,
+    };
+    assert!(stopping.quotes_the_driver());
+    assert!(matches!(
+        stopping.map_message(str::to_uppercase),
+        Outcome::Deleting { message, .. } if message == "NO"
+    ));
 }
 
 /// INI-14
 #[test]
 fn a_failure_names_its_call_and_the_stage_of_an_initialization() {
-    let message = |operation| failure(operation, Code::Internal).message();
-    assert_eq!(message(Operation::CreateMachine), "CreateMachine: no");
-    assert_eq!(
-        message(Operation::InitializeMachine),
-        "InstanceInitialization: no"
-    );
+    let message = |call| failure(call, Code::Internal).message();
+    assert_eq!(message(Call::Create), "CreateMachine: no");
+    assert_eq!(message(Call::Initialize), "InstanceInitialization: no");
 }

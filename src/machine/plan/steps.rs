@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use crate::api::labels::Instance;
+use crate::api::v1alpha1::OperationType;
 use crate::driver::{Code, JsonPointer, ProviderId, ProviderSpec};
 use crate::machine::identity::{InvalidSpec, MachineId};
+use crate::provider::Share;
 
 /// What has to be done.
 #[derive(Debug, PartialEq)]
@@ -45,6 +47,43 @@ pub enum Plan {
     Delete(Box<Delete>),
     /// There is no VM: let the object go.
     Release(Release),
+}
+
+impl Plan {
+    /// What a turn of the driver is needed for; `None` where it is not called.
+    pub fn share(&self) -> Option<Share> {
+        match self {
+            // Where there may be a VM it is looked up first, which must not wait for the creates of others.
+            Self::Provision(plan) if plan.issued => Some(Share::Upkeep),
+            Self::Provision(_) => Some(Share::Create),
+            Self::Recheck(_) | Self::Update(_) | Self::Delete(_) => Some(Share::Upkeep),
+            Self::Leave(_)
+            | Self::Hold(_)
+            | Self::OutOfContact(..)
+            | Self::Refuse { .. }
+            | Self::Keep { .. }
+            | Self::Vanish(_)
+            | Self::Reappear(_)
+            | Self::Release(_) => None,
+        }
+    }
+
+    /// What it is part of, where it calls the driver.
+    pub fn during(&self) -> OperationType {
+        match self {
+            Self::Delete(_) | Self::Release(_) => OperationType::Delete,
+            Self::Update(_) => OperationType::Update,
+            Self::Leave(_)
+            | Self::Hold(_)
+            | Self::OutOfContact(..)
+            | Self::Refuse { .. }
+            | Self::Keep { .. }
+            | Self::Provision(_)
+            | Self::Recheck(_)
+            | Self::Vanish(_)
+            | Self::Reappear(_) => OperationType::Create,
+        }
+    }
 }
 
 /// A wait.
@@ -91,6 +130,8 @@ pub struct Claim {
     pub instance: Instance,
     /// The driver that is about to make the VM.
     pub driver: Option<String>,
+    /// The Secret with the credentials that it is about to be made with, an empty name for none.
+    pub secret: Option<String>,
     /// What the VM is about to be made from.
     pub applied: Option<ProviderSpec>,
 }

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::api::conditions::State;
 use crate::machine::fixtures::{MachineFixture, World, at, machine, now, tagged, world};
+use crate::provider::Share;
 
 mod deletion;
 mod provisioned;
@@ -316,4 +317,38 @@ fn memory_has_the_last_word_over_the_status() {
 #[test]
 fn a_clock_that_was_set_back_does_not_lengthen_a_wait() {
     assert_eq!(world().seconds_later(-86_400).plan(failing(40)), waits(40));
+}
+
+/// Too many ask it already: who waits for a turn is not written to.
+#[test]
+fn a_machine_whose_driver_is_busy_waits_in_silence() {
+    let deleted = machine().claimed().deleted_at(now());
+    for machine in [machine(), machine().provisioned(), deleted] {
+        assert_eq!(world().driver_busy().plan(machine), waits(60));
+    }
+}
+
+#[test]
+fn what_may_be_there_is_looked_up_without_waiting_for_the_creates_of_others() {
+    let share = |machine: MachineFixture| world().plan(machine).share();
+    assert_eq!(share(machine()), Some(Share::Create));
+    assert_eq!(share(machine().claimed()), Some(Share::Upkeep));
+    assert_eq!(share(machine().claimed().deleted_at(now())), Some(Share::Upkeep));
+    assert_eq!(
+        share(machine().provisioned()),
+        None,
+        "nothing is asked of the driver"
+    );
+}
+
+/// A VM that may exist is looked for with the credentials of its create, whatever the spec says by now.
+#[test]
+fn the_secret_of_a_create_is_written_down_with_the_claim_and_kept() {
+    let secret = |machine: MachineFixture| provision(world().plan(machine)).claim.secret;
+    assert_eq!(secret(machine()).as_deref(), Some(""));
+    assert_eq!(secret(machine().secret("a")).as_deref(), Some("a"));
+    let claimed = machine().claimed().annotated(labels::SECRET, "a").secret("b");
+    assert_eq!(secret(claimed.clone()).as_deref(), Some("a"));
+    let refused = claimed.annotated(labels::INSTANCE, "none");
+    assert_eq!(secret(refused).as_deref(), Some("b"), "no VM was made");
 }

@@ -11,7 +11,7 @@ use crate::driver::retry::{FIRST_BACKOFF, LONGEST_BACKOFF};
 
 /// How long the last failure still forbids a call: from memory, or after a restart from the status.
 pub fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Duration> {
-    if seen.note.recheck && seen.note.suspicion_is_new {
+    if seen.note.suspicion.is_some() && seen.note.suspicion_is_new {
         return None;
     }
     if seen.note.retry.is_some() {

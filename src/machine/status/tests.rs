@@ -6,8 +6,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::api::labels;
 use crate::apiserver::InvalidSecret;
 use crate::driver::Status;
+use crate::driver::retry::Call;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
 use crate::machine::identity::InvalidSpec;
 use crate::machine::plan::Plan;
@@ -38,16 +40,8 @@ fn state_of<'a>(status: &'a InfraMachineStatus, type_: &str) -> (&'a str, &'a st
     (condition.status.as_str(), condition.reason.as_str())
 }
 
-fn failed(operation: Operation, during: OperationType, code: Code) -> Outcome {
-    Outcome::Failed(Box::new(Failure::new(
-        operation,
-        during,
-        Status::new(code, "no room"),
-    )))
-}
-
-fn creating(operation: Operation, code: Code) -> Outcome {
-    failed(operation, OperationType::Create, code)
+fn failed(call: Call, code: Code) -> Outcome {
+    Outcome::Failed(Box::new(Failure::new(call, Status::new(code, "no room"))))
 }
 
 fn no_secrets(during: OperationType) -> Outcome {
@@ -112,11 +106,9 @@ fn harmless() -> Vec<Outcome> {
             again: Duration::from_secs(1),
         },
     ];
-    for operation in Operation::ALL {
-        for code in Code::ALL {
-            all.push(creating(operation, code));
-            all.push(failed(operation, OperationType::Update, code));
-        }
+    let deletes = |call: &Call| matches!(call, Call::ShutDown | Call::Delete | Call::ConfirmGone);
+    for call in Call::ALL.into_iter().filter(|call| !deletes(call)) {
+        all.extend(Code::ALL.map(|code| failed(call, code)));
     }
     all
 }
@@ -154,10 +146,7 @@ fn ready_ends_when_the_driver_says_that_the_vm_is_gone_or_failed_or_when_it_is_d
         (Outcome::Vanished(id), reason::VIRTUAL_MACHINE_VANISHED),
         (provisioned(broken), reason::VIRTUAL_MACHINE_FAILED),
         (deleting, reason::DELETING),
-        (
-            failed(Operation::DeleteMachine, OperationType::Delete, Code::Unavailable),
-            reason::DELETING,
-        ),
+        (failed(Call::Delete, Code::Unavailable), reason::DELETING),
     ] {
         let status = status_of(machine().provisioned(), &outcome);
         assert_eq!(state_of(&status, conditions::READY), ("False", why));
@@ -270,11 +259,7 @@ fn what_the_schema_would_refuse_is_left_out_or_cut() {
     assert_eq!((status.node_name, status.failure_domain), (None, None));
     assert_eq!(status.addresses.len(), 254);
     let long = Status::new(Code::InvalidArgument, "é".repeat(LONG));
-    let outcome = Outcome::Failed(Box::new(Failure::new(
-        Operation::CreateMachine,
-        OperationType::Create,
-        long,
-    )));
+    let outcome = Outcome::Failed(Box::new(Failure::new(Call::Create, long)));
     let status = status_of(machine().claimed(), &outcome);
     let lengths = [
         status.failure_message.as_deref(),
@@ -291,7 +276,7 @@ fn what_the_schema_would_refuse_is_left_out_or_cut() {
 /// INI-14, INI-15, INI-16, INI-17
 #[test]
 fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initialization() {
-    let outcome = creating(Operation::InitializeMachine, Code::Uninitialized);
+    let outcome = failed(Call::Initialize, Code::Uninitialized);
     let status = status_of(machine().claimed().provider_id("sim://1"), &outcome);
     let last = status.last_operation.as_ref().unwrap();
     assert_eq!(
@@ -319,7 +304,7 @@ fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initia
 #[test]
 fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_where_a_retry_is_senseless() {
     for code in Code::ALL {
-        let status = status_of(machine().claimed(), &creating(Operation::CreateMachine, code));
+        let status = status_of(machine().claimed(), &failed(Call::Create, code));
         let last = status.last_operation.as_ref().unwrap();
         assert_eq!(last.operation.as_deref(), Some("CreateMachine"));
         assert_eq!(last.code.as_deref(), Some(code.name()));
@@ -344,10 +329,7 @@ fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_wher
 #[test]
 fn only_a_driver_that_does_not_answer_is_called_unreachable() {
     for code in Code::ALL {
-        let status = status_of(
-            machine().provisioned(),
-            &creating(Operation::GetMachineStatus, code),
-        );
+        let status = status_of(machine().provisioned(), &failed(Call::Recheck, code));
         let outage = matches!(code, Code::Unavailable | Code::DeadlineExceeded);
         let expected = if outage {
             ("False", code.name())
@@ -366,7 +348,7 @@ fn only_a_driver_that_does_not_answer_is_called_unreachable() {
 #[test]
 fn a_create_that_takes_too_long_is_called_timed_out_and_keeps_its_cause() {
     let slow = machine().claimed().build();
-    let outcome = creating(Operation::CreateMachine, Code::ResourceExhausted);
+    let outcome = failed(Call::Create, Code::ResourceExhausted);
     let late = Moment {
         now: at(1201),
         ..moment()
@@ -397,11 +379,11 @@ fn a_refused_spec_fails_a_new_machine_for_good_and_an_old_one_only_to_be_up_to_d
 
 #[test]
 fn an_earlier_failure_is_history_once_the_new_spec_is_tried() {
-    let failed = machine().claimed().generation(2).observed(1).status(|status| {
+    let tried_before = machine().claimed().generation(2).observed(1).status(|status| {
         status.failure_reason = Some("InvalidArgument".to_owned());
         status.failure_message = Some("no".to_owned());
     });
-    let status = status_of(failed, &creating(Operation::CreateMachine, Code::Unavailable));
+    let status = status_of(tried_before, &failed(Call::Create, Code::Unavailable));
     assert_eq!((status.failure_reason, status.failure_message), (None, None));
     assert_eq!(status.observed_generation, Some(2));
 }
@@ -454,7 +436,7 @@ fn a_machine_that_waits_says_what_for() {
 #[test]
 fn an_update_that_failed_is_told_where_updates_are_told() {
     for code in Code::ALL {
-        let outcome = failed(Operation::UpdateMachine, OperationType::Update, code);
+        let outcome = failed(Call::Update, code);
         let status = status_of(machine().provisioned(), &outcome);
         assert_eq!(
             state_of(&status, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
@@ -483,11 +465,74 @@ fn an_update_that_is_done_is_the_last_operation() {
 #[test]
 fn a_deletion_that_failed_says_why_it_is_still_there() {
     for code in Code::ALL {
-        let outcome = failed(Operation::DeleteMachine, OperationType::Delete, code);
+        let outcome = failed(Call::Delete, code);
         let status = status_of(machine().provisioned().deleted_at(now()), &outcome);
         assert_eq!(state_of(&status, conditions::DELETING), ("True", code.name()));
         let deleting = condition(&status, conditions::DELETING);
         assert_eq!(deleting.message, "DeleteMachine: no room");
         assert_eq!(status.last_operation.unwrap().type_, OperationType::Delete);
+    }
+}
+
+/// Whoever points `spec.secretRef` elsewhere waits for an effect; every later call goes to the account of the VM.
+#[test]
+fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_so_until_it_does_not() {
+    let changed = || {
+        machine()
+            .provisioned()
+            .annotated(labels::SECRET, "old")
+            .secret("new")
+    };
+    for outcome in [
+        kept(&[]),
+        Outcome::Updated,
+        failed(Call::Recheck, Code::Unauthenticated),
+    ] {
+        let mut fixture = changed().build();
+        let status = after(&fixture, &outcome, moment());
+        let up_to_date = condition(&status, conditions::VIRTUAL_MACHINE_UP_TO_DATE);
+        assert_eq!(
+            (up_to_date.status.as_str(), up_to_date.reason.as_str()),
+            ("False", reason::SECRET_CHANGED)
+        );
+        assert!(
+            up_to_date.message.contains("spec.secretRef names `new`") && up_to_date.message.contains("`old`"),
+            "{}",
+            up_to_date.message
+        );
+        fixture.status = Some(status.clone());
+        assert_eq!(
+            after(&fixture, &kept(&[]), later()).conditions,
+            after(&fixture, &kept(&[]), moment()).conditions,
+            "an idle fleet makes no writes"
+        );
+        fixture.spec.secret_ref = None;
+        fixture
+            .metadata
+            .annotations
+            .get_or_insert_default()
+            .insert(labels::SECRET.to_owned(), String::new());
+        let healed = after(&fixture, &failed(Call::Recheck, Code::Internal), moment());
+        assert_eq!(
+            state_of(&healed, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
+            ("True", reason::UP_TO_DATE)
+        );
+    }
+    let both = status_of(changed(), &kept(&["/disk"]));
+    let shown = condition(&both, conditions::VIRTUAL_MACHINE_UP_TO_DATE);
+    assert_eq!(shown.reason, reason::NOT_HOT_UPDATABLE);
+    assert!(
+        shown.message.contains("/disk") && shown.message.contains("`old`"),
+        "{}",
+        shown.message
+    );
+    let deleted = status_of(changed().deleted_at(now()), &failed(Call::Delete, Code::Internal));
+    assert!(conditions::get(&deleted.conditions, conditions::VIRTUAL_MACHINE_UP_TO_DATE).is_none());
+}
+
+fn later() -> Moment {
+    Moment {
+        now: at(500),
+        ..moment()
     }
 }

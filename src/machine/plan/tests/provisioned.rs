@@ -1,6 +1,7 @@
 //! Plans for a VM that was handed to Cluster API.
 
 use super::*;
+use crate::machine::memory::Suspicion;
 
 #[track_caller]
 fn recheck(plan: Plan) -> Provision {
@@ -235,4 +236,16 @@ fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
     );
     recheck(world().unanswered().plan(machine().provisioned()));
     recheck(world().recheck().remembering(30).plan(machine().provisioned()));
+}
+
+/// A Node that went silent says nothing about a VM that can't be looked up: to call it gone would delete its machine.
+#[test]
+fn a_sign_is_for_the_look_up_to_follow_and_no_word_on_what_is_gone() {
+    let seen = world().suspecting(Suspicion::Sign);
+    recheck(seen.plan(machine().provisioned()));
+    let kept = world()
+        .not_offering(Operation::GetMachineStatus)
+        .suspecting(Suspicion::Sign)
+        .plan(machine().provisioned());
+    assert!(matches!(kept, Plan::Keep { .. }), "{kept:?}");
 }

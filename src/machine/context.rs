@@ -1,0 +1,77 @@
+//! What every reconcile works with.
+
+use std::sync::Arc;
+
+use kube::Client;
+use kube::runtime::reflector::ObjectRef;
+
+use super::jitter;
+use super::memory::Memory;
+use super::plan::Hold;
+use crate::api::Guarded;
+use crate::api::v1alpha1::InfraMachine;
+use crate::apiserver::Events;
+use crate::caches::{Caches, ClusterIds};
+use crate::metrics::Metrics;
+use crate::provider::{Provider, Providers, Share, TURN_WAIT, Turn};
+
+/// What every reconcile works with.
+pub struct Context {
+    /// Writes and live reads.
+    pub client: Client,
+    /// What is watched.
+    pub caches: Caches,
+    /// Cluster ids, once found.
+    pub cluster_ids: Arc<ClusterIds>,
+    /// The configured drivers.
+    pub providers: Providers,
+    /// What is remembered between reconciles.
+    pub memory: Memory,
+    /// Events.
+    pub events: Events,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    /// Has a machine reconciled.
+    pub wake: Arc<dyn Fn(Reference) + Send + Sync>,
+}
+
+/// Names a machine.
+pub type Reference = ObjectRef<Guarded<InfraMachine>>;
+
+impl Context {
+    /// The right to call the driver for this machine; without one, it is reconciled again when its turn comes.
+    pub fn turn<'a>(&self, machine: &InfraMachine, provider: &'a Provider, share: Share) -> Option<Turn<'a>> {
+        let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+        let name = machine.metadata.name.as_deref().unwrap_or_default();
+        let (wake, reference) = (Arc::clone(&self.wake), ObjectRef::new(name).within(namespace));
+        provider.try_turn(share, uid_of(machine), Box::new(move || wake(reference)))
+    }
+
+    /// Whether a turn may be used to make or finish a VM; else the machine waits for one that may.
+    pub fn may_create(&self, machine: &InfraMachine, turn: &mut Turn<'_>) -> bool {
+        if turn.may_create() {
+            return true;
+        }
+        match self.turn(machine, turn.provider(), Share::Create) {
+            Some(own) => {
+                *turn = own;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Waits for a turn. Nothing is published: a fleet that comes up would be written twice.
+    pub fn waiting_for_a_turn(&self, machine: &InfraMachine) -> Hold {
+        let uid = uid_of(machine);
+        tracing::debug!(
+            name = machine.metadata.name,
+            "the driver is busy: waiting for a turn"
+        );
+        Hold::silent(TURN_WAIT.mul_f64(1.0 - 0.5 * jitter(uid, 0)))
+    }
+}
+
+fn uid_of(machine: &InfraMachine) -> &str {
+    machine.metadata.uid.as_deref().unwrap_or_default()
+}

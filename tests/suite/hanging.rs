@@ -1,0 +1,115 @@
+//! Drivers that take a call and never answer.
+
+use anyhow::{Result, ensure};
+use capcmi::driver::Operation;
+use capcmi::drivers::simulated::Phase;
+use management_cluster::eventually;
+use serde_json::json;
+
+use crate::support::fleet::bootstrap_secret;
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
+
+/// Calls at a time of the driver that hangs: three for creates, and one that is kept from them.
+const CALLS: usize = 4;
+
+/// CTL-02: who hangs holds its own turns and no more. Machines that wait for one are written to when they come up, and not
+/// before.
+#[tokio::test]
+async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions() -> Result<()> {
+    let world = World::new("hanging").await?;
+    let (stuck, fine) = (Cloud::named(&world, "stuck"), Cloud::named(&world, "fine"));
+    let entry = json!({"name": "stuck", "maxConcurrentCalls": CALLS, "timeouts": {"createMachine": "1m"}});
+    let drivers = Cloud::several([
+        stuck.drivers_with(entry, json!({})),
+        fine.drivers_with(json!({"name": "fine"}), json!({})),
+    ])?;
+    let _provider = Provider::new(drivers)
+        .flag("--inframachine-concurrency=1")
+        .start(&world)
+        .await?;
+    world.cluster("one").await?;
+    bootstrap_secret(&world, "boot").await?;
+    let on =
+        |driver: &str, name: &str| ByHand::new(&world, "one", name).infra("/spec/provider", json!(driver));
+    let old = on("stuck", "old").create().await?;
+    old.provisioned().await?;
+    stuck.fail(json!([{"operation": "CreateMachine", "hang": "before"}]))?;
+    let mut new = Vec::new();
+    for number in 0..2 * CALLS {
+        new.push(on("stuck", &format!("new-{number}")).create().await?);
+    }
+    let creates = || -> Result<usize> {
+        let is_new = |machine: &str| machine.starts_with("new-");
+        let calls = stuck.calls()?.into_iter().filter(|call| {
+            call.operation == Operation::CreateMachine
+                && call.phase == Phase::Started
+                && is_new(&call.machine)
+        });
+        Ok(calls.count())
+    };
+    eventually(DEADLINE, "creates that hang", async || {
+        ensure!(creates()? == CALLS - 1, "{} creates", creates()?);
+        Ok(())
+    })
+    .await?;
+
+    let other = on("fine", "other").create().await?;
+    other.provisioned().await?;
+    old.delete().await?;
+    old.gone().await?;
+    ensure!(
+        creates()? == CALLS - 1,
+        "they came when creates had timed out, and not before"
+    );
+
+    let mut silent = 0;
+    for machine in &new {
+        let machine = machine.get().await?;
+        silent += usize::from(machine.status.is_none() && machine.metadata.finalizers.is_none());
+    }
+    ensure!(silent >= CALLS, "only {silent} machines wait in silence");
+    stuck.fail(json!([]))?;
+    for machine in &new {
+        machine.provisioned().await?;
+    }
+    stuck.holds(new.len()).await?;
+    Ok(())
+}
+
+/// Nobody knows yet what it implements, and everybody asks.
+#[tokio::test]
+async fn a_driver_that_hangs_from_the_start_holds_nobody_up() -> Result<()> {
+    let world = World::new("mute").await?;
+    let (mute, fine) = (Cloud::named(&world, "mute"), Cloud::named(&world, "fine"));
+    mute.fail(json!([
+        {"operation": "GetPluginCapabilities", "hang": "before"}, {"operation": "Probe", "hang": "before"},
+    ]))?;
+    let timeouts = json!({"getPluginCapabilities": "10m", "probe": "10m"});
+    let drivers = Cloud::several([
+        mute.drivers_with(
+            json!({"name": "mute", "maxConcurrentCalls": 2, "timeouts": timeouts}),
+            json!({}),
+        ),
+        fine.drivers_with(json!({"name": "fine"}), json!({})),
+    ])?;
+    let _provider = Provider::new(drivers)
+        .flag("--inframachine-concurrency=1")
+        .start(&world)
+        .await?;
+    world.cluster("one").await?;
+    bootstrap_secret(&world, "boot").await?;
+    let on =
+        |driver: &str, name: &str| ByHand::new(&world, "one", name).infra("/spec/provider", json!(driver));
+    for number in 0..4 {
+        on("mute", &format!("mute-{number}")).create().await?;
+    }
+    eventually(DEADLINE, "a question that hangs", async || {
+        let asked =
+            |call: &capcmi::drivers::simulated::CallLine| call.operation == Operation::GetPluginCapabilities;
+        ensure!(mute.calls()?.iter().any(asked), "nobody has asked");
+        Ok(())
+    })
+    .await?;
+    on("fine", "other").create().await?.provisioned().await?;
+    Ok(())
+}
