@@ -3,30 +3,29 @@
 //! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does, look at
 //! everything once, and from then on at what changed.
 
+mod handlers;
 mod nodes;
 mod trigger;
 mod watch;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
-use kube::api::{Api, ObjectMeta};
+use kube::api::Api;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
-use kube::runtime::watcher::{self, Event};
+use kube::runtime::watcher;
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-use self::nodes::{Nodes, is_silent};
 use self::trigger::Trigger;
-use self::watch::{Changes, fingerprint, on_own, slim_machine, watch, without_managed_fields};
-use crate::api::cluster_api::{Cluster, Machine};
+use self::watch::{on_own, slim_machine, watch, without_managed_fields};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{self, Guarded, labels};
+use crate::api::{Guarded, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::machine::Suspicion;
@@ -358,126 +357,6 @@ impl Controllers {
             None => watcher::Config::default(),
         }
     }
-
-    fn on_machine(&self) -> impl FnMut(&Event<Machine>) + Send + 'static {
-        let (trigger, mut changes) = (self.machines.clone(), Changes::default());
-        let (mut nodes, ask) = (Nodes::default(), self.ask_about());
-        move |event| {
-            if let Some(machine) = nodes.lost(event) {
-                ask(machine);
-            }
-            let Some(machine) = changes.changed(event, |machine| {
-                let control_plane = machine.labels().contains_key(labels::CONTROL_PLANE);
-                let spec = &machine.spec;
-                fingerprint((
-                    &spec.bootstrap.data_secret_name,
-                    &spec.failure_domain,
-                    &spec.infrastructure_ref.name,
-                    control_plane,
-                ))
-            }) else {
-                return;
-            };
-            let infra = &machine.spec.infrastructure_ref;
-            if infra.api_group == api::GROUP && infra.kind == "InfraMachine" {
-                trigger.send(ObjectRef::new(&infra.name).within(&machine.namespace().unwrap_or_default()));
-            }
-        }
-    }
-
-    /// Has the driver of a Machine asked about its VM. Whether it answers such questions is for the reconcile to say: it may
-    /// not have been asked yet.
-    fn ask_about(&self) -> impl Fn(&Machine) + Send + 'static {
-        let (trigger, context) = (self.machines.clone(), Arc::clone(&self.context));
-        move |machine| {
-            let infra = &machine.spec.infrastructure_ref;
-            let reference = ObjectRef::new(&infra.name).within(&machine.namespace().unwrap_or_default());
-            let found = context.caches.infra_machines.get(&reference);
-            if let Some(uid) = found.as_ref().and_then(|found| found.meta().uid.as_ref()) {
-                context.memory.suspect(uid, Suspicion::Sign);
-                trigger.send(reference);
-            }
-        }
-    }
-
-    /// What was told before this replica leads may be long past, or have come before the InfraMachine it was about: what
-    /// counts is what is so now.
-    fn ask_about_silent_nodes(&self) {
-        self.context.memory.forget_all_but(|_| false);
-        let ask = self.ask_about();
-        let machines = self.caches.machines.state();
-        machines
-            .iter()
-            .filter(|machine| is_silent(machine))
-            .for_each(|machine| ask(machine));
-    }
-
-    fn on_cluster(&self) -> impl FnMut(&Event<Cluster>) + Send + 'static {
-        let (machines, clusters, mut changes) =
-            (self.machines.clone(), self.clusters.clone(), Changes::default());
-        let infra_machines = self.caches.infra_machines.clone();
-        let (known, cluster_ids) = (
-            self.caches.clusters.clone(),
-            Arc::clone(&self.context.cluster_ids),
-        );
-        move |event| {
-            if matches!(event, Event::Delete(_) | Event::InitDone) {
-                let there = uids(known.state().iter().map(|cluster| &cluster.metadata));
-                cluster_ids.forget_all_but(|uid| there.contains(uid));
-            }
-            let Some(cluster) = changes.changed(event, |cluster| {
-                let deleting = cluster.metadata.deletion_timestamp.is_some();
-                fingerprint((
-                    cluster.is_paused(),
-                    cluster.infrastructure_is_provisioned(),
-                    deleting,
-                ))
-            }) else {
-                return;
-            };
-            let namespace = cluster.namespace().unwrap_or_default();
-            if let Some(infra) = &cluster.spec.infrastructure_ref
-                && infra.api_group == api::GROUP
-                && infra.kind == "InfraCluster"
-            {
-                clusters.send(ObjectRef::new(&infra.name).within(&namespace));
-            }
-            for guarded in infra_machines.state() {
-                let labelled = guarded
-                    .meta()
-                    .labels
-                    .as_ref()
-                    .and_then(|all| all.get(labels::CLUSTER_NAME));
-                if labelled == cluster.metadata.name.as_ref()
-                    && guarded.meta().namespace == cluster.metadata.namespace
-                {
-                    machines.send(ObjectRef::from_obj(&*guarded));
-                }
-            }
-        }
-    }
-
-    fn on_infra_machine(&self) -> impl FnMut(&Event<Guarded<InfraMachine>>) + Send + 'static {
-        let (mut on_own, context) = (on_own(self.machines.clone()), Arc::clone(&self.context));
-        let known = self.caches.infra_machines.clone();
-        move |event| {
-            let memory = &context.memory;
-            match event {
-                Event::Delete(guarded) => memory.forget(guarded.meta().uid.as_deref().unwrap_or_default()),
-                Event::Apply(guarded) | Event::InitApply(guarded) => {
-                    if let Ok(machine) = &guarded.0 {
-                        memory.caught_up(machine.metadata.uid.as_deref().unwrap_or_default(), machine);
-                    }
-                }
-                Event::InitDone => {
-                    let there = uids(known.state().iter().map(|guarded| guarded.meta()));
-                    memory.forget_all_but(|uid| there.contains(uid));
-                }
-                Event::Init => {}
-            }
-            on_own(event);
-        }
-    }
 }
 
 /// Has an object reconciled by whoever calls it.
@@ -487,10 +366,6 @@ where
 {
     let trigger = trigger.clone();
     Arc::new(move |object| trigger.send(object))
-}
-
-fn uids<'a>(all: impl Iterator<Item = &'a ObjectMeta>) -> HashSet<String> {
-    all.filter_map(|meta| meta.uid.clone()).collect()
 }
 
 fn reference(machine: &InfraMachine) -> ObjectRef<Guarded<InfraMachine>> {
