@@ -27,6 +27,10 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
                 &reserved_annotations(),
             )?,
         ),
+        File::new(
+            "provider_id.yaml",
+            &policy("provider-id", &["inframachines"], &provider_id())?,
+        ),
     ])
 }
 
@@ -48,7 +52,7 @@ fn templates() -> Rules {
                 "request.dryRun == true && '{TOPOLOGY_DRY_RUN}' in object.metadata.?annotations.orValue({{}})"
             )},
             {"name": "after", "expression": annotations("object")},
-            {"name": "before", "expression": before(&annotations("oldObject"))},
+            {"name": "before", "expression": before(&annotations("oldObject"), "{}")},
             {"name": "added", "expression":
                 "variables.reserved.filter(key, key in variables.after && variables.after[?key] != variables.before[?key])"
             },
@@ -74,34 +78,62 @@ fn templates() -> Rules {
     }
 }
 
-/// The annotations that say which VM is whose are only for those who may `update` the virtual subresource.
+/// The annotations that say which VM is whose are only for those who [`may_identify`].
 fn reserved_annotations() -> Rules {
-    let may_write = format!(
-        "authorizer.group('{GROUP}').resource('inframachines').subresource('{}').namespace(request.namespace).check('update').allowed()",
-        rbac::IDENTITY
-    );
     Rules {
         variables: json!([
             {"name": "reserved", "expression": reserved()},
             {"name": "after", "expression": "object.metadata.?annotations.orValue({})"},
-            {"name": "before", "expression": before("oldObject.metadata.?annotations.orValue({})")},
+            {"name": "before", "expression": before("oldObject.metadata.?annotations.orValue({})", "{}")},
             {"name": "changed", "expression":
                 "variables.reserved.filter(key, variables.after[?key] != variables.before[?key])"
             },
         ]),
         validations: json!([{
-            "expression": format!("variables.changed.size() == 0 || {may_write}"),
+            "expression": format!("variables.changed.size() == 0 || {}", may_identify()),
             "messageExpression": quoted_list(
                 "metadata.annotations may not be set, changed or removed: ",
                 "variables.changed",
-                &format!(
-                    "; they say which VM is whose, and only the provider and who may update inframachines/{} in {GROUP} may write them",
-                    rbac::IDENTITY
-                ),
+                &format!("; they say which VM is whose, and {}", who_may_identify("them")),
             ),
             "reason": "Forbidden",
         }]),
     }
+}
+
+/// The providerID says which VM is whose as well, and the driver is asked for what it names: it comes from the driver, or
+/// with a moved object from the administrator. Cluster API reads it and never writes it.
+fn provider_id() -> Rules {
+    let value = |object: &str| format!("{object}.?spec.?providerID.orValue('')");
+    Rules {
+        variables: json!([
+            {"name": "after", "expression": value("object")},
+            {"name": "before", "expression": before(&value("oldObject"), "''")},
+        ]),
+        validations: json!([{
+            "expression": format!("variables.after == variables.before || {}", may_identify()),
+            "message": format!(
+                "spec.providerID may not be set, changed or removed: it says which VM is whose, and {}",
+                who_may_identify("it")
+            ),
+            "reason": "Forbidden",
+        }]),
+    }
+}
+
+/// Whether who asks may `update` the virtual subresource.
+fn may_identify() -> String {
+    format!(
+        "authorizer.group('{GROUP}').resource('inframachines').subresource('{}').namespace(request.namespace).check('update').allowed()",
+        rbac::IDENTITY
+    )
+}
+
+fn who_may_identify(what: &str) -> String {
+    format!(
+        "only the provider and who may update inframachines/{} in {GROUP} may write {what}",
+        rbac::IDENTITY
+    )
 }
 
 fn reserved() -> String {
@@ -110,8 +142,8 @@ fn reserved() -> String {
 }
 
 /// There is nothing before a CREATE.
-fn before(expression: &str) -> String {
-    format!("oldObject == null ? {{}} : {expression}")
+fn before(expression: &str, nothing: &str) -> String {
+    format!("oldObject == null ? {nothing} : {expression}")
 }
 
 fn quoted_list(start: &str, list: &str, end: &str) -> String {

@@ -18,8 +18,8 @@ pub struct Rule {
     pub why: &'static str,
 }
 
-/// The virtual subresource of InfraMachines that stands for writing identity annotations. Only the admission policy asks
-/// for it.
+/// The virtual subresource of InfraMachines that stands for writing what says which VM is whose: identity annotations and
+/// providerID. Only the admission policies ask for it.
 pub const IDENTITY: &str = "identity";
 
 const READ: &[&str] = &["get", "list", "watch"];
@@ -51,7 +51,7 @@ pub const PROVIDER: &[Rule] = &[
         group: GROUP,
         resources: &["inframachines/identity"],
         verbs: &["update"],
-        why: "Asked for by the admission policy that reserves the identity annotations; no such path is served.",
+        why: "Asked for by the admission policies that reserve the identity annotations and the providerID; no such path is served.",
     },
     Rule {
         group: GROUP,

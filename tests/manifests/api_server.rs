@@ -66,6 +66,16 @@ pub async fn namespace() -> Result<String> {
             object("InfraMachine", "probe", &forged, &json!({})),
         ),
         (
+            "capcmi-provider-id",
+            "InfraMachine",
+            object(
+                "InfraMachine",
+                "probe",
+                &json!({}),
+                &json!({"providerID": "cmi:///forged"}),
+            ),
+        ),
+        (
             "capcmi-templates",
             "InfraMachineTemplate",
             object(

@@ -1,4 +1,4 @@
-//! The admission policies: templates that never change, and identities that nobody can forge.
+//! The admission policies: templates that never change, and identities and providerIDs that nobody can forge.
 
 use anyhow::{Result, ensure};
 use capcmi::api::labels::RESERVED_ANNOTATIONS;
@@ -94,6 +94,65 @@ async fn provider_and_administrator_write_identities() -> Result<()> {
         let api = api(who, &namespace, "InfraMachine").await?;
         merge(&api, "m", identity("2")).await?;
         merge(&api, "m", json!({"metadata": {"annotations": {IDENTITY: null}}})).await?;
+    }
+    Ok(())
+}
+
+/// Who could name a VM could have the driver asked for it, and have it deleted in the end.
+#[tokio::test]
+async fn a_tenant_can_neither_make_a_machine_with_a_provider_id_nor_set_one() -> Result<()> {
+    let namespace = namespace().await?;
+    let named = json!({"providerID": "cmi:///foreign"});
+    for who in [Who::Tenant, Who::Core] {
+        let api = api(who, &namespace, "InfraMachine").await?;
+        let name = format!("{who:?}").to_lowercase();
+        let on_create = refusal(create(&api, &object("InfraMachine", "named", &json!({}), &named)).await?)?;
+        create(&api, &object("InfraMachine", &name, &json!({}), &json!({}))).await??;
+        let on_update = refusal(merge(&api, &name, json!({"spec": named})).await)?;
+        let on_apply = {
+            let forged = object("InfraMachine", &name, &json!({}), &named);
+            let params = PatchParams::apply("a-tenant").force();
+            refusal(api.patch(&name, &params, &Patch::Apply(&forged)).await)?
+        };
+        for message in [on_create, on_update, on_apply] {
+            ensure!(message.contains("spec.providerID may not be set"), "{message}");
+            ensure!(message.contains("inframachines/identity"), "{message}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn provider_and_administrator_write_the_provider_id_and_others_write_around_it() -> Result<()> {
+    let namespace = namespace().await?;
+    let administrator = api(Who::Administrator, &namespace, "InfraMachine").await?;
+    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    let named = json!({"providerID": "cmi:///1"});
+    // `clusterctl move` creates the object with its providerID.
+    create(
+        &administrator,
+        &object("InfraMachine", "moved", &json!({}), &named),
+    )
+    .await??;
+    for (name, api) in [("by-provider", &provider), ("by-hand", &administrator)] {
+        create(&tenant, &object("InfraMachine", name, &json!({}), &json!({}))).await??;
+        merge(api, name, json!({"spec": named})).await?;
+    }
+    for name in ["moved", "by-provider", "by-hand"] {
+        merge(
+            &tenant,
+            name,
+            json!({"spec": {"providerSpec": {"size": "large"}}}),
+        )
+        .await?;
+        let mut whole = tenant.get(name).await?;
+        whole.labels_mut().insert("mine".to_owned(), "x".to_owned());
+        let written = tenant.replace(name, &PostParams::default(), &whole).await?;
+        ensure!(
+            written.data["spec"]["providerID"] == named["providerID"],
+            "{written:?}"
+        );
     }
     Ok(())
 }
