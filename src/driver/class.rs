@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Map, Value};
 
 use super::JsonPointer;
@@ -63,33 +62,6 @@ impl Secrets {
     /// All keys and values, sorted by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &SecretValue)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value))
-    }
-
-    /// Removes every secret value from a text that is about to be shown: a driver may have echoed one.
-    ///
-    /// Values are looked for as they are, line by line, and in base64; of the words in a line, those that look like a
-    /// token, such as the one to join a cluster with: 16 bytes or more, with a digit. Values below 6 bytes are left: they
-    /// are no secrets, and to remove them would garble the text.
-    pub fn scrub(&self, text: &str) -> String {
-        const SHORTEST: usize = 6;
-        const SHORTEST_TOKEN: usize = 16;
-        let is_token =
-            |word: &&str| word.len() >= SHORTEST_TOKEN && word.bytes().any(|byte| byte.is_ascii_digit());
-        let mut needles: Vec<String> = Vec::new();
-        for value in self.0.values() {
-            needles.push(BASE64_STANDARD.encode(&value.0));
-            if let Ok(plain) = std::str::from_utf8(&value.0) {
-                needles.push(plain.trim().to_owned());
-                needles.extend(plain.lines().map(|line| line.trim().to_owned()));
-                let words = plain.split(|c: char| c.is_whitespace() || "\"'=,;".contains(c));
-                needles.extend(words.filter(is_token).map(ToOwned::to_owned));
-            }
-        }
-        needles.retain(|needle| needle.len() >= SHORTEST && text.contains(needle.as_str()));
-        needles.sort_by_key(|needle| std::cmp::Reverse(needle.len()));
-        needles.iter().fold(text.to_owned(), |text, needle| {
-            text.replace(needle.as_str(), "[redacted]")
-        })
     }
 }
 
@@ -172,26 +144,6 @@ mod tests {
             ..MachineClass::default()
         };
         assert!(!format!("{class:?}").contains("canary"));
-    }
-
-    #[test]
-    fn a_secret_that_a_driver_echoes_is_removed_plain_by_line_and_in_base64() {
-        let secrets = secrets("first-line-1\nsecond-line-2");
-        let echoed = format!(
-            "a second-line-2 b {}",
-            BASE64_STANDARD.encode("first-line-1\nsecond-line-2")
-        );
-        assert_eq!(secrets.scrub(&echoed), "a [redacted] b [redacted]");
-        assert_eq!(secrets.scrub("nothing here"), "nothing here");
-    }
-
-    #[test]
-    fn a_token_within_a_line_of_bootstrap_data_is_removed_and_plain_words_are_not() {
-        let secrets = secrets("runcmd:\n- kubeadm join --token=abcdef.0123456789abcdef --discovery-file=x\n");
-        assert_eq!(
-            secrets.scrub("kubeadm could not join with abcdef.0123456789abcdef"),
-            "kubeadm could not join with [redacted]"
-        );
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod class;
 mod code;
 mod messages;
 pub mod retry;
+mod scrub;
 mod status;
 pub mod tags;
 

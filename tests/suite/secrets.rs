@@ -22,6 +22,9 @@ use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 const TOKEN: &str = "canary-token-7c1f";
 const WRONG: &str = "canary-wrong-51aa";
 const BOOT: &str = "canary-boot-90de";
+/// Bootstrap data hold short words as well, and without a digit.
+const PASSWORD: &str = "magpie-nest";
+const SHORT: &str = "jackdaw";
 
 /// OPS-11: whatever a driver echoes, and however much is logged.
 #[tokio::test]
@@ -43,7 +46,9 @@ async fn no_secret_is_shown_anywhere() -> Result<()> {
     secret(
         &world,
         "data",
-        json!({"value": format!("#cloud-config\n# {BOOT}\n"), "format": "cloud-config"}),
+        json!({"value": format!(
+            "#cloud-config\n# {BOOT}\nruncmd:\n- login --quietly {PASSWORD}\nusers:\n- {{name: a, passwd: {SHORT}}}\n"
+        ), "format": "cloud-config"}),
     )
     .await?;
     cloud.fail(echoes())?;
@@ -112,7 +117,7 @@ async fn no_secret_is_shown_anywhere() -> Result<()> {
         ("an object or event", objects),
         ("a metric", provider.metrics().await?),
     ] {
-        let canaries = [TOKEN, WRONG, BOOT].map(str::to_owned);
+        let canaries = [TOKEN, WRONG, BOOT, PASSWORD, SHORT].map(str::to_owned);
         for canary in canaries.into_iter().chain(own.clone()) {
             let encoded = BASE64_STANDARD.encode(&canary);
             for shown in [canary.as_str(), encoded.trim_end_matches('=')] {
@@ -128,7 +133,11 @@ async fn no_secret_is_shown_anywhere() -> Result<()> {
 /// the create was given.
 fn echoes() -> Value {
     let echo = |operation: &str, machine: &str| {
-        let more = if machine.is_empty() { "" } else { BOOT };
+        let more = if machine.is_empty() {
+            String::new()
+        } else {
+            format!("{BOOT} {PASSWORD} {SHORT}")
+        };
         json!({
             "operation": operation, "machine": machine, "code": "Internal",
             "message": format!("could not log in with {TOKEN}, {} {more}", BASE64_STANDARD.encode(TOKEN)),
