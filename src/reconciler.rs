@@ -1,5 +1,5 @@
-//! What is around every reconcile of an object that has no VM: it is counted and timed, an object that can't be read is
-//! logged, and one that failed is tried again after a back-off of its own.
+//! What is around every reconcile of an object that has no VM: it is counted and timed, of an object that can't be read its
+//! user is told, and one that failed is tried again after a back-off of its own.
 //!
 //! Layer 2. The machine's reconciler does without: it remembers more of each object, and can delete one that it can't read.
 
@@ -11,7 +11,7 @@ use kube::Resource;
 use kube::runtime::controller::Action;
 
 use crate::api::Guarded;
-use crate::apiserver::Error;
+use crate::apiserver::{Error, Events, Note};
 use crate::driver::Status;
 use crate::driver::retry::{self, Call, LONG_WAIT, LONGEST_BACKOFF, Next};
 use crate::metrics::{Kind, Metrics, Outcome};
@@ -23,6 +23,7 @@ const FORGOTTEN_AFTER: Duration = LONGEST_BACKOFF.saturating_mul(2);
 pub struct Reconciler {
     kind: Kind,
     metrics: Arc<Metrics>,
+    events: Events,
     failures: Mutex<HashMap<String, Failures>>,
 }
 
@@ -68,10 +69,11 @@ impl Again {
 
 impl Reconciler {
     /// A reconciler of this kind.
-    pub fn new(kind: Kind, metrics: Arc<Metrics>) -> Self {
+    pub fn new(kind: Kind, metrics: Arc<Metrics>, events: Events) -> Self {
         Self {
             kind,
             metrics,
+            events,
             failures: Mutex::default(),
         }
     }
@@ -95,6 +97,9 @@ impl Reconciler {
             Err(invalid) => {
                 let (kind, name) = (self.kind.name(), &invalid.metadata.name);
                 tracing::error!(kind, name, error = invalid.error, "an object can't be read");
+                self.events
+                    .publish_once(guarded, Note::unreadable(&invalid.error))
+                    .await;
                 Ok(Again::OnChange)
             }
         };
@@ -166,10 +171,12 @@ fn uid<K: Resource<DynamicType = ()>>(guarded: &Guarded<K>) -> &str {
 mod tests {
     use super::*;
     use crate::api::v1alpha1::{InfraCluster, InfraClusterSpec};
+    use crate::apiserver::recorded;
     use crate::driver::Code;
 
     fn reconciler() -> Reconciler {
-        Reconciler::new(Kind::InfraCluster, Arc::new(Metrics::new()))
+        let (events, _) = recorded();
+        Reconciler::new(Kind::InfraCluster, Arc::new(Metrics::new()), events)
     }
 
     fn object(uid: &str) -> Guarded<InfraCluster> {
@@ -185,8 +192,9 @@ mod tests {
         Error::api("writing status", kube::Error::Api(status))
     }
 
-    #[test]
-    fn an_object_that_the_api_server_refuses_is_written_ever_more_rarely_and_keeps_nobody_else_waiting() {
+    #[tokio::test]
+    async fn an_object_that_the_api_server_refuses_is_written_ever_more_rarely_and_keeps_nobody_else_waiting()
+    {
         let (reconciler, stubborn) = (reconciler(), object("u-1"));
         let waits: Vec<_> = (0..4).map(|_| reconciler.retry(&stubborn, &refused())).collect();
         assert_eq!(
@@ -213,8 +221,36 @@ mod tests {
         assert!(reconciler.failures.lock().unwrap().is_empty());
     }
 
-    #[test]
-    fn failures_of_an_object_that_is_not_heard_of_any_more_are_forgotten() {
+    #[tokio::test]
+    async fn of_an_object_that_cannot_be_read_its_user_is_told_once_and_where() {
+        let (events, published) = recorded();
+        let reconciler = Reconciler::new(Kind::InfraCluster, Arc::new(Metrics::new()), events);
+        let text = r#"{"metadata": {"name": "c", "namespace": "ns", "uid": "u"}, "spec": {"provider": 7}}"#;
+        let object: Guarded<InfraCluster> = serde_json::from_str(text).unwrap();
+        for _ in 0..2 {
+            let action = reconciler.run(&object, async |_| Ok(Again::BackOff)).await;
+            assert_eq!(action.unwrap(), Action::await_change());
+        }
+        let published = published.lock().unwrap();
+        let [event] = published.as_slice() else {
+            panic!("{published:?}")
+        };
+        assert_eq!(event.type_.as_deref(), Some("Warning"));
+        let regarding = event.regarding.as_ref().unwrap();
+        assert_eq!(
+            (
+                regarding.kind.as_deref(),
+                regarding.name.as_deref(),
+                regarding.uid.as_deref()
+            ),
+            (Some("InfraCluster"), Some("c"), Some("u"))
+        );
+        let note = event.note.as_deref().unwrap_or_default();
+        assert!(note.contains("spec.provider: invalid type"), "{note}");
+    }
+
+    #[tokio::test]
+    async fn failures_of_an_object_that_is_not_heard_of_any_more_are_forgotten() {
         let (reconciler, start) = (reconciler(), Instant::now());
         reconciler.failed("u-1", start);
         reconciler.failed("u-2", start + FORGOTTEN_AFTER);

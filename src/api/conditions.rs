@@ -62,6 +62,8 @@ pub mod reason {
     pub const INVALID_SECRET: &str = "InvalidSecret";
     /// What the driver said that a machine has can't be shown; the message names the resource.
     pub const INVALID_CAPACITY: &str = "InvalidCapacity";
+    /// The object does not fit its definition, so that its status can't be written: an event's reason.
+    pub const UNREADABLE: &str = "Unreadable";
     /// The providerID was not written by this provider.
     pub const FOREIGN_PROVIDER_ID: &str = "ForeignProviderID";
     /// The object's identity annotation belongs to another object.

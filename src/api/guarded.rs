@@ -23,15 +23,24 @@ impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guarded<K> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
         match serde_json::from_str(text.get()) {
             Ok(object) => Ok(Self(Ok(object))),
-            Err(error) => {
+            Err(_) => {
                 let partial: PartialObjectMeta<K> =
                     serde_json::from_str(text.get()).map_err(D::Error::custom)?;
                 Ok(Self(Err(InvalidObject {
-                    error: error.to_string(),
+                    error: what_is_wrong::<K>(text.get()),
                     metadata: partial.metadata,
                 })))
             }
         }
+    }
+}
+
+/// Where reading the object fails, as `spec.providerSpec`, and why. Read again for that: to keep track of the place costs
+/// something, and objects can be read as a rule.
+fn what_is_wrong<K: DeserializeOwned>(text: &str) -> String {
+    match serde_path_to_error::deserialize::<_, K>(&mut serde_json::Deserializer::from_str(text)) {
+        Ok(_) => "it could be read the second time".to_owned(),
+        Err(error) => error.to_string(),
     }
 }
 
@@ -85,7 +94,11 @@ mod tests {
     fn a_malformed_object_keeps_its_metadata_and_says_what_is_wrong_with_it() {
         let read: Guarded<InfraMachine> = serde_json::from_str(INVALID).unwrap();
         assert_eq!(read.meta().name.as_deref(), Some("b"));
-        assert!(read.0.unwrap_err().error.contains("invalid type: integer `7`"));
+        let error = read.0.unwrap_err().error;
+        assert!(
+            error.starts_with("spec.providerSpec: invalid type: integer `7`"),
+            "{error}"
+        );
     }
 
     #[test]

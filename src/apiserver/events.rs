@@ -1,10 +1,16 @@
 //! Events, published once and not kept.
 
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::{Api, Client, Resource, api::PostParams};
+
+use crate::api::conditions::reason;
 
 /// The most bytes that an event's note may have.
 const MAX_NOTE: usize = 1024;
@@ -22,18 +28,36 @@ pub struct Note {
     pub text: String,
 }
 
+impl Note {
+    /// An object can't be read, and so its status can't be written: an event is all that reaches its user.
+    pub fn unreadable(error: &str) -> Self {
+        Self {
+            warning: true,
+            reason: reason::UNREADABLE.to_owned(),
+            action: "Read",
+            text: format!("the object can't be read, so nothing is made for it: {error}"),
+        }
+    }
+}
+
 /// Publishes events without kube's recorder, which keeps every event in memory for its series: the controller says a thing
 /// once, so there are no series.
 #[derive(Clone)]
 pub struct Events {
     client: Client,
     instance: String,
+    /// What was published once, as a hash, by the UID of its object. Only for objects that can't be read: few.
+    told: Arc<Mutex<HashMap<String, u64>>>,
 }
 
 impl Events {
     /// Publishes in the name of this process.
     pub fn new(client: Client, instance: String) -> Self {
-        Self { client, instance }
+        Self {
+            client,
+            instance,
+            told: Arc::default(),
+        }
     }
 
     /// Publishes an event on an object. A failure is logged: an event is no reason to try again.
@@ -44,6 +68,22 @@ impl Events {
                 error = &error as &dyn std::error::Error,
                 "publishing an event failed"
             );
+        }
+    }
+
+    /// As [`Events::publish`], unless it was the last thing that this process said this way of this version of the object's
+    /// spec.
+    pub async fn publish_once<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) {
+        let mut hasher = DefaultHasher::new();
+        (object.meta().generation, &note.reason, &note.text).hash(&mut hasher);
+        let (uid, told) = (object.meta().uid.clone().unwrap_or_default(), hasher.finish());
+        let before = self
+            .told
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(uid, told);
+        if before != Some(told) {
+            self.publish(object, note).await;
         }
     }
 
@@ -91,4 +131,47 @@ fn cut(mut note: String) -> String {
         note.push('…');
     }
     note
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+
+    use super::*;
+    use crate::api::Guarded;
+    use crate::api::v1alpha1::InfraCluster;
+
+    /// Events that are published to a list.
+    pub(crate) fn recorded() -> (Events, Arc<Mutex<Vec<Event>>>) {
+        let published = Arc::new(Mutex::new(Vec::new()));
+        let list = Arc::clone(&published);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let list = Arc::clone(&list);
+            async move {
+                let bytes = request.into_body().collect_bytes().await.unwrap();
+                list.lock().unwrap().push(serde_json::from_slice(&bytes).unwrap());
+                Ok::<_, Infallible>(Response::new(Body::from(bytes)))
+            }
+        });
+        (
+            Events::new(Client::new(service, "default"), "test".to_owned()),
+            published,
+        )
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_with_an_object_is_said_once_for_each_version_of_its_spec() {
+        let (events, published) = recorded();
+        for (generation, error) in [(1, "a"), (1, "a"), (2, "a"), (2, "b"), (2, "b")] {
+            let text = format!(
+                r#"{{"metadata": {{"name": "c", "namespace": "ns", "uid": "u", "generation": {generation}}}, "spec": 7}}"#
+            );
+            let object: Guarded<InfraCluster> = serde_json::from_str(&text).unwrap();
+            events.publish_once(&object, Note::unreadable(error)).await;
+        }
+        assert_eq!(published.lock().unwrap().len(), 3);
+    }
 }

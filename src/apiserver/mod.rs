@@ -8,6 +8,8 @@ pub mod secrets;
 mod status;
 
 pub use error::Error;
+#[cfg(test)]
+pub(crate) use events::tests::recorded;
 pub use events::{Events, Note};
 pub use merge_patch::{FIELD_MANAGER, merge_difference, patch_params};
 pub use secrets::InvalidSecret;

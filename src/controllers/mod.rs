@@ -229,7 +229,11 @@ impl Controllers {
             caches: self.caches.clone(),
             cluster_ids: Arc::clone(&self.context.cluster_ids),
             providers: self.providers.clone(),
-            reconciler: Reconciler::new(Kind::InfraCluster, Arc::clone(&self.metrics)),
+            reconciler: Reconciler::new(
+                Kind::InfraCluster,
+                Arc::clone(&self.metrics),
+                self.context.events.clone(),
+            ),
             wake: waking(&self.clusters),
         });
         let store = self.caches.infra_clusters.clone();
@@ -250,7 +254,11 @@ impl Controllers {
         let context = Arc::new(template::Context {
             client: self.client.clone(),
             providers: self.providers.clone(),
-            reconciler: Reconciler::new(Kind::InfraMachineTemplate, Arc::clone(&self.metrics)),
+            reconciler: Reconciler::new(
+                Kind::InfraMachineTemplate,
+                Arc::clone(&self.metrics),
+                self.context.events.clone(),
+            ),
             wake: waking(&self.templates),
         });
         let store = self.caches.infra_machine_templates.clone();

@@ -77,7 +77,7 @@ impl<'a> Object<'a> {
         if let Some(finalizers) = finalizers {
             metadata.insert("finalizers".to_owned(), json!(finalizers));
         }
-        self.patch("writing finalizer and identity", json!({"metadata": metadata}))
+        self.patch("writing finalizer and identity", Value::Object(metadata), None)
             .await?;
         Ok(true)
     }
@@ -111,8 +111,7 @@ impl<'a> Object<'a> {
         if changed.is_empty() {
             return Ok(());
         }
-        self.patch(action, json!({"metadata": {"annotations": changed}}))
-            .await
+        self.patch(action, json!({"annotations": changed}), None).await
     }
 
     /// Write 2: the providerID with what belongs to it, in one patch.
@@ -154,8 +153,12 @@ impl<'a> Object<'a> {
             .iter()
             .map(|(k, v)| ((*k).to_owned(), Value::String(v.clone())))
             .collect();
-        let patch = json!({"metadata": {"annotations": annotations}, "spec": {"providerID": provider_id}});
-        self.patch("writing spec.providerID", patch).await
+        self.patch(
+            "writing spec.providerID",
+            json!({"annotations": annotations}),
+            Some(provider_id),
+        )
+        .await
     }
 
     /// Write 3: the status, when it differs.
@@ -236,14 +239,31 @@ impl<'a> Object<'a> {
         }
     }
 
-    async fn patch(&mut self, action: &'static str, body: Value) -> Result<(), Error> {
+    /// Changes metadata, and the providerID if one is given.
+    async fn patch(
+        &mut self,
+        action: &'static str,
+        metadata: Value,
+        provider_id: Option<&str>,
+    ) -> Result<(), Error> {
+        let mut body = json!({"metadata": metadata});
+        if let Some(provider_id) = provider_id {
+            body["spec"] = json!({"providerID": provider_id});
+        }
         let body = self.with_resource_version(body);
+        // Metadata is enough for an answer, and can be read where the spec can't. The rest is as it was: the patch holds
+        // for this resource version alone.
         let patched = self
             .api
-            .patch(self.name(), &patch_params(), &Patch::Merge(&body))
+            .patch_metadata(self.name(), &patch_params(), &Patch::Merge(&body))
             .await
             .map_err(|error| Error::api(action, error))?;
-        self.remember(patched);
+        let mut written = InfraMachine::clone(&self.latest);
+        written.metadata = patched.metadata;
+        if let Some(provider_id) = provider_id {
+            written.spec.provider_id = Some(provider_id.to_owned());
+        }
+        self.remember(written);
         Ok(())
     }
 

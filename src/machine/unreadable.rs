@@ -17,14 +17,19 @@ use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::plan;
 use super::{Context, events, execute, remember, wait};
+use crate::api::Guarded;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
-use crate::apiserver::Error;
+use crate::apiserver::{Error, Note};
 
-/// One reconcile of an InfraMachine that can't be read. Its status can't be written either, so the log and the events say
-/// what happens to it.
+/// One reconcile of an InfraMachine that can't be read. Its status can't be written either: an event says once what is
+/// wrong with it, and events and the log what becomes of its deletion.
 pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action, Error> {
     let name = invalid.metadata.name.as_deref().unwrap_or_default();
     tracing::error!(name, error = invalid.error, "an InfraMachine can't be read");
+    let guarded = Guarded::<InfraMachine>(Err(invalid.clone()));
+    ctx.events
+        .publish_once(&guarded, Note::unreadable(&invalid.error))
+        .await;
     if invalid.metadata.deletion_timestamp.is_none() {
         return Ok(Action::await_change());
     }

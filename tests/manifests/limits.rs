@@ -13,7 +13,7 @@ async fn a_spec_at_its_limits_is_stored_and_one_beyond_is_refused() -> Result<()
     let namespace = namespace().await?;
     let cases = machines().into_iter().chain(clusters()).chain(templates());
     for (number, (kind, within, beyond)) in cases.enumerate() {
-        let api = api(Who::Tenant, &namespace, kind).await?;
+        let api = api(Who::Administrator, &namespace, kind).await?;
         let good = object(kind, &format!("good-{number}"), &json!({}), &within);
         create(&api, &good)
             .await?
