@@ -78,7 +78,7 @@ impl Needle {
     fn remove_from(&self, text: &str) -> String {
         let (mut done, mut rest) = (String::new(), text);
         while let Some((before, after)) = rest.split_once(&self.text) {
-            let is_within = before.ends_with(is_of_word) || after.starts_with(is_of_word);
+            let is_within = goes_on(before.chars().rev()) || goes_on(after.chars());
             let shown = if self.alone && is_within {
                 &self.text
             } else {
@@ -93,8 +93,13 @@ impl Needle {
     }
 }
 
-fn is_of_word(c: char) -> bool {
-    c.is_alphanumeric() || "-_./".contains(c)
+/// Whether a word goes on with these: `-22.04` after `ubuntu`, but not the full stop at the end of a sentence.
+fn goes_on(mut chars: impl Iterator<Item = char>) -> bool {
+    match chars.next() {
+        Some('-' | '_' | '.') => chars.next().is_some_and(char::is_alphanumeric),
+        Some(c) => c.is_alphanumeric(),
+        None => false,
+    }
 }
 
 /// The words of a line that may be secret, cut coarsely, since a secret may hold any sign, and finely, since signs stand
