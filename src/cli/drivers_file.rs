@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use garde::Validate;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::driver_kind::DriverKind;
 use super::duration::WrittenDuration;
@@ -51,7 +51,7 @@ struct DriversFile {
 struct DriverEntry {
     #[garde(custom(dns_label))]
     name: String,
-    #[garde(inner(length(min = 1), inner(custom(namespace))))]
+    #[garde(length(min = 1), inner(inner(custom(namespace))))]
     namespaces: Option<Vec<String>>,
     #[garde(range(min = 1))]
     max_concurrent_calls: Option<u32>,
@@ -63,9 +63,20 @@ struct DriverEntry {
     #[serde(default)]
     timeouts: BTreeMap<CallName, WrittenDuration>,
     #[garde(dive)]
+    #[serde(default, deserialize_with = "with_defaults")]
     simulated: Option<SimulatedConfig>,
     #[garde(dive)]
+    #[serde(default, deserialize_with = "with_defaults")]
     grpc: Option<GrpcConfig>,
+}
+
+/// A kind without a word on it, `simulated:`, is one that has all its defaults.
+fn with_defaults<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: Deserialize<'de> + Default,
+    D: Deserializer<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(|given| Some(given.unwrap_or_default()))
 }
 
 /// A key of `timeouts`: `default`, or a call as `createMachine`.
@@ -334,6 +345,33 @@ mod tests {
             "drivers: [{name: a, timeouts: {default: soon}, simulated: {}}]",
             &["soon", "15s"],
         );
+    }
+
+    /// OPS-13
+    #[test]
+    fn what_cannot_be_read_is_refused_with_its_path() {
+        let cases = [
+            ("burst: -1, simulated: {}", "drivers[0].burst: "),
+            ("simulated: {quota: many}", "drivers[0].simulated.quota: "),
+            ("simulated: {loud: 1}", "drivers[0].simulated.loud: "),
+            ("grpc: {tls: {caFil: /a}}", "drivers[0].grpc.tls.caFil: "),
+            (
+                "timeouts: {default: soon}, simulated: {}",
+                "drivers[0].timeouts.default: ",
+            ),
+            ("namespaces: [], simulated: {}", "drivers[0].namespaces:"),
+        ];
+        for (entry, place) in cases {
+            let error = parse(&format!("drivers: [{{name: a, {entry}}}]")).unwrap_err();
+            assert!(error.contains(place), "no `{place}` in: {error}");
+        }
+    }
+
+    #[test]
+    fn a_kind_without_a_word_on_it_has_its_defaults() {
+        let drivers = parse("drivers:\n- name: a\n  simulated:\n- name: b\n  grpc:\n").unwrap();
+        assert!(matches!(drivers[0].kind, DriverKind::Simulated(_)));
+        assert!(matches!(drivers[1].kind, DriverKind::Grpc(_)));
     }
 
     #[test]

@@ -13,5 +13,32 @@ where
     T::Context: Default,
 {
     let options = serde_saphyr::options! { with_snippet: false };
-    serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| error.to_string())
+    serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| {
+        let message = error.to_string();
+        match unreadable_place::<T>(text) {
+            Some(place) => format!("{place}: {message}"),
+            None => message,
+        }
+    })
+}
+
+/// Where the file can't be read, as `drivers[0].burst`. The parser has the path of what it checks, but not of what it can't
+/// read: so a file that is wrong is read once more, and the path kept.
+fn unreadable_place<T: DeserializeOwned>(text: &str) -> Option<String> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    let mut place = None;
+    // It fails with what is known already, or it can be read and did not pass the check, which names the path itself.
+    let _ = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
+        let read = serde_path_to_error::deserialize::<_, T>(deserializer);
+        read.map(drop).map_err(|error| {
+            place = Some(path(error.path()));
+            error.into_inner()
+        })
+    });
+    place.filter(|place| !place.is_empty())
+}
+
+/// Without the signs for the file as a whole and for a key that has no name.
+fn path(path: &serde_path_to_error::Path) -> String {
+    path.to_string().trim_matches(['.', '?']).to_owned()
 }
