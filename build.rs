@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use prost::Message as _;
-
 /// Requests that hold secrets: their `Debug` is written by hand, so that it shows none.
 const WITH_SECRETS: [&str; 11] = [
     "cmi.v1.CreateMachineRequest",
@@ -21,10 +19,15 @@ const WITH_SECRETS: [&str; 11] = [
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let descriptors = protox::compile(["cmi/v1/cmi.proto", "capcmi/v1/capcmi.proto"], ["proto"])?;
+    let mut compiler = protox::Compiler::new(["proto"])?;
+    compiler
+        .include_imports(true)
+        .include_source_info(true)
+        .open_files(["cmi/v1/cmi.proto", "capcmi/v1/capcmi.proto"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    // What the reflection service shows.
-    std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    // What the reflection service shows. The types of prost would drop the option that marks secrets.
+    std::fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set())?;
+    let descriptors = compiler.file_descriptor_set();
     tonic_prost_build::configure()
         .emit_rerun_if_changed(false)
         .skip_debug(WITH_SECRETS)

@@ -11,7 +11,7 @@ set -eu
 config=$1
 shift
 capcmi="${CAPCMI:-capcmi}"
-export CMI_ENDPOINT="${CMI_ENDPOINT:-tcp://127.0.0.1:50051}"
+export CMI_ENDPOINT="${CMI_ENDPOINT:-tcp://127.0.0.1:27051}"
 
 "$@" &
 driver=$!

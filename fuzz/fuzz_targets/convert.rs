@@ -41,7 +41,7 @@ fuzz_target!(|data: &[u8]| {
     let Some((kind, bytes)) = data.split_first() else {
         return;
     };
-    match kind % 19 {
+    match kind % 25 {
         0 => read::<cmi::v1::CreateMachineRequest, CreateMachineRequest>(bytes),
         1 => read::<cmi::v1::DeleteMachineRequest, DeleteMachineRequest>(bytes),
         2 => read::<cmi::v1::GetMachineStatusRequest, GetMachineStatusRequest>(bytes),
@@ -62,6 +62,12 @@ fuzz_target!(|data: &[u8]| {
         15 => read::<extended::v1::Machine, Machine>(bytes),
         16 => read::<extended::v1::ListZonesResponse, Vec<Zone>>(bytes),
         17 => read::<extended::v1::DescribeClassResponse, ClassDescription>(bytes),
-        _ => read_capabilities(bytes),
+        18 => read_capabilities(bytes),
+        19 => read::<cmi::v1::GetMachineStatusResponse, Machine>(bytes),
+        20 => read::<cmi::v1::ShutDownMachineResponse, ShutDownMachineResponse>(bytes),
+        21 => read::<cmi::v1::GetVolumeIDsResponse, Vec<String>>(bytes),
+        22 => read::<extended::v1::GetMachineRequest, GetMachineStatusRequest>(bytes),
+        23 => read::<extended::v1::ListZonesRequest, MachineClass>(bytes),
+        _ => read::<extended::v1::DescribeClassRequest, MachineClass>(bytes),
     }
 });

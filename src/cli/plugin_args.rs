@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use tokio::time::{sleep, timeout};
 
-use super::Failure;
 use super::driver_kind::DriverKind;
+use super::{Failure, duration};
 use crate::driver::Driver;
 use crate::drivers::grpc::{Connector, GrpcConfig, TlsConfig};
 use crate::provider::Timeouts;
@@ -33,7 +35,13 @@ pub(super) struct PluginArgs {
     /// Take `tcp://` to another host: secrets travel in the clear.
     #[arg(long, requires = "endpoint")]
     insecure: bool,
+    /// Wait so long for a plugin that is not there yet, such as `30s`. Default: not at all.
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, requires = "endpoint")]
+    wait: Option<Duration>,
 }
+
+/// How often somebody knocks at the door of a plugin that is waited for.
+const KNOCK: Duration = Duration::from_millis(100);
 
 impl PluginArgs {
     /// The driver that calls the plugin. Makes no call.
@@ -56,6 +64,24 @@ impl PluginArgs {
             .connector()
             .context("the plugin can't be reached; the keys are those of the drivers file")
             .map_err(Failure::Misconfigured)
+    }
+
+    /// Waits until the plugin takes connections, if that was asked for, or until the time is up: what the plugin is asked
+    /// then says what is wrong.
+    ///
+    /// # Errors
+    /// When the flags lead to no plugin.
+    pub(super) async fn awaited(&self) -> Result<(), Failure> {
+        let Some(wait) = self.wait else { return Ok(()) };
+        let connector = self.connector()?;
+        let knocking = async {
+            while connector.connect().await.is_err() {
+                sleep(KNOCK).await;
+            }
+        };
+        // Late or never: the call that follows tells.
+        let _ = timeout(wait, knocking).await;
+        Ok(())
     }
 
     fn config(&self) -> GrpcConfig {

@@ -20,3 +20,6 @@ pub mod capcmi {
 
 /// Descriptors of all files, encoded as a `FileDescriptorSet`.
 pub const DESCRIPTORS: &[u8] = tonic::include_file_descriptor_set!("descriptors");
+
+#[cfg(test)]
+mod tests;

@@ -52,17 +52,25 @@ pub fn to_grpc(status: &Status) -> tonic::Status {
 }
 
 /// The error that a plugin answered, or that gRPC found on the way.
+///
+/// NOT_FOUND beside a machine contradicts itself. Believed, it would lead to a second VM, so it is INTERNAL.
 pub fn from_grpc(status: tonic::Status) -> Status {
     let metadata = status.metadata();
     let code = text(metadata, MACHINE_CODE)
         .and_then(|name| name.parse().ok())
         .filter(|code| *code == Code::Uninitialized)
         .unwrap_or_else(|| machine_code(status.code()));
+    let machine = machine(metadata);
+    if code == Code::NotFound
+        && let Some(machine) = &machine
+    {
+        return contradiction(machine, status.message());
+    }
     let mut read = Status::new(code, cut(status.message()));
     if let Some(state) = bytes(metadata, LAST_KNOWN_STATE).and_then(LastKnownState::new) {
         read = read.with_last_known_state(state);
     }
-    if let Some(machine) = machine(metadata) {
+    if let Some(machine) = machine {
         read = read.with_machine(machine);
     }
     if let Some(wait) = text(metadata, RETRY_AFTER).and_then(milliseconds) {
@@ -72,6 +80,15 @@ pub fn from_grpc(status: tonic::Status) -> Status {
         read = read.with_source(status);
     }
     read
+}
+
+/// Nothing of such an answer is believed, and no part of it is passed on.
+fn contradiction(machine: &Machine, message: &str) -> Status {
+    let why = format!(
+        "the plugin's answer contradicts itself: NOT_FOUND beside the machine {}: {message}",
+        machine.provider_id
+    );
+    Status::new(Code::Internal, cut(&why))
 }
 
 /// What goes next to the OK of CreateMachine and of GetMachineStatus: all that their responses have no room for.

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 use capcmi::api::conditions::{DRIVER_REACHABLE, READY, VIRTUAL_MACHINE_UP_TO_DATE};
-use capcmi::driver::Operation;
+use capcmi::driver::{Capabilities, Operation};
 use capcmi::drivers::simulated::Phase;
 use management_cluster::eventually;
 use serde_json::json;
@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::support::by_hand::{condition, says};
 use crate::support::provider::Replica;
 use crate::support::world::run;
-use crate::support::{Authority, ByHand, Cloud, DEADLINE, Plugin, Provider, World};
+use crate::support::{Authority, ByHand, Cloud, DEADLINE, Fleet, Plugin, Provider, World};
 
 /// CMI-76, CMI-78, CMI-167, CMI-169, CLI-CR-14: an outage leaves machines alone that are up, and those that are not wait
 /// for its end.
@@ -114,6 +114,40 @@ async fn a_plugin_that_is_killed_in_the_middle_of_creates_makes_one_vm_each() ->
         let creates = cloud.count(Operation::CreateMachine, name)?;
         ensure!(creates == 1, "{creates} creates of {name}, whose VM was there");
     }
+    Ok(())
+}
+
+/// DRV-18, INI-11, UPD-02: the least that a plugin may have is enough for a MachineDeployment.
+#[tokio::test]
+async fn a_plugin_with_create_and_delete_alone_brings_a_deployment_up_and_down() -> Result<()> {
+    let world = World::new("plugin-least").await?;
+    let cloud = Cloud::new(&world);
+    let others = Operation::ALL
+        .into_iter()
+        .filter(|operation| !Capabilities::minimal().offers(*operation));
+    let others: Vec<_> = others.map(Operation::name).collect();
+    let config = cloud.config(json!({"disabledCalls": others}));
+    let plugin = Plugin::start(&world, "simulated", &config).await?;
+    let said = info(&plugin)?;
+    let calls = said.lines().find(|line| line.trim().starts_with("calls"));
+    ensure!(
+        calls.is_some_and(|line| !others.iter().any(|other| line.contains(other))),
+        "{said}"
+    );
+    let _provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    let fleet = Fleet::create(&world, "md", 3).await?;
+    fleet.running(3).await?;
+    cloud.holds(3).await?;
+    fleet.scale(1).await?;
+    fleet.running(1).await?;
+    cloud.holds(1).await?;
+    world.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
+    fleet.gone().await?;
+    cloud.holds(0).await?;
+    let asked = cloud.calls()?;
+    let other = asked.iter().find(|call| others.contains(&call.operation.name()));
+    ensure!(other.is_none(), "{other:?} was called");
     Ok(())
 }
 

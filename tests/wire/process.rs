@@ -11,6 +11,7 @@ use capcmi::cmi::proto::cmi::v1::identity_client::IdentityClient;
 use capcmi::cmi::proto::cmi::v1::machine_client::MachineClient;
 use management_cluster::eventually;
 use serde_json::json;
+use tokio::process::Command;
 
 use crate::support::{PATIENCE, Plugin, connect, create};
 
@@ -51,6 +52,45 @@ async fn a_plugin_needs_nothing_but_cmi_endpoint() -> Result<()> {
     plugin.ask_to_stop().await?;
     let (status, log) = plugin.ended().await?;
     ensure!(status.success(), "{status}: {log}");
+    Ok(())
+}
+
+/// `capcmi driver info` of a plugin, with further flags.
+fn info(endpoint: &Endpoint, more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    command
+        .args(["driver", "info", "--endpoint", &endpoint.to_string()])
+        .args(more)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
+/// As in a script that has just started it.
+#[tokio::test]
+async fn a_plugin_that_does_not_listen_yet_is_waited_for_as_long_as_is_said() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let endpoint = unix(folder.path());
+    for (more, least) in [(&[][..], 0), (&["--wait", "1s"], 1)] {
+        let begun = Instant::now();
+        let Output { status, stdout, .. } = info(&endpoint, more).output().await?;
+        let said = String::from_utf8(stdout)?;
+        ensure!(
+            status.code() == Some(1) && said.contains("can't be reached"),
+            "{status}: {said}"
+        );
+        ensure!(begun.elapsed() >= Duration::from_secs(least), "it did not wait");
+    }
+    let waiting = info(&endpoint, &["--wait", "60s"]).spawn()?;
+    let _plugin = Plugin::start(Plugin::command().arg(format!("--endpoint={endpoint}"))).await?;
+    let Output { status, stdout, .. } = waiting.wait_with_output().await?;
+    let said = String::from_utf8(stdout)?;
+    ensure!(
+        status.success() && said.contains("simulated.capcmi.io"),
+        "{status}: {said}"
+    );
     Ok(())
 }
 

@@ -78,6 +78,7 @@ pub(super) async fn execute(args: ConformanceArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let subject = subject(&args)?;
+    args.plugin.awaited().await?;
     let stop = CancellationToken::new();
     let asked = signals::asked_to_stop().map_err(Failure::failed)?;
     let signalled = stop.clone();

@@ -34,6 +34,7 @@ struct Introduction {
 }
 
 pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), Failure> {
+    args.plugin.awaited().await?;
     let mut failed = Vec::new();
     for (name, driver) in chosen(&args)? {
         match ask(driver.as_ref()).await {

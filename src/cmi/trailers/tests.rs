@@ -79,7 +79,7 @@ proptest! {
         if let Some(state) = state {
             sent = sent.with_last_known_state(state);
         }
-        if let Some(mut machine) = machine {
+        if let Some(mut machine) = machine.filter(|_| code != Code::NotFound) {
             machine.last_known_state = None;
             sent = sent.with_machine(machine);
         }
@@ -179,6 +179,29 @@ fn a_canonical_code_has_no_name_in_the_metadata() {
         let is_known = code == Code::Uninitialized;
         assert_eq!(read.code(), if is_known { code } else { Code::Internal });
     }
+}
+
+/// DRV-30: whoever believed that there is no VM would make a second one.
+#[test]
+fn not_found_beside_a_machine_is_internal_and_nothing_of_it_is_believed() {
+    let state = LastKnownState::new(b"gone".to_vec()).unwrap();
+    let said = Status::new(Code::NotFound, "no VM").with_last_known_state(state);
+    let sent = to_grpc(&said.with_machine(machine()));
+    let read = from_grpc(sent);
+    assert_eq!(read.code(), Code::Internal);
+    for part in ["contradicts itself", "sim:///m-0", "no VM"] {
+        assert!(read.message().contains(part), "{read}");
+    }
+    assert_eq!((read.machine(), read.last_known_state()), (None, None));
+}
+
+/// CMI-25: what can't be read contradicts nothing.
+#[test]
+fn not_found_beside_bytes_that_are_no_machine_stays_not_found() {
+    let mut metadata = MetadataMap::new();
+    insert_bytes(&mut metadata, RESPONSE, b"\xFF\xFF");
+    let sent = tonic::Status::with_metadata(tonic::Code::NotFound, "no VM", metadata);
+    assert_eq!(from_grpc(sent).code(), Code::NotFound);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 use tonic::Response;
 
 use super::session::Session;
-use super::{GrpcDriver, REINTRODUCTION, too_late};
+use super::{GrpcDriver, too_late};
 use crate::cmi::convert::{FieldError, MachinePage, PageRequest};
 use crate::cmi::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
 use crate::cmi::trailers;
@@ -22,6 +22,8 @@ use crate::driver::{
 
 /// The most pages of a list. A plugin that has more gives too few machines on each.
 const MOST_PAGES: usize = 10_000;
+/// The most machines of a list: more than any cluster has, and less than fills the memory.
+const MOST_MACHINES: usize = 200_000;
 
 #[async_trait]
 impl Driver for GrpcDriver {
@@ -42,18 +44,20 @@ impl Driver for GrpcDriver {
     }
 
     /// Is also what looks after the connection: it is made when there is none, made anew when it has to be, and given up
-    /// when nothing comes back on it.
+    /// when nothing comes back on it. A new one that is slow leaves half of the time to ask on the old one.
     async fn probe(&self) -> Result<Readiness> {
         let given = self.deadlines.of(Operation::Probe);
         let deadline = Instant::now() + given;
-        let probe = async {
-            self.link.renew(REINTRODUCTION).await;
-            self.link.session().await?.probe(deadline).await
-        };
-        timeout_at(deadline, probe).await.unwrap_or_else(|_elapsed| {
-            self.link.give_up();
-            Err(too_late(Operation::Probe, given))
-        })
+        self.link.renew(self.reintroduction, given / 2).await;
+        let session = timeout_at(deadline, self.link.session())
+            .await
+            .unwrap_or_else(|_elapsed| Err(too_late(Operation::Probe, given)))?;
+        timeout_at(deadline, session.probe(deadline))
+            .await
+            .unwrap_or_else(|_elapsed| {
+                self.link.give_up(&session);
+                Err(too_late(Operation::Probe, given))
+            })
     }
 
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
@@ -270,7 +274,8 @@ async fn list_machines(
     read(Operation::ListMachines, answer.await?)
 }
 
-/// All pages of a list. A plugin that never comes to an end is broken: half a list would make VMs look gone.
+/// All pages of a list, with each machine once: it may move between two pages. A plugin that never comes to an end is
+/// broken: half a list would make VMs look gone.
 async fn all_pages(
     session: &Session,
     deadline: Instant,
@@ -294,8 +299,11 @@ async fn all_pages(
             });
         let mut page: MachinePage = read(operation, answer.await?)?;
         machines.append(&mut page.machines);
+        if machines.len() > MOST_MACHINES {
+            return Err(endless("it has too many machines"));
+        }
         let Some(next) = page.next else {
-            return Ok(machines);
+            return Ok(each_once(machines));
         };
         if !asked.insert(next.0.clone()) {
             return Err(endless("it gave the same page token twice"));
@@ -303,6 +311,14 @@ async fn all_pages(
         token = Some(next);
     }
     Err(endless("it has too many pages"))
+}
+
+fn each_once(mut machines: Vec<ListedMachine>) -> Vec<ListedMachine> {
+    machines.sort_unstable_by(|one, other| {
+        (&one.provider_id, &one.machine_name).cmp(&(&other.provider_id, &other.machine_name))
+    });
+    machines.dedup();
+    machines
 }
 
 fn endless(why: &str) -> Status {

@@ -27,8 +27,8 @@ pub struct GrpcConfig {
     /// Take `tcp://` to another host, where everybody on the way reads the secrets.
     #[garde(skip)]
     pub insecure: bool,
-    /// From the first packet until the plugin has said what it is; 1–300.
-    #[garde(range(min = 1, max = 300))]
+    /// From the first packet until the plugin has said what it is; 1–8, since a probe waits for it.
+    #[garde(range(min = 1, max = 8))]
     pub connect_timeout_seconds: u32,
     /// Silence during a call after which the plugin is asked for a sign of life; 10–3600. Servers close connections on which
     /// they are asked too often.
@@ -254,6 +254,23 @@ mod tests {
             &["grpc.insecure", "10.0.0.1:6443", "insecure: true"],
         );
         assert!(target("{endpoint: 'tcp://10.0.0.1:6443', insecure: true}", None).is_ok());
+    }
+
+    /// A new connection that takes as long as a probe would leave no time to ask on the old one.
+    #[test]
+    fn a_connection_may_take_less_time_than_a_probe() {
+        let seconds = |seconds: u32| GrpcConfig {
+            connect_timeout_seconds: seconds,
+            ..GrpcConfig::default()
+        };
+        assert!(seconds(8).validate().is_ok());
+        for wrong in [0, 9, 300] {
+            let error = seconds(wrong).validate().unwrap_err().to_string();
+            assert!(
+                error.contains("connectTimeoutSeconds") || error.contains("connect_timeout_seconds"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::config::Patience;
 use super::greeting::Greeting;
@@ -46,7 +46,7 @@ enum OpenError {
     Http2(#[source] hyper::Error),
     #[error("the plugin did not introduce itself: {0}")]
     Greeting(String),
-    #[error("nobody answered within {} s", .0.as_secs())]
+    #[error("nobody answered within {} s", .0.as_secs_f32())]
     TimedOut(Duration),
 }
 
@@ -91,9 +91,16 @@ impl Link {
     }
 
     /// Makes a new connection beside the old one when there is reason to: the TLS files have changed, or it is long ago
-    /// that the plugin said what it is. The old one ends with its last call. When a new one can't be had, the old one
-    /// stays.
-    pub(super) async fn renew(&self, longest: Duration) {
+    /// that the plugin said what it is. The old one ends with its last call. When a new one can't be had in `time`, the
+    /// old one stays.
+    pub(super) async fn renew(&self, longest: Duration, time: Duration) {
+        if timeout(time, self.renew_in_time(longest)).await.is_err() {
+            let (target, error) = (&self.target, OpenError::TimedOut(time));
+            tracing::warn!(%target, %error, "a new connection can't be had: keeping the old one");
+        }
+    }
+
+    async fn renew_in_time(&self, longest: Duration) {
         let Some(session) = self.living() else { return };
         let target = &self.target;
         let files_changed = match target.fingerprint().await {
@@ -122,9 +129,13 @@ impl Link {
         }
     }
 
-    /// Makes no more calls on this connection: nothing comes back on it.
-    pub(super) fn give_up(&self) {
-        *self.session.write().unwrap_or_else(PoisonError::into_inner) = None;
+    /// Makes no more calls on the connection of this session: nothing comes back on it. A session that has taken its
+    /// place stays.
+    pub(super) fn give_up(&self, silent: &Arc<Session>) {
+        let mut session = self.session.write().unwrap_or_else(PoisonError::into_inner);
+        if session.as_ref().is_some_and(|used| Arc::ptr_eq(used, silent)) {
+            *session = None;
+        }
     }
 
     fn living(&self) -> Option<Arc<Session>> {

@@ -40,6 +40,7 @@ const REINTRODUCTION: Duration = Duration::from_mins(5);
 pub struct GrpcDriver {
     link: Link,
     deadlines: Deadlines,
+    reintroduction: Duration,
 }
 
 /// How long the caller waits for each call.
@@ -72,6 +73,7 @@ impl GrpcDriver {
         Ok(Self {
             link: Link::new(config.target(variable)?, config.patience()),
             deadlines,
+            reintroduction: REINTRODUCTION,
         })
     }
 

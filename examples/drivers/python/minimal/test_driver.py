@@ -91,6 +91,42 @@ def test_the_tutorial_builds_it_piece_by_piece() -> None:
     assert lines("".join(pieces)) == lines(DRIVER.read_text())
 
 
+def test_the_recipe_for_ci_generates_the_code_and_starts_the_driver_with_it(tmp_path: Path) -> None:
+    """With programs that fetch from this repository, install nothing, and take a driver that listens for compliant."""
+    repository = DRIVER.parents[4]
+    page = (repository / "docs/driver-authors.md").read_text()
+    recipe = page.split("On GitHub Actions")[1].split("```yaml\n")[1].split("```")[0]
+    steps = [line.split("- run: ")[1] for line in recipe.splitlines() if "- run: " in line]
+    files = next(line.split("FILES: ")[1] for line in recipe.splitlines() if "FILES: " in line)
+    programs = {
+        "bin/pip": "",
+        "bin/docker": "",
+        "bin/curl": f"""
+            for argument; do url=$argument; done
+            file=${{url#{files}/}}
+            case $* in *" -o "*) to=$file; mkdir -p "$(dirname "$to")";; *) to=$(basename "$file");; esac
+            cp "{repository}/$file" "$to" """,
+        "bin/python": f"""
+            [ "$1" = -m ] || [ -e "$PYTHONPATH/cmi/v1/cmi_pb2_grpc.py" ] || {{ echo no module cmi >&2; exit 1; }}
+            exec {sys.executable} "$@" """,
+        "capcmi": f"[ -S {tmp_path}/driver.sock ]",
+    }
+    for name, script in programs.items():
+        program = tmp_path / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\nset -e\n{script}\n")
+        program.chmod(0o755)
+    (tmp_path / "driver.py").write_text(DRIVER.read_text())
+    environment = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "CMI_ENDPOINT": f"unix://{tmp_path}/driver.sock",
+        "FILES": files,
+    }
+    for step in steps:
+        done = subprocess.run(["sh", "-ec", step], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, step + done.stderr
+
+
 def test_it_says_who_it_is_and_what_it_can(channel: grpc.Channel) -> None:
     """CMI-50, CMI-58, CMI-61, CMI-62, CMI-64"""
     identity = services.IdentityStub(channel)

@@ -1,6 +1,6 @@
 //! Who the plugin is, what it can do, and whether it can now.
 
-use super::plugin::{Plugin, Reply, capabilities};
+use super::plugin::{Ending, Plugin, Reply, capabilities};
 use super::*;
 use crate::cmi::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
 use crate::cmi::proto::cmi::v1::ProbeResponse;
@@ -176,12 +176,12 @@ async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_
     let plugin = Plugin::start();
     let driver = driver(&plugin);
     driver.probe().await.unwrap();
-    driver.link.renew(Duration::from_mins(5)).await;
+    driver.link.renew(Duration::from_mins(5), LONG).await;
     assert_eq!(plugin.connections(), 1);
-    driver.link.renew(Duration::ZERO).await;
+    driver.link.renew(Duration::ZERO, LONG).await;
     assert_eq!((plugin.connections(), driver.incarnation()), (2, 1));
     plugin.answers("GetPluginCapabilities", Reply::ok(&capabilities(&[])));
-    driver.link.renew(Duration::ZERO).await;
+    driver.link.renew(Duration::ZERO, LONG).await;
     assert_eq!((plugin.connections(), driver.incarnation()), (3, 2));
     assert!(
         !driver
@@ -190,6 +190,22 @@ async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_
             .unwrap()
             .offers(Operation::ListMachines)
     );
+}
+
+/// A successor that accepts and says nothing, be it asked for as long as a probe may take, is no reason to leave who
+/// answers.
+#[tokio::test]
+async fn a_renewal_that_hangs_leaves_the_old_connection_and_time_to_ask_on_it() {
+    let plugin = Plugin::start();
+    let mut driver = driver(&plugin);
+    driver.info().await.unwrap();
+    driver.reintroduction = Duration::ZERO;
+    driver.deadlines = Deadlines::new([(Operation::Probe, 4 * SHORT)]);
+    plugin.answers("GetPluginInfo", Reply::raw(vec![]).ending(Ending::Never));
+    assert_eq!(driver.probe().await.unwrap(), Readiness::Ready);
+    assert_eq!(plugin.count("GetPluginInfo"), 2, "a new connection was tried");
+    driver.create_machine(create()).await.unwrap();
+    assert_eq!((plugin.connections(), driver.incarnation()), (2, 1));
 }
 
 #[tokio::test]

@@ -81,6 +81,44 @@ async fn a_list_that_does_not_end_is_internal() {
     assert_eq!(plugin.count("ListMachinesPaged"), 2);
 }
 
+/// A machine that comes or goes between two pages may move another to both.
+#[tokio::test]
+async fn a_machine_that_is_on_two_pages_is_listed_once() {
+    let plugin = extended(&[Call::ListMachinesPaged]);
+    plugin.answers_in_turn(
+        "ListMachinesPaged",
+        [page("b", "2"), page("a", "3"), page("b", "")],
+    );
+    let machines = driver(&plugin).list_machines(list()).await.unwrap();
+    let names: Vec<_> = machines
+        .iter()
+        .map(|machine| machine.machine_name.as_str())
+        .collect();
+    assert_eq!(names, ["a", "b"]);
+}
+
+/// CMI-14: a list takes only so much memory.
+#[tokio::test]
+async fn a_list_of_more_machines_than_any_cluster_has_is_internal() {
+    let plugin = extended(&[Call::ListMachinesPaged]);
+    let full = |next: &str| {
+        let machines = (0..50_001).map(|n| ListedMachine {
+            provider_id: format!("sim://{n}"),
+            machine_name: "m".to_owned(),
+        });
+        Reply::ok(&ListMachinesPagedResponse {
+            machines: machines.collect(),
+            next_page_token: next.to_owned(),
+        })
+    };
+    plugin.answers_in_turn("ListMachinesPaged", ["1", "2", "3", "4", ""].map(full));
+    let listed = driver(&plugin).list_machines(list()).await;
+    let status = listed.map(|machines| machines.len()).unwrap_err();
+    assert_eq!(status.code(), Code::Internal, "{status}");
+    assert!(status.message().contains("too many machines"), "{status}");
+    assert_eq!(plugin.count("ListMachinesPaged"), 4);
+}
+
 /// CMI-14: the limits of messages are raised on purpose.
 #[tokio::test]
 async fn ten_thousand_machines_with_long_names_fit_into_one_list() {

@@ -34,6 +34,7 @@ fn driver_of(target: Target, patience: Duration) -> GrpcDriver {
             },
         ),
         deadlines: Deadlines::new(Operation::ALL.map(|operation| (operation, patience))),
+        reintroduction: REINTRODUCTION,
     }
 }
 

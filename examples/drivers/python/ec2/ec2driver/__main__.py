@@ -15,7 +15,8 @@ import grpc
 from . import services
 from .driver import Driver, Settings
 
-_THREADS = 32
+# The provider makes up to 32 calls at a time: there have to be threads left that answer probes.
+_THREADS = 64
 # PersistentVolume specs are the largest of what is received.
 _MOST_RECEIVED = 20 * 1024 * 1024
 _GRACE_SECONDS = 30

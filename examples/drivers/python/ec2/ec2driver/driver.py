@@ -239,7 +239,10 @@ class Driver:
 
 
 def _found(instances: Instances, claim: _Claim) -> list[Instance]:
-    """What has the name; and what an earlier call made, which may be found by its id before it is by its tags."""
+    """What has the name; and what an earlier call made, which may be found by its id before it is by its tags.
+
+    Somebody may have removed the tag with the name: cluster and identity still say whose it is.
+    """
     found = instances.of_machine(claim.spec.cluster, claim.name)
     seen = {instance.id for instance in found}
     for known in filter(None, {claim.remembered, claim.instance}):
@@ -247,8 +250,9 @@ def _found(instances: Instances, claim: _Claim) -> list[Instance]:
         if (
             instance
             and instance.alive
-            and instance.name == claim.name
+            and instance.name in ("", claim.name)
             and instance.tags.get(CLUSTER_TAG) == claim.spec.cluster
+            and claim.ours([instance])
         ):
             found.append(instance)
     return found

@@ -67,6 +67,10 @@ class Cloud:
         attribute = self.ec2.describe_instance_attribute(InstanceId=instance, Attribute="userData")
         return str(attribute["UserData"].get("Value", ""))
 
+    def unname(self, instance: str) -> None:
+        """Takes from an instance the tag with the machine's name."""
+        self.ec2.delete_tags(Resources=[instance], Tags=[{"Key": "capcmi.io/machine-name"}])
+
     def plant(self, cluster: str, name: str, identity: str) -> str:
         """An instance that somebody else has made."""
         tags = {"kubernetes.io/cluster": cluster, "capcmi.io/machine-name": name, "capcmi.io/machine": identity}

@@ -131,6 +131,35 @@ def test_a_deletion_takes_its_own_vm_and_no_other(plugin: Plugin, cloud: Cloud, 
     assert dict(listed) == {ids["a"]: "a", ids["c"]: "c"}
 
 
+def test_a_vm_whose_name_was_removed_is_still_the_machines(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
+    """DRV-30, DRV-36: by its id, cluster and identity it is found, adopted and deleted; a second one is not made."""
+    spec = cloud.spec(cluster)
+    made = plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec).response
+    cloud.unname(cloud.alive(cluster)[0]["InstanceId"])
+    known = {"MachineName": "m-1", "ProviderSpec": spec, "ProviderID": made.ProviderID}
+    assert plugin.GetMachineStatus(**known).response.ProviderID == made.ProviderID
+    again = plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec, LastKnownState=made.LastKnownState)
+    assert again.response.ProviderID == made.ProviderID
+    assert plugin.DeleteMachine(**known).code == "OK"
+    assert not cloud.alive(cluster)
+
+
+def test_a_vm_without_a_name_that_is_another_identitys_is_not_touched(
+    plugin: Plugin, cloud: Cloud, cluster: str
+) -> None:
+    """DRV-20, DRV-28"""
+    theirs = cloud.plant(cluster, "m-1", "uid-of-somebody-else")
+    cloud.unname(theirs)
+    known = {
+        "MachineName": "m-1",
+        "ProviderSpec": cloud.spec(cluster),
+        "ProviderID": f"aws:///eu-central-1a/{theirs}",
+    }
+    assert plugin.GetMachineStatus(**known).code == "NOT_FOUND"
+    assert plugin.DeleteMachine(**known).code == "OK"
+    assert len(cloud.alive(cluster)) == 1
+
+
 def test_a_look_up_by_another_id_finds_nothing(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
     spec = cloud.spec(cluster)
     plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec)

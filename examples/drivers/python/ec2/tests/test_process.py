@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,6 +18,8 @@ from typing import Any
 
 import grpc
 import pytest
+from cmi.v1 import cmi_pb2 as cmi
+from cmi.v1 import cmi_pb2_grpc as services
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -50,8 +53,14 @@ def start(cloud: Cloud) -> Iterator[Process]:
 
 
 def free_endpoint() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    """Below the ports that the kernel gives to clients, none of which takes it before the driver does."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return f"127.0.0.1:{port}"
+        except OSError:
+            continue
+    raise AssertionError("no port is free")
 
 
 def ready(channel: grpc.Channel) -> Plugin:
@@ -117,6 +126,32 @@ def test_a_second_start_takes_the_socket_of_one_that_was_killed(start: Process, 
         process.kill()
         process.wait()
         assert Path(address).exists()
+
+
+def test_probe_is_answered_while_as_many_calls_as_the_provider_makes_wait_for_ec2(
+    start: Process, cloud: Cloud, cluster: str, tmp_path: Path
+) -> None:
+    """CMI-64: 32 calls, the provider's default, at an EC2 that takes connections and says nothing."""
+    address = f"unix:{tmp_path}/driver.sock"
+    with ExitStack() as open_connections:
+        silent = open_connections.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64))
+        silent.settimeout(60)
+        start(
+            CMI_ENDPOINT=f"unix://{tmp_path}/driver.sock",
+            AWS_ENDPOINT_URL_EC2=f"http://127.0.0.1:{silent.getsockname()[1]}",
+        )
+        channel = open_connections.enter_context(grpc.insecure_channel(address))
+        plugin, machines, spec = ready(channel), services.MachineStub(channel), cloud.spec(cluster)
+        waiting = []
+        for n in range(32):
+            request = cmi.CreateMachineRequest(MachineName=f"m-{n}", ProviderSpec=spec, Secrets=SECRETS)
+            waiting.append(machines.CreateMachine.future(request, timeout=60))
+        for _ in waiting:
+            open_connections.enter_context(silent.accept()[0])
+        assert plugin.Probe(deadline=10).code == "OK"
+        assert not any(call.done() for call in waiting)
+        for call in waiting:
+            call.cancel()
 
 
 class Authority:
