@@ -21,7 +21,7 @@ use crate::mutant::Mutant;
 enum Shape {
     /// What it has to offer, and nothing else.
     Required,
-    /// GetMachineStatus besides.
+    /// GetMachineStatus besides, and InitializeMachine, without which it finds no VM whole.
     WithStatus,
     /// Everything, behind an endpoint.
     Plugin,
@@ -31,9 +31,10 @@ impl Shape {
     fn offers(self, operation: Operation) -> bool {
         match self {
             Self::Required => Capabilities::minimal().offers(operation),
-            Self::WithStatus => {
-                operation == Operation::GetMachineStatus || Capabilities::minimal().offers(operation)
-            }
+            Self::WithStatus => match operation {
+                Operation::GetMachineStatus | Operation::InitializeMachine => true,
+                _ => Capabilities::minimal().offers(operation),
+            },
             Self::Plugin => true,
         }
     }
