@@ -5,9 +5,12 @@ use crate::driver::{self, Code, Operation, Status};
 /// Why a case ends early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Halt {
-    /// A rule is broken, or could not be judged: a sentence for the driver's author.
+    /// A rule is broken: a sentence for the driver's author.
     #[error("{0}")]
     Failed(String),
+    /// What the case is for was not reached: something else, that it needs, does not work.
+    #[error("{0}")]
+    Unjudged(String),
     /// The case can't be run here.
     #[error("{0}")]
     Skipped(String),
@@ -20,6 +23,15 @@ impl Halt {
     /// A broken rule.
     pub fn failed(message: impl Into<String>) -> Self {
         Self::Failed(message.into())
+    }
+
+    /// The same, met while a case was prepared: it is no word about what the case is for.
+    #[must_use]
+    pub fn in_preparation(self) -> Self {
+        match self {
+            Self::Failed(reason) => Self::Unjudged(format!("preparation failed: {reason}")),
+            Self::Unjudged(_) | Self::Skipped(_) => self,
+        }
     }
 }
 

@@ -6,9 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Map, Value};
 
+use super::wire::RawAnswer;
 use crate::driver::{
     self, Capabilities, DeleteMachineResponse, LastKnownState, ListedMachine, Machine, Operation, PluginInfo,
-    Readiness, Secrets, ShutDownMachineResponse, Status,
+    Readiness, Secrets, ShutDownMachineResponse, Status, USER_DATA,
 };
 
 /// The shortest message that can help anybody.
@@ -28,8 +29,12 @@ pub struct Violation {
 }
 
 /// Looks at every answer.
-#[derive(Debug, Default)]
-pub struct Judge(Mutex<BTreeSet<Violation>>);
+#[derive(Debug)]
+pub struct Judge {
+    /// The secret text in the bootstrap data: it may come back without the lines around it.
+    canary: String,
+    found: Mutex<BTreeSet<Violation>>,
+}
 
 /// The texts in a response: what a secret may not be found in.
 pub trait Said {
@@ -38,6 +43,14 @@ pub trait Said {
 }
 
 impl Judge {
+    /// A judge that knows the secret text in the bootstrap data.
+    pub fn new(canary: String) -> Self {
+        Self {
+            canary,
+            found: Mutex::default(),
+        }
+    }
+
     /// Looks at an answer.
     pub fn look<T: Said>(&self, operation: Operation, secrets: &Secrets, result: &driver::Result<T>) {
         let texts = match result {
@@ -52,9 +65,39 @@ impl Judge {
                 said_by(status)
             }
         };
-        for (key, value) in secrets.iter() {
-            if texts.iter().any(|text| echoes(text, value.expose())) {
-                let what = format!("{operation} gave back the value of the secret key `{key}`");
+        self.keeps(operation.name(), secrets, &texts);
+    }
+
+    /// Looks at an answer as it was on the wire: the client would hide its code, its details and unknown fields.
+    pub fn look_raw(&self, secrets: &Secrets, answer: &RawAnswer) {
+        let path = answer.path();
+        if !answer.is_canonical() {
+            let what = format!("{path} answered code {}, which is none of gRPC", answer.code);
+            self.note(&["CMI-24"], what);
+        }
+        if answer.has_details() {
+            let what = format!(
+                "{path} answered code {} with `grpc-status-details-bin`",
+                answer.code
+            );
+            self.note(&["CMI-41"], what);
+        }
+        // A server answers for a method that it does not know without asking its author.
+        let needs_message = !answer.is_code(tonic::Code::Ok) && !answer.is_code(tonic::Code::Unimplemented);
+        if needs_message && answer.message().trim().is_empty() {
+            let what = format!("{path} answered code {} without a message", answer.code);
+            self.note(&["CMI-40"], what);
+        }
+        self.keeps(path, secrets, &[answer.message().to_owned(), answer.text()]);
+    }
+
+    /// Notes each secret that is in one of the texts.
+    fn keeps(&self, call: &str, secrets: &Secrets, texts: &[String]) {
+        let canary = (USER_DATA, self.canary.as_bytes());
+        let secrets = secrets.iter().map(|(key, value)| (key, value.expose()));
+        for (key, secret) in secrets.chain([canary]) {
+            if texts.iter().any(|text| echoes(text, secret)) {
+                let what = format!("{call} gave back the value of the secret key `{key}`");
                 self.note(SECRET_RULES, what);
             }
         }
@@ -62,12 +105,12 @@ impl Judge {
 
     /// What was found, each once.
     pub fn violations(&self) -> Vec<Violation> {
-        let found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         found.iter().cloned().collect()
     }
 
     fn note(&self, rules: &'static [&'static str], message: String) {
-        self.0
+        self.found
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(Violation { rules, message });

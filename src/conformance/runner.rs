@@ -14,14 +14,19 @@ use super::cases;
 use super::config::Config;
 use super::hooks::{Hook, Hooks};
 use super::judge::{Judge, Violation};
+use super::reach::Reach;
 use super::report::{CaseReport, Report, Verdict};
 use super::rules::{self, Rule};
 use super::target::Target;
-use super::trial::{Shared, Trial};
+use super::trial::{Shared, Trial, canary};
 use crate::driver::Status;
 
 /// Why a case was not run to its end.
 const ENDED_EARLY: &str = "the run was ended early";
+/// Why a case was not run to its end.
+const LOST: &str = "the driver can't be reached any more";
+/// The case that all others build upon.
+const FIRST: &str = "create-makes-a-vm";
 /// How long a request may be on its way to a plugin after its caller has given it up.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
 
@@ -46,7 +51,7 @@ pub struct Selection {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// There is nothing by this name.
-    #[error("`{0}` is neither a row of the requirements nor a case; `--list` shows both")]
+    #[error("`{0}` is no row that this suite judges, and no case; `--list` shows both")]
     Unknown(String),
     /// The row is there, and nothing tests it.
     #[error("{id} is not tested: {reason}")]
@@ -118,23 +123,33 @@ pub async fn run(
     let info = target.driver.info().await.ok();
     let name = target.name.clone();
     let parallel = config.parallel;
+    let stop = stop.child_token();
+    let run = run_id();
     let shared = Arc::new(Shared {
         target,
-        config,
         hooks,
         capabilities,
-        run: run_id(),
-        judge: Judge::default(),
+        judge: Judge::new(canary(&run)),
+        reach: Reach::new(config.call_limit(), stop.clone()),
+        run,
+        config,
     });
 
-    let (disturbing, quiet): (Vec<_>, Vec<_>) = chosen.iter().copied().partition(|case| case.disturbs());
     let of = chosen.len();
     let mut ended = Vec::with_capacity(of);
     let mut left = Vec::new();
-    let side_by_side = stream::iter(quiet)
-        .map(|case| one(Arc::clone(&shared), case, stop.clone()))
-        .buffer_unordered(parallel);
-    let one_by_one = stream::iter(disturbing).then(|case| one(Arc::clone(&shared), case, stop.clone()));
+    let (first, others): (Vec<_>, Vec<_>) = chosen.iter().copied().partition(|case| case.name == FIRST);
+    for case in first {
+        let (report, leftovers) = one(Arc::clone(&shared), case, stop.clone(), None).await;
+        progress.ended(&report, ended.len() + 1, of);
+        ended.push(report);
+        left.extend(leftovers);
+    }
+    let hopeless = ended.iter().find_map(hopeless);
+    let (disturbing, quiet): (Vec<_>, Vec<_>) = others.into_iter().partition(|case| case.disturbs());
+    let run_case = |case| one(Arc::clone(&shared), case, stop.clone(), hopeless.clone());
+    let side_by_side = stream::iter(quiet).map(run_case).buffer_unordered(parallel);
+    let one_by_one = stream::iter(disturbing).then(run_case);
     let mut all = std::pin::pin!(side_by_side.chain(one_by_one));
     while let Some((report, leftovers)) = all.next().await {
         progress.ended(&report, ended.len() + 1, of);
@@ -153,17 +168,30 @@ pub async fn run(
     ))
 }
 
-/// Runs a case in a task of its own, so that a panic ends nothing else, and deletes what it made.
-async fn one(shared: Arc<Shared>, case: &'static Case, stop: CancellationToken) -> (CaseReport, Vec<String>) {
+/// Why nothing else can be judged: a driver that makes no VM from the configuration would break every rule.
+fn hopeless(first: &CaseReport) -> Option<String> {
+    let reason = first.verdict.is_failure().then(|| first.verdict.reason())??;
+    Some(format!("nothing else is tried before `{FIRST}` passes: {reason}"))
+}
+
+/// Runs a case in a task of its own, so that a panic ends nothing else, and deletes what it made. When it is known to be
+/// hopeless, it is not run.
+async fn one(
+    shared: Arc<Shared>,
+    case: &'static Case,
+    stop: CancellationToken,
+    hopeless: Option<String>,
+) -> (CaseReport, Vec<String>) {
     let started = Instant::now();
     let trial = Trial::new(Arc::clone(&shared), case.name);
-    let ended = stop.is_cancelled().then(|| ENDED_EARLY.to_owned());
-    if let Some(reason) = ended.or_else(|| missing(&trial, case)) {
-        let skipped = Verdict::Skipped { reason };
-        return (
-            CaseReport::new(case, skipped, Vec::new(), started.elapsed()),
-            Vec::new(),
-        );
+    let ended = stop.is_cancelled().then(|| ended_early(&shared).to_owned());
+    let skipped = ended
+        .or_else(|| missing(&trial, case))
+        .map(|reason| Verdict::Skipped { reason });
+    let unjudged = hopeless.map(|reason| Verdict::Unjudged { reason });
+    if let Some(verdict) = skipped.or(unjudged) {
+        let report = CaseReport::new(case, verdict, Vec::new(), started.elapsed());
+        return (report, Vec::new());
     }
     let outcome = guarded((case.run)(trial.clone()), &stop).await;
     let mut problems = Vec::new();
@@ -178,12 +206,16 @@ async fn one(shared: Arc<Shared>, case: &'static Case, stop: CancellationToken) 
         tokio::time::sleep(ON_ITS_WAY).await;
     }
     let (driver, limit) = (&*shared.target.driver, shared.config.call_limit());
-    if let Err(left) = trial.tracker().clear(driver, limit).await {
+    if let Err(left) = trial.tracker().clear(driver, limit, &shared.reach).await {
         problems.extend(left);
     }
     let verdict = match outcome {
         Ok(()) => Verdict::Passed,
         Err(Halt::Failed(reason)) => Verdict::Failed { reason },
+        Err(Halt::Unjudged(reason)) => Verdict::Unjudged { reason },
+        Err(Halt::Skipped(_)) if stop.is_cancelled() => Verdict::Skipped {
+            reason: ended_early(&shared).to_owned(),
+        },
         Err(Halt::Skipped(reason)) => Verdict::Skipped { reason },
     };
     let report = CaseReport::new(case, verdict, trial.warnings(), started.elapsed());
@@ -204,6 +236,10 @@ async fn guarded(case: impl Future<Output = Outcome> + Send + 'static, stop: &Ca
             Err(Halt::Failed(format!("the case did not end by itself: {error}")))
         }),
     }
+}
+
+fn ended_early(shared: &Shared) -> &'static str {
+    if shared.reach.is_lost() { LOST } else { ENDED_EARLY }
 }
 
 /// What a case needs and can't have here.

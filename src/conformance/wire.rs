@@ -175,9 +175,19 @@ impl RawAnswer {
         self.code.parse().is_ok_and(|number: u8| number <= 16)
     }
 
+    /// Which call.
+    pub fn path(&self) -> &'static str {
+        self.path
+    }
+
     /// `grpc-message`, as it was written.
     pub fn message(&self) -> &str {
         &self.response.message
+    }
+
+    /// What can be read of the response.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.response.body).into_owned()
     }
 
     /// Whether there were status details.

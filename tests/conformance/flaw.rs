@@ -17,6 +17,8 @@ pub enum Flaw {
     Hangs(Operation),
     /// A call panics.
     Panics(Operation),
+    /// After so many calls nobody is there any more.
+    DiesAfter(u32),
     /// A call that is given up leaves something half made.
     LeavesHalf(Operation),
     /// A call that runs beside another of its kind fails with INTERNAL.
@@ -53,6 +55,12 @@ pub enum Flaw {
     CreateForgets,
     /// CreateMachine looks, waits, and makes: two at once make two.
     CreateRaces,
+    /// CreateMachine looks, waits, and makes; of several it gives the first, so that they are not noticed later.
+    CreateRacesUnseen,
+    /// A VM is made and then found to be out of range.
+    CreateMakesOutOfRange,
+    /// CreateMachine makes a VM of no cluster, which DeleteMachine refuses.
+    CreateNeedsNoCluster,
     /// CreateMachine adopts whatever has the name.
     CreateAdoptsAnything,
     /// CreateMachine answers a new id every time.
@@ -98,6 +106,8 @@ pub enum Flaw {
     DeleteAnyCluster,
     /// DeleteMachine deletes whatever has the id.
     DeleteAnyId,
+    /// DeleteMachine deletes whatever has the id in the cluster.
+    DeleteAnyIdOfCluster,
     /// DeleteMachine deletes the VM of another machine object.
     DeleteAnyIdentity,
     /// DeleteMachine deletes the whole cluster.
@@ -119,6 +129,8 @@ pub enum Flaw {
     StatusAnyCluster,
     /// GetMachineStatus finds whatever has the id.
     StatusAnyId,
+    /// GetMachineStatus finds whatever has the id in the cluster.
+    StatusAnyIdOfCluster,
     /// GetMachineStatus finds the VM of another machine object.
     StatusAnyIdentity,
     /// GetMachineStatus changes the back end.
@@ -184,6 +196,8 @@ pub enum Flaw {
 
     /// An error holds a credential.
     SecretInMessage,
+    /// An error holds a word of the bootstrap data.
+    SecretOfUserData,
     /// An error holds bootstrap data, in base64.
     SecretEncoded,
     /// A LastKnownState holds a credential.

@@ -65,7 +65,11 @@ async fn a_run_in_which_everything_is_skipped_is_not_compliant() {
 #[tokio::test]
 async fn a_row_that_does_not_exist_or_is_not_tested_can_not_be_asked_for() {
     let simulated = Simulated::new().unwrap();
-    for (name, wanted) in [("DRV-99", "DRV-99"), ("DRV-35", "not tested")] {
+    for (name, wanted) in [
+        ("DRV-99", "DRV-99"),
+        ("CMI-01", "no row that this suite judges"),
+        ("DRV-35", "not tested"),
+    ] {
         let error: RunError = run(
             Target::in_process("simulated", simulated.driver.clone()),
             simulated.config.clone(),

@@ -3,12 +3,14 @@
 // What can't be had fails the test, wherever it is.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod blame;
 mod command;
 mod flaw;
 mod intact;
 mod interruption;
 mod mutant;
 mod mutants;
+mod narrow;
 mod python;
 mod wire;
 

@@ -52,6 +52,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     // CreateMachine.
     (CreateForgets, "DRV-10"),
     (CreateRaces, "DRV-CR-10"),
+    (CreateRacesUnseen, "DRV-CR-10"),
     (CreateAdoptsAnything, "DRV-CR-06"),
     (CreateNewId, "DRV-13"),
     (CreateOneId, "DRV-11"),
@@ -64,6 +65,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (CreateVagueMessage, "DRV-CR-03"),
     (CreateMakesThenChecks, "DRV-CR-03"),
     (CreateMakesBeyondQuota, "DRV-CR-08"),
+    (CreateMakesOutOfRange, "DRV-CR-11"),
     (CreateWantsMore, "DRV-02"),
     (CreateClusterBlind, "DRV-08"),
     (CreateShortNames, "CMI-14"),
@@ -100,6 +102,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (DeleteNotFound, "DRV-19"),
     (DeleteAnyCluster, "DRV-20"),
     (DeleteAnyId, "DRV-20"),
+    (DeleteAnyIdOfCluster, "DRV-20"),
     (DeleteAnyIdentity, "CMI-101"),
     (DeleteAll, "DRV-07"),
     (DeleteAnother, "CMI-79"),
@@ -131,6 +134,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (StatusOtherNodeName, "CMI-115"),
     (StatusAnyCluster, "DRV-28"),
     (StatusAnyId, "DRV-28"),
+    (StatusAnyIdOfCluster, "DRV-27"),
     (StatusAnyIdentity, "CMI-116"),
     (StatusWrites, "INI-01"),
     (StatusForgets, "DRV-29"),
@@ -228,6 +232,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Pretends(GenerateMachineClassForMigration, Internal), "DRV-MG-13"),
     // Secrets.
     (SecretInMessage, "OPS-11"),
+    (SecretOfUserData, "OPS-11"),
     (SecretEncoded, "CMI-13"),
     (SecretInState, "CMI-186"),
     (SecretInAddress, "CMI-165"),
@@ -309,6 +314,24 @@ async fn what_can_not_be_deleted_is_reported_by_name() {
     assert!(
         left.contains(&vms[0].name) && left.contains("it is stuck"),
         "{left}"
+    );
+}
+
+/// What was made for sure and can't be deleted is left, whatever the deletion answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_create_took_and_delete_refuses_as_invalid_is_left_behind() {
+    let simulated = Simulated::new().unwrap();
+    let mutant = Arc::new(Mutant::new(simulated.driver.clone(), CreateNeedsNoCluster));
+    let report = judged(&simulated, mutant, &["create-cluster-tag"]).await;
+    let left = simulated.driver.console().vms().unwrap();
+    assert!(!left.is_empty() && !report.compliant);
+    assert!(
+        report
+            .leftovers
+            .iter()
+            .any(|left_behind| left_behind.contains(&left[0].name)),
+        "{:?}",
+        report.leftovers
     );
 }
 

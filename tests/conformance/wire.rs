@@ -7,11 +7,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use capcmi::cli::conformance::connect;
 use capcmi::cli::conformance::simulated::Simulated;
+use capcmi::cmi::proto::cmi::v1::GetPluginInfoResponse;
 use capcmi::cmi::server::{Listener, serve};
 use capcmi::conformance::{ConnectionWire, RawResponse, Report, Selection, Target, Verdict, Wire, run};
 use capcmi::driver::Operation;
 use capcmi::drivers::grpc::{Deadlines, GrpcConfig, GrpcDriver};
 use futures::stream::{self, StreamExt as _};
+use prost::Message as _;
 use tokio_util::sync::CancellationToken;
 
 /// A plugin on the simulated cloud, and the way to it.
@@ -78,6 +80,14 @@ enum Flaw {
     Breaks,
     /// Errors have details.
     Details,
+    /// Errors of this code have details.
+    DetailsOf(&'static str),
+    /// A word of the bootstrap data is in the message of every error.
+    SaysCanary,
+    /// The manifest is beyond every limit.
+    HugeManifest,
+    /// Every second time nothing but create and delete is declared.
+    CapabilitiesChange,
     /// Errors have no message.
     NoMessage,
     /// Nothing is declared.
@@ -131,6 +141,20 @@ impl Wire for Mutant {
             Flaw::NoStatus if failed => answer.code = None,
             Flaw::Breaks if failed => anyhow::bail!("the stream was reset"),
             Flaw::Details if failed => answer.has_details = true,
+            Flaw::DetailsOf(code) if answer.code.as_deref() == Some(code) => answer.has_details = true,
+            Flaw::SaysCanary if failed => {
+                let text = String::from_utf8_lossy(message).into_owned();
+                let word = text.split([' ', '}']).find(|word| word.starts_with("canary-"));
+                answer.message = format!("this is why: {}", word.unwrap_or_default());
+            }
+            Flaw::HugeManifest if path.ends_with("GetPluginInfo") => {
+                let mut info = GetPluginInfoResponse::decode(answer.body).unwrap();
+                info.manifest.insert("a".to_owned(), "b".repeat(5000));
+                answer.body = info.encode_to_vec().into();
+            }
+            Flaw::CapabilitiesChange if path.ends_with("GetPluginCapabilities") && calls % 4 < 2 => {
+                return Ok(response("0", BOTH));
+            }
             Flaw::NoMessage => answer.message.clear(),
             Flaw::DeclaresNothing if path.ends_with("GetPluginCapabilities") => {
                 return Ok(response("0", &[]));
@@ -149,13 +173,36 @@ impl Wire for Mutant {
 /// One capability on the wire: `capabilities { rpc { type } }`.
 const CREATE_ALONE: &[u8] = &[10, 4, 10, 2, 8, 1];
 const DELETE_ALONE: &[u8] = &[10, 4, 10, 2, 8, 2];
+const BOTH: &[u8] = &[10, 4, 10, 2, 8, 1, 10, 4, 10, 2, 8, 2];
+/// Name and version.
+const BAD_NAME: &[u8] = b"\x0a\x09-bad_name\x12\x050.1.0";
+/// Provider id and node name of a VM that nobody asked for.
+const SOMEBODY_ELSES: &[u8] = b"\x0a\x0esomebody-elses\x12\x01x";
 
 const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::Code17, "CMI-24"),
     (Flaw::NoStatus, "CMI-23"),
     (Flaw::Breaks, "CMI-23"),
     (Flaw::Details, "CMI-41"),
+    (Flaw::DetailsOf("5"), "CMI-41"),
+    (Flaw::DetailsOf("6"), "CMI-41"),
     (Flaw::NoMessage, "CMI-40"),
+    (Flaw::Answers("GetPluginInfo", BAD_NAME), "CMI-53"),
+    (Flaw::HugeManifest, "CMI-56"),
+    (Flaw::CapabilitiesChange, "CMI-59"),
+    (
+        Flaw::Answers("Machine/GetMachineStatus", SOMEBODY_ELSES),
+        "CMI-115",
+    ),
+    (
+        Flaw::Answers("Machine/GetMachineStatus", SOMEBODY_ELSES),
+        "CMI-116",
+    ),
+    (Flaw::Says("5", "14"), "PLG-GS-05"),
+    (Flaw::Answers("Machine/ListMachines", b""), "CMI-137"),
+    (Flaw::NotServed("InitializeMachine"), "INI-11"),
+    (Flaw::NotServed("UpdateMachine"), "UPD-02"),
+    (Flaw::Answers("GetExtensionCapabilities", b""), "DRV-48"),
     (Flaw::DeclaresNothing, "CMI-06"),
     (Flaw::Answers("GetPluginCapabilities", DELETE_ALONE), "CMI-61"),
     (Flaw::Answers("GetPluginCapabilities", CREATE_ALONE), "CMI-62"),
@@ -212,6 +259,19 @@ async fn the_rule_that_is_broken_on_the_wire_is_named() {
         survivors.len(),
         survivors.join("\n")
     );
+}
+
+/// OPS-11: on the wire as well as in what the client makes of it, whichever case asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_in_an_answer_to_a_bare_call_is_found() {
+    let served = Served::start().await;
+    let wire = Arc::new(Mutant {
+        inner: served.wire.clone(),
+        flaw: Flaw::SaysCanary,
+        calls: AtomicUsize::new(0),
+    });
+    let report = served.judged(wire, &["OPS-11", "wire-status"]).await;
+    assert!(report.rule("OPS-11").unwrap().verdict.is_failure());
 }
 
 #[tokio::test(flavor = "multi_thread")]

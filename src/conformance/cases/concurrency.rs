@@ -1,5 +1,6 @@
 //! Calls at once, and calls that are given up.
 
+use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
 use std::task::Poll;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use futures::future::{join, join_all};
 use super::case;
 use crate::conformance::answer::{Outcome, ensure};
 use crate::conformance::{Case, Need, Order, Trial};
-use crate::driver::{Code, Operation};
+use crate::driver::{Code, Operation, ProviderId};
 
 /// How many identical calls are made at once.
 const AT_ONCE: usize = 8;
@@ -146,23 +147,32 @@ async fn at_once(t: &Trial, operation: Operation, order: &Order) -> Outcome {
 
 async fn create_at_once(t: Trial) -> Outcome {
     let order = t.order("a");
-    at_once(&t, Operation::CreateMachine, &order).await?;
+    let mut ids = BTreeSet::new();
+    for answer in join_all((0..AT_ONCE).map(|_| t.create(&order))).await {
+        let made = answer?.ok_or(&[Code::Aborted])?;
+        ids.extend(made.map(|machine| machine.provider_id));
+    }
     let id = t.make(&order).await?.provider_id;
+    ids.insert(id.clone());
+    ensure(ids.len() == 1, || {
+        let ids: Vec<_> = ids.iter().map(ProviderId::as_str).collect();
+        format!("{AT_ONCE} identical orders made the VMs {}", ids.join(", "))
+    })?;
     t.has_exactly(&order, &[(&order, &id)]).await
 }
 
 async fn delete_at_once(t: Trial) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     at_once(&t, Operation::DeleteMachine, &order).await?;
     t.remove(&order, Some(&id)).await?;
     t.settle().await;
-    t.has_none(&order).await
+    t.is_gone(&order, &id).await
 }
 
 async fn shut_down_at_once(t: Trial) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     at_once(&t, Operation::ShutDownMachine, &order).await?;
     t.has_exactly(&order, &[(&order, &id)]).await
 }
@@ -192,18 +202,19 @@ async fn cancelled(t: Trial, operation: Operation) -> Outcome {
         let order = t
             .order(&format!("n{number}"))
             .in_cluster(&format!("{}-{number}", t.order("a").cluster()));
-        if !matches!(operation, Operation::CreateMachine | Operation::GetVolumeIds) {
-            t.make(&order).await?;
-        }
+        let made = match operation {
+            Operation::CreateMachine | Operation::GetVolumeIds => None,
+            _ => Some(t.prepare(&order).await?.provider_id),
+        };
         let call = t.touch(operation, &order);
         if let Some(ended) = give_up.run(call).await {
             // It was faster; a repeat has to be sound all the same.
             ended?.ok_or(&[Code::Aborted, Code::Canceled])?;
         }
-        if operation == Operation::DeleteMachine {
+        if let (Operation::DeleteMachine, Some(id)) = (operation, &made) {
             t.remove(&order, None).await?;
             t.settle().await;
-            t.has_none(&order).await?;
+            t.is_gone(&order, id).await?;
             continue;
         }
         t.touch(operation, &order).await?.ok_or(&[Code::Aborted])?;

@@ -89,8 +89,8 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(
         "create-after-delete",
-        "a VM that is made anew has a new id",
-        proves: ["DRV-13", "CMI-85"],
+        "a VM that is made after the deletion of the one before is a new one",
+        proves: ["DRV-13", "CMI-85", "DRV-DE-00", "PLG-DE-00", "DRV-23", "CMI-111"],
         needs: [],
         after_delete
     ),
@@ -152,7 +152,7 @@ async fn ids(t: Trial) -> Outcome {
 
 async fn node_name(t: Trial) -> Outcome {
     let order = t.order("a");
-    let made = t.make(&order).await?;
+    let made = t.prepare(&order).await?;
     ensure(is_dns_subdomain(&made.node_name), || {
         format!("the node name `{}` is no DNS subdomain", made.node_name)
     })?;
@@ -187,14 +187,16 @@ async fn longest_name(t: Trial) -> Outcome {
     let machine = t.make(&order).await?;
     t.has_exactly(&order, &[(&order, &machine.provider_id)]).await?;
     t.remove(&order, Some(&machine.provider_id)).await?;
-    t.has_none(&order).await
+    t.is_gone(&order, &machine.provider_id).await
 }
 
 async fn defaults(t: Trial) -> Outcome {
-    let mandatory = t.config().mandatory();
+    // The author's tags stand beside the cluster's, which are mandatory whatever the configuration says (DRV-04).
+    let mut needed = t.config().mandatory();
+    needed.push(t.capabilities().tag_path.clone());
     let mut order = t.order("a");
     for key in t.config().provider_spec.keys() {
-        let needed = mandatory
+        let needed = needed
             .iter()
             .any(|field| field.segments().first().is_some_and(|first| first == key));
         if !needed {
@@ -206,7 +208,7 @@ async fn defaults(t: Trial) -> Outcome {
 
 async fn again(t: Trial, times: usize) -> Outcome {
     let order = t.order("a");
-    let first = t.make(&order).await?;
+    let first = t.prepare(&order).await?;
     for _ in 0..times {
         let next = t.create(&order).await?.ok()?;
         ensure(
@@ -253,7 +255,7 @@ async fn two_clusters(t: Trial) -> Outcome {
 
 async fn other_parameters(t: Trial) -> Outcome {
     let order = t.order("a");
-    let first = t.make(&order).await?;
+    let first = t.prepare(&order).await?;
     let change = t.config().incompatible_change.clone().unwrap_or_default();
     t.create(&order.clone().changed(&change))
         .await?
@@ -267,7 +269,7 @@ async fn other_parameters(t: Trial) -> Outcome {
 
 async fn other_identity(t: Trial) -> Outcome {
     let order = t.order("a");
-    let first = t.make(&order).await?;
+    let first = t.prepare(&order).await?;
     let other = order.clone().with_identity("somebody-else");
     t.create(&other).await?.refused(Code::AlreadyExists)?;
     t.has_exactly(&order, &[(&order, &first.provider_id)]).await
@@ -275,7 +277,7 @@ async fn other_identity(t: Trial) -> Outcome {
 
 async fn after_delete(t: Trial) -> Outcome {
     let order = t.order("a");
-    let first = t.make(&order).await?;
+    let first = t.prepare(&order).await?;
     t.remove(&order, Some(&first.provider_id)).await?;
     t.settle().await;
     let second = t.make(&order).await?;
@@ -306,13 +308,13 @@ async fn quota(t: Trial) -> Outcome {
     let change = t.config().quota_breaking_spec.clone().unwrap_or_default();
     let order = t.order("a").changed(&change);
     t.create(&order).await?.refused(Code::ResourceExhausted)?;
-    t.has_none(&order).await
+    t.has_none(&t.order("a")).await
 }
 
 async fn user_data(t: Trial) -> Outcome {
     let order = t.order("a");
     let wanted = order.class.secrets.get(crate::driver::USER_DATA).cloned();
-    t.make(&order).await?;
+    t.prepare(&order).await?;
     let found = t.pull_on(Hook::UserData, &order).await?;
     match wanted {
         Some(wanted) if wanted.expose() == found => Ok(()),

@@ -65,6 +65,13 @@ pub(super) const CASES: &[Case] = &[
         other_cluster
     ),
     case!(
+        "delete-other-machine-id",
+        "the id of another machine's VM deletes no VM but that of the name",
+        proves: ["DRV-07", "DRV-20", "DRV-22", "CMI-79", "CMI-101"],
+        needs: [],
+        other_machine_id
+    ),
+    case!(
         "delete-other-identity",
         "a VM of the same name that belongs to another machine object stays",
         proves: ["DRV-20", "CMI-101"],
@@ -96,19 +103,17 @@ pub(super) const CASES: &[Case] = &[
 
 async fn deletes(t: Trial, by_id: bool) -> Outcome {
     let order = t.order("a");
-    let machine = t.make(&order).await?;
+    let machine = t.prepare(&order).await?;
     t.remove(&order, by_id.then_some(&machine.provider_id)).await?;
     t.settle().await;
-    t.has_none(&order).await
+    t.is_gone(&order, &machine.provider_id).await
 }
 
 async fn means_gone(t: Trial) -> Outcome {
     let order = t.order("a");
-    let machine = t.make(&order).await?;
+    let machine = t.prepare(&order).await?;
     t.remove(&order, Some(&machine.provider_id)).await?;
-    ensure(t.seen(&order).await?.is_none(), || {
-        "DeleteMachine answered OK, and the VM is still there".to_owned()
-    })
+    t.is_gone(&order, &machine.provider_id).await
 }
 
 async fn never_made(t: Trial) -> Outcome {
@@ -117,18 +122,18 @@ async fn never_made(t: Trial) -> Outcome {
 
 async fn again(t: Trial, times: usize) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     t.remove(&order, Some(&id)).await?;
     for _ in 0..times {
         t.delete(&order, None).await?.ok()?;
         t.delete(&order, Some(&id)).await?.ok()?;
     }
-    t.has_none(&order).await
+    t.is_gone(&order, &id).await
 }
 
 async fn just_its_vm(t: Trial) -> Outcome {
     let [a, b, c] = ["a", "b", "c"].map(|label| t.order(label));
-    let (first, second, third) = (t.make(&a).await?, t.make(&b).await?, t.make(&c).await?);
+    let (first, second, third) = (t.prepare(&a).await?, t.prepare(&b).await?, t.prepare(&c).await?);
     t.remove(&b, Some(&second.provider_id)).await?;
     t.settle().await;
     let left = [(&a, &first.provider_id), (&c, &third.provider_id)];
@@ -153,7 +158,7 @@ async fn same(t: &Trial, order: &crate::conformance::Order, id: &ProviderId) -> 
 async fn other_cluster(t: Trial) -> Outcome {
     let here = t.order("a");
     let there = here.clone().in_cluster(&t.other_cluster());
-    let id = t.make(&there).await?.provider_id;
+    let id = t.prepare(&there).await?.provider_id;
     t.delete(&here, None).await?.ok()?;
     same(&t, &there, &id).await?;
     // Whether a foreign id is refused or passed over is the driver's choice.
@@ -165,9 +170,23 @@ async fn other_cluster(t: Trial) -> Outcome {
     same(&t, &there, &id).await
 }
 
+async fn other_machine_id(t: Trial) -> Outcome {
+    let (one, other) = (t.order("a"), t.order("b"));
+    t.prepare(&one).await?;
+    let id = t.prepare(&other).await?.provider_id;
+    // Whether the VM of the name goes, or the contradiction is refused, is the driver's choice.
+    t.delete(&one, Some(&id)).await?.ok_or(&[
+        Code::InvalidArgument,
+        Code::NotFound,
+        Code::FailedPrecondition,
+    ])?;
+    t.settle().await;
+    same(&t, &other, &id).await
+}
+
 async fn other_identity(t: Trial) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     let other = order.clone().with_identity("somebody-else");
     t.delete(&other, None).await?.ok()?;
     same(&t, &order, &id).await
@@ -190,7 +209,7 @@ async fn planted(t: Trial) -> Outcome {
 
 async fn vanished(t: Trial) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     t.pull_on(Hook::Vanish, &order).await?;
     t.settle().await;
     t.delete(&order, Some(&id)).await?.ok()?;
@@ -199,8 +218,8 @@ async fn vanished(t: Trial) -> Outcome {
 
 async fn uninitialized(t: Trial) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     t.pull_on(Hook::Uninitialize, &order).await?;
     t.remove(&order, Some(&id)).await?;
-    t.has_none(&order).await
+    t.is_gone(&order, &id).await
 }

@@ -1,9 +1,14 @@
 //! Name, version, capabilities and health.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::time::Duration;
 
 use super::case;
+use super::published::extended;
+use super::requests::{INFO, raw};
+use super::wire::declared;
+use crate::cmi::proto::cmi::v1::GetPluginInfoResponse;
 use crate::conformance::answer::{Answer, Outcome, ensure};
 use crate::conformance::judge::Said;
 use crate::conformance::{Case, Hook, Need, Pull, Trial};
@@ -67,7 +72,16 @@ async fn ask<T: Said>(
         .await
 }
 
+/// Name and version: from the plugin itself where there is one, since the client takes what breaks the rules for unknown.
 async fn info(t: &Trial) -> Outcome<PluginInfo> {
+    if t.target().wire().is_some() {
+        let info: GetPluginInfoResponse = raw(t, INFO, &[]).await?.ok()?;
+        return Ok(PluginInfo {
+            name: info.name,
+            version: info.version,
+            manifest: info.manifest.into_iter().collect(),
+        });
+    }
     ask(t, Operation::GetPluginInfo, t.target().driver.info())
         .await?
         .ok()
@@ -115,6 +129,9 @@ async fn has_a_host_name(t: Trial) -> Outcome {
 }
 
 async fn capabilities_stay(t: Trial) -> Outcome {
+    if t.target().wire().is_some() {
+        return declarations_stay(&t).await;
+    }
     let first = format!("{:?}", t.capabilities());
     for _ in 0..10 {
         let call = t.target().driver.capabilities();
@@ -124,6 +141,21 @@ async fn capabilities_stay(t: Trial) -> Outcome {
         })?;
     }
     Ok(())
+}
+
+/// The client asks once for each connection: only the wire shows what a plugin says the next time.
+async fn declarations_stay(t: &Trial) -> Outcome {
+    let mut seen = BTreeSet::new();
+    for _ in 0..10 {
+        let mut declared = declared(t).await?;
+        declared.sort_unstable();
+        let mut extended = extended(t).await?.unwrap_or_default();
+        extended.calls.sort_unstable();
+        seen.insert(format!("{declared:?} {extended:?}"));
+    }
+    ensure(seen.len() == 1, || {
+        "the capabilities changed from one question to the next".to_owned()
+    })
 }
 
 async fn becomes_ready(t: Trial) -> Outcome {

@@ -1,9 +1,10 @@
 //! InitializeMachine.
 
 use super::case;
+use super::requests::reaches_the_plugin;
 use super::status::mutations;
 use crate::conformance::answer::{Outcome, ensure};
-use crate::conformance::{Case, Hook, Need, Pull, Trial};
+use crate::conformance::{Case, Halt, Hook, Need, Pull, Trial};
 use crate::driver::{Code, Operation};
 
 const INITIALIZE: Need = Need::Call(Operation::InitializeMachine);
@@ -56,8 +57,9 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 async fn offered(t: Trial) -> Outcome {
+    reaches_the_plugin(&t, Operation::InitializeMachine)?;
     let order = t.order("a");
-    // What has to be initialized is, in here.
+    // What has to be initialized is, in here; that it fails is what this case is about.
     let made = t.make(&order).await?;
     let answer = t.initialize(&order).await?;
     if !t.offers(Operation::InitializeMachine) {
@@ -71,7 +73,7 @@ async fn offered(t: Trial) -> Outcome {
 
 async fn ten_times(t: Trial) -> Outcome {
     let order = t.order("a");
-    let made = t.make(&order).await?;
+    let made = t.prepare(&order).await?;
     for _ in 0..10 {
         let again = t.initialize(&order).await?.ok()?;
         ensure(again.provider_id == made.provider_id, || {
@@ -83,7 +85,7 @@ async fn ten_times(t: Trial) -> Outcome {
 
 async fn changes_once(t: Trial) -> Outcome {
     let order = t.order("a");
-    t.make(&order).await?;
+    t.prepare(&order).await?;
     let before = mutations(&t).await?;
     t.initialize(&order).await?.ok()?;
     let after = mutations(&t).await?;
@@ -100,7 +102,8 @@ async fn never_made(t: Trial) -> Outcome {
 
 async fn fails(t: Trial) -> Outcome {
     let order = t.order("a");
-    let id = t.create(&order).await?.ok()?.provider_id;
+    let made = t.create(&order).await?.ok();
+    let id = made.map_err(Halt::in_preparation)?.provider_id;
     t.pull(Pull::new(Hook::FailInitialize).amount(FAILURES)).await?;
     for _ in 0..FAILURES {
         t.initialize(&order).await?.refused(Code::Uninitialized)?;
@@ -114,7 +117,7 @@ async fn fails(t: Trial) -> Outcome {
 
 async fn taken_back(t: Trial) -> Outcome {
     let order = t.order("a");
-    let made = t.make(&order).await?;
+    let made = t.prepare(&order).await?;
     t.pull_on(Hook::Uninitialize, &order).await?;
     let status = t.status(&order, None).await?.refused(Code::Uninitialized)?;
     let known = status

@@ -77,7 +77,7 @@ async fn all(t: Trial) -> Outcome {
     let machines: Vec<_> = stream::iter(orders.clone())
         .map(|order| {
             let t = t.clone();
-            async move { t.make(&order).await }
+            async move { t.prepare(&order).await }
         })
         .buffered(AT_ONCE)
         .try_collect()
@@ -98,19 +98,22 @@ async fn all(t: Trial) -> Outcome {
 
 async fn keys(t: Trial) -> Outcome {
     let (a, b) = (t.order("a"), t.order("b"));
-    let (first, second) = (t.make(&a).await?, t.make(&b).await?);
+    let (first, second) = (t.prepare(&a).await?, t.prepare(&b).await?);
     t.has_exactly(&a, &[(&a, &first.provider_id), (&b, &second.provider_id)])
         .await
 }
 
 async fn empty(t: Trial) -> Outcome {
-    t.has_none(&t.order("a")).await
+    let listed = t.list(&t.order("a")).await?.ok()?;
+    ensure(listed.is_empty(), || {
+        format!("a cluster without VMs has {} in its list", listed.len())
+    })
 }
 
 async fn other_cluster(t: Trial) -> Outcome {
     let here = t.order("a");
     let there = t.order("b").in_cluster(&t.other_cluster());
-    let (one, two) = (t.make(&here).await?, t.make(&there).await?);
+    let (one, two) = (t.prepare(&here).await?, t.prepare(&there).await?);
     t.has_exactly(&here, &[(&here, &one.provider_id)]).await?;
     t.has_exactly(&there, &[(&there, &two.provider_id)]).await
 }

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::case;
+use super::requests::reaches_the_plugin;
 use crate::conformance::answer::{Answer, Outcome, ensure};
 use crate::conformance::{Case, Migration, Need, Setting, Trial};
 use crate::driver::{Code, GenerateMachineClassRequest, MachineClassKind, Operation};
@@ -67,6 +68,7 @@ fn empty() -> Map<String, Value> {
 }
 
 async fn offered(t: Trial) -> Outcome {
+    reaches_the_plugin(&t, Operation::GenerateMachineClassForMigration)?;
     let sample = t.config().migration.clone();
     let (kind, class) = sample.map_or_else(
         || {

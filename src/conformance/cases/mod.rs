@@ -9,6 +9,7 @@ mod identity;
 mod initialize;
 mod list;
 mod migrate;
+mod published;
 mod requests;
 mod secrets;
 mod shut_down;
@@ -38,6 +39,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         concurrency::CASES,
         secrets::CASES,
         wire::CASES,
+        published::CASES,
         faults::CASES,
     ]
     .into_iter()

@@ -11,6 +11,7 @@ use crate::cmi::proto::cmi::v1::{
 use crate::conformance::answer::{Halt, Outcome};
 use crate::conformance::wire::{RawAnswer, call};
 use crate::conformance::{Order, Trial};
+use crate::driver::Operation;
 
 pub(super) const INFO: &str = "/cmi.v1.Identity/GetPluginInfo";
 pub(super) const CAPABILITIES: &str = "/cmi.v1.Identity/GetPluginCapabilities";
@@ -21,6 +22,21 @@ pub(super) const STATUS: &str = "/cmi.v1.Machine/GetMachineStatus";
 pub(super) const LIST: &str = "/cmi.v1.Machine/ListMachines";
 pub(super) const SHUT_DOWN: &str = "/cmi.v1.Machine/ShutDownMachine";
 pub(super) const VOLUMES: &str = "/cmi.v1.Machine/GetVolumeIDs";
+pub(super) const EXTENSION: &str = "/capcmi.v1.MachineExtension/GetExtensionCapabilities";
+pub(super) const INITIALIZE: &str = "/capcmi.v1.MachineExtension/InitializeMachine";
+pub(super) const UPDATE: &str = "/capcmi.v1.MachineExtension/UpdateMachine";
+pub(super) const MIGRATE: &str = "/capcmi.v1.MachineExtension/GenerateMachineClassForMigration";
+
+/// Skips a case about a call that the client answers itself, since the plugin did not declare it.
+pub(super) fn reaches_the_plugin(t: &Trial, operation: Operation) -> Outcome {
+    if t.target().wire().is_some() && !t.offers(operation) {
+        return Err(Halt::Skipped(format!(
+            "{operation} is not declared, so the client does not call it; `wire-undeclared-extension` does"
+        )));
+    }
+    Ok(())
+}
+
 pub(super) async fn raw(t: &Trial, path: &'static str, request: &[u8]) -> Outcome<RawAnswer> {
     before(t, path, request, None).await
 }
@@ -36,9 +52,11 @@ pub(super) async fn before(
         return Err(Halt::Skipped("the driver is not behind an endpoint".to_owned()));
     };
     let answered = call(wire, path, request, deadline);
-    tokio::time::timeout(t.config().call_limit(), answered)
+    let answer = tokio::time::timeout(t.config().call_limit(), answered)
         .await
-        .map_err(|_| Halt::Failed(format!("{path} did not answer in time")))?
+        .map_err(|_| Halt::Failed(format!("{path} did not answer in time")))??;
+    t.look_raw(&answer);
+    Ok(answer)
 }
 
 /// The fields that all requests about a machine have.

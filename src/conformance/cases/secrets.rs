@@ -39,7 +39,7 @@ async fn calls(t: &Trial) -> Outcome {
     let order = t.order("a");
     let invalid = order.clone().untagged(tags::CLUSTER);
     t.create(&invalid).await?.refused(Code::InvalidArgument)?;
-    t.make(&order).await?;
+    t.prepare(&order).await?;
     for operation in [
         Operation::GetMachineStatus,
         Operation::ListMachines,
@@ -61,7 +61,7 @@ async fn calls(t: &Trial) -> Outcome {
 }
 
 async fn do_not_come_back(t: Trial) -> Outcome {
-    calls(&t).await?;
+    calls(&t).await.map_err(Halt::in_preparation)?;
     match t.leaks().first() {
         None => Ok(()),
         Some(leak) => Err(Halt::Failed(leak.clone())),
@@ -69,7 +69,7 @@ async fn do_not_come_back(t: Trial) -> Outcome {
 }
 
 async fn are_not_logged(t: Trial) -> Outcome {
-    calls(&t).await?;
+    calls(&t).await.map_err(Halt::in_preparation)?;
     let order = t.order("a");
     for path in &t.config().logs {
         let log = std::fs::read(path)

@@ -62,7 +62,7 @@ async fn until_stopped(t: &Trial, order: &Order) -> Outcome {
 
 async fn offered(t: Trial) -> Outcome {
     let order = t.order("a");
-    t.make(&order).await?;
+    t.prepare(&order).await?;
     if t.offers(Operation::ShutDownMachine) {
         return until_stopped(&t, &order).await;
     }
@@ -74,7 +74,7 @@ async fn offered(t: Trial) -> Outcome {
 
 async fn stops(t: Trial) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     until_stopped(&t, &order).await?;
     t.has_exactly(&order, &[(&order, &id)]).await?;
     if !t.offers(Operation::GetMachineStatus) {
@@ -89,7 +89,7 @@ async fn stops(t: Trial) -> Outcome {
 
 async fn again(t: Trial, times: usize) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     until_stopped(&t, &order).await?;
     for _ in 0..times {
         t.shut_down(&order).await?.ok()?;
@@ -100,7 +100,7 @@ async fn again(t: Trial, times: usize) -> Outcome {
 async fn other_cluster(t: Trial) -> Outcome {
     let here = t.order("a");
     let there = here.clone().in_cluster(&t.other_cluster());
-    t.make(&there).await?;
+    t.prepare(&there).await?;
     // There is nothing to stop: OK and NOT_FOUND both say so.
     t.shut_down(&here).await?.ok_or(&[Code::NotFound])?;
     let state = t.status(&there, None).await?.ok()?.power_state;

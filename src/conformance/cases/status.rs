@@ -44,6 +44,13 @@ pub(super) const CASES: &[Case] = &[
         other_cluster
     ),
     case!(
+        "status-other-machine-id",
+        "the id of another machine's VM does not lead to that VM",
+        proves: ["DRV-27", "CMI-79", "CMI-115"],
+        needs: [STATUS],
+        other_machine_id
+    ),
+    case!(
         "status-other-identity",
         "a VM of the same name that belongs to another machine object is NOT_FOUND",
         proves: ["DRV-28", "CMI-116"],
@@ -82,7 +89,7 @@ pub(super) const CASES: &[Case] = &[
 
 async fn offered(t: Trial) -> Outcome {
     let order = t.order("a");
-    t.make(&order).await?;
+    t.prepare(&order).await?;
     let wanted = t.offers(Operation::GetMachineStatus);
     for _ in 0..3 {
         let answer = t.status(&order, None).await?;
@@ -97,7 +104,7 @@ async fn offered(t: Trial) -> Outcome {
 
 async fn like_create(t: Trial) -> Outcome {
     let order = t.order("a");
-    let made = t.make(&order).await?;
+    let made = t.prepare(&order).await?;
     for id in [None, Some(&made.provider_id)] {
         let read = t.status(&order, id).await?.ok()?;
         ensure(
@@ -116,7 +123,7 @@ async fn like_create(t: Trial) -> Outcome {
 async fn never_made(t: Trial) -> Outcome {
     t.status(&t.order("a"), None).await?.refused(Code::NotFound)?;
     // Nor when another VM of the cluster is there.
-    t.make(&t.order("b")).await?;
+    t.prepare(&t.order("b")).await?;
     t.status(&t.order("a"), None)
         .await?
         .refused(Code::NotFound)
@@ -125,7 +132,7 @@ async fn never_made(t: Trial) -> Outcome {
 
 async fn after_delete(t: Trial) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     t.remove(&order, Some(&id)).await?;
     t.settle().await;
     t.status(&order, None).await?.refused(Code::NotFound)?;
@@ -138,7 +145,7 @@ async fn after_delete(t: Trial) -> Outcome {
 async fn other_cluster(t: Trial) -> Outcome {
     let here = t.order("a");
     let there = here.clone().in_cluster(&t.other_cluster());
-    let id = t.make(&there).await?.provider_id;
+    let id = t.prepare(&there).await?.provider_id;
     t.status(&here, None).await?.refused(Code::NotFound)?;
     t.status(&here, Some(&id))
         .await?
@@ -146,16 +153,32 @@ async fn other_cluster(t: Trial) -> Outcome {
         .map(|_| ())
 }
 
+async fn other_machine_id(t: Trial) -> Outcome {
+    let (one, other) = (t.order("a"), t.order("b"));
+    t.prepare(&one).await?;
+    let id = t.prepare(&other).await?.provider_id;
+    let read = t
+        .status(&one, Some(&id))
+        .await?
+        .ok_or(&[Code::NotFound, Code::InvalidArgument])?;
+    ensure(read.is_none_or(|read| read.provider_id != id), || {
+        format!(
+            "the VM `{id}` of `{}` is shown as that of `{}`",
+            other.name, one.name
+        )
+    })
+}
+
 async fn other_identity(t: Trial) -> Outcome {
     let order = t.order("a");
-    t.make(&order).await?;
+    t.prepare(&order).await?;
     let other = order.with_identity("somebody-else");
     t.status(&other, None).await?.refused(Code::NotFound).map(|_| ())
 }
 
 async fn ten_times(t: Trial) -> Outcome {
     let order = t.order("a");
-    let made = t.make(&order).await?;
+    let made = t.prepare(&order).await?;
     for _ in 0..10 {
         let read = t.status(&order, None).await?.ok()?;
         ensure(
@@ -171,7 +194,7 @@ pub(super) async fn mutations(t: &Trial) -> Outcome<u64> {
     let printed = t.pull(crate::conformance::Pull::new(Hook::Mutations)).await?;
     let text = String::from_utf8_lossy(&printed);
     text.trim().parse().map_err(|_| {
-        Halt::failed(format!(
+        Halt::Unjudged(format!(
             "the hook `mutations` has to print a number, and printed `{text}`"
         ))
     })
@@ -179,7 +202,7 @@ pub(super) async fn mutations(t: &Trial) -> Outcome<u64> {
 
 async fn changes_nothing(t: Trial) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     let before = mutations(&t).await?;
     for _ in 0..5 {
         t.status(&order, Some(&id)).await?.ok()?;
@@ -195,7 +218,7 @@ async fn changes_nothing(t: Trial) -> Outcome {
 
 async fn vanished(t: Trial) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     t.pull_on(Hook::Vanish, &order).await?;
     t.settle().await;
     t.status(&order, Some(&id))
@@ -206,7 +229,7 @@ async fn vanished(t: Trial) -> Outcome {
 
 async fn several(t: Trial) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     t.pull_on(Hook::Plant, &order).await?;
     t.settle().await;
     let status = t.status(&order, None).await?.refused(Code::OutOfRange)?;

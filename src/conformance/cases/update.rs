@@ -1,6 +1,7 @@
 //! UpdateMachine.
 
 use super::case;
+use super::requests::reaches_the_plugin;
 use crate::conformance::answer::{Outcome, ensure};
 use crate::conformance::{Case, Need, Setting, Trial};
 use crate::driver::{Code, Operation};
@@ -25,8 +26,9 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 async fn offered(t: Trial) -> Outcome {
+    reaches_the_plugin(&t, Operation::UpdateMachine)?;
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     let answer = t.update(&order, &order, &id).await?;
     if t.offers(Operation::UpdateMachine) {
         answer.ok()
@@ -37,7 +39,7 @@ async fn offered(t: Trial) -> Outcome {
 
 async fn there_and_back(t: Trial) -> Outcome {
     let order = t.order("a");
-    let id = t.make(&order).await?.provider_id;
+    let id = t.prepare(&order).await?.provider_id;
     for change in t.config().hot_updates.clone() {
         let changed = order.clone().changed(&change);
         ensure(changed.class.provider_spec != order.class.provider_spec, || {

@@ -223,7 +223,7 @@ async fn empty_spec(t: Trial, operation: Operation) -> Outcome {
 
 async fn no_cluster(t: Trial, operation: Operation) -> Outcome {
     let there = t.order("b");
-    let id = t.make(&there).await?.provider_id;
+    let id = t.prepare(&there).await?.provider_id;
     for order in [
         there.clone().untagged(tags::CLUSTER),
         there.clone().in_cluster(""),

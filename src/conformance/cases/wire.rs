@@ -14,6 +14,7 @@ use crate::cmi::proto::cmi::v1::{
     PluginCapability, ProbeResponse, ShutDownMachineRequest,
 };
 use crate::conformance::answer::{Halt, Outcome, ensure};
+use crate::conformance::wire::RawAnswer;
 use crate::conformance::{Case, Hook, Need, Pull, Trial};
 use crate::driver::Operation;
 
@@ -77,7 +78,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(
         "wire-status",
-        "errors have a canonical code, a message and no details",
+        "errors of requests that are well formed, and of those that are not, have a canonical code, a message and no details",
         proves: ["CMI-23", "CMI-24", "CMI-40", "CMI-41"],
         needs: [Need::Endpoint],
         status
@@ -162,7 +163,7 @@ pub(super) const CASES: &[Case] = &[
 /// How much longer than the deadline a slow call takes.
 const TIMES_THE_DEADLINE: u64 = 40;
 
-async fn declared(t: &Trial) -> Outcome<Vec<i32>> {
+pub(super) async fn declared(t: &Trial) -> Outcome<Vec<i32>> {
     let response: GetPluginCapabilitiesResponse = raw(t, CAPABILITIES, &[]).await?.ok()?;
     let rpc = |capability: &PluginCapability| {
         let Type::Rpc(rpc) = capability.r#type.as_ref()?;
@@ -233,6 +234,7 @@ async fn undeclared_calls(t: Trial) -> Outcome {
 
 async fn missing_fields(t: Trial) -> Outcome {
     let order = t.order("a");
+    t.track(&order);
     for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
         let mut without_spec = Fields::of(&order);
         without_spec.spec.clear();
@@ -252,6 +254,7 @@ async fn missing_fields(t: Trial) -> Outcome {
 
 async fn broken_spec(t: Trial) -> Outcome {
     let order = t.order("a");
+    t.track(&order);
     for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
         for broken in [
             b"not json".as_slice(),
@@ -283,26 +286,46 @@ async fn broken_volumes(t: Trial) -> Outcome {
 }
 
 async fn status(t: Trial) -> Outcome {
+    let (order, nobody) = (t.order("a"), t.order("b"));
+    t.prepare(&order).await?;
+    let other = order.clone().with_identity("somebody-else");
+    t.track(&other);
     for path in offered(&t).await? {
-        let answer = raw(&t, path, &[]).await?;
-        ensure(answer.is_canonical(), || {
-            format!("{path} answered code {}, which is none of gRPC", answer.code)
-        })?;
-        ensure(
-            answer.is_code(Grpc::Ok) || !answer.message().trim().is_empty(),
-            || format!("{path} answered code {} without a message", answer.code),
-        )?;
-        ensure(!answer.has_details(), || {
-            format!("{path} answered with `grpc-status-details-bin`")
-        })?;
+        speaks(&raw(&t, path, &[]).await?)?;
+        let well_formed = match path {
+            CREATE => vec![&order, &other],
+            DELETE => vec![&other, &nobody],
+            // A stop of what is there would be answered by a VM that is gone for the calls after it.
+            SHUT_DOWN => vec![&nobody],
+            _ => vec![&order, &other, &nobody],
+        };
+        for order in well_formed {
+            speaks(&raw(&t, path, &Fields::of(order).request(path)).await?)?;
+        }
     }
     Ok(())
+}
+
+/// Fails unless an answer is a status of gRPC that says what is wrong, in words.
+fn speaks(answer: &RawAnswer) -> Outcome {
+    let (path, code) = (answer.path(), &answer.code);
+    ensure(answer.is_canonical(), || {
+        format!("{path} answered code {code}, which is none of gRPC")
+    })?;
+    ensure(
+        answer.is_code(Grpc::Ok) || !answer.message().trim().is_empty(),
+        || format!("{path} answered code {code} without a message"),
+    )?;
+    ensure(!answer.has_details(), || {
+        format!("{path} answered code {code} with `grpc-status-details-bin`")
+    })
 }
 
 async fn response_fields(t: Trial) -> Outcome {
     let order = t.order("a");
     t.track(&order);
     let created: CreateMachineResponse = raw(&t, CREATE, &Fields::of(&order).request(CREATE)).await?.ok()?;
+    t.made(&order);
     ensure(
         !created.provider_id.is_empty() && !created.node_name.is_empty(),
         || "CreateMachine has to answer ProviderID and NodeName".to_owned(),
@@ -362,7 +385,7 @@ async fn unhealthy(t: Trial) -> Outcome {
 
 async fn deadline(t: Trial, path: &'static str) -> Outcome {
     let order = t.order("a");
-    t.make(&order).await?;
+    t.prepare(&order).await?;
     let slow = t.config().short_deadline_ms.saturating_mul(TIMES_THE_DEADLINE);
     t.pull(Pull::new(Hook::Slow).amount(slow)).await?;
     let request = Fields::of(&order).request(path);

@@ -27,6 +27,11 @@ pub enum Verdict {
         /// In a sentence for the driver's author.
         reason: String,
     },
+    /// It could not be judged: what it builds upon does not work.
+    Unjudged {
+        /// What does not.
+        reason: String,
+    },
     /// It could not be tried here.
     Skipped {
         /// What is missing.
@@ -104,6 +109,8 @@ pub struct Tally {
     pub passed: usize,
     /// They do not.
     pub failed: usize,
+    /// They could not be judged.
+    pub unjudged: usize,
     /// They could not be tried.
     pub skipped: usize,
     /// Nothing tests them.
@@ -116,11 +123,19 @@ impl Verdict {
         matches!(self, Self::Failed { .. })
     }
 
+    /// Whether it could not be judged.
+    pub fn is_unjudged(&self) -> bool {
+        matches!(self, Self::Unjudged { .. })
+    }
+
     /// Why, when there is something to say.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Passed => None,
-            Self::Failed { reason } | Self::Skipped { reason } | Self::NotTested { reason } => Some(reason),
+            Self::Failed { reason }
+            | Self::Unjudged { reason }
+            | Self::Skipped { reason }
+            | Self::NotTested { reason } => Some(reason),
         }
     }
 }
@@ -130,6 +145,7 @@ impl fmt::Display for Verdict {
         f.write_str(match self {
             Self::Passed => "passed",
             Self::Failed { .. } => "FAILED",
+            Self::Unjudged { .. } => "unjudged",
             Self::Skipped { .. } => "skipped",
             Self::NotTested { .. } => "not tested",
         })
@@ -143,6 +159,7 @@ impl Tally {
             match verdict {
                 Verdict::Passed => tally.passed += 1,
                 Verdict::Failed { .. } => tally.failed += 1,
+                Verdict::Unjudged { .. } => tally.unjudged += 1,
                 Verdict::Skipped { .. } => tally.skipped += 1,
                 Verdict::NotTested { .. } => tally.not_tested += 1,
             }
@@ -158,6 +175,9 @@ impl fmt::Display for Tally {
             "{} passed, {} failed, {} skipped",
             self.passed, self.failed, self.skipped
         )?;
+        if self.unjudged > 0 {
+            write!(f, ", {} could not be judged", self.unjudged)?;
+        }
         if self.not_tested > 0 {
             write!(f, ", {} not tested", self.not_tested)?;
         }
@@ -203,13 +223,14 @@ impl Report {
             .iter()
             .any(|rule| rule.verdict.is_failure() && rule.level.is_binding());
         let tested = cases.iter().any(|case| case.verdict == Verdict::Passed);
+        let unjudged = cases.iter().any(|case| case.verdict.is_unjudged());
         Self {
             target: target.to_owned(),
             driver: info.map_or_else(
                 || "unknown".to_owned(),
                 |info| format!("{} {}", info.name, info.version),
             ),
-            compliant: tested && !broken && leftovers.is_empty() && !interrupted,
+            compliant: tested && !broken && !unjudged && leftovers.is_empty() && !interrupted,
             cases,
             rules,
             leftovers,
@@ -235,12 +256,17 @@ impl Report {
     }
 }
 
-/// A rule is broken when one of its cases failed; it holds when one passed and none failed.
+/// A rule is broken when one of its cases failed; it holds when one passed, none failed and each could be judged.
 fn judge(rule: &Rule, cases: &[&CaseReport]) -> RuleReport {
     let find = |wanted: fn(&Verdict) -> bool| cases.iter().find(|case| wanted(&case.verdict));
+    let because = |case: &CaseReport| format!("{}: {}", case.name, case.verdict.reason().unwrap_or_default());
     let verdict = if let Some(failed) = find(Verdict::is_failure) {
         Verdict::Failed {
-            reason: format!("{}: {}", failed.name, failed.verdict.reason().unwrap_or_default()),
+            reason: because(failed),
+        }
+    } else if let Some(unjudged) = find(Verdict::is_unjudged) {
+        Verdict::Unjudged {
+            reason: because(unjudged),
         }
     } else if find(|verdict| *verdict == Verdict::Passed).is_some() {
         Verdict::Passed

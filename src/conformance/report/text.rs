@@ -8,16 +8,16 @@ use super::{CaseReport, Report, RuleReport, Tally, Verdict};
 pub fn line(case: &CaseReport, done: usize, of: usize) -> String {
     let width = of.to_string().len();
     let mut line = format!(
-        "[{done:>width$}/{of}] {:<7} {:<34} {}",
+        "[{done:>width$}/{of}] {:<8} {:<34} {}",
         case.verdict.to_string(),
         case.name,
         case.title
     );
     if let Some(reason) = case.verdict.reason() {
-        let _infallible = write!(line, "\n{:>24}{reason}", "");
+        let _infallible = write!(line, "\n{:>25}{reason}", "");
     }
     for warning in &case.warnings {
-        let _infallible = write!(line, "\n{:>24}warning: {warning}", "");
+        let _infallible = write!(line, "\n{:>25}warning: {warning}", "");
     }
     line
 }
@@ -67,6 +67,9 @@ fn doubts(report: &Report) -> Vec<&'static str> {
     let mut doubts = Vec::new();
     if report.interrupted {
         doubts.push("the run was ended early");
+    }
+    if report.cases.iter().any(|case| case.verdict.is_unjudged()) {
+        doubts.push("what could not be judged may be broken: mend what the reasons name, and run again");
     }
     if !report.cases.iter().any(|case| case.verdict == Verdict::Passed) {
         doubts.push("nothing was shown to hold");

@@ -37,7 +37,11 @@ impl Trial {
             class: order.class.clone(),
             last_known_state,
         });
-        self.call(Operation::CreateMachine, order, call).await
+        let answer = self.call(Operation::CreateMachine, order, call).await?;
+        if answer.result.is_ok() {
+            self.made(order);
+        }
+        Ok(answer)
     }
 
     /// Deletes, with the provider id when it is given.
@@ -203,7 +207,9 @@ impl Trial {
         call: impl Future<Output = driver::Result<T>>,
     ) -> Outcome<Answer<T>> {
         let about = format!("machine `{}` of cluster `{}`", order.name, order.cluster());
-        self.timed(operation, about, &order.class.secrets, call).await
+        let answer = self.timed(operation, about, &order.class.secrets, call).await?;
+        self.shared.reach.heard(&answer.result);
+        Ok(answer)
     }
 
     /// Makes any call, within the limit, and lets the judge look at the answer.

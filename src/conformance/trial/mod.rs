@@ -6,12 +6,14 @@ mod vms;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::answer::{Halt, Outcome};
-use super::config::Config;
+use super::config::{Config, secrets};
 use super::hooks::{Hook, Hooks, Pull};
 use super::judge::{Judge, SECRET_RULES};
 use super::order::Order;
+use super::reach::Reach;
 use super::target::Target;
 use super::tracker::Tracker;
+use super::wire::RawAnswer;
 use crate::driver::{Capabilities, Operation, tags};
 
 /// What all cases of a run share.
@@ -28,6 +30,13 @@ pub struct Shared {
     pub run: String,
     /// Looks at every answer.
     pub judge: Judge,
+    /// Whether the driver can still be reached.
+    pub reach: Reach,
+}
+
+/// The secret text in the bootstrap data of a run.
+pub fn canary(run: &str) -> String {
+    format!("canary-{run}-of-conformance")
 }
 
 /// What a case works with. Clones share the machines.
@@ -78,7 +87,13 @@ impl Trial {
 
     /// The secret text in the bootstrap data.
     pub fn canary(&self) -> String {
-        format!("canary-{}-of-conformance", self.shared.run)
+        canary(&self.shared.run)
+    }
+
+    /// Lets the judge look at an answer as it was on the wire.
+    pub fn look_raw(&self, answer: &RawAnswer) {
+        let secrets = secrets(&self.shared.config.secrets);
+        self.shared.judge.look_raw(&secrets, answer);
     }
 
     /// A second cluster id.
@@ -124,8 +139,16 @@ impl Trial {
 
     /// Notes a machine that a call may make, so that it is deleted after the case, with credentials that work.
     pub fn track(&self, order: &Order) {
-        self.tracker
-            .note(&order.clone().with_secrets(&self.shared.config.secrets));
+        self.tracker.note(&self.with_own_secrets(order));
+    }
+
+    /// Notes that a machine was made for sure.
+    pub fn made(&self, order: &Order) {
+        self.tracker.made(&self.with_own_secrets(order));
+    }
+
+    fn with_own_secrets(&self, order: &Order) -> Order {
+        order.clone().with_secrets(&self.shared.config.secrets)
     }
 
     /// Where a secret came back so far, in this case or another.
@@ -140,17 +163,17 @@ impl Trial {
     /// Pulls a hook that is about nothing.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the hook does not work.
+    /// [`Halt::Unjudged`] when the hook does not work.
     pub async fn pull(&self, pull: Pull) -> Outcome<Vec<u8>> {
         let name = pull.hook;
         let pulled = self.shared.hooks.pull(&pull).await;
-        pulled.map_err(|error| Halt::Failed(format!("the hook `{name}` does not work: {error:#}")))
+        pulled.map_err(|error| Halt::Unjudged(format!("the hook `{name}` does not work: {error:#}")))
     }
 
     /// Pulls a hook that is about a machine.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the hook does not work.
+    /// [`Halt::Unjudged`] when the hook does not work.
     pub async fn pull_on(&self, hook: Hook, order: &Order) -> Outcome<Vec<u8>> {
         self.pull(Pull {
             machine: order.name.clone(),
@@ -164,7 +187,7 @@ impl Trial {
     /// Undoes every hook that lasts.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the hook does not work.
+    /// [`Halt::Unjudged`] when the hook does not work.
     pub async fn restore(&self) -> Outcome {
         self.pull(Pull::new(Hook::Restore)).await.map(|_| ())
     }

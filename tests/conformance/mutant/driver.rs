@@ -34,6 +34,8 @@ impl Driver for Mutant {
             Flaw::CapabilitiesChange => capabilities.zones = self.turn().is_multiple_of(2),
             _ => {}
         }
+        let offered = |operation: &Operation| self.offered.contains(operation);
+        capabilities.operations.retain(offered);
         Ok(capabilities)
     }
 

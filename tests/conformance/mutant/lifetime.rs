@@ -31,6 +31,16 @@ impl Mutant {
                 tokio::time::sleep(MOMENT).await;
                 return Ok(Machine::new(self.plant(&class, &name), name));
             }
+            Flaw::CreateRacesUnseen => {
+                let first = self.vms(ours).first().map(machine);
+                if first.is_none() {
+                    tokio::time::sleep(MOMENT).await;
+                }
+                return Ok(first.unwrap_or_else(|| Machine::new(self.plant(&class, &name), name)));
+            }
+            Flaw::CreateNeedsNoCluster if tag(&class, tags::CLUSTER).is_empty() => {
+                return Ok(Machine::new(self.plant(&class, &name), name));
+            }
             Flaw::CreateAdoptsAnything => {
                 if let Some(vm) = self.vms(ours).first() {
                     return Ok(machine(vm));
@@ -66,6 +76,7 @@ impl Mutant {
             Err(status) => {
                 let half_made = match self.flaw {
                     Flaw::CreateMakesThenChecks => status.code() == Code::InvalidArgument,
+                    Flaw::CreateMakesOutOfRange => status.code() == Code::OutOfRange,
                     Flaw::CreateMakesBeyondQuota => status.code() == Code::ResourceExhausted,
                     _ => false,
                 };
@@ -125,6 +136,9 @@ impl Mutant {
             }
             Flaw::DeleteAnyCluster => self.vanish(|vm| vm.name == name),
             Flaw::DeleteAnyId => self.vanish(|vm| Some(vm.provider_id()) == known),
+            Flaw::DeleteAnyIdOfCluster => {
+                self.vanish(|vm| Some(vm.provider_id()) == known && vm.cluster() == cluster);
+            }
             Flaw::DeleteAnyIdentity => self.vanish(ours),
             Flaw::DeleteAll => self.vanish(|vm| vm.cluster() == cluster),
             Flaw::DeleteAnother => {

@@ -16,6 +16,9 @@ impl Mutant {
         let found = match self.flaw {
             Flaw::StatusAnyCluster => self.vms(|vm| vm.name == name),
             Flaw::StatusAnyId => self.vms(|vm| Some(vm.provider_id()) == known),
+            Flaw::StatusAnyIdOfCluster => {
+                self.vms(|vm| Some(vm.provider_id()) == known && vm.cluster() == cluster)
+            }
             Flaw::StatusAnyIdentity => self.vms(|vm| vm.name == name && vm.cluster() == cluster),
             Flaw::StatusFindsAnother => self.vms(|vm| vm.cluster() == cluster),
             _ => Vec::new(),

@@ -5,7 +5,7 @@ mod lifetime;
 mod looks;
 mod others;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,6 +28,7 @@ pub struct Mutant {
     inner: Arc<SimulatedDriver>,
     console: CloudConsole,
     flaw: Flaw,
+    offered: BTreeSet<Operation>,
     turns: AtomicU32,
     running: AtomicU32,
     memory: Mutex<BTreeMap<String, ProviderId>>,
@@ -35,7 +36,17 @@ pub struct Mutant {
 
 impl Mutant {
     pub fn new(inner: Arc<SimulatedDriver>, flaw: Flaw) -> Self {
+        Self::offering(Operation::ALL, inner, flaw)
+    }
+
+    /// One that has only these of the calls that need not be there.
+    pub fn offering(
+        offered: impl IntoIterator<Item = Operation>,
+        inner: Arc<SimulatedDriver>,
+        flaw: Flaw,
+    ) -> Self {
         Self {
+            offered: offered.into_iter().collect(),
             console: inner.console(),
             inner,
             flaw,
@@ -80,7 +91,13 @@ impl Mutant {
     ) -> Result<T> {
         let at_once = self.running.fetch_add(1, Ordering::SeqCst) > 0;
         let _running = Running(&self.running);
+        if !self.offered.contains(&operation) {
+            return Err(Status::unimplemented(operation));
+        }
         match self.flaw {
+            Flaw::DiesAfter(calls) if self.turn() > calls => {
+                return Err(Status::new(Code::Unavailable, "nobody listens there"));
+            }
             Flaw::Boasts(of) if of == operation => return Err(Status::unimplemented(operation)),
             Flaw::Hides(of) if of == operation => {}
             Flaw::Wavers(of) if of == operation && !self.turn().is_multiple_of(2) => {
@@ -124,6 +141,12 @@ impl Mutant {
             Flaw::Parrots(of) if of == operation => status.with_message(code.name()),
             Flaw::SecretInMessage => {
                 let said = format!("{}: {}", status.message(), text(class, "token"));
+                status.with_message(said)
+            }
+            Flaw::SecretOfUserData => {
+                let data = text(class, USER_DATA);
+                let word = data.split([' ', '}']).find(|word| word.starts_with("canary-"));
+                let said = format!("{}: {}", status.message(), word.unwrap_or_default());
                 status.with_message(said)
             }
             Flaw::SecretEncoded => {

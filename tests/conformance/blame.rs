@@ -1,0 +1,117 @@
+//! Only what is broken is blamed: what could not be judged is neither broken nor shown to hold.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use capcmi::cli::conformance::simulated::Simulated;
+use capcmi::conformance::{NoHooks, Report, Selection, Target, Verdict, run};
+use capcmi::driver::Operation;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::flaw::Flaw::{self, *};
+use crate::judged;
+use crate::mutant::Mutant;
+
+async fn mutant(flaw: Flaw, only: &[&str]) -> Report {
+    let simulated = Simulated::new().unwrap();
+    let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
+    judged(&simulated, mutant, only).await
+}
+
+/// The simulated driver, with another provider spec.
+async fn configured(change: &serde_json::Value, only: &[&str]) -> Report {
+    let simulated = Simulated::new().unwrap();
+    let mut config = simulated.config.clone();
+    config.provider_spec.extend(change.as_object().unwrap().clone());
+    let target = Target::in_process("simulated", simulated.driver.clone());
+    let selection = Selection::only(only.iter().copied());
+    let hooks = Arc::new(NoHooks);
+    run(target, config, hooks, &selection, &(), CancellationToken::new())
+        .await
+        .unwrap()
+}
+
+/// DRV-33
+#[tokio::test(flavor = "multi_thread")]
+async fn a_capability_that_lies_is_blamed_alone_and_what_needs_it_is_not_judged() {
+    let report = mutant(Boasts(Operation::ListMachines), &[]).await;
+    assert!(report.rule("DRV-33").unwrap().verdict.is_failure());
+    let broken: Vec<_> = report.broken().map(|rule| rule.id).collect();
+    let other = |id: &&str| !["DRV-33", "CMI-136", "CMI-03"].contains(id) && !id.contains("-LM-");
+    let blamed: Vec<_> = broken.iter().filter(|id| other(id)).collect();
+    assert!(blamed.len() < 16, "{blamed:?}");
+    let Verdict::Unjudged { reason } = &report.rule("DRV-DE-00").unwrap().verdict else {
+        panic!("that a VM is deleted can't be seen without its list");
+    };
+    assert!(
+        reason.contains("preparation failed") && reason.contains("ListMachines"),
+        "{reason}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_in_which_something_could_not_be_judged_is_not_compliant() {
+    let report = mutant(Boasts(Operation::ListMachines), &["delete-deletes"]).await;
+    assert_eq!(report.broken().count(), 0);
+    assert!(!report.compliant);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_tried_when_the_configuration_makes_no_vm() {
+    let report = configured(&json!({"vmPool": "a-typo"}), &[]).await;
+    let failed: Vec<_> = report
+        .cases
+        .iter()
+        .filter(|case| case.verdict.is_failure())
+        .collect();
+    let [first] = failed.as_slice() else {
+        panic!("{failed:#?}");
+    };
+    assert_eq!(first.name, "create-makes-a-vm");
+    let Verdict::Unjudged { reason } = &report.rule("DRV-23").unwrap().verdict else {
+        panic!("without a VM nothing can be deleted");
+    };
+    assert!(
+        reason.contains("create-makes-a-vm") && reason.contains("a-typo"),
+        "{reason}"
+    );
+    assert!(!report.compliant);
+}
+
+/// DRV-02: the cluster's tag is mandatory, and is not the author's to name.
+#[tokio::test(flavor = "multi_thread")]
+async fn tags_of_the_author_do_not_make_the_cluster_tag_one_that_may_be_left_out() {
+    let report = configured(&json!({"tags": {"team": "a"}}), &["create-defaults"]).await;
+    assert_eq!(report.rule("DRV-02").unwrap().verdict, Verdict::Passed);
+}
+
+/// DRV-GV-14: a driver that needs no back end for a call was not seen to be without one.
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_that_need_no_back_end_show_nothing_about_one_that_is_broken() {
+    for (code, rule) in [
+        (capcmi::driver::Code::Unavailable, "DRV-GV-14"),
+        (capcmi::driver::Code::Unknown, "DRV-GV-02"),
+        (capcmi::driver::Code::Internal, "DRV-GV-13"),
+    ] {
+        let report = mutant(Pretends(Operation::GetVolumeIds, code), &[rule]).await;
+        let Verdict::Skipped { reason } = &report.rule(rule).unwrap().verdict else {
+            panic!("{rule}: {:?}", report.rule(rule));
+        };
+        assert!(reason.contains("needs no back end"), "{reason}");
+    }
+}
+
+/// What may be left is named, and nobody has to wait for every VM of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_is_gone_in_the_middle_ends_the_run() {
+    let run = mutant(DiesAfter(60), &[]);
+    let report = tokio::time::timeout(Duration::from_secs(15), run).await.unwrap();
+    assert!(report.interrupted && !report.compliant);
+    assert!(!report.leftovers.is_empty());
+    let reason = report.cases.last().unwrap().verdict.reason();
+    assert!(
+        reason.is_some_and(|reason| reason.contains("can't be reached any more")),
+        "{reason:?}"
+    );
+}

@@ -1,0 +1,161 @@
+//! The suite sees less of a driver that offers less, and of one that is behind an endpoint: the rule that is broken is
+//! named all the same.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use capcmi::cli::conformance::connect;
+use capcmi::cli::conformance::simulated::Simulated;
+use capcmi::cmi::server::{Listener, serve};
+use capcmi::conformance::{ConnectionWire, NoHooks, Report, Selection, Target, Verdict, run};
+use capcmi::driver::{Capabilities, Driver, Operation};
+use capcmi::drivers::grpc::{Deadlines, GrpcConfig, GrpcDriver};
+use futures::stream::{self, StreamExt as _};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::flaw::Flaw::{self, *};
+use crate::mutant::Mutant;
+
+/// What the driver offers, and where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    /// What it has to offer, and nothing else.
+    Required,
+    /// GetMachineStatus besides, and InitializeMachine, without which it finds no VM whole.
+    WithStatus,
+    /// Everything, behind an endpoint.
+    Plugin,
+}
+
+impl Shape {
+    fn offers(self, operation: Operation) -> bool {
+        match self {
+            Self::Required => Capabilities::minimal().offers(operation),
+            Self::WithStatus => match operation {
+                Operation::GetMachineStatus | Operation::InitializeMachine => true,
+                _ => Capabilities::minimal().offers(operation),
+            },
+            Self::Plugin => true,
+        }
+    }
+}
+
+const MUTANTS: &[(Shape, Flaw, &str)] = &[
+    (Shape::Required, CreateRacesUnseen, "DRV-CR-10"),
+    (Shape::Required, CreateRacesUnseen, "PLG-CR-10"),
+    (Shape::Required, CreateRacesUnseen, "CMI-84"),
+    (Shape::Required, CreateForgets, "DRV-10"),
+    (Shape::Required, CreateAdoptsAnything, "DRV-CR-06"),
+    (Shape::Required, CreateMakesThenChecks, "DRV-CR-03"),
+    (Shape::Required, CreateMakesOutOfRange, "DRV-CR-11"),
+    (Shape::Required, CreateMakesBeyondQuota, "DRV-CR-08"),
+    (Shape::Required, DeleteDoesNothing, "DRV-18"),
+    (Shape::Required, DeleteDoesNothing, "DRV-DE-00"),
+    (Shape::Required, DeleteDoesNothing, "DRV-23"),
+    (Shape::Required, DeleteTooEarly, "DRV-23"),
+    (Shape::Required, DeleteAnyCluster, "DRV-20"),
+    (Shape::Required, DeleteAnyIdOfCluster, "DRV-20"),
+    (Shape::Required, DeleteAnother, "CMI-79"),
+    (Shape::Required, SecretOfUserData, "OPS-11"),
+    (Shape::WithStatus, CreateRacesUnseen, "DRV-CR-10"),
+    (Shape::WithStatus, CreateMakesThenChecks, "DRV-CR-03"),
+    (Shape::WithStatus, CreateMakesOutOfRange, "DRV-CR-11"),
+    (Shape::WithStatus, CreateMakesBeyondQuota, "DRV-CR-08"),
+    (Shape::WithStatus, DeleteDoesNothing, "DRV-18"),
+    (Shape::WithStatus, StatusAnyCluster, "DRV-28"),
+    (Shape::WithStatus, StatusAnyIdOfCluster, "DRV-27"),
+    (Shape::Plugin, InfoBadName, "CMI-53"),
+    (Shape::Plugin, InfoLongName, "CMI-51"),
+    (Shape::Plugin, InfoHugeManifest, "CMI-56"),
+    (Shape::Plugin, CreateRacesUnseen, "DRV-CR-10"),
+    (Shape::Plugin, DeleteDoesNothing, "DRV-18"),
+    (Shape::Plugin, ListLeaks, "CMI-49"),
+    (Shape::Plugin, StatusAnyIdentity, "CMI-116"),
+    (Shape::Plugin, SecretOfUserData, "OPS-11"),
+];
+
+/// A mutant as the suite meets it; what it is served by ends with it.
+async fn target(shape: Shape, mutant: Arc<Mutant>) -> (Target, Option<DropGuard>) {
+    if shape != Shape::Plugin {
+        return (Target::in_process("the driver", mutant), None);
+    }
+    let endpoint = "tcp://127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(&endpoint, None).await.unwrap();
+    let config = GrpcConfig {
+        endpoint: Some(listener.endpoint().unwrap().to_string()),
+        ..GrpcConfig::default()
+    };
+    let stop = CancellationToken::new();
+    let stopped = stop.clone().cancelled_owned();
+    tokio::spawn(serve(mutant, listener, stopped, Duration::from_secs(1)));
+    let patience = Operation::ALL.map(|operation| (operation, Duration::from_secs(20)));
+    let client: Arc<dyn Driver> = Arc::new(GrpcDriver::new(&config, Deadlines::new(patience)).unwrap());
+    let wire = Arc::new(ConnectionWire::new(connect(config.connector().unwrap())));
+    (
+        Target::plugin("the plugin", client, wire),
+        Some(stop.drop_guard()),
+    )
+}
+
+/// Nobody can cause a fault in its back end.
+async fn judged(shape: Shape, flaw: Flaw, only: &[&str]) -> Report {
+    let simulated = Simulated::new().unwrap();
+    let offered = Operation::ALL
+        .into_iter()
+        .filter(|operation| shape.offers(*operation));
+    let mutant = Mutant::offering(offered, simulated.driver.clone(), flaw);
+    let (target, _served) = target(shape, Arc::new(mutant)).await;
+    let mut config = simulated.config.clone();
+    config.call_seconds = 5.0;
+    let selection = Selection::only(only.iter().copied());
+    run(
+        target,
+        config,
+        Arc::new(NoHooks),
+        &selection,
+        &(),
+        CancellationToken::new(),
+    )
+    .await
+    .unwrap()
+}
+
+async fn survives(shape: Shape, flaw: Flaw, rule: &'static str) -> Option<String> {
+    let report = judged(shape, flaw, &[rule]).await;
+    let found = report.rule(rule).unwrap();
+    (!found.verdict.is_failure()).then(|| {
+        let reason = found.verdict.reason().unwrap_or("-");
+        format!("{shape:?} {flaw:?}: {rule} {} ({reason})", found.verdict)
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rule_that_a_narrow_mutant_breaks_is_named() {
+    let survivors: Vec<_> = stream::iter(MUTANTS)
+        .map(|(shape, flaw, rule)| survives(*shape, *flaw, rule))
+        .buffer_unordered(8)
+        .filter_map(std::future::ready)
+        .collect()
+        .await;
+    assert!(
+        survivors.is_empty(),
+        "{} survived:\n{}",
+        survivors.len(),
+        survivors.join("\n")
+    );
+}
+
+/// What fails for the mutants fails for their flaws: a flaw that needs a call which is not offered shows nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_without_a_flaw_passes_where_narrow_mutants_fail() {
+    for shape in [Shape::Required, Shape::WithStatus, Shape::Plugin] {
+        let of_shape = MUTANTS.iter().filter(|(of, ..)| *of == shape);
+        let rules: Vec<_> = of_shape.map(|(.., rule)| *rule).collect();
+        let report = judged(shape, MigrateRenames, &rules).await;
+        for rule in rules {
+            let verdict = &report.rule(rule).unwrap().verdict;
+            assert_eq!(*verdict, Verdict::Passed, "{shape:?}: {rule}");
+        }
+        assert!(report.compliant, "{shape:?}: {:?}", report.leftovers);
+    }
+}
