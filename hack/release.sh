@@ -13,13 +13,28 @@ if [[ ! $IMG =~ ^[A-Za-z0-9._:/@-]+$ ]]; then
   exit 1
 fi
 
+# clusterctl refuses a release whose series is not in the metadata, and says so only to whoever installs it.
+IFS=. read -r major minor _ <<< "${VERSION#v}"
+if ! grep -A1 -Fx -e "- major: $major" metadata.yaml | grep -qFx "  minor: $minor"; then
+  echo "VERSION is '$VERSION', and metadata.yaml has no release series $major.$minor: add it there, with its contract" >&2
+  exit 1
+fi
+
 target="$RELEASE_DIR/infrastructure-cmi/$VERSION"
 mkdir -p "$target"
 target=$(cd "$target" && pwd)
 
+# Put in place when they are whole: a release that is there can be installed.
+components=$(mktemp "$target/.infrastructure-components.XXXXXX")
+trap 'rm -f "$components"' EXIT
 "$KUBECTL" kustomize config/clusterctl |
-  sed "s|image: ghcr.io/capcmi/cluster-api-provider-cmi:.*|image: $IMG|" > "$target/infrastructure-components.yaml"
-grep -qF "image: $IMG" "$target/infrastructure-components.yaml"
+  sed "s|image: ghcr.io/capcmi/cluster-api-provider-cmi:.*|image: $IMG|" > "$components"
+if ! grep -qF "image: $IMG" "$components"; then
+  echo "config/manager/deployment.yaml does not name the image that $IMG takes the place of" >&2
+  exit 1
+fi
+chmod 644 "$components"
+mv "$components" "$target/infrastructure-components.yaml"
 cp metadata.yaml templates/*.yaml "$target/"
 
 cat > "$RELEASE_DIR/clusterctl-config.yaml" <<CONFIG

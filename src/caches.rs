@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::runtime::reflector::{ObjectRef, Store};
 
-use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, Guarded, labels};
 
@@ -23,6 +24,30 @@ pub struct Caches {
     pub infra_machine_templates: Store<Guarded<InfraMachineTemplate>>,
     /// Our clusters.
     pub infra_clusters: Store<Guarded<InfraCluster>>,
+}
+
+impl Caches {
+    /// The Clusters that own an object, of those that are there.
+    pub fn owning_clusters(&self, meta: &ObjectMeta) -> impl Iterator<Item = Arc<Cluster>> {
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let references = meta.owner_references.iter().flatten().filter(|owner| {
+            let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+            owner.kind == "Cluster" && group == cluster_api::GROUP
+        });
+        references.filter_map(move |reference| {
+            let key = ObjectRef::new(&reference.name).within(namespace);
+            let cluster = self.clusters.get(&key)?;
+            (cluster.metadata.uid.as_deref() == Some(reference.uid.as_str())).then_some(cluster)
+        })
+    }
+
+    /// The Clusters that a template is for: that own it, or that it is labelled with.
+    pub fn clusters_of_template(&self, meta: &ObjectMeta) -> Vec<Arc<Cluster>> {
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let label = meta.labels.as_ref().and_then(|all| all.get(labels::CLUSTER_NAME));
+        let labelled = label.and_then(|name| self.clusters.get(&ObjectRef::new(name).within(namespace)));
+        self.owning_clusters(meta).chain(labelled).collect()
+    }
 }
 
 /// The ids that drivers know Clusters by.
@@ -145,6 +170,7 @@ fn carries_its_own_id(machine: &InfraMachine) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
     use kube::runtime::reflector;
     use kube::runtime::watcher::Event;
 
@@ -181,6 +207,41 @@ mod tests {
         infra.metadata.namespace = Some("ns".to_owned());
         infra.metadata.annotations = id.map(|id| [(labels::CLUSTER_ID.to_owned(), id.to_owned())].into());
         Guarded(Ok(infra))
+    }
+
+    /// An owner of the same name may be one that is no more.
+    #[test]
+    fn a_template_is_of_the_clusters_that_own_it_by_uid_and_of_the_one_that_it_is_labelled_with() {
+        let (mut caches, _writer) = caches();
+        let (clusters, mut writer) = reflector::store();
+        caches.clusters = clusters;
+        writer.apply_watcher_event(&Event::Apply(cluster()));
+        let owned_by = |uid: &str, kind: &str| ObjectMeta {
+            namespace: Some("ns".to_owned()),
+            owner_references: Some(vec![OwnerReference {
+                api_version: "cluster.x-k8s.io/v1beta2".to_owned(),
+                kind: kind.to_owned(),
+                name: "c".to_owned(),
+                uid: uid.to_owned(),
+                ..OwnerReference::default()
+            }]),
+            ..ObjectMeta::default()
+        };
+        let labelled = |name: &str, namespace: &str| ObjectMeta {
+            namespace: Some(namespace.to_owned()),
+            labels: Some([(labels::CLUSTER_NAME.to_owned(), name.to_owned())].into()),
+            ..ObjectMeta::default()
+        };
+        for (meta, clusters) in [
+            (owned_by("u-1", "Cluster"), 1),
+            (owned_by("u-0", "Cluster"), 0),
+            (owned_by("u-1", "ClusterClass"), 0),
+            (labelled("c", "ns"), 1),
+            (labelled("c", "other"), 0),
+            (labelled("d", "ns"), 0),
+        ] {
+            assert_eq!(caches.clusters_of_template(&meta).len(), clusters, "{meta:?}");
+        }
     }
 
     /// After a move the Cluster may be seen before the InfraCluster that carries its id.

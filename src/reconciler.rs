@@ -19,6 +19,9 @@ use crate::metrics::{Kind, Metrics, Outcome};
 /// Failures further apart than this are not in a row: nothing waits for longer.
 const FORGOTTEN_AFTER: Duration = LONGEST_BACKOFF.saturating_mul(2);
 
+/// How often what a driver said of itself and of its classes is asked anew.
+pub const REFRESH: Duration = Duration::from_mins(10);
+
 /// The reconciler of one kind.
 pub struct Reconciler {
     kind: Kind,

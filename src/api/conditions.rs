@@ -15,6 +15,8 @@ pub const VIRTUAL_MACHINE_CREATED: &str = "VirtualMachineCreated";
 pub const VIRTUAL_MACHINE_INITIALIZED: &str = "VirtualMachineInitialized";
 /// Whether the VM has the provider spec that the object asks for.
 pub const VIRTUAL_MACHINE_UP_TO_DATE: &str = "VirtualMachineUpToDate";
+/// Whether the failure domains that are shown are those that the driver names now.
+pub const FAILURE_DOMAINS_UP_TO_DATE: &str = "FailureDomainsUpToDate";
 /// Where a deletion stands.
 pub const DELETING: &str = "Deleting";
 
@@ -50,7 +52,7 @@ pub mod reason {
     pub const FORCE_DELETED: &str = "ForceDeleted";
     /// The driver answered.
     pub const REACHABLE: &str = "Reachable";
-    /// The VM has the wanted provider spec.
+    /// The VM has the wanted provider spec, or the failure domains are the driver's.
     pub const UP_TO_DATE: &str = "UpToDate";
     /// The wanted provider spec differs in fields that a living VM can't change.
     pub const NOT_HOT_UPDATABLE: &str = "NotHotUpdatable";

@@ -5,7 +5,6 @@
 mod plan;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Client;
@@ -15,8 +14,6 @@ use kube::runtime::reflector::ObjectRef;
 use serde_json::{Value, json};
 
 use self::plan::{Observed, Plan, Zones, plan, status};
-use crate::api::cluster_api::{self, Cluster};
-use crate::api::conditions::{self, State};
 use crate::api::v1alpha1::InfraCluster;
 use crate::api::{Guarded, labels};
 use crate::apiserver::{Error, patch_params, publish_status, secrets};
@@ -24,10 +21,7 @@ use crate::caches::{Caches, ClusterIds};
 use crate::driver::retry::{self, Call, Next};
 use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
 use crate::provider::{Providers, ResolveError, Share, TURN_WAIT, Turn};
-use crate::reconciler::{Again, Reconciler};
-
-/// How often failure domains are read anew.
-const REFRESH: Duration = Duration::from_mins(10);
+use crate::reconciler::{Again, REFRESH, Reconciler};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -63,7 +57,7 @@ pub fn error_policy(guarded: Arc<Guarded<InfraCluster>>, error: &Error, ctx: Arc
 }
 
 async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again, Error> {
-    let owner = owner(infra, &ctx.caches);
+    let owner = ctx.caches.owning_clusters(&infra.metadata).next();
     let cluster_id = owner.as_deref().and_then(|owner| ctx.cluster_ids.of(owner));
     let plan = plan(
         infra,
@@ -82,32 +76,12 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
     };
     publish(infra, ctx, &plan, &zones).await?;
     Ok(match zones {
-        Zones::Known(_) => Again::After(REFRESH),
-        Zones::Unreachable(status) => Again::after(Call::ListZones, &status),
+        Zones::Known(_) | Zones::None => Again::After(REFRESH),
+        Zones::Failed(status) => Again::after(Call::ListZones, &status),
         // Secrets are not watched.
         Zones::NoSecrets(_) => Again::BackOff,
-        Zones::Unasked | Zones::None | Zones::NotConfigured(_) => Again::OnChange,
+        Zones::Unasked | Zones::NotConfigured(_) => Again::OnChange,
     })
-}
-
-/// Whether it waits for its driver to answer again.
-pub fn awaits_driver(infra: &InfraCluster) -> bool {
-    let status = infra.status.as_ref();
-    status
-        .and_then(|status| conditions::get(&status.conditions, conditions::DRIVER_REACHABLE))
-        .is_some_and(|reachable| reachable.status == State::False.as_str())
-}
-
-fn owner(infra: &InfraCluster, caches: &Caches) -> Option<Arc<Cluster>> {
-    let reference = infra.metadata.owner_references.iter().flatten().find(|owner| {
-        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
-        owner.kind == "Cluster" && group == cluster_api::GROUP
-    })?;
-    let namespace = infra.metadata.namespace.as_deref()?;
-    let cluster = caches
-        .clusters
-        .get(&ObjectRef::new(&reference.name).within(namespace))?;
-    (cluster.metadata.uid.as_deref() == Some(reference.uid.as_str())).then_some(cluster)
 }
 
 /// Asks the driver for its failure domains, if it has any; `None` when it is busy.
@@ -116,7 +90,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
     let provider = match ctx.providers.resolve(infra.spec.provider.as_deref(), namespace) {
         Ok(provider) => provider,
         // Which driver is meant is not said, and need not be: its machines will say.
-        Err(ResolveError::Ambiguous { .. }) => return Ok(Some(Zones::None)),
+        Err(ResolveError::Ambiguous { .. }) => return Ok(Some(Zones::Unasked)),
         Err(error) => return Ok(Some(Zones::NotConfigured(error.to_string()))),
     };
     let wake = Arc::clone(&ctx.wake);
@@ -132,7 +106,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
 async fn ask(infra: &InfraCluster, ctx: &Context, turn: &Turn<'_>, cluster_id: &str) -> Result<Zones, Error> {
     let capabilities = match turn.contact().await {
         Ok(capabilities) => capabilities,
-        Err(status) => return Ok(Zones::Unreachable(status)),
+        Err(status) => return Ok(Zones::Failed(status)),
     };
     if !capabilities.zones || !capabilities.offers(Operation::ListZones) {
         return Ok(Zones::None);
@@ -156,7 +130,7 @@ async fn ask(infra: &InfraCluster, ctx: &Context, turn: &Turn<'_>, cluster_id: &
         Ok(zones) => Zones::Known(zones),
         // Declared, and not offered after all.
         Err(status) if retry::next(Call::ListZones, status.code()) == Next::Fallback => Zones::None,
-        Err(status) => Zones::Unreachable(status),
+        Err(status) => Zones::Failed(status),
     })
 }
 

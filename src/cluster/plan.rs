@@ -1,5 +1,7 @@
 //! What has to be done for an InfraCluster, and the status it leads to. Pure.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 
 use crate::api::cluster_api::Cluster;
@@ -42,14 +44,14 @@ pub enum Plan {
 /// What is known of the driver's failure domains.
 #[derive(Debug)]
 pub enum Zones {
-    /// Nobody asked.
+    /// Nobody was asked: hands are off, or which driver is meant is not said.
     Unasked,
-    /// The driver has none, or which driver is not said.
+    /// The driver has none.
     None,
     /// These.
     Known(Vec<Zone>),
-    /// The driver could not say.
-    Unreachable(Status),
+    /// The driver could not say, or would not.
+    Failed(Status),
     /// There is no such driver.
     NotConfigured(String),
     /// The credentials can't be read.
@@ -118,22 +120,26 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
         .and_then(|status| status.initialization.as_ref()?.provisioned)
         == Some(true);
     let not_yet = match zones {
-        Zones::Unasked | Zones::None | Zones::Known(_) => {
-            set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
-            None
-        }
-        Zones::Unreachable(error) => {
-            set(
-                conditions::DRIVER_REACHABLE,
-                State::False,
-                error.code().name(),
-                error.message(),
-            );
-            Some((error.code().name(), error.message()))
-        }
+        Zones::Unasked | Zones::None | Zones::Known(_) => None,
+        Zones::Failed(error) => Some((error.code().name(), error.message())),
         Zones::NotConfigured(message) => Some((reason::DRIVER_NOT_CONFIGURED, message.as_str())),
         Zones::NoSecrets(message) => Some((reason::INVALID_SECRET, message.as_str())),
     };
+    let is_unreachable = match zones {
+        Zones::Failed(error) => error.code().is_outage(),
+        Zones::NotConfigured(_) => true,
+        Zones::Unasked | Zones::None | Zones::Known(_) | Zones::NoSecrets(_) => false,
+    };
+    match not_yet.filter(|_| is_unreachable) {
+        Some((reason, message)) => set(conditions::DRIVER_REACHABLE, State::False, reason, message),
+        None => set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, ""),
+    }
+    let up_to_date = conditions::FAILURE_DOMAINS_UP_TO_DATE;
+    match (not_yet, zones) {
+        (Some((reason, message)), _) => set(up_to_date, State::False, reason, message),
+        (None, Zones::Unasked) => {}
+        (None, _) => set(up_to_date, State::True, reason::UP_TO_DATE, ""),
+    }
     match not_yet {
         // What was provisioned stays so: a driver that can't be asked says nothing about the Cluster.
         Some((reason, message)) if !provisioned => set(conditions::READY, State::False, reason, message),
@@ -145,16 +151,23 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
             });
         }
     }
-    if let Zones::Known(zones) = zones {
-        // What the schema would refuse is left out: the rest of the status has to be written all the same.
-        let mut names = std::collections::BTreeSet::new();
-        let usable = zones
-            .iter()
-            .filter(|zone| (1..=MAX_ZONE_NAME).contains(&zone.name.len()) && names.insert(&zone.name));
-        status.failure_domains = usable.take(MAX_ZONES).map(failure_domain).collect();
+    match zones {
+        Zones::Known(zones) => status.failure_domains = failure_domains(zones),
+        // A machine that is placed in one that is no more can't be made.
+        Zones::None => status.failure_domains.clear(),
+        Zones::Unasked | Zones::Failed(_) | Zones::NotConfigured(_) | Zones::NoSecrets(_) => {}
     }
     status.observed_generation = generation;
     status
+}
+
+/// What the schema would refuse is left out: the rest of the status has to be written all the same.
+fn failure_domains(zones: &[Zone]) -> Vec<FailureDomain> {
+    let mut names = BTreeSet::new();
+    let usable = zones
+        .iter()
+        .filter(|zone| (1..=MAX_ZONE_NAME).contains(&zone.name.len()) && names.insert(&zone.name));
+    usable.take(MAX_ZONES).map(failure_domain).collect()
 }
 
 fn failure_domain(zone: &Zone) -> FailureDomain {
@@ -236,7 +249,7 @@ mod tests {
     #[test]
     fn a_driver_that_goes_away_does_not_take_back_what_was_provisioned() {
         let now = Timestamp::UNIX_EPOCH;
-        let outage = || Zones::Unreachable(Status::new(Code::Unavailable, "connection refused"));
+        let outage = || Zones::Failed(Status::new(Code::Unavailable, "connection refused"));
         let mut infra = annotated("other");
         let first = status(&infra, &provision(), &outage(), now);
         assert!(!conditions::is_true(&first.conditions, conditions::READY));
@@ -249,14 +262,81 @@ mod tests {
             conditions::DRIVER_REACHABLE
         ));
     }
-    /// One bad zone must not have the API server refuse the others, again and again.
-    #[test]
-    fn of_the_zones_that_a_driver_names_what_the_schema_would_refuse_is_left_out() {
-        let zone = |name: &str, attributes: Vec<(String, String)>| Zone {
+
+    fn zone(name: &str, attributes: Vec<(String, String)>) -> Zone {
+        Zone {
             name: name.to_owned(),
             control_plane: true,
             attributes: attributes.into_iter().collect(),
+        }
+    }
+
+    /// An InfraCluster whose driver named a failure domain.
+    fn zoned() -> InfraCluster {
+        let mut infra = annotated("other");
+        let known = Zones::Known(vec![zone("east", Vec::new())]);
+        infra.status = Some(status(&infra, &provision(), &known, Timestamp::UNIX_EPOCH));
+        infra
+    }
+
+    /// A Machine that Cluster API places in one that is no more would fail for good.
+    #[test]
+    fn failure_domains_are_taken_back_when_the_driver_has_none_and_not_when_it_does_not_say() {
+        let infra = zoned();
+        let shown = |zones: &Zones| {
+            let after = status(&infra, &provision(), zones, Timestamp::UNIX_EPOCH);
+            after.failure_domains.len()
         };
+        assert_eq!(shown(&Zones::None), 0);
+        assert_eq!(shown(&Zones::Known(Vec::new())), 0);
+        for silence in [
+            Zones::Unasked,
+            Zones::Failed(Status::new(Code::Unavailable, "connection refused")),
+            Zones::Failed(Status::new(Code::PermissionDenied, "no")),
+            Zones::NotConfigured("no".to_owned()),
+            Zones::NoSecrets("no".to_owned()),
+        ] {
+            assert_eq!(shown(&silence), 1, "{silence:?}");
+        }
+    }
+
+    /// A refusal is an answer, as it is of a machine's call; what is wrong is told all the same.
+    #[test]
+    fn a_driver_is_unreachable_when_it_does_not_answer_and_not_when_it_refuses() {
+        let infra = zoned();
+        for code in Code::ALL {
+            let failed = Zones::Failed(Status::new(code, "no"));
+            let after = status(&infra, &provision(), &failed, Timestamp::UNIX_EPOCH).conditions;
+            let outage = matches!(code, Code::Unavailable | Code::DeadlineExceeded);
+            assert_eq!(
+                conditions::is_true(&after, conditions::DRIVER_REACHABLE),
+                !outage,
+                "{code}"
+            );
+            assert!(conditions::is_true(&after, conditions::READY), "{code}");
+            let told = conditions::get(&after, conditions::FAILURE_DOMAINS_UP_TO_DATE).unwrap();
+            assert_eq!(
+                (told.status.as_str(), told.reason.as_str(), told.message.as_str()),
+                ("False", code.name(), "no")
+            );
+        }
+    }
+
+    #[test]
+    fn a_driver_that_is_not_configured_any_more_is_not_called_reachable() {
+        let infra = zoned();
+        let gone = Zones::NotConfigured("there is no driver `a`".to_owned());
+        let after = status(&infra, &provision(), &gone, Timestamp::UNIX_EPOCH).conditions;
+        let shown = conditions::get(&after, conditions::DRIVER_REACHABLE).unwrap();
+        assert_eq!(
+            (shown.status.as_str(), shown.reason.as_str()),
+            ("False", reason::DRIVER_NOT_CONFIGURED)
+        );
+    }
+
+    /// One bad zone must not have the API server refuse the others, again and again.
+    #[test]
+    fn of_the_zones_that_a_driver_names_what_the_schema_would_refuse_is_left_out() {
         let many = (0..200).map(|n| (format!("k{n}"), String::new())).collect();
         let long = vec![
             ("long".to_owned(), "x".repeat(65_537)),

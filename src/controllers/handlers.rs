@@ -74,6 +74,7 @@ impl Controllers {
         let (machines, clusters, mut changes) =
             (self.machines.clone(), self.clusters.clone(), Changes::default());
         let infra_machines = self.caches.infra_machines.clone();
+        let (templates, caches) = (self.templates.clone(), self.caches.clone());
         let (known, cluster_ids) = (
             self.caches.clusters.clone(),
             Arc::clone(&self.context.cluster_ids),
@@ -99,6 +100,12 @@ impl Controllers {
                 && infra.kind == "InfraCluster"
             {
                 clusters.send(ObjectRef::new(&infra.name).within(&namespace));
+            }
+            for guarded in caches.infra_machine_templates.state() {
+                let mut its = caches.clusters_of_template(guarded.meta()).into_iter();
+                if its.any(|of| of.metadata.uid == cluster.metadata.uid) {
+                    templates.send(ObjectRef::from_obj(&*guarded));
+                }
             }
             for guarded in infra_machines.state() {
                 let labelled = guarded

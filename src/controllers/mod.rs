@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
-use kube::api::Api;
+use kube::api::{Api, ObjectMeta};
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher;
@@ -250,6 +250,7 @@ impl Controllers {
     ) -> BoxFuture<'static, ()> {
         let context = Arc::new(template::Context {
             client: self.client.clone(),
+            caches: self.caches.clone(),
             providers: self.providers.clone(),
             reconciler: Reconciler::new(Kind::InfraMachineTemplate, Arc::clone(&self.metrics)),
             wake: waking(&self.templates),
@@ -292,8 +293,8 @@ impl Controllers {
         .await;
     }
 
-    /// Looks at all machines of a driver that was lost or is back: DriverReachable has to say so. What waits for a driver
-    /// need not wait any longer, nor what waits for one that can do more when it became another.
+    /// Looks at all machines and clusters of a driver that was lost or is back: DriverReachable has to say so. One that is
+    /// back, or became another, may say something else of its zones and classes.
     async fn spread_reachability(&self) {
         let spreads = self.providers.iter().map(|provider| async {
             let mut news = provider.reachable();
@@ -305,8 +306,11 @@ impl Controllers {
                 let before = std::mem::replace(&mut met, provider.incarnation());
                 let is_another = before != 0 && before != met;
                 if is_other_state || is_another {
-                    self.reconcile_all_of(provider.name());
-                    self.reconcile_all_that_wait();
+                    self.reconcile_machines_of(provider.name());
+                    self.reconcile_clusters_of(provider.name());
+                    if !is {
+                        self.reconcile_templates_of(provider.name());
+                    }
                 }
             }
             futures::future::pending::<()>().await;
@@ -314,7 +318,7 @@ impl Controllers {
         futures::future::join_all(spreads).await;
     }
 
-    fn reconcile_all_of(&self, driver: &str) {
+    fn reconcile_machines_of(&self, driver: &str) {
         for guarded in self.caches.infra_machines.state() {
             let uses = |machine: &InfraMachine| {
                 let annotations = machine.metadata.annotations.as_ref();
@@ -330,21 +334,32 @@ impl Controllers {
         }
     }
 
-    fn reconcile_all_that_wait(&self) {
+    fn reconcile_clusters_of(&self, driver: &str) {
         for guarded in self.caches.infra_clusters.state() {
-            if guarded.0.as_ref().is_ok_and(cluster::awaits_driver) {
+            if let Ok(infra) = &guarded.0
+                && self.is_served_by(driver, infra.spec.provider.as_deref(), &infra.metadata)
+            {
                 self.clusters.send(ObjectRef::from_obj(&*guarded));
             }
         }
+    }
+
+    fn reconcile_templates_of(&self, driver: &str) {
         for guarded in self.caches.infra_machine_templates.state() {
-            if guarded
-                .0
-                .as_ref()
-                .is_ok_and(|template| !template::is_ready(template))
+            if let Ok(template) = &guarded.0
+                && let named = template.spec.template.spec.provider.as_deref()
+                && self.is_served_by(driver, named, &template.metadata)
             {
                 self.templates.send(ObjectRef::from_obj(&*guarded));
             }
         }
+    }
+
+    /// Whether an object that names this driver, or none, gets that one.
+    fn is_served_by(&self, driver: &str, named: Option<&str>, meta: &ObjectMeta) -> bool {
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let resolved = self.providers.resolve(named, namespace);
+        resolved.is_ok_and(|provider| provider.name() == driver)
     }
 
     fn api<K>(&self) -> Api<K>

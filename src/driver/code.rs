@@ -79,6 +79,11 @@ impl Code {
         self as u8
     }
 
+    /// Whether the driver could not be reached or did not answer in time. Any other code is an answer.
+    pub const fn is_outage(self) -> bool {
+        matches!(self, Self::Unavailable | Self::DeadlineExceeded)
+    }
+
     /// The name as conditions, events and metrics show it: `ResourceExhausted`.
     pub const fn name(self) -> &'static str {
         match self {

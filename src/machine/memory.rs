@@ -121,14 +121,20 @@ impl Memory {
         self.with(uid, |note| note.written = Some(machine));
     }
 
-    /// The newer of what the cache holds and what we wrote.
-    pub fn freshest(&self, uid: &str, cached: Arc<InfraMachine>) -> Arc<InfraMachine> {
-        let mut freshest = cached;
-        self.with_known(uid, |note| match &note.written {
-            Some(written) if is_newer(written, &freshest) => freshest = Arc::clone(written),
-            _ => note.written = None,
-        });
-        freshest
+    /// The newer of what the cache holds and what we wrote. `cached` reads the cache, and may take its time.
+    ///
+    /// The note is read first: it goes when the cache has the object, so that what is read of the cache afterwards is at
+    /// least as new. The other way round, a note that went in between would leave what the cache held before.
+    pub fn freshest(&self, uid: &str, cached: impl FnOnce() -> Arc<InfraMachine>) -> Arc<InfraMachine> {
+        let written = self.recall(uid).written;
+        let cached = cached();
+        match written {
+            Some(written) if is_newer(&written, &cached) => written,
+            _ => {
+                self.caught_up(uid, &cached);
+                cached
+            }
+        }
     }
 
     /// The cache holds this version: our own write need not be kept beside it any longer, nor a note that says nothing.
@@ -249,7 +255,7 @@ mod tests {
         memory.wrote("u", at("100"));
         assert_eq!(
             memory
-                .freshest("u", at("99"))
+                .freshest("u", || at("99"))
                 .metadata
                 .resource_version
                 .as_deref(),
@@ -257,7 +263,7 @@ mod tests {
         );
         assert_eq!(
             memory
-                .freshest("u", at("101"))
+                .freshest("u", || at("101"))
                 .metadata
                 .resource_version
                 .as_deref(),
@@ -267,6 +273,18 @@ mod tests {
             memory.recall("u").written.is_none(),
             "the note goes when the cache has caught up"
         );
+    }
+
+    #[test]
+    fn our_own_write_is_known_also_when_the_cache_gets_it_while_it_is_read() {
+        let memory = Memory::default();
+        memory.wrote("u", at("100"));
+        let read_before = at("99");
+        let freshest = memory.freshest("u", || {
+            memory.caught_up("u", &at("100"));
+            Arc::clone(&read_before)
+        });
+        assert_eq!(freshest.metadata.resource_version.as_deref(), Some("100"));
     }
 
     #[test]
@@ -335,7 +353,7 @@ mod tests {
     #[test]
     fn what_only_forgets_begins_no_note_on_an_object_that_is_gone() {
         let memory = Memory::default();
-        memory.freshest("u", at("1"));
+        memory.freshest("u", || at("1"));
         memory.finished("u");
         memory.succeeded("u");
         memory.seen("u");

@@ -29,6 +29,7 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use jiff::Timestamp;
 use kube::Resource as _;
 use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
 
 pub use context::{Context, Reference};
 pub use memory::{Memory, Suspicion};
@@ -54,7 +55,7 @@ const UNSAFE_TO_SHOW: &str = "the driver's message is not shown: the bootstrap d
 pub async fn reconcile(guarded: Arc<Guarded<InfraMachine>>, ctx: Arc<Context>) -> Result<Action, Error> {
     let started = Instant::now();
     let result = match &guarded.0 {
-        Ok(machine) => reconcile_machine(Arc::new(machine.clone()), &ctx).await,
+        Ok(machine) => reconcile_machine(machine, &ctx).await,
         Err(invalid) => unreadable::reconcile(invalid, &ctx).await,
     };
     ctx.metrics
@@ -62,9 +63,9 @@ pub async fn reconcile(guarded: Arc<Guarded<InfraMachine>>, ctx: Arc<Context>) -
     result
 }
 
-async fn reconcile_machine(cached: Arc<InfraMachine>, ctx: &Context) -> Result<Action, Error> {
-    let uid = cached.metadata.uid.clone().unwrap_or_default();
-    let machine = ctx.memory.freshest(&uid, cached);
+async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Action, Error> {
+    let uid = queued.metadata.uid.as_deref().unwrap_or_default();
+    let machine = ctx.memory.freshest(uid, || cached(ctx, queued));
     let gathered = gather(ctx, &machine).await;
     let plan = plan(&machine, &gathered.observed());
     let mut object = Object::new(ctx, Arc::clone(&machine));
@@ -72,6 +73,18 @@ async fn reconcile_machine(cached: Arc<InfraMachine>, ctx: &Context) -> Result<A
     let mut turn = None;
     let outcome = execute(ctx, &mut object, &gathered, &mut turn, plan).await?;
     publish(ctx, &machine, &mut object, &gathered, outcome).await
+}
+
+/// What the cache holds of a machine now: since it was taken out for this reconcile, our own last write may have arrived.
+fn cached(ctx: &Context, queued: &InfraMachine) -> Arc<InfraMachine> {
+    let meta = &queued.metadata;
+    let reference = ObjectRef::new(meta.name.as_deref().unwrap_or_default())
+        .within(meta.namespace.as_deref().unwrap_or_default());
+    let found = ctx.caches.infra_machines.get(&reference);
+    let current = found.as_deref().and_then(|guarded| guarded.0.as_ref().ok());
+    // One of the same name that came later is another machine.
+    let same = current.filter(|current| current.metadata.uid == meta.uid);
+    Arc::new(same.unwrap_or(queued).clone())
 }
 
 /// Does what the plan says: driver calls, and the claim that has to come before them.

@@ -190,7 +190,7 @@ impl Contact {
     /// succeeds there does not turn the driver on and off.
     pub(super) fn note<T>(&self, answer: &Result<T>) {
         let answers = match answer.as_ref().map_err(Status::code) {
-            Err(Code::Unavailable | Code::DeadlineExceeded) => false,
+            Err(code) if code.is_outage() => false,
             // Nothing is known of the driver from a call that was given up or that nobody can explain.
             Err(Code::Canceled | Code::Unknown) => return,
             Ok(_) | Err(_) => true,

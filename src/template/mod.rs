@@ -3,6 +3,7 @@
 //!
 //! Layer 2. Writes the template's status and nothing else.
 
+mod plan;
 mod status;
 
 use std::sync::Arc;
@@ -13,19 +14,23 @@ use kube::api::Api;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 
-use self::status::{Described, status};
-use crate::api::v1alpha1::InfraMachineTemplate;
-use crate::api::{Guarded, conditions, labels};
+use self::plan::{Plan, plan};
+use self::status::{Described, paused, status};
+use crate::api::Guarded;
+use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
 use crate::apiserver::{Error, publish_status, secrets};
+use crate::caches::Caches;
 use crate::driver::retry::{self, Call, LONG_WAIT, Next};
 use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
 use crate::provider::{Provider, Providers, Share, TURN_WAIT, Turn};
-use crate::reconciler::{Again, Reconciler};
+use crate::reconciler::{Again, REFRESH, Reconciler};
 
 /// What every reconcile works with.
 pub struct Context {
     /// Writes.
     pub client: Client,
+    /// What is watched.
+    pub caches: Caches,
     /// The configured drivers.
     pub providers: Providers,
     /// Failures and metrics.
@@ -54,35 +59,46 @@ pub fn error_policy(guarded: Arc<Guarded<InfraMachineTemplate>>, error: &Error, 
     ctx.reconciler.retry(&guarded, error)
 }
 
-/// Whether its status says that machines can be made from it as it is now.
-pub fn is_ready(template: &InfraMachineTemplate) -> bool {
-    template.status.as_ref().is_some_and(|status| {
-        status.observed_generation == template.metadata.generation
-            && conditions::is_true(&status.conditions, conditions::READY)
-    })
+async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> Result<Again, Error> {
+    let clusters = ctx.caches.clusters_of_template(&template.metadata);
+    match plan(template, &clusters) {
+        Plan::Leave => Ok(Again::OnChange),
+        Plan::Pause(by) => {
+            publish(template, ctx, &paused(template, &by, Timestamp::now())).await?;
+            Ok(Again::OnChange)
+        }
+        Plan::Describe => {
+            let Some(described) = describe(template, ctx).await? else {
+                return Ok(Again::After(TURN_WAIT));
+            };
+            publish(template, ctx, &status(template, &described, Timestamp::now())).await?;
+            Ok(again(&described))
+        }
+    }
 }
 
-async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> Result<Again, Error> {
-    let annotations = template.metadata.annotations.as_ref();
-    let paused = annotations.is_some_and(|all| all.contains_key(labels::PAUSED));
-    if paused || is_ready(template) || template.metadata.deletion_timestamp.is_some() {
-        return Ok(Again::OnChange);
-    }
-    let Some(described) = describe(template, ctx).await? else {
-        return Ok(Again::After(TURN_WAIT));
-    };
+async fn publish(
+    template: &InfraMachineTemplate,
+    ctx: &Context,
+    after: &InfraMachineTemplateStatus,
+) -> Result<(), Error> {
     let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
     let api = Api::<InfraMachineTemplate>::namespaced(ctx.client.clone(), namespace);
-    let after = status(template, &described, Timestamp::now());
-    publish_status(&api, &template.metadata, template.status.as_ref(), &after).await?;
-    Ok(match described {
-        Described::Known(_) | Described::NotOffered | Described::NotConfigured(_) => Again::OnChange,
+    publish_status(&api, &template.metadata, template.status.as_ref(), after).await?;
+    Ok(())
+}
+
+/// When the driver is asked again. One that told all may tell more, or something else, after it was replaced.
+fn again(described: &Described) -> Again {
+    match described {
+        Described::Known(_) | Described::NotOffered => Again::After(REFRESH),
+        Described::NotConfigured(_) => Again::OnChange,
         // Another version of the driver may take it.
         Described::Refused(_) | Described::Unusable(_) => Again::After(LONG_WAIT),
         // Secrets are not watched.
         Described::NoSecrets(_) => Again::BackOff,
-        Described::Failed(status) => Again::after(Call::DescribeClass, &status),
-    })
+        Described::Failed(status) => Again::after(Call::DescribeClass, status),
+    }
 }
 
 /// Asks the driver what a machine of the template has; `None` when it is busy.
@@ -157,4 +173,19 @@ fn violation(
                 .map_err(|status| status.message().to_owned())
         });
     refused.err().map(|why| format!("spec.template.spec.{why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::ClassDescription;
+
+    /// A plugin that is replaced by one that can describe classes need not restart the provider.
+    #[test]
+    fn a_driver_that_said_all_it_could_is_asked_again_after_a_while() {
+        let known = Described::Known(ClassDescription::default());
+        for described in [known, Described::NotOffered] {
+            assert_eq!(again(&described), Again::After(REFRESH), "{described:?}");
+        }
+    }
 }

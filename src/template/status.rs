@@ -59,6 +59,22 @@ fn violation(capacity: &BTreeMap<String, String>) -> Option<String> {
     })
 }
 
+/// The status of a template that hands are off of; of the rest nothing new is known.
+pub fn paused(template: &InfraMachineTemplate, by: &str, now: Timestamp) -> InfraMachineTemplateStatus {
+    let mut status = template.status.clone().unwrap_or_default();
+    let generation = template.metadata.generation;
+    conditions::set(
+        &mut status.conditions,
+        conditions::PAUSED,
+        State::True,
+        reason::PAUSED,
+        by,
+        generation,
+        now,
+    );
+    status
+}
+
 /// The status after an answer; the same as before where nothing changed.
 pub fn status(
     template: &InfraMachineTemplate,
@@ -66,6 +82,19 @@ pub fn status(
     now: Timestamp,
 ) -> InfraMachineTemplateStatus {
     let mut status = template.status.clone().unwrap_or_default();
+    let generation = template.metadata.generation;
+    let mut set = |type_: &str, state: State, reason: &str, message: &str| {
+        conditions::set(
+            &mut status.conditions,
+            type_,
+            state,
+            reason,
+            message,
+            generation,
+            now,
+        );
+    };
+    set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
     let failed;
     let (state, reason, message) = match described {
         Described::Known(description) => {
@@ -78,23 +107,24 @@ pub fn status(
         Described::Unusable(why) => (State::False, reason::INVALID_CAPACITY, why.as_str()),
         Described::NotConfigured(why) => (State::False, reason::DRIVER_NOT_CONFIGURED, why.as_str()),
         Described::NoSecrets(why) => (State::False, reason::INVALID_SECRET, why.as_str()),
+        // A driver that does not answer says nothing about a template that it took.
+        Described::Failed(error) if error.code().is_outage() && is_ready(template) => return status,
         Described::Failed(error) => {
             failed = format!("{}: {}", Operation::DescribeClass, error.message());
             (State::False, error.code().name(), failed.as_str())
         }
     };
-    let generation = template.metadata.generation;
-    conditions::set(
-        &mut status.conditions,
-        conditions::READY,
-        state,
-        reason,
-        message,
-        generation,
-        now,
-    );
+    set(conditions::READY, state, reason, message);
     status.observed_generation = generation;
     status
+}
+
+/// Whether its status says that machines can be made from it as it is now.
+fn is_ready(template: &InfraMachineTemplate) -> bool {
+    template.status.as_ref().is_some_and(|status| {
+        status.observed_generation == template.metadata.generation
+            && conditions::is_true(&status.conditions, conditions::READY)
+    })
 }
 
 /// Nothing of what Cluster API does not know.
@@ -186,17 +216,73 @@ mod tests {
         assert!(violation(&many).is_some_and(|why| why.contains("64")));
     }
 
-    #[test]
-    fn a_driver_that_fails_leaves_the_capacity_that_it_told_before() {
-        let mut template = template();
+    fn known(template: &InfraMachineTemplate) -> InfraMachineTemplateStatus {
         let known = Described::of(description("cpu", "4"));
-        template.status = Some(status(&template, &known, Timestamp::UNIX_EPOCH));
-        let outage = Described::Failed(Status::new(Code::Unavailable, "connection refused"));
-        let status = status(&template, &outage, Timestamp::UNIX_EPOCH);
+        status(template, &known, Timestamp::UNIX_EPOCH)
+    }
+
+    #[test]
+    fn a_driver_that_refuses_leaves_the_capacity_that_it_told_before() {
+        let mut template = template();
+        template.status = Some(known(&template));
+        let refused = Described::Failed(Status::new(Code::PermissionDenied, "no"));
+        let status = status(&template, &refused, Timestamp::UNIX_EPOCH);
         assert_eq!(status.capacity["cpu"], "4");
+        assert_eq!(ready(&status), ("False", "PermissionDenied", "DescribeClass: no"));
+    }
+
+    /// It is asked again now and then; machines can be made from it once the driver is back.
+    #[test]
+    fn an_outage_of_the_driver_takes_nothing_back_from_a_template_and_gives_nothing_to_another() {
+        let mut template = template();
+        let outage = Described::Failed(Status::new(Code::Unavailable, "connection refused"));
+        let first = status(&template, &outage, Timestamp::UNIX_EPOCH);
         assert_eq!(
-            ready(&status),
+            ready(&first),
             ("False", "Unavailable", "DescribeClass: connection refused")
+        );
+        template.status = Some(known(&template));
+        assert_eq!(
+            Some(status(&template, &outage, Timestamp::UNIX_EPOCH)),
+            template.status
+        );
+    }
+
+    /// An idle fleet makes no writes, however often its drivers are asked.
+    #[test]
+    fn the_same_answer_changes_nothing_and_another_is_shown() {
+        let mut template = template();
+        let later = Timestamp::from_second(600).unwrap();
+        template.status = Some(status(&template, &Described::NotOffered, Timestamp::UNIX_EPOCH));
+        assert_eq!(
+            Some(status(&template, &Described::NotOffered, later)),
+            template.status
+        );
+        let after = status(&template, &Described::of(description("cpu", "4")), later);
+        assert_eq!(after.capacity["cpu"], "4");
+    }
+
+    #[test]
+    fn a_pause_is_shown_and_taken_back_and_touches_nothing_else() {
+        let mut template = template();
+        template.status = Some(known(&template));
+        template.metadata.generation = Some(3);
+        let pausing = paused(
+            &template,
+            "Cluster spec.paused is set to true",
+            Timestamp::UNIX_EPOCH,
+        );
+        assert!(conditions::is_true(&pausing.conditions, conditions::PAUSED));
+        assert_eq!(
+            (pausing.observed_generation, pausing.capacity["cpu"].as_str()),
+            (Some(2), "4")
+        );
+        template.status = Some(pausing);
+        let again = known(&template).conditions;
+        let shown = conditions::get(&again, conditions::PAUSED).unwrap();
+        assert_eq!(
+            (shown.status.as_str(), shown.reason.as_str()),
+            ("False", reason::NOT_PAUSED)
         );
     }
 }

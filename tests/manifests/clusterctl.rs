@@ -1,6 +1,6 @@
 //! `make release`, and what the real clusterctl makes of it.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use management_cluster::ManagementCluster;
 use serde_json::{Value, json};
 
@@ -56,12 +56,58 @@ async fn clusterctl_fills_in_its_variables_and_the_image_is_the_one_asked_for() 
             "--config",
         ])
         .arg(release.config())
-        .env("CAPCMI_INSECURE_DIAGNOSTICS", "true");
+        .env("CAPCMI_INSECURE_DIAGNOSTICS", "true")
+        .env("CAPCMI_REPLICAS", "2")
+        .env("CAPCMI_DRIVERS_CONFIGMAP", "our-drivers");
     let objects = parse(&output(&mut command)?)?;
-    let container = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"]["containers"]
-        [0];
+    let spec = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"];
+    let pod = &spec["template"]["spec"];
+    let container = &pod["containers"][0];
     assert_eq!(container["args"][3], "--insecure-diagnostics=true");
     assert_eq!(container["image"], image);
+    assert_eq!(spec["replicas"], 2);
+    assert_eq!(pod["volumes"][0]["configMap"]["name"], "our-drivers");
+    // An upgrade writes what it ships, and that must not be the user's.
+    assert!(find(&objects, "ConfigMap", "our-drivers").is_err());
+    Ok(())
+}
+
+/// Unless told otherwise, the Pod gets the ConfigMap that comes along.
+#[tokio::test]
+async fn clusterctl_installs_the_drivers_that_are_shipped() -> Result<()> {
+    let objects = Release::make(None).await?.generate_provider()?;
+    let spec = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"];
+    assert_eq!(spec["replicas"], 1);
+    let name = &spec["template"]["spec"]["volumes"][0]["configMap"]["name"];
+    find(&objects, "ConfigMap", name.as_str().context("a name")?)?;
+    Ok(())
+}
+
+/// clusterctl would refuse it, and only whoever installs it would learn.
+#[tokio::test]
+async fn a_release_of_a_series_that_the_metadata_lacks_is_not_written() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    for version in ["v0.2.0", "v1.1.0", "v0.11.0"] {
+        let made = Release::try_make(folder.path(), version, None).await?;
+        let said = String::from_utf8_lossy(&made.stderr).into_owned();
+        ensure!(!made.status.success(), "{version} was written");
+        ensure!(said.contains("metadata.yaml has no release series"), "{said}");
+    }
+    ensure!(
+        folder.path().read_dir()?.next().is_none(),
+        "something was written"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_release_that_could_not_be_built_leaves_no_components() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let made = Release::try_make(folder.path(), "v0.1.0", Some("false")).await?;
+    ensure!(!made.status.success(), "it was made without kubectl");
+    let target = folder.path().join("infrastructure-cmi/v0.1.0");
+    let left: Vec<_> = target.read_dir()?.collect();
+    ensure!(left.is_empty(), "{left:?}");
     Ok(())
 }
 

@@ -116,7 +116,16 @@ async fn selectors_and_references_meet_what_they_mean() -> Result<()> {
     assert!(selects(&service["spec"]["selector"]));
     assert!(selects(&budget["spec"]["selector"]["matchLabels"]));
     assert_eq!(budget["spec"]["maxUnavailable"], 1);
-    assert!(deployment["spec"]["replicas"].as_u64() > Some(1));
+    // What ships with a driver in memory has one replica: another finds every VM gone when it takes over. Then the budget
+    // must not keep a node from being drained, which `minAvailable` would.
+    assert_eq!(deployment["spec"]["replicas"], 1);
+    let drivers = find(&objects, "ConfigMap", "capcmi-drivers")?["data"]["drivers.yaml"].as_str();
+    let drivers: Value = serde_saphyr::from_str(drivers.expect("a drivers file"))?;
+    assert_eq!(
+        drivers["drivers"],
+        json!([{"name": "simulated", "simulated": {}}])
+    );
+    assert!(budget["spec"]["minAvailable"].is_null());
 
     let pod = &pod["spec"];
     let account = pod["serviceAccountName"].as_str().expect("an account");
@@ -199,5 +208,30 @@ async fn secrets_can_be_granted_namespace_by_namespace() -> Result<()> {
     let titles = titles(&composed(&["namespaced-secrets"], "").await?);
     assert!(titles.contains(&"ClusterRole capcmi-secrets-role".to_owned()));
     assert!(!titles.contains(&"ClusterRoleBinding capcmi-secrets-rolebinding".to_owned()));
+    Ok(())
+}
+
+/// What a user keeps in a kustomization of their own is what they get, whatever is shipped in the next version.
+#[tokio::test]
+async fn drivers_and_replicas_of_a_kustomization_are_what_is_applied() -> Result<()> {
+    let page = fs::read_to_string(repository().join("docs/install.md"))?;
+    let (_, rest) = page
+        .split_once("<!-- tested: kustomization -->\n\n```yaml\n")
+        .expect("a kustomization");
+    let (written, _) = rest.split_once("```").expect("its end");
+    let (_, more) = written.split_once("resources:").expect("resources");
+    let (_, more) = more
+        .trim_start_matches('\n')
+        .split_once('\n')
+        .expect("what follows");
+    let objects = composed(&[], more).await?;
+    let drivers = find(&objects, "ConfigMap", "capcmi-drivers")?["data"]["drivers.yaml"].as_str();
+    let drivers = drivers.expect("a drivers file");
+    assert!(
+        drivers.contains("grpc") && !drivers.contains("simulated"),
+        "{drivers}"
+    );
+    let deployment = find(&objects, "Deployment", "capcmi-controller-manager")?;
+    assert_eq!(deployment["spec"]["replicas"], 2);
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
 };
 
 use anyhow::Result;
@@ -23,15 +23,18 @@ impl Release {
     pub async fn make(image: Option<&str>) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let programs = Programs::find().await?;
-        let mut make = Command::new("make");
-        make.arg("release")
-            .arg("VERSION=v0.1.0")
-            .arg(format!("RELEASE_DIR={}", folder.path().display()))
-            .arg(format!("KUBECTL={}", programs.kubectl.display()))
-            .args(image.map(|image| format!("IMG={image}")))
-            .current_dir(repository());
-        output(&mut make)?;
+        let mut make = make(folder.path(), "v0.1.0", &programs.kubectl);
+        output(make.args(image.map(|image| format!("IMG={image}"))))?;
         Ok(Self { folder, programs })
+    }
+
+    /// What `make release` says of a version, with kubectl or another program in its place.
+    pub async fn try_make(folder: &Path, version: &str, kubectl: Option<&str>) -> Result<Output> {
+        let kubectl = match kubectl {
+            Some(program) => PathBuf::from(program),
+            None => Programs::find().await?.kubectl,
+        };
+        Ok(make(folder, version, &kubectl).output()?)
     }
 
     /// clusterctl with the configuration of the release, without network, cluster and user's settings.
@@ -91,4 +94,14 @@ impl Release {
             .arg(self.config());
         parse(&output(&mut command)?)
     }
+}
+
+fn make(folder: &Path, version: &str, kubectl: &Path) -> Command {
+    let mut make = Command::new("make");
+    make.arg("release")
+        .arg(format!("VERSION={version}"))
+        .arg(format!("RELEASE_DIR={}", folder.display()))
+        .arg(format!("KUBECTL={}", kubectl.display()))
+        .current_dir(repository());
+    make
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::codes::{condition, provisioned};
 use crate::support::by_hand::all_become;
 use crate::support::fleet::objects;
-use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
+use crate::support::{ByHand, Cloud, DEADLINE, Plugin, Provider, World};
 
 #[tokio::test]
 async fn a_template_says_what_a_machine_of_it_has_and_a_cluster_where_they_may_be() -> Result<()> {
@@ -68,6 +68,66 @@ async fn a_template_says_what_a_machine_of_it_has_and_a_cluster_where_they_may_b
     .await
 }
 
+/// What it said before does not hold for ever: a failure domain that is gone would have a Machine placed in it. And what it
+/// could not say before is noticed without a restart of the provider.
+#[tokio::test]
+async fn a_plugin_that_comes_back_says_anew_what_its_classes_and_zones_are() -> Result<()> {
+    let world = World::new("capacity-anew").await?;
+    let cloud = Cloud::new(&world);
+    let old = cloud.config(json!({"zones": ["east", "west"], "disabledCalls": ["DescribeClass"]}));
+    let mut plugin = Plugin::start(&world, "simulated", &old).await?;
+    let _provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
+    world.cluster("c").await?;
+    let template = json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
+        "metadata": {"name": "t", "namespace": world.namespace},
+        "spec": {"template": {"spec": {"providerSpec": {"vmPool": "default", "size": "small"}}}},
+    });
+    management_cluster::apply(&world.admin, template).await?;
+    let templates = ("infrastructure.capcmi.io", "v1alpha1", "InfraMachineTemplate");
+    let clusters = ("infrastructure.capcmi.io", "v1alpha1", "InfraCluster");
+    shows(&world, templates, "t", |template| {
+        ensure!(
+            shown(template, conditions::READY)["status"] == "True",
+            "{:#}",
+            template.data["status"]
+        );
+        ensure!(template.data["status"]["capacity"].is_null(), "it has a capacity");
+        Ok(())
+    })
+    .await?;
+    let zones = |cluster: &DynamicObject| {
+        cluster.data["status"]["failureDomains"]
+            .as_array()
+            .map_or(0, Vec::len)
+    };
+    shows(&world, clusters, "c", |cluster| {
+        ensure!(zones(cluster) == 2, "{:#}", cluster.data["status"]);
+        Ok(())
+    })
+    .await?;
+
+    plugin.kill();
+    plugin.configure(&cloud.config(json!({"zones": []})))?;
+    plugin.listen(&world).await?;
+    shows(&world, templates, "t", |template| {
+        ensure!(
+            template.data["status"]["capacity"]["cpu"] == "2",
+            "{:#}",
+            template.data["status"]
+        );
+        Ok(())
+    })
+    .await?;
+    shows(&world, clusters, "c", |cluster| {
+        ensure!(zones(cluster) == 0, "{:#}", cluster.data["status"]);
+        let up_to_date = shown(cluster, conditions::FAILURE_DOMAINS_UP_TO_DATE);
+        ensure!(up_to_date["status"] == "True", "{up_to_date:#}");
+        Ok(())
+    })
+    .await
+}
+
 /// Before any machine is made from it; and what heals is noticed.
 #[tokio::test]
 async fn a_template_that_no_machine_can_be_made_from_says_which_field_is_wrong() -> Result<()> {
@@ -121,7 +181,7 @@ async fn a_template_that_no_machine_can_be_made_from_says_which_field_is_wrong()
         management_cluster::apply(&world.admin, template).await?;
     }
     let kind = ("infrastructure.capcmi.io", "v1alpha1", "InfraMachineTemplate");
-    let ready = |template: &DynamicObject| template.data["status"]["conditions"][0].clone();
+    let ready = |template: &DynamicObject| shown(template, conditions::READY);
     for (name, _, reason, message) in &cases {
         shows(&world, kind, name, |template| {
             let ready = ready(template);
@@ -196,6 +256,15 @@ async fn a_driver_that_is_not_there_or_not_for_the_namespace_is_named_and_not_ca
     let about_a_machine = calls.lines().find(|line| !line.contains(r#""machine":"""#));
     ensure!(about_a_machine.is_none(), "it was called: {about_a_machine:?}");
     Ok(())
+}
+
+/// The condition of a type; null when there is none.
+fn shown(object: &DynamicObject, type_: &str) -> Value {
+    let all = object.data["status"]["conditions"].as_array();
+    let mut all = all.into_iter().flatten();
+    all.find(|condition| condition["type"] == type_)
+        .cloned()
+        .unwrap_or_default()
 }
 
 async fn shows(

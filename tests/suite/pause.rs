@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use capcmi::api::conditions::{self, PAUSED};
 use capcmi::api::labels;
-use capcmi::api::v1alpha1::InfraCluster;
+use capcmi::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
 use capcmi::apiserver::FIELD_MANAGER;
 use capcmi::driver::Operation;
 use kube::ResourceExt;
@@ -275,6 +275,55 @@ async fn an_infra_cluster_may_be_paused_or_somebody_elses() -> Result<()> {
     api.patch_status("foreign", &PatchParams::default(), &done)
         .await?;
     machine.provisioned().await?;
+    Ok(())
+}
+
+/// A template is paused with the Cluster that it is for: by then another management cluster may have it.
+#[tokio::test]
+async fn the_template_of_a_paused_cluster_says_so_and_no_driver_is_asked_about_it() -> Result<()> {
+    let world = World::new("pause-template").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    pause_cluster(&world, "one", true).await?;
+    let template = json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
+        "metadata": {"name": "t", "namespace": world.namespace, "labels": {labels::CLUSTER_NAME: "one"}},
+        "spec": {"template": {"spec": {"providerSpec": {"vmPool": "default", "size": "small"}}}},
+    });
+    let api: Api<InfraCluster> = Api::namespaced(world.admin.clone(), &world.namespace);
+    eventually(DEADLINE, "a paused InfraCluster", async || {
+        let all = api.get("one").await?.status.unwrap_or_default().conditions;
+        ensure!(conditions::is_true(&all, PAUSED), "{all:?}");
+        Ok(())
+    })
+    .await?;
+    management_cluster::apply(&world.admin, template).await?;
+    let templates: Api<InfraMachineTemplate> = Api::namespaced(world.admin.clone(), &world.namespace);
+    let becomes = async |state: &str, by: &str| {
+        eventually(DEADLINE, &format!("Paused={state} of the template"), async || {
+            let status = templates.get("t").await?.status.unwrap_or_default();
+            let held = conditions::get(&status.conditions, PAUSED);
+            let held = held.map(|held| (held.status.as_str(), held.message.as_str()));
+            ensure!(held == Some((state, by)), "{:?}", status.conditions);
+            Ok(status)
+        })
+        .await
+    };
+    let held = becomes("True", BY_CLUSTER).await?;
+    ensure!(held.capacity.is_empty(), "{held:?}");
+    let asked = || {
+        let calls = cloud.calls()?;
+        anyhow::Ok(
+            calls
+                .iter()
+                .any(|call| call.operation == Operation::DescribeClass),
+        )
+    };
+    ensure!(!asked()?, "the driver was asked");
+    pause_cluster(&world, "one", false).await?;
+    let status = becomes("False", "").await?;
+    ensure!(!status.capacity.is_empty() && asked()?, "{status:?}");
     Ok(())
 }
 

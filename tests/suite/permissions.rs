@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::support::by_hand::{all_become, delete_all};
 use crate::support::metrics::{allow, scrape, token_of};
-use crate::support::{ByHand, Cloud, DEADLINE, Fleet, Provider, World, audit};
+use crate::support::{ByHand, Cloud, Credential, DEADLINE, Fleet, Provider, World, audit};
 
 /// Group, resource and verb.
 type Permission = (String, String, String);
@@ -31,7 +31,11 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
             "--leader-elect-resource-namespace={}",
             testbed::NAMESPACE
         ));
-    let provider = provider.start(&world).await?;
+    let credential = Credential::new(&world).await?;
+    let provider = provider
+        .through(credential.kubeconfig.clone())
+        .start(&world)
+        .await?;
     let _kubelets = cloud.kubelets();
     let fleet = Fleet::create(&world, "md", 1).await?;
     fleet.running(1).await?;
@@ -61,15 +65,15 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
     .await?;
     let granted = granted();
     eventually(DEADLINE, "the use of every permission", async || {
-        let used = used(&world)?;
+        let used = used(&world, &credential)?;
         let unused: Vec<_> = granted.difference(&used).collect();
         ensure!(unused.is_empty(), "granted and not used: {unused:?}");
         Ok(())
     })
     .await?;
-    let ungranted: Vec<_> = used(&world)?.difference(&granted).cloned().collect();
+    let ungranted: Vec<_> = used(&world, &credential)?.difference(&granted).cloned().collect();
     ensure!(ungranted.is_empty(), "used and not granted: {ungranted:?}");
-    let refused: Vec<_> = audit::requests(&world)?
+    let refused: Vec<_> = audit::requests_with(&world, &credential)?
         .into_iter()
         .filter(|request| request.code == 403)
         .map(|request| request.to_string())
@@ -100,8 +104,8 @@ fn granted() -> BTreeSet<Permission> {
         .collect()
 }
 
-fn used(world: &World) -> Result<BTreeSet<Permission>> {
-    let requests = audit::requests(world)?.into_iter();
+fn used(world: &World, credential: &Credential) -> Result<BTreeSet<Permission>> {
+    let requests = audit::requests_with(world, credential)?.into_iter();
     Ok(requests
         .map(|request| (request.group, request.resource, request.verb))
         .collect())

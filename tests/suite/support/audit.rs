@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::World;
+use super::{Credential, World};
 
 /// The user that the provider is.
 const PROVIDER: &str = "system:serviceaccount:capcmi-system:capcmi-manager";
@@ -41,45 +41,47 @@ impl Request {
     }
 }
 
-/// The provider's requests that are about the namespace of the case, about none, or about the Lease in its own.
-pub fn requests(world: &World) -> Result<Vec<Request>> {
+/// The requests of the provider that has this credential, alone: other cases run the provider as the same user, and some
+/// requests are about no namespace.
+pub fn requests_with(world: &World, credential: &Credential) -> Result<Vec<Request>> {
+    let events = events(world)?;
+    let own = events.iter().filter(|event| {
+        let ids = event["user"]["extra"]["authentication.kubernetes.io/credential-id"].as_array();
+        ids.into_iter().flatten().any(|id| *id == credential.id.as_str())
+    });
+    Ok(own.filter_map(request).collect())
+}
+
+/// The provider's requests that change an object in the namespace of the case.
+pub fn writes(world: &World) -> Result<Vec<Request>> {
+    let events = events(world)?;
+    let here = events
+        .iter()
+        .filter(|event| event["objectRef"]["namespace"] == world.namespace.as_str());
+    let mut requests: Vec<_> = here.filter_map(request).collect();
+    requests.retain(Request::is_write);
+    Ok(requests)
+}
+
+/// What the log says of the provider, in whatever namespace.
+fn events(world: &World) -> Result<Vec<Value>> {
     let path = world.management.audit_log();
     let log = std::fs::read_to_string(&path).context("reading the audit log")?;
     // The last line may be half written.
     let whole = &log[..log.rfind('\n').map_or(0, |end| end + 1)];
     let events = whole.lines().filter(|line| line.contains(PROVIDER));
     events
-        .filter_map(|line| {
-            let event: Value = match serde_json::from_str(line).context("reading an audit event") {
-                Ok(event) => event,
-                Err(error) => return Some(Err(error)),
-            };
-            request(world, &event).map(Ok)
-        })
+        .map(|line| serde_json::from_str(line).context("reading an audit event"))
         .collect()
 }
 
-/// The provider's requests that change an object in the namespace of the case.
-pub fn writes(world: &World) -> Result<Vec<Request>> {
-    let mut requests = requests(world)?;
-    requests.retain(|request| request.is_write() && !request.group.ends_with("ation.k8s.io"));
-    Ok(requests)
-}
-
-fn request(world: &World, event: &Value) -> Option<Request> {
+/// The request of an event, if it was the provider's and was answered.
+fn request(event: &Value) -> Option<Request> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let object = &event["objectRef"];
     // A watch is answered when it starts, and ends much later.
     let answered = event["stage"] == "ResponseComplete" || event["verb"] == "watch";
-    let namespace = object["namespace"].as_str();
-    let is_elsewhere = |namespace: &str| {
-        namespace != world.namespace && (namespace != testbed::NAMESPACE || object["resource"] != "leases")
-    };
-    if event["user"]["username"] != PROVIDER
-        || !answered
-        || namespace.is_some_and(is_elsewhere)
-        || !object.is_object()
-    {
+    if event["user"]["username"] != PROVIDER || !answered || !object.is_object() {
         return None;
     }
     let resource = match object["subresource"].as_str() {

@@ -1,0 +1,77 @@
+//! What has to be done for a template. Pure.
+
+use std::sync::Arc;
+
+use crate::api::cluster_api::Cluster;
+use crate::api::labels;
+use crate::api::v1alpha1::InfraMachineTemplate;
+
+/// What has to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Nothing, and nothing is written.
+    Leave,
+    /// Hands off; the status says who asked.
+    Pause(String),
+    /// The driver is asked what a machine of it has.
+    Describe,
+}
+
+/// What has to be done for a template of these Clusters. One that several share is left alone while one of them is paused:
+/// that one may be on its way to another management cluster, and the template with it.
+pub fn plan(template: &InfraMachineTemplate, clusters: &[Arc<Cluster>]) -> Plan {
+    if template.metadata.deletion_timestamp.is_some() {
+        return Plan::Leave;
+    }
+    let mut by = Vec::new();
+    if clusters.iter().any(|cluster| cluster.is_paused()) {
+        by.push("Cluster spec.paused is set to true");
+    }
+    let annotations = template.metadata.annotations.as_ref();
+    if annotations.is_some_and(|all| all.contains_key(labels::PAUSED)) {
+        by.push("InfraMachineTemplate has the cluster.x-k8s.io/paused annotation");
+    }
+    if by.is_empty() {
+        Plan::Describe
+    } else {
+        Plan::Pause(by.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::cluster_api::ClusterSpec;
+    use crate::api::v1alpha1::InfraMachineTemplateSpec;
+
+    fn template() -> InfraMachineTemplate {
+        InfraMachineTemplate::new("t", InfraMachineTemplateSpec::default())
+    }
+
+    fn cluster(paused: bool) -> Arc<Cluster> {
+        let spec = ClusterSpec {
+            paused: Some(paused),
+            ..ClusterSpec::default()
+        };
+        Arc::new(Cluster::new("c", spec))
+    }
+
+    #[test]
+    fn any_of_its_clusters_and_the_annotation_pause_a_template_and_it_says_which() {
+        let mut template = template();
+        assert_eq!(plan(&template, &[]), Plan::Describe);
+        assert_eq!(plan(&template, &[cluster(false)]), Plan::Describe);
+        let by_cluster = "Cluster spec.paused is set to true";
+        assert_eq!(
+            plan(&template, &[cluster(false), cluster(true)]),
+            Plan::Pause(by_cluster.to_owned())
+        );
+        template.metadata.annotations = Some([(labels::PAUSED.to_owned(), String::new())].into());
+        let by_annotation = "InfraMachineTemplate has the cluster.x-k8s.io/paused annotation";
+        assert_eq!(plan(&template, &[]), Plan::Pause(by_annotation.to_owned()));
+        assert_eq!(
+            plan(&template, &[cluster(true)]),
+            Plan::Pause(format!("{by_cluster}, {by_annotation}"))
+        );
+    }
+}
