@@ -28,6 +28,7 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{Guarded, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
+use crate::inventory::Word;
 use crate::machine::Suspicion;
 use crate::metrics::{Kind, MachineCount, Metrics};
 use crate::provider::{Providers, Reachability};
@@ -287,10 +288,15 @@ impl Controllers {
             caches: self.caches.clone(),
             providers: self.providers.clone(),
         };
-        inventory::run(context, self.options.inventory_interval, |suspect| {
-            let uid = suspect.metadata.uid.as_deref().unwrap_or_default();
-            self.context.memory.suspect(uid, Suspicion::Lists);
-            self.machines.send(reference(suspect));
+        inventory::run(context, self.options.inventory_interval, |machine, word| {
+            let uid = machine.metadata.uid.as_deref().unwrap_or_default();
+            let suspicion = match word {
+                Word::Missing => Suspicion::Missing,
+                Word::Back => Suspicion::Back,
+                Word::AsItWas => return self.context.memory.dismiss_lists(uid),
+            };
+            self.context.memory.suspect(uid, suspicion);
+            self.machines.send(reference(machine));
         })
         .await;
     }

@@ -182,7 +182,9 @@ impl Next {
             Self::LookWhetherGone => {
                 "the driver refuses the spec: where its look-up says `NotFound` nothing is left to be deleted; else a person has to act, and it is tried again after 10 min"
             }
-            Self::StillThere => "the VM is still there: it is deleted again after 5 s",
+            Self::StillThere => {
+                "the VM is still there: it is deleted again after 5 s, later after a quarter of the time that it has been going, up to 1 min"
+            }
             Self::Gone => {
                 "there is no such VM: the deletion is done when the look-up says so too and the driver can't be behind any more"
             }

@@ -1,17 +1,20 @@
 //! Finds VMs that vanished: one list per driver and class at an interval, instead of a call per machine.
 //!
-//! Layer 2. Nothing is deleted and nothing is written here: a machine that two lists in a row lack is only handed to its
-//! reconciler, which asks the driver about it.
+//! Layer 2. Nothing is deleted and nothing is written here: what lists say of a machine is only handed to its reconciler,
+//! which asks the driver about it.
 
 mod plan;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::Client;
+use kube::runtime::reflector::ObjectRef;
 
-use self::plan::{Expected, Sightings, suspects};
+pub use self::plan::Word;
+use self::plan::{Absences, Expected, List, judge};
+use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
@@ -42,14 +45,14 @@ struct Group {
     class: String,
 }
 
-/// Surveys for ever, every driver once per interval; hands every suspect to `suspect`.
+/// Surveys for ever, every driver once per interval; tells what its lists say of every machine that they are sure of.
 ///
 /// Each driver is surveyed by itself: one that hangs keeps nobody from looking after the VMs of the others.
-pub async fn run(ctx: Context, interval: Duration, suspect: impl Fn(&InfraMachine) + Send + Sync) {
+pub async fn run(ctx: Context, interval: Duration, tell: impl Fn(&InfraMachine, Word) + Send + Sync) {
     let surveys = ctx
         .providers
         .iter()
-        .map(|provider| keep_surveying(&ctx, provider, interval, &suspect));
+        .map(|provider| keep_surveying(&ctx, provider, interval, &tell));
     futures::future::join_all(surveys).await;
     // Without a driver there is nothing to do, and what never ends must not.
     futures::future::pending::<()>().await;
@@ -59,30 +62,31 @@ async fn keep_surveying(
     ctx: &Context,
     provider: &Provider,
     interval: Duration,
-    suspect: &(impl Fn(&InfraMachine) + Send + Sync),
+    tell: &(impl Fn(&InfraMachine, Word) + Send + Sync),
 ) {
-    let mut sightings = Sightings::new();
+    let mut absences = Absences::new();
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // The first tick comes at once, and a restart is no reason to list.
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        survey(ctx, provider, &mut sightings, suspect).await;
+        survey(ctx, provider, &mut absences, tell).await;
     }
 }
 
 async fn survey(
     ctx: &Context,
     provider: &Provider,
-    sightings: &mut Sightings,
-    suspect: &(impl Fn(&InfraMachine) + Send + Sync),
+    absences: &mut Absences,
+    tell: &(impl Fn(&InfraMachine, Word) + Send + Sync),
 ) {
-    let groups = {
+    let (groups, window) = {
         let turn = provider.turn(Share::Upkeep, LINE).await;
         match turn.contact().await {
             Ok(capabilities) if capabilities.offers(Operation::ListMachines) => {
-                groups(&ctx.caches, provider.name(), &capabilities.tag_path)
+                let groups = groups(&ctx.caches, provider.name(), &capabilities.tag_path);
+                (groups, capabilities.consistency_window)
             }
             Ok(_) | Err(_) => return,
         }
@@ -92,27 +96,33 @@ async fn survey(
         .flatten()
         .filter_map(|machine| machine.metadata.uid.clone())
         .collect();
-    sightings.retain(|uid, _| alive.contains(uid));
+    absences.retain(|uid, _| alive.contains(uid));
     for (group, machines) in groups {
         // One class that fails must not keep the others from being looked after (CTL-LM-03).
-        let Some(listed) = list(ctx, provider, &group).await else {
+        let asked = Instant::now();
+        let Some(ids) = list(ctx, provider, &group).await else {
             continue;
         };
+        let list = List {
+            ids: &ids,
+            asked,
+            window,
+        };
         let expected: Vec<_> = machines.iter().filter_map(|machine| expected(machine)).collect();
-        let suspects: HashSet<_> = suspects(&expected, &listed, sightings).into_iter().collect();
+        let words: HashMap<_, _> = judge(&expected, list, absences).into_iter().collect();
         for machine in machines {
-            if machine
-                .metadata
-                .uid
-                .as_ref()
-                .is_some_and(|uid| suspects.contains(uid))
-            {
+            let uid = machine.metadata.uid.as_deref().unwrap_or_default();
+            let Some(word) = words.get(uid).copied() else {
+                continue;
+            };
+            if word != Word::AsItWas {
                 tracing::info!(
                     name = machine.metadata.name,
+                    ?word,
                     "the driver's list says otherwise; asking about the VM"
                 );
-                suspect(&machine);
             }
+            tell(&machine, word);
         }
     }
 }
@@ -161,11 +171,21 @@ fn groups(caches: &Caches, driver: &str, tag_path: &JsonPointer) -> HashMap<Grou
     let mut groups: HashMap<Group, Vec<Arc<InfraMachine>>> = HashMap::new();
     for guarded in caches.infra_machines.state() {
         let Ok(machine) = &guarded.0 else { continue };
+        // What a list says while hands are off is too old when they are on again.
+        if cluster_of(caches, machine).is_some_and(|cluster| cluster.is_paused()) {
+            continue;
+        }
         if let Some(group) = group(machine, driver, tag_path) {
             groups.entry(group).or_default().push(Arc::new(machine.clone()));
         }
     }
     groups
+}
+
+fn cluster_of(caches: &Caches, machine: &InfraMachine) -> Option<Arc<Cluster>> {
+    let name = machine.metadata.labels.as_ref()?.get(labels::CLUSTER_NAME)?;
+    let reference = ObjectRef::new(name).within(machine.metadata.namespace.as_deref()?);
+    caches.clusters.get(&reference)
 }
 
 fn group(machine: &InfraMachine, driver: &str, tag_path: &JsonPointer) -> Option<Group> {

@@ -1,6 +1,7 @@
 //! What a list of VMs says about the machines that should be in it. Pure.
 
 use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
 
 /// A provisioned machine that is expected in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,68 +14,144 @@ pub struct Expected {
     pub vanished: bool,
 }
 
-/// How often in a row a machine has been missing, by UID.
-pub type Sightings = HashMap<String, u32>;
+/// What a list says of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// Its VM is gone, for all that lists can say.
+    Missing,
+    /// Its VM is there, though it was found to be gone.
+    Back,
+    /// As its status has it.
+    AsItWas,
+}
 
-/// How many lists in a row have to lack a VM before the driver is asked about it: one list may have been behind.
-pub const ENOUGH: u32 = 2;
+/// The machines whose VMs are missing, by UID.
+pub type Absences = HashMap<String, Absence>;
 
-/// The machines that the driver has to be asked about: missing often enough, or back although they were gone.
-pub fn suspects(expected: &[Expected], listed: &HashSet<String>, sightings: &mut Sightings) -> Vec<String> {
-    let mut suspects = Vec::new();
+/// Since when lists lack a VM.
+#[derive(Clone, Copy, Debug)]
+pub struct Absence {
+    since: Instant,
+    /// Lists in a row.
+    lists: u32,
+}
+
+/// A list of VMs.
+#[derive(Clone, Copy, Debug)]
+pub struct List<'a> {
+    /// The ids of all.
+    pub ids: &'a HashSet<String>,
+    /// When it was asked for, after the machines were provisioned that are expected in it.
+    pub asked: Instant,
+    /// For how long the driver may still show what was before.
+    pub window: Duration,
+}
+
+/// How many lists in a row have to lack a VM: one may have been behind.
+const ENOUGH: u32 = 2;
+
+/// What a list says of the machines that are expected in it, by UID; nothing of one that it lacks and that it may lack only
+/// because the driver is behind. Where the driver can't be asked about one VM, this is the last word on it.
+pub fn judge(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> Vec<(String, Word)> {
+    let mut words = Vec::new();
     for machine in expected {
-        let present = listed.contains(&machine.provider_id);
-        if present {
-            sightings.remove(&machine.uid);
+        let word = match (list.ids.contains(&machine.provider_id), machine.vanished) {
+            (true, true) => Some(Word::Back),
+            (true, false) | (false, true) => Some(Word::AsItWas),
+            (false, false) => is_missing(&machine.uid, list, absences).then_some(Word::Missing),
+        };
+        if matches!(word, Some(Word::Back | Word::AsItWas)) {
+            absences.remove(&machine.uid);
         }
-        match (present, machine.vanished) {
-            (true, true) => suspects.push(machine.uid.clone()),
-            (true, false) | (false, true) => {}
-            (false, false) => {
-                let missing = sightings.entry(machine.uid.clone()).or_default();
-                *missing = missing.saturating_add(1);
-                if *missing >= ENOUGH {
-                    suspects.push(machine.uid.clone());
-                }
-            }
-        }
+        words.extend(word.map(|word| (machine.uid.clone(), word)));
     }
-    suspects
+    words
+}
+
+/// Whether a VM that this list lacks has been lacking for longer than the driver may be behind. It was there when the first
+/// one was asked for, so that one only begins the count.
+fn is_missing(uid: &str, list: List<'_>, absences: &mut Absences) -> bool {
+    let absence = absences.entry(uid.to_owned()).or_insert(Absence {
+        since: list.asked,
+        lists: 0,
+    });
+    absence.lists = absence.lists.saturating_add(1);
+    absence.lists >= ENOUGH && list.asked.saturating_duration_since(absence.since) >= list.window
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn expected(vanished: bool) -> Vec<Expected> {
-        vec![Expected {
-            uid: "u".to_owned(),
-            provider_id: "p".to_owned(),
-            vanished,
-        }]
+    const WINDOW: Duration = Duration::from_secs(12);
+
+    /// A machine that is looked for in one list after the other.
+    struct Case {
+        start: Instant,
+        window: Duration,
+        absences: Absences,
+    }
+
+    fn case(window: Duration) -> Case {
+        Case {
+            start: Instant::now(),
+            window,
+            absences: Absences::new(),
+        }
+    }
+
+    impl Case {
+        /// What a list so many seconds after the start says.
+        fn says(&mut self, seconds: u64, ids: &[&str], vanished: bool) -> Option<Word> {
+            let expected = [Expected {
+                uid: "u".to_owned(),
+                provider_id: "p".to_owned(),
+                vanished,
+            }];
+            let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+            let list = List {
+                ids: &ids,
+                asked: self.start + Duration::from_secs(seconds),
+                window: self.window,
+            };
+            judge(&expected, list, &mut self.absences)
+                .pop()
+                .map(|(_, word)| word)
+        }
     }
 
     /// CTL-LM-00
     #[test]
-    fn a_machine_is_asked_about_when_two_lists_in_a_row_lack_it() {
-        let (mut sightings, empty, full) =
-            (Sightings::new(), HashSet::new(), HashSet::from(["p".to_owned()]));
-        assert!(suspects(&expected(false), &empty, &mut sightings).is_empty());
-        assert!(
-            suspects(&expected(false), &full, &mut sightings).is_empty(),
+    fn a_vm_is_missing_when_two_lists_in_a_row_lack_it() {
+        let mut case = case(Duration::ZERO);
+        assert_eq!(case.says(0, &[], false), None);
+        assert_eq!(
+            case.says(1, &["p"], false),
+            Some(Word::AsItWas),
             "seen again: the count starts anew"
         );
-        assert!(suspects(&expected(false), &empty, &mut sightings).is_empty());
-        assert_eq!(suspects(&expected(false), &empty, &mut sightings), ["u"]);
+        assert_eq!(case.says(2, &[], false), None);
+        assert_eq!(case.says(3, &[], false), Some(Word::Missing));
+    }
+
+    /// INI-08: a driver shows a new VM late, and may not be one that can be asked about it.
+    #[test]
+    fn a_vm_is_not_missing_while_the_driver_may_be_behind() {
+        let mut case = case(WINDOW);
+        for seconds in [0, 1, 2, 11] {
+            assert_eq!(case.says(seconds, &[], false), None, "{seconds} s");
+        }
+        assert_eq!(case.says(12, &[], false), Some(Word::Missing));
+        assert_eq!(case.says(13, &["p"], false), Some(Word::AsItWas));
+        assert_eq!(case.says(14, &[], false), None, "the window starts anew");
+        assert_eq!(case.says(25, &[], false), None);
+        assert_eq!(case.says(26, &[], false), Some(Word::Missing));
     }
 
     #[test]
-    fn a_vm_that_is_back_is_asked_about_at_once_and_one_that_stays_away_no_more() {
-        let mut sightings = Sightings::new();
-        assert_eq!(
-            suspects(&expected(true), &HashSet::from(["p".to_owned()]), &mut sightings),
-            ["u"]
-        );
-        assert!(suspects(&expected(true), &HashSet::new(), &mut sightings).is_empty());
+    fn a_vm_that_is_back_is_told_at_once_and_one_that_stays_away_is_as_it_was() {
+        let mut case = case(WINDOW);
+        assert_eq!(case.says(0, &["p"], true), Some(Word::Back));
+        assert_eq!(case.says(60, &[], true), Some(Word::AsItWas));
     }
 }

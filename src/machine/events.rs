@@ -75,8 +75,10 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Not
             failure.message(),
         )
         .filter(|_| is_new_failure(before, failure, attempts)),
-        Outcome::NoSecrets { cause, .. } => warn(reason::INVALID_SECRET, "ReadSecrets", cause.to_string())
-            .filter(|_| is_new(before, conditions::READY, reason::INVALID_SECRET)),
+        Outcome::NoSecrets { during, cause } => {
+            warn(reason::INVALID_SECRET, "ReadSecrets", cause.to_string())
+                .filter(|_| are_newly_without_secrets(before, *during))
+        }
         Outcome::Vanished(id) => warn(
             reason::VIRTUAL_MACHINE_VANISHED,
             "GetMachineStatus",
@@ -124,6 +126,19 @@ fn has_no_failure(before: &InfraMachine) -> bool {
     })
 }
 
+/// Whether the status does not say yet that the secrets can't be had: in the last operation, and where a recheck of a VM
+/// that is up leaves none, in `DriverReachable`.
+fn are_newly_without_secrets(before: &InfraMachine, during: OperationType) -> bool {
+    if during == OperationType::Create && is_provisioned(before) {
+        return is_new(before, conditions::DRIVER_REACHABLE, reason::INVALID_SECRET);
+    }
+    let last = before
+        .status
+        .as_ref()
+        .and_then(|status| status.last_operation.as_ref());
+    last.is_none_or(|last| last.type_ != during || last.code.as_deref() != Some(reason::INVALID_SECRET))
+}
+
 fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bool {
     let Some(status) = before.status.as_ref() else {
         return true;
@@ -131,9 +146,13 @@ fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bo
     // A failed recheck of a provisioned VM leaves no last operation: what is remembered, and DriverReachable, say whether
     // this is news.
     if failure.during == OperationType::Create && is_provisioned(before) {
-        let known_outage = conditions::get(&status.conditions, conditions::DRIVER_REACHABLE)
-            .is_some_and(|condition| condition.status == State::False.as_str());
-        return attempts <= 1 && !known_outage;
+        let shown = conditions::get(&status.conditions, conditions::DRIVER_REACHABLE)
+            .filter(|condition| condition.status == State::False.as_str());
+        return match shown.map(|condition| condition.reason.as_str()) {
+            Some(reason::INVALID_SECRET) => true,
+            Some(_) => false,
+            None => attempts <= 1,
+        };
     }
     status.last_operation.as_ref().is_none_or(|last| {
         last.operation.as_deref() != Some(failure.operation.name())

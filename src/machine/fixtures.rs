@@ -76,6 +76,12 @@ pub fn machine() -> MachineFixture {
 #[derive(Clone)]
 pub struct MachineFixture(InfraMachine);
 
+impl From<InfraMachine> for MachineFixture {
+    fn from(machine: InfraMachine) -> Self {
+        Self(machine)
+    }
+}
+
 impl MachineFixture {
     pub fn build(self) -> InfraMachine {
         self.0
@@ -342,7 +348,7 @@ impl World {
     }
 
     pub fn recheck(self) -> Self {
-        self.suspecting(Suspicion::Lists)
+        self.suspecting(Suspicion::Missing)
     }
 
     pub fn suspecting(mut self, suspicion: Suspicion) -> Self {

@@ -14,7 +14,7 @@ use super::memory::Note;
 use super::plan::{Driver, DriverFacts, Observed, Owner};
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
-use crate::api::v1alpha1::InfraMachine;
+use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
 use crate::provider::{Provider, Reachability, Share};
 
@@ -120,9 +120,9 @@ impl Gathered {
         remembered.or(published).unwrap_or(0).saturating_add(1)
     }
 
-    /// Fingerprint of all that may change the outcome of a failed call, when the object is this one by now.
-    pub fn inputs_of(&self, machine: &InfraMachine) -> u64 {
-        inputs(machine, self.owner.as_deref())
+    /// Fingerprint of all that may change the outcome of a failed call, as it was before the call.
+    pub fn inputs(&self) -> u64 {
+        self.inputs
     }
 
     /// The Secret with the bootstrap data, as far as it is known.
@@ -239,9 +239,20 @@ fn violation(machine: &InfraMachine, provider: Option<&Provider>) -> Option<Stri
         .map(|status| status.message().to_owned())
 }
 
+/// What this provider writes itself, the generation among it, is left out: it is no reason to try again.
 fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    machine.metadata.generation.hash(&mut hasher);
+    let InfraMachineSpec {
+        provider_id: _,
+        provider,
+        provider_spec,
+        secret_ref,
+        creation_timeout_seconds,
+        shutdown_timeout_seconds,
+    } = &machine.spec;
+    let secret = secret_ref.as_ref().map(|secret| &secret.name);
+    (provider, provider_spec, secret).hash(&mut hasher);
+    (creation_timeout_seconds, shutdown_timeout_seconds).hash(&mut hasher);
     machine.metadata.deletion_timestamp.is_some().hash(&mut hasher);
     let annotations = machine.metadata.annotations.iter().flatten();
     annotations
@@ -290,8 +301,12 @@ mod tests {
         let of = |machine: &InfraMachine| inputs(machine, None);
         let plain = of(&machine().build());
         assert_eq!(plain, of(&machine().claimed().build()));
+        let identified = machine().claimed().provider_id("sim://1").generation(2);
+        assert_eq!(plain, of(&identified.build()));
         for changed in [
-            machine().generation(2),
+            machine().spec(&serde_json::json!({"size": "l"})),
+            machine().provider("other"),
+            machine().secret("other"),
             machine().annotated("example.com/try", "again"),
             machine().annotated(labels::FORCE_DELETE, "true"),
             machine().deleted_at(Timestamp::now()),

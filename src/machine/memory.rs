@@ -36,8 +36,10 @@ pub struct Note {
 pub enum Suspicion {
     /// A sign, such as a Node that went silent. It is for the driver's look-up to say.
     Sign,
-    /// The driver's lists say otherwise: of one that can't look up, this is all that can be had.
-    Lists,
+    /// The driver's lists lack the VM: of one that can't look up, this is all that can be had.
+    Missing,
+    /// The driver's list has the VM, which was found to be gone.
+    Back,
 }
 
 /// A wait after a failure.
@@ -203,10 +205,19 @@ impl Memory {
     /// Asks the next reconcile to ask the driver. A sign does not take back what lists say.
     pub fn suspect(&self, uid: &str, suspicion: Suspicion) {
         self.with(uid, |note| {
-            if note.suspicion != Some(Suspicion::Lists) {
-                note.suspicion = Some(suspicion);
-            }
+            note.suspicion = match (note.suspicion, suspicion) {
+                (Some(lists @ (Suspicion::Missing | Suspicion::Back)), Suspicion::Sign) => Some(lists),
+                (_, new) => Some(new),
+            };
             note.suspicion_is_new = true;
+        });
+    }
+
+    /// Drops what lists said: they do not say it any more, or it is too old to be believed.
+    pub fn dismiss_lists(&self, uid: &str) {
+        self.with_known(uid, |note| match note.suspicion {
+            Some(Suspicion::Missing | Suspicion::Back) => note.suspicion = None,
+            Some(Suspicion::Sign) | None => {}
         });
     }
 
@@ -378,9 +389,29 @@ mod tests {
     #[test]
     fn a_sign_does_not_take_back_what_lists_say() {
         let memory = Memory::default();
-        memory.suspect("u", Suspicion::Lists);
+        memory.suspect("u", Suspicion::Missing);
         memory.suspect("u", Suspicion::Sign);
         memory.dismiss_sign("u");
-        assert_eq!(memory.recall("u").suspicion, Some(Suspicion::Lists));
+        assert_eq!(memory.recall("u").suspicion, Some(Suspicion::Missing));
+        memory.suspect("u", Suspicion::Back);
+        assert_eq!(
+            memory.recall("u").suspicion,
+            Some(Suspicion::Back),
+            "the newest list counts"
+        );
+    }
+
+    #[test]
+    fn a_list_that_has_the_vm_takes_back_what_lists_said_and_no_sign() {
+        let memory = Memory::default();
+        for (suspicion, left) in [
+            (Suspicion::Missing, None),
+            (Suspicion::Back, None),
+            (Suspicion::Sign, Some(Suspicion::Sign)),
+        ] {
+            memory.suspect("u", suspicion);
+            memory.dismiss_lists("u");
+            assert_eq!(memory.recall("u").suspicion, left);
+        }
     }
 }

@@ -196,6 +196,8 @@ async fn publish(
     let attempts = gathered.attempts(before);
     let wait = wait(before, &outcome, attempts);
     let note = events::of(before, &outcome, attempts);
+    // Before any write, which may fail: the call was made, and is not made again before its time.
+    hold_back(ctx, &uid, gathered, &outcome, attempts, wait);
     if let Some(vm) = known_vm(before, &outcome) {
         object
             .identify(vm.provider_id.as_str(), &annotations(vm, &outcome))
@@ -214,9 +216,10 @@ async fn publish(
             attempts,
             wait,
         };
-        let status = status::after(object.get(), &outcome, moment);
-        object.publish(&status).await?;
-        remember(ctx, object.get(), gathered, &outcome, attempts, wait);
+        object
+            .publish(|machine| status::after(machine, &outcome, moment))
+            .await?;
+        remember(ctx, &uid, gathered, &outcome, wait);
         ctx.memory.finished(&uid);
     }
     measure(ctx, before, object.get(), gathered);
@@ -285,38 +288,55 @@ fn jitter(uid: &str, attempt: u32) -> f64 {
     f64::from(u16::try_from(hasher.finish() & 0xffff).unwrap_or_default()) / 65536.0
 }
 
-fn remember(
+/// Remembers when what failed may be tried again.
+fn hold_back(
     ctx: &Context,
-    after: &InfraMachine,
+    uid: &str,
     gathered: &Gathered,
     outcome: &Outcome,
     attempts: u32,
     wait: Option<Duration>,
 ) {
-    let uid = after.metadata.uid.as_deref().unwrap_or_default();
-    match (outcome, wait) {
-        (Outcome::Failed(_) | Outcome::NoSecrets { .. }, Some(wait)) => {
-            let retry = Retry {
-                attempts,
-                not_before: Instant::now() + wait,
-                // Of the object as it is after our own writes: they are no reason to try again.
-                inputs: gathered.inputs_of(after),
-                unable: outcome.awaits_another_driver().then(|| gathered.incarnation()),
-            };
-            ctx.memory.failed(uid, retry);
-        }
-        (Outcome::Provisioned(_) | Outcome::Updated | Outcome::Vanished(_), _) => ctx.memory.succeeded(uid),
-        _ => {}
+    if let (Outcome::Failed(_) | Outcome::NoSecrets { .. }, Some(wait)) = (outcome, wait) {
+        let retry = Retry {
+            attempts,
+            not_before: Instant::now() + wait,
+            inputs: gathered.inputs(),
+            unable: outcome.awaits_another_driver().then(|| gathered.incarnation()),
+        };
+        ctx.memory.failed(uid, retry);
     }
-    match (outcome, wait) {
-        (Outcome::Provisioned(_), Some(wait)) if !wait.is_zero() => {
-            ctx.memory.rest(uid, Instant::now() + wait);
+    if let Outcome::Failed(failure) = outcome
+        && failure.doubts_the_vm()
+        && gathered.can_ask()
+    {
+        ctx.memory.suspect(uid, Suspicion::Sign);
+    }
+}
+
+/// Remembers what is so once the status says it.
+fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wait: Option<Duration>) {
+    match outcome {
+        Outcome::Provisioned(_) => {
+            ctx.memory.succeeded(uid);
+            if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
+                ctx.memory.rest(uid, Instant::now() + wait);
+            }
         }
-        (Outcome::Failed(failure), _) if failure.doubts_the_vm(after) && gathered.can_ask() => {
-            ctx.memory.suspect(uid, Suspicion::Sign);
-        }
-        (Outcome::Kept { .. }, _) if !gathered.can_ask() => ctx.memory.dismiss_sign(uid),
-        _ => {}
+        Outcome::Updated | Outcome::Vanished(_) => ctx.memory.succeeded(uid),
+        Outcome::Kept { .. } if !gathered.can_ask() => ctx.memory.dismiss_sign(uid),
+        // What lists said before a pause is old when it ends.
+        Outcome::Held(hold) if hold.condition == conditions::PAUSED => ctx.memory.dismiss_lists(uid),
+        Outcome::Left
+        | Outcome::Held(_)
+        | Outcome::Refused { .. }
+        | Outcome::Kept { .. }
+        | Outcome::Failed(_)
+        | Outcome::NoSecrets { .. }
+        | Outcome::Absent { .. }
+        | Outcome::Deleting { .. }
+        | Outcome::Gone
+        | Outcome::Released(_) => {}
     }
 }
 

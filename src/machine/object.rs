@@ -16,8 +16,8 @@ use crate::apiserver::{Error, merge_difference, patch_params};
 use crate::driver::LastKnownState;
 use crate::machine::plan::{Claim, has_finalizer};
 
-/// How often the providerID is written against others who write at the same time.
-const IDENTIFY_TRIES: u32 = 5;
+/// How often something is written against others who write at the same time.
+const TRIES: u32 = 5;
 
 /// The newest version of an InfraMachine that is known, and the way to write it.
 ///
@@ -82,13 +82,23 @@ impl<'a> Object<'a> {
         Ok(true)
     }
 
-    /// Notes that every create was refused for good: there is no VM.
+    /// Notes that every create was refused for good: there is no VM. Where it can't be written, the note that a VM may exist
+    /// stays, which is never wrong.
     pub async fn note_no_instance(&mut self) -> Result<(), Error> {
-        self.annotate(
-            "noting that no VM was made",
-            &[(labels::INSTANCE, Instance::None.annotation().to_owned())],
-        )
-        .await
+        let action = "noting that no VM was made";
+        let none = [(labels::INSTANCE, Instance::None.annotation().to_owned())];
+        for _ in 0..TRIES {
+            match self.annotate(action, &none).await {
+                Err(Error::Conflict { .. }) if self.still_stands(action).await? => {}
+                Err(Error::Conflict { .. }) => break,
+                done => return done,
+            }
+        }
+        tracing::info!(
+            name = self.name(),
+            "others write the machine: not noted that no VM was made"
+        );
+        Ok(())
     }
 
     /// Keeps what the driver wants back with the next call (CTL-01, CTL-03).
@@ -97,7 +107,19 @@ impl<'a> Object<'a> {
             return Ok(());
         };
         let annotation = (labels::LAST_KNOWN_STATE, BASE64_STANDARD.encode(state.as_bytes()));
-        self.annotate("keeping the last known state", &[annotation]).await
+        self.note("keeping the last known state", &[annotation]).await
+    }
+
+    /// Sets annotations that say what a driver did: true of the object whoever else writes it at the same time, and lost
+    /// when they are not written.
+    pub async fn note(&mut self, action: &'static str, wanted: &[(&str, String)]) -> Result<(), Error> {
+        for _ in 1..TRIES {
+            match self.annotate(action, wanted).await {
+                Err(Error::Conflict { .. }) => self.catch_up(action).await?,
+                done => return done,
+            }
+        }
+        self.annotate(action, wanted).await
     }
 
     /// Sets annotations that differ.
@@ -119,9 +141,10 @@ impl<'a> Object<'a> {
     /// When somebody else wrote meanwhile it is tried again on the object as it is now: a driver may not find the VM yet
     /// that it has just made, so what it answered must not be lost.
     pub async fn identify(&mut self, provider_id: &str, annotations: &[(&str, String)]) -> Result<(), Error> {
-        for _ in 1..IDENTIFY_TRIES {
+        let action = "reading the machine to write spec.providerID";
+        for _ in 1..TRIES {
             match self.try_identify(provider_id, annotations).await {
-                Err(Error::Conflict { .. }) => self.catch_up().await?,
+                Err(Error::Conflict { .. }) => self.catch_up(action).await?,
                 done => return done,
             }
         }
@@ -129,8 +152,7 @@ impl<'a> Object<'a> {
     }
 
     /// Reads the object anew, if it still is the same one.
-    async fn catch_up(&mut self) -> Result<(), Error> {
-        let action = "reading the machine after a conflict";
+    async fn catch_up(&mut self, action: &'static str) -> Result<(), Error> {
         let live = self
             .api
             .get(self.name())
@@ -161,8 +183,39 @@ impl<'a> Object<'a> {
         .await
     }
 
-    /// Write 3: the status, when it differs.
-    pub async fn publish(&mut self, status: &InfraMachineStatus) -> Result<bool, Error> {
+    /// Write 3: the status that an object leads to, when it differs.
+    ///
+    /// When somebody else wrote what no plan depends on, such as a label, it is tried again: the call that it tells of is
+    /// done, and not made again before its time.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the object changed in a way that another plan may follow from.
+    pub async fn publish(
+        &mut self,
+        status: impl Fn(&InfraMachine) -> InfraMachineStatus,
+    ) -> Result<bool, Error> {
+        for _ in 1..TRIES {
+            let wanted = status(&self.latest);
+            match self.try_publish(&wanted).await {
+                Err(Error::Conflict { action }) if !self.still_stands(action).await? => {
+                    return Err(Error::Conflict { action });
+                }
+                Err(Error::Conflict { .. }) => {}
+                done => return done,
+            }
+        }
+        let wanted = status(&self.latest);
+        self.try_publish(&wanted).await
+    }
+
+    /// Reads the object anew; whether what was decided on the version before holds of it as well.
+    async fn still_stands(&mut self, action: &'static str) -> Result<bool, Error> {
+        let before = Arc::clone(&self.latest);
+        self.catch_up(action).await?;
+        Ok(decides_the_same(&before, &self.latest) && before.status == self.latest.status)
+    }
+
+    async fn try_publish(&mut self, status: &InfraMachineStatus) -> Result<bool, Error> {
         let action = "writing status";
         let encode = |status: &InfraMachineStatus| {
             serde_json::to_value(status).map_err(|source| Error::Encode { action, source })
@@ -227,9 +280,8 @@ impl<'a> Object<'a> {
             .await
             .map_err(|error| Error::api(action, error))?;
         let same = live.metadata.uid == self.latest.metadata.uid
-            && live.metadata.generation == self.latest.metadata.generation
             && live.metadata.deletion_timestamp.is_none()
-            && live.metadata.annotations == self.latest.metadata.annotations
+            && decides_the_same(&self.latest, &live)
             && live.metadata.finalizers == self.latest.metadata.finalizers;
         self.remember(live);
         if same {
@@ -287,6 +339,13 @@ impl<'a> Object<'a> {
     }
 }
 
+/// Whether two versions of an object lead to the same plan, as far as the object goes.
+fn decides_the_same(a: &InfraMachine, b: &InfraMachine) -> bool {
+    a.metadata.generation == b.metadata.generation
+        && a.metadata.deletion_timestamp == b.metadata.deletion_timestamp
+        && a.metadata.annotations == b.metadata.annotations
+}
+
 /// What a claim has to change in the annotations.
 fn missing_annotations(machine: &InfraMachine, claim: &Claim) -> Result<Map<String, Value>, Error> {
     let action = "writing the provider spec into an annotation";
@@ -335,6 +394,28 @@ mod tests {
             .into_iter()
             .map(|(key, value)| format!("{key}={value}"))
             .collect()
+    }
+
+    #[test]
+    fn a_label_changes_no_plan_and_a_note_a_new_spec_or_a_deletion_may() {
+        let decides = |change: &dyn Fn(&mut InfraMachine)| {
+            let (before, mut after) = (machine().claimed().build(), machine().claimed().build());
+            change(&mut after);
+            decides_the_same(&before, &after)
+        };
+        assert!(decides(&|after| {
+            after.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
+            after.metadata.resource_version = Some("9".to_owned());
+        }));
+        assert!(!decides(&|after| after.metadata.generation = Some(2)));
+        assert!(!decides(&|after| after.metadata.annotations = None));
+        let deleted = machine().deleted_at(crate::machine::fixtures::now()).build();
+        assert!(!decides(&|after| {
+            after
+                .metadata
+                .deletion_timestamp
+                .clone_from(&deleted.metadata.deletion_timestamp);
+        }));
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::identity::InvalidSpec;
-use super::plan::{Hold, Release, is_provisioned};
+use super::plan::{Hold, Release};
 use crate::api::conditions::reason;
-use crate::api::v1alpha1::{InfraMachine, OperationType};
+use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
 use crate::driver::retry::{self, Call, Next};
 use crate::driver::{self, Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
@@ -188,8 +188,8 @@ impl Failure {
     }
 
     /// Whether the answer gives reason to ask if a VM that was up is still there.
-    pub fn doubts_the_vm(&self, machine: &InfraMachine) -> bool {
-        self.next == Next::LookUp && self.during == OperationType::Update && is_provisioned(machine)
+    pub fn doubts_the_vm(&self) -> bool {
+        self.next == Next::LookUp && self.during == OperationType::Update
     }
 
     /// What the driver wants back.
@@ -199,14 +199,9 @@ impl Failure {
 
     /// The wait before the next try, `None` when only a change leads to one.
     ///
-    /// A wait that the driver asks for is taken as it is, between a tenth of a second and an hour.
+    /// A wait that the driver asks for goes before that of the code's class.
     pub fn wait(&self, attempt: u32, jitter: f64) -> Option<Duration> {
-        const SHORTEST: Duration = Duration::from_millis(100);
-        const LONGEST: Duration = Duration::from_hours(1);
-        let asked = self
-            .status
-            .retry_after()
-            .map(|wait| wait.clamp(SHORTEST, LONGEST));
+        let asked = self.asked().or_else(|| self.asked_at_once(attempt));
         match self.next {
             Next::Terminal => None,
             Next::Retry
@@ -225,6 +220,27 @@ impl Failure {
                 Some(asked.unwrap_or_else(|| retry::LONG_WAIT.mul_f64(1.0 - 0.1 * jitter)))
             }
         }
+    }
+
+    /// The wait of a second or more that the driver asks for; it gets an hour at most.
+    pub fn asked(&self) -> Option<Duration> {
+        const LEAST: Duration = Duration::from_secs(1);
+        const MOST: Duration = Duration::from_hours(1);
+        let asked = self.status.retry_after().filter(|wait| *wait >= LEAST)?;
+        Some(asked.min(MOST))
+    }
+
+    /// The wait of less than a second that the driver asks for, when this has failed so many times in a row (from 1). No
+    /// time at all is none that was asked for.
+    ///
+    /// It is granted for a moment and not for good: it is a tenth of a second at least and doubles, up to the longest
+    /// back-off. Else a driver that is wrong about itself would be called in a loop.
+    fn asked_at_once(&self, attempt: u32) -> Option<Duration> {
+        const SHORTEST: Duration = Duration::from_millis(100);
+        let asked = self.status.retry_after().filter(|wait| !wait.is_zero())?;
+        let doublings = attempt.saturating_sub(1).min(16);
+        let grown = asked.max(SHORTEST).saturating_mul(1 << doublings);
+        Some(grown.min(retry::LONGEST_BACKOFF))
     }
 
     /// What a person reads: the call and what the driver said.

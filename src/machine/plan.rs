@@ -16,7 +16,7 @@ pub use self::steps::{Claim, Delete, Hold, Plan, Provision, Release, Update};
 pub use self::waits::{is_unsettled, pace};
 
 use self::difference::difference;
-use self::waits::{remembered_wait, retry_wait, until_settling};
+use self::waits::{pace_of_deletion, remembered_wait, retry_wait, until_settling};
 use super::identity::{self, InvalidSpec, MachineId, Role};
 use super::memory::{Note, Suspicion};
 use crate::api::MACHINE_FINALIZER;
@@ -225,12 +225,12 @@ fn plan_provisioned(
     let mut again = None;
     // Before anything else: a spec that is refused, or an update that fails, must not hide that the VM is gone.
     if !offers(Operation::GetMachineStatus) {
-        if seen.note.suspicion == Some(Suspicion::Lists) {
-            return if has_vanished(machine) {
-                Plan::Reappear(provider_id)
-            } else {
-                Plan::Vanish(provider_id)
-            };
+        match (seen.note.suspicion, has_vanished(machine)) {
+            (Some(Suspicion::Missing), false) => return Plan::Vanish(provider_id),
+            (Some(Suspicion::Back), true) => return Plan::Reappear(provider_id),
+            (Some(Suspicion::Missing), true)
+            | (Some(Suspicion::Back), false)
+            | (Some(Suspicion::Sign) | None, _) => {}
         }
     } else if let Some(look_up) = applied.as_ref().or(wanted.as_ref().ok()) {
         let unsettled = is_unsettled(machine);
@@ -336,11 +336,13 @@ fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         );
         return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
     };
+    let left = time_to_shut_down(machine, seen.now)
+        .filter(|_| facts.capabilities.offers(Operation::ShutDownMachine));
     Plan::Delete(Box::new(Delete {
         provider_id: known_provider_id(machine),
         spec,
-        shut_down: facts.capabilities.offers(Operation::ShutDownMachine)
-            && time_to_shut_down(machine, seen.now),
+        shut_down: left.is_some(),
+        again: pace_of_deletion(deleted_for(machine, seen.now), left),
     }))
 }
 
@@ -461,11 +463,19 @@ fn known_provider_id(machine: &InfraMachine) -> Option<ProviderId> {
     machine.spec.provider_id.as_deref()?.parse().ok()
 }
 
-fn time_to_shut_down(machine: &InfraMachine, now: Timestamp) -> bool {
-    let seconds = i64::from(machine.spec.shutdown_timeout_seconds.unwrap_or(SHUTDOWN_TIMEOUT));
-    machine
-        .metadata
-        .deletion_timestamp
-        .as_ref()
-        .is_some_and(|deleted| now.as_second() < deleted.0.as_second() + seconds)
+/// For how long the object has been deleted; a clock that was set back makes it no time.
+fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
+    let deleted = machine.metadata.deletion_timestamp.as_ref();
+    deleted
+        .and_then(|deleted| Duration::try_from(now.duration_since(deleted.0)).ok())
+        .unwrap_or_default()
+}
+
+/// The time that the guest still has to shut down, if any is left.
+fn time_to_shut_down(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
+    let seconds = machine.spec.shutdown_timeout_seconds.unwrap_or(SHUTDOWN_TIMEOUT);
+    let timeout = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
+    timeout
+        .checked_sub(deleted_for(machine, now))
+        .filter(|left| !left.is_zero())
 }

@@ -1,5 +1,7 @@
 //! Shut down and delete, until the VM is gone.
 
+use std::time::Duration;
+
 use super::Context;
 use super::absence::behind_for;
 use super::class::{self, Stopped};
@@ -10,7 +12,7 @@ use super::provision::{last_known_state, machine_name};
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::{Error, InvalidSecret};
-use crate::driver::retry::{self, Call, Next};
+use crate::driver::retry::{Call, Next};
 use crate::driver::{
     Code, DeleteMachineRequest, GetMachineStatusRequest, MachineClass, Operation, Secrets,
     ShutDownMachineRequest,
@@ -135,11 +137,11 @@ async fn shut_down(
     };
     let failure = Failure::new(Call::ShutDown, status);
     object.keep(failure.last_known_state()).await?;
-    Ok(after_shut_down(failure))
+    Ok(after_shut_down(failure, plan.again))
 }
 
-/// What a shut-down that failed leads to; `None` to the deletion.
-fn after_shut_down(failure: Failure) -> Option<Outcome> {
+/// What a shut-down that failed leads to; `None` to the deletion. `again` is when to look, where the driver does not say.
+fn after_shut_down(failure: Failure, again: Duration) -> Option<Outcome> {
     if failure.next == Next::Delete {
         tracing::info!(code = %failure.status.code(), "the guest can't be shut down; deleting its VM");
         return None;
@@ -150,7 +152,7 @@ fn after_shut_down(failure: Failure) -> Option<Outcome> {
     Some(Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
         message: failure.message(),
-        again: failure.wait(1, 0.0).unwrap_or(retry::FIRST_BACKOFF),
+        again: failure.asked().unwrap_or(again),
     })
 }
 
@@ -195,7 +197,7 @@ async fn confirm_gone(
             Outcome::Deleting {
                 reason: reason::DELETING,
                 message: "the driver accepted the deletion and still sees the VM".to_owned(),
-                again: retry::FIRST_BACKOFF,
+                again: plan.again,
             }
         }
         Ok(false) => match behind_for(ctx, object.uid(), capabilities.consistency_window) {
@@ -212,13 +214,13 @@ async fn confirm_gone(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::driver::Status;
+    use crate::driver::{Status, retry};
+
+    const PACE: Duration = Duration::from_secs(15);
 
     fn after(status: Status) -> Option<Outcome> {
-        after_shut_down(Failure::new(Call::ShutDown, status))
+        after_shut_down(Failure::new(Call::ShutDown, status), PACE)
     }
 
     #[test]
@@ -229,6 +231,17 @@ mod tests {
             outcome,
             Some(Outcome::Deleting { reason: reason::SHUTTING_DOWN, again, .. }) if again == wait
         ));
+    }
+
+    #[test]
+    fn a_guest_that_takes_its_time_is_asked_ever_more_rarely() {
+        let stopping = || Status::new(Code::Aborted, "stopping");
+        for status in [stopping(), stopping().with_retry_after(Duration::ZERO)] {
+            assert!(matches!(
+                after(status),
+                Some(Outcome::Deleting { again: PACE, .. })
+            ));
+        }
     }
 
     #[test]

@@ -75,7 +75,11 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
             draft.refused(Code::InvalidArgument, &invalid.to_string());
         }
         Outcome::Provisioned(vm) => draft.provisioned(vm),
-        Outcome::Kept { reachable, fixed, .. } => draft.kept(*reachable, fixed),
+        Outcome::Kept {
+            reachable,
+            fixed,
+            again,
+        } => draft.kept(*reachable, fixed, *again),
         Outcome::Updated => draft.updated(),
         Outcome::Failed(failure) => draft.failed(failure, moment),
         Outcome::NoSecrets { during, cause } => draft.no_secrets(*during, &cause.to_string(), moment),
@@ -213,9 +217,11 @@ impl Draft<'_> {
         }
     }
 
-    fn kept(&mut self, reachable: Option<bool>, fixed: &[JsonPointer]) {
+    fn kept(&mut self, reachable: Option<bool>, fixed: &[JsonPointer], again: Option<Duration>) {
         self.working();
         match reachable {
+            // It answers, and could not be asked after this VM: the question is still open.
+            Some(true) if again.is_some() && self.is_without_secrets() => {}
             Some(true) => self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, ""),
             Some(false) => {
                 let message = "the driver does not answer; the VM is left as it is";
@@ -338,6 +344,15 @@ impl Draft<'_> {
         self.working();
         self.failed_operation(during, None, reason::INVALID_SECRET, message, moment);
         match during {
+            // It says nothing about a VM that is up, so `Ready` stays.
+            OperationType::Create if is_provisioned(self.machine) => {
+                self.set(
+                    conditions::DRIVER_REACHABLE,
+                    State::False,
+                    reason::INVALID_SECRET,
+                    message,
+                );
+            }
             OperationType::Create => self.not_created_yet(reason::INVALID_SECRET, message),
             OperationType::Update => {
                 self.set(
@@ -349,6 +364,12 @@ impl Draft<'_> {
             }
             OperationType::Delete => self.deleting(reason::INVALID_SECRET, message),
         }
+    }
+
+    /// Whether it is said of a VM that is up that the driver can't be asked after it for want of the secrets.
+    fn is_without_secrets(&self) -> bool {
+        conditions::get(&self.status.conditions, conditions::DRIVER_REACHABLE)
+            .is_some_and(|shown| shown.reason == reason::INVALID_SECRET)
     }
 
     fn not_created_yet(&mut self, reason: &str, message: &str) {

@@ -10,7 +10,7 @@ use super::outcome::{Failure, Outcome};
 use super::plan::Update;
 use super::provision::{last_known_state, machine_name};
 use crate::api::labels;
-use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
+use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
 use crate::driver::retry::Call;
 use crate::driver::{Operation, UpdateMachineRequest};
@@ -43,19 +43,25 @@ pub async fn update(
     let action = "noting the applied provider spec";
     let json = serde_json::to_string(&plan.wanted).map_err(|source| Error::Encode { action, source })?;
     object
-        .annotate(action, &[(labels::APPLIED_PROVIDER_SPEC, json)])
+        .note(action, &[(labels::APPLIED_PROVIDER_SPEC, json)])
         .await?;
     Ok(Outcome::Updated)
 }
 
 async fn announce(object: &mut Object<'_>) -> Result<(), Error> {
-    let mut status = object.get().status.clone().unwrap_or_default();
+    object.publish(announced).await?;
+    Ok(())
+}
+
+/// The status of a machine whose update begins, if it has not begun before.
+fn announced(machine: &InfraMachine) -> InfraMachineStatus {
+    let mut status = machine.status.clone().unwrap_or_default();
     if status
         .last_operation
         .as_ref()
         .is_some_and(|last| last.type_ == OperationType::Update && last.state != OperationState::Successful)
     {
-        return Ok(());
+        return status;
     }
     status.last_operation = Some(LastOperation {
         type_: OperationType::Update,
@@ -67,6 +73,5 @@ async fn announce(object: &mut Object<'_>) -> Result<(), Error> {
         last_update_time: Time(Timestamp::now()),
         next_retry_time: None,
     });
-    object.publish(&status).await?;
-    Ok(())
+    status
 }

@@ -56,6 +56,13 @@ fn whatever_goes_wrong_is_said_once() {
         (machine(), refused()),
         (machine().provisioned(), refused()),
         (machine(), no_secrets(OperationType::Create)),
+        (timed_out(), no_secrets(OperationType::Create)),
+        (machine().provisioned(), no_secrets(OperationType::Create)),
+        (machine().provisioned(), no_secrets(OperationType::Update)),
+        (
+            machine().provisioned().deleted_at(now()),
+            no_secrets(OperationType::Delete),
+        ),
         (machine(), held(world().driver_not_configured().plan(machine()))),
         (
             machine().provisioned(),
@@ -89,6 +96,13 @@ fn whatever_goes_wrong_is_said_once() {
         );
         assert_eq!(repeat, None, "said twice: {outcome:?}");
     }
+}
+
+/// Its `Ready` says that it is late, whatever keeps it from being up.
+fn timed_out() -> MachineFixture {
+    let mut late = machine().build();
+    late.spec.creation_timeout_seconds = Some(1);
+    MachineFixture::from(late)
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::driver::retry::{FIRST_BACKOFF, LONG_WAIT, LONGEST_BACKOFF};
-use crate::machine::fixtures::machine;
 
 fn failure(call: Call, code: Code) -> Failure {
     Failure::new(call, Status::new(code, "no"))
@@ -67,10 +66,13 @@ fn a_wait_that_the_driver_asks_for_is_taken_within_reason() {
     for code in [Code::Unavailable, Code::ResourceExhausted, Code::Internal] {
         for (asked, taken) in [
             (Duration::from_secs(42), Duration::from_secs(42)),
-            (Duration::ZERO, Duration::from_millis(100)),
+            (Duration::from_secs(1), Duration::from_secs(1)),
             (Duration::MAX, Duration::from_hours(1)),
         ] {
-            assert_eq!(asking(create, code, asked).wait(1, 0.5), Some(taken), "{code}");
+            for attempt in [1, 40] {
+                let wait = asking(create, code, asked).wait(attempt, 0.5);
+                assert_eq!(wait, Some(taken), "{code}");
+            }
         }
     }
     let refused = asking(create, Code::InvalidArgument, Duration::from_secs(1));
@@ -79,6 +81,35 @@ fn a_wait_that_the_driver_asks_for_is_taken_within_reason() {
         None,
         "no time makes a refused spec acceptable"
     );
+}
+
+/// A driver that is wrong about itself must not be called ten times in a second, and no status be written as often.
+#[test]
+fn a_driver_that_asks_for_hardly_a_wait_gets_ever_longer_ones() {
+    for code in [Code::Unavailable, Code::ResourceExhausted, Code::Internal] {
+        let (nothing, asked) = (failure(Call::Create, code), |wait| {
+            asking(Call::Create, code, wait)
+        });
+        for attempt in [1, 3, 40] {
+            assert_eq!(
+                asked(Duration::ZERO).wait(attempt, 0.5),
+                nothing.wait(attempt, 0.5),
+                "no time is none that was asked for: {code}"
+            );
+        }
+        let hardly: Vec<_> = [1, 2, 3, 12, u32::MAX]
+            .map(|attempt| asked(Duration::from_millis(1)).wait(attempt, 0.5).unwrap())
+            .into();
+        assert_eq!(
+            hardly,
+            [100, 200, 400, 204_800, 300_000].map(Duration::from_millis),
+            "{code}"
+        );
+        assert_eq!(
+            asked(Duration::from_millis(999)).wait(2, 0.5),
+            Some(Duration::from_millis(1998))
+        );
+    }
 }
 
 /// CTL-CR-01: a replica that does not lead has called nobody, and has nothing to write.
@@ -100,7 +131,7 @@ fn a_call_that_was_not_made_is_waited_for_in_silence() {
 fn only_an_update_that_finds_no_vm_gives_reason_to_look_for_it() {
     for call in Call::ALL {
         for code in Code::ALL {
-            let doubts = failure(call, code).doubts_the_vm(&machine().provisioned().build());
+            let doubts = failure(call, code).doubts_the_vm();
             assert_eq!(
                 doubts,
                 call == Call::Update && code == Code::NotFound,

@@ -173,6 +173,8 @@ pub struct Delete {
     pub spec: ProviderSpec,
     /// Whether the guest still has time to shut down.
     pub shut_down: bool,
+    /// When to look again, while the VM is still there.
+    pub again: Duration,
 }
 
 /// Why an object may go.

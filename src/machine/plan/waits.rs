@@ -64,6 +64,15 @@ pub fn until_settling(seen: &Observed<'_>) -> Option<Duration> {
     rest.max(remembered_wait(seen))
 }
 
+/// How long to leave a VM that goes: a quarter of the time that it has had, so that the calls grow rare by themselves, and no
+/// longer than the guest still has to shut down. The end of a deletion is seen late by a quarter of what it took at most.
+pub fn pace_of_deletion(deleted_for: Duration, left_to_shut_down: Option<Duration>) -> Duration {
+    const LONGEST: Duration = Duration::from_mins(1);
+    const SHORTEST: Duration = Duration::from_millis(100);
+    let pace = (deleted_for / 4).clamp(FIRST_BACKOFF, LONGEST);
+    left_to_shut_down.map_or(pace, |left| pace.min(left.max(SHORTEST)))
+}
+
 /// How long to leave a VM that is not settled: as long again as it has existed, so that the calls grow rare by themselves
 /// where a driver says `Starting` for ever.
 pub fn pace(machine: &InfraMachine, now: Timestamp) -> Duration {

@@ -344,6 +344,30 @@ fn only_a_driver_that_does_not_answer_is_called_unreachable() {
     }
 }
 
+/// Nobody could look after the VM: that is said until it has been done, and nothing is said of the VM itself.
+#[test]
+fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_it_was() {
+    let mut up = machine().provisioned().build();
+    let shown = |status: &InfraMachineStatus| {
+        let (state, reason) = state_of(status, conditions::DRIVER_REACHABLE);
+        assert_eq!(state_of(status, conditions::READY), ("True", reason::READY));
+        (state.to_owned(), reason.to_owned())
+    };
+    let without = ("False".to_owned(), reason::INVALID_SECRET.to_owned());
+    let reachable = ("True".to_owned(), reason::REACHABLE.to_owned());
+    up.status = Some(after(&up, &no_secrets(OperationType::Create), moment()));
+    assert_eq!(shown(up.status.as_ref().unwrap()), without);
+    let waiting = Outcome::Kept {
+        reachable: Some(true),
+        fixed: Vec::new(),
+        again: Some(Duration::from_secs(5)),
+    };
+    assert_eq!(shown(&after(&up, &waiting, moment())), without);
+    for answered in [provisioned(vm()), kept(&[])] {
+        assert_eq!(shown(&after(&up, &answered, moment())), reachable);
+    }
+}
+
 /// INI-13
 #[test]
 fn a_create_that_takes_too_long_is_called_timed_out_and_keeps_its_cause() {

@@ -113,9 +113,25 @@ fn the_guest_is_shut_down_while_its_time_lasts() {
     assert!(!shuts_down(60, deleted()));
     let mut at_once = deleted().build();
     at_once.spec.shutdown_timeout_seconds = Some(0);
-    assert!(!time_to_shut_down(&at_once, now()));
+    assert_eq!(time_to_shut_down(&at_once, now()), None);
     let cannot = world().not_offering(Operation::ShutDownMachine);
     assert!(!delete(cannot.plan(deleted())).shut_down);
+}
+
+/// A call every few seconds for every VM that takes its time would be a load on the driver for as long as a cluster goes.
+#[test]
+fn the_longer_a_vm_takes_to_go_the_rarer_it_is_asked_after() {
+    let again = |world: World, seconds| {
+        delete(world.seconds_later(seconds).plan(deleted()))
+            .again
+            .as_secs()
+    };
+    let without = || world().not_offering(Operation::ShutDownMachine);
+    let paced = [-100, 0, 40, 100, 100_000].map(|seconds| again(without(), seconds));
+    assert_eq!(paced, [5, 5, 10, 25, 60]);
+    assert_eq!(again(world(), 40), 10);
+    assert_eq!(again(world(), 57), 3, "not beyond the time to shut down");
+    assert_eq!(again(world(), 100), 25, "which is over");
 }
 
 /// CTL-DE-02, CTL-DE-13

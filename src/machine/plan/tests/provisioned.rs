@@ -211,7 +211,14 @@ fn a_driver_that_can_only_list_has_the_word_on_what_is_gone_and_what_is_back() {
         machine()
             .provisioned()
             .condition(conditions::READY, State::False, reason::VIRTUAL_MACHINE_VANISHED);
-    assert_eq!(world.plan(vanished), Plan::Reappear(id));
+    assert_eq!(
+        world.plan(vanished.clone()),
+        kept(true, None),
+        "it is gone, as it was"
+    );
+    let back = world.suspecting(Suspicion::Back);
+    assert_eq!(back.plan(vanished), Plan::Reappear(id));
+    assert_eq!(back.plan(machine().provisioned()), kept(true, None));
 }
 
 #[test]
