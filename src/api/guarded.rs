@@ -21,17 +21,14 @@ pub struct Guarded<K>(pub Result<K, InvalidObject>);
 impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guarded<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
-        match serde_json::from_str(text.get()) {
-            Ok(object) => Ok(Self(Ok(object))),
-            Err(_) => {
-                let partial: PartialObjectMeta<K> =
-                    serde_json::from_str(text.get()).map_err(D::Error::custom)?;
-                Ok(Self(Err(InvalidObject {
-                    error: what_is_wrong::<K>(text.get()),
-                    metadata: partial.metadata,
-                })))
-            }
+        if let Ok(object) = serde_json::from_str(text.get()) {
+            return Ok(Self(Ok(object)));
         }
+        let partial: PartialObjectMeta<K> = serde_json::from_str(text.get()).map_err(D::Error::custom)?;
+        Ok(Self(Err(InvalidObject {
+            error: what_is_wrong::<K>(text.get()),
+            metadata: partial.metadata,
+        })))
     }
 }
 
