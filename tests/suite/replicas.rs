@@ -36,13 +36,13 @@ impl Batch {
         let world = World::new(case).await?;
         let cloud = Cloud::new(&world);
         let stage = Stage::set(&world).await?;
-        // A few at a time, so that the batch takes seconds.
-        let provider = elected(&world, cloud.drivers(json!({"latencyMs": 200})))
+        // A few at a time, so that the batch takes seconds: the driver's turns bound that, not the controller's workers.
+        let drivers = cloud.drivers_with(json!({"maxConcurrentCalls": 3}), json!({"latencyMs": 200}));
+        let provider = elected(&world, drivers)
             .await?
             .flag(format!("--leader-elect-lease-duration={lease}"))
             .flag(format!("--leader-elect-renew-deadline={deadline}"))
-            .flag("--leader-elect-retry-period=500ms")
-            .flag("--inframachine-concurrency=3");
+            .flag("--leader-elect-retry-period=500ms");
         Ok(Self {
             world,
             cloud,
