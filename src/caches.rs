@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
+#[cfg(test)]
+use kube::runtime::reflector;
 use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::api::cluster_api::{self, Cluster, Machine};
@@ -47,6 +49,20 @@ impl Caches {
         let label = meta.labels.as_ref().and_then(|all| all.get(labels::CLUSTER_NAME));
         let labelled = label.and_then(|name| self.clusters.get(&ObjectRef::new(name).within(namespace)));
         self.owning_clusters(meta).chain(labelled).collect()
+    }
+}
+
+#[cfg(test)]
+impl Caches {
+    /// Caches that nothing fills.
+    pub fn empty() -> Self {
+        Self {
+            machines: reflector::store().0,
+            clusters: reflector::store().0,
+            infra_machines: reflector::store().0,
+            infra_machine_templates: reflector::store().0,
+            infra_clusters: reflector::store().0,
+        }
     }
 }
 
@@ -181,11 +197,8 @@ mod tests {
     fn caches() -> (Caches, reflector::store::Writer<Guarded<InfraCluster>>) {
         let (infra_clusters, writer) = reflector::store();
         let caches = Caches {
-            machines: reflector::store().0,
-            clusters: reflector::store().0,
-            infra_machines: reflector::store().0,
-            infra_machine_templates: reflector::store().0,
             infra_clusters,
+            ..Caches::empty()
         };
         (caches, writer)
     }

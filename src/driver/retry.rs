@@ -53,7 +53,7 @@ pub enum Next {
     AwaitCapacity,
     /// Wait long, or until spec, annotations or secrets change: a person has to act.
     AwaitPerson,
-    /// Wait long: the driver does not answer a call that is needed here.
+    /// Nothing before the driver is another one, or the request (CMI-37): it does not offer a call that is needed here.
     AwaitDriver,
     /// Go on without this call.
     Fallback,
@@ -161,7 +161,7 @@ impl Next {
                 "a person has to act: tried again after 10 min, or at once when spec or annotations change"
             }
             Self::AwaitDriver => {
-                "the driver does not answer a call that is needed here: tried again after 10 min, or at once when the driver is another one after a restart, or spec or annotations change"
+                "the driver does not offer a call that is needed here: not tried before the driver has reconnected as another one, the provider starts again, or spec or annotations change"
             }
             Self::Fallback => {
                 "the driver does not offer this optional call: the controller goes on without it"

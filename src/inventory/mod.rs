@@ -3,24 +3,22 @@
 //! Layer 2. Nothing is deleted and nothing is written here: what lists say of a machine is only handed to its reconciler,
 //! which asks the driver about it.
 
+mod groups;
 mod plan;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::Client;
-use kube::runtime::reflector::ObjectRef;
 
+use self::groups::{Group, groups};
 pub use self::plan::Word;
 use self::plan::{Absences, Expected, List, judge};
-use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{self, reason};
-use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::secrets;
 use crate::caches::Caches;
-use crate::driver::{Code, JsonPointer, ListMachinesRequest, MachineClass, Operation, ProviderSpec, tags};
+use crate::driver::{Code, ListMachinesRequest, MachineClass, Operation, ProviderSpec};
 use crate::provider::{Provider, Providers, Share};
 
 /// What a survey works with.
@@ -35,15 +33,6 @@ pub struct Context {
 
 /// The name under which a survey waits for its turn.
 const LINE: &str = "inventory";
-
-/// The machines that one list answers for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Group {
-    namespace: String,
-    secret: Option<String>,
-    /// The provider spec without the machine's own tag, as JSON.
-    class: String,
-}
 
 /// Surveys for ever, every driver once per interval; tells what its lists say of every machine that they are sure of.
 ///
@@ -164,55 +153,6 @@ fn skipped(provider: &Provider, why: &str) -> Option<HashSet<String>> {
         "VMs can't be listed; trying again at the next interval"
     );
     None
-}
-
-/// The provisioned machines of a driver, by the list that answers for them.
-fn groups(caches: &Caches, driver: &str, tag_path: &JsonPointer) -> HashMap<Group, Vec<Arc<InfraMachine>>> {
-    let mut groups: HashMap<Group, Vec<Arc<InfraMachine>>> = HashMap::new();
-    for guarded in caches.infra_machines.state() {
-        let Ok(machine) = &guarded.0 else { continue };
-        // What a list says while hands are off is too old when they are on again.
-        if cluster_of(caches, machine).is_some_and(|cluster| cluster.is_paused()) {
-            continue;
-        }
-        if let Some(group) = group(machine, driver, tag_path) {
-            groups.entry(group).or_default().push(Arc::new(machine.clone()));
-        }
-    }
-    groups
-}
-
-fn cluster_of(caches: &Caches, machine: &InfraMachine) -> Option<Arc<Cluster>> {
-    let name = machine.metadata.labels.as_ref()?.get(labels::CLUSTER_NAME)?;
-    let reference = ObjectRef::new(name).within(machine.metadata.namespace.as_deref()?);
-    caches.clusters.get(&reference)
-}
-
-fn group(machine: &InfraMachine, driver: &str, tag_path: &JsonPointer) -> Option<Group> {
-    let annotations = machine.metadata.annotations.as_ref()?;
-    let provisioned = machine.status.as_ref()?.initialization.as_ref()?.provisioned == Some(true);
-    let instance = Instance::from_annotation(annotations.get(labels::INSTANCE)?);
-    if !provisioned
-        || annotations.get(labels::DRIVER)? != driver
-        || instance == Instance::None
-        || machine.metadata.deletion_timestamp.is_some()
-        || annotations.contains_key(labels::PAUSED)
-    {
-        return None;
-    }
-    let mut spec: ProviderSpec =
-        serde_json::from_str(annotations.get(labels::APPLIED_PROVIDER_SPEC)?).ok()?;
-    spec.remove_tags(tag_path, &[tags::MACHINE]);
-    let named = machine.spec.secret_ref.as_ref().map(|secret| &secret.name);
-    Some(Group {
-        namespace: machine.metadata.namespace.clone()?,
-        secret: annotations
-            .get(labels::SECRET)
-            .or(named)
-            .filter(|name| !name.is_empty())
-            .cloned(),
-        class: serde_json::to_string(&spec).ok()?,
-    })
 }
 
 fn expected(machine: &InfraMachine) -> Option<Expected> {

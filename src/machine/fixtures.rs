@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
 use super::identity::MachineId;
-use super::memory::{Note, Retry, Suspicion};
+use super::memory::{Note, Retry, Suspicion, Until};
 use super::plan::{self, Claim, Driver, DriverFacts, Observed, Owner, Plan};
 use crate::api::MACHINE_FINALIZER;
 use crate::api::cluster_api::{
@@ -367,9 +367,8 @@ impl World {
     pub fn remembering(mut self, seconds: u64) -> Self {
         self.note.retry = Some(Retry {
             attempts: 1,
-            not_before: self.instant + Duration::from_secs(seconds),
+            until: Until::Moment(self.instant + Duration::from_secs(seconds)),
             inputs: INPUTS,
-            unable: None,
         });
         self
     }
@@ -382,11 +381,13 @@ impl World {
         self
     }
 
-    /// The failure that is remembered was that of a driver which can't do it: of this one, or of one before it.
+    /// A failure is remembered of a driver which can't do it: of this one, or of one before it.
     pub fn unable(mut self, before: u64) -> Self {
-        if let Some(retry) = &mut self.note.retry {
-            retry.unable = Some(INCARNATION - before);
-        }
+        self.note.retry = Some(Retry {
+            attempts: 1,
+            until: Until::AnotherDriver(INCARNATION - before),
+            inputs: INPUTS,
+        });
         self
     }
 

@@ -47,12 +47,19 @@ pub enum Suspicion {
 pub struct Retry {
     /// Failures in a row, from 1.
     pub attempts: u32,
-    /// Not before.
-    pub not_before: Instant,
+    /// What has to come first.
+    pub until: Until,
     /// What was looked at when it failed; when it differs there is no wait.
     pub inputs: u64,
-    /// The driver that can't do it, by its incarnation: another one need not wait.
-    pub unable: Option<u64>,
+}
+
+/// The end of a wait after a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// A time.
+    Moment(Instant),
+    /// Another driver than the one of this incarnation, which does not offer the call (CMI-37).
+    AnotherDriver(u64),
 }
 
 impl Note {
@@ -293,9 +300,8 @@ mod tests {
         memory.suspect("u", Suspicion::Sign);
         let retry = Retry {
             attempts: 1,
-            not_before: Instant::now(),
+            until: Until::Moment(Instant::now()),
             inputs: 0,
-            unable: None,
         };
         memory.failed("u", retry);
         let note = memory.recall("u");
@@ -339,9 +345,8 @@ mod tests {
         memory.absent_for("u", start);
         let retry = Retry {
             attempts: 1,
-            not_before: start,
+            until: Until::Moment(start),
             inputs: 0,
-            unable: None,
         };
         memory.failed("u", retry);
         assert_eq!(
@@ -360,7 +365,6 @@ mod tests {
         assert!(memory.notes.lock().unwrap().is_empty());
     }
 
-    /// A failed call takes the suspicion with it, and a success the rest as well.
     #[test]
     fn a_suspicion_lasts_until_the_driver_was_asked() {
         let memory = Memory::default();

@@ -36,7 +36,7 @@ pub use memory::{Memory, Suspicion};
 
 use self::class::Stopped;
 use self::gather::{Gathered, gather};
-use self::memory::Retry;
+use self::memory::{Retry, Until};
 use self::object::Object;
 use self::outcome::{Failure, Outcome};
 use self::plan::{Plan, is_provisioned, is_unsettled, pace, plan};
@@ -297,12 +297,16 @@ fn hold_back(
     attempts: u32,
     wait: Option<Duration>,
 ) {
-    if let (Outcome::Failed(_) | Outcome::NoSecrets { .. }, Some(wait)) = (outcome, wait) {
+    let until = if outcome.awaits_another_driver() {
+        Some(Until::AnotherDriver(gathered.incarnation()))
+    } else {
+        wait.map(|wait| Until::Moment(Instant::now() + wait))
+    };
+    if let (Outcome::Failed(_) | Outcome::NoSecrets { .. }, Some(until)) = (outcome, until) {
         let retry = Retry {
             attempts,
-            not_before: Instant::now() + wait,
+            until,
             inputs: gathered.inputs(),
-            unable: outcome.awaits_another_driver().then(|| gathered.incarnation()),
         };
         ctx.memory.failed(uid, retry);
     }

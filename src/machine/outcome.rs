@@ -179,7 +179,7 @@ impl Failure {
 
     /// Whether the driver could not be reached: says nothing about the VM.
     pub fn is_outage(&self) -> bool {
-        matches!(self.status.code(), Code::Unavailable | Code::DeadlineExceeded)
+        self.status.code().is_outage()
     }
 
     /// Whether the call was not made because this replica is not the leader.
@@ -203,7 +203,7 @@ impl Failure {
     pub fn wait(&self, attempt: u32, jitter: f64) -> Option<Duration> {
         let asked = self.asked().or_else(|| self.asked_at_once(attempt));
         match self.next {
-            Next::Terminal => None,
+            Next::Terminal | Next::AwaitDriver => None,
             Next::Retry
             | Next::Initialize
             | Next::LookUp
@@ -212,11 +212,7 @@ impl Failure {
             | Next::Delete
             | Next::StillThere
             | Next::Gone => Some(asked.unwrap_or_else(|| retry::backoff(attempt, jitter))),
-            Next::AwaitCapacity
-            | Next::AwaitPerson
-            | Next::AwaitDriver
-            | Next::Fallback
-            | Next::LookWhetherGone => {
+            Next::AwaitCapacity | Next::AwaitPerson | Next::Fallback | Next::LookWhetherGone => {
                 Some(asked.unwrap_or_else(|| retry::LONG_WAIT.mul_f64(1.0 - 0.1 * jitter)))
             }
         }

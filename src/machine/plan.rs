@@ -16,7 +16,7 @@ pub use self::steps::{Claim, Delete, Hold, Plan, Provision, Release, Update};
 pub use self::waits::{is_unsettled, pace};
 
 use self::difference::difference;
-use self::waits::{pace_of_deletion, remembered_wait, retry_wait, until_settling};
+use self::waits::{look_up_wait, pace_of_deletion, retry_wait, until_settling};
 use super::identity::{self, InvalidSpec, MachineId, Role};
 use super::memory::{Note, Suspicion};
 use crate::api::MACHINE_FINALIZER;
@@ -184,7 +184,7 @@ fn plan_provisioning(
     bootstrap: String,
 ) -> Plan {
     if let Some(wait) = retry_wait(machine, seen) {
-        return Plan::Hold(Hold::silent(wait));
+        return Plan::Hold(Hold::silent(wait.again()));
     }
     let issued = MachineId::of(machine).is_some() && identity::instance(machine) == Instance::MayExist;
     let applied = if issued {
@@ -236,7 +236,7 @@ fn plan_provisioned(
         let unsettled = is_unsettled(machine);
         // A suspicion that the driver could not answer stays, and waits as any failed call does.
         let suspected = seen.note.suspicion.is_some();
-        let unanswered = remembered_wait(seen).filter(|_| suspected && !seen.note.suspicion_is_new);
+        let unanswered = look_up_wait(seen).filter(|_| suspected && !seen.note.suspicion_is_new);
         again = until_settling(seen).filter(|_| unsettled).or(unanswered);
         if (suspected && unanswered.is_none()) || (unsettled && again.is_none()) {
             return Plan::Recheck(Box::new(Provision {
@@ -264,7 +264,7 @@ fn plan_provisioned(
     });
     if fixed.is_empty() && (has_unfinished_update(machine) || !hot.is_empty()) {
         if let Some(wait) = retry_wait(machine, seen) {
-            return Plan::Hold(Hold::silent(again.map_or(wait, |again| again.min(wait))));
+            return Plan::Hold(Hold::silent(again.into_iter().chain(wait.again()).min()));
         }
         return Plan::Update(Box::new(Update {
             provider_id,
@@ -326,7 +326,7 @@ fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         Driver::NotConfigured(message) => return no_driver(machine, None, message),
     };
     if let Some(wait) = retry_wait(machine, seen) {
-        return Plan::Hold(Hold::silent(wait));
+        return Plan::Hold(Hold::silent(wait.again()));
     }
     let Some(spec) = identity::applied_spec(machine) else {
         let message = format!(

@@ -1,7 +1,8 @@
 //! Killed at every moment that counts, the provider starts again and reaches what it would have reached without.
 //!
 //! The moments are found by recording a run: before and after each driver call and each write to the API server. A call
-//! "after" has done its work and its answer is lost, and so it is with a write.
+//! "after" has done its work and its answer is lost, and so it is with a write. A driver in the provider's process dies with
+//! it; a plugin lives on, and only the call is lost.
 
 mod session;
 
@@ -12,7 +13,10 @@ use management_cluster::eventually;
 use serde_json::Value;
 
 use self::session::Session;
-use crate::support::DEADLINE;
+use crate::support::backing::with_every_backing;
+use crate::support::{Backing, DEADLINE};
+
+with_every_backing!(killed_before_and_after_every_call_and_write_the_provider_reaches_the_same_end);
 
 /// Runs at the same time.
 const AT_ONCE: usize = 3;
@@ -42,6 +46,7 @@ enum Side {
 /// What a run did, and how it ended.
 #[derive(Debug)]
 struct Recording {
+    backing: Backing,
     scenario: Scenario,
     calls: Vec<Operation>,
     writes: Vec<String>,
@@ -49,11 +54,12 @@ struct Recording {
 }
 
 /// DRV-10, DRV-12, DRV-21, DRV-22, INI-22: nothing is made twice, lost or left behind.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_before_and_after_every_call_and_write_the_provider_reaches_the_same_end() -> Result<()> {
+async fn killed_before_and_after_every_call_and_write_the_provider_reaches_the_same_end(
+    backing: Backing,
+) -> Result<()> {
     let scenarios = [Scenario::Create, Scenario::RefusedCreate, Scenario::Delete];
     let recordings: Vec<_> = stream::iter(scenarios)
-        .map(record)
+        .map(|scenario| record(backing, scenario))
         .buffered(AT_ONCE)
         .collect()
         .await;
@@ -76,8 +82,9 @@ async fn killed_before_and_after_every_call_and_write_the_provider_reaches_the_s
         .collect();
     for run in &recordings {
         eprintln!(
-            "{:?}: {} points: calls {:?}, writes {:?}",
+            "{:?}, {:?}: {} points: calls {:?}, writes {:?}",
             run.scenario,
+            run.backing,
             run.points().len(),
             run.calls,
             run.writes
@@ -99,8 +106,8 @@ async fn killed_before_and_after_every_call_and_write_the_provider_reaches_the_s
 }
 
 /// Runs a scenario without a kill.
-async fn record(scenario: Scenario) -> Result<Recording> {
-    let mut session = Session::new(scenario).await?;
+async fn record(backing: Backing, scenario: Scenario) -> Result<Recording> {
+    let mut session = Session::new(backing, scenario).await?;
     let mut replica = session.provider.start(&session.world).await?;
     session.begin().await?;
     session.finished().await?;
@@ -112,6 +119,7 @@ async fn record(scenario: Scenario) -> Result<Recording> {
     );
     let end = session.end().await?;
     let recording = Recording {
+        backing,
         scenario,
         calls: session.calls()?,
         writes: session.writes(),
@@ -126,7 +134,7 @@ async fn record(scenario: Scenario) -> Result<Recording> {
 
 /// Kills the provider at a point, starts it again, and holds the end against that of the recorded run.
 async fn kill_at(run: &Recording, point: Point) -> Result<()> {
-    let mut session = Session::new(run.scenario).await?;
+    let mut session = Session::new(run.backing, run.scenario).await?;
     let mut replica = session.provider.start(&session.world).await?;
     let gate = session.set_trap(point)?;
     session.begin().await?;

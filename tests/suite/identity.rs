@@ -7,13 +7,12 @@ use capcmi::api::v1alpha1::InfraCluster;
 use capcmi::apiserver::FIELD_MANAGER;
 use capcmi::driver::Operation;
 use capcmi::drivers::simulated::PlantedVm;
-use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt;
-use kube::api::{Api, DynamicObject, ListParams};
+use kube::api::{Api, DynamicObject};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
-use crate::support::by_hand::{message, says};
+use crate::support::by_hand::{event, message, says};
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 /// The provider's contract with Cluster API: no owner, no write.
@@ -310,25 +309,6 @@ async fn cluster_id(world: &World, name: &str) -> Result<String> {
         ensure!(conditions::is_true(&conditions, READY), "{conditions:?}");
         let id = cluster.annotations().get(labels::CLUSTER_ID);
         id.cloned().context("no id")
-    })
-    .await
-}
-
-/// The event about an InfraMachine with a reason.
-async fn event(world: &World, name: &str, reason: &str) -> Result<Event> {
-    let events: Api<Event> = Api::namespaced(world.admin.clone(), &world.namespace);
-    let about = |event: &Event| {
-        let regarding = event.regarding.clone().unwrap_or_default();
-        event.reason.as_deref() == Some(reason)
-            && regarding.name.as_deref() == Some(name)
-            && regarding.kind.as_deref() == Some("InfraMachine")
-    };
-    eventually(DEADLINE, &format!("an event {reason} about {name}"), async || {
-        let all = events.list(&ListParams::default()).await?.items;
-        let reasons: Vec<_> = all.iter().filter_map(|event| event.reason.clone()).collect();
-        all.into_iter()
-            .find(about)
-            .with_context(|| format!("{reasons:?}"))
     })
     .await
 }

@@ -18,7 +18,7 @@ with_every_backing!(
     a_cluster_goes_with_all_that_belongs_to_it,
 );
 
-/// DRV-13, DRV-14, CTL-CR-00: providerID and Node name are those of the VM, and one create per machine is enough.
+/// DRV-13, DRV-14, CTL-CR-00, CLI-CR-00: providerID and Node name are those of the VM, and one create per machine is enough.
 async fn a_deployment_comes_up_scales_and_goes_without_a_trace(backing: Backing) -> Result<()> {
     let world = World::new("lifecycle").await?;
     let cloud = Cloud::new(&world);

@@ -15,7 +15,7 @@ use management_cluster::{ManagementCluster, eventually};
 use serde_json::json;
 
 use crate::leadership::ended;
-use crate::support::by_hand::is_provisioned;
+use crate::support::by_hand::{event, is_provisioned};
 use crate::support::fleet::objects;
 use crate::support::provider::{get, service_account};
 use crate::support::world::run;
@@ -244,6 +244,14 @@ async fn a_malformed_machine_stops_nobody_and_can_be_deleted_with_its_vm() -> Re
     stage.machine("later").create().await?;
     stage.machine("later").provisioned().await?;
     cloud.holds(3).await?;
+    for name in ["never-good", "spoiled"] {
+        let told = event(&world, name, "Unreadable").await?;
+        let note = told.note.unwrap_or_default();
+        ensure!(
+            note.contains("soon"),
+            "the event does not say what is wrong: {note}"
+        );
+    }
     for name in ["never-good", "spoiled"] {
         stage.machine(name).delete().await?;
         stage.machine(name).gone().await?;

@@ -27,6 +27,8 @@ fn every_call_and_code_waits_as_its_class_says() {
                 | Code::Unavailable
                 | Code::NotFound
                 | Code::Uninitialized => (Some(FIRST_BACKOFF), Some(LONGEST_BACKOFF)),
+                // CMI-37
+                Code::Unimplemented if failure.next == Next::AwaitDriver => (None, None),
                 Code::ResourceExhausted
                 | Code::PermissionDenied
                 | Code::Unauthenticated

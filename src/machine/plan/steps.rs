@@ -103,13 +103,13 @@ pub struct Hold {
 
 impl Hold {
     /// A wait of which the status already says all there is to say.
-    pub fn silent(again: Duration) -> Self {
+    pub fn silent(again: impl Into<Option<Duration>>) -> Self {
         Self {
             condition: "",
             reason: "",
             message: String::new(),
             claim: None,
-            again: Some(again),
+            again: again.into(),
         }
     }
 

@@ -293,12 +293,13 @@ fn a_change_of_spec_annotations_or_bootstrap_data_ends_a_wait() {
 
 /// CMI-37
 #[test]
-fn what_the_driver_cannot_do_is_asked_again_when_the_driver_is_another() {
+fn what_the_driver_cannot_do_is_asked_again_when_the_driver_is_another_and_not_with_time() {
     assert_eq!(
-        world().remembering(40).unable(0).plan(machine().claimed()),
-        waits(40)
+        world().unable(0).plan(machine().claimed()),
+        Plan::Hold(Hold::silent(None))
     );
-    provision(world().remembering(40).unable(1).plan(machine().claimed()));
+    provision(world().unable(1).plan(machine().claimed()));
+    provision(world().unable(0).inputs_changed().plan(machine().claimed()));
 }
 
 #[test]

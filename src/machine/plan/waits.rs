@@ -8,9 +8,29 @@ use super::Observed;
 use crate::api::conditions::{self, State};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::driver::retry::{FIRST_BACKOFF, LONGEST_BACKOFF};
+use crate::machine::memory::Until;
 
-/// How long the last failure still forbids a call: from memory, or after a restart from the status.
-pub fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Duration> {
+/// What a call that failed waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Time.
+    For(Duration),
+    /// A change, such as another driver: there is no time at which it is tried again.
+    Change,
+}
+
+impl Wait {
+    /// When to look again by oneself.
+    pub fn again(self) -> Option<Duration> {
+        match self {
+            Self::For(time) => Some(time),
+            Self::Change => None,
+        }
+    }
+}
+
+/// What the last failure still makes a call wait for: from memory, or after a restart from the status.
+pub fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Wait> {
     if seen.note.suspicion.is_some() && seen.note.suspicion_is_new {
         return None;
     }
@@ -32,15 +52,28 @@ pub fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Duratio
     // A clock that was set back must not make the wait longer than it was meant to be.
     let meant = next.duration_since(last.last_update_time.0);
     let left = next.duration_since(seen.now).min(meant);
-    Duration::try_from(left).ok().filter(|left| !left.is_zero())
+    let left = Duration::try_from(left).ok()?;
+    (!left.is_zero()).then_some(Wait::For(left))
 }
 
-/// How long the last failure that is remembered still forbids a call.
-pub fn remembered_wait(seen: &Observed<'_>) -> Option<Duration> {
+fn remembered_wait(seen: &Observed<'_>) -> Option<Wait> {
     let retry = seen.note.retry.as_ref()?;
-    let left = retry.not_before.saturating_duration_since(seen.instant);
-    let is_another_driver = retry.unable.is_some_and(|unable| unable != seen.incarnation);
-    (retry.inputs == seen.inputs && !is_another_driver && !left.is_zero()).then_some(left)
+    if retry.inputs != seen.inputs {
+        return None;
+    }
+    match retry.until {
+        Until::Moment(moment) => {
+            let left = moment.saturating_duration_since(seen.instant);
+            (!left.is_zero()).then_some(Wait::For(left))
+        }
+        Until::AnotherDriver(unable) => (unable == seen.incarnation).then_some(Wait::Change),
+    }
+}
+
+/// How long the last failure that is remembered still holds up a look-up. A driver that does not offer some other call can
+/// be asked at any time.
+pub fn look_up_wait(seen: &Observed<'_>) -> Option<Duration> {
+    remembered_wait(seen).and_then(Wait::again)
 }
 
 /// Whether a provisioned VM has to be asked after until it is as it should be: it is on its way up, or what has to be
@@ -61,7 +94,7 @@ pub fn until_settling(seen: &Observed<'_>) -> Option<Duration> {
         let left = until.saturating_duration_since(seen.instant);
         (!left.is_zero()).then_some(left)
     });
-    rest.max(remembered_wait(seen))
+    rest.max(look_up_wait(seen))
 }
 
 /// How long to leave a VM that goes: a quarter of the time that it has had, so that the calls grow rare by themselves, and no

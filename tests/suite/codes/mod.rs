@@ -263,7 +263,7 @@ fn no_hot_loop(case: Case, cloud: &Cloud) -> Result<()> {
                 ensure!(pause >= least, "repeated after {pause} ms, not {least}");
             }
         }
-        Next::Long | Next::Terminal => ensure!(tries.len() == 1, "{} tries", tries.len()),
+        Next::Long | Next::NotOffered | Next::Terminal => ensure!(tries.len() == 1, "{} tries", tries.len()),
         _ => {}
     }
     Ok(())
@@ -291,7 +291,7 @@ fn one_warning(case: Case, all: &BTreeMap<String, Vec<(String, String)>>) -> Res
     let (operation, code) = case.failure();
     let warning = |operation: &str, reason: &str| (operation.to_owned(), reason.to_owned());
     let mut expected = match case.next() {
-        Next::Backoff | Next::Long | Next::Asked(_) | Next::Terminal => {
+        Next::Backoff | Next::Long | Next::NotOffered | Next::Asked(_) | Next::Terminal => {
             vec![warning(operation.name(), code.name())]
         }
         Next::Vanished => vec![warning(operation.name(), "VirtualMachineVanished")],

@@ -37,6 +37,8 @@ pub enum Next {
     Backoff,
     /// Tried again after 10 min.
     Long,
+    /// Not before the driver is another one.
+    NotOffered,
     /// Tried again when the driver says.
     Asked(u32),
     /// Not before the spec changes.
@@ -155,15 +157,15 @@ impl Case {
             (_, Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange) => Next::Long,
             (LookUp | LookUpAgain, Code::NotFound) | (LookUp, Code::Unimplemented) => Next::Provisioned,
             // Offered and not answered: it says nothing about a VM that may exist.
-            (LookUpAgain | Confirm, Code::Unimplemented) => Next::Long,
+            (LookUpAgain | Confirm, Code::Unimplemented) => Next::NotOffered,
             (Initialize, Code::Unimplemented) => Next::Provisioned,
             (LookUpAgain, Code::Uninitialized) => Next::Provisioned,
             (Confirm, Code::NotFound) => Next::Gone,
             // The VM is there, whatever the delete said; and whether it was ever initialized does not matter.
             (Delete, Code::NotFound) | (Confirm, Code::Uninitialized) => Next::Deleting,
-            (Create | Delete, Code::Unimplemented) => Next::Long,
+            (Create | Delete, Code::Unimplemented) => Next::NotOffered,
             (Create | Initialize | Update, Code::NotFound) => Next::Backoff,
-            (Update, Code::Unimplemented) => Next::Long,
+            (Update, Code::Unimplemented) => Next::NotOffered,
             (LookUp | Create | Initialize | Update | Delete, Code::Uninitialized) => Next::Backoff,
         }
     }
@@ -194,7 +196,7 @@ impl Case {
             status.failure_reason
         );
         match next {
-            Next::Gone | Next::Backoff | Next::Long | Next::Asked(_) | Next::Terminal => {
+            Next::Gone | Next::Backoff | Next::Long | Next::NotOffered | Next::Asked(_) | Next::Terminal => {
                 self.failed_as_it_should(machine)
             }
             Next::Provisioned => provisioned(machine),
@@ -282,7 +284,7 @@ impl Case {
                 (0.8 * full, full)
             }
             Next::Asked(seconds) => (0.0, f64::from(seconds)),
-            Next::Terminal => {
+            Next::Terminal | Next::NotOffered => {
                 ensure!(wait.is_none(), "is tried again after {wait:?} s");
                 return Ok(());
             }

@@ -12,8 +12,9 @@ use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
 use serde_json::{Value, json};
 
 use super::{Point, Recording, Scenario, Side};
+use crate::support::backing::Backed;
 use crate::support::provider::{Replica, service_account};
-use crate::support::{ByHand, Cloud, DEADLINE, Provider, Stage, World};
+use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, Stage, World};
 
 const MACHINE: &str = "m";
 /// What the simulated driver logs when a call hangs.
@@ -36,6 +37,7 @@ pub struct Session {
     scenario: Scenario,
     trap: Arc<Mutex<Trap>>,
     pub provider: Provider,
+    backed: Backed,
     _proxy: Proxy,
     /// Calls before the scenario began.
     earlier: usize,
@@ -43,7 +45,7 @@ pub struct Session {
 
 impl Session {
     /// A namespace with nothing but somebody else's VM of the same name in its cloud.
-    pub async fn new(scenario: Scenario) -> Result<Self> {
+    pub async fn new(backing: Backing, scenario: Scenario) -> Result<Self> {
         let world = World::new("crash").await?;
         let cloud = Cloud::new(&world);
         let stage = Stage::set(&world).await?;
@@ -68,8 +70,9 @@ impl Session {
         };
         let proxy = Proxy::start(world.management, hook).await?;
         let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
+        let backed = backing.of(&world, &cloud, json!({})).await?;
         // No survey comes in between: it would be one more call at no certain time.
-        let provider = Provider::new(cloud.drivers(json!({})))
+        let provider = Provider::new(backed.drivers.clone())
             .through(kubeconfig)
             .flag("--inventory-interval=1h");
         Ok(Self {
@@ -80,6 +83,7 @@ impl Session {
             scenario,
             trap,
             provider,
+            backed,
             _proxy: proxy,
             earlier: 0,
         })
@@ -177,7 +181,8 @@ impl Session {
             }
             Point::Call(call, _) => {
                 eventually(DEADLINE, "a call that hangs", async || {
-                    ensure!(replica.log()?.contains(HANGS), "calls: {:?}", self.calls()?);
+                    let log = self.backed.log()?.map_or_else(|| replica.log(), Ok)?;
+                    ensure!(log.contains(HANGS), "calls: {:?}", self.calls()?);
                     Ok(())
                 })
                 .await?;

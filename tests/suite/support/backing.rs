@@ -18,7 +18,14 @@ pub enum Backing {
 pub struct Backed {
     /// The drivers file.
     pub drivers: String,
-    _plugin: Option<Plugin>,
+    plugin: Option<Plugin>,
+}
+
+impl Backed {
+    /// What the driver logs that runs as a plugin; a driver in the provider's process logs there.
+    pub fn log(&self) -> Result<Option<String>> {
+        self.plugin.as_ref().map(Plugin::log).transpose()
+    }
 }
 
 impl Backing {
@@ -34,17 +41,38 @@ impl Backing {
 
     /// As [`Backing::of`], with further keys of the driver's entry.
     pub async fn with(self, world: &World, cloud: &Cloud, entry: Value, more: Value) -> Result<Backed> {
+        self.start(world, cloud, entry, more, &[]).await
+    }
+
+    /// As [`Backing::of`], and a plugin logs all there is.
+    pub async fn talkative(self, world: &World, cloud: &Cloud, more: Value) -> Result<Backed> {
+        self.start(world, cloud, json!({}), more, &["--log-level=trace"])
+            .await
+    }
+
+    async fn start(
+        self,
+        world: &World,
+        cloud: &Cloud,
+        entry: Value,
+        more: Value,
+        flags: &[&str],
+    ) -> Result<Backed> {
         Ok(match self {
             Self::InProcess => Backed {
                 drivers: cloud.drivers_with(entry, more),
-                _plugin: None,
+                plugin: None,
             },
             Self::Plugin => {
                 let name = entry["name"].as_str().unwrap_or("simulated");
-                let plugin = Plugin::start(world, name, &cloud.config(more)).await?;
+                let mut plugin = Plugin::absent(world, name, &cloud.config(more))?;
+                for flag in flags {
+                    plugin = plugin.flag(flag);
+                }
+                plugin.listen(world).await?;
                 Backed {
                     drivers: plugin.drivers(entry),
-                    _plugin: Some(plugin),
+                    plugin: Some(plugin),
                 }
             }
         })

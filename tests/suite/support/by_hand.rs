@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 use capcmi::api::conditions;
 use capcmi::api::v1alpha1::InfraMachine;
 use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -312,6 +313,25 @@ pub async fn all_become(
             bail!("{} object:\n{}", objections.len(), objections.join("\n"));
         }
         Ok(())
+    })
+    .await
+}
+
+/// The event about an InfraMachine with a reason.
+pub async fn event(world: &World, name: &str, reason: &str) -> Result<Event> {
+    let events: Api<Event> = Api::namespaced(world.admin.clone(), &world.namespace);
+    let about = |event: &Event| {
+        let regarding = event.regarding.clone().unwrap_or_default();
+        event.reason.as_deref() == Some(reason)
+            && regarding.name.as_deref() == Some(name)
+            && regarding.kind.as_deref() == Some("InfraMachine")
+    };
+    eventually(DEADLINE, &format!("an event {reason} about {name}"), async || {
+        let all = events.list(&ListParams::default()).await?.items;
+        let reasons: Vec<_> = all.iter().filter_map(|event| event.reason.clone()).collect();
+        all.into_iter()
+            .find(about)
+            .with_context(|| format!("{reasons:?}"))
     })
     .await
 }

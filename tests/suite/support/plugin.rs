@@ -18,6 +18,7 @@ pub struct Plugin {
     name: String,
     place: Place,
     config: PathBuf,
+    flags: Vec<String>,
     process: Option<Process>,
 }
 
@@ -54,10 +55,17 @@ impl Plugin {
             name: format!("{}-{name}-plugin", world.namespace),
             place,
             config: world.folder.join(format!("{name}-plugin.yaml")),
+            flags: Vec::new(),
             process: None,
         };
         plugin.configure(config)?;
         Ok(plugin)
+    }
+
+    /// With a further flag, the next time that it starts.
+    pub fn flag(mut self, flag: &str) -> Self {
+        self.flags.push(flag.to_owned());
+        self
     }
 
     /// Starts the process and waits until it listens.
@@ -67,7 +75,8 @@ impl Plugin {
             .args(["driver", "serve", "simulated"])
             .arg(format!("--endpoint={}", self.endpoint()))
             .arg(format!("--config={}", self.config.display()))
-            .args(self.place.flags());
+            .args(self.place.flags())
+            .args(&self.flags);
         let mut process = Process::start(world.management.folder(), &self.name, &command)?;
         process
             .wait_until(DEADLINE, async || self.place.answers().await)
@@ -84,6 +93,12 @@ impl Plugin {
     /// What it is the next time that it starts.
     pub fn configure(&self, config: &Value) -> Result<()> {
         std::fs::write(&self.config, config.to_string()).context("writing the plugin's configuration")
+    }
+
+    /// All that it has logged since it started.
+    pub fn log(&self) -> Result<String> {
+        let process = self.process.as_ref().context("the plugin does not run")?;
+        std::fs::read_to_string(process.log()).context("reading the plugin's log")
     }
 
     /// Where it listens.
