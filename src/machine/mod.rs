@@ -39,7 +39,7 @@ use self::gather::{Gathered, gather};
 use self::memory::{Retry, Until};
 use self::object::Object;
 use self::outcome::{Failure, Outcome};
-use self::plan::{Plan, is_provisioned, is_unsettled, pace, plan};
+use self::plan::{Hold, Plan, is_provisioned, is_unsettled, pace, plan};
 use self::status::Moment;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::{Guarded, conditions, labels};
@@ -125,6 +125,15 @@ async fn carry_out(
                 object.claim(&claim).await?;
             }
             Ok(Outcome::Held(hold))
+        }
+        (Plan::Claim(claim), _) => {
+            object.claim(&claim).await?;
+            tracing::warn!(
+                name = object.get().metadata.name,
+                "somebody took the finalizer from a machine that may have a VM; it is written again"
+            );
+            // What was written leads to the next reconcile.
+            Ok(Outcome::Held(Hold::silent(None)))
         }
         (Plan::OutOfContact(code, message), _) => Ok(out_of_contact(object.get(), code, message)),
         (Plan::Refuse { invalid, again }, _) => Ok(Outcome::Refused { invalid, again }),

@@ -103,7 +103,8 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         Owner::Missing => return Plan::Leave("the owner Machine is not in the cache yet"),
         Owner::Found(owner) => owner,
     };
-    if has_failed_for_good(machine) {
+    let bereft = is_bereft(machine);
+    if has_failed_for_good(machine) && !bereft {
         return Plan::Leave("failureReason is set; nothing is tried before the spec changes");
     }
     let (Some(cluster), Some(cluster_id)) = (seen.cluster, &seen.cluster_id) else {
@@ -134,6 +135,9 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
             reason::FOREIGN_PROVIDER_ID,
             foreign_provider_id(machine),
         );
+    }
+    if bereft {
+        return Plan::Claim(Box::new(claim));
     }
     if !is_provisioned(machine) && !cluster.infrastructure_is_provisioned() {
         let message = "waiting for the Cluster's infrastructure to be provisioned".to_owned();
@@ -431,6 +435,13 @@ fn wanted_spec(
 
 fn claim_if_missing(machine: &InfraMachine, claim: Claim) -> Option<Claim> {
     (MachineId::of(machine).is_none() || !has_finalizer(machine)).then_some(claim)
+}
+
+/// Whether somebody took the finalizer from a machine that may have a VM: a restore from a backup, or an object that was
+/// replaced. Deleted like this, the object would go and the VM stay.
+fn is_bereft(machine: &InfraMachine) -> bool {
+    let may_have_vm = identity::instance(machine) == Instance::MayExist || machine.spec.provider_id.is_some();
+    !has_finalizer(machine) && MachineId::of(machine).is_some() && may_have_vm
 }
 
 /// Whether the object waits for this provider when it is deleted.

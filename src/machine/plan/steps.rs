@@ -15,6 +15,8 @@ pub enum Plan {
     Leave(&'static str),
     /// Wait; the status says for what.
     Hold(Hold),
+    /// Write finalizer and identity again; what else there is to do comes after that.
+    Claim(Box<Claim>),
     /// The driver has never answered.
     OutOfContact(Code, String),
     /// The spec can't be accepted as it is.
@@ -59,6 +61,7 @@ impl Plan {
             Self::Recheck(_) | Self::Update(_) | Self::Delete(_) => Some(Share::Upkeep),
             Self::Leave(_)
             | Self::Hold(_)
+            | Self::Claim(_)
             | Self::OutOfContact(..)
             | Self::Refuse { .. }
             | Self::Keep { .. }
@@ -75,6 +78,7 @@ impl Plan {
             Self::Update(_) => OperationType::Update,
             Self::Leave(_)
             | Self::Hold(_)
+            | Self::Claim(_)
             | Self::OutOfContact(..)
             | Self::Refuse { .. }
             | Self::Keep { .. }

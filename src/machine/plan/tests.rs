@@ -36,6 +36,14 @@ fn provision(plan: Plan) -> Provision {
 }
 
 #[track_caller]
+fn claimed(plan: Plan) -> Claim {
+    match plan {
+        Plan::Claim(claim) => *claim,
+        other => panic!("expected a claim, got {other:?}"),
+    }
+}
+
+#[track_caller]
 fn refused(plan: Plan) -> InvalidSpec {
     match plan {
         Plan::Refuse { invalid, .. } => invalid,
@@ -148,12 +156,49 @@ fn finalizer_and_identity_come_before_every_wait() {
     }
 }
 
-/// A moved machine, or one that somebody took the finalizer from: its VM must not be noted as never made.
+/// A restore from a backup drops finalizers, and Cluster API deletes the InfraMachine one day: its VM would stay for ever.
 #[test]
-fn a_claim_that_is_made_good_does_not_deny_a_vm_that_may_exist() {
-    let bereft = machine().claimed().without_finalizer();
-    let hold = held(world().cluster_not_ready().plan(bereft));
-    assert_eq!(hold.claim.unwrap().instance, Instance::MayExist);
+fn a_finalizer_that_somebody_took_is_written_again_before_anything_else_is_done() {
+    let provisioned = || machine().provisioned().without_finalizer();
+    let failed = machine()
+        .claimed()
+        .observed(1)
+        .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
+    for (world, bereft) in [
+        (world(), provisioned()),
+        (world(), provisioned().annotated(labels::INSTANCE, "none")),
+        (world(), machine().claimed().without_finalizer()),
+        (world(), failed.without_finalizer()),
+        (world().recheck(), provisioned()),
+        (world().violating("no"), provisioned()),
+        (world().driver_not_configured(), provisioned()),
+        (world().out_of_contact(), provisioned()),
+        (world().cluster_not_ready(), machine().claimed().without_finalizer()),
+    ] {
+        let noted = identity::instance(&bereft.clone().build());
+        let claim = claimed(world.plan(bereft));
+        assert_eq!(claim.machine_id.annotation(), "ns1/m1/u-1");
+        assert_eq!(claim.cluster_id, "c-1");
+        assert_eq!(claim.instance, noted, "a VM that may exist is not denied");
+        assert_eq!((claim.driver, claim.applied), (None, None), "what is noted stays");
+    }
+}
+
+#[test]
+fn a_finalizer_that_somebody_took_is_not_written_where_hands_are_off_or_no_vm_may_be() {
+    let provisioned = || machine().provisioned().without_finalizer();
+    assert_eq!(held(world().paused().plan(provisioned())).claim, None);
+    assert_eq!(
+        reason_of(world().plan(provisioned().without(labels::MACHINE_ID))),
+        (conditions::DRIVER_REACHABLE, reason::FOREIGN_PROVIDER_ID)
+    );
+    assert_left(&world(), provisioned().deleted_at(now()));
+    let refused = machine()
+        .claimed()
+        .annotated(labels::INSTANCE, "none")
+        .observed(1)
+        .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
+    assert_left(&world(), refused.without_finalizer());
 }
 
 #[test]
