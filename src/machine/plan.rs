@@ -311,6 +311,10 @@ fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     if identity::annotation(machine, labels::FORCE_DELETE) == Some("true") {
         return Plan::Release(Release::Forced);
     }
+    // Not for the Cluster's pause alone to say: its cache may be behind, or have lost the Cluster already.
+    if identity::annotation(machine, labels::DELETE_FOR_MOVE).is_some() {
+        return Plan::Leave("clusterctl has moved it to another management cluster, which has its VM now");
+    }
     if MachineId::of(machine).is_none() {
         let message = format!(
             "the identity annotations are gone or belong to another object, so no VM can be deleted safely; delete it by hand, then set the annotation {}=true",

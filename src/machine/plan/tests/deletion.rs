@@ -46,6 +46,19 @@ fn a_paused_machine_is_not_deleted_not_even_by_force() {
     }
 }
 
+/// DRV-07: the VM is the target's by now, and clusterctl removes the finalizer itself. It takes the other annotations away
+/// as well, which must not be called a lost identity.
+#[test]
+fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
+    let moved = || deleted().annotated(labels::DELETE_FOR_MOVE, "");
+    for world in [world(), world().without_cluster(), world().driver_not_configured()] {
+        assert_left(&world, moved());
+        assert_left(&world, moved().provider_id("sim://1").without(labels::MACHINE_ID));
+    }
+    let forced = moved().annotated(labels::FORCE_DELETE, "true");
+    assert_eq!(world().plan(forced), Plan::Release(Release::Forced));
+}
+
 #[test]
 fn force_lets_a_machine_go_whatever_is_known_of_it() {
     for fixture in [
