@@ -18,7 +18,7 @@ use crate::provider::Turn;
 /// What the look-up saw.
 enum Seen {
     Machine(driver::Machine),
-    Uninitialized(Option<driver::Machine>),
+    Uninitialized(Failure),
     Absent,
     /// The driver can't look up: its create finds what is there.
     CannotLook,
@@ -48,21 +48,17 @@ pub async fn provision(
             object.claim(&adopted(&plan)).await?;
             Ok(Outcome::Provisioned(Box::new(machine)))
         }
-        Seen::Uninitialized(machine) => {
+        Seen::Uninitialized(failure) => {
             ctx.memory.seen(object.uid());
             object.claim(&adopted(&plan)).await?;
-            initialize(ctx, object, turn, class, uninitialized(&plan, machine)).await
+            initialize(ctx, object, turn, class, uninitialized(&plan, failure)).await
         }
         Seen::Absent => absent(ctx, object, turn, plan, class).await,
         Seen::CannotLook => match plan.provider_id.clone() {
             // The id is known, so a create has succeeded: another one would make a second VM if the first is gone.
             Some(id) => {
-                let known = ToInitialize {
-                    known: Some(id.clone()),
-                    machine: Some(driver::Machine::new(id, "")),
-                    required: false,
-                };
-                initialize(ctx, object, turn, class, known).await
+                let vm = made(driver::Machine::new(id, ""));
+                initialize(ctx, object, turn, class, vm).await
             }
             None => create(ctx, object, turn, plan, class).await,
         },
@@ -83,9 +79,9 @@ pub async fn recheck(
             ctx.memory.seen(object.uid());
             Ok(Outcome::Provisioned(Box::new(machine)))
         }
-        Seen::Uninitialized(machine) => {
+        Seen::Uninitialized(failure) => {
             ctx.memory.seen(object.uid());
-            initialize(ctx, object, turn, class, uninitialized(&plan, machine)).await
+            initialize(ctx, object, turn, class, uninitialized(&plan, failure)).await
         }
         Seen::Absent => Ok(gone_or_behind(ctx, object, turn, plan.provider_id)),
         Seen::CannotLook => Ok(Outcome::Left),
@@ -125,7 +121,7 @@ async fn look_up(
     match failure.next {
         Next::Create | Next::Vanished => Seen::Absent,
         Next::Fallback => Seen::CannotLook,
-        Next::Initialize => Seen::Uninitialized(failure.machine),
+        Next::Initialize => Seen::Uninitialized(failure),
         Next::Retry
         | Next::AwaitCapacity
         | Next::AwaitPerson
@@ -202,7 +198,7 @@ async fn create(
     let failure = Failure::new(Call::Create, status);
     match failure.next {
         Next::Initialize => {
-            let vm = uninitialized(&plan, failure.machine);
+            let vm = uninitialized(&plan, failure);
             initialize(ctx, object, turn, credentials, vm).await
         }
         Next::Terminal if !plan.issued => {
@@ -215,7 +211,7 @@ async fn create(
 
 async fn created(
     ctx: &Context,
-    object: &Object<'_>,
+    object: &mut Object<'_>,
     turn: &mut Turn<'_>,
     plan: Provision,
     class: MachineClass,
@@ -224,12 +220,7 @@ async fn created(
     if let Some(failure) = another_vm(Call::Create, plan.provider_id.as_ref(), Some(&machine)) {
         return Ok(Outcome::Failed(Box::new(failure)));
     }
-    let vm = ToInitialize {
-        known: Some(machine.provider_id.clone()),
-        machine: Some(machine),
-        required: false,
-    };
-    initialize(ctx, object, turn, class, vm).await
+    initialize(ctx, object, turn, class, made(machine)).await
 }
 
 /// A VM that exists and may have to be initialized.
@@ -238,14 +229,33 @@ struct ToInitialize {
     known: Option<ProviderId>,
     /// What the driver said of it.
     machine: Option<driver::Machine>,
+    /// What the driver wants back with the initialization.
+    state: Option<LastKnownState>,
     /// Whether the driver said that it is not initialized.
     required: bool,
 }
 
-fn uninitialized(plan: &Provision, machine: Option<driver::Machine>) -> ToInitialize {
+/// A VM that the driver says nothing bad of.
+fn made(machine: driver::Machine) -> ToInitialize {
+    ToInitialize {
+        known: Some(machine.provider_id.clone()),
+        state: machine.last_known_state.clone(),
+        machine: Some(machine),
+        required: false,
+    }
+}
+
+/// A VM that the driver calls uninitialized. What it wants back it may say beside the error, or of the machine.
+fn uninitialized(plan: &Provision, failure: Failure) -> ToInitialize {
+    let state = failure.last_known_state().cloned();
+    let machine = failure.machine;
     let id = machine.as_ref().map(|machine| machine.provider_id.clone());
+    let said = machine
+        .as_ref()
+        .and_then(|machine| machine.last_known_state.clone());
     ToInitialize {
         known: plan.provider_id.clone().or(id),
+        state: state.or(said),
         machine,
         required: true,
     }
@@ -254,23 +264,23 @@ fn uninitialized(plan: &Provision, machine: Option<driver::Machine>) -> ToInitia
 /// Initializes a VM that exists; a driver without the call has nothing to initialize.
 async fn initialize(
     ctx: &Context,
-    object: &Object<'_>,
+    object: &mut Object<'_>,
     turn: &mut Turn<'_>,
     class: MachineClass,
     vm: ToInitialize,
 ) -> Result<Outcome, Stopped> {
+    if vm.required {
+        // It came with an answer that is over: whatever becomes of the initialization, it must not be lost.
+        object.keep(vm.state.as_ref()).await?;
+    }
     if !ctx.may_create(object.get(), turn) {
         return Ok(Outcome::Held(ctx.waiting_for_a_turn(object.get())));
     }
-    let state = vm
-        .machine
-        .as_ref()
-        .and_then(|machine| machine.last_known_state.clone());
     let request = InitializeMachineRequest {
         machine_name: machine_name(object),
         provider_id: vm.known.clone(),
         class,
-        last_known_state: state.or_else(|| last_known_state(object)),
+        last_known_state: vm.state.clone().or_else(|| last_known_state(object)),
     };
     Ok(initialized(vm, turn.driver().initialize_machine(request).await))
 }
@@ -282,10 +292,6 @@ fn initialized(vm: ToInitialize, answer: driver::Result<driver::Machine>) -> Out
     } else {
         Call::Initialize
     };
-    let state = vm
-        .machine
-        .as_ref()
-        .and_then(|machine| machine.last_known_state.clone());
     let seen = match &answer {
         Ok(machine) => Some(machine),
         Err(status) => status.machine(),
@@ -295,7 +301,7 @@ fn initialized(vm: ToInitialize, answer: driver::Result<driver::Machine>) -> Out
     }
     let status = match answer {
         Ok(mut machine) => {
-            machine.last_known_state = machine.last_known_state.or(state);
+            machine.last_known_state = machine.last_known_state.or(vm.state);
             return Outcome::Provisioned(Box::new(machine));
         }
         Err(status) => status,
@@ -304,7 +310,10 @@ fn initialized(vm: ToInitialize, answer: driver::Result<driver::Machine>) -> Out
     match (failure.next, vm.machine) {
         (Next::Fallback, Some(machine)) => Outcome::Provisioned(Box::new(machine)),
         (_, machine) => {
-            failure.machine = failure.machine.or(machine);
+            failure.machine = failure.machine.or(machine).map(|machine| driver::Machine {
+                last_known_state: machine.last_known_state.clone().or(vm.state),
+                ..machine
+            });
             Outcome::Failed(Box::new(failure))
         }
     }
@@ -354,8 +363,30 @@ mod tests {
         ToInitialize {
             known: Some("sim://1".parse().unwrap()),
             machine: Some(vm("sim://1")),
+            state: None,
             required,
         }
+    }
+
+    fn state(text: &str) -> LastKnownState {
+        LastKnownState::new(text.as_bytes().to_vec()).unwrap()
+    }
+
+    fn plan(id: Option<&str>) -> Provision {
+        let machine = crate::machine::fixtures::machine().claimed().build();
+        Provision {
+            claim: crate::machine::fixtures::claim(&machine),
+            wanted: crate::driver::ProviderSpec::default(),
+            look_up: crate::driver::ProviderSpec::default(),
+            provider_id: id.map(|id| id.parse().unwrap()),
+            bootstrap: String::new(),
+            issued: true,
+        }
+    }
+
+    /// What is known of a VM that the driver calls uninitialized in answer to this call.
+    fn known(id: Option<&str>, call: Call, status: Status) -> ToInitialize {
+        uninitialized(&plan(id), Failure::new(call, status))
     }
 
     fn failed(outcome: Outcome) -> Failure {
@@ -402,38 +433,62 @@ mod tests {
     /// INI-18, INI-19: the driver may know no more of the VM than that it is not initialized.
     #[test]
     fn an_initialization_begins_with_what_is_known_of_the_vm() {
-        let plan = |id: Option<&str>| {
-            let machine = crate::machine::fixtures::machine().claimed().build();
-            Provision {
-                claim: crate::machine::fixtures::claim(&machine),
-                wanted: crate::driver::ProviderSpec::default(),
-                look_up: crate::driver::ProviderSpec::default(),
-                provider_id: id.map(|id| id.parse().unwrap()),
-                bootstrap: String::new(),
-                issued: true,
+        let said = |machine: Option<driver::Machine>| {
+            let status = Status::new(Code::Uninitialized, "no");
+            match machine {
+                Some(machine) => status.with_machine(machine),
+                None => status,
             }
         };
-        let known = |vm: ToInitialize| vm.known.map(|id| id.to_string());
-        assert_eq!(known(uninitialized(&plan(None), None)), None);
-        assert_eq!(
-            known(uninitialized(&plan(None), Some(vm("sim://2")))).as_deref(),
-            Some("sim://2")
-        );
-        assert_eq!(
-            known(uninitialized(&plan(Some("sim://1")), None)).as_deref(),
-            Some("sim://1")
-        );
+        for call in [Call::LookUp, Call::LookUpAgain, Call::Create, Call::Recheck] {
+            let known = |id, status| known(id, call, status).known.map(|id| id.to_string());
+            assert_eq!(known(None, said(None)), None);
+            assert_eq!(known(None, said(Some(vm("sim://2")))).as_deref(), Some("sim://2"));
+            assert_eq!(known(Some("sim://1"), said(None)).as_deref(), Some("sim://1"));
+        }
+    }
+
+    /// CTL-01: with an error as well, be it beside the error or of the machine that comes with it.
+    #[test]
+    fn the_state_that_comes_with_uninitialized_is_handed_over_with_the_initialization() {
+        for call in [Call::LookUp, Call::LookUpAgain, Call::Create, Call::Recheck] {
+            let beside = Status::new(Code::Uninitialized, "no").with_last_known_state(state("s1"));
+            let mut old = vm("sim://1");
+            old.last_known_state = Some(state("s0"));
+            for (status, expected) in [
+                (Status::new(Code::Uninitialized, "no"), None),
+                (
+                    Status::new(Code::Uninitialized, "no").with_machine(old.clone()),
+                    Some(state("s0")),
+                ),
+                (beside.with_machine(old.clone()), Some(state("s1"))),
+            ] {
+                assert_eq!(known(None, call, status).state, expected, "{call:?}");
+            }
+        }
     }
 
     /// CTL-01
     #[test]
     fn the_state_that_a_create_left_survives_an_initialization_that_leaves_none() {
-        let state = LastKnownState::new(b"s1".to_vec());
-        let mut vm_to_initialize = to_initialize(false);
-        if let Some(machine) = &mut vm_to_initialize.machine {
-            machine.last_known_state.clone_from(&state);
+        let mut created = vm("sim://1");
+        created.last_known_state = Some(state("s1"));
+        let (bare, unavailable) = (vm("sim://1"), Status::new(Code::Unavailable, "no"));
+        for (answer, kept) in [
+            (Ok(bare.clone()), "s1"),
+            (Ok(driver::Machine { last_known_state: Some(state("s2")), ..bare.clone() }), "s2"),
+            (Err(Status::unimplemented(Operation::InitializeMachine)), "s1"),
+        ] {
+            let outcome = initialized(made(created.clone()), answer);
+            let Outcome::Provisioned(machine) = outcome else {
+                panic!("{outcome:?}");
+            };
+            assert_eq!(machine.last_known_state, Some(state(kept)));
         }
-        let outcome = initialized(vm_to_initialize, Ok(vm("sim://1")));
-        assert!(matches!(outcome, Outcome::Provisioned(machine) if machine.last_known_state == state));
+        for status in [Status::new(Code::Unavailable, "no"), unavailable.with_machine(bare)] {
+            let failure = failed(initialized(made(created.clone()), Err(status)));
+            let machine = failure.machine.unwrap();
+            assert_eq!(machine.last_known_state, Some(state("s1")));
+        }
     }
 }
