@@ -146,7 +146,7 @@ pub struct Failure {
     pub status: Status,
     /// What happens now.
     pub next: Next,
-    /// The VM that exists in spite of it.
+    /// The machine's own VM, which exists in spite of it: that of an initialization, or one that is not initialized.
     pub machine: Option<driver::Machine>,
 }
 
@@ -167,7 +167,9 @@ impl Failure {
     }
 
     fn sorted(operation: Operation, during: OperationType, next: Next, status: Status) -> Self {
-        let machine = status.machine().cloned();
+        // Beside any other code it may be somebody else's, such as the one that already has the name.
+        let is_its_own = status.code() == Code::Uninitialized || operation == Operation::InitializeMachine;
+        let machine = status.machine().filter(|_| is_its_own).cloned();
         Self {
             operation,
             during,

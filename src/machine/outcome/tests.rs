@@ -143,6 +143,19 @@ fn only_an_update_that_finds_no_vm_gives_reason_to_look_for_it() {
     }
 }
 
+/// CTL-CR-06: what a driver says beside ALREADY_EXISTS is the VM that has the name, and its id would be written for good.
+#[test]
+fn only_a_vm_that_is_the_machines_own_is_taken_from_an_error() {
+    let vm = driver::Machine::new("sim://1".parse().unwrap(), "node");
+    for call in Call::ALL {
+        for code in Code::ALL {
+            let failure = Failure::new(call, Status::new(code, "no").with_machine(vm.clone()));
+            let own = code == Code::Uninitialized || call.operation() == Operation::InitializeMachine;
+            assert_eq!(failure.machine.is_some(), own, "{call:?} {code}");
+        }
+    }
+}
+
 /// OPS-11: only the create carries the bootstrap data, and a driver may keep them and say them later.
 #[test]
 fn what_a_driver_says_after_the_create_may_hold_what_only_the_create_carried() {
