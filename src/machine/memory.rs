@@ -220,11 +220,15 @@ impl Memory {
         });
     }
 
-    /// Drops what lists said: they do not say it any more, or it is too old to be believed.
+    /// Drops what lists said: they do not say it any more, or it is too old to be believed. It breaks off an absence, which
+    /// nobody would go on to confirm; the next one must not be taken for the rest of this one.
     pub fn dismiss_lists(&self, uid: &str) {
-        self.with_known(uid, |note| match note.suspicion {
-            Some(Suspicion::Missing | Suspicion::Back) => note.suspicion = None,
-            Some(Suspicion::Sign) | None => {}
+        self.with_known(uid, |note| {
+            note.absent_since = None;
+            match note.suspicion {
+                Some(Suspicion::Missing | Suspicion::Back) => note.suspicion = None,
+                Some(Suspicion::Sign) | None => {}
+            }
         });
     }
 
@@ -351,6 +355,18 @@ mod tests {
         memory.failed("u", retry);
         assert_eq!(
             memory.absent_for("u", start + Duration::from_secs(9)),
+            Duration::ZERO
+        );
+    }
+
+    /// A list has the VM again, or hands went off: days later, one answer that lags must not count as the end of the window.
+    #[test]
+    fn an_absence_that_nobody_went_on_to_confirm_is_broken_off() {
+        let (memory, start) = (Memory::default(), Instant::now());
+        memory.absent_for("u", start);
+        memory.dismiss_lists("u");
+        assert_eq!(
+            memory.absent_for("u", start + Duration::from_hours(48)),
             Duration::ZERO
         );
     }
