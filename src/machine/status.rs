@@ -85,7 +85,10 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
         Outcome::NoSecrets { during, cause } => draft.no_secrets(*during, &cause.to_string(), moment),
         Outcome::Absent { .. } => draft.working(),
         Outcome::Vanished(id) => draft.vanished(id.as_str()),
-        Outcome::Deleting { reason, message, .. } => draft.deleting(reason, message),
+        Outcome::Deleting { reason, message, .. } => {
+            draft.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+            draft.deleting(reason, message);
+        }
     }
     draft.credentials();
     draft.status.observed_generation = machine.metadata.generation;

@@ -498,6 +498,31 @@ fn a_deletion_that_failed_says_why_it_is_still_there() {
     }
 }
 
+#[test]
+fn a_deletion_that_goes_on_takes_back_that_the_driver_does_not_answer() {
+    let outage = machine()
+        .provisioned()
+        .deleted_at(now())
+        .condition(conditions::DRIVER_REACHABLE, State::False, "Unavailable");
+    for reason in [
+        reason::SHUTTING_DOWN,
+        reason::DELETING,
+        reason::CONFIRMING_DELETION,
+    ] {
+        let deleting = Outcome::Deleting {
+            reason,
+            message: "going".to_owned(),
+            again: Duration::from_secs(1),
+        };
+        let status = status_of(outage.clone(), &deleting);
+        assert_eq!(
+            state_of(&status, conditions::DRIVER_REACHABLE),
+            ("True", reason::REACHABLE)
+        );
+        assert_eq!(state_of(&status, conditions::DELETING), ("True", reason));
+    }
+}
+
 /// Whoever points `spec.secretRef` elsewhere waits for an effect; every later call goes to the account of the VM.
 #[test]
 fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_so_until_it_does_not() {
