@@ -369,6 +369,7 @@ impl World {
             attempts: 1,
             until: Until::Moment(self.instant + Duration::from_secs(seconds)),
             inputs: INPUTS,
+            untold: None,
         });
         self
     }
@@ -387,6 +388,7 @@ impl World {
             attempts: 1,
             until: Until::AnotherDriver(INCARNATION - before),
             inputs: INPUTS,
+            untold: None,
         });
         self
     }

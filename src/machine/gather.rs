@@ -10,8 +10,10 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
 use super::identity;
-use super::memory::Note;
+use super::memory::{Note, Until};
+use super::outcome::Outcome;
 use super::plan::{Driver, DriverFacts, Observed, Owner};
+use super::status::Moment;
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
@@ -118,6 +120,22 @@ impl Gathered {
                 .then_some(u32::try_from(last.attempts).ok()?)
         });
         remembered.or(published).unwrap_or(0).saturating_add(1)
+    }
+
+    /// The last failure, where it could not be published and still is one of this machine as it is now.
+    pub fn untold(&self) -> Option<(Arc<Outcome>, Moment)> {
+        let retry = self.note.retry.as_ref()?;
+        let untold = retry.untold.as_ref().filter(|_| retry.inputs == self.inputs)?;
+        let wait = match retry.until {
+            Until::Moment(moment) => Some(moment.saturating_duration_since(self.instant)),
+            Until::AnotherDriver(_) => None,
+        };
+        let moment = Moment {
+            now: self.now,
+            attempts: retry.attempts,
+            wait,
+        };
+        Some((Arc::clone(untold), moment))
     }
 
     /// Fingerprint of all that may change the outcome of a failed call, as it was before the call.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::outcome::Outcome;
 use crate::api::v1alpha1::InfraMachine;
 
 /// Notes on every machine, by UID.
@@ -43,7 +44,7 @@ pub enum Suspicion {
 }
 
 /// A wait after a failure.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Retry {
     /// Failures in a row, from 1.
     pub attempts: u32,
@@ -51,6 +52,8 @@ pub struct Retry {
     pub until: Until,
     /// What was looked at when it failed; when it differs there is no wait.
     pub inputs: u64,
+    /// What failed, until it is published: the call is not made again before its time, so nothing else would tell of it.
+    pub untold: Option<Arc<Outcome>>,
 }
 
 /// The end of a wait after a failure.
@@ -182,6 +185,15 @@ impl Memory {
         });
     }
 
+    /// The last failure is published.
+    pub fn told(&self, uid: &str) {
+        self.with_known(uid, |note| {
+            if let Some(retry) = &mut note.retry {
+                retry.untold = None;
+            }
+        });
+    }
+
     /// Forgets the failures.
     pub fn succeeded(&self, uid: &str) {
         self.with_known(uid, |note| {
@@ -306,12 +318,28 @@ mod tests {
             attempts: 1,
             until: Until::Moment(Instant::now()),
             inputs: 0,
+            untold: None,
         };
         memory.failed("u", retry);
         let note = memory.recall("u");
         assert!(note.suspicion.is_some() && !note.suspicion_is_new);
         memory.succeeded("u");
         assert!(memory.recall("u").suspicion.is_none());
+    }
+
+    #[test]
+    fn a_failure_is_kept_until_it_is_published_and_waited_for_after_that() {
+        let memory = Memory::default();
+        let retry = Retry {
+            attempts: 1,
+            until: Until::Moment(Instant::now()),
+            inputs: 0,
+            untold: Some(Arc::new(Outcome::Left)),
+        };
+        memory.failed("u", retry);
+        assert!(memory.recall("u").retry.unwrap().untold.is_some());
+        memory.told("u");
+        assert!(memory.recall("u").retry.unwrap().untold.is_none());
     }
 
     #[test]
@@ -351,6 +379,7 @@ mod tests {
             attempts: 1,
             until: Until::Moment(start),
             inputs: 0,
+            untold: None,
         };
         memory.failed("u", retry);
         assert_eq!(

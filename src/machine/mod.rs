@@ -69,6 +69,11 @@ async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Actio
     let gathered = gather(ctx, &machine).await;
     let plan = plan(&machine, &gathered.observed());
     let mut object = Object::new(ctx, Arc::clone(&machine));
+    if let Some((untold, moment)) = gathered.untold().filter(|_| plan.is_idle()) {
+        tell(ctx, &machine, &mut object, &gathered, &untold, moment).await?;
+        // What the plan has to say comes now.
+        return Ok(Action::requeue(Duration::ZERO));
+    }
     // Held until all is published: so many machines come up at a time, whatever the controller's concurrency.
     let mut turn = None;
     let outcome = execute(ctx, &mut object, &gathered, &mut turn, plan).await?;
@@ -193,7 +198,7 @@ fn out_of_contact(machine: &InfraMachine, code: Code, message: String) -> Outcom
     Outcome::Failed(Box::new(Failure::out_of_contact(during, status)))
 }
 
-/// Writes what came of it, on every path: providerID before status, the finalizer only when the VM is gone.
+/// Remembers what came of it and tells of it.
 async fn publish(
     ctx: &Context,
     before: &InfraMachine,
@@ -201,17 +206,40 @@ async fn publish(
     gathered: &Gathered,
     outcome: Outcome,
 ) -> Result<Action, Error> {
-    let uid = object.uid().to_owned();
     let attempts = gathered.attempts(before);
     let wait = wait(before, &outcome, attempts);
-    let note = events::of(before, &outcome, attempts);
+    let outcome = Arc::new(outcome);
     // Before any write, which may fail: the call was made, and is not made again before its time.
-    hold_back(ctx, &uid, gathered, &outcome, attempts, wait);
-    if let Some(vm) = known_vm(before, &outcome) {
+    if let Some(retry) = retry_of(gathered, &outcome, attempts, wait) {
+        let untold = Some(Arc::clone(&outcome));
+        ctx.memory.failed(object.uid(), Retry { untold, ..retry });
+    }
+    suspect(ctx, object.uid(), gathered, &outcome);
+    let moment = Moment {
+        now: Timestamp::now(),
+        attempts,
+        wait,
+    };
+    tell(ctx, before, object, gathered, &outcome, moment).await?;
+    Ok(wait.map_or_else(Action::await_change, Action::requeue))
+}
+
+/// Writes what came of it, on every path: providerID before status, the finalizer only when the VM is gone.
+async fn tell(
+    ctx: &Context,
+    before: &InfraMachine,
+    object: &mut Object<'_>,
+    gathered: &Gathered,
+    outcome: &Outcome,
+    moment: Moment,
+) -> Result<(), Error> {
+    let uid = object.uid().to_owned();
+    let note = events::of(before, outcome, moment.attempts);
+    if let Some(vm) = known_vm(before, outcome) {
         object
-            .identify(vm.provider_id.as_str(), &annotations(vm, &outcome))
+            .identify(vm.provider_id.as_str(), &annotations(vm, outcome))
             .await?;
-    } else if let Outcome::Failed(failure) = &outcome
+    } else if let Outcome::Failed(failure) = outcome
         && let Some(state) = failure.last_known_state()
     {
         object.keep(Some(state)).await?;
@@ -220,22 +248,18 @@ async fn publish(
         object.release().await?;
         ctx.memory.forget(&uid);
     } else {
-        let moment = Moment {
-            now: Timestamp::now(),
-            attempts,
-            wait,
-        };
         object
-            .publish(|machine| status::after(machine, &outcome, moment))
+            .publish(|machine| status::after(machine, outcome, moment))
             .await?;
-        remember(ctx, &uid, gathered, &outcome, wait);
+        ctx.memory.told(&uid);
+        remember(ctx, &uid, gathered, outcome, moment.wait);
         ctx.memory.finished(&uid);
     }
     measure(ctx, before, object.get(), gathered);
     if let Some(note) = note {
         ctx.events.publish(before, note).await;
     }
-    Ok(wait.map_or_else(Action::await_change, Action::requeue))
+    Ok(())
 }
 
 /// The VM that an outcome is about, when its id may be new.
@@ -297,28 +321,26 @@ fn jitter(uid: &str, attempt: u32) -> f64 {
     f64::from(u16::try_from(hasher.finish() & 0xffff).unwrap_or_default()) / 65536.0
 }
 
-/// Remembers when what failed may be tried again.
-fn hold_back(
-    ctx: &Context,
-    uid: &str,
-    gathered: &Gathered,
-    outcome: &Outcome,
-    attempts: u32,
-    wait: Option<Duration>,
-) {
-    let until = if outcome.awaits_another_driver() {
-        Some(Until::AnotherDriver(gathered.incarnation()))
-    } else {
-        wait.map(|wait| Until::Moment(Instant::now() + wait))
-    };
-    if let (Outcome::Failed(_) | Outcome::NoSecrets { .. }, Some(until)) = (outcome, until) {
-        let retry = Retry {
-            attempts,
-            until,
-            inputs: gathered.inputs(),
-        };
-        ctx.memory.failed(uid, retry);
+/// When what failed may be tried again; `None` where nothing has to be waited for.
+fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<Duration>) -> Option<Retry> {
+    if !matches!(outcome, Outcome::Failed(_) | Outcome::NoSecrets { .. }) {
+        return None;
     }
+    let until = if outcome.awaits_another_driver() {
+        Until::AnotherDriver(gathered.incarnation())
+    } else {
+        Until::Moment(Instant::now() + wait?)
+    };
+    Some(Retry {
+        attempts,
+        until,
+        inputs: gathered.inputs(),
+        untold: None,
+    })
+}
+
+/// Has the VM asked after, where the answer gives reason to.
+fn suspect(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
     if let Outcome::Failed(failure) = outcome
         && failure.doubts_the_vm()
         && gathered.can_ask()

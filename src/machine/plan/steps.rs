@@ -71,6 +71,25 @@ impl Plan {
         }
     }
 
+    /// Whether nothing is done about the machine now, and hands are on: what has failed before and is not published can be
+    /// said first.
+    pub fn is_idle(&self) -> bool {
+        match self {
+            Self::Hold(hold) => hold.is_silent(),
+            Self::Refuse { .. } | Self::Keep { .. } => true,
+            Self::Leave(_)
+            | Self::Claim(_)
+            | Self::OutOfContact(..)
+            | Self::Provision(_)
+            | Self::Recheck(_)
+            | Self::Vanish(_)
+            | Self::Reappear(_)
+            | Self::Update(_)
+            | Self::Delete(_)
+            | Self::Release(_) => false,
+        }
+    }
+
     /// What it is part of, where it calls the driver.
     pub fn during(&self) -> OperationType {
         match self {
