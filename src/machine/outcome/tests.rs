@@ -124,7 +124,7 @@ fn a_call_that_was_not_made_is_waited_for_in_silence() {
     };
     assert!(matches!(
         failed(NOT_LEADER),
-        Outcome::Held(hold) if hold.is_silent() && hold.again == Some(FIRST_BACKOFF)
+        Outcome::Waiting(Some(FIRST_BACKOFF))
     ));
     assert!(matches!(failed("the caller hung up"), Outcome::Failed(_)));
 }

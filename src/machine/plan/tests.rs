@@ -6,6 +6,8 @@ use serde_json::json;
 
 use super::*;
 use crate::api::conditions::State;
+use crate::api::v1alpha1::{OperationState, OperationType};
+use crate::driver::Operation;
 use crate::machine::fixtures::{MachineFixture, World, at, machine, now, tagged, world};
 use crate::provider::Share;
 
@@ -58,7 +60,7 @@ fn assert_left(world: &World, machine: MachineFixture) {
 }
 
 fn waits(seconds: u64) -> Plan {
-    Plan::Hold(Hold::silent(Duration::from_secs(seconds)))
+    Plan::Wait(Some(Duration::from_secs(seconds)))
 }
 
 fn failing(seconds: i64) -> MachineFixture {
@@ -164,24 +166,26 @@ fn a_finalizer_that_somebody_took_is_written_again_before_anything_else_is_done(
         .claimed()
         .observed(1)
         .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
-    for (world, bereft) in [
-        (world(), provisioned()),
-        (world(), provisioned().annotated(labels::INSTANCE, "none")),
-        (world(), machine().claimed().without_finalizer()),
-        (world(), failed.without_finalizer()),
-        (world().recheck(), provisioned()),
-        (world().violating("no"), provisioned()),
-        (world().driver_not_configured(), provisioned()),
-        (world().out_of_contact(), provisioned()),
-        (world().cluster_not_ready(), machine().claimed().without_finalizer()),
-    ] {
+    let check = |world: World, bereft: MachineFixture| {
         let noted = identity::instance(&bereft.clone().build());
         let claim = claimed(world.plan(bereft));
         assert_eq!(claim.machine_id.annotation(), "ns1/m1/u-1");
         assert_eq!(claim.cluster_id, "c-1");
         assert_eq!(claim.instance, noted, "a VM that may exist is not denied");
         assert_eq!((claim.driver, claim.applied), (None, None), "what is noted stays");
-    }
+    };
+    check(world(), machine().claimed().without_finalizer());
+    check(
+        world().cluster_not_ready(),
+        machine().claimed().without_finalizer(),
+    );
+    check(world(), failed.without_finalizer());
+    check(world(), provisioned());
+    check(world(), provisioned().annotated(labels::INSTANCE, "none"));
+    check(world().recheck(), provisioned());
+    check(world().violating("no"), provisioned());
+    check(world().driver_not_configured(), provisioned());
+    check(world().out_of_contact(), provisioned());
 }
 
 #[test]
@@ -216,7 +220,10 @@ fn a_copied_identity_is_replaced_by_the_machines_own() {
     let plan = provision(world().plan(copied));
     assert_eq!(plan.claim.machine_id.annotation(), "ns1/m1/u-1");
     assert_eq!(plan.claim.cluster_id, "c-1");
-    assert!(!plan.issued, "what was copied says nothing about this machine");
+    assert!(
+        !plan.vm_may_exist,
+        "what was copied says nothing about this machine"
+    );
 }
 
 /// The cluster id that a machine was created under is the one that its VM is found by.
@@ -233,7 +240,7 @@ fn a_machine_is_looked_up_and_created_with_its_spec_and_tags() {
     let wanted = tagged(&json!({"size": "s"}));
     assert_eq!((&plan.wanted, &plan.look_up), (&wanted, &wanted));
     assert_eq!(plan.bootstrap, "boot");
-    assert_eq!((plan.provider_id, plan.issued), (None, false));
+    assert_eq!((plan.provider_id, plan.vm_may_exist), (None, false));
     assert_eq!(plan.claim.instance, Instance::MayExist);
     assert_eq!(plan.claim.driver.as_deref(), Some("pool"));
     assert_eq!(plan.claim.applied, Some(wanted));
@@ -257,7 +264,7 @@ fn the_tags_tell_a_control_plane_machine_from_a_node() {
 fn a_machine_that_was_respecified_after_its_create_is_looked_up_with_what_was_created() {
     let respecified = machine().claimed().spec(&json!({"size": "l"}));
     let plan = provision(world().plan(respecified));
-    assert!(plan.issued);
+    assert!(plan.vm_may_exist);
     assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
     assert_eq!(plan.wanted, tagged(&json!({"size": "l"})));
 }
@@ -269,7 +276,7 @@ fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
         .annotated(labels::INSTANCE, "none")
         .spec(&json!({"size": "l"}));
     let plan = provision(world().plan(refused));
-    assert!(!plan.issued);
+    assert!(!plan.vm_may_exist);
     assert_eq!(plan.look_up, tagged(&json!({"size": "l"})));
 }
 
@@ -278,7 +285,7 @@ fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
 fn a_machine_that_has_an_id_and_no_status_is_looked_up_by_its_id() {
     let plan = provision(world().plan(machine().claimed().provider_id("sim://1")));
     assert_eq!(plan.provider_id.unwrap().as_str(), "sim://1");
-    assert!(plan.issued);
+    assert!(plan.vm_may_exist);
 }
 
 #[test]
@@ -336,13 +343,36 @@ fn a_change_of_spec_annotations_or_bootstrap_data_ends_a_wait() {
     provision(world().remembering(40).inputs_changed().plan(machine().claimed()));
 }
 
+/// A failure that could not be published is published while its call waits, but not by who has hands off, and not instead of
+/// what is to be done now.
+#[test]
+fn what_is_left_to_say_of_a_failure_is_said_while_nothing_is_done() {
+    let bereft = || machine().provisioned().without_finalizer();
+    for (plan, idle) in [
+        (world().remembering(40).plan(machine().claimed()), true),
+        (world().unable(0).plan(machine().claimed()), true),
+        (world().driver_busy().plan(machine()), true),
+        (
+            world()
+                .remembering(40)
+                .plan(machine().provisioned().power("Starting")),
+            true,
+        ),
+        (world().violating("no").plan(machine().provisioned()), true),
+        (world().plan(machine().claimed()), false),
+        (world().paused().plan(machine().claimed()), false),
+        (world().plan(bereft()), false),
+        (world().without_owner().plan(machine()), false),
+        (world().plan(machine().claimed().deleted_at(now())), false),
+    ] {
+        assert_eq!(plan.is_idle(), idle, "{plan:?}");
+    }
+}
+
 /// CMI-37
 #[test]
 fn what_the_driver_cannot_do_is_asked_again_when_the_driver_is_another_and_not_with_time() {
-    assert_eq!(
-        world().unable(0).plan(machine().claimed()),
-        Plan::Hold(Hold::silent(None))
-    );
+    assert_eq!(world().unable(0).plan(machine().claimed()), Plan::Wait(None));
     provision(world().unable(1).plan(machine().claimed()));
     provision(world().unable(0).inputs_changed().plan(machine().claimed()));
 }

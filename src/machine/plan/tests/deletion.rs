@@ -1,6 +1,7 @@
 //! Plans for a machine that is being deleted.
 
 use super::*;
+use crate::machine::plan::deletion::time_to_shut_down;
 
 #[track_caller]
 fn delete(plan: Plan) -> Delete {
@@ -51,7 +52,11 @@ fn a_paused_machine_is_not_deleted_not_even_by_force() {
 #[test]
 fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
     let moved = || deleted().annotated(labels::DELETE_FOR_MOVE, "");
-    for world in [world(), world().without_cluster(), world().driver_not_configured()] {
+    for world in [
+        world(),
+        world().without_cluster(),
+        world().driver_not_configured(),
+    ] {
         assert_left(&world, moved());
         assert_left(&world, moved().provider_id("sim://1").without(labels::MACHINE_ID));
     }
