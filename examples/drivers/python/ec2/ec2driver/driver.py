@@ -111,9 +111,10 @@ class Driver:
         instances = self._instances(claim.spec, request.secrets)
         with self._locks.held(claim.key, _bounded(request, _LONGEST_TURN_SECONDS)):
             left = claim.ours(claim.found(instances))
-            request.check_caller()
-            instances.terminate(left)
-            self._wait(request, lambda: not claim.ours(claim.found(instances)), f"{ids(left)} to be terminated")
+            if left:
+                request.check_caller()
+                instances.terminate(left)
+                self._wait(request, lambda: not claim.ours(claim.found(instances)), f"{ids(left)} to be terminated")
 
     def shut_down(self, request: Request) -> None:
         """Asks the guest to stop, and answers when it has."""
