@@ -128,25 +128,28 @@ pub async fn remove(admin: &Client, namespace: &str) -> Result<()> {
         .iter()
         .map(kube::ResourceExt::name_any)
         .collect();
-    let machines = Api::<InfraMachine>::namespaced(admin.clone(), namespace);
+    let infra = Api::<InfraMachine>::namespaced(admin.clone(), namespace);
+    let machines = objects(admin, namespace, "Machine");
+    // One by one: a collection of thousands takes longer than the API server gives a request.
+    futures::stream::iter(names.into_iter().map(Ok))
+        .try_for_each_concurrent(MAKING, async |name| remove_one(&machines, &infra, &name).await)
+        .await
+}
+
+async fn remove_one(machines: &Api<DynamicObject>, infra: &Api<InfraMachine>, name: &str) -> Result<()> {
     let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-    futures::stream::iter(names.into_iter().map(Ok::<_, kube::Error>))
-        .try_for_each_concurrent(MAKING, async |name| {
-            machines
-                .patch_metadata(&name, &PatchParams::default(), &free)
-                .await
-                .map(drop)
-        })
+    infra
+        .patch_metadata(name, &PatchParams::default(), &free)
         .await
-        .context("removing finalizers")?;
+        .with_context(|| format!("removing the finalizers of InfraMachine {name}"))?;
+    infra
+        .delete(name, &DeleteParams::default())
+        .await
+        .with_context(|| format!("deleting InfraMachine {name}"))?;
     machines
-        .delete_collection(&DeleteParams::default(), &ListParams::default())
+        .delete(name, &DeleteParams::default())
         .await
-        .context("deleting InfraMachines")?;
-    objects(admin, namespace, "Machine")
-        .delete_collection(&DeleteParams::default(), &ListParams::default())
-        .await
-        .context("deleting Machines")?;
+        .with_context(|| format!("deleting Machine {name}"))?;
     Ok(())
 }
 
