@@ -52,7 +52,7 @@ pub const CLUSTER_NAME: &str = "cluster.x-k8s.io/cluster-name";
 pub const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
 /// Label that `--watch-filter` looks at.
 pub const WATCH_FILTER: &str = "cluster.x-k8s.io/watch-filter";
-/// Annotation, any value: hands off.
+/// Annotation, any value: the object is paused.
 pub const PAUSED: &str = "cluster.x-k8s.io/paused";
 /// Annotation, any value: `clusterctl move` sets it on an object that is at the target already, before it deletes the one at
 /// the source and removes its finalizers itself.

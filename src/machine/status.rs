@@ -61,7 +61,7 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
             draft.unpaused();
             return draft.status;
         }
-        // Hands off: what the rest of the status says is still of the generation that it was made from. To call it
+        // Paused: what the rest of the status says is still of the generation that it was made from. To call it
         // current would make an old failure one of a spec that was never tried.
         Outcome::Held(hold) if hold.condition == conditions::PAUSED => {
             draft.set(conditions::PAUSED, State::True, hold.reason, &hold.message);
@@ -107,14 +107,14 @@ impl Draft<'_> {
         );
     }
 
-    /// Hands on, and an earlier refusal is history: whoever gets here is trying.
+    /// Not paused, and an earlier refusal is history: whoever gets here is trying.
     fn working(&mut self) {
         self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
         self.status.failure_reason = None;
         self.status.failure_message = None;
     }
 
-    /// Takes back that hands are off, where that was said.
+    /// Takes back that it is paused, where that was said.
     fn unpaused(&mut self) {
         if conditions::is_true(&self.status.conditions, conditions::PAUSED) {
             self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");

@@ -125,7 +125,7 @@ fn a_failure_in_between_breaks_an_absence_off() {
     );
 }
 
-/// A list has the VM again, or hands went off: days later, one answer that lags must not count as the end of the window.
+/// A list has the VM again, or the machine was paused: days later, one answer that lags must not count as the end of the window.
 #[test]
 fn an_absence_that_nobody_went_on_to_confirm_is_broken_off() {
     let (memory, start) = (Memory::default(), Instant::now());

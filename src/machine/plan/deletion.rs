@@ -1,4 +1,4 @@
-//! The way of a VM out: it is deleted only as the machine's own, and only while hands are on.
+//! The way of a VM out: it is deleted only as the machine's own, and never while it is paused.
 
 use std::time::Duration;
 

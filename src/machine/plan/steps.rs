@@ -74,7 +74,7 @@ impl Plan {
         }
     }
 
-    /// Whether nothing is done about the machine now, and hands are on: what has failed before and is not published can be
+    /// Whether nothing is done about the machine now, and it is not paused: what has failed before and is not published can be
     /// said first.
     pub fn is_idle(&self) -> bool {
         match self {

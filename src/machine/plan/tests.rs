@@ -117,7 +117,7 @@ fn without_its_cluster_a_machine_is_left() {
 }
 
 #[test]
-fn hands_are_off_while_the_cluster_or_the_machine_is_paused() {
+fn a_machine_is_left_alone_while_it_or_its_cluster_is_paused() {
     let hold = held(world().paused().plan(machine().annotated(labels::PAUSED, "")));
     assert_eq!(
         (hold.condition, hold.reason),
@@ -189,7 +189,7 @@ fn a_finalizer_that_somebody_took_is_written_again_before_anything_else_is_done(
 }
 
 #[test]
-fn a_finalizer_that_somebody_took_is_not_written_where_hands_are_off_or_no_vm_may_be() {
+fn a_finalizer_that_somebody_took_is_not_written_on_a_paused_machine_or_where_no_vm_may_be() {
     let provisioned = || machine().provisioned().without_finalizer();
     assert_eq!(held(world().paused().plan(provisioned())).claim, None);
     assert_eq!(
@@ -343,7 +343,7 @@ fn a_change_of_spec_annotations_or_bootstrap_data_ends_a_wait() {
     provision(world().remembering(40).inputs_changed().plan(machine().claimed()));
 }
 
-/// A failure that could not be published is published while its call waits, but not by who has hands off, and not instead of
+/// A failure that could not be published is published while its call waits, but not on a paused machine, and not instead of
 /// what is to be done now.
 #[test]
 fn what_is_left_to_say_of_a_failure_is_said_while_nothing_is_done() {

@@ -413,7 +413,7 @@ fn an_earlier_failure_is_history_once_the_new_spec_is_tried() {
     assert_eq!(status.observed_generation, Some(2));
 }
 
-/// The spec was changed while hands were off: it has not been tried when they are on again.
+/// The spec was changed during a pause: it has not been tried when that ends.
 #[test]
 fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
     let failed = machine()
@@ -431,7 +431,7 @@ fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
 }
 
 #[test]
-fn hands_are_on_again_at_once_though_a_wait_is_not_over() {
+fn the_end_of_a_pause_is_said_at_once_though_a_wait_is_not_over() {
     let paused = machine()
         .claimed()
         .condition(conditions::PAUSED, State::True, reason::PAUSED);
