@@ -9,7 +9,7 @@ use crate::driver::{Operation, ProviderSpec};
 use crate::machine::identity::{self, InvalidSpec};
 use crate::machine::memory::Suspicion;
 
-/// What has to be done for a machine whose VM was handed to Cluster API, when hands are on. `wanted` is its spec as the driver
+/// What has to be done for a machine whose VM was handed to Cluster API and that is not paused. `wanted` is its spec as the driver
 /// would get it, where that can be had.
 pub fn plan_provisioned(
     machine: &InfraMachine,
