@@ -32,7 +32,7 @@ pub struct Observed<'a> {
 pub enum Plan {
     /// Nothing, and nothing is written.
     Leave,
-    /// Hands off; the status says who asked.
+    /// Paused; the status says who asked.
     Pause(String),
     /// It may be used.
     Provision {

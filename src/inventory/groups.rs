@@ -155,7 +155,7 @@ mod tests {
         );
     }
 
-    /// Hands off means also that nobody counts since when a VM is missing.
+    /// While a machine is paused, nobody counts either since when its VM is missing.
     #[test]
     fn machines_that_are_paused_or_of_a_paused_cluster_are_not_looked_for() {
         let paused = || {
