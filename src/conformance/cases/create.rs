@@ -5,7 +5,7 @@ use futures::future::try_join_all;
 use super::case;
 use crate::conformance::answer::{Outcome, ensure};
 use crate::conformance::{Case, Halt, Hook, Need, Setting, Trial};
-use crate::driver::{Code, LastKnownState, Machine, Operation};
+use crate::driver::{Code, LastKnownState, Machine, Operation, is_dns_subdomain};
 
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 
@@ -171,14 +171,6 @@ async fn node_name(t: Trial) -> Outcome {
     Ok(())
 }
 
-fn is_dns_subdomain(name: &str) -> bool {
-    let is_label = |label: &str| {
-        let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        !label.is_empty() && !label.starts_with('-') && !label.ends_with('-') && label.bytes().all(inside)
-    };
-    name.len() <= 253 && name.split('.').all(is_label)
-}
-
 async fn longest_name(t: Trial) -> Outcome {
     let order = t.order("a");
     let missing = t.config().longest_name.saturating_sub(order.name.len());
@@ -337,20 +329,4 @@ async fn planted(t: Trial) -> Outcome {
     ensure(t.seen(&order).await?.is_none(), || {
         "the VM of another machine object is taken for ours".to_owned()
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// DRV-14
-    #[test]
-    fn a_node_name_is_what_kubernetes_takes() {
-        for good in ["a", "ip-10-0-0-1.eu-1.compute.internal"] {
-            assert!(is_dns_subdomain(good), "{good}");
-        }
-        for bad in ["", "A", "a_b", "a.", "-a", &"a".repeat(254)] {
-            assert!(!is_dns_subdomain(bad), "{bad}");
-        }
-    }
 }
