@@ -23,6 +23,7 @@ mod code;
 mod messages;
 pub mod retry;
 mod scrub;
+mod spec_schema;
 mod status;
 pub mod tags;
 
@@ -38,6 +39,7 @@ pub use messages::{
     PluginInfo, PowerState, ProviderId, ProviderIdError, Readiness, ShutDownMachineRequest,
     ShutDownMachineResponse, UpdateMachineRequest, Zone,
 };
+pub use spec_schema::{InvalidSpecSchema, SpecSchema};
 pub use status::{ParseStatusError, Status};
 
 /// What a call answers: the response, or a [`Status`] that says what went wrong.
