@@ -95,7 +95,9 @@ pub trait Driver: Send + Sync + 'static {
         Err(Status::unimplemented(Operation::InitializeMachine))
     }
 
-    /// Asks the guest to stop, before the VM is deleted. OK when it is stopped; ABORTED while it is stopping.
+    /// Asks the guest to stop, before the VM is deleted. OK when it is stopped, or has accepted to stop (CMI-127): whether
+    /// it still runs is then what [`Machine::power_state`] says, where the driver can tell. A driver that waits for the guest
+    /// itself answers ABORTED while it is stopping. The VM is still there afterwards.
     async fn shut_down_machine(&self, _request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
         Err(Status::unimplemented(Operation::ShutDownMachine))
     }
