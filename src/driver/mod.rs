@@ -21,6 +21,7 @@ mod capabilities;
 mod class;
 mod code;
 mod messages;
+mod names;
 pub mod retry;
 mod scrub;
 mod spec_schema;
@@ -39,6 +40,7 @@ pub use messages::{
     PluginInfo, PowerState, ProviderId, ProviderIdError, Readiness, ShutDownMachineRequest,
     ShutDownMachineResponse, UpdateMachineRequest, Zone,
 };
+pub use names::{is_dns_label, is_dns_subdomain};
 pub use spec_schema::{InvalidSpecSchema, SpecSchema};
 pub use status::{ParseStatusError, Status};
 

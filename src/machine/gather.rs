@@ -28,6 +28,7 @@ pub struct Gathered {
     violation: Option<String>,
     note: Note,
     inputs: u64,
+    incarnation: u64,
     now: Timestamp,
     instant: Instant,
 }
@@ -54,6 +55,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
         owner,
         cluster,
         cluster_id,
+        incarnation: driver.provider().map_or(0, Provider::incarnation),
         driver,
         violation,
         note: ctx
@@ -88,15 +90,15 @@ impl Gathered {
             violation: self.violation.clone(),
             note: &self.note,
             inputs: self.inputs,
-            incarnation: self.incarnation(),
+            incarnation: self.incarnation,
             now: self.now,
             instant: self.instant,
         }
     }
 
-    /// Which driver was met, if there is one.
+    /// Which driver had been met before the call, if there is one. One that is met during the call may not be who answered it.
     pub fn incarnation(&self) -> u64 {
-        self.provider().map_or(0, Provider::incarnation)
+        self.incarnation
     }
 
     /// The configured driver, when there is one.
@@ -267,10 +269,50 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::Ordering;
+
+    use http::{Request, Response};
     use jiff::Timestamp;
+    use kube::client::{Body, Client};
 
     use super::*;
+    use crate::apiserver::Events;
+    use crate::caches::{Caches, ClusterIds};
     use crate::machine::fixtures::machine;
+    use crate::machine::memory::Memory;
+    use crate::metrics::Metrics;
+    use crate::provider::Providers;
+    use crate::provider::tests::{FakeDriver, provider};
+
+    /// A driver called `pool`, and nothing else.
+    fn context(driver: FakeDriver) -> Context {
+        let nobody =
+            tower::service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
+        let client = Client::new(nobody, "default");
+        let caches = Caches::empty();
+        Context {
+            client: client.clone(),
+            cluster_ids: Arc::new(ClusterIds::new(&caches)),
+            caches,
+            providers: Providers::new(vec![provider(driver)]).unwrap(),
+            memory: Memory::default(),
+            events: Events::new(client, "test".to_owned()),
+            metrics: Arc::new(Metrics::new()),
+            wake: Arc::new(|_| {}),
+        }
+    }
+
+    /// CMI-37: when a driver refuses and another one is met before that is written down, it was not the other one that refused.
+    #[tokio::test]
+    async fn a_driver_that_is_met_during_a_call_is_not_the_one_that_answered_it() {
+        let driver = FakeDriver::default();
+        let met = Arc::clone(&driver.incarnation);
+        met.store(1, Ordering::SeqCst);
+        let gathered = gather(&context(driver), &machine().claimed().build()).await;
+        met.store(2, Ordering::SeqCst);
+        assert_eq!(gathered.incarnation(), 1);
+    }
 
     /// No VM was made by the driver that refused: another one may be tried.
     #[test]
