@@ -78,7 +78,6 @@ const MUTANTS: &[(Shape, Flaw, &str)] = &[
     (Shape::Plugin, DeleteDoesNothing, "DRV-18"),
     (Shape::Plugin, ListLeaks, "CMI-49"),
     (Shape::Plugin, StatusAnyIdentity, "CMI-116"),
-    (Shape::Plugin, SecretOfUserData, "OPS-11"),
 ];
 
 /// A mutant as the suite meets it; what it is served by ends with it.
