@@ -1,6 +1,6 @@
 //! What the suite has to be told of a driver.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ pub type SecretMap = BTreeMap<String, SecretString>;
 /// A *change* is a JSON merge patch on `providerSpec`; `null` removes a field.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[garde(custom(public_keys_exist))]
 pub struct Config {
     /// A spec that makes a VM, as small as it can be had. The suite adds the tags. Required.
     #[garde(custom(not_empty))]
@@ -28,6 +29,11 @@ pub struct Config {
     #[serde(default)]
     #[garde(skip)]
     pub secrets: SecretMap,
+    /// Keys of `secrets` whose values are no secrets, and may come back: the id of an account that is part of a provider id.
+    /// Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub public_secret_keys: BTreeSet<String>,
     /// Credentials that are missing or wrong; each has to be UNAUTHENTICATED. `{}` is no credentials at all. Default: none.
     #[serde(default)]
     #[garde(skip)]
@@ -84,6 +90,10 @@ pub struct Config {
     #[serde(default = "Config::default_call_seconds")]
     #[garde(range(min = 0.1, max = 3600.0))]
     pub call_seconds: f64,
+    /// How long a guest may take to stop, seconds. Default: 300.
+    #[serde(default = "Config::default_shut_down_seconds")]
+    #[garde(range(min = 0.1, max = 3600.0))]
+    pub shut_down_seconds: f64,
     /// The deadline in cases about deadlines, milliseconds. Default: 50.
     #[serde(default = "Config::default_short_deadline_ms")]
     #[garde(range(min = 1, max = 10_000))]
@@ -175,6 +185,11 @@ impl Config {
         Duration::from_secs_f64(self.call_seconds)
     }
 
+    /// How long a guest may take to stop.
+    pub fn shut_down_limit(&self) -> Duration {
+        Duration::from_secs_f64(self.shut_down_seconds)
+    }
+
     /// The deadline in cases about deadlines.
     pub fn short_deadline(&self) -> Duration {
         Duration::from_millis(self.short_deadline_ms)
@@ -223,6 +238,10 @@ impl Config {
         300.0
     }
 
+    fn default_shut_down_seconds() -> f64 {
+        300.0
+    }
+
     fn default_short_deadline_ms() -> u64 {
         50
     }
@@ -240,6 +259,16 @@ fn not_empty<C>(spec: &Map<String, Value>, _: &C) -> garde::Result {
         return Err(garde::Error::new("has to hold what a VM needs"));
     }
     Ok(())
+}
+
+fn public_keys_exist<C>(config: &Config, _: &C) -> garde::Result {
+    let unknown = |key: &&String| !config.secrets.contains_key(*key);
+    match config.public_secret_keys.iter().find(unknown) {
+        Some(key) => Err(garde::Error::new(format!(
+            "publicSecretKeys: `{key}` is no key of `secrets`"
+        ))),
+        None => Ok(()),
+    }
 }
 
 fn pointers<C>(fields: &[String], _: &C) -> garde::Result {
@@ -286,6 +315,10 @@ mod tests {
             ("providerSpec: {}", "provider_spec"),
             ("providerSpec: {a: b}\nparallel: 0", "parallel"),
             ("providerSpec: {a: b}\nmandatoryFields: [region]", "JSON pointer"),
+            (
+                "providerSpec: {a: b}\nsecrets: {id: a}\npublicSecretKeys: [ids]",
+                "`ids` is no key",
+            ),
             ("providerSpec: {a: b}\nhooks: {explode: [a]}", "explode"),
             ("providerSpec: {a: b}\nhooks: {plant: []}", "plant"),
             ("providerSpec: {a: b}\nhooks: {unavailable: [a]}", "restore"),

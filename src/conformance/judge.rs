@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 
 use super::wire::RawAnswer;
 use crate::driver::{
-    self, Capabilities, DeleteMachineResponse, LastKnownState, ListedMachine, Machine, Operation, PluginInfo,
-    Readiness, Secrets, ShutDownMachineResponse, Status, USER_DATA,
+    self, Capabilities, ClassDescription, DeleteMachineResponse, LastKnownState, ListedMachine, Machine,
+    Operation, PluginInfo, Readiness, Secrets, ShutDownMachineResponse, Status, USER_DATA, Zone,
 };
 
 /// The shortest message that can help anybody.
@@ -33,6 +33,8 @@ pub struct Violation {
 pub struct Judge {
     /// The secret text in the bootstrap data: it may come back without the lines around it.
     canary: String,
+    /// Keys that stand among the credentials and hold no secret: an account's id is part of what the driver answers.
+    public: BTreeSet<String>,
     found: Mutex<BTreeSet<Violation>>,
 }
 
@@ -43,10 +45,11 @@ pub trait Said {
 }
 
 impl Judge {
-    /// A judge that knows the secret text in the bootstrap data.
-    pub fn new(canary: String) -> Self {
+    /// A judge that knows the secret text in the bootstrap data, and which keys of the credentials hold no secret.
+    pub fn new(canary: String, public: BTreeSet<String>) -> Self {
         Self {
             canary,
+            public,
             found: Mutex::default(),
         }
     }
@@ -88,13 +91,20 @@ impl Judge {
             let what = format!("{path} answered code {} without a message", answer.code);
             self.note(&["CMI-40"], what);
         }
-        self.keeps(path, secrets, &[answer.message().to_owned(), answer.text()]);
+        // A secret that looks as if it were percent-encoded may be written without being so.
+        let texts = [
+            answer.message(),
+            answer.message_as_written().to_owned(),
+            answer.text(),
+        ];
+        self.keeps(path, secrets, &texts);
     }
 
     /// Notes each secret that is in one of the texts.
     fn keeps(&self, call: &str, secrets: &Secrets, texts: &[String]) {
         let canary = (USER_DATA, self.canary.as_bytes());
-        let secrets = secrets.iter().map(|(key, value)| (key, value.expose()));
+        let secrets = secrets.iter().filter(|(key, _)| !self.public.contains(*key));
+        let secrets = secrets.map(|(key, value)| (key, value.expose()));
         for (key, secret) in secrets.chain([canary]) {
             if texts.iter().any(|text| echoes(text, secret)) {
                 let what = format!("{call} gave back the value of the secret key `{key}`");
@@ -216,6 +226,27 @@ impl Said for Vec<String> {
 impl Said for Map<String, Value> {
     fn said(&self) -> Vec<String> {
         vec![Value::Object(self.clone()).to_string()]
+    }
+}
+
+impl Said for Vec<Zone> {
+    fn said(&self) -> Vec<String> {
+        let texts = |zone: &Zone| {
+            let attributes = zone.attributes.iter().flat_map(|(key, value)| [key, value]);
+            std::iter::once(&zone.name)
+                .chain(attributes)
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        self.iter().flat_map(texts).collect()
+    }
+}
+
+impl Said for ClassDescription {
+    fn said(&self) -> Vec<String> {
+        let capacity = self.capacity.iter().flat_map(|(key, value)| [key, value]);
+        let platform = self.architecture.iter().chain(&self.operating_system);
+        capacity.chain(platform).cloned().collect()
     }
 }
 

@@ -130,7 +130,7 @@ pub async fn run(
         target,
         hooks,
         capabilities,
-        judge: Judge::new(canary(&run)),
+        judge: Judge::new(canary(&run), config.public_secret_keys.clone()),
         reach: Reach::new(config.call_limit(), stop.clone()),
         stop: stop.clone(),
         run,

@@ -161,7 +161,9 @@ impl RawAnswer {
         }
         Err(Halt::Failed(format!(
             "{} has to answer {codes:?}, and answered code {}: {}",
-            self.path, self.code, self.response.message
+            self.path,
+            self.code,
+            self.message()
         )))
     }
 
@@ -180,8 +182,15 @@ impl RawAnswer {
         self.path
     }
 
-    /// `grpc-message`, as it was written.
-    pub fn message(&self) -> &str {
+    /// `grpc-message`, decoded: on the wire, what is no printable ASCII is percent-encoded, and so is `%`.
+    pub fn message(&self) -> String {
+        percent_encoding::percent_decode_str(&self.response.message)
+            .decode_utf8_lossy()
+            .into_owned()
+    }
+
+    /// `grpc-message`, byte for byte.
+    pub fn message_as_written(&self) -> &str {
         &self.response.message
     }
 

@@ -25,6 +25,7 @@ mod messages;
 mod names;
 pub mod retry;
 mod scrub;
+mod spec_schema;
 mod status;
 pub mod tags;
 
@@ -42,6 +43,7 @@ pub use messages::{
     ShutDownMachineResponse, UpdateMachineRequest, Zone,
 };
 pub use names::{is_dns_label, is_dns_subdomain};
+pub use spec_schema::{InvalidSpecSchema, SpecSchema};
 pub use status::{ParseStatusError, Status};
 
 /// What a call answers: the response, or a [`Status`] that says what went wrong.
@@ -97,7 +99,9 @@ pub trait Driver: Send + Sync + 'static {
         Err(Status::unimplemented(Operation::InitializeMachine))
     }
 
-    /// Asks the guest to stop, before the VM is deleted. OK when it is stopped; ABORTED while it is stopping.
+    /// Asks the guest to stop, before the VM is deleted. OK when it is stopped, or has accepted to stop (CMI-127): whether
+    /// it still runs is then what [`Machine::power_state`] says, where the driver can tell. A driver that waits for the guest
+    /// itself answers ABORTED while it is stopping. The VM is still there afterwards.
     async fn shut_down_machine(&self, _request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
         Err(Status::unimplemented(Operation::ShutDownMachine))
     }

@@ -14,8 +14,8 @@ use crate::api::labels;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::driver::retry::{Call, Next};
 use crate::driver::{
-    Code, DeleteMachineRequest, GetMachineStatusRequest, MachineClass, Operation, Secrets,
-    ShutDownMachineRequest,
+    self, Code, DeleteMachineRequest, GetMachineStatusRequest, Machine, MachineClass, Operation, PowerState,
+    Secrets, ShutDownMachineRequest,
 };
 use crate::provider::Turn;
 
@@ -92,6 +92,21 @@ async fn do_without(
     Ok(None)
 }
 
+/// What the driver says of the VM.
+async fn read(
+    object: &Object<'_>,
+    turn: &Turn<'_>,
+    plan: &Delete,
+    class: MachineClass,
+) -> driver::Result<Machine> {
+    let request = GetMachineStatusRequest {
+        machine_name: object.name().to_owned(),
+        provider_id: plan.provider_id.clone(),
+        class,
+    };
+    turn.driver().get_machine_status(request).await
+}
+
 /// Whether the driver sees the VM.
 async fn look(
     object: &Object<'_>,
@@ -99,12 +114,7 @@ async fn look(
     plan: &Delete,
     class: MachineClass,
 ) -> Result<bool, Failure> {
-    let request = GetMachineStatusRequest {
-        machine_name: object.name().to_owned(),
-        provider_id: plan.provider_id.clone(),
-        class,
-    };
-    let Err(status) = turn.driver().get_machine_status(request).await else {
+    let Err(status) = read(object, turn, plan, class).await else {
         return Ok(true);
     };
     let failure = Failure::new(Call::ConfirmGone, status);
@@ -125,19 +135,48 @@ async fn shut_down(
     let request = ShutDownMachineRequest {
         machine_name: object.name().to_owned(),
         provider_id: plan.provider_id.clone(),
-        class,
+        class: class.clone(),
         last_known_state: identity::last_known_state(object.get()),
     };
     let status = match turn.driver().shut_down_machine(request).await {
         Ok(response) => {
             object.keep(response.last_known_state.as_ref()).await?;
-            return Ok(None);
+            if !turn.capabilities().offers(Operation::GetMachineStatus) {
+                return Ok(None);
+            }
+            let seen = read(object, turn, plan, class).await;
+            return Ok(after_acceptance(seen, plan.again));
         }
         Err(status) => status,
     };
     let failure = Failure::new(Call::ShutDown, status);
     object.keep(failure.last_known_state()).await?;
     Ok(after_shut_down(failure, plan.again))
+}
+
+/// What a guest leads to that is stopped or has accepted to stop; `None` to the deletion. OK of a shut-down means either
+/// (CMI-127), and a guest that has only accepted needs its time. One whose power state can't be seen does not get it.
+fn after_acceptance(seen: driver::Result<Machine>, again: Duration) -> Option<Outcome> {
+    let power = match seen {
+        Ok(machine) => machine.power_state,
+        Err(status) => {
+            let Some(machine) = status.machine() else {
+                let message = format!("looking whether the guest has stopped: {}", status.message());
+                return after_shut_down(Failure::new(Call::ShutDown, status.with_message(message)), again);
+            };
+            machine.power_state
+        }
+    };
+    match power? {
+        power @ (PowerState::Starting | PowerState::Running | PowerState::Stopping) => {
+            Some(Outcome::Deleting {
+                reason: reason::SHUTTING_DOWN,
+                message: format!("the guest has accepted to stop, and its VM is {}", power.name()),
+                again,
+            })
+        }
+        PowerState::Stopped | PowerState::Failed => None,
+    }
 }
 
 /// What a shut-down that failed leads to; `None` to the deletion. `again` is when to look, where the driver does not say.
@@ -242,6 +281,47 @@ mod tests {
                 Some(Outcome::Deleting { again: PACE, .. })
             ));
         }
+    }
+
+    fn seen(power: Option<PowerState>) -> Machine {
+        let mut machine = Machine::new("simulated://zone-a/1".parse().unwrap(), "a");
+        machine.power_state = power;
+        machine
+    }
+
+    /// CMI-127: OK says that it is stopped, or that it will.
+    #[test]
+    fn a_guest_that_has_accepted_to_stop_and_still_runs_gets_its_time() {
+        for power in [PowerState::Starting, PowerState::Running, PowerState::Stopping] {
+            let uninitialized = Status::new(Code::Uninitialized, "not yet").with_machine(seen(Some(power)));
+            for seen in [Ok(seen(Some(power))), Err(uninitialized)] {
+                assert!(
+                    matches!(
+                        after_acceptance(seen, PACE),
+                        Some(Outcome::Deleting {
+                            reason: reason::SHUTTING_DOWN,
+                            again: PACE,
+                            ..
+                        })
+                    ),
+                    "{power:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_guest_that_is_stopped_or_that_nobody_can_see_is_deleted_now() {
+        for power in [None, Some(PowerState::Stopped), Some(PowerState::Failed)] {
+            assert!(after_acceptance(Ok(seen(power)), PACE).is_none(), "{power:?}");
+        }
+        let gone = Status::new(Code::NotFound, "there is none");
+        assert!(after_acceptance(Err(gone), PACE).is_none());
+        let outage = Status::new(Code::Unavailable, "it can't be reached");
+        assert!(matches!(
+            after_acceptance(Err(outage), PACE),
+            Some(Outcome::Failed(_))
+        ));
     }
 
     #[test]

@@ -7,9 +7,8 @@ use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::{Instant, sleep};
 
 use super::caller::Caller;
-use super::spec_schema::SpecSchema;
 use crate::driver::{
-    Capabilities, Code, Operation, PluginInfo, ProviderSpec, Readiness, Result, Secrets, Status,
+    Capabilities, Code, Operation, PluginInfo, ProviderSpec, Readiness, Result, Secrets, SpecSchema, Status,
 };
 
 /// Between two probes of a driver that answers.
@@ -149,7 +148,7 @@ impl Contact {
             SpecSchema::compile(schema)
                 .inspect_err(|error| {
                     tracing::warn!(
-                        provider = %self.caller.provider, error,
+                        provider = %self.caller.provider, %error,
                         "the driver's schema can't be used: provider specs are left for the driver to check"
                     );
                 })

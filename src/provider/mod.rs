@@ -11,7 +11,6 @@ mod gate;
 mod guard;
 mod limits;
 mod registry;
-mod spec_schema;
 mod turns;
 
 use std::sync::Arc;

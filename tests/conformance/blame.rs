@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capcmi::cli::conformance::simulated::Simulated;
-use capcmi::conformance::{NoHooks, Report, Selection, Target, Verdict, run};
+use capcmi::conformance::{Config, NoHooks, Report, Selection, Target, Verdict, run};
 use capcmi::driver::Operation;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -21,10 +21,18 @@ async fn mutant(flaw: Flaw, only: &[&str]) -> Report {
 
 /// The simulated driver, with another provider spec.
 async fn configured(change: &serde_json::Value, only: &[&str]) -> Report {
+    let change = change.as_object().unwrap().clone();
+    told(MigrateRenames, |config| config.provider_spec.extend(change), only).await
+}
+
+/// A mutant of which something else is said than of the simulated driver. Nobody can cause a fault in its back end.
+async fn told(flaw: Flaw, say: impl FnOnce(&mut Config), only: &[&str]) -> Report {
     let simulated = Simulated::new().unwrap();
     let mut config = simulated.config.clone();
-    config.provider_spec.extend(change.as_object().unwrap().clone());
-    let target = Target::in_process("simulated", simulated.driver.clone());
+    config.shut_down_seconds = 1.0;
+    say(&mut config);
+    let mutant = Mutant::new(simulated.driver.clone(), flaw);
+    let target = Target::in_process("the driver", Arc::new(mutant));
     let selection = Selection::only(only.iter().copied());
     let hooks = Arc::new(NoHooks);
     run(target, config, hooks, &selection, &(), CancellationToken::new())
@@ -99,6 +107,73 @@ async fn volumes_that_need_no_back_end_show_nothing_about_one_that_is_broken() {
             panic!("{rule}: {:?}", report.rule(rule));
         };
         assert!(reason.contains("needs no back end"), "{reason}");
+    }
+}
+
+/// CMI-127: OK of a shut-down means as well that the guest will stop.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_answers_ok_when_the_guest_has_accepted_to_stop_keeps_the_rules() {
+    let rules = [
+        "PLG-SD-00",
+        "PLG-SD-10",
+        "PLG-SD-12",
+        "CMI-126",
+        "CMI-127",
+        "CMI-128",
+        "CMI-129",
+    ];
+    let report = mutant(ShutDownAccepts, &rules).await;
+    for rule in rules {
+        assert_eq!(report.rule(rule).unwrap().verdict, Verdict::Passed, "{rule}");
+    }
+    assert!(report.compliant);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whether_a_guest_stops_that_nobody_can_see_is_not_known() {
+    let report = mutant(StatusWithoutPower, &["PLG-SD-00", "CMI-128"]).await;
+    for rule in ["PLG-SD-00", "CMI-128"] {
+        let Verdict::Skipped { reason } = &report.rule(rule).unwrap().verdict else {
+            panic!("{rule}: {:?}", report.rule(rule));
+        };
+        assert!(reason.contains("power state"), "{reason}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whether_an_update_changes_anything_is_not_known_without_the_hook() {
+    let report = told(UpdateDoesNothing, |_| {}, &["UPD-03"]).await;
+    let Verdict::Skipped { reason } = &report.rule("UPD-03").unwrap().verdict else {
+        panic!("{:?}", report.rule("UPD-03"));
+    };
+    assert!(reason.contains("mutations"), "{reason}");
+}
+
+/// CMI-150: an empty list of volumes may be taken for one that is missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_refuses_an_empty_list_of_volumes_keeps_the_rules() {
+    let cases = ["volumes-offered", "volumes-none", "volumes-cancelled"];
+    let report = told(
+        VolumesRefuseNone,
+        |config| config.persistent_volumes.own.clear(),
+        &cases,
+    )
+    .await;
+    for case in &report.cases {
+        assert_eq!(case.verdict, Verdict::Passed, "{}", case.name);
+    }
+    assert!(report.compliant && report.cases.len() == cases.len());
+}
+
+/// OPS-11, CMI-165: an account's id stands among the credentials and in every provider id.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_public_among_the_credentials_may_come_back() {
+    let public = |config: &mut Config| config.public_secret_keys.extend(["token".to_owned()]);
+    for (leaks, report) in [
+        (true, told(SecretInAddress, |_| {}, &["CMI-165"]).await),
+        (false, told(SecretInAddress, public, &["CMI-165"]).await),
+    ] {
+        assert_eq!(report.rule("CMI-165").unwrap().verdict.is_failure(), leaks);
     }
 }
 

@@ -38,6 +38,10 @@ pub enum Flaw {
     InfoBadName,
     /// The name is longer than 63 bytes.
     InfoLongName,
+    /// The name has dots with nothing between them.
+    InfoEmptyLabel,
+    /// The version is longer than any text may be.
+    InfoLongVersion,
     /// There is no version.
     InfoNoVersion,
     /// The name is nobody's.
@@ -46,6 +50,10 @@ pub enum Flaw {
     InfoHugeManifest,
     /// The capabilities are others every time.
     CapabilitiesChange,
+    /// The schema refuses what its author takes for a spec.
+    SchemaRefusesTheSample,
+    /// The schema is none.
+    SchemaIsNone,
     /// The driver is never ready.
     ProbeNeverReady,
     /// The driver is always ready.
@@ -141,6 +149,8 @@ pub enum Flaw {
     StatusFindsAnother,
     /// GetMachineStatus names no VM of several.
     StatusNamesNone,
+    /// GetMachineStatus does not say whether the VM runs. That breaks no rule.
+    StatusWithoutPower,
     /// Code 17 comes without the VM.
     StatusForgetsMachine,
     /// What is not initialized is fine.
@@ -163,6 +173,9 @@ pub enum Flaw {
 
     /// ShutDownMachine answers OK and does nothing.
     ShutDownDoesNothing,
+    /// ShutDownMachine answers OK when the guest has accepted to stop, and GetMachineStatus sees it run until it has. That
+    /// breaks no rule.
+    ShutDownAccepts,
     /// ShutDownMachine deletes.
     ShutDownDeletes,
     /// ShutDownMachine stops every guest of the name.
@@ -177,6 +190,23 @@ pub enum Flaw {
 
     /// UpdateMachine replaces the VM.
     UpdateReplaces,
+    /// UpdateMachine answers OK and changes nothing.
+    UpdateDoesNothing,
+    /// UpdateMachine changes the VM every time.
+    UpdateWritesAgain,
+
+    /// A failure domain is listed twice.
+    ZonesTwice,
+    /// A failure domain has no name.
+    ZonesNameless,
+    /// No machine can be made in the failure domains that are listed.
+    ZonesMadeUp,
+    /// The failure domains are others every time.
+    ZonesChange,
+    /// A capacity is no quantity.
+    DescribesGarbage,
+    /// The architecture is none that is known.
+    DescribesUnknownArchitecture,
 
     /// The last volume is forgotten.
     VolumesForgetOne,
@@ -188,6 +218,8 @@ pub enum Flaw {
     VolumesRefuseForeign,
     /// What was asked before is not answered again.
     VolumesOnce,
+    /// An empty list is INVALID_ARGUMENT. That breaks no rule.
+    VolumesRefuseNone,
 
     /// Migration renames the class.
     MigrateRenames,

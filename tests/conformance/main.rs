@@ -28,6 +28,7 @@ async fn judged(simulated: &Simulated, driver: Arc<dyn Driver>, only: &[&str]) -
     let mut config = simulated.config.clone();
     config.many_machines = 8;
     config.call_seconds = 2.0;
+    config.shut_down_seconds = 1.0;
     let target = Target::in_process("the driver", driver);
     let selection = Selection::only(only.iter().copied());
     let hooks = Arc::clone(&simulated.hooks);

@@ -67,11 +67,17 @@ const MUTANTS: &[(Shape, Flaw, &str)] = &[
     (Shape::Plugin, InfoBadName, "CMI-53"),
     (Shape::Plugin, InfoLongName, "CMI-51"),
     (Shape::Plugin, InfoHugeManifest, "CMI-56"),
+    (Shape::Plugin, InfoEmptyLabel, "CMI-51"),
+    (Shape::Plugin, InfoLongVersion, "CMI-14"),
+    (Shape::Plugin, SchemaRefusesTheSample, "PLG-CR-00"),
+    (Shape::Plugin, ZonesTwice, "CMI-15"),
+    (Shape::Plugin, ZonesNameless, "CMI-15"),
+    (Shape::Plugin, DescribesGarbage, "CMI-15"),
+    (Shape::Plugin, ShutDownDoesNothing, "PLG-SD-00"),
     (Shape::Plugin, CreateRacesUnseen, "DRV-CR-10"),
     (Shape::Plugin, DeleteDoesNothing, "DRV-18"),
     (Shape::Plugin, ListLeaks, "CMI-49"),
     (Shape::Plugin, StatusAnyIdentity, "CMI-116"),
-    (Shape::Plugin, SecretOfUserData, "OPS-11"),
 ];
 
 /// A mutant as the suite meets it; what it is served by ends with it.
@@ -107,6 +113,7 @@ async fn judged(shape: Shape, flaw: Flaw, only: &[&str]) -> Report {
     let (target, _served) = target(shape, Arc::new(mutant)).await;
     let mut config = simulated.config.clone();
     config.call_seconds = 5.0;
+    config.shut_down_seconds = 1.0;
     let selection = Selection::only(only.iter().copied());
     run(
         target,

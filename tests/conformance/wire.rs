@@ -7,12 +7,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use capcmi::cli::conformance::connect;
 use capcmi::cli::conformance::simulated::Simulated;
+use capcmi::cmi::proto::capcmi::v1::{ListMachinesPagedRequest, ListMachinesPagedResponse};
 use capcmi::cmi::proto::cmi::v1::GetPluginInfoResponse;
 use capcmi::cmi::server::{Listener, serve};
 use capcmi::conformance::{ConnectionWire, RawResponse, Report, Selection, Target, Verdict, Wire, run};
 use capcmi::driver::{Driver, Operation};
 use capcmi::drivers::grpc::{Deadlines, GrpcConfig, GrpcDriver};
 use futures::stream::{self, StreamExt as _};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
 
@@ -70,7 +72,9 @@ impl Served {
 
     async fn run(&self, driver: Arc<dyn Driver>, wire: Arc<dyn Wire>, only: &[&str]) -> Report {
         let target = Target::plugin("the plugin", driver, wire);
-        let config = self.simulated.config.clone();
+        let mut config = self.simulated.config.clone();
+        let passphrase = ("passphrase".to_owned(), PASSPHRASE.into());
+        config.secrets.extend([passphrase]);
         let hooks = Arc::clone(&self.simulated.hooks);
         let selection = Selection::only(only.iter().copied());
         run(target, config, hooks, &selection, &(), CancellationToken::new())
@@ -84,6 +88,9 @@ impl Drop for Served {
         self.stop.cancel();
     }
 }
+
+/// A credential with characters that a gRPC message can't have.
+const PASSPHRASE: &str = "open sesame, 100% schön";
 
 /// What is wrong on the wire.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +109,14 @@ enum Flaw {
     DetailsOf(&'static str),
     /// A word of the bootstrap data is in the message of every error.
     SaysCanary,
+    /// A credential is in the message of every error, as gRPC writes a message.
+    SaysPassphrase,
+    /// The size of a page does not matter.
+    PagesAsLongAsItLikes,
+    /// The list ends after its first page.
+    FirstPageAlone,
+    /// A page token is not looked at.
+    AnyPageToken,
     /// The manifest is beyond every limit.
     HugeManifest,
     /// Every second time nothing but create and delete is declared.
@@ -149,6 +164,19 @@ impl Wire for Mutant {
     ) -> anyhow::Result<RawResponse> {
         let deadline = deadline.filter(|_| !matches!(self.flaw, Flaw::NoDeadlines));
         let calls = self.calls.fetch_add(1, Ordering::SeqCst);
+        let mut message = message.to_vec();
+        if path.ends_with("ListMachinesPaged") {
+            let mut request = ListMachinesPagedRequest::decode(message.as_slice()).unwrap();
+            match self.flaw {
+                Flaw::PagesAsLongAsItLikes => request.page_size = 0,
+                Flaw::AnyPageToken if request.page_token.starts_with("conformance") => {
+                    request.page_token.clear();
+                }
+                _ => {}
+            }
+            message = request.encode_to_vec();
+        }
+        let message = message.as_slice();
         let mut answer = self.inner.call(path, message, deadline).await?;
         let failed = answer.code.as_deref() != Some("0");
         match self.flaw {
@@ -164,6 +192,15 @@ impl Wire for Mutant {
                 let text = String::from_utf8_lossy(message).into_owned();
                 let word = text.split([' ', '}']).find(|word| word.starts_with("canary-"));
                 answer.message = format!("this is why: {}", word.unwrap_or_default());
+            }
+            Flaw::SaysPassphrase if failed => {
+                let said = format!("this is why: {PASSPHRASE}");
+                answer.message = utf8_percent_encode(&said, NON_ALPHANUMERIC).to_string();
+            }
+            Flaw::FirstPageAlone if path.ends_with("ListMachinesPaged") && !failed => {
+                let mut page = ListMachinesPagedResponse::decode(answer.body).unwrap();
+                page.next_page_token.clear();
+                answer.body = page.encode_to_vec().into();
             }
             Flaw::HugeManifest if path.ends_with("GetPluginInfo") => {
                 let mut info = GetPluginInfoResponse::decode(answer.body).unwrap();
@@ -194,6 +231,7 @@ const DELETE_ALONE: &[u8] = &[10, 4, 10, 2, 8, 2];
 const BOTH: &[u8] = &[10, 4, 10, 2, 8, 1, 10, 4, 10, 2, 8, 2];
 /// Name and version.
 const BAD_NAME: &[u8] = b"\x0a\x09-bad_name\x12\x050.1.0";
+const EMPTY_LABEL: &[u8] = b"\x0a\x08foo..bar\x12\x050.1.0";
 /// Provider id and node name of a VM that nobody asked for.
 const SOMEBODY_ELSES: &[u8] = b"\x0a\x0esomebody-elses\x12\x01x";
 
@@ -220,7 +258,16 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::Answers("Machine/ListMachines", b""), "CMI-137"),
     (Flaw::NotServed("InitializeMachine"), "INI-11"),
     (Flaw::NotServed("UpdateMachine"), "UPD-02"),
+    (Flaw::NotServed("ListZones"), "CMI-03"),
+    (Flaw::NotServed("DescribeClass"), "CMI-03"),
+    (Flaw::NotServed("GetMachine"), "CMI-03"),
+    (Flaw::NotServed("ListMachinesPaged"), "CMI-03"),
     (Flaw::Answers("GetExtensionCapabilities", b""), "DRV-48"),
+    (Flaw::Answers("GetExtensionCapabilities", b""), "CMI-36"),
+    (Flaw::PagesAsLongAsItLikes, "DRV-34"),
+    (Flaw::FirstPageAlone, "DRV-34"),
+    (Flaw::AnyPageToken, "CMI-30"),
+    (Flaw::Answers("GetPluginInfo", EMPTY_LABEL), "CMI-51"),
     (Flaw::DeclaresNothing, "CMI-06"),
     (Flaw::Answers("GetPluginCapabilities", DELETE_ALONE), "CMI-61"),
     (Flaw::Answers("GetPluginCapabilities", CREATE_ALONE), "CMI-62"),
@@ -282,14 +329,17 @@ async fn the_rule_that_is_broken_on_the_wire_is_named() {
 /// OPS-11: on the wire as well as in what the client makes of it, whichever case asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secret_in_an_answer_to_a_bare_call_is_found() {
-    let served = Served::start().await;
-    let wire = Arc::new(Mutant {
-        inner: served.wire.clone(),
-        flaw: Flaw::SaysCanary,
-        calls: AtomicUsize::new(0),
-    });
-    let report = served.judged(wire, &["OPS-11", "wire-status"]).await;
-    assert!(report.rule("OPS-11").unwrap().verdict.is_failure());
+    for flaw in [Flaw::SaysCanary, Flaw::SaysPassphrase] {
+        let served = Served::start().await;
+        let wire = Arc::new(Mutant {
+            inner: served.wire.clone(),
+            flaw,
+            calls: AtomicUsize::new(0),
+        });
+        let report = served.judged(wire, &["OPS-11", "wire-status"]).await;
+        let verdict = &report.rule("OPS-11").unwrap().verdict;
+        assert!(verdict.is_failure(), "{flaw:?}: {verdict:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -19,6 +19,7 @@ with_every_backing!(
     every_optional_call_may_be_missing,
     an_initialization_that_fails_is_repeated_until_it_works,
     a_machine_that_is_not_initialized_can_go,
+    a_guest_that_has_only_accepted_to_stop_gets_its_time,
     a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none,
     the_last_known_state_is_kept_and_handed_back,
     a_machines_failure_domain_is_where_its_vm_is,
@@ -177,6 +178,35 @@ async fn a_machine_that_is_not_initialized_can_go(backing: Backing) -> Result<()
     machine.delete().await?;
     machine.gone().await?;
     cloud.holds(0).await?;
+    Ok(())
+}
+
+/// CMI-127: OK of a shut-down may mean that the guest will stop. Its VM is deleted when it has.
+async fn a_guest_that_has_only_accepted_to_stop_gets_its_time(backing: Backing) -> Result<()> {
+    const STOPS_IN: u64 = 3;
+    let world = World::new("accepted").await?;
+    let cloud = Cloud::new(&world);
+    let slow = json!({"acceptsShutDown": true, "shutDownSeconds": STOPS_IN});
+    let driver = backing.of(&world, &cloud, slow).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    world.cluster("one").await?;
+    let machine = ByHand::new(&world, "one", "m").infra("/spec/shutdownTimeoutSeconds", json!(60));
+    let machine = machine.create().await?;
+    machine.provisioned().await?;
+    machine.delete().await?;
+    machine
+        .until("a guest that is being shut down", |machine| {
+            says(machine, conditions::DELETING, "True", "ShuttingDown")
+        })
+        .await?;
+    machine.gone().await?;
+    cloud.holds(0).await?;
+    let calls = cloud.calls()?;
+    let first = |operation| calls.iter().find(|line| line.operation == operation);
+    let asked = first(Operation::ShutDownMachine).context("the guest was not asked to stop")?;
+    let deleted = first(Operation::DeleteMachine).context("the VM was not deleted")?;
+    let had = deleted.at.since(asked.at);
+    ensure!(had >= Duration::from_secs(STOPS_IN), "the guest had {had:?}");
     Ok(())
 }
 

@@ -74,7 +74,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(
         "shut-down-at-once",
-        "orders to stop at once are OK or ABORTED, and the guest stops",
+        "orders to stop at once are OK or ABORTED, and the VM is still there",
         proves: ["PLG-SD-10", "CMI-10"],
         needs: [Need::Call(Operation::ShutDownMachine)],
         shut_down_at_once

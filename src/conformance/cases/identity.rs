@@ -1,28 +1,28 @@
 //! Name, version, capabilities and health.
 
-use std::collections::BTreeSet;
 use std::future::Future;
 use std::time::Duration;
+
+use serde_json::Value;
 
 use super::case;
 use super::published::extended;
 use super::requests::{INFO, raw};
 use super::wire::declared;
+use crate::cmi::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
 use crate::cmi::proto::cmi::v1::GetPluginInfoResponse;
-use crate::conformance::answer::{Answer, Outcome, ensure};
+use crate::conformance::answer::{Answer, Halt, Outcome, ensure};
 use crate::conformance::judge::Said;
 use crate::conformance::{Case, Hook, Need, Pull, Trial};
-use crate::driver::{self, Code, Operation, PluginInfo, Readiness, Secrets};
+use crate::driver::{self, Capabilities, Code, Operation, PluginInfo, Readiness, Secrets};
 
-const LONGEST_NAME: usize = 63;
-const LARGEST_MANIFEST: usize = 4096;
 const BETWEEN_PROBES: Duration = Duration::from_millis(100);
 
 pub(super) const CASES: &[Case] = &[
     case!(
         "info-names-the-driver",
-        "name and version are there, and the name is a domain name",
-        proves: ["CMI-50", "CMI-51", "CMI-53", "CMI-54", "CMI-55", "CMI-56"],
+        "name and version are there and not too long, and the name is a domain name: the client takes the answer",
+        proves: ["CMI-14", "CMI-50", "CMI-51", "CMI-53", "CMI-54", "CMI-55", "CMI-56"],
         needs: [],
         names_the_driver
     ),
@@ -73,52 +73,24 @@ async fn ask<T: Said>(
 }
 
 /// Name and version: from the plugin itself where there is one, since the client takes what breaks the rules for unknown.
-async fn info(t: &Trial) -> Outcome<PluginInfo> {
+async fn info(t: &Trial) -> Outcome<GetPluginInfoResponse> {
     if t.target().wire().is_some() {
-        let info: GetPluginInfoResponse = raw(t, INFO, &[]).await?.ok()?;
-        return Ok(PluginInfo {
-            name: info.name,
-            version: info.version,
-            manifest: info.manifest.into_iter().collect(),
-        });
+        return raw(t, INFO, &[]).await?.ok();
     }
-    ask(t, Operation::GetPluginInfo, t.target().driver.info())
-        .await?
-        .ok()
+    let info = ask(t, Operation::GetPluginInfo, t.target().driver.info()).await?;
+    info.ok().map(Into::into)
 }
 
 async fn probe(t: &Trial) -> Outcome<Answer<Readiness>> {
     ask(t, Operation::Probe, t.target().driver.probe()).await
 }
 
+/// The rules are those of the client, in the one place where it reads the answer.
 async fn names_the_driver(t: Trial) -> Outcome {
     let info = info(&t).await?;
-    ensure(is_domain_name(&info.name), || {
-        format!(
-            "the name `{}` has to be 1 to {LONGEST_NAME} letters, digits, `-` and `.`, alphanumeric at both ends",
-            info.name
-        )
-    })?;
-    ensure(!info.version.is_empty(), || "the version is empty".to_owned())?;
-    let size: usize = info
-        .manifest
-        .iter()
-        .map(|(key, value)| key.len() + value.len())
-        .sum();
-    ensure(size <= LARGEST_MANIFEST, || {
-        format!("the manifest has {size} bytes; at most {LARGEST_MANIFEST} are allowed")
-    })
-}
-
-fn is_domain_name(name: &str) -> bool {
-    let alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = name.as_bytes();
-    bytes.len() <= LONGEST_NAME
-        && alphanumeric(bytes.first())
-        && alphanumeric(bytes.last())
-        && bytes
-            .iter()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
+    PluginInfo::try_from(info)
+        .map(|_| ())
+        .map_err(|error| Halt::failed(format!("the client refuses the answer of GetPluginInfo: {error}")))
 }
 
 async fn has_a_host_name(t: Trial) -> Outcome {
@@ -132,30 +104,59 @@ async fn capabilities_stay(t: Trial) -> Outcome {
     if t.target().wire().is_some() {
         return declarations_stay(&t).await;
     }
-    let first = format!("{:?}", t.capabilities());
+    let first = settled(t.capabilities().clone());
     for _ in 0..10 {
         let call = t.target().driver.capabilities();
         let again = ask(&t, Operation::GetPluginCapabilities, call).await?.ok()?;
-        ensure(format!("{again:?}") == first, || {
-            "the capabilities changed from one question to the next".to_owned()
-        })?;
+        ensure(settled(again) == first, changed)?;
     }
     Ok(())
 }
 
 /// The client asks once for each connection: only the wire shows what a plugin says the next time.
 async fn declarations_stay(t: &Trial) -> Outcome {
-    let mut seen = BTreeSet::new();
+    let first = Declared::new(declared(t).await?, extended(t).await?);
     for _ in 0..10 {
-        let mut declared = declared(t).await?;
-        declared.sort_unstable();
-        let mut extended = extended(t).await?.unwrap_or_default();
-        extended.calls.sort_unstable();
-        seen.insert(format!("{declared:?} {extended:?}"));
+        let again = Declared::new(declared(t).await?, extended(t).await?);
+        ensure(again == first, changed)?;
     }
-    ensure(seen.len() == 1, || {
-        "the capabilities changed from one question to the next".to_owned()
-    })
+    Ok(())
+}
+
+fn changed() -> String {
+    "the capabilities changed from one question to the next".to_owned()
+}
+
+/// Without an order where it says nothing.
+fn settled(mut capabilities: Capabilities) -> Capabilities {
+    capabilities.hot_updatable.sort_unstable();
+    capabilities
+}
+
+/// What a plugin declares, without an order where it says nothing.
+#[derive(Debug, PartialEq)]
+struct Declared {
+    calls: Vec<i32>,
+    extension: Option<GetExtensionCapabilitiesResponse>,
+    /// The schema, whose fields may come in any order; bytes that are no JSON are compared as they are.
+    schema: Result<Value, Vec<u8>>,
+}
+
+impl Declared {
+    fn new(mut calls: Vec<i32>, mut extension: Option<GetExtensionCapabilitiesResponse>) -> Self {
+        calls.sort_unstable();
+        let mut schema = Vec::new();
+        if let Some(extension) = &mut extension {
+            extension.calls.sort_unstable();
+            extension.hot_updatable.sort_unstable();
+            schema = std::mem::take(&mut extension.provider_spec_schema);
+        }
+        Self {
+            calls,
+            extension,
+            schema: serde_json::from_slice(&schema).map_err(|_| schema),
+        }
+    }
 }
 
 async fn becomes_ready(t: Trial) -> Outcome {
@@ -190,14 +191,36 @@ async fn starting(t: Trial) -> Outcome {
 mod tests {
     use super::*;
 
-    /// CMI-53
+    fn declared(calls: &[i32], hot_updatable: &[&str], schema: &str) -> Declared {
+        let extension = GetExtensionCapabilitiesResponse {
+            hot_updatable: hot_updatable.iter().map(ToString::to_string).collect(),
+            provider_spec_schema: schema.as_bytes().to_vec(),
+            ..Default::default()
+        };
+        Declared::new(calls.to_vec(), Some(extension))
+    }
+
+    /// CMI-59: they are sets, and so are the fields of a schema.
     #[test]
-    fn a_name_may_begin_and_end_with_a_digit_and_have_one_character() {
-        for good in ["a", "7", "1a.example.com2", &"a".repeat(63)] {
-            assert!(is_domain_name(good), "{good}");
+    fn capabilities_in_another_order_are_the_same() {
+        let schema = r#"{"type":"object","required":["a"]}"#;
+        let first = declared(&[1, 2], &["/a", "/b"], schema);
+        let turned = r#"{ "required": ["a"], "type": "object" }"#;
+        assert_eq!(first, declared(&[2, 1], &["/b", "/a"], turned));
+        for other in [
+            declared(&[1, 2, 3], &["/a", "/b"], schema),
+            declared(&[1, 2], &["/a"], schema),
+            declared(&[1, 2], &["/a", "/b"], r#"{"type":"object","required":["b"]}"#),
+            declared(&[1, 2], &["/a", "/b"], "no JSON"),
+            Declared::new(vec![1, 2], None),
+        ] {
+            assert_ne!(first, other);
         }
-        for bad in ["", ".a", "a-", "a_b", "ä", &"a".repeat(64)] {
-            assert!(!is_domain_name(bad), "{bad}");
-        }
+        let places = |places: [&str; 2]| Capabilities {
+            hot_updatable: places.map(|place| place.parse().unwrap()).to_vec(),
+            ..Capabilities::minimal()
+        };
+        assert_eq!(settled(places(["/a", "/b"])), settled(places(["/b", "/a"])));
+        assert_ne!(settled(places(["/a", "/b"])), settled(places(["/a", "/c"])));
     }
 }

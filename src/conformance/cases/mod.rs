@@ -1,5 +1,6 @@
 //! The cases, by call.
 
+mod class;
 mod concurrency;
 mod create;
 mod credentials;
@@ -32,6 +33,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         shut_down::CASES,
         initialize::CASES,
         update::CASES,
+        class::CASES,
         volumes::CASES,
         migrate::CASES,
         validation::CASES,

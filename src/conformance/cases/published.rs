@@ -4,14 +4,18 @@ use prost::Message as _;
 use tonic::Code as Grpc;
 
 use super::case;
-use super::requests::{EXTENSION, Fields, INITIALIZE, LIST, MIGRATE, STATUS, UPDATE, raw};
+use super::requests::{
+    DESCRIBE, EXTENSION, Fields, GET_MACHINE, INITIALIZE, LIST, LIST_PAGED, MIGRATE, STATUS, UPDATE, ZONES,
+    raw,
+};
 use crate::cmi::proto::capcmi::v1::get_extension_capabilities_response::Call;
 use crate::cmi::proto::capcmi::v1::{
-    GenerateMachineClassForMigrationRequest, GetExtensionCapabilitiesResponse, InitializeMachineRequest,
-    UpdateMachineRequest,
+    DescribeClassRequest, GenerateMachineClassForMigrationRequest, GetExtensionCapabilitiesResponse,
+    GetMachineRequest, InitializeMachineRequest, ListMachinesPagedRequest, ListMachinesPagedResponse,
+    ListZonesRequest, UpdateMachineRequest,
 };
 use crate::cmi::proto::cmi::v1::{GetMachineStatusResponse, ListMachinesResponse};
-use crate::conformance::answer::{Outcome, ensure};
+use crate::conformance::answer::{Halt, Outcome, ensure};
 use crate::conformance::{Case, Need, Order, Trial};
 use crate::driver::{Operation, ProviderId};
 
@@ -36,11 +40,25 @@ pub(super) const CASES: &[Case] = &[
     case!(
         "wire-undeclared-extension",
         "a call of the extension that is not declared is UNIMPLEMENTED, and one that is declared is not",
-        proves: ["INI-11", "UPD-02", "DRV-48", "DRV-MG-12"],
+        proves: ["INI-11", "UPD-02", "DRV-48", "DRV-MG-12", "CMI-03", "CMI-36"],
         needs: [Need::Endpoint],
         undeclared_extension
     ),
+    case!(
+        "wire-list-pages",
+        "no page of a list is longer than asked for, and all pages together hold every VM once",
+        proves: ["DRV-34", "CMI-137", "CMI-30"],
+        needs: [Need::Endpoint, CALLED_LIST],
+        list_pages
+    ),
 ];
+
+/// How many VMs the list in pages has: more than one page of the smallest size.
+const LISTED: usize = 6;
+/// The pages that are asked for: several, and one that everything is on. Some back ends have no page below 5.
+const PAGE_SIZES: [i32; 2] = [5, 100];
+/// A page may be empty and not the last; a list whose pages never end is broken.
+const MOST_PAGES: usize = 100;
 
 async fn status_answers(t: Trial) -> Outcome {
     let order = t.order("a");
@@ -105,37 +123,17 @@ pub(super) async fn extended(t: &Trial) -> Outcome<Option<GetExtensionCapabiliti
 
 async fn undeclared_extension(t: Trial) -> Outcome {
     let declared = extended(&t).await?.unwrap_or_default().calls;
-    let Fields { name, spec, secrets } = Fields::of(&t.order("a"));
-    let initialize = InitializeMachineRequest {
-        machine_name: name.clone(),
-        provider_spec: spec.clone(),
-        secrets: secrets.clone(),
-        ..Default::default()
-    };
-    let update = UpdateMachineRequest {
-        machine_name: name,
-        provider_id: "conformance:///nobody".to_owned(),
-        last_applied_provider_spec: spec.clone(),
-        provider_spec: spec,
-        secrets,
-        ..Default::default()
-    };
-    let migrate = GenerateMachineClassForMigrationRequest {
-        provider_specific_machine_class: b"{}".to_vec(),
-        machine_class: b"{}".to_vec(),
-        class_api_group: "example.com".to_owned(),
-        class_kind: "Unknown".to_owned(),
-    };
-    for (call, path, request) in [
-        (Call::InitializeMachine, INITIALIZE, initialize.encode_to_vec()),
-        (Call::UpdateMachine, UPDATE, update.encode_to_vec()),
-        (
-            Call::GenerateMachineClassForMigration,
-            MIGRATE,
-            migrate.encode_to_vec(),
-        ),
+    let order = t.order("a");
+    for (call, path) in [
+        (Call::InitializeMachine, INITIALIZE),
+        (Call::UpdateMachine, UPDATE),
+        (Call::GenerateMachineClassForMigration, MIGRATE),
+        (Call::GetMachine, GET_MACHINE),
+        (Call::ListMachinesPaged, LIST_PAGED),
+        (Call::ListZones, ZONES),
+        (Call::DescribeClass, DESCRIBE),
     ] {
-        let answer = raw(&t, path, &request).await?;
+        let answer = raw(&t, path, &extension_request(&order, call)).await?;
         let wanted = declared.contains(&(call as i32));
         ensure(answer.is_code(Grpc::Unimplemented) != wanted, || {
             let word = if wanted { "declared" } else { "not declared" };
@@ -143,4 +141,111 @@ async fn undeclared_extension(t: Trial) -> Outcome {
         })?;
     }
     Ok(())
+}
+
+/// A request of the extension that is well formed, about a machine that nobody made.
+fn extension_request(order: &Order, call: Call) -> Vec<u8> {
+    let Fields { name, spec, secrets } = Fields::of(order);
+    match call {
+        Call::Unspecified => Vec::new(),
+        Call::InitializeMachine => InitializeMachineRequest {
+            machine_name: name,
+            provider_spec: spec,
+            secrets,
+            ..Default::default()
+        }
+        .encode_to_vec(),
+        Call::UpdateMachine => UpdateMachineRequest {
+            machine_name: name,
+            provider_id: "conformance:///nobody".to_owned(),
+            last_applied_provider_spec: spec.clone(),
+            provider_spec: spec,
+            secrets,
+            ..Default::default()
+        }
+        .encode_to_vec(),
+        Call::GenerateMachineClassForMigration => GenerateMachineClassForMigrationRequest {
+            provider_specific_machine_class: b"{}".to_vec(),
+            machine_class: b"{}".to_vec(),
+            class_api_group: "example.com".to_owned(),
+            class_kind: "Unknown".to_owned(),
+        }
+        .encode_to_vec(),
+        Call::GetMachine => GetMachineRequest {
+            machine_name: name,
+            provider_spec: spec,
+            secrets,
+            ..Default::default()
+        }
+        .encode_to_vec(),
+        Call::ListMachinesPaged => page_request(order, 0, String::new()),
+        Call::ListZones => ListZonesRequest {
+            provider_spec: spec,
+            secrets,
+        }
+        .encode_to_vec(),
+        Call::DescribeClass => DescribeClassRequest {
+            provider_spec: spec,
+            secrets,
+        }
+        .encode_to_vec(),
+    }
+}
+
+fn page_request(order: &Order, page_size: i32, page_token: String) -> Vec<u8> {
+    let Fields { spec, secrets, .. } = Fields::of(order);
+    ListMachinesPagedRequest {
+        provider_spec: spec,
+        secrets,
+        page_size,
+        page_token,
+    }
+    .encode_to_vec()
+}
+
+async fn list_pages(t: Trial) -> Outcome {
+    let declared = extended(&t).await?.unwrap_or_default().calls;
+    if !declared.contains(&(Call::ListMachinesPaged as i32)) {
+        return Err(Halt::Skipped("ListMachinesPaged is not declared".to_owned()));
+    }
+    let mut wanted = Vec::new();
+    for number in 0..LISTED {
+        let order = t.order(&format!("n{number}"));
+        let id = t.prepare(&order).await?.provider_id;
+        wanted.push((id.to_string(), order.name));
+    }
+    wanted.sort();
+    let order = t.order("n0");
+    for size in PAGE_SIZES {
+        let mut found = all_pages(&t, &order, size).await?;
+        found.sort();
+        ensure(found == wanted, || {
+            format!("{LIST_PAGED} in pages of {size} has to answer {wanted:?}, and answered {found:?}")
+        })?;
+    }
+    let foreign = page_request(&order, 1, "conformance:no-token".to_owned());
+    raw(&t, LIST_PAGED, &foreign).await?.is(Grpc::InvalidArgument)
+}
+
+async fn all_pages(t: &Trial, order: &Order, size: i32) -> Outcome<Vec<(String, String)>> {
+    let (mut all, mut token) = (Vec::new(), String::new());
+    for _ in 0..MOST_PAGES {
+        let request = page_request(order, size, std::mem::take(&mut token));
+        let page: ListMachinesPagedResponse = raw(t, LIST_PAGED, &request).await?.ok()?;
+        let (machines, most) = (
+            page.machines.into_iter(),
+            usize::try_from(size).unwrap_or_default(),
+        );
+        ensure(machines.len() <= most, || {
+            format!("a page of at most {most} machines has {}", machines.len())
+        })?;
+        all.extend(machines.map(|machine| (machine.provider_id, machine.machine_name)));
+        if page.next_page_token.is_empty() {
+            return Ok(all);
+        }
+        token = page.next_page_token;
+    }
+    Err(Halt::failed(format!(
+        "{LIST_PAGED} in pages of {size} does not end after {MOST_PAGES} pages"
+    )))
 }

@@ -26,6 +26,10 @@ pub(super) const EXTENSION: &str = "/capcmi.v1.MachineExtension/GetExtensionCapa
 pub(super) const INITIALIZE: &str = "/capcmi.v1.MachineExtension/InitializeMachine";
 pub(super) const UPDATE: &str = "/capcmi.v1.MachineExtension/UpdateMachine";
 pub(super) const MIGRATE: &str = "/capcmi.v1.MachineExtension/GenerateMachineClassForMigration";
+pub(super) const GET_MACHINE: &str = "/capcmi.v1.MachineExtension/GetMachine";
+pub(super) const LIST_PAGED: &str = "/capcmi.v1.MachineExtension/ListMachinesPaged";
+pub(super) const ZONES: &str = "/capcmi.v1.MachineExtension/ListZones";
+pub(super) const DESCRIBE: &str = "/capcmi.v1.MachineExtension/DescribeClass";
 
 /// Skips a case about a call that the client answers itself, since the plugin did not declare it.
 pub(super) fn reaches_the_plugin(t: &Trial, operation: Operation) -> Outcome {

@@ -35,7 +35,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(
         "volumes-none",
-        "no volumes have no ids",
+        "no volumes have no ids, unless an empty list is INVALID_ARGUMENT",
         proves: ["DRV-44", "CMI-151"],
         needs: [VOLUMES],
         none

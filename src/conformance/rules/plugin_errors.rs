@@ -206,7 +206,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule::proven(
         "PLG-SD-00",
         Level::Must,
-        "ShutDownMachine answers OK when it is done",
+        "ShutDownMachine answers OK when the guest is stopped, or has accepted to stop",
     ),
     Rule::proven(
         "PLG-SD-01",

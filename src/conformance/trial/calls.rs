@@ -7,10 +7,10 @@ use crate::conformance::answer::{Answer, Halt, Outcome};
 use crate::conformance::judge::Said;
 use crate::conformance::order::Order;
 use crate::driver::{
-    self, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
+    self, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest,
-    LastKnownState, ListMachinesRequest, ListedMachine, Machine, Operation, ProviderId, Secrets,
-    ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest,
+    LastKnownState, ListMachinesRequest, ListedMachine, Machine, MachineClass, Operation, ProviderId,
+    Secrets, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest, Zone,
 };
 
 impl Trial {
@@ -154,19 +154,45 @@ impl Trial {
         self.call(Operation::UpdateMachine, to, call).await
     }
 
-    /// Asks for volume ids.
+    /// Asks for volume ids. An empty list may be refused as one that is missing (CMI-150), and has no ids either way.
     ///
     /// # Errors
     /// [`Halt::Failed`] when the call hangs.
     pub async fn volume_ids(&self, pv_specs: Vec<serde_json::Value>) -> Outcome<Answer<Vec<String>>> {
         let about = format!("{} PersistentVolume specs", pv_specs.len());
+        let none = pv_specs.is_empty();
         let call = self
             .shared
             .target
             .driver
             .get_volume_ids(GetVolumeIdsRequest { pv_specs });
-        self.timed(Operation::GetVolumeIds, about, &Secrets::default(), call)
-            .await
+        let mut answer = self
+            .timed(Operation::GetVolumeIds, about, &Secrets::default(), call)
+            .await?;
+        if none && matches!(&answer.result, Err(status) if status.code() == Code::InvalidArgument) {
+            answer.result = Ok(Vec::new());
+        }
+        Ok(answer)
+    }
+
+    /// Asks for the failure domains of the sample class.
+    ///
+    /// # Errors
+    /// [`Halt::Failed`] when the call hangs.
+    pub async fn zones(&self) -> Outcome<Answer<Vec<Zone>>> {
+        let class = self.sample();
+        let call = self.shared.target.driver.zones(class.clone());
+        self.of_class(Operation::ListZones, &class, call).await
+    }
+
+    /// Asks what a machine of the sample class has.
+    ///
+    /// # Errors
+    /// [`Halt::Failed`] when the call hangs.
+    pub async fn describe_class(&self) -> Outcome<Answer<ClassDescription>> {
+        let class = self.sample();
+        let call = self.shared.target.driver.describe_class(class.clone());
+        self.of_class(Operation::DescribeClass, &class, call).await
     }
 
     /// Converts a class.
@@ -183,11 +209,11 @@ impl Trial {
             .await
     }
 
-    /// Makes a call about a machine, or about its cluster, by the operation's name; what it answers besides its code
+    /// Makes a call about a machine, its cluster or its class, by the operation's name; what it answers besides its code
     /// does not matter.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs, or is about neither.
+    /// [`Halt::Failed`] when the call hangs, or is about none of them.
     pub async fn touch(&self, operation: Operation, order: &Order) -> Outcome<Answer<()>> {
         match operation {
             Operation::CreateMachine => Ok(self.create(order).await?.bare()),
@@ -201,16 +227,26 @@ impl Trial {
                 let specs = own.iter().map(|volume| volume.spec.clone()).collect();
                 Ok(self.volume_ids(specs).await?.bare())
             }
+            Operation::ListZones => Ok(self.zones().await?.bare()),
+            Operation::DescribeClass => Ok(self.describe_class().await?.bare()),
             Operation::UpdateMachine
             | Operation::GenerateMachineClassForMigration
-            | Operation::ListZones
-            | Operation::DescribeClass
             | Operation::Probe
             | Operation::GetPluginInfo
             | Operation::GetPluginCapabilities => Err(Halt::Failed(format!(
                 "the suite can't make {operation} of a machine alone"
             ))),
         }
+    }
+
+    async fn of_class<T: Said>(
+        &self,
+        operation: Operation,
+        class: &MachineClass,
+        call: impl Future<Output = driver::Result<T>>,
+    ) -> Outcome<Answer<T>> {
+        let about = "the sample class".to_owned();
+        self.timed(operation, about, &class.secrets, call).await
     }
 
     async fn call<T: Said>(

@@ -18,7 +18,7 @@ use super::reach::Reach;
 use super::target::Target;
 use super::tracker::Tracker;
 use super::wire::RawAnswer;
-use crate::driver::{Capabilities, LastKnownState, Operation, ProviderId, tags};
+use crate::driver::{Capabilities, LastKnownState, MachineClass, Operation, ProviderId, ProviderSpec, tags};
 
 /// What all cases of a run share.
 pub struct Shared {
@@ -133,6 +133,14 @@ impl Trial {
         let (config, capabilities) = (&self.shared.config, &self.shared.capabilities);
         let name = format!("{}-{label}", self.short());
         Order::new(config, capabilities, &self.cluster, &name, &self.canary())
+    }
+
+    /// The class of the configuration as it is, for what is asked before there is a machine: without tags.
+    pub fn sample(&self) -> MachineClass {
+        MachineClass {
+            provider_spec: ProviderSpec(self.shared.config.provider_spec.clone()),
+            secrets: secrets(&self.shared.config.secrets),
+        }
     }
 
     fn short(&self) -> String {

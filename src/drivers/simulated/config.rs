@@ -41,6 +41,10 @@ pub struct SimulatedConfig {
     /// From the order to stop until the guest is stopped, seconds. Default: 1.
     #[garde(range(min = 0.0, max = LONGEST_SECONDS))]
     pub shut_down_seconds: f64,
+    /// ShutDownMachine answers OK as soon as the guest has accepted to stop, instead of ABORTED until it is stopped.
+    /// Default: false.
+    #[garde(skip)]
+    pub accepts_shut_down: bool,
     /// From the order to delete until the VM is gone, seconds. Default: 1.
     #[garde(range(min = 0.0, max = LONGEST_SECONDS))]
     pub delete_seconds: f64,
@@ -190,6 +194,7 @@ impl Default for SimulatedConfig {
             boot_seconds: 2.0,
             boot_jitter_seconds: 1.0,
             shut_down_seconds: 1.0,
+            accepts_shut_down: false,
             delete_seconds: 1.0,
             delete_wait_seconds: 5.0,
             consistency_window_seconds: 0.0,

@@ -2,10 +2,11 @@
 
 use async_trait::async_trait;
 use capcmi::driver::{
-    Capabilities, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
-    GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest,
-    ListMachinesRequest, ListedMachine, Machine, MachineClass, Operation, PluginInfo, Readiness, Result,
-    ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest,
+    Capabilities, ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
+    Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
+    InitializeMachineRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, Operation,
+    PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest,
+    Zone,
 };
 use serde_json::{Map, Value, json};
 
@@ -19,6 +20,8 @@ impl Driver for Mutant {
         match self.flaw {
             Flaw::InfoBadName => "_simulated_".clone_into(&mut info.name),
             Flaw::InfoLongName => info.name = "a".repeat(64),
+            Flaw::InfoEmptyLabel => "simulated..capcmi.io".clone_into(&mut info.name),
+            Flaw::InfoLongVersion => info.version = "1".repeat(129),
             Flaw::InfoNoVersion => info.version.clear(),
             Flaw::InfoNoHost => "simulated".clone_into(&mut info.name),
             Flaw::InfoHugeManifest => drop(info.manifest.insert("a".to_owned(), "b".repeat(5000))),
@@ -32,6 +35,10 @@ impl Driver for Mutant {
         match self.flaw {
             Flaw::Hides(operation) => drop(capabilities.operations.remove(&operation)),
             Flaw::CapabilitiesChange => capabilities.zones = self.turn().is_multiple_of(2),
+            Flaw::SchemaRefusesTheSample => {
+                capabilities.provider_spec_schema = Some(json!({"required": ["colour"]}));
+            }
+            Flaw::SchemaIsNone => capabilities.provider_spec_schema = Some(json!({"type": 7})),
             _ => {}
         }
         let offered = |operation: &Operation| self.offered.contains(operation);
@@ -115,12 +122,7 @@ impl Driver for Mutant {
 
     async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
         let (name, class) = (request.machine_name.clone(), request.class.clone());
-        if self.has(Flaw::UpdateReplaces) {
-            self.vanish(|vm| vm.name == name);
-            self.plant(&class, &name);
-            return Ok(());
-        }
-        let call = self.inner.update_machine(request);
+        let call = self.update(request);
         self.call(Operation::UpdateMachine, &class, &name, call, || ())
             .await
     }
@@ -152,5 +154,18 @@ impl Driver for Mutant {
             Ok(filled)
         };
         self.call(operation, &class, "class", call, Map::new).await
+    }
+
+    async fn zones(&self, class: MachineClass) -> Result<Vec<Zone>> {
+        let call = self.failure_domains(class.clone());
+        self.call(Operation::ListZones, &class, "class", call, Vec::new)
+            .await
+    }
+
+    async fn describe_class(&self, class: MachineClass) -> Result<ClassDescription> {
+        let call = self.described(class.clone());
+        let nothing = ClassDescription::default;
+        self.call(Operation::DescribeClass, &class, "class", call, nothing)
+            .await
     }
 }

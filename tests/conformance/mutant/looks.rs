@@ -1,8 +1,8 @@
 //! Status and list, with their flaws.
 
 use capcmi::driver::{
-    Code, Driver as _, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, Result, Status,
-    tags,
+    Code, Driver as _, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, PowerState,
+    Result, Status, tags,
 };
 
 use super::{Mutant, listed, machine, tag};
@@ -52,6 +52,10 @@ impl Mutant {
         match self.flaw {
             Flaw::StatusOtherId => read.provider_id = format!("{}-b", read.provider_id).parse().unwrap(),
             Flaw::StatusOtherNodeName => read.node_name += "-b",
+            Flaw::StatusWithoutPower => read.power_state = None,
+            Flaw::ShutDownAccepts if read.power_state == Some(PowerState::Stopping) => {
+                read.power_state = Some(PowerState::Running);
+            }
             _ => {}
         }
         Ok(read)

@@ -1,8 +1,9 @@
 //! The other calls, with their flaws.
 
 use capcmi::driver::{
-    Code, Driver as _, GetVolumeIdsRequest, InitializeMachineRequest, Machine, Result,
-    ShutDownMachineRequest, ShutDownMachineResponse, Status, tags,
+    ClassDescription, Code, Driver as _, GetVolumeIdsRequest, InitializeMachineRequest, Machine,
+    MachineClass, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status, UpdateMachineRequest,
+    Zone, tags,
 };
 use capcmi::drivers::simulated::Vm;
 
@@ -33,7 +34,12 @@ impl Mutant {
             }
             _ => {}
         }
-        self.inner.shut_down_machine(request).await
+        match self.inner.shut_down_machine(request).await {
+            Err(status) if self.has(Flaw::ShutDownAccepts) && status.code() == Code::Aborted => {
+                Ok(ShutDownMachineResponse::default())
+            }
+            answer => answer,
+        }
     }
 
     pub(super) async fn initialize(&self, request: InitializeMachineRequest) -> Result<Machine> {
@@ -55,6 +61,42 @@ impl Mutant {
         Ok(machine)
     }
 
+    pub(super) async fn update(&self, request: UpdateMachineRequest) -> Result<()> {
+        match self.flaw {
+            Flaw::UpdateReplaces => {
+                self.vanish(|vm| vm.name == request.machine_name);
+                self.plant(&request.class, &request.machine_name);
+                return Ok(());
+            }
+            Flaw::UpdateDoesNothing => return Ok(()),
+            Flaw::UpdateWritesAgain => self.console.set_quota(None)?,
+            _ => {}
+        }
+        self.inner.update_machine(request).await
+    }
+
+    pub(super) async fn failure_domains(&self, class: MachineClass) -> Result<Vec<Zone>> {
+        let mut zones = self.inner.zones(class).await?;
+        match self.flaw {
+            Flaw::ZonesTwice => zones.extend(zones.first().cloned()),
+            Flaw::ZonesNameless => zones[0].name.clear(),
+            Flaw::ZonesMadeUp => zones.iter_mut().for_each(|zone| zone.name += "-of-the-moon"),
+            Flaw::ZonesChange if self.turn().is_multiple_of(2) => drop(zones.pop()),
+            _ => {}
+        }
+        Ok(zones)
+    }
+
+    pub(super) async fn described(&self, class: MachineClass) -> Result<ClassDescription> {
+        let mut described = self.inner.describe_class(class).await?;
+        match self.flaw {
+            Flaw::DescribesGarbage => drop(described.capacity.insert("memory".to_owned(), "4 GB".to_owned())),
+            Flaw::DescribesUnknownArchitecture => described.architecture = Some("x86".to_owned()),
+            _ => {}
+        }
+        Ok(described)
+    }
+
     pub(super) fn volumes(&self, request: &GetVolumeIdsRequest, mut ids: Vec<String>) -> Result<Vec<String>> {
         let foreign: Vec<_> = request
             .pv_specs
@@ -70,6 +112,12 @@ impl Mutant {
                 return Err(Status::new(Code::InvalidArgument, "that is no volume of mine"));
             }
             Flaw::VolumesOnce if self.turn() > 0 => ids.clear(),
+            Flaw::VolumesRefuseNone if request.pv_specs.is_empty() => {
+                return Err(Status::new(
+                    Code::InvalidArgument,
+                    "there are no volumes to look at",
+                ));
+            }
             _ => {}
         }
         Ok(ids)

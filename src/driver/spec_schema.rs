@@ -3,14 +3,19 @@
 use jsonschema::{Retrieve, Uri, Validator};
 use serde_json::Value;
 
-use crate::driver::{Code, ProviderSpec, Status};
+use super::{Code, ProviderSpec, Status};
 
 /// The most violations that one message lists.
 const MOST_LISTED: usize = 5;
 
-/// A compiled schema.
+/// The schema of [`super::Capabilities::provider_spec_schema`], ready to be used.
 #[derive(Debug)]
-pub(super) struct SpecSchema(Validator);
+pub struct SpecSchema(Validator);
+
+/// A schema that nothing can be checked with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it is no JSON schema: {0}")]
+pub struct InvalidSpecSchema(String);
 
 /// Schemas that a driver refers to are not fetched: a driver has no say in where this process connects to.
 struct NothingIsFetched;
@@ -22,17 +27,23 @@ impl Retrieve for NothingIsFetched {
 }
 
 impl SpecSchema {
-    /// Compiles a schema; the error says what is wrong with it.
-    pub(super) fn compile(schema: &Value) -> Result<Self, String> {
+    /// Compiles a schema.
+    ///
+    /// # Errors
+    /// What is wrong with it, or that it refers to something outside of itself.
+    pub fn compile(schema: &Value) -> Result<Self, InvalidSpecSchema> {
         jsonschema::options()
             .with_retriever(NothingIsFetched)
             .build(schema)
             .map(Self)
-            .map_err(|error| error.to_string())
+            .map_err(|error| InvalidSpecSchema(error.to_string()))
     }
 
+    /// Checks a provider spec as its user wrote it, before tags and failure domain are added.
+    ///
+    /// # Errors
     /// INVALID_ARGUMENT with the path of each field that violates the schema.
-    pub(super) fn check(&self, spec: &ProviderSpec) -> Result<(), Status> {
+    pub fn check(&self, spec: &ProviderSpec) -> Result<(), Status> {
         let instance = Value::Object(spec.0.clone());
         let mut violations: Vec<String> = self
             .0
