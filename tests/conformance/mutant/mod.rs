@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::flaw::Flaw;
 
 /// What a flawed call gives its caller time for.
-const MOMENT: Duration = Duration::from_millis(2);
+const MOMENT: Duration = Duration::from_millis(20);
 
 /// A driver with one flaw.
 pub struct Mutant {
