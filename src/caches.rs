@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
 #[cfg(test)]
 use kube::runtime::reflector;
@@ -32,11 +32,7 @@ impl Caches {
     /// The Clusters that own an object, of those that are there.
     pub fn owning_clusters(&self, meta: &ObjectMeta) -> impl Iterator<Item = Arc<Cluster>> {
         let namespace = meta.namespace.as_deref().unwrap_or_default();
-        let references = meta.owner_references.iter().flatten().filter(|owner| {
-            let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
-            owner.kind == "Cluster" && group == cluster_api::GROUP
-        });
-        references.filter_map(move |reference| {
+        cluster_owners(meta).filter_map(move |reference| {
             let key = ObjectRef::new(&reference.name).within(namespace);
             let cluster = self.clusters.get(&key)?;
             (cluster.metadata.uid.as_deref() == Some(reference.uid.as_str())).then_some(cluster)
@@ -50,6 +46,14 @@ impl Caches {
         let labelled = label.and_then(|name| self.clusters.get(&ObjectRef::new(name).within(namespace)));
         self.owning_clusters(meta).chain(labelled).collect()
     }
+}
+
+/// The Clusters that own an object, whether they are there or not.
+pub fn cluster_owners(meta: &ObjectMeta) -> impl Iterator<Item = &OwnerReference> {
+    meta.owner_references.iter().flatten().filter(|owner| {
+        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+        owner.kind == "Cluster" && group == cluster_api::GROUP
+    })
 }
 
 #[cfg(test)]
@@ -186,7 +190,6 @@ fn carries_its_own_id(machine: &InfraMachine) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
     use kube::runtime::reflector;
     use kube::runtime::watcher::Event;
 

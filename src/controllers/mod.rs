@@ -17,13 +17,15 @@ use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use kube::api::{Api, ObjectMeta};
 use kube::runtime::controller::{self, Controller};
-use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::reflector::store::{Writer, WriterDropped};
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use self::trigger::Trigger;
 use self::watch::{on_own, slim_machine, watch, without_managed_fields};
+use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{Guarded, labels};
 use crate::apiserver::Events;
@@ -74,19 +76,20 @@ impl Controllers {
         providers: Providers,
         metrics: Arc<Metrics>,
     ) -> (Self, Vec<BoxFuture<'static, ()>>) {
-        let (machines, machine_writer) = reflector::store();
-        let (clusters, cluster_writer) = reflector::store();
-        let (infra_machines, infra_machine_writer) = reflector::store();
-        let (infra_machine_templates, template_writer) = reflector::store();
-        let (infra_clusters, infra_cluster_writer) = reflector::store();
-        let caches = Caches {
-            machines,
-            clusters,
-            infra_machines,
-            infra_machine_templates,
-            infra_clusters,
-        };
-        let trigger = Trigger::default();
+        let (caches, writers) = caches();
+        let this = Self::on(caches, client, options, providers, metrics);
+        let watches = this.watches(writers);
+        (this, watches)
+    }
+
+    fn on(
+        caches: Caches,
+        client: Client,
+        options: Options,
+        providers: Providers,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let machines = Trigger::default();
         let context = Arc::new(machine::Context {
             client: client.clone(),
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
@@ -95,63 +98,65 @@ impl Controllers {
             memory: machine::Memory::default(),
             events: Events::new(client.clone(), host_name()),
             metrics: Arc::clone(&metrics),
-            wake: waking(&trigger),
+            wake: waking(&machines),
         });
-        let this = Self {
+        Self {
             client,
             options,
             caches,
             providers,
             metrics,
-            machines: trigger,
+            machines,
             clusters: Trigger::default(),
             templates: Trigger::default(),
             context,
-        };
-        let (all, filtered) = (watcher::Config::default(), this.filtered());
-        let watches = vec![
-            watch(
-                this.api(),
-                all.clone(),
-                machine_writer,
-                slim_machine,
-                this.on_machine(),
-            )
-            .boxed(),
-            watch(
-                this.api(),
-                all,
-                cluster_writer,
-                without_managed_fields,
-                this.on_cluster(),
-            )
-            .boxed(),
-            watch(
-                this.api(),
-                filtered.clone(),
-                infra_machine_writer,
-                without_managed_fields,
-                this.on_infra_machine(),
-            )
-            .boxed(),
-            watch(
-                this.api(),
-                filtered.clone(),
-                infra_cluster_writer,
-                without_managed_fields,
-                on_own(this.clusters.clone()),
-            )
-            .boxed(),
-            watch(
-                this.api(),
-                filtered,
-                template_writer,
-                without_managed_fields,
-                on_own(this.templates.clone()),
-            )
-            .boxed(),
-        ];
-        (this, watches)
+        }
+    }
+
+    fn watches(&self, writers: Writers) -> Vec<BoxFuture<'static, ()>> {
+        let (all, filtered) = (watcher::Config::default(), self.filtered());
+        let machines = watch(
+            self.api(),
+            all.clone(),
+            writers.machines,
+            slim_machine,
+            self.on_machine(),
+        );
+        let clusters = watch(
+            self.api(),
+            all,
+            writers.clusters,
+            without_managed_fields,
+            self.on_cluster(),
+        );
+        let infra_machines = watch(
+            self.api(),
+            filtered.clone(),
+            writers.infra_machines,
+            without_managed_fields,
+            self.on_infra_machine(),
+        );
+        let infra_clusters = watch(
+            self.api(),
+            filtered.clone(),
+            writers.infra_clusters,
+            without_managed_fields,
+            on_own(self.clusters.clone()),
+        );
+        let templates = watch(
+            self.api(),
+            filtered,
+            writers.infra_machine_templates,
+            without_managed_fields,
+            on_own(self.templates.clone()),
+        );
+        vec![
+            machines.boxed(),
+            clusters.boxed(),
+            infra_machines.boxed(),
+            infra_clusters.boxed(),
+            templates.boxed(),
+        ]
     }
 
     /// What is watched.
@@ -177,7 +182,7 @@ impl Controllers {
     ///
     /// # Errors
     /// A watch has ended, which only happens when the process does.
-    pub async fn synced(&self) -> Result<(), reflector::store::WriterDropped> {
+    pub async fn synced(&self) -> Result<(), WriterDropped> {
         self.caches.machines.wait_until_ready().await?;
         self.caches.clusters.wait_until_ready().await?;
         self.caches.infra_machines.wait_until_ready().await?;
@@ -194,7 +199,7 @@ impl Controllers {
             self.run_clusters(shutdown.clone()),
             self.run_templates(shutdown.clone()),
         );
-        self.ask_about_silent_nodes();
+        self.ask_about_nodes();
         let background = futures::future::join(self.run_inventory(), self.spread_reachability());
         tokio::select! {
             _ = controllers => {}
@@ -386,6 +391,33 @@ impl Controllers {
             None => watcher::Config::default(),
         }
     }
+}
+
+/// What fills the caches.
+struct Writers {
+    machines: Writer<Machine>,
+    clusters: Writer<Cluster>,
+    infra_machines: Writer<Guarded<InfraMachine>>,
+    infra_machine_templates: Writer<Guarded<InfraMachineTemplate>>,
+    infra_clusters: Writer<Guarded<InfraCluster>>,
+}
+
+fn caches() -> (Caches, Writers) {
+    let writers = Writers {
+        machines: Writer::default(),
+        clusters: Writer::default(),
+        infra_machines: Writer::default(),
+        infra_machine_templates: Writer::default(),
+        infra_clusters: Writer::default(),
+    };
+    let caches = Caches {
+        machines: writers.machines.as_reader(),
+        clusters: writers.clusters.as_reader(),
+        infra_machines: writers.infra_machines.as_reader(),
+        infra_machine_templates: writers.infra_machine_templates.as_reader(),
+        infra_clusters: writers.infra_clusters.as_reader(),
+    };
+    (caches, writers)
 }
 
 /// Has an object reconciled by whoever calls it.

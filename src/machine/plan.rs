@@ -225,7 +225,7 @@ fn plan_provisioned(
     let mut again = None;
     // Before anything else: a spec that is refused, or an update that fails, must not hide that the VM is gone.
     if !offers(Operation::GetMachineStatus) {
-        match (seen.note.suspicion, has_vanished(machine)) {
+        match (seen.note.suspicion, machine.has_vanished()) {
             (Some(Suspicion::Missing), false) => return Plan::Vanish(provider_id),
             (Some(Suspicion::Back), true) => return Plan::Reappear(provider_id),
             (Some(Suspicion::Missing), true)
@@ -286,15 +286,6 @@ fn has_unfinished_update(machine: &InfraMachine) -> bool {
         .as_ref()
         .and_then(|status| status.last_operation.as_ref())
         .is_some_and(|last| last.type_ == OperationType::Update && last.state != OperationState::Successful)
-}
-
-/// Whether the VM was found to be gone.
-fn has_vanished(machine: &InfraMachine) -> bool {
-    machine
-        .status
-        .as_ref()
-        .and_then(|status| conditions::get(&status.conditions, conditions::READY))
-        .is_some_and(|ready| ready.reason == reason::VIRTUAL_MACHINE_VANISHED)
 }
 
 fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
@@ -444,10 +435,7 @@ pub fn has_finalizer(machine: &InfraMachine) -> bool {
 
 /// Whether the VM was handed to Cluster API.
 pub fn is_provisioned(machine: &InfraMachine) -> bool {
-    let status = machine.status.as_ref();
-    status
-        .and_then(|status| status.initialization.as_ref()?.provisioned)
-        .unwrap_or(false)
+    machine.is_provisioned()
 }
 
 /// Whether an earlier attempt failed for good with the spec as it is now (step 2 of the normal resource).
