@@ -9,6 +9,7 @@ use kube::{Resource, ResourceExt};
 
 use super::Controllers;
 use super::nodes::Doubt;
+use super::trigger::Trigger;
 use super::watch::{Change, News, fingerprint, on_own, uid};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
@@ -108,7 +109,10 @@ impl Controllers {
             let memory = &context.memory;
             for change in &news.changes {
                 match change {
-                    Change::Gone(guarded) => memory.forget(uid(&**guarded)),
+                    Change::Gone(guarded) => {
+                        memory.forget(uid(&**guarded));
+                        context.providers.withdraw(uid(&**guarded));
+                    }
                     Change::New(guarded) | Change::Newer { now: guarded, .. } => {
                         if let Ok(machine) = &guarded.0 {
                             memory.caught_up(uid(machine), machine);
@@ -120,6 +124,22 @@ impl Controllers {
                 let all = context.caches.infra_machines.state();
                 let there = uids(all.iter().map(|guarded| guarded.meta()));
                 memory.forget_all_but(|uid| there.contains(uid));
+            }
+            on_own(news);
+        }
+    }
+
+    /// What is reconciled for itself, and may stand in the line of a driver until it is gone.
+    pub(super) fn on_waiting<K>(&self, trigger: Trigger<K>) -> impl Fn(&News<K>) + Send + 'static
+    where
+        K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+    {
+        let (on_own, providers) = (on_own(trigger), self.providers.clone());
+        move |news| {
+            for change in &news.changes {
+                if let Change::Gone(object) = change {
+                    providers.withdraw(uid(&**object));
+                }
             }
             on_own(news);
         }
@@ -139,9 +159,11 @@ fn what_counts_of_a_machine(machine: &Machine) -> u64 {
 
 fn what_counts_of_a_cluster(cluster: &Cluster) -> u64 {
     let deleting = cluster.metadata.deletion_timestamp.is_some();
+    let endpoint = cluster.spec.control_plane_endpoint.as_ref();
     fingerprint((
         cluster.is_paused(),
         cluster.infrastructure_is_provisioned(),
+        endpoint.map(|endpoint| (&endpoint.host, endpoint.port)),
         deleting,
     ))
 }

@@ -24,16 +24,16 @@ use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use self::trigger::Trigger;
-use self::watch::{on_own, slim_machine, watch, without_managed_fields};
+use self::watch::{slim_machine, watch, without_managed_fields};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{Guarded, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
-use crate::inventory::Word;
+use crate::inventory::Verdict;
 use crate::machine::Suspicion;
 use crate::metrics::{Kind, MachineCount, Metrics};
-use crate::provider::{Providers, Reachability};
+use crate::provider::{Provider, Providers, Reachability};
 use crate::reconciler::Reconciler;
 use crate::{cluster, inventory, machine, template};
 
@@ -52,6 +52,8 @@ pub struct Options {
     pub template_concurrency: u16,
     /// Between two lists of a driver's VMs.
     pub inventory_interval: Duration,
+    /// Who publishes events: the pod's name, as a rule.
+    pub reporter: String,
 }
 
 /// The watches and what they trigger, before this replica leads.
@@ -96,7 +98,7 @@ impl Controllers {
             caches: caches.clone(),
             providers: providers.clone(),
             memory: machine::Memory::default(),
-            events: Events::new(client.clone(), host_name()),
+            events: Events::new(client.clone(), options.reporter.clone()),
             metrics: Arc::clone(&metrics),
             wake: waking(&machines),
         });
@@ -141,14 +143,14 @@ impl Controllers {
             filtered.clone(),
             writers.infra_clusters,
             without_managed_fields,
-            on_own(self.clusters.clone()),
+            self.on_waiting(self.clusters.clone()),
         );
         let templates = watch(
             self.api(),
             filtered,
             writers.infra_machine_templates,
             without_managed_fields,
-            on_own(self.templates.clone()),
+            self.on_waiting(self.templates.clone()),
         );
         vec![
             machines.boxed(),
@@ -293,17 +295,18 @@ impl Controllers {
             caches: self.caches.clone(),
             providers: self.providers.clone(),
         };
-        inventory::run(context, self.options.inventory_interval, |machine, word| {
+        let (machines, shared) = (self.machines.clone(), Arc::clone(&self.context));
+        let tell = move |machine: &InfraMachine, verdict| {
             let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-            let suspicion = match word {
-                Word::Missing => Suspicion::Missing,
-                Word::Back => Suspicion::Back,
-                Word::AsItWas => return self.context.memory.dismiss_lists(uid),
+            let suspicion = match verdict {
+                Verdict::Missing => Suspicion::Missing,
+                Verdict::Back => Suspicion::Back,
+                Verdict::AsItWas => return shared.memory.dismiss_lists(uid),
             };
-            self.context.memory.suspect(uid, suspicion);
-            self.machines.send(reference(machine));
-        })
-        .await;
+            shared.memory.suspect(uid, suspicion);
+            machines.send(reference(machine));
+        };
+        inventory::run(context, self.options.inventory_interval, tell).await;
     }
 
     /// Looks at all machines and clusters of a driver that was lost or is back: DriverReachable has to say so. One that is
@@ -312,12 +315,11 @@ impl Controllers {
         let spreads = self.providers.iter().map(|provider| async {
             let mut news = provider.reachable();
             let mut was = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
-            let mut met = provider.incarnation();
+            let mut met = Met::of(provider);
             while news.changed().await.is_ok() {
                 let is = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
                 let is_other_state = std::mem::replace(&mut was, is) != is;
-                let before = std::mem::replace(&mut met, provider.incarnation());
-                let is_another = before != 0 && before != met;
+                let is_another = met.becomes(Met::of(provider));
                 if is_other_state || is_another {
                     self.reconcile_machines_of(provider.name());
                     self.reconcile_clusters_of(provider.name());
@@ -331,6 +333,7 @@ impl Controllers {
         futures::future::join_all(spreads).await;
     }
 
+    /// Also those that it has not made a VM for: what it says of itself may have kept them from being shown to it.
     fn reconcile_machines_of(&self, driver: &str) {
         for guarded in self.caches.infra_machines.state() {
             let uses = |machine: &InfraMachine| {
@@ -338,6 +341,7 @@ impl Controllers {
                 annotations
                     .and_then(|all| all.get(labels::DRIVER))
                     .is_some_and(|name| name == driver)
+                    || self.is_served_by(driver, machine.spec.provider.as_deref(), &machine.metadata)
             };
             if let Ok(machine) = &guarded.0
                 && uses(machine)
@@ -390,6 +394,29 @@ impl Controllers {
             Some(value) => watcher::Config::default().labels(&format!("{}={value}", labels::WATCH_FILTER)),
             None => watcher::Config::default(),
         }
+    }
+}
+
+/// Which driver was met, and what it said of itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Met {
+    incarnation: u64,
+    revision: u64,
+}
+
+impl Met {
+    fn of(provider: &Provider) -> Self {
+        Self {
+            incarnation: provider.incarnation(),
+            revision: provider.revision(),
+        }
+    }
+
+    /// Whether it is another now, or says something else. The first time says nothing new of what was before.
+    fn becomes(&mut self, now: Self) -> bool {
+        let before = std::mem::replace(self, now);
+        (before.incarnation != 0 && before.incarnation != now.incarnation)
+            || (before.revision != 0 && before.revision != now.revision)
     }
 }
 
@@ -448,10 +475,4 @@ where
         .reconcile_all_on(futures::stream::once(futures::future::ready(())))
         .reconcile_on(changed)
         .graceful_shutdown_on(shutdown)
-}
-
-/// The pod's name, as a rule: who published an event.
-fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .map_or_else(|_| "capcmi".to_owned(), |name| name.trim().to_owned())
 }

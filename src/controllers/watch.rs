@@ -238,8 +238,13 @@ pub(super) async fn watch<K>(
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::sync::Mutex;
+
     use futures::FutureExt as _;
     use kube::ResourceExt as _;
+    use kube::client::Body;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::api::cluster_api::MachineSpec;
@@ -380,5 +385,92 @@ mod tests {
         assert!(newer(
             &|now| now.metadata.finalizers = Some(vec!["slow".to_owned()])
         ));
+    }
+
+    /// An API server: two machines; a watch that has expired; a list that breaks off after its first page; the same list
+    /// whole, in which one machine changed, one is gone and one is new; a watch on which nothing happens.
+    #[derive(Default)]
+    struct ApiServer {
+        watches: u32,
+        second_pages: u32,
+    }
+
+    impl ApiServer {
+        fn answer(&mut self, query: &str) -> Option<(u16, Value)> {
+            let page = |version: &str, next: Option<&str>, items: &[Machine]| {
+                let metadata = json!({"resourceVersion": version, "continue": next});
+                let items: Vec<_> = items
+                    .iter()
+                    .map(|item| serde_json::to_value(item).unwrap())
+                    .collect();
+                Some((200, json!({"kind": "List", "metadata": metadata, "items": items})))
+            };
+            let is_watch = query.contains("watch=true");
+            let is_second_page = query.contains("continue=next");
+            self.watches += u32::from(is_watch);
+            self.second_pages += u32::from(is_second_page);
+            let failure = |code: u16| {
+                json!({
+                    "kind": "Status", "status": "Failure", "code": code, "message": "no", "reason": "no",
+                    "metadata": {}, "details": null,
+                })
+            };
+            match (is_watch, is_second_page, self.watches, self.second_pages) {
+                (true, _, 1, _) => Some((200, json!({"type": "ERROR", "object": failure(410)}))),
+                (true, ..) => None,
+                (false, true, _, 1) => Some((500, failure(500))),
+                (false, true, ..) => page("20", None, &[machine("new", "u-3", 12)]),
+                (false, false, 0, _) => {
+                    page("10", None, &[machine("a", "u-1", 1), machine("gone", "u-2", 2)])
+                }
+                (false, false, ..) => page("20", Some("next"), &[machine("a", "u-1", 11)]),
+            }
+        }
+
+        fn client(self) -> kube::Client {
+            let this = Arc::new(Mutex::new(self));
+            let service = tower::service_fn(move |request: http::Request<Body>| {
+                let query = request.uri().query().unwrap_or_default().to_owned();
+                let answer = this.lock().unwrap().answer(&query);
+                async move {
+                    let Some((status, body)) = answer else {
+                        return std::future::pending().await;
+                    };
+                    let body = Body::from(serde_json::to_vec(&body).unwrap());
+                    Ok::<_, Infallible>(http::Response::builder().status(status).body(body).unwrap())
+                }
+            });
+            kube::Client::new(service, "default")
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_expired_tells_what_its_next_whole_list_shows_and_the_cache_has_it() {
+        let (cache, writer) = reflector::store();
+        let (send, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let seen = cache.clone();
+        let tell = move |news: &News<Machine>| {
+            let is_there = |change: &Change<Machine>| {
+                let held = seen.get(&ObjectRef::from_obj(&**change.object()));
+                held.is_some_and(|held| Arc::ptr_eq(&held, change.object())) == change.there().is_some()
+            };
+            assert!(news.changes.iter().all(is_there), "the cache is behind {news:?}");
+            send.send(shown(Some(News {
+                changes: news.changes.clone(),
+                listed: news.listed,
+            })))
+            .unwrap();
+        };
+        let api = Api::all(ApiServer::default().client());
+        let watched = watch(api, watcher::Config::default(), writer, slim_machine, tell);
+        let all = async {
+            let first = told.recv().await.unwrap().unwrap();
+            assert_eq!(first, ["+a@1", "+gone@2"]);
+            told.recv().await.unwrap().unwrap()
+        };
+        tokio::select! {
+            () = watched => panic!("a watch never ends"),
+            later = all => assert_eq!(later, ["+new@12", "-gone@2", "~a@11"]),
+        }
     }
 }

@@ -10,7 +10,6 @@ mod events;
 #[cfg(test)]
 mod fixtures;
 mod gather;
-mod identity;
 mod memory;
 mod object;
 mod outcome;
@@ -45,6 +44,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::{Guarded, conditions, labels};
 use crate::apiserver::Error;
 use crate::driver::{self, Code, PowerState, Status, retry};
+use crate::identity;
 use crate::metrics::{Kind, Outcome as Measured};
 use crate::provider::Turn;
 
@@ -102,6 +102,9 @@ async fn execute<'a>(
         if turn.is_none() {
             return Ok(Outcome::Held(ctx.waiting_for_a_turn(object.get())));
         }
+    } else {
+        // It may have stood in the line for what it does not want any more.
+        ctx.providers.withdraw(object.uid());
     }
     let during = plan.during();
     let outcome = match carry_out(ctx, object, turn.as_mut(), plan).await {

@@ -19,11 +19,11 @@ use self::difference::difference;
 use self::waits::{look_up_wait, pace_of_deletion, retry_wait, until_settling};
 use super::identity::{self, InvalidSpec, MachineId, Role};
 use super::memory::{Note, Suspicion};
-use crate::api::MACHINE_FINALIZER;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::api::{MACHINE_FINALIZER, paused_by};
 use crate::driver::{Capabilities, Code, Operation, ProviderId, ProviderSpec};
 use crate::provider::TURN_WAIT;
 
@@ -79,6 +79,8 @@ pub struct DriverFacts<'a> {
     pub name: &'a str,
     /// What it offers.
     pub capabilities: &'a Capabilities,
+    /// Whether it has said so since it was met; else it may be another by now, and nothing is refused in its name.
+    pub current: bool,
     /// Whether it answered lately.
     pub reachable: bool,
 }
@@ -159,6 +161,10 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     };
     let facts = match &seen.driver {
         Driver::Known(facts) => facts,
+        // Nothing is known that could take the refusal back.
+        Driver::OutOfContact(..) if is_refused_uncalled(machine) => {
+            return Plan::Hold(Hold::silent(TURN_WAIT));
+        }
         Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
         Driver::Busy => return Plan::Hold(Hold::silent(TURN_WAIT)),
         Driver::NotConfigured(message) => {
@@ -171,7 +177,9 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     }
     match wanted {
         Ok(wanted) => plan_provisioning(machine, seen, facts, claim, wanted, bootstrap),
-        Err(invalid) => Plan::Refuse { invalid, again: None },
+        Err(invalid) if facts.current => Plan::Refuse { invalid, again: None },
+        // It is asked anew first; who waits for that is called.
+        Err(_) => Plan::Hold(Hold::silent(TURN_WAIT)),
     }
 }
 
@@ -378,17 +386,11 @@ fn foreign_provider_id(machine: &InfraMachine) -> String {
 
 /// Who asked for hands off, if anybody did (row "Pausing" of the contract).
 fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Hold> {
-    let mut by = Vec::new();
-    if cluster.is_some_and(Cluster::is_paused) {
-        by.push("Cluster spec.paused is set to true");
-    }
-    if identity::annotation(machine, labels::PAUSED).is_some() {
-        by.push("InfraMachine has the cluster.x-k8s.io/paused annotation");
-    }
-    (!by.is_empty()).then(|| Hold {
+    let message = paused_by(machine, cluster.is_some_and(Cluster::is_paused))?;
+    Some(Hold {
         condition: conditions::PAUSED,
         reason: reason::PAUSED,
-        message: by.join(", "),
+        message,
         claim: None,
         again: None,
     })
@@ -438,11 +440,26 @@ pub fn is_provisioned(machine: &InfraMachine) -> bool {
     machine.is_provisioned()
 }
 
-/// Whether an earlier attempt failed for good with the spec as it is now (step 2 of the normal resource).
+/// Whether an earlier attempt failed for good with the spec as it is now (step 2 of the normal resource). What no driver
+/// was asked about is decided anew each time: it follows from what the driver says of itself, which may change.
 fn has_failed_for_good(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         (status.failure_reason.is_some() || status.failure_message.is_some())
             && status.observed_generation == machine.metadata.generation
+    }) && !is_refused_uncalled(machine)
+}
+
+/// Whether the failure that the status shows is a refusal that no driver was called for; see
+/// [`super::status`], which writes it.
+pub fn is_refused_uncalled(machine: &InfraMachine) -> bool {
+    machine.status.as_ref().is_some_and(|status| {
+        status.failure_reason.is_some()
+            && status.last_operation.as_ref().is_some_and(|last| {
+                last.state == OperationState::Failed
+                    && last.operation.is_none()
+                    && last.code == status.failure_reason
+                    && last.message == status.failure_message
+            })
     })
 }
 

@@ -100,7 +100,7 @@ async fn look_up(
     call: Call,
     class: MachineClass,
 ) -> Seen {
-    if !turn.capabilities().offers(call.operation()) {
+    if !turn.known_capabilities().offers(call.operation()) {
         return Seen::CannotLook;
     }
     let request = GetMachineStatusRequest {
@@ -151,7 +151,7 @@ async fn absent(
         return Ok(gone_or_behind(ctx, object, turn, plan.provider_id));
     }
     if plan.issued
-        && let Some(again) = behind_for(ctx, object.uid(), turn.capabilities().consistency_window)
+        && let Some(again) = behind_for(ctx, object.uid(), turn.known_capabilities().consistency_window)
     {
         return Ok(Outcome::Absent { again });
     }
@@ -161,7 +161,7 @@ async fn absent(
 /// A VM whose id is known and that the driver does not see.
 fn gone_or_behind(ctx: &Context, object: &Object<'_>, turn: &Turn<'_>, id: Option<ProviderId>) -> Outcome {
     match (
-        behind_for(ctx, object.uid(), turn.capabilities().consistency_window),
+        behind_for(ctx, object.uid(), turn.known_capabilities().consistency_window),
         id,
     ) {
         (Some(again), _) => Outcome::Absent { again },

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::identity;
 use super::outcome::{Failure, Outcome};
-use super::plan::{Hold, is_provisioned};
+use super::plan::{Hold, is_provisioned, is_refused_uncalled};
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
@@ -72,7 +72,7 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
         Outcome::Held(hold) => draft.held(hold),
         Outcome::Refused { invalid, .. } => {
             draft.working();
-            draft.refused(Code::InvalidArgument, &invalid.to_string());
+            draft.refused_uncalled(Code::InvalidArgument, &invalid.to_string());
         }
         Outcome::Provisioned(vm) => draft.provisioned(vm),
         Outcome::Kept {
@@ -127,6 +127,31 @@ impl Draft<'_> {
         if hold.condition == conditions::DELETING {
             self.set(conditions::READY, State::False, hold.reason, &hold.message);
         }
+    }
+
+    /// Refused before any driver was called: a last operation without a call says so, since another driver, or a newer one,
+    /// may take the same spec (see [`super::plan::is_refused_uncalled`]).
+    fn refused_uncalled(&mut self, code: Code, message: &str) {
+        self.refused(code, message);
+        let said = self
+            .machine
+            .status
+            .as_ref()
+            .and_then(|status| status.failure_message.as_ref());
+        let is_said = is_refused_uncalled(self.machine) && said == self.status.failure_message.as_ref();
+        if is_provisioned(self.machine) || is_said {
+            return;
+        }
+        self.status.last_operation = Some(LastOperation {
+            type_: OperationType::Create,
+            state: OperationState::Failed,
+            operation: None,
+            code: Some(code.name().to_owned()),
+            message: self.status.failure_message.clone(),
+            attempts: 1,
+            last_update_time: Time(self.now),
+            next_retry_time: None,
+        });
     }
 
     /// Terminal for this spec (step "terminal failures" of the contract).

@@ -1,6 +1,7 @@
 //! What is woken by the events of a watch.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 
 use futures::{FutureExt as _, StreamExt as _};
 use kube::runtime::watcher::Event;
@@ -11,8 +12,10 @@ use super::super::watch::Keeper;
 use super::super::{Options, Writers, caches};
 use super::*;
 use crate::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
+use crate::leadership::Leadership;
 use crate::metrics::Metrics;
-use crate::provider::Providers;
+use crate::provider::tests::{FakeDriver, provider_of};
+use crate::provider::{Limits, Namespaces, Providers, Settings, Share};
 
 /// The handlers of a process that leads, and who is woken.
 struct Watched {
@@ -33,10 +36,20 @@ fn watched() -> Watched {
         cluster_concurrency: 1,
         template_concurrency: 1,
         inventory_interval: std::time::Duration::from_mins(1),
+        reporter: "test".to_owned(),
     };
     let config = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
     let client = kube::Client::try_from(config).unwrap();
-    let providers = Providers::new(Vec::new()).unwrap();
+    let settings = Settings {
+        name: "pool".to_owned(),
+        namespaces: Namespaces::All,
+        limits: Limits {
+            max_concurrent_calls: NonZeroU32::MIN,
+            ..Limits::default()
+        },
+    };
+    let pool = provider_of(settings, FakeDriver::default(), Leadership::unelected());
+    let providers = Providers::new(vec![pool]).unwrap();
     let controllers = Controllers::on(caches, client, options, providers, Arc::new(Metrics::new()));
     let mut machines = Box::pin(controllers.machines.receive());
     let mut clusters = Box::pin(controllers.clusters.receive());
@@ -266,7 +279,9 @@ async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
     let (_caches, writers) = caches();
     let watched = watched();
     let mut keeper = Keeper::new(writers.infra_clusters);
-    let tell = on_own(watched.controllers.clusters.clone());
+    let tell = watched
+        .controllers
+        .on_waiting(watched.controllers.clusters.clone());
     let mut woken = watched.woken;
     let infra: Guarded<InfraCluster> = read(
         "ic",
@@ -279,4 +294,37 @@ async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
         }
     }
     assert_eq!(woken(), set(["cluster ic"]));
+}
+
+/// A turn would else be kept for it that others wait for.
+#[tokio::test]
+async fn a_machine_that_is_gone_stands_in_no_line() {
+    let mut watched = settled();
+    let pool = watched.controllers.providers.named("pool").unwrap();
+    let called = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let turn = |who: &'static str| {
+        let called = Arc::clone(&called);
+        pool.try_turn(
+            Share::Create,
+            who,
+            Box::new(move || called.lock().unwrap().push(who)),
+        )
+    };
+    let first = turn("first").unwrap();
+    assert!(turn("u-m").is_none() && turn("next").is_none());
+    watched.infra_machine(&Event::Delete(infra_machine("m", 2, &json!({}))));
+    drop(first);
+    assert_eq!(*called.lock().unwrap(), ["next"]);
+}
+
+/// One that was refused by what a driver said of itself has not been shown to it, and carries no driver's name.
+#[tokio::test]
+async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_not_made_too() {
+    let mut watched = settled();
+    let made = json!({"metadata": {"annotations": {labels::DRIVER: "pool"}}, "spec": {"provider": "other"}});
+    watched.infra_machine(&Event::Apply(infra_machine("made", 1, &made)));
+    let others = json!({"spec": {"provider": "other"}});
+    watched.infra_machine(&Event::Apply(infra_machine("others", 1, &others)));
+    watched.controllers.reconcile_machines_of("pool");
+    assert_eq!((watched.woken)(), set(["machine m", "machine made"]));
 }
