@@ -103,6 +103,15 @@ pub(crate) fn provider_of(settings: Settings, driver: FakeDriver, leadership: Le
     Provider::new(settings, Arc::new(driver), leadership, Arc::new(Metrics::new()))
 }
 
+/// A driver that is asked one thing at a time.
+pub(crate) fn provider_with_one_turn(driver: FakeDriver) -> Provider {
+    let limits = Limits {
+        max_concurrent_calls: std::num::NonZeroU32::MIN,
+        ..Limits::default()
+    };
+    provider_of(settings(limits), driver, Leadership::unelected())
+}
+
 fn settings(limits: Limits) -> Settings {
     Settings {
         name: "pool".to_owned(),
@@ -316,12 +325,7 @@ async fn no_more_calls_run_at_once_than_the_cap_allows() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
-    let limits = Limits {
-        max_concurrent_calls: std::num::NonZeroU32::MIN,
-        ..Limits::default()
-    };
-    let driver = FakeDriver::creating(std::future::pending);
-    let provider = provider_of(settings(limits), driver, Leadership::unelected());
+    let provider = provider_with_one_turn(FakeDriver::creating(std::future::pending));
     let (code, message) = status_of(
         provider
             .turn(Share::Upkeep, "test")
@@ -552,11 +556,7 @@ async fn of_many_who_have_to_know_the_driver_one_asks_and_the_others_are_called_
         ..FakeDriver::default()
     };
     let calls = Arc::clone(&driver.calls);
-    let limits = Limits {
-        max_concurrent_calls: std::num::NonZeroU32::MIN,
-        ..Limits::default()
-    };
-    let provider = Arc::new(provider_of(settings(limits), driver, Leadership::unelected()));
+    let provider = Arc::new(provider_with_one_turn(driver));
     let rung = Arc::new(AtomicUsize::new(0));
     let bell = || -> Bell {
         let rung = Arc::clone(&rung);

@@ -1,7 +1,6 @@
 //! What is woken by the events of a watch.
 
 use std::collections::BTreeSet;
-use std::num::NonZeroU32;
 
 use futures::{FutureExt as _, StreamExt as _};
 use kube::runtime::watcher::Event;
@@ -12,10 +11,9 @@ use super::super::watch::Keeper;
 use super::super::{Options, Writers, caches};
 use super::*;
 use crate::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
-use crate::leadership::Leadership;
 use crate::metrics::Metrics;
-use crate::provider::tests::{FakeDriver, provider_of};
-use crate::provider::{Limits, Namespaces, Providers, Settings, Share};
+use crate::provider::tests::{FakeDriver, provider_with_one_turn};
+use crate::provider::{Providers, Share};
 
 /// The handlers of a process that leads, and who is woken.
 struct Watched {
@@ -40,15 +38,7 @@ fn watched() -> Watched {
     };
     let config = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
     let client = kube::Client::try_from(config).unwrap();
-    let settings = Settings {
-        name: "pool".to_owned(),
-        namespaces: Namespaces::All,
-        limits: Limits {
-            max_concurrent_calls: NonZeroU32::MIN,
-            ..Limits::default()
-        },
-    };
-    let pool = provider_of(settings, FakeDriver::default(), Leadership::unelected());
+    let pool = provider_with_one_turn(FakeDriver::default());
     let providers = Providers::new(vec![pool]).unwrap();
     let controllers = Controllers::on(caches, client, options, providers, Arc::new(Metrics::new()));
     let mut machines = Box::pin(controllers.machines.receive());
