@@ -28,6 +28,7 @@ esac
 command -v "$CARGO" >/dev/null || fail "cargo is missing: install Rust $RUST_WANTED or later (https://rustup.rs)"
 rust=$("$CARGO" --version | cut -d' ' -f2)
 at_least "$rust" "$RUST_WANTED" || fail "cargo is $rust, and $RUST_WANTED or later is needed: \`rustup update\`"
+command -v cc >/dev/null || fail "cc is missing: install a C compiler, such as gcc or clang"
 command -v go >/dev/null || fail "go is missing: install Go $GO_WANTED or later (https://go.dev/dl)"
 # Go gets a later version of itself unless it was told not to, since 1.21.
 go=$(go env GOVERSION | sed 's/^go//')

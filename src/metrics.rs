@@ -205,7 +205,7 @@ impl Metrics {
         );
         self.registry.register(
             "driver_reachable",
-            "1 when the driver answered the last probe or call, else 0",
+            "1 when the last probe found the driver ready, else 0; only the leader probes",
             self.reachable.clone(),
         );
         self.registry

@@ -13,7 +13,7 @@ pub struct LogArgs {
     /// Form of the logs.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     logging_format: LogFormat,
-    /// Verbosity: 0 to 3 informs, 4 and 5 log every driver call, 6 and more all there is.
+    /// Verbosity. 0-3: info; 4-5: also every driver call; 6 and above: everything.
     #[arg(
         long = "v",
         short = 'v',

@@ -101,7 +101,7 @@ pub struct ObjectReference {
 )]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClusterSpec {
-    /// Hands off everything of this Cluster.
+    /// Pauses everything of this Cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
     /// The InfraCluster, of any kind.
@@ -141,7 +141,7 @@ pub struct ClusterInitialization {
 }
 
 impl Cluster {
-    /// Whether the user asked for hands off.
+    /// Whether the user paused it.
     pub fn is_paused(&self) -> bool {
         self.spec.paused.unwrap_or(false)
     }

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 /// Summary of an object; Cluster API mirrors it to `InfrastructureReady`, which MachineHealthChecks look at.
 pub const READY: &str = "Ready";
-/// Whether the provider keeps its hands off.
+/// Whether the object is paused: the provider does nothing for it.
 pub const PAUSED: &str = "Paused";
 /// Whether the last call on the driver got through.
 pub const DRIVER_REACHABLE: &str = "DriverReachable";
@@ -24,9 +24,9 @@ pub const DELETING: &str = "Deleting";
 pub mod reason {
     /// All is well.
     pub const READY: &str = "Ready";
-    /// Hands off.
+    /// The object is paused.
     pub const PAUSED: &str = "Paused";
-    /// Hands on.
+    /// The object is not paused.
     pub const NOT_PAUSED: &str = "NotPaused";
     /// The Cluster's infrastructure is not provisioned.
     pub const WAITING_FOR_CLUSTER_INFRASTRUCTURE: &str = "WaitingForClusterInfrastructureReady";

@@ -52,7 +52,7 @@ pub const CLUSTER_NAME: &str = "cluster.x-k8s.io/cluster-name";
 pub const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
 /// Label that `--watch-filter` looks at.
 pub const WATCH_FILTER: &str = "cluster.x-k8s.io/watch-filter";
-/// Annotation, any value: hands off.
+/// Annotation, any value: the object is paused.
 pub const PAUSED: &str = "cluster.x-k8s.io/paused";
 /// Annotation of an InfraCluster that somebody else looks after.
 pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";

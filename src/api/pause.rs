@@ -1,10 +1,10 @@
-//! Who asked for hands off (row "Pausing" of the contract).
+//! Who paused an object (row "Pausing" of the contract).
 
 use kube::Resource;
 
 use super::labels;
 
-/// Who asked for hands off an object, as its condition tells it; nothing where nobody did.
+/// Who paused an object, as its condition tells it; nothing where nobody did.
 pub fn paused_by<K: Resource<DynamicType = ()>>(object: &K, is_its_cluster_paused: bool) -> Option<String> {
     let mut by = Vec::new();
     if is_its_cluster_paused {

@@ -42,7 +42,7 @@ pub(super) fn load(path: &std::path::Path) -> Result<BuiltDrivers, Failure> {
                 Ok(driver) => Ok((settings, driver)),
                 Err(error) => {
                     let what = format!(
-                        "the driver `{}` of {} can't be had",
+                        "the driver `{}` of {} can't be created",
                         settings.name,
                         path.display()
                     );

@@ -73,7 +73,7 @@ struct ServerArgs {
     /// Where /healthz and /readyz are answered, over HTTP.
     #[arg(long, default_value = ":9440", value_name = "ADDRESS")]
     health_addr: BindAddress,
-    /// Where /metrics is answered, over HTTPS and to whom the API server lets `get` it.
+    /// Where /metrics is answered, over HTTPS, to callers that the API server allows to `get` it.
     #[arg(long, default_value = ":8443", value_name = "ADDRESS")]
     diagnostics_address: BindAddress,
     /// Answer /metrics over HTTP, and to anybody.

@@ -32,7 +32,7 @@ pub struct Observed<'a> {
 pub enum Plan {
     /// Nothing, and nothing is written.
     Leave,
-    /// Hands off; the status says who asked.
+    /// Paused; the status says who asked.
     Pause(String),
     /// It may be used.
     Provision {
@@ -46,7 +46,7 @@ pub enum Plan {
 /// What is known of the driver's failure domains.
 #[derive(Debug)]
 pub enum Zones {
-    /// Nobody was asked: hands are off, or which driver is meant is not said.
+    /// Nobody was asked: it is paused, or which driver is meant is not said.
     Unasked,
     /// The driver has none.
     None,
@@ -107,7 +107,7 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
     let mut draft = Draft { infra, status, now };
     match plan {
         Plan::Leave => {}
-        // Hands off: what the rest of the status says is still of the generation that it was made from.
+        // Paused: what the rest of the status says is still of the generation that it was made from.
         Plan::Pause(by) => draft.set(conditions::PAUSED, State::True, reason::PAUSED, by),
         Plan::Provision { awaits_endpoint, .. } => {
             draft.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");

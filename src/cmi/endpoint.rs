@@ -10,7 +10,7 @@ use std::str::FromStr;
 /// The specification knows `tcp://`; `unix://` and `tls://` are extensions of ours (CMI-158).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// `unix:///run/plugin.sock`: a socket in the file system, for a plugin on the same computer.
+    /// `unix:///run/capcmi/driver.sock`: a socket in the file system, for a plugin on the same computer.
     Unix(PathBuf),
     /// `tcp://127.0.0.1:8080`: in plain text.
     Tcp(Authority),
@@ -42,7 +42,7 @@ pub enum EndpointProblem {
     #[error("it has to begin with `tcp://`, `tls://` or `unix://`")]
     Scheme,
     /// A socket's path is relative, or there is none.
-    #[error("the path of the socket has to be absolute, `unix:///run/plugin.sock`")]
+    #[error("the path of the socket has to be absolute, `unix:///run/capcmi/driver.sock`")]
     Path,
     /// There is nothing before the port.
     #[error("the host is missing, `tcp://127.0.0.1:8080`")]

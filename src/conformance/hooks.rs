@@ -31,7 +31,7 @@ pub enum Hook {
     FailInitialize,
     /// The plugin's own check of its health fails. Lasts.
     Unhealthy,
-    /// The plugin is healthy and has not finished to start. Lasts.
+    /// The plugin is healthy and has not finished starting. Lasts.
     Starting,
     /// No further VM can be had. Lasts.
     Exhaust,

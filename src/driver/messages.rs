@@ -312,7 +312,7 @@ pub struct PluginInfo {
 pub enum Readiness {
     /// It can.
     Ready,
-    /// It is healthy but has not finished to start.
+    /// It is healthy but has not finished starting.
     NotYet,
 }
 

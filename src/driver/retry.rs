@@ -51,7 +51,7 @@ pub enum Next {
     /// Wait long; after a create or an initialization, let nobody else create from the same class with the same
     /// credentials meanwhile.
     AwaitCapacity,
-    /// Wait long, or until spec, annotations or secrets change: a person has to act.
+    /// Wait long, or until spec or annotations change: a person has to act. Secrets are not watched.
     AwaitPerson,
     /// Nothing before the driver is another one, or the request (CMI-37): it does not offer a call that is needed here.
     AwaitDriver,
@@ -74,6 +74,17 @@ pub enum Next {
     StillThere,
     /// There is no such VM: the delete is done.
     Gone,
+}
+
+/// What a person has to know of an outcome: half sentences and sentences for the documentation.
+#[derive(Clone, Copy, Debug)]
+pub struct Explanation {
+    /// What it means, and what happens.
+    pub meaning: &'static str,
+    /// When the same is tried again.
+    pub wait: &'static str,
+    /// What the person has to do.
+    pub remedy: &'static str,
 }
 
 impl Call {
@@ -147,47 +158,99 @@ impl Next {
         Self::Gone,
     ];
 
-    /// What it means, for the documentation's table.
-    pub const fn meaning(self) -> &'static str {
+    /// The name by which the documentation speaks of it.
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::Retry => "transient: tried again after 5 s, doubling up to 5 min, with jitter",
-            Self::Initialize => {
-                "the VM exists but is not initialized: InitializeMachine is called, again after 5 s, doubling up to 5 min"
-            }
-            Self::AwaitCapacity => {
-                "quota or pool is used up: tried again after 10 min; after CreateMachine and InitializeMachine no other machine of the same driver, class and credential is created until then; deletes go on"
-            }
-            Self::AwaitPerson => {
-                "a person has to act: tried again after 10 min, or at once when spec or annotations change"
-            }
-            Self::AwaitDriver => {
-                "the driver does not offer a call that is needed here: not tried before the driver has reconnected as another one, the provider starts again, or spec or annotations change"
-            }
-            Self::Fallback => {
-                "the driver does not offer this optional call: the controller goes on without it"
-            }
-            Self::Terminal => {
-                "the request can't succeed as it is: failureReason and failureMessage are set, not tried before the spec changes"
-            }
-            Self::Create => {
-                "there is no such VM: it is created, after an earlier create not before the driver can't be behind any more"
-            }
-            Self::LookUp => {
-                "the VM is not where it was thought to be: it is looked up again, after 5 s, doubling up to 5 min"
-            }
-            Self::Vanished => {
-                "the VM is gone: `Ready` turns `False` when the driver can't be behind any more; it is not made again under this Machine"
-            }
-            Self::Delete => "the guest can't be asked to stop: its VM is deleted at once",
-            Self::LookWhetherGone => {
-                "the driver refuses the spec: where its look-up says `NotFound` nothing is left to be deleted; else a person has to act, and it is tried again after 10 min"
-            }
-            Self::StillThere => {
-                "the VM is still there: it is deleted again after 5 s, later after a quarter of the time that it has been going, up to 1 min"
-            }
-            Self::Gone => {
-                "there is no such VM: the deletion is done when the look-up says so too and the driver can't be behind any more"
-            }
+            Self::Retry => "Retry",
+            Self::Initialize => "Initialize",
+            Self::AwaitCapacity => "AwaitCapacity",
+            Self::AwaitPerson => "AwaitPerson",
+            Self::AwaitDriver => "AwaitDriver",
+            Self::Fallback => "Fallback",
+            Self::Terminal => "Terminal",
+            Self::Create => "Create",
+            Self::LookUp => "LookUp",
+            Self::Vanished => "Vanished",
+            Self::Delete => "Delete",
+            Self::LookWhetherGone => "LookWhetherGone",
+            Self::StillThere => "StillThere",
+            Self::Gone => "Gone",
+        }
+    }
+
+    /// What a person has to know of it.
+    pub const fn explanation(self) -> Explanation {
+        match self {
+            Self::Retry => Explanation {
+                meaning: "The driver or its back end could not do it this time.",
+                wait: "after 5 s, doubling up to 5 min, with jitter",
+                remedy: "Nothing. If it goes on, look at the driver.",
+            },
+            Self::Initialize => Explanation {
+                meaning: "The VM exists but is not initialized: InitializeMachine is called.",
+                wait: "at once; after a failed InitializeMachine as `Retry`",
+                remedy: "Nothing. If it goes on, do what the message says.",
+            },
+            Self::AwaitCapacity => Explanation {
+                meaning: "A quota or pool is used up. After CreateMachine and InitializeMachine no other machine of the same driver, class and credentials is created until then; deletions go on.",
+                wait: "after 10 min",
+                remedy: "Raise the quota, or wait until something is deleted.",
+            },
+            Self::AwaitPerson => Explanation {
+                meaning: "A person has to act.",
+                wait: "after 10 min, or when spec or annotations change",
+                remedy: "Do what the message says, then set any annotation to have it tried at once.",
+            },
+            Self::AwaitDriver => Explanation {
+                meaning: "The driver does not offer a call that is needed here.",
+                wait: "when the driver has reconnected as another one, the provider starts again, or spec or annotations change",
+                remedy: "Use a driver, or a version of it, that offers the call.",
+            },
+            Self::Fallback => Explanation {
+                meaning: "The driver does not offer this optional call: the controller goes on without it.",
+                wait: "not needed",
+                remedy: "Nothing.",
+            },
+            Self::Terminal => Explanation {
+                meaning: "The request can't succeed as it is: `failureReason` and `failureMessage` are set.",
+                wait: "when the spec changes",
+                remedy: "Correct the spec, or make a new template and replace the machine.",
+            },
+            Self::Create => Explanation {
+                meaning: "There is no such VM: it is created.",
+                wait: "at once; after an earlier create once the driver's consistency window has passed",
+                remedy: "Nothing.",
+            },
+            Self::LookUp => Explanation {
+                meaning: "The VM is not where it was thought to be: it is looked up again.",
+                wait: "after 5 s, doubling up to 5 min, with jitter",
+                remedy: "Nothing.",
+            },
+            Self::Vanished => Explanation {
+                meaning: "The VM is gone: `Ready` turns `False`. The VM is not recreated for this Machine.",
+                wait: "`Ready` changes once the driver's consistency window has passed",
+                remedy: "Delete the Machine, unless a MachineHealthCheck does.",
+            },
+            Self::Delete => Explanation {
+                meaning: "The guest can't be asked to stop: its VM is deleted.",
+                wait: "at once",
+                remedy: "Nothing.",
+            },
+            Self::LookWhetherGone => Explanation {
+                meaning: "The driver refuses the spec of a deletion. Where its look-up says `NotFound`, nothing is left to be deleted; otherwise a person has to act.",
+                wait: "as `AwaitPerson`",
+                remedy: "Do what the message says, or delete the VM at the back end.",
+            },
+            Self::StillThere => Explanation {
+                meaning: "The VM is still there: it is deleted again.",
+                wait: "after 5 s, later after a quarter of the time that the deletion has taken, up to 1 min",
+                remedy: "Nothing.",
+            },
+            Self::Gone => Explanation {
+                meaning: "There is no such VM: the deletion is done once the look-up confirms it and the driver's consistency window has passed.",
+                wait: "not needed",
+                remedy: "Nothing.",
+            },
         }
     }
 }

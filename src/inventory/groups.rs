@@ -36,7 +36,7 @@ pub async fn groups(
             tokio::task::yield_now().await;
         }
         let Ok(machine) = &guarded.0 else { continue };
-        // What a list says while hands are off is too old when they are on again.
+        // What a list says during a pause is too old when that ends.
         let cluster = caches.labelled_cluster(&machine.metadata);
         if cluster.is_some_and(|cluster| cluster.is_paused()) {
             continue;
@@ -149,7 +149,7 @@ mod tests {
         );
     }
 
-    /// Hands off means also that nobody counts since when a VM is missing.
+    /// While a machine is paused, nobody counts either since when its VM is missing.
     #[tokio::test]
     async fn machines_that_are_paused_or_of_a_paused_cluster_are_not_looked_for() {
         let paused = || {

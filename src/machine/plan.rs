@@ -384,7 +384,7 @@ fn foreign_provider_id(machine: &InfraMachine) -> String {
     )
 }
 
-/// Who asked for hands off, if anybody did (row "Pausing" of the contract).
+/// Who paused the machine, if anybody did (row "Pausing" of the contract).
 fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Hold> {
     let message = paused_by(machine, cluster.is_some_and(Cluster::is_paused))?;
     Some(Hold {

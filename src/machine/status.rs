@@ -63,7 +63,7 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
             draft.unpaused();
             return draft.status;
         }
-        // Hands off: what the rest of the status says is still of the generation that it was made from. To call it
+        // Paused: what the rest of the status says is still of the generation that it was made from. To call it
         // current would make an old failure one of a spec that was never tried.
         Outcome::Held(hold) if hold.condition == conditions::PAUSED => {
             draft.set(conditions::PAUSED, State::True, hold.reason, &hold.message);
@@ -106,7 +106,7 @@ impl Draft<'_> {
         );
     }
 
-    /// Hands on, and an earlier refusal is history: whoever gets here is trying.
+    /// Not paused, and an earlier refusal is history: whoever gets here is trying.
     fn working(&mut self) {
         self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
         self.status.failure_reason = None;

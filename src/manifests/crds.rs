@@ -18,7 +18,10 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
 }
 
 /// The definitions of all kinds.
-fn definitions() -> Result<Vec<Value>, Error> {
+///
+/// # Errors
+/// When one can't be written as JSON, which would be a fault of this module.
+pub fn definitions() -> Result<Vec<Value>, Error> {
     let derived = [
         InfraMachine::crd(),
         InfraMachineTemplate::crd(),

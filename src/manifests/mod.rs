@@ -12,6 +12,7 @@ mod tidy;
 mod yaml;
 
 pub use command::Manifests;
+pub use crds::definitions;
 
 /// Namespace of the provider.
 pub const NAMESPACE: &str = "capcmi-system";

@@ -367,7 +367,7 @@ impl Contact {
         match answer {
             Ok(Readiness::Ready) => Some(Reachability::Reachable),
             Ok(Readiness::NotYet) => Some(Reachability::Unreachable(
-                "the driver has not finished to start".into(),
+                "the driver has not finished starting".into(),
             )),
             Err(status) if status.code() == Code::Unimplemented => Some(Reachability::Reachable),
             Err(_) if !self.caller.leadership.is_held() => None,

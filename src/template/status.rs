@@ -59,7 +59,7 @@ fn violation(capacity: &BTreeMap<String, String>) -> Option<String> {
     })
 }
 
-/// The status of a template that hands are off of; of the rest nothing new is known.
+/// The status of a template that is paused; of the rest nothing new is known.
 pub fn paused(template: &InfraMachineTemplate, by: &str, now: Timestamp) -> InfraMachineTemplateStatus {
     let mut status = template.status.clone().unwrap_or_default();
     let generation = template.metadata.generation;

@@ -178,6 +178,37 @@ async fn clusterctl_makes_a_cluster_of_a_class_and_brings_the_class_along() -> R
     Ok(())
 }
 
+/// Cluster API matches Node and Machine by the ProviderID, and every driver has its own way to tell the guest.
+#[tokio::test]
+async fn the_kubelet_gets_its_provider_id_as_the_driver_says() -> Result<()> {
+    let release = Release::make(None).await?;
+    let on_ec2 = r#""aws:///" ~ ds.meta_data.placement.availability_zone ~ "/" ~ ds.meta_data.instance_id"#;
+    for flavor in [None, Some("topology")] {
+        let shipped = parse(&output(&mut release.cluster(flavor))?)?;
+        let mut command = release.cluster(flavor);
+        let chosen = parse(&output(command.env("CAPCMI_KUBELET_PROVIDER_ID", on_ec2))?)?;
+        for (objects, expression) in [(shipped, "ds.meta_data.provider_id"), (chosen, on_ec2)] {
+            let arguments: Vec<_> = objects.iter().flat_map(kubelet_arguments).collect();
+            let wanted = json!({"name": "provider-id", "value": format!("{{{{ {expression} }}}}")});
+            // Of the first control-plane machine, of the others, and of workers.
+            ensure!(arguments == [&wanted; 3], "{arguments:?}");
+        }
+    }
+    Ok(())
+}
+
+/// All arguments of kubelets in a kubeadm object.
+fn kubelet_arguments(object: &Value) -> Vec<&Value> {
+    match object {
+        Value::Object(fields) => match fields.get("kubeletExtraArgs").and_then(Value::as_array) {
+            Some(arguments) => arguments.iter().collect(),
+            None => fields.values().flat_map(kubelet_arguments).collect(),
+        },
+        Value::Array(items) => items.iter().flat_map(kubelet_arguments).collect(),
+        _ => Vec::new(),
+    }
+}
+
 /// clusterctl puts a namespace into policies, which it doesn't know; the API server takes it out again. It would warn
 /// of a Pod that is not restricted.
 #[tokio::test]

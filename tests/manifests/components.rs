@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use capcmi::manifests::rbac::METRICS_PATHS;
 use serde_json::{Value, json};
 
 use crate::api_server::would_take;
@@ -29,6 +30,15 @@ fn named<'a>(list: &'a Value, name: &str) -> Result<&'a Value> {
 fn mounted<'a>(container: &'a Value, volume: &str) -> Result<&'a Path> {
     let path = named(&container["volumeMounts"], volume)?["mountPath"].as_str();
     Ok(Path::new(path.context("a path")?))
+}
+
+/// Where a container finds the credentials of the Pod's ServiceAccount.
+const API_ACCESS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// Whether a container sees the token of the ServiceAccount.
+fn has_api_access(container: &Value) -> bool {
+    let mut mounts = container["volumeMounts"].as_array().into_iter().flatten();
+    mounts.any(|mount| mount["name"] == "api-access" || mount["mountPath"] == API_ACCESS)
 }
 
 /// The one driver of the drivers file.
@@ -98,6 +108,26 @@ async fn a_sidecar_and_the_provider_meet_at_a_socket() -> Result<()> {
     would_take(std::slice::from_ref(deployment)).await
 }
 
+/// A driver has no business with the API server: what the provider may do is not the driver's to do.
+#[tokio::test]
+async fn the_token_of_the_provider_is_the_managers_alone() -> Result<()> {
+    let objects = composed(&["driver-sidecar"], IMAGE).await?;
+    let pod = pod(&objects, "capcmi-controller-manager")?;
+    // Kubernetes would mount one into every container.
+    ensure!(pod["automountServiceAccountToken"] == false, "{pod}");
+    ensure!(!has_api_access(named(&pod["initContainers"], "driver")?));
+    let manager = named(&pod["containers"], "manager")?;
+    ensure!(mounted(manager, "api-access")? == Path::new(API_ACCESS));
+    let volume = &named(&pod["volumes"], "api-access")?["projected"]["sources"];
+    for file in ["token", "ca.crt", "namespace"] {
+        ensure!(
+            volume.to_string().contains(&format!("\"path\":\"{file}\"")),
+            "{volume}"
+        );
+    }
+    Ok(())
+}
+
 /// OPS-17, CMI-160, CMI-164: with certificates on both sides, from Secrets that are mounted.
 #[tokio::test]
 async fn a_remote_driver_is_reached_over_mutual_tls() -> Result<()> {
@@ -138,6 +168,34 @@ fn certificate_files(folder: &Path) -> Result<Value> {
     }
     let path = |file: &str| folder.join(file);
     Ok(json!({"caFile": path("ca.crt"), "certFile": path("tls.crt"), "keyFile": path("tls.key")}))
+}
+
+#[tokio::test]
+async fn the_service_monitor_selects_the_metrics_of_the_provider() -> Result<()> {
+    let objects = composed(&["service-monitor"], "").await?;
+    let monitor = &find(&objects, "ServiceMonitor", "capcmi-metrics")?;
+    let service = find(&objects, "Service", "capcmi-metrics")?;
+    ensure!(monitor["metadata"]["namespace"] == service["metadata"]["namespace"]);
+    let selector = monitor["spec"]["selector"]["matchLabels"].as_object();
+    for (label, value) in selector.context("a selector")? {
+        ensure!(service["metadata"]["labels"][label] == *value, "{label}");
+    }
+    let [endpoint] = monitor["spec"]["endpoints"]
+        .as_array()
+        .context("endpoints")?
+        .as_slice()
+    else {
+        bail!("one endpoint: {monitor}");
+    };
+    named(
+        &service["spec"]["ports"],
+        endpoint["port"].as_str().context("a port")?,
+    )?;
+    ensure!(
+        endpoint["path"] == METRICS_PATHS[0] && endpoint["scheme"] == "https",
+        "{endpoint}"
+    );
+    Ok(())
 }
 
 /// CMI-157: Service, Deployment, policy and the provider's endpoint are about the same Pods and port.

@@ -9,11 +9,13 @@ use anyhow::{Context, Result, ensure};
 
 use crate::objects::repository;
 
-/// README.md and everything in docs/.
+/// README.md and the pages beside it, and everything in docs/.
 fn pages() -> Result<Vec<(PathBuf, String)>> {
-    let mut paths = vec![repository().join("README.md")];
-    for entry in fs::read_dir(repository().join("docs"))? {
-        paths.push(entry?.path());
+    let mut paths = Vec::new();
+    for folder in [repository(), repository().join("docs")] {
+        for entry in fs::read_dir(folder)? {
+            paths.push(entry?.path());
+        }
     }
     let markdown = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
     paths
@@ -66,9 +68,10 @@ fn anchor(heading: &str) -> String {
     heading.chars().filter(kept).collect::<String>().replace(' ', "-")
 }
 
-/// The text without its blocks of code, in which the signs of a link are something else.
+/// The text without its blocks and words of code, in which the signs of a link are something else.
 fn prose(text: &str) -> String {
-    text.split("```").step_by(2).collect()
+    let without_blocks: String = text.split("```").step_by(2).collect();
+    without_blocks.split('`').step_by(2).collect()
 }
 
 #[test]
@@ -123,6 +126,22 @@ fn every_condition_and_reason_is_explained() -> Result<()> {
         ensure!(
             page.contains(&format!("`{name}`")),
             "docs/operations.md lacks {name}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn every_phase_that_machines_are_counted_by_is_explained() -> Result<()> {
+    let page = fs::read_to_string(repository().join("docs/operations.md"))?;
+    let values = page
+        .lines()
+        .skip_while(|line| !line.starts_with("`phase` is one of"));
+    let values: String = values.take_while(|line| !line.is_empty()).collect();
+    for phase in capcmi::machine::PHASES {
+        ensure!(
+            values.contains(&format!("`{phase}`")),
+            "docs/operations.md lacks {phase}"
         );
     }
     Ok(())

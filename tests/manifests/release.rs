@@ -77,6 +77,11 @@ impl Release {
 
     /// The objects of the Cluster demo in the namespace tenant.
     pub fn generate_cluster(&self, flavor: Option<&str>) -> Result<Vec<Value>> {
+        parse(&output(&mut self.cluster(flavor))?)
+    }
+
+    /// The command that prints them.
+    pub fn cluster(&self, flavor: Option<&str>) -> Command {
         let mut command = self.clusterctl();
         command
             .args(["generate", "cluster", "demo", "--infrastructure", "cmi:v0.1.0"])
@@ -92,7 +97,7 @@ impl Release {
             .env("CAPCMI_WORKER_SIZE", "4")
             .arg("--config")
             .arg(self.config());
-        parse(&output(&mut command)?)
+        command
     }
 }
 

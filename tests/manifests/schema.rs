@@ -14,7 +14,7 @@ use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::api_server::{Who, api, create, merge, namespace, object, refusal};
 
@@ -118,6 +118,36 @@ async fn a_status_comes_back_as_it_was_written() -> Result<()> {
             "{name}"
         );
     }
+    Ok(())
+}
+
+/// A date in the future is shown as `<invalid>`, and the next try always lies there.
+#[tokio::test]
+async fn the_next_try_is_shown_as_the_time_that_it_is() -> Result<()> {
+    let namespace = namespace().await?;
+    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    create(&tenant, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
+    let operation = json!({
+        "type": "Create", "state": "Failed", "attempts": 1,
+        "lastUpdateTime": "2026-01-01T00:00:00Z", "nextRetryTime": "2126-01-01T00:10:00Z",
+    });
+    let patch = Patch::Merge(json!({"status": {"lastOperation": operation}}));
+    provider
+        .patch_status("m", &PatchParams::default(), &patch)
+        .await?;
+    // What kubectl asks for, and prints.
+    let request = http::Request::get(format!("{}/m", tenant.resource_url()))
+        .header(
+            http::header::ACCEPT,
+            "application/json;as=Table;v=v1;g=meta.k8s.io",
+        )
+        .body(Vec::new())?;
+    let table: Value = Who::Tenant.client(&namespace).await?.request(request).await?;
+    let columns = table["columnDefinitions"].as_array().context("columns")?;
+    let next = columns.iter().position(|column| column["name"] == "Next Try");
+    let cell = &table["rows"][0]["cells"][next.context("no Next Try")?];
+    ensure!(*cell == "2126-01-01T00:10:00Z", "{table}");
     Ok(())
 }
 

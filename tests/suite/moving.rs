@@ -8,6 +8,7 @@ use capcmi::api::conditions::READY;
 use capcmi::api::labels;
 use capcmi::api::v1alpha1::InfraMachine;
 use capcmi::driver::Operation;
+use capcmi::manifests;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use management_cluster::stand_in::StandInController;
@@ -35,12 +36,18 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     let before = by_name(fleet.infra_machines().await?);
     let vms = cloud.holds(2).await?;
 
-    // clusterctl labels what it installs, and moves what has the label.
+    // clusterctl labels what it installs, and moves what has the label. Cluster API was installed without it; the
+    // definitions of this provider bring it along.
+    let theirs = format!(
+        "--selector={}!={}",
+        manifests::PROVIDER_LABEL,
+        manifests::PROVIDER
+    );
     for world in [&source, &target] {
         world.kubectl(&[
             "label",
             "crd",
-            "--all",
+            &theirs,
             "--overwrite",
             "clusterctl.cluster.x-k8s.io=",
         ])?;

@@ -1,4 +1,4 @@
-//! Hands off: nothing is done for what is paused, whatever state it is in, and all of it afterwards.
+//! Paused: nothing is done for what is paused, whatever state it is in, and all of it afterwards.
 
 use anyhow::{Result, bail, ensure};
 use capcmi::api::conditions::{self, PAUSED};

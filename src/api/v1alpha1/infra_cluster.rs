@@ -22,6 +22,7 @@ use crate::api::{cluster_api::ApiEndpoint, schema};
     category = "cluster-api",
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
     label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    label("clusterctl.cluster.x-k8s.io", ""),
     doc = "InfraCluster is what a Cluster needs of a CMI back end besides its machines.",
     printcolumn(
         name = "Cluster",
@@ -83,8 +84,8 @@ fn endpoint(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         "type": "object",
         "required": ["host", "port"],
         "properties": {
-            "host": {"type": "string", "minLength": 1, "maxLength": 512},
-            "port": {"type": "integer", "format": "int32", "minimum": 1, "maximum": 65535},
+            "host": {"type": "string", "minLength": 1, "maxLength": 512, "description": "Name or address."},
+            "port": {"type": "integer", "format": "int32", "minimum": 1, "maximum": 65535, "description": "TCP port."},
         },
     })
 }
@@ -103,7 +104,7 @@ pub struct InfraClusterStatus {
         "x-kubernetes-list-map-keys" = ["name"]
     ))]
     pub failure_domains: Vec<FailureDomain>,
-    /// Ready, Paused and DriverReachable.
+    /// Ready, Paused, DriverReachable and FailureDomainsUpToDate.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
@@ -148,6 +149,7 @@ pub struct FailureDomain {
     category = "cluster-api",
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
     label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    label("clusterctl.cluster.x-k8s.io", ""),
     doc = "InfraClusterTemplate is what a ClusterClass makes InfraClusters from. Its spec is immutable.",
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]

@@ -25,6 +25,7 @@ const MAX_PROVIDER_SPEC_BYTES: usize = 64 * 1024;
     category = "cluster-api",
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
     label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    label("clusterctl.cluster.x-k8s.io", ""),
     doc = "InfraMachine is one VM of a back end that a CMI driver serves, on behalf of one Cluster API Machine.",
     printcolumn(
         name = "Cluster",
@@ -91,9 +92,9 @@ const MAX_PROVIDER_SPEC_BYTES: usize = 64 * 1024;
     ),
     printcolumn(
         name = "Next Try",
-        type_ = "date",
+        type_ = "string",
         json_path = ".status.lastOperation.nextRetryTime",
-        description = "When the driver is called again",
+        description = "When the driver is called again; RFC 3339",
         priority = "1"
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")

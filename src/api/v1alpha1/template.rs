@@ -22,6 +22,7 @@ use crate::api::schema;
     category = "cluster-api",
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
     label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    label("clusterctl.cluster.x-k8s.io", ""),
     doc = "InfraMachineTemplate is what Cluster API makes InfraMachines from. Its spec is immutable: make a new template to roll machines out.",
     printcolumn(
         name = "Driver",

@@ -45,7 +45,7 @@ pub(super) fn table(of: Rows) -> String {
             ]
         })
         .collect();
-    markdown(["Row", "Level", "What it asks for", "Proven by"], &rows)
+    markdown(&["Row", "Level", "What it asks for", "Proven by"], &rows)
 }
 
 fn proof(rule: &Rule) -> String {
@@ -78,7 +78,7 @@ pub(super) fn cases() -> String {
     let rows: Vec<_> = cases::all()
         .map(|case| [format!("`{}`", case.name), case.title.to_owned(), needs(case)])
         .collect();
-    markdown(["Case", "Shows that", "Needs"], &rows)
+    markdown(&["Case", "Shows that", "Needs"], &rows)
 }
 
 fn needs(case: &Case) -> String {

@@ -1,55 +1,50 @@
-//! What each error class means, out of the table that the controller works by.
+//! What each machine code means, out of the table that the controller works by.
 
 use super::markdown;
 use crate::driver::Code;
 use crate::driver::retry::{Call, Next, next};
 
-pub(super) fn table() -> String {
-    let rows = Next::ALL.map(|class| [answers(class), class.meaning().to_owned()]);
-    markdown(["The driver answers", "What it means, and what happens"], &rows)
+/// The calls until a VM is up. With the groups below, every call is in one table, and no table is too wide to be read.
+pub(super) const WAY_UP: &[Call] = &[
+    Call::LookUp,
+    Call::Create,
+    Call::LookUpAgain,
+    Call::Initialize,
+    Call::FinishInitialization,
+];
+/// The calls about a VM that is up.
+pub(super) const UP: &[Call] = &[Call::Recheck, Call::Update];
+/// The calls of a deletion.
+pub(super) const WAY_DOWN: &[Call] = &[Call::ShutDown, Call::Delete, Call::ConfirmGone];
+/// The calls that need no machine.
+pub(super) const WITHOUT_VM: &[Call] = &[Call::ListZones, Call::DescribeClass];
+
+/// What each class means.
+pub(super) fn classes() -> String {
+    let rows = Next::ALL.map(|class| {
+        let explained = class.explanation();
+        [
+            format!("`{}`", class.name()),
+            explained.meaning.to_owned(),
+            explained.wait.to_owned(),
+            explained.remedy.to_owned(),
+        ]
+    });
+    markdown(
+        &["Class", "What it means", "When it is tried again", "What to do"],
+        &rows,
+    )
 }
 
-/// The codes that lead to a class, those of the same calls together.
-fn answers(class: Next) -> String {
-    let mut groups: Vec<(Vec<Call>, Vec<String>)> = Vec::new();
-    for code in Code::ALL {
-        let calls: Vec<_> = Call::ALL
-            .into_iter()
-            .filter(|call| next(*call, code) == class)
-            .collect();
-        if calls.is_empty() {
-            continue;
-        }
-        let code = format!("`{code}`");
-        match groups.iter_mut().find(|(of, _)| *of == calls) {
-            Some((_, codes)) => codes.push(code),
-            None => groups.push((calls, vec![code])),
-        }
-    }
-    let groups: Vec<_> = groups
-        .into_iter()
-        .map(|(calls, codes)| codes.join(", ") + &to(&calls))
-        .collect();
-    groups.join("; ")
-}
-
-/// Which calls a group of codes is about, in as few words as can be.
-fn to(calls: &[Call]) -> String {
-    let others: Vec<_> = Call::ALL
-        .into_iter()
-        .filter(|call| !calls.contains(call))
-        .collect();
-    let list = |calls: &[Call]| {
-        let names: Vec<_> = calls.iter().map(|call| call.description()).collect();
-        names.join(", ")
-    };
-    if others.is_empty() {
-        String::new()
-    } else if calls.len() <= others.len() {
-        format!(" (to {})", list(calls))
-    } else {
-        format!(" (not to {})", list(&others))
-    }
+/// The class that each code has as an answer to each of these calls.
+pub(super) fn matrix(calls: &[Call]) -> String {
+    let titles = calls.iter().map(|call| call.description().to_owned());
+    let rows = Code::ALL.map(|code| -> Vec<_> {
+        let classes = calls.iter().map(|call| format!("`{}`", next(*call, code).name()));
+        std::iter::once(format!("`{code}`")).chain(classes).collect()
+    });
+    let titles: Vec<_> = std::iter::once("Code".to_owned()).chain(titles).collect();
+    markdown(&titles, &rows)
 }
 
 #[cfg(test)]
@@ -57,38 +52,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_class_and_every_code_is_in_the_table() {
-        let table = table();
-        for code in Code::ALL {
-            assert!(table.contains(&format!("`{code}`")), "{code}: {table}");
+    fn every_class_says_what_is_to_be_done() {
+        for line in classes().lines().skip(2) {
+            assert!(!line.contains("|  |"), "{line}");
         }
-        for line in table.lines() {
-            assert!(!line.starts_with("|  |"), "a class that no code leads to: {line}");
+    }
+
+    #[test]
+    fn every_code_of_every_call_can_be_looked_up_once() {
+        let tables = [WAY_UP, UP, WAY_DOWN, WITHOUT_VM].map(matrix);
+        for call in Call::ALL {
+            let found = tables
+                .iter()
+                .filter_map(|table| table.lines().next())
+                .filter(|titles| titles.contains(&format!("| {} |", call.description())))
+                .count();
+            assert_eq!(found, 1, "{call:?}");
+        }
+        for (code, table) in Code::ALL
+            .iter()
+            .flat_map(|code| tables.iter().map(move |table| (code, table)))
+        {
+            assert_eq!(
+                table.matches(&format!("| `{code}` |")).count(),
+                1,
+                "{code}: {table}"
+            );
         }
     }
 
     /// The reader has to see what the reconciler does, not what it would do without its exceptions.
     #[test]
-    fn the_table_tells_the_same_code_of_two_calls_apart() {
-        let table = table();
-        let row = |class: Next| {
-            table
-                .lines()
-                .find(|line| line.ends_with(&format!("| {} |", class.meaning())))
+    fn the_matrix_tells_the_same_code_of_two_calls_apart() {
+        let row = |calls, code: Code| {
+            let table = matrix(calls);
+            let start = format!("| `{code}` |");
+            let row = table.lines().find(|line| line.starts_with(&start)).unwrap();
+            row.to_owned()
         };
-        for (class, answer) in [
-            (
-                Next::Terminal,
-                "`InvalidArgument` (to GetMachineStatus before the first create, CreateMachine)",
-            ),
-            (Next::LookWhetherGone, "`InvalidArgument` (to DeleteMachine)"),
-            (
-                Next::Fallback,
-                "`Unimplemented` (to GetMachineStatus before the first create,",
-            ),
-        ] {
-            let row = row(class).unwrap();
-            assert!(row.contains(answer), "{row}");
-        }
+        assert_eq!(
+            row(WAY_UP, Code::Unimplemented),
+            "| `Unimplemented` | `Fallback` | `AwaitDriver` | `AwaitDriver` | `Fallback` | `AwaitDriver` |"
+        );
+        assert_eq!(
+            row(WAY_DOWN, Code::InvalidArgument),
+            "| `InvalidArgument` | `Delete` | `LookWhetherGone` | `AwaitPerson` |"
+        );
     }
 }

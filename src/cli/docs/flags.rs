@@ -20,7 +20,7 @@ pub(super) fn table(path: &str) -> String {
         .filter(documented)
         .map(row)
         .collect();
-    markdown(["Flag", "Default", "Meaning"], &rows)
+    markdown(&["Flag", "Default", "Meaning"], &rows)
 }
 
 fn find<'c>(cli: &'c Command, path: &str) -> Option<&'c Command> {

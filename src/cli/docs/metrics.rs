@@ -35,7 +35,7 @@ pub(super) fn table() -> String {
             ]
         })
         .collect();
-    markdown(["Metric", "Type", "Labels", "Meaning"], &rows)
+    markdown(&["Metric", "Type", "Labels", "Meaning"], &rows)
 }
 
 /// The labels of the first line about a metric.

@@ -1,5 +1,6 @@
 //! `capcmi docs`: writes into the documentation what the code knows better. For developers, so it is not in the help.
 
+mod api;
 mod compliance;
 mod errors;
 mod flags;
@@ -62,10 +63,15 @@ fn block(name: &str) -> Result<String> {
         "rules of the interface" => compliance::table(Rows::Prose(&["CMI"])),
         "error codes of the interface" => compliance::table(Rows::Codes("PLG")),
         "rules of initialization" => compliance::table(Rows::Prose(&["INI", "UPD"])),
-        "error classes" => errors::table(),
+        "error classes" => errors::classes(),
+        "codes on the way up" => errors::matrix(errors::WAY_UP),
+        "codes of a VM that is up" => errors::matrix(errors::UP),
+        "codes on the way down" => errors::matrix(errors::WAY_DOWN),
+        "codes of calls without a VM" => errors::matrix(errors::WITHOUT_VM),
         "flags" => flags::table("run"),
         "driver serve flags" => flags::table("driver serve"),
         "metrics" => metrics::table(),
+        _ if let Some(kind) = name.strip_prefix("fields of ") => api::table(kind)?,
         _ => bail!("nothing is known by the name `{name}`"),
     })
 }
@@ -88,13 +94,13 @@ fn render(text: &str) -> Result<String> {
     Ok(rendered + rest)
 }
 
-/// A Markdown table.
-fn markdown<const COLUMNS: usize>(titles: [&str; COLUMNS], rows: &[[String; COLUMNS]]) -> String {
-    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let mut table = line(&titles.map(str::to_owned));
-    table += &line(&titles.map(|_| "---".to_owned()));
-    let escaped = |cell: &String| cell.replace('|', "\\|");
-    table.extend(rows.iter().map(|row| line(&row.each_ref().map(escaped))));
+/// A Markdown table; a row has as many cells as there are titles.
+fn markdown(titles: &[impl AsRef<str>], rows: &[impl AsRef<[String]>]) -> String {
+    let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let mut table = line(titles.iter().map(|title| title.as_ref().to_owned()).collect());
+    table += &line(titles.iter().map(|_| "---".to_owned()).collect());
+    let escaped = |row: &[String]| row.iter().map(|cell| cell.replace('|', "\\|")).collect();
+    table.extend(rows.iter().map(|row| line(escaped(row.as_ref()))));
     table
 }
 

@@ -78,7 +78,7 @@ fn chosen(args: &InfoArgs) -> Result<Chosen, Failure> {
     Ok(all)
 }
 
-/// Asks in the order of specification 003.
+/// Asks in the order of the CMI specification.
 async fn ask(driver: &dyn Driver) -> crate::driver::Result<Introduction> {
     Ok(Introduction {
         info: driver.info().await?,

@@ -18,7 +18,7 @@ pub(in crate::cli) struct ServeArgs {
     /// Driver to serve
     #[arg(value_enum)]
     kind: ServedKind,
-    /// Where to listen: tcp://127.0.0.1:8080, tls://0.0.0.0:8443 or unix:///run/plugin.sock.
+    /// Where to listen: tcp://127.0.0.1:8080, tls://0.0.0.0:8443 or unix:///run/capcmi/driver.sock.
     // The one variable that the specification defines.
     #[arg(long, env = "CMI_ENDPOINT", value_name = "ENDPOINT")]
     endpoint: Option<Endpoint>,

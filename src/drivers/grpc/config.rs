@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::target::{Target, TlsFiles};
 use crate::cmi::endpoint::{Authority, Endpoint, ParseEndpointError};
 
-/// The variable by which specification 003 names the endpoint of a plugin (CMI-156, CMI-181).
+/// The variable by which the CMI specification names the endpoint of a plugin (CMI-156, CMI-181).
 pub const ENDPOINT_VARIABLE: &str = "CMI_ENDPOINT";
 
 /// The `grpc:` key of a driver.

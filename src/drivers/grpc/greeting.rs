@@ -32,14 +32,14 @@ pub(super) struct Extension {
 pub(super) enum Health {
     /// It can.
     Ready,
-    /// It has not finished to start: what it says of machines may be wrong.
+    /// It has not finished starting: what it says of machines may be wrong.
     NotYet,
     /// It says that it can't, and why.
     Unhealthy(String),
 }
 
 impl Greeting {
-    /// Asks in the order of specification 003 (CMI-169), and for the extension last. A call that the plugin doesn't know
+    /// Asks in the order of the CMI specification (CMI-169), and for the extension last. A call that the plugin doesn't know
     /// is forgiven: the less it says of itself, the less is asked of it.
     pub(super) async fn receive(line: &Line, deadline: Instant) -> Result<(Self, Health)> {
         let info = info(line, deadline).await?;

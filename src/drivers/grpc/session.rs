@@ -48,7 +48,7 @@ impl Session {
             Health::Ready => Ok(()),
             Health::NotYet => Err(Status::new(
                 Code::Unavailable,
-                "the plugin has not finished to start",
+                "the plugin has not finished starting",
             )),
             Health::Unhealthy(why) => Err(Status::new(
                 Code::Unavailable,

@@ -47,7 +47,7 @@ pub struct Fault {
     #[serde(default)]
     #[garde(skip)]
     pub vanish: bool,
-    /// Probe says that the driver has not finished to start; it has to name `operation: Probe`. Default: false.
+    /// Probe says that the driver has not finished starting; it has to name `operation: Probe`. Default: false.
     #[serde(default)]
     #[garde(skip)]
     pub not_ready: bool,
@@ -155,7 +155,7 @@ impl Faults {
         from_file.or_else(|| self.configured.next(operation, machine))
     }
 
-    /// Whether Probe has to say that the driver has not finished to start. Counts nothing.
+    /// Whether Probe has to say that the driver has not finished starting. Counts nothing.
     pub fn not_ready(&self) -> bool {
         let from_file = self.file.as_ref().is_some_and(FaultsFile::not_ready);
         from_file || self.configured.not_ready()

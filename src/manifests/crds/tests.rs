@@ -95,6 +95,11 @@ fn a_definition_can_be_found_and_read_by_cluster_api() {
             crate::api::VERSION
         );
         assert_eq!(definition["spec"]["scope"], "Namespaced");
+        // What clusterctl did not install it moves only where it finds this.
+        assert_eq!(
+            definition["metadata"]["labels"]["clusterctl.cluster.x-k8s.io"],
+            ""
+        );
     }
 }
 

@@ -121,7 +121,7 @@ async fn a_plugin_that_is_not_ready_or_not_healthy_is_not_asked_about_machines()
     for (reply, why) in [
         (
             Reply::ok(&ProbeResponse { ready: Some(false) }),
-            "not finished to start",
+            "not finished starting",
         ),
         (Reply::error(9, "no route to the cloud"), "no route to the cloud"),
     ] {

@@ -1,4 +1,5 @@
 """A Common Machine Interface driver for Amazon EC2.
 
-Arrows go one way: __main__ → services → driver → instances, catalog, clients, spec, volumes → errors → contract.
+Arrows go one way: __main__ → services → driver → launch → claim, catalog → instances, clients, spec, state, volumes →
+errors → contract.
 """

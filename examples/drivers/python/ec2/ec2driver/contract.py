@@ -11,6 +11,9 @@ from enum import IntEnum
 CLUSTER_TAG = "kubernetes.io/cluster"
 IDENTITY_TAG = "capcmi.io/machine"
 
+# Keys of secrets: bootstrap data, and what format it has.
+USER_DATA, USER_DATA_FORMAT = "userData", "userDataFormat"
+
 # A DNS subdomain, as the names of Kubernetes objects are.
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _MACHINE_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -69,6 +72,8 @@ class Failure(Exception):
     # What the driver wants back with the next call on this machine.
     last_known_state: bytes = b""
     retry_after_seconds: float = 0.0
+    # The back end's own word for it.
+    reason: str = ""
     # Whether another zone may do what this one could not.
     elsewhere: bool = False
 

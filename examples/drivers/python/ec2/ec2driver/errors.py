@@ -11,11 +11,14 @@ from botocore.parsers import ResponseParserError
 
 from .contract import Code, Failure
 
-# A status message travels in a header: a sentence fits, a stack trace does not.
-_LONGEST_MESSAGE = 1000
 # EC2 appends a blob to some refusals that only an administrator can decode.
 _ENCODED = re.compile(r"\s*Encoded authorization failure message: \S+")
 _THROTTLED_SECONDS = 30.0
+
+# The token of a create was used for another request, which EC2 may still be working on.
+TOKEN_OF_OTHER_PARAMETERS = "IdempotentParameterMismatch"
+# The token of a create was used for an instance that is terminated.
+TOKEN_OF_A_TERMINATED_INSTANCE = "IdempotentInstanceTerminated"
 
 # By EC2's code, or its part before the first dot (`InvalidAMIID` for `InvalidAMIID.NotFound`).
 _CODES: dict[str, Code] = {
@@ -46,8 +49,7 @@ _CODES: dict[str, Code] = {
             "InvalidSecurityGroupID InvalidSubnet InvalidSubnetID InvalidUserData MissingParameter "
             "TagLimitExceeded UnknownParameter Unsupported"
         ),
-        # The token of a create was used for another request, which EC2 may still be working on.
-        Code.ABORTED: "IdempotentParameterMismatch",
+        Code.ABORTED: f"{TOKEN_OF_OTHER_PARAMETERS} {TOKEN_OF_A_TERMINATED_INSTANCE}",
         Code.NOT_FOUND: "InvalidInstanceID",
     }.items()
     for reason in reasons.split()
@@ -99,6 +101,7 @@ def _refused(doing: str, error: boto.ClientError) -> Failure:
         code = Code.UNAVAILABLE if status >= 500 else Code.UNKNOWN
     words = _ENCODED.sub("", str(error.response.get("Error", {}).get("Message", "")))
     failure = _failure(code, doing, f"{reason}: {words}")
+    failure.reason = reason
     failure.elsewhere = reason in _ELSEWHERE
     if reason in _THROTTLED:
         failure.retry_after_seconds = _THROTTLED_SECONDS
@@ -106,4 +109,4 @@ def _refused(doing: str, error: boto.ClientError) -> Failure:
 
 
 def _failure(code: Code, doing: str, words: str) -> Failure:
-    return Failure(code, f"{doing}: {words}"[:_LONGEST_MESSAGE])
+    return Failure(code, f"{doing}: {words}")

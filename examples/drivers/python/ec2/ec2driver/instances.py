@@ -48,6 +48,11 @@ class Instance:
     image: str
     subnet: str
     source_dest_check: bool
+    # Names by id.
+    groups: Mapping[str, str]
+    key_name: str | None
+    # Name of the IAM instance profile.
+    profile: str | None
     tags: Mapping[str, str]
     # Volumes and network interfaces, which have the same tags.
     parts: tuple[str, ...]
@@ -75,6 +80,9 @@ class Instance:
             image=raw["ImageId"],
             subnet=raw.get("SubnetId", ""),
             source_dest_check=raw.get("SourceDestCheck", True),
+            groups={group["GroupId"]: group.get("GroupName", "") for group in raw.get("SecurityGroups", ())},
+            key_name=raw.get("KeyName") or None,
+            profile=raw.get("IamInstanceProfile", {}).get("Arn", "").rsplit("/", 1)[-1] or None,
             tags={tag["Key"]: tag["Value"] for tag in raw.get("Tags", ())},
             parts=tuple(part for part in (*volumes, *interfaces) if part),
         )
@@ -148,6 +156,12 @@ class Instances:
             raise
         return next(_raw(answer), None)
 
+    def by_token(self, token: str) -> list[Instance]:
+        """What a client token has made, terminated or not, as far as EC2 shows it."""
+        with told("looking for what a client token has made"):
+            answer = self._client.describe_instances(Filters=[{"Name": "client-token", "Values": [token]}])
+        return list(_raw(answer))
+
     def _all(self, cluster: str, more: list[dict[str, Any]]) -> list[Instance]:
         with told("looking for instances"):
             pages = self._client.get_paginator("describe_instances").paginate(Filters=_filters(cluster) + more)
@@ -155,9 +169,9 @@ class Instances:
 
     def run(self, spec: Spec, name: str, subnet: str, token: str, user_data: bytes) -> Instance:
         """Makes one, or finds the one that the same token made before."""
-        tags = [
-            {"Key": key, "Value": value} for key, value in {**spec.tags, NAME_TAG: name, MACHINE_NAME_TAG: name}.items()
-        ]
+        wanted = {**spec.tags, NAME_TAG: name, MACHINE_NAME_TAG: name}
+        # Always in the same order: EC2 compares the requests of one token.
+        tags = [{"Key": key, "Value": value} for key, value in sorted(wanted.items())]
         request: dict[str, Any] = {
             "ClientToken": token,
             "ImageId": spec.image,
@@ -170,7 +184,7 @@ class Instances:
             "TagSpecifications": [
                 {"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume", "network-interface")
             ],
-            "BlockDeviceMappings": self._root_volume(spec),
+            "BlockDeviceMappings": self._volumes(spec),
             # The metadata service has the user data, which has the token to join the cluster with.
             "MetadataOptions": {"HttpTokens": "required"},
         }
@@ -220,24 +234,30 @@ class Instances:
         with told(f"taking tags from instance {instance.id}"):
             self._client.delete_tags(Resources=[instance.id, *instance.parts], Tags=[{"Key": key} for key in keys])
 
-    def _root_volume(self, spec: Spec) -> list[dict[str, Any]]:
-        """The root volume ends with its instance, whatever the image says; an image without one needs no word."""
+    def _volumes(self, spec: Spec) -> list[dict[str, Any]]:
+        """Every volume of the image ends with its instance, whatever the image says: nobody else would delete it."""
         with told(f"reading image {spec.image}"):
             images = self._client.describe_images(ImageIds=[spec.image])["Images"]
         if not images:
             raise Failure(Code.INVALID_ARGUMENT, f"the provider spec's /image: there is no image {spec.image}")
-        device = images[0].get("RootDeviceName")
-        mappings = images[0].get("BlockDeviceMappings", ())
-        own = next((each["Ebs"] for each in mappings if each.get("DeviceName") == device and "Ebs" in each), None)
-        if own is None:
-            return []
-        least = own.get("VolumeSize", 1)
-        wanted = least if spec.root_volume_gib is None else spec.root_volume_gib
-        if wanted < least:
-            raise Failure(
-                Code.OUT_OF_RANGE, f"the provider spec's /rootVolumeGiB is {wanted}; image {spec.image} needs {least}"
-            )
-        return [{"DeviceName": device, "Ebs": {"DeleteOnTermination": True, "VolumeSize": wanted}}]
+        root = images[0].get("RootDeviceName")
+        volumes = {
+            mapping["DeviceName"]: mapping["Ebs"].get("VolumeSize", 1)
+            for mapping in images[0].get("BlockDeviceMappings", ())
+            if "Ebs" in mapping
+        }
+        wanted = spec.root_volume_gib
+        if root in volumes and wanted is not None:
+            if wanted < volumes[root]:
+                raise Failure(
+                    Code.OUT_OF_RANGE,
+                    f"the provider spec's /rootVolumeGiB is {wanted}; image {spec.image} needs {volumes[root]}",
+                )
+            volumes[root] = wanted
+        return [
+            {"DeviceName": device, "Ebs": {"DeleteOnTermination": True, "VolumeSize": size}}
+            for device, size in volumes.items()
+        ]
 
 
 def _filters(cluster: str) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import re
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import grpc
 from capcmi.v1 import capcmi_pb2 as ext
 
-from .contract import Code, Failure, Machine, Secrets
+from .contract import USER_DATA_FORMAT, Code, Failure, Machine, Secrets
 
 # Trailing metadata, as capcmi/v1/capcmi.proto has it.
 _MACHINE_CODE = "capcmi-machine-code"
@@ -21,6 +22,10 @@ _LAST_KNOWN_STATE = "capcmi-last-known-state-bin"
 _RESPONSE = "capcmi-response-bin"
 _RETRY_AFTER = "capcmi-retry-after-ms"
 
+# A status message travels in a header: a sentence fits, a stack trace does not.
+_LONGEST_MESSAGE = 1000
+# What is shorter is no secret, and a message without it would not be read any more.
+_SHORTEST_SECRET = 6
 _MOST_STATE = 4 * 1024
 _MOST_SPEC = 1024 * 1024
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]+")
@@ -50,7 +55,8 @@ def call(
         try:
             response = method(self, request, context)
         except Failure as failure:
-            message = _without_secrets(failure.message, _secrets_of(request))
+            # Cut last: half a secret would not be found.
+            message = _without_secrets(failure.message, _secrets_of(request))[:_LONGEST_MESSAGE]
             _log.info("%s %s: %s after %.1f s: %s", method.__name__, name, failure.code.name, _since(start), message)
             context.set_trailing_metadata(_trailers(failure))
             context.abort(_CODES.get(failure.code, grpc.StatusCode.FAILED_PRECONDITION), message)
@@ -130,11 +136,16 @@ def _secrets_of(request: Any) -> Mapping[str, bytes]:
 
 
 def _without_secrets(message: str, values: Mapping[str, bytes]) -> str:
-    """EC2 is not known to echo a secret; should it, it stays here."""
-    for value in values.values():
-        text = value.decode(errors="replace").strip()
-        if len(text) >= 6:
-            message = message.replace(text, "[redacted]")
+    """EC2 is not known to echo a secret; should it, as it is, a line of it, or in base64, it stays here."""
+    wanted = set()
+    for key, value in values.items():
+        if key != USER_DATA_FORMAT:
+            text = value.decode(errors="replace")
+            wanted.update((text, base64.b64encode(value).decode(), *text.splitlines()))
+    # The longest first: a line is a part of the whole.
+    for secret in sorted(map(str.strip, wanted), key=len, reverse=True):
+        if len(secret) >= _SHORTEST_SECRET:
+            message = message.replace(secret, "[redacted]")
     return message
 
 

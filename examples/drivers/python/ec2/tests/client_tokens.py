@@ -1,11 +1,17 @@
-"""EC2's rule about client tokens, which moto lacks: one that came before is answered with what was made then."""
+"""EC2's rules about client tokens, which moto lacks.
+
+One that came before is answered with what was made then. It is refused when the request is another one, and when what
+was made then is terminated. Zones know nothing of each other's tokens.
+"""
 
 from __future__ import annotations
 
 import threading
 from typing import Any
 
+from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instances import InstanceBackend
+from moto.ec2.utils import filter_dict_attribute_mapping
 
 _run_instances = InstanceBackend.run_instances
 
@@ -14,18 +20,33 @@ class Tokens:
     """Stands in for moto's way to run instances."""
 
     def __init__(self) -> None:
-        # What each token made, terminated or not.
-        self.made: dict[str, Any] = {}
+        # What was asked for with each token, by the subnet's zone too, and what that made, terminated or not.
+        self.made: dict[tuple[str, str], tuple[Any, Any]] = {}
         self._lock = threading.Lock()
 
     def run_instances(self, backend: InstanceBackend, *args: Any, **kwargs: Any) -> Any:
         """Makes instances once for each token."""
-        token = kwargs["client_token"]
+        place = kwargs["client_token"], backend.get_subnet(kwargs["subnet_id"]).availability_zone
+        image, count, user_data, groups = args
+        asked = image, count, user_data and user_data.as_bytes(), groups, dict(kwargs)
         with self._lock:
-            if token not in self.made:
-                self.made[token] = _run_instances(backend, *args, **kwargs)
-            return self.made[token]
+            if place not in self.made:
+                self.made[place] = asked, _run_instances(backend, *args, **kwargs)
+                return self.made[place][1]
+        before, reservation = self.made[place]
+        if before != asked:
+            raise EC2ClientError(
+                "IdempotentParameterMismatch",
+                "Arguments on this idempotent request are inconsistent with arguments used in previous request(s).",
+            )
+        if all(instance.state == "terminated" for instance in reservation.instances):
+            raise EC2ClientError(
+                "IdempotentInstanceTerminated",
+                "The client token you have provided is associated with a terminated instance.",
+            )
+        return reservation
 
     def install(self) -> None:
         """For the life of the process."""
+        filter_dict_attribute_mapping["client-token"] = "client_token"
         InstanceBackend.run_instances = lambda backend, *args, **kwargs: self.run_instances(backend, *args, **kwargs)

@@ -20,6 +20,7 @@ class Cloud:
 
     url: str
     ec2: Any
+    iam: Any
     # Subnet by zone.
     subnets: dict[str, str]
 
@@ -28,8 +29,9 @@ class Cloud:
         """The cloud behind an endpoint."""
         session = boto3.Session("AKIAIOSFODNN7EXAMPLE", "console", region_name=REGION)
         ec2 = session.client("ec2", endpoint_url=url, config=Config(user_agent_extra=user_agent))
+        iam = session.client("iam", endpoint_url=url)
         subnets = {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in ec2.describe_subnets()["Subnets"]}
-        return cls(url, ec2, subnets)
+        return cls(url, ec2, iam, subnets)
 
     def spec(self, cluster: str, identity: str = "uid-1", **changes: Any) -> bytes:
         """A provider spec. A change to None takes the field away."""

@@ -13,6 +13,7 @@ import grpc
 import pytest
 from moto.server import ThreadedMotoServer
 
+from client_tokens import Tokens
 from cloud import Cloud
 from ec2driver import services
 from ec2driver.driver import Driver, Settings
@@ -24,6 +25,7 @@ from plugin import Plugin
 def cloud() -> Iterator[Cloud]:
     """EC2."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    Tokens().install()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

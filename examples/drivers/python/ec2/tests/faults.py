@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,8 @@ class Fault:
     message: str = "as the test wants it"
     http_status: int = 400
     error: Exception | None = None
+    # How long EC2 takes instead, until it does what it is asked for.
+    seconds: float = 0
     # What is answered besides.
     answer: dict[str, Any] = field(default_factory=dict)
     # How many calls go well before, and how many don't after that.
@@ -33,14 +36,18 @@ class Calls:
 
     faults: list[Fault] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
+    # The client tokens of creates.
+    tokens: list[str] = field(default_factory=list)
 
     def count(self, operation: str) -> int:
         """How often an operation was asked for."""
         return self.made.count(operation)
 
-    def on_call(self, model: Any, **_: Any) -> Any:
+    def on_call(self, model: Any, params: Any, **_: Any) -> Any:
         """botocore's `before-call`: what is returned here is taken for the answer."""
         self.made.append(model.name)
+        if model.name == "RunInstances":
+            self.tokens.append(params["body"]["ClientToken"])
         for fault in self.faults:
             if fault.operation not in (model.name, "*"):
                 continue
@@ -48,6 +55,9 @@ class Calls:
                 fault.after -= 1
             elif fault.count:
                 fault.count -= 1
+                time.sleep(fault.seconds)
+                if fault.seconds:
+                    return None
                 if fault.error:
                     raise fault.error
                 answer = {

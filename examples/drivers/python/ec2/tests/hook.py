@@ -1,10 +1,22 @@
-"""A hook of the conformance suite: `hook.py CONSOLE HOOK [MACHINE CLUSTER IDENTITY AMOUNT]`. See ec2_server.py."""
+"""A hook of the conformance suite: `hook.py CONSOLE HOOK [MACHINE CLUSTER IDENTITY AMOUNT]`. See ec2_server.py.
 
+The suite starts it some hundred times: a library for HTTP would take longer to load than all the rest.
+"""
+
+import socket
 import sys
 from urllib.parse import urlencode
-from urllib.request import urlopen
 
 console, hook, *about = sys.argv[1:]
 query = urlencode({key: value for key, value in zip(("machine", "cluster", "identity", "amount"), about, strict=False)})
-with urlopen(f"{console}/console/{hook}?{query}", timeout=60) as answer:
-    sys.stdout.buffer.write(answer.read())
+host, port = console.removeprefix("http://").split(":")
+with socket.create_connection((host, int(port)), timeout=60) as connection:
+    connection.sendall(f"GET /console/{hook}?{query} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+    with connection.makefile("rb") as answer:
+        status = answer.readline()
+        while answer.readline().strip():
+            pass
+        body = answer.read()
+if b" 200 " not in status:
+    sys.exit(f"{hook}: {status.decode().strip()}")
+sys.stdout.buffer.write(body)

@@ -25,6 +25,12 @@ class Answer:
     trailers: Mapping[str, str | bytes]
 
     @property
+    def state(self) -> bytes:
+        """The last known state that came in the trailing metadata."""
+        raw = self.trailers.get("capcmi-last-known-state-bin", b"")
+        return raw if isinstance(raw, bytes) else b""
+
+    @property
     def machine(self) -> ext.Machine:
         """The machine that came in the trailing metadata."""
         raw = self.trailers.get("capcmi-response-bin", b"")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 
-import boto3
 import pytest
 import requests
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, ReadTimeoutError
 from botocore.parsers import ResponseParserError
 
-from cloud import REGION, Cloud
+from cloud import Cloud
 from ec2driver.driver import Settings
 from faults import Calls, Fault
-from plugin import SECRETS, Plugin
+from plugin import SECRETS, Answer, Plugin
 
 MACHINE_CALLS = ("CreateMachine", "DeleteMachine", "GetMachineStatus", "ShutDownMachine")
 
@@ -33,6 +33,7 @@ MACHINE_CALLS = ("CreateMachine", "DeleteMachine", "GetMachineStatus", "ShutDown
         ("Unsupported", "INVALID_ARGUMENT"),
         ("IncorrectInstanceState", "FAILED_PRECONDITION"),
         ("IdempotentParameterMismatch", "ABORTED"),
+        ("IdempotentInstanceTerminated", "ABORTED"),
         ("RequestLimitExceeded", "UNAVAILABLE"),
         ("InternalError", "UNAVAILABLE"),
         ("SomethingThatNobodyHasSeen", "UNKNOWN"),
@@ -104,6 +105,30 @@ def test_a_secret_that_ec2_echoes_is_in_no_message(plugin: Plugin, cloud: Cloud,
     assert "[redacted]" in refused.message
 
 
+def test_user_data_that_ec2_echoes_is_in_no_message_and_no_log(
+    plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    """DRV-17, OPS-11: longer than a message, as a line and in base64."""
+    caplog.set_level("INFO", "ec2driver")
+    lines = [f"canary-line-{number}" for number in range(200)]
+    data = "\n".join(lines).encode()
+    echoes = (data.decode(), f"line 7 is {lines[7]}", b64encode(data).decode())
+    for echo in echoes:
+        calls.faults[:] = [Fault("RunInstances", "InvalidParameterValue", f"bad user data: {echo}", count=1)]
+        secrets = {**SECRETS, "userData": data}
+        refused = plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster), Secrets=secrets)
+        assert refused.code == "INVALID_ARGUMENT"
+        assert refused.message.endswith("[redacted]")
+    assert "INVALID_ARGUMENT" in caplog.text
+    assert "canary" not in caplog.text
+    assert echoes[2][:100] not in caplog.text
+
+
+def test_a_message_is_no_longer_than_a_header_may_be(plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls) -> None:
+    calls.faults.append(Fault("RunInstances", "InvalidParameterValue", "word " * 3000))
+    assert len(plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster)).message) == 1000
+
+
 def test_a_fault_of_the_driver_is_unknown_and_tells_nothing(
     plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls
 ) -> None:
@@ -114,13 +139,73 @@ def test_a_fault_of_the_driver_is_unknown_and_tells_nothing(
     assert "RuntimeError" in refused.message
 
 
-def test_a_full_zone_leads_to_another_one(plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls) -> None:
-    """Each subnet is tried once, in the same order in every call."""
-    calls.faults.append(Fault("RunInstances", "InsufficientInstanceCapacity", count=2))
-    made = plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster))
+class Zones:
+    """A machine with two subnets, in the order in which it tries them, whose creates hand the last known state on."""
+
+    def __init__(self, plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls) -> None:
+        subnets = list(cloud.subnets.values())[:2]
+        self.plugin, self.calls, self.state = plugin, calls, b""
+        self.spec = cloud.spec(cluster, subnets=subnets)
+
+    def create(self, *reasons: str) -> Answer:
+        """Creates; the subnets that are asked refuse it for these reasons."""
+        self.calls.faults[:] = [Fault("RunInstances", reason, count=1) for reason in reasons]
+        answer = self.plugin.CreateMachine(MachineName="m-1", ProviderSpec=self.spec, LastKnownState=self.state)
+        self.state = answer.state or self.state
+        return answer
+
+
+@pytest.fixture
+def zones(plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls) -> Zones:
+    return Zones(plugin, cloud, cluster, calls)
+
+
+FULL, NOT_OFFERED = "InsufficientInstanceCapacity", "Unsupported"
+
+
+def test_a_full_zone_leads_to_another_one(zones: Zones, cloud: Cloud, cluster: str) -> None:
+    """One zone a call; the short wait keeps the creates of other machines from being held back for long."""
+    refused = zones.create(FULL)
+    assert refused.code == "RESOURCE_EXHAUSTED"
+    assert refused.trailers["capcmi-retry-after-ms"] == "1"
+    assert zones.calls.count("RunInstances") == 1
+    assert not cloud.instances(cluster)
+    made = zones.create()
     assert made.code == "OK"
-    assert calls.count("RunInstances") == 3
-    assert len(cloud.instances(cluster)) == 1
+    assert cloud.instances(cluster)[0]["SubnetId"] in refused.message.split(" is tried next")[0]
+
+
+def test_when_all_zones_are_full_the_class_is(zones: Zones) -> None:
+    """DRV-CR-08: no short wait any more, and the next try begins anew."""
+    zones.create(FULL)
+    refused = zones.create(FULL)
+    assert refused.code == "RESOURCE_EXHAUSTED"
+    assert "capcmi-retry-after-ms" not in refused.trailers
+    again = zones.create(FULL)
+    assert again.trailers["capcmi-retry-after-ms"] == "1"
+    assert zones.create().code == "OK"
+
+
+def test_a_full_zone_before_one_that_does_not_offer_the_type_is_a_want_of_room(zones: Zones) -> None:
+    """DRV-CR-08: INVALID_ARGUMENT would give the machine up, and room comes back."""
+    zones.create(FULL)
+    refused = zones.create(NOT_OFFERED)
+    assert refused.code == "RESOURCE_EXHAUSTED"
+    assert "capcmi-retry-after-ms" not in refused.trailers
+    assert zones.create().code == "OK"
+
+
+def test_a_full_zone_after_one_that_does_not_offer_the_type_is_a_want_of_room(zones: Zones) -> None:
+    """The zone that will never do is passed over in the same call."""
+    refused = zones.create(NOT_OFFERED, FULL)
+    assert refused.code == "RESOURCE_EXHAUSTED"
+    assert zones.calls.count("RunInstances") == 2
+    assert zones.create(NOT_OFFERED).code == "OK"
+
+
+def test_a_type_that_no_zone_offers_is_invalid(zones: Zones) -> None:
+    """DRV-CR-03"""
+    assert zones.create(NOT_OFFERED, NOT_OFFERED).code == "INVALID_ARGUMENT"
 
 
 def test_a_full_zone_that_a_machine_asks_for_leads_nowhere_else(
@@ -163,7 +248,7 @@ def test_without_credentials_nothing_is_asked_of_ec2(
 @pytest.fixture
 def guarded(cloud: Cloud) -> Iterator[Callable[[str | None], dict[str, bytes]]]:
     """Makes users of the account with a policy, and has moto check every request from then on."""
-    iam = boto3.Session("AKIAIOSFODNN7EXAMPLE", "console", region_name=REGION).client("iam", endpoint_url=cloud.url)
+    iam = cloud.iam
     users: list[tuple[str, str]] = []
 
     def user(allowed: str | None) -> dict[str, bytes]:
@@ -232,3 +317,18 @@ def test_a_call_whose_caller_has_gone_does_not_go_on_waiting(
         )
     cloud.ec2.terminate_instances(InstanceIds=[cloud.alive(cluster)[0]["InstanceId"]])
     assert plugin.DeleteMachine(MachineName="m-1", ProviderSpec=spec, deadline=30).code == "OK"
+
+
+def test_a_deletion_whose_caller_has_gone_deletes_nothing_afterwards(
+    plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls
+) -> None:
+    """DRV-DE-04, DRV-12: what was created since would be gone with it, and the next call waits for its turn."""
+    spec = cloud.spec(cluster)
+    made = plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec).response
+    calls.faults.append(slow := Fault("DescribeInstances", seconds=2, count=1))
+    assert plugin.DeleteMachine(MachineName="m-1", ProviderSpec=spec, deadline=1).code == "DEADLINE_EXCEEDED"
+    assert not slow.count
+    again = plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec)
+    assert (again.code, again.message) == ("OK", "")
+    assert again.response.ProviderID == made.ProviderID
+    assert calls.count("TerminateInstances") == 0

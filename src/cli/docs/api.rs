@@ -1,0 +1,178 @@
+//! The fields of the API, as the definitions have them.
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use super::markdown;
+use crate::manifests;
+
+/// Below these, in a template, is what another kind has.
+const TEMPLATED: &str = "spec.template.spec";
+/// A list of what every Kubernetes object calls a condition.
+const CONDITIONS: &str = "status.conditions";
+
+/// A field of a kind.
+struct Field<'a> {
+    path: String,
+    schema: &'a Value,
+    is_required: bool,
+}
+
+/// Every field of a kind, with what its schema says of it.
+pub(super) fn table(kind: &str) -> Result<String> {
+    let definitions = manifests::definitions()?;
+    let definition = definitions
+        .iter()
+        .find(|definition| definition["spec"]["names"]["kind"] == kind)
+        .with_context(|| format!("no kind is called `{kind}`"))?;
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let mut fields = Vec::new();
+    collect("", schema, &mut fields);
+    let rows: Vec<_> = fields.iter().map(row).collect();
+    Ok(markdown(&["Field", "Type", "Limits", "Meaning"], &rows))
+}
+
+/// The fields below one, in the order of their names; what is described elsewhere is not gone into.
+fn collect<'a>(path: &str, schema: &'a Value, fields: &mut Vec<Field<'a>>) {
+    if path == CONDITIONS || path == TEMPLATED {
+        return;
+    }
+    let (path, schema) = match &schema["items"] {
+        Value::Null => (path.to_owned(), schema),
+        items => (format!("{path}[]"), items),
+    };
+    let required = schema["required"].as_array();
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        let path = if path.is_empty() {
+            name.clone()
+        } else {
+            format!("{path}.{name}")
+        };
+        fields.push(Field {
+            path: path.clone(),
+            schema: field,
+            is_required: required.is_some_and(|names| names.iter().any(|required| required == name)),
+        });
+        collect(&path, field, fields);
+    }
+}
+
+fn row(field: &Field) -> [String; 4] {
+    let schema = field.schema;
+    let mut limits = limits(schema);
+    if field.is_required {
+        limits.insert(0, "required".to_owned());
+    }
+    let mut meaning = vec![schema["description"].as_str().unwrap_or_default().to_owned()];
+    meaning.extend(rules(schema));
+    [
+        format!("`{}`", field.path),
+        type_of(schema),
+        limits.join("; "),
+        meaning.join(" "),
+    ]
+}
+
+fn type_of(schema: &Value) -> String {
+    let map = &schema["additionalProperties"];
+    if !schema["items"].is_null() {
+        format!("[]{}", type_of(&schema["items"]))
+    } else if !map.is_null() {
+        format!("map[string]{}", type_of(map))
+    } else if schema["x-kubernetes-int-or-string"] == true {
+        // The only such values are quantities of resources.
+        "quantity".to_owned()
+    } else if schema["format"] == "date-time" {
+        "time (RFC 3339)".to_owned()
+    } else {
+        schema["type"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+/// What values there may be.
+fn limits(schema: &Value) -> Vec<String> {
+    // The length of a time says nothing.
+    if schema["format"] == "date-time" {
+        return Vec::new();
+    }
+    let mut limits = Vec::new();
+    for (least, most, what) in [
+        ("minLength", "maxLength", " characters"),
+        ("minItems", "maxItems", " items"),
+        ("minProperties", "maxProperties", " fields"),
+        ("minimum", "maximum", ""),
+    ] {
+        limits.extend(match (schema[least].as_i64(), schema[most].as_i64()) {
+            (Some(least), Some(most)) => Some(format!("{least}–{most}{what}")),
+            (None, Some(most)) => Some(format!("at most {most}{what}")),
+            (Some(1), None) => Some("not empty".to_owned()),
+            (Some(least), None) => Some(format!("at least {least}{what}")),
+            (None, None) => None,
+        });
+    }
+    if let Some(values) = schema["enum"].as_array() {
+        let values: Vec<_> = values.iter().filter_map(Value::as_str).collect();
+        limits.push(format!("one of `{}`", values.join("`, `")));
+    }
+    limits.extend(schema["pattern"].as_str().map(|pattern| format!("`{pattern}`")));
+    match &schema["default"] {
+        Value::Null => {}
+        default => limits.push(format!("default `{default}`")),
+    }
+    limits
+}
+
+/// What the API server refuses beyond that.
+fn rules(schema: &Value) -> Vec<String> {
+    let rules = schema["x-kubernetes-validations"].as_array();
+    rules
+        .into_iter()
+        .flatten()
+        .filter_map(|rule| Some(format!("Rule: {}.", rule["message"].as_str()?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_shown_with_its_limits_and_what_it_means() {
+        let table = table("InfraMachine").unwrap();
+        let row = |field: &str| {
+            let start = format!("| `{field}` |");
+            table.lines().find(|line| line.starts_with(&start)).unwrap()
+        };
+        assert_eq!(
+            row("spec.secretRef.name"),
+            "| `spec.secretRef.name` | string | required; 1–253 characters | Name of the Secret. |"
+        );
+        assert!(row("status.addresses").contains("| []object | at most 256 items |"));
+        assert!(row("status.initialization").contains("| not empty |"));
+        assert!(row("status.addresses[].type").contains("one of `Hostname`, `ExternalIP`"));
+        assert!(row("spec.providerID").contains("it is the only link to the VM"));
+        assert!(row("status.lastOperation.attempts").contains("at least 0; default `0`"));
+        assert!(row("status.lastOperation.nextRetryTime").contains("| time (RFC 3339) |  |"));
+    }
+
+    #[test]
+    fn every_field_says_what_it_is() {
+        for kind in [
+            "InfraMachine",
+            "InfraMachineTemplate",
+            "InfraCluster",
+            "InfraClusterTemplate",
+        ] {
+            for line in table(kind).unwrap().lines().skip(2) {
+                let cells: Vec<_> = line.split(" | ").collect();
+                assert!(!cells[1].is_empty(), "no type: {line}");
+                assert!(!line.ends_with("|  |"), "no meaning: {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_kind_is_refused() {
+        assert!(table("Machine").is_err());
+    }
+}
