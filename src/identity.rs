@@ -2,12 +2,13 @@
 //!
 //! Layer 2, and pure: no client, no driver.
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::Value;
 
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
 use crate::driver::tags::{self, ReservedKey};
-use crate::driver::{Capabilities, ProviderSpec};
+use crate::driver::{Capabilities, LastKnownState, ProviderSpec};
 
 /// The identity of one InfraMachine, bound to its namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,6 +178,17 @@ pub fn applied_spec(machine: &InfraMachine) -> Option<ProviderSpec> {
     serde_json::from_str(annotation(machine, labels::APPLIED_PROVIDER_SPEC)?).ok()
 }
 
+/// What the driver wants back with the next call; nothing where somebody wrote what this provider never does.
+pub fn last_known_state(machine: &InfraMachine) -> Option<LastKnownState> {
+    let text = annotation(machine, labels::LAST_KNOWN_STATE)?;
+    LastKnownState::new(BASE64_STANDARD.decode(text).ok()?)
+}
+
+/// The annotation that [`last_known_state`] reads.
+pub fn last_known_state_annotation(state: &LastKnownState) -> (&'static str, String) {
+    (labels::LAST_KNOWN_STATE, BASE64_STANDARD.encode(state.as_bytes()))
+}
+
 /// An annotation of the object.
 pub fn annotation<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
     machine
@@ -279,6 +291,18 @@ mod tests {
             tagged(&serde_json::json!({}), false, Some("z1")),
             Err(InvalidSpec::NoFailureDomains("z1".to_owned()))
         );
+    }
+
+    /// CTL-01
+    #[test]
+    fn the_state_of_a_driver_is_read_back_as_it_was_written_and_what_is_no_state_is_none() {
+        let state = LastKnownState::new(vec![0, 0xC0, 0xFF]).unwrap();
+        let (key, text) = last_known_state_annotation(&state);
+        assert_eq!(last_known_state(&machine(&[(key, text.as_str())])), Some(state));
+        for nothing in ["no base64!", ""] {
+            assert_eq!(last_known_state(&machine(&[(key, nothing)])), None);
+        }
+        assert_eq!(last_known_state(&machine(&[])), None);
     }
 
     /// NOT_FOUND of another account would read as "the VM is gone".

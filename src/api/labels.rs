@@ -54,6 +54,9 @@ pub const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
 pub const WATCH_FILTER: &str = "cluster.x-k8s.io/watch-filter";
 /// Annotation, any value: the object is paused.
 pub const PAUSED: &str = "cluster.x-k8s.io/paused";
+/// Annotation, any value: `clusterctl move` sets it on an object that is at the target already, before it deletes the one at
+/// the source and removes its finalizers itself.
+pub const DELETE_FOR_MOVE: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
 /// Annotation of an InfraCluster that somebody else looks after.
 pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
 

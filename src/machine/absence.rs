@@ -3,6 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::Context;
+use super::object::Object;
+use super::outcome::Outcome;
+use crate::driver::ProviderId;
+use crate::provider::Turn;
 
 /// How much longer the driver may be behind, whose consistency window is `window` and which does not see the VM now;
 /// `None` when its word is the truth.
@@ -13,4 +17,12 @@ pub fn behind_for(ctx: &Context, uid: &str, window: Duration) -> Option<Duration
         .checked_sub(absent_for)
         .filter(|left| !left.is_zero())
         .map(|left| left.max(SHORTEST))
+}
+
+/// What comes of a VM whose id is known and that the driver does not see.
+pub fn gone_or_behind(ctx: &Context, object: &Object<'_>, turn: &Turn<'_>, id: ProviderId) -> Outcome {
+    match behind_for(ctx, object.uid(), turn.known_capabilities().consistency_window) {
+        Some(again) => Outcome::Absent { again },
+        None => Outcome::Vanished(id),
+    }
 }

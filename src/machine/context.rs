@@ -5,9 +5,9 @@ use std::sync::Arc;
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
 
-use super::jitter;
+use super::jitter::jitter;
 use super::memory::Memory;
-use super::plan::Hold;
+use super::outcome::Outcome;
 use crate::api::Guarded;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
@@ -31,7 +31,7 @@ pub struct Context {
     pub events: Events,
     /// Metrics.
     pub metrics: Arc<Metrics>,
-    /// Has a machine reconciled.
+    /// Queues a machine for reconciling.
     pub wake: Arc<dyn Fn(Reference) + Send + Sync>,
 }
 
@@ -72,13 +72,13 @@ impl Context {
     }
 
     /// Waits for a turn. Nothing is published: a fleet that comes up would be written twice.
-    pub fn waiting_for_a_turn(&self, machine: &InfraMachine) -> Hold {
+    pub fn waiting_for_a_turn(&self, machine: &InfraMachine) -> Outcome {
         let uid = uid_of(machine);
         tracing::debug!(
             name = machine.metadata.name,
             "the driver is busy: waiting for a turn"
         );
-        Hold::silent(TURN_WAIT.mul_f64(1.0 - 0.5 * jitter(uid, 0)))
+        Outcome::Waiting(Some(TURN_WAIT.mul_f64(1.0 - 0.5 * jitter(uid, 0))))
     }
 }
 

@@ -11,94 +11,105 @@ use crate::driver::Code;
 #[cfg(test)]
 mod tests;
 
-/// What an outcome is worth saying, given the machine as it was before.
+/// The event that an outcome is worth, given the machine as it was before.
 ///
 /// `attempts` is how often the same has failed in a row, this time included.
 pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Note> {
-    let warn = |reason: &str, action: &'static str, note: String| {
-        Some(Note {
-            warning: true,
-            reason: reason.to_owned(),
-            action,
-            text: note,
-        })
-    };
-    let tell = |reason: &str, action: &'static str, note: String| {
-        Some(Note {
-            warning: false,
-            reason: reason.to_owned(),
-            action,
-            text: note,
-        })
-    };
-    match outcome {
+    about(before, outcome).filter(|_| is_news(before, outcome, attempts))
+}
+
+/// What there is to say of an outcome the first time.
+fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
+    Some(match outcome {
         Outcome::Left
+        | Outcome::Waiting(_)
         | Outcome::Kept { .. }
         | Outcome::Absent { .. }
         | Outcome::Deleting { .. }
-        | Outcome::Released(Release::NeverCreated) => None,
-        Outcome::Held(hold) => (hold.reason == reason::DRIVER_NOT_CONFIGURED
-            || hold.reason == reason::FOREIGN_IDENTITY
-            || hold.reason == reason::FOREIGN_PROVIDER_ID)
-            .then(|| warn(hold.reason, "Reconcile", hold.message.clone()))
-            .flatten()
-            .filter(|note| is_new(before, hold.condition, &note.reason)),
+        | Outcome::Released(Release::NeverCreated) => return None,
+        Outcome::Held(hold) => warning(hold.reason, "Reconcile", hold.message.clone()),
         Outcome::Refused { invalid, .. } => {
-            warn(Code::InvalidArgument.name(), "Validate", invalid.to_string())
-                .filter(|_| has_no_failure(before))
+            warning(Code::InvalidArgument.name(), "Validate", invalid.to_string())
         }
         Outcome::Provisioned(vm) if is_provisioned(before) => {
-            let was = ready_reason(before);
-            (was == Some(reason::VIRTUAL_MACHINE_VANISHED) || was == Some(reason::VIRTUAL_MACHINE_FAILED))
-                .then(|| {
-                    tell(
-                        reason::READY,
-                        "GetMachineStatus",
-                        format!("the VM {} is back", vm.provider_id),
-                    )
-                })
-                .flatten()
+            let text = format!("the VM {} is back", vm.provider_id);
+            normal(reason::READY, "GetMachineStatus", text)
         }
-        Outcome::Provisioned(vm) => tell(
-            reason::PROVISIONED,
-            "CreateMachine",
-            format!("the VM {} is provisioned", vm.provider_id),
-        ),
-        Outcome::Updated => tell(
-            reason::UP_TO_DATE,
-            "UpdateMachine",
-            "the VM has the wanted provider spec".to_owned(),
-        ),
-        Outcome::Failed(failure) => warn(
-            failure.status.code().name(),
-            failure.operation.name(),
-            failure.message(),
-        )
-        .filter(|_| is_new_failure(before, failure, attempts)),
-        Outcome::NoSecrets { during, cause } => {
-            warn(reason::INVALID_SECRET, "ReadSecrets", cause.to_string())
-                .filter(|_| are_newly_without_secrets(before, *during))
+        Outcome::Provisioned(vm) => {
+            let text = format!("the VM {} is provisioned", vm.provider_id);
+            normal(reason::PROVISIONED, "CreateMachine", text)
         }
-        Outcome::Vanished(id) => warn(
-            reason::VIRTUAL_MACHINE_VANISHED,
-            "GetMachineStatus",
-            format!("the VM {id} is gone, though nobody deleted its machine"),
-        )
-        .filter(|_| is_new(before, conditions::READY, reason::VIRTUAL_MACHINE_VANISHED)),
-        Outcome::Gone => tell("Deleted", "DeleteMachine", "the VM is gone".to_owned()),
+        Outcome::Updated => {
+            let text = "the VM has the wanted provider spec".to_owned();
+            normal(reason::UP_TO_DATE, "UpdateMachine", text)
+        }
+        Outcome::Failed(failure) => {
+            let code = failure.status.code().name();
+            warning(code, failure.operation.name(), failure.message())
+        }
+        Outcome::NoSecrets { cause, .. } => warning(reason::INVALID_SECRET, "ReadSecrets", cause.to_string()),
+        Outcome::Vanished(id) => {
+            let text = format!("the VM {id} is gone, though nobody deleted its machine");
+            warning(reason::VIRTUAL_MACHINE_VANISHED, "GetMachineStatus", text)
+        }
+        Outcome::Gone => normal("Deleted", "DeleteMachine", "the VM is gone".to_owned()),
         Outcome::Released(Release::Forced) => {
-            let left = before
-                .spec
-                .provider_id
-                .as_deref()
-                .unwrap_or("with this machine's name, if there is one,");
-            let note = format!(
-                "let go by the annotation {}; the VM {left} may be left at the driver",
+            let id = before.spec.provider_id.as_deref();
+            let vm = id.unwrap_or("with this machine's name, if there is one,");
+            let text = format!(
+                "released by the annotation {}; the VM {vm} may be left at the driver",
                 labels::FORCE_DELETE
             );
-            warn(reason::FORCE_DELETED, "ForceDelete", note)
+            warning(reason::FORCE_DELETED, "ForceDelete", text)
         }
+    })
+}
+
+/// Whether nobody said it before: neither the status tells of it, nor is it a repeat.
+fn is_news(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> bool {
+    match outcome {
+        Outcome::Held(hold) => takes_a_person(hold.reason) && is_new(before, hold.condition, hold.reason),
+        Outcome::Refused { .. } => has_no_failure(before),
+        Outcome::Provisioned(_) if is_provisioned(before) => matches!(
+            ready_reason(before),
+            Some(reason::VIRTUAL_MACHINE_VANISHED | reason::VIRTUAL_MACHINE_FAILED)
+        ),
+        Outcome::Failed(failure) => is_new_failure(before, failure, attempts),
+        Outcome::NoSecrets { during, .. } => are_newly_without_secrets(before, *during),
+        Outcome::Vanished(_) => is_new(before, conditions::READY, reason::VIRTUAL_MACHINE_VANISHED),
+        Outcome::Provisioned(_) | Outcome::Updated | Outcome::Gone | Outcome::Released(_) => true,
+        Outcome::Left
+        | Outcome::Waiting(_)
+        | Outcome::Kept { .. }
+        | Outcome::Absent { .. }
+        | Outcome::Deleting { .. } => false,
     }
+}
+
+fn warning(reason: &str, action: &'static str, text: String) -> Note {
+    Note {
+        warning: true,
+        reason: reason.to_owned(),
+        action,
+        text,
+    }
+}
+
+fn normal(reason: &str, action: &'static str, text: String) -> Note {
+    Note {
+        warning: false,
+        reason: reason.to_owned(),
+        action,
+        text,
+    }
+}
+
+/// Whether a wait for this reason ends only when somebody puts something right; all others are part of the way.
+fn takes_a_person(why: &str) -> bool {
+    matches!(
+        why,
+        reason::DRIVER_NOT_CONFIGURED | reason::FOREIGN_IDENTITY | reason::FOREIGN_PROVIDER_ID
+    )
 }
 
 fn ready_reason(machine: &InfraMachine) -> Option<&str> {

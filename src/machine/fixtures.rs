@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
 use super::identity::MachineId;
-use super::memory::{Note, Retry, Suspicion, Until};
+use super::memory::{Remembered, Retry, Suspicion, Until};
 use super::plan::{self, Claim, Driver, DriverFacts, Observed, Owner, Plan};
 use crate::api::MACHINE_FINALIZER;
 use crate::api::cluster_api::{
@@ -236,7 +236,7 @@ pub struct World {
     reachable: bool,
     no_driver: Option<NoDriver>,
     violation: Option<String>,
-    pub note: Note,
+    pub remembered: Remembered,
     instant: Instant,
     now: Timestamp,
 }
@@ -268,7 +268,7 @@ pub fn world() -> World {
         reachable: true,
         no_driver: None,
         violation: None,
-        note: Note::default(),
+        remembered: Remembered::default(),
         instant: Instant::now(),
         now: now(),
     }
@@ -360,30 +360,31 @@ impl World {
     }
 
     pub fn suspecting(mut self, suspicion: Suspicion) -> Self {
-        self.note.suspicion = Some(suspicion);
-        self.note.suspicion_is_new = true;
+        self.remembered.suspicion = Some(suspicion);
+        self.remembered.suspicion_is_new = true;
         self
     }
 
     /// Somebody had reason to ask the driver, and it could not answer.
     pub fn unanswered(mut self) -> Self {
-        self.note.suspicion = Some(Suspicion::Sign);
+        self.remembered.suspicion = Some(Suspicion::Sign);
         self
     }
 
     /// A failure is remembered that forbids a call for so many seconds more.
     pub fn remembering(mut self, seconds: u64) -> Self {
-        self.note.retry = Some(Retry {
+        self.remembered.retry = Some(Retry {
             attempts: 1,
             until: Until::Moment(self.instant + Duration::from_secs(seconds)),
             inputs: INPUTS,
+            untold: None,
         });
         self
     }
 
     /// The failure that is remembered was one of other inputs.
     pub fn inputs_changed(mut self) -> Self {
-        if let Some(retry) = &mut self.note.retry {
+        if let Some(retry) = &mut self.remembered.retry {
             retry.inputs += 1;
         }
         self
@@ -391,16 +392,17 @@ impl World {
 
     /// A failure is remembered of a driver which can't do it: of this one, or of one before it.
     pub fn unable(mut self, before: u64) -> Self {
-        self.note.retry = Some(Retry {
+        self.remembered.retry = Some(Retry {
             attempts: 1,
             until: Until::AnotherDriver(INCARNATION - before),
             inputs: INPUTS,
+            untold: None,
         });
         self
     }
 
     pub fn resting(mut self, seconds: u64) -> Self {
-        self.note.rest_until = Some(self.instant + Duration::from_secs(seconds));
+        self.remembered.rest_until = Some(self.instant + Duration::from_secs(seconds));
         self
     }
 
@@ -432,7 +434,7 @@ impl World {
             cluster_id: self.cluster.as_ref().map(|_| "c-1".to_owned()),
             driver,
             violation: self.violation.clone(),
-            note: &self.note,
+            remembered: &self.remembered,
             inputs: INPUTS,
             incarnation: INCARNATION,
             now: self.now,

@@ -10,8 +10,10 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
 use super::identity;
-use super::memory::Note;
+use super::memory::{Remembered, Until};
+use super::outcome::Outcome;
 use super::plan::{Driver, DriverFacts, Observed, Owner};
+use super::status::Moment;
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
@@ -27,7 +29,7 @@ pub struct Gathered {
     cluster_id: Option<String>,
     driver: Resolved,
     violation: Option<String>,
-    note: Note,
+    remembered: Remembered,
     inputs: u64,
     now: Timestamp,
     instant: Instant,
@@ -64,7 +66,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
         cluster_id,
         driver,
         violation,
-        note: ctx
+        remembered: ctx
             .memory
             .recall(machine.metadata.uid.as_deref().unwrap_or_default()),
         now: Timestamp::now(),
@@ -95,7 +97,7 @@ impl Gathered {
                 Resolved::NotConfigured(message) => Driver::NotConfigured(message.clone()),
             },
             violation: self.violation.clone(),
-            note: &self.note,
+            remembered: &self.remembered,
             inputs: self.inputs,
             incarnation: self.incarnation(),
             now: self.now,
@@ -116,7 +118,7 @@ impl Gathered {
     /// How often the same has failed in a row, this time included.
     pub fn attempts(&self, machine: &InfraMachine) -> u32 {
         let remembered = self
-            .note
+            .remembered
             .retry
             .as_ref()
             .filter(|retry| retry.inputs == self.inputs)
@@ -127,6 +129,22 @@ impl Gathered {
                 .then_some(u32::try_from(last.attempts).ok()?)
         });
         remembered.or(published).unwrap_or(0).saturating_add(1)
+    }
+
+    /// The last failure, where it could not be published and still is one of this machine as it is now.
+    pub fn untold(&self) -> Option<(Arc<Outcome>, Moment)> {
+        let retry = self.remembered.retry.as_ref()?;
+        let untold = retry.untold.as_ref().filter(|_| retry.inputs == self.inputs)?;
+        let wait = match retry.until {
+            Until::Moment(moment) => Some(moment.saturating_duration_since(self.instant)),
+            Until::AnotherDriver(_) => None,
+        };
+        let moment = Moment {
+            now: self.now,
+            attempts: retry.attempts,
+            wait,
+        };
+        Some((Arc::clone(untold), moment))
     }
 
     /// Fingerprint of all that may change the outcome of a failed call, as it was before the call.
@@ -270,10 +288,49 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use jiff::Timestamp;
+    use std::time::Duration;
 
     use super::*;
     use crate::machine::fixtures::machine;
+    use crate::machine::memory::Retry;
+
+    /// CTL-02
+    #[test]
+    fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is_left_of_its_wait() {
+        let instant = Instant::now();
+        let failed = |until, inputs| Gathered {
+            named_owner: false,
+            owner: None,
+            cluster: None,
+            cluster_id: None,
+            driver: Resolved::NotConfigured("none".to_owned()),
+            violation: None,
+            remembered: Remembered {
+                retry: Some(Retry {
+                    attempts: 3,
+                    until,
+                    inputs,
+                    untold: Some(Arc::new(Outcome::Left)),
+                }),
+                ..Remembered::default()
+            },
+            inputs: 7,
+            now: Timestamp::UNIX_EPOCH,
+            instant,
+        };
+        let later = Until::Moment(instant + Duration::from_secs(40));
+        for (until, left) in [
+            (later, Some(Duration::from_secs(40))),
+            (Until::AnotherDriver(1), None),
+        ] {
+            let (_, moment) = failed(until, 7).untold().unwrap();
+            assert_eq!((moment.attempts, moment.wait), (3, left), "it is no further try");
+        }
+        assert!(
+            failed(later, 8).untold().is_none(),
+            "it would be published as a failure of a spec that was never tried"
+        );
+    }
 
     /// No VM was made by the driver that refused: another one may be tried.
     #[test]

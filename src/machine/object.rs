@@ -2,19 +2,21 @@
 
 use std::sync::Arc;
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
 use kube::api::{Api, Patch};
 use kube::runtime::reflector::ObjectRef;
 use serde_json::{Map, Value, json};
 
 use super::Context;
-use super::identity::MachineId;
+use super::identity::{self, MachineId};
 use crate::api::MACHINE_FINALIZER;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
-use crate::apiserver::{Error, merge_difference, patch_params};
+use crate::apiserver::{Error, patch_params, publish_status};
 use crate::driver::LastKnownState;
 use crate::machine::plan::{Claim, has_finalizer};
+
+#[cfg(test)]
+mod tests;
 
 /// How often something is written against others who write at the same time.
 const TRIES: u32 = 5;
@@ -51,7 +53,8 @@ impl<'a> Object<'a> {
         self.latest.metadata.uid.as_deref().unwrap_or_default()
     }
 
-    fn name(&self) -> &str {
+    /// The name, which is also the one that the driver knows the machine by.
+    pub fn name(&self) -> &str {
         self.latest.metadata.name.as_deref().unwrap_or_default()
     }
 
@@ -106,7 +109,7 @@ impl<'a> Object<'a> {
         let Some(state) = state else {
             return Ok(());
         };
-        let annotation = (labels::LAST_KNOWN_STATE, BASE64_STANDARD.encode(state.as_bytes()));
+        let annotation = identity::last_known_state_annotation(state);
         self.note("keeping the last known state", &[annotation]).await
     }
 
@@ -216,29 +219,13 @@ impl<'a> Object<'a> {
     }
 
     async fn try_publish(&mut self, status: &InfraMachineStatus) -> Result<bool, Error> {
-        let action = "writing status";
-        let encode = |status: &InfraMachineStatus| {
-            serde_json::to_value(status).map_err(|source| Error::Encode { action, source })
-        };
-        let old = self
-            .latest
-            .status
-            .as_ref()
-            .map(encode)
-            .transpose()?
-            .unwrap_or_else(|| json!({}));
-        let difference = merge_difference(&old, &encode(status)?);
-        if difference.as_object().is_none_or(Map::is_empty) {
-            return Ok(false);
+        let before = self.latest.status.as_ref();
+        let published = publish_status(&self.api, &self.latest.metadata, before, status).await?;
+        let is_written = published.is_some();
+        if let Some(published) = published {
+            self.remember(published);
         }
-        let body = self.with_resource_version(json!({"status": difference}));
-        let patched = self
-            .api
-            .patch_status(self.name(), &patch_params(), &Patch::Merge(&body))
-            .await
-            .map_err(|error| Error::api(action, error))?;
-        self.remember(patched);
-        Ok(true)
+        Ok(is_written)
     }
 
     /// Lets the object go: removes our finalizer and no other.
@@ -381,68 +368,4 @@ fn missing_annotations(machine: &InfraMachine, claim: &Claim) -> Result<Map<Stri
         }
     }
     Ok(changes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::machine::fixtures::{claim, machine};
-
-    fn changes(machine: &InfraMachine) -> Vec<String> {
-        missing_annotations(machine, &claim(machine))
-            .unwrap()
-            .into_iter()
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect()
-    }
-
-    #[test]
-    fn a_label_changes_no_plan_and_a_note_a_new_spec_or_a_deletion_may() {
-        let decides = |change: &dyn Fn(&mut InfraMachine)| {
-            let (before, mut after) = (machine().claimed().build(), machine().claimed().build());
-            change(&mut after);
-            decides_the_same(&before, &after)
-        };
-        assert!(decides(&|after| {
-            after.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
-            after.metadata.resource_version = Some("9".to_owned());
-        }));
-        assert!(!decides(&|after| after.metadata.generation = Some(2)));
-        assert!(!decides(&|after| after.metadata.annotations = None));
-        let deleted = machine().deleted_at(crate::machine::fixtures::now()).build();
-        assert!(!decides(&|after| {
-            after
-                .metadata
-                .deletion_timestamp
-                .clone_from(&deleted.metadata.deletion_timestamp);
-        }));
-    }
-
-    #[test]
-    fn a_claim_writes_what_is_missing_and_nothing_twice() {
-        assert_eq!(changes(&machine().build()).len(), 6);
-        assert_eq!(changes(&machine().claimed().build()), Vec::<String>::new());
-        let refused = machine().claimed().annotated(labels::INSTANCE, "none").build();
-        assert_eq!(changes(&refused), [format!("{}=\"may-exist\"", labels::INSTANCE)]);
-    }
-
-    #[test]
-    fn a_state_of_the_driver_is_kept_for_its_own_machine_and_dropped_with_a_copied_identity() {
-        let own = machine().claimed().annotated(labels::LAST_KNOWN_STATE, "czE=");
-        assert_eq!(changes(&own.clone().build()), Vec::<String>::new());
-        let copied = own.annotated(labels::MACHINE_ID, "ns1/other/u-9").build();
-        let changes = changes(&copied);
-        assert!(
-            changes.contains(&format!("{}=null", labels::LAST_KNOWN_STATE)),
-            "{changes:?}"
-        );
-        assert!(
-            changes.contains(&format!("{}=\"ns1/m1/u-1\"", labels::MACHINE_ID)),
-            "{changes:?}"
-        );
-        assert!(
-            !changes.iter().any(|change| change.starts_with(labels::DRIVER)),
-            "what is the same for both stays: {changes:?}"
-        );
-    }
 }

@@ -8,7 +8,7 @@ use crate::api::conditions::reason;
 use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
 use crate::driver::retry::{self, Call, Next};
-use crate::driver::{self, JsonPointer, LastKnownState, Operation, ProviderId, Status};
+use crate::driver::{self, Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
 use crate::leadership::is_not_leader;
 
 #[cfg(test)]
@@ -19,8 +19,10 @@ mod tests;
 pub enum Outcome {
     /// Nothing is published.
     Left,
-    /// Still waiting.
+    /// Still waiting; the status says for what.
     Held(Hold),
+    /// Still waiting; the status says all there is to say already. When to look again, if nothing changes before.
+    Waiting(Option<Duration>),
     /// The spec was not even shown to the driver.
     Refused {
         /// Why.
@@ -33,9 +35,9 @@ pub enum Outcome {
     /// The VM is provisioned and as it should be.
     Kept {
         /// Whether the driver answered lately.
-        reachable: Option<bool>,
+        reachable: bool,
         /// Fields in which the spec differs and that a living VM can't change.
-        fixed: Vec<JsonPointer>,
+        not_updatable: Vec<JsonPointer>,
         /// When to ask after it, if it is not settled.
         again: Option<Duration>,
     },
@@ -83,9 +85,7 @@ impl Outcome {
     #[must_use]
     pub fn unless_not_leading(self) -> Self {
         match self {
-            Self::Failed(failure) if failure.is_not_leading() => {
-                Self::Held(Hold::silent(retry::FIRST_BACKOFF))
-            }
+            Self::Failed(failure) if failure.is_not_leading() => Self::Waiting(Some(retry::FIRST_BACKOFF)),
             other => other,
         }
     }
@@ -100,6 +100,7 @@ impl Outcome {
             Self::Deleting { reason, .. } => *reason == reason::SHUTTING_DOWN,
             Self::Left
             | Self::Held(_)
+            | Self::Waiting(_)
             | Self::Refused { .. }
             | Self::Provisioned(_)
             | Self::Kept { .. }
@@ -146,7 +147,7 @@ pub struct Failure {
     pub status: Status,
     /// What happens now.
     pub next: Next,
-    /// The VM that exists in spite of it.
+    /// The machine's own VM, which exists in spite of it: that of an initialization, or one that is not initialized.
     pub machine: Option<driver::Machine>,
 }
 
@@ -167,7 +168,9 @@ impl Failure {
     }
 
     fn sorted(operation: Operation, during: OperationType, next: Next, status: Status) -> Self {
-        let machine = status.machine().cloned();
+        // Beside any other code it may be somebody else's, such as the one that already has the name.
+        let is_its_own = status.code() == Code::Uninitialized || operation == Operation::InitializeMachine;
+        let machine = status.machine().filter(|_| is_its_own).cloned();
         Self {
             operation,
             during,

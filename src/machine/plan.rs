@@ -2,7 +2,9 @@
 //!
 //! [`plan`] is total: for every object and every observation there is exactly one [`Plan`].
 
+mod deletion;
 mod difference;
+mod provisioned;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -12,19 +14,20 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-pub use self::steps::{Claim, Delete, Hold, Plan, Provision, Release, Update};
+pub use self::steps::{Claim, Delete, Hold, Plan, Provision, Recheck, Release, Update};
 pub use self::waits::{is_unsettled, pace};
 
-use self::difference::difference;
-use self::waits::{look_up_wait, pace_of_deletion, retry_wait, until_settling};
+use self::deletion::plan_deletion;
+use self::provisioned::plan_provisioned;
+use self::waits::retry_wait;
 use super::identity::{self, InvalidSpec, MachineId, Role};
-use super::memory::{Note, Suspicion};
+use super::memory::Remembered;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
-use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::api::v1alpha1::{InfraMachine, OperationState};
 use crate::api::{MACHINE_FINALIZER, paused_by};
-use crate::driver::{Capabilities, Code, Operation, ProviderId, ProviderSpec};
+use crate::driver::{Capabilities, Code, ProviderId, ProviderSpec};
 use crate::provider::TURN_WAIT;
 
 /// What was read for one reconcile.
@@ -40,7 +43,7 @@ pub struct Observed<'a> {
     /// What violates a limit that neither the API server nor the tags know.
     pub violation: Option<String>,
     /// What is remembered of the last reconciles.
-    pub note: &'a Note,
+    pub remembered: &'a Remembered,
     /// Fingerprint of all that may change the outcome of a failed call.
     pub inputs: u64,
     /// Which driver was met; see [`crate::driver::Driver::incarnation`].
@@ -85,8 +88,6 @@ pub struct DriverFacts<'a> {
     pub reachable: bool,
 }
 
-/// How long the guest gets to shut down when the object does not say.
-const SHUTDOWN_TIMEOUT: i32 = 60;
 /// How long to wait for an answer that only a person or a configuration can change.
 const LONG_WAIT: Duration = crate::driver::retry::LONG_WAIT;
 
@@ -105,7 +106,8 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         Owner::Missing => return Plan::Leave("the owner Machine is not in the cache yet"),
         Owner::Found(owner) => owner,
     };
-    if has_failed_for_good(machine) {
+    let bereft = is_bereft(machine);
+    if has_failed_for_good(machine) && !bereft {
         return Plan::Leave("failureReason is set; nothing is tried before the spec changes");
     }
     let (Some(cluster), Some(cluster_id)) = (seen.cluster, &seen.cluster_id) else {
@@ -114,20 +116,8 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     if let Some(hold) = paused(machine, Some(cluster)) {
         return Plan::Hold(hold);
     }
-    let Some(machine_id) = MachineId::of(machine).or_else(|| MachineId::derived(machine)) else {
+    let Some(claim) = claim_of(machine, cluster_id) else {
         return Plan::Leave("the object has no UID");
-    };
-    let claim = Claim {
-        machine_id,
-        cluster_id: identity::annotation(machine, labels::CLUSTER_ID)
-            .filter(|_| MachineId::of(machine).is_some())
-            .unwrap_or(cluster_id)
-            .to_owned(),
-        // A claim that is only made good must not say less than the last one did: a VM may exist.
-        instance: identity::instance(machine),
-        driver: None,
-        secret: None,
-        applied: None,
     };
     if machine.spec.provider_id.is_some() && MachineId::of(machine).is_none() {
         return hold(
@@ -137,50 +127,63 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
             foreign_provider_id(machine),
         );
     }
-    if !is_provisioned(machine) && !cluster.infrastructure_is_provisioned() {
-        let message = "waiting for the Cluster's infrastructure to be provisioned".to_owned();
-        return hold(
-            claim_if_missing(machine, claim),
-            conditions::READY,
-            reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE,
-            message,
-        );
+    if bereft {
+        return Plan::Claim(Box::new(claim));
     }
-    let bootstrap = match &owner.spec.bootstrap.data_secret_name {
-        Some(name) => name.clone(),
-        None if is_provisioned(machine) => String::new(),
-        None => {
-            let message = "waiting for spec.bootstrap.dataSecretName of the Machine".to_owned();
-            return hold(
-                claim_if_missing(machine, claim),
-                conditions::READY,
-                reason::WAITING_FOR_BOOTSTRAP_DATA,
-                message,
-            );
+    let bootstrap = match bootstrap_of(owner, cluster) {
+        _ if is_provisioned(machine) => None,
+        Ok(name) => Some(name.to_owned()),
+        Err((reason, message)) => {
+            let claim = claim_if_missing(machine, claim);
+            return hold(claim, conditions::READY, reason, message.to_owned());
         }
     };
     let facts = match &seen.driver {
         Driver::Known(facts) => facts,
         // Nothing is known that could take the refusal back.
-        Driver::OutOfContact(..) if is_refused_uncalled(machine) => {
-            return Plan::Hold(Hold::silent(TURN_WAIT));
-        }
+        Driver::OutOfContact(..) if is_refused_uncalled(machine) => return Plan::Wait(Some(TURN_WAIT)),
         Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
-        Driver::Busy => return Plan::Hold(Hold::silent(TURN_WAIT)),
+        Driver::Busy => return Plan::Wait(Some(TURN_WAIT)),
         Driver::NotConfigured(message) => {
             return no_driver(machine, claim_if_missing(machine, claim), message);
         }
     };
-    let wanted = wanted_spec(machine, owner, seen, facts, &claim);
-    if is_provisioned(machine) {
-        return plan_provisioned(machine, seen, facts, claim, wanted);
-    }
-    match wanted {
-        Ok(wanted) => plan_provisioning(machine, seen, facts, claim, wanted, bootstrap),
-        Err(invalid) if facts.current => Plan::Refuse { invalid, again: None },
+    match (bootstrap, wanted_spec(machine, owner, seen, facts, &claim)) {
+        (None, wanted) => plan_provisioned(machine, seen, facts, wanted),
+        (Some(bootstrap), Ok(wanted)) => plan_provisioning(machine, seen, facts, claim, wanted, bootstrap),
+        (Some(_), Err(invalid)) if facts.current => Plan::Refuse { invalid, again: None },
         // It is asked anew first; who waits for that is called.
-        Err(_) => Plan::Hold(Hold::silent(TURN_WAIT)),
+        (Some(_), Err(_)) => Plan::Wait(Some(TURN_WAIT)),
     }
+}
+
+/// The claim on a machine before its create; `None` for an object without a UID, which no API server has.
+fn claim_of(machine: &InfraMachine, cluster_id: &str) -> Option<Claim> {
+    let claimed = MachineId::of(machine);
+    let claimed_under = identity::annotation(machine, labels::CLUSTER_ID).filter(|_| claimed.is_some());
+    Some(Claim {
+        cluster_id: claimed_under.unwrap_or(cluster_id).to_owned(),
+        machine_id: claimed.or_else(|| MachineId::derived(machine))?,
+        // A claim that is only made good must not say less than the last one did: a VM may exist.
+        instance: identity::instance(machine),
+        driver: None,
+        secret: None,
+        applied: None,
+    })
+}
+
+/// The Secret with the bootstrap data, once a machine may be made; else the reason to wait, and in words.
+fn bootstrap_of<'a>(owner: &'a Machine, cluster: &Cluster) -> Result<&'a str, (&'static str, &'static str)> {
+    if !cluster.infrastructure_is_provisioned() {
+        return Err((
+            reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE,
+            "waiting for the Cluster's infrastructure to be provisioned",
+        ));
+    }
+    owner.spec.bootstrap.data_secret_name.as_deref().ok_or((
+        reason::WAITING_FOR_BOOTSTRAP_DATA,
+        "waiting for spec.bootstrap.dataSecretName of the Machine",
+    ))
 }
 
 fn plan_provisioning(
@@ -192,10 +195,10 @@ fn plan_provisioning(
     bootstrap: String,
 ) -> Plan {
     if let Some(wait) = retry_wait(machine, seen) {
-        return Plan::Hold(Hold::silent(wait.again()));
+        return Plan::Wait(wait.again());
     }
-    let issued = MachineId::of(machine).is_some() && identity::instance(machine) == Instance::MayExist;
-    let applied = if issued {
+    let vm_may_exist = identity::instance(machine) == Instance::MayExist;
+    let applied = if vm_may_exist {
         identity::applied_spec(machine)
     } else {
         None
@@ -214,134 +217,7 @@ fn plan_provisioning(
         look_up,
         provider_id: known_provider_id(machine),
         bootstrap,
-        issued,
-    }))
-}
-
-fn plan_provisioned(
-    machine: &InfraMachine,
-    seen: &Observed<'_>,
-    facts: &DriverFacts<'_>,
-    claim: Claim,
-    wanted: Result<ProviderSpec, InvalidSpec>,
-) -> Plan {
-    let Some(provider_id) = known_provider_id(machine) else {
-        return Plan::Leave("provisioned, and the providerID has not been seen yet");
-    };
-    let offers = |operation| facts.capabilities.offers(operation);
-    let applied = identity::applied_spec(machine);
-    let mut again = None;
-    // Before anything else: a spec that is refused, or an update that fails, must not hide that the VM is gone.
-    if !offers(Operation::GetMachineStatus) {
-        match (seen.note.suspicion, machine.has_vanished()) {
-            (Some(Suspicion::Missing), false) => return Plan::Vanish(provider_id),
-            (Some(Suspicion::Back), true) => return Plan::Reappear(provider_id),
-            (Some(Suspicion::Missing), true)
-            | (Some(Suspicion::Back), false)
-            | (Some(Suspicion::Sign) | None, _) => {}
-        }
-    } else if let Some(look_up) = applied.as_ref().or(wanted.as_ref().ok()) {
-        let unsettled = is_unsettled(machine);
-        // A suspicion that the driver could not answer stays, and waits as any failed call does.
-        let suspected = seen.note.suspicion.is_some();
-        let unanswered = look_up_wait(seen).filter(|_| suspected && !seen.note.suspicion_is_new);
-        again = until_settling(seen).filter(|_| unsettled).or(unanswered);
-        if (suspected && unanswered.is_none()) || (unsettled && again.is_none()) {
-            return Plan::Recheck(Box::new(Provision {
-                claim,
-                wanted: look_up.clone(),
-                look_up: look_up.clone(),
-                provider_id: Some(provider_id),
-                bootstrap: String::new(),
-                issued: true,
-            }));
-        }
-    }
-    let wanted = match wanted {
-        Ok(wanted) => wanted,
-        Err(invalid) => return Plan::Refuse { invalid, again },
-    };
-    let applied = applied.unwrap_or_else(|| wanted.clone());
-    let (hot, fixed): (Vec<_>, Vec<_>) = difference(&applied, &wanted).into_iter().partition(|path| {
-        offers(Operation::UpdateMachine)
-            && facts
-                .capabilities
-                .hot_updatable
-                .iter()
-                .any(|allowed| allowed.covers(path))
-    });
-    if fixed.is_empty() && (has_unfinished_update(machine) || !hot.is_empty()) {
-        if let Some(wait) = retry_wait(machine, seen) {
-            return Plan::Hold(Hold::silent(again.into_iter().chain(wait.again()).min()));
-        }
-        return Plan::Update(Box::new(Update {
-            provider_id,
-            applied,
-            wanted,
-        }));
-    }
-    Plan::Keep {
-        reachable: Some(facts.reachable),
-        fixed,
-        again,
-    }
-}
-
-/// Whether an update was begun that nobody saw the end of: the VM may be half way.
-fn has_unfinished_update(machine: &InfraMachine) -> bool {
-    machine
-        .status
-        .as_ref()
-        .and_then(|status| status.last_operation.as_ref())
-        .is_some_and(|last| last.type_ == OperationType::Update && last.state != OperationState::Successful)
-}
-
-fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
-    if !has_finalizer(machine) {
-        return Plan::Leave("it is being deleted and does not wait for this provider");
-    }
-    if let Some(hold) = paused(machine, seen.cluster) {
-        return Plan::Hold(hold);
-    }
-    if identity::annotation(machine, labels::FORCE_DELETE) == Some("true") {
-        return Plan::Release(Release::Forced);
-    }
-    if MachineId::of(machine).is_none() {
-        let message = format!(
-            "the identity annotations are gone or belong to another object, so no VM can be deleted safely; delete it by hand, then set the annotation {}=true",
-            labels::FORCE_DELETE
-        );
-        return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
-    }
-    match identity::instance(machine) {
-        // An id of our own writing is a VM, whatever the note says.
-        Instance::None if machine.spec.provider_id.is_none() => return Plan::Release(Release::NeverCreated),
-        Instance::None | Instance::MayExist => {}
-    }
-    let facts = match &seen.driver {
-        Driver::Known(facts) => facts,
-        Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
-        Driver::Busy => return Plan::Hold(Hold::silent(TURN_WAIT)),
-        Driver::NotConfigured(message) => return no_driver(machine, None, message),
-    };
-    if let Some(wait) = retry_wait(machine, seen) {
-        return Plan::Hold(Hold::silent(wait.again()));
-    }
-    let Some(spec) = identity::applied_spec(machine) else {
-        let message = format!(
-            "the annotation {} is gone, so no VM can be deleted safely; restore it, or delete the VM by hand and set {}=true",
-            labels::APPLIED_PROVIDER_SPEC,
-            labels::FORCE_DELETE
-        );
-        return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
-    };
-    let left = time_to_shut_down(machine, seen.now)
-        .filter(|_| facts.capabilities.offers(Operation::ShutDownMachine));
-    Plan::Delete(Box::new(Delete {
-        provider_id: known_provider_id(machine),
-        spec,
-        shut_down: left.is_some(),
-        again: pace_of_deletion(deleted_for(machine, seen.now), left),
+        vm_may_exist,
     }))
 }
 
@@ -426,6 +302,13 @@ fn claim_if_missing(machine: &InfraMachine, claim: Claim) -> Option<Claim> {
     (MachineId::of(machine).is_none() || !has_finalizer(machine)).then_some(claim)
 }
 
+/// Whether somebody took the finalizer from a machine that may have a VM: a restore from a backup, or an object that was
+/// replaced. Deleted like this, the object would go and the VM stay.
+fn is_bereft(machine: &InfraMachine) -> bool {
+    let may_have_vm = identity::instance(machine) == Instance::MayExist || machine.spec.provider_id.is_some();
+    !has_finalizer(machine) && MachineId::of(machine).is_some() && may_have_vm
+}
+
 /// Whether the object waits for this provider when it is deleted.
 pub fn has_finalizer(machine: &InfraMachine) -> bool {
     machine
@@ -466,21 +349,4 @@ pub fn is_refused_uncalled(machine: &InfraMachine) -> bool {
 /// The id that this provider wrote.
 fn known_provider_id(machine: &InfraMachine) -> Option<ProviderId> {
     machine.spec.provider_id.as_deref()?.parse().ok()
-}
-
-/// For how long the object has been deleted; a clock that was set back makes it no time.
-fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
-    let deleted = machine.metadata.deletion_timestamp.as_ref();
-    deleted
-        .and_then(|deleted| Duration::try_from(now.duration_since(deleted.0)).ok())
-        .unwrap_or_default()
-}
-
-/// The time that the guest still has to shut down, if any is left.
-fn time_to_shut_down(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
-    let seconds = machine.spec.shutdown_timeout_seconds.unwrap_or(SHUTDOWN_TIMEOUT);
-    let timeout = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
-    timeout
-        .checked_sub(deleted_for(machine, now))
-        .filter(|left| !left.is_zero())
 }

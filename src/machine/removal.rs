@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::Context;
 use super::absence::behind_for;
 use super::class::{self, Stopped};
+use super::identity;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use super::plan::Delete;
-use super::provision::{last_known_state, machine_name};
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::{Error, InvalidSecret};
@@ -101,7 +101,7 @@ async fn look(
     class: MachineClass,
 ) -> Result<bool, Failure> {
     let request = GetMachineStatusRequest {
-        machine_name: machine_name(object),
+        machine_name: object.name().to_owned(),
         provider_id: plan.provider_id.clone(),
         class,
     };
@@ -124,10 +124,10 @@ async fn shut_down(
     class: MachineClass,
 ) -> Result<Option<Outcome>, Error> {
     let request = ShutDownMachineRequest {
-        machine_name: machine_name(object),
+        machine_name: object.name().to_owned(),
         provider_id: plan.provider_id.clone(),
         class,
-        last_known_state: last_known_state(object),
+        last_known_state: identity::last_known_state(object.get()),
     };
     let status = match turn.driver().shut_down_machine(request).await {
         Ok(response) => {
@@ -164,10 +164,10 @@ async fn remove(
     class: MachineClass,
 ) -> Result<Option<Failure>, Error> {
     let request = DeleteMachineRequest {
-        machine_name: machine_name(object),
+        machine_name: object.name().to_owned(),
         provider_id: plan.provider_id.clone(),
         class,
-        last_known_state: last_known_state(object),
+        last_known_state: identity::last_known_state(object.get()),
     };
     let status = match turn.driver().delete_machine(request).await {
         Ok(response) => {
@@ -205,7 +205,7 @@ async fn confirm_gone(
             None => Outcome::Gone,
             Some(again) => Outcome::Deleting {
                 reason: reason::CONFIRMING_DELETION,
-                message: "the driver does not see the VM any more; waiting until it can't be behind"
+                message: "the driver no longer sees the VM; waiting for its consistency window to pass"
                     .to_owned(),
                 again,
             },

@@ -6,21 +6,19 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::identity;
-use super::outcome::{Failure, Outcome};
+use super::outcome::Outcome;
 use super::plan::{Hold, is_provisioned, is_refused_uncalled};
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
     OperationState, OperationType,
 };
-use crate::driver::retry::Next;
 use crate::driver::{self, Code, JsonPointer, Operation, PowerState};
 
+mod failure;
 #[cfg(test)]
 mod tests;
 
-/// How long a creation may take when the object does not say, in seconds.
-const CREATION_TIMEOUT: i32 = 1200;
 /// Cluster API takes no more addresses.
 const MAX_ADDRESSES: usize = 256;
 
@@ -59,7 +57,7 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
     };
     match outcome {
         Outcome::Left | Outcome::Gone | Outcome::Released(_) => return draft.status,
-        Outcome::Held(hold) if hold.is_silent() => {
+        Outcome::Waiting(_) => {
             draft.unpaused();
             return draft.status;
         }
@@ -77,15 +75,18 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
         Outcome::Provisioned(vm) => draft.provisioned(vm),
         Outcome::Kept {
             reachable,
-            fixed,
+            not_updatable,
             again,
-        } => draft.kept(*reachable, fixed, *again),
+        } => draft.kept(*reachable, not_updatable, *again),
         Outcome::Updated => draft.updated(),
         Outcome::Failed(failure) => draft.failed(failure, moment),
         Outcome::NoSecrets { during, cause } => draft.no_secrets(*during, &cause.to_string(), moment),
         Outcome::Absent { .. } => draft.working(),
         Outcome::Vanished(id) => draft.vanished(id.as_str()),
-        Outcome::Deleting { reason, message, .. } => draft.deleting(reason, message),
+        Outcome::Deleting { reason, message, .. } => {
+            draft.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+            draft.deleting(reason, message);
+        }
     }
     draft.credentials();
     draft.status.observed_generation = machine.metadata.generation;
@@ -113,7 +114,7 @@ impl Draft<'_> {
         self.status.failure_message = None;
     }
 
-    /// Takes back that hands are off, where that was said.
+    /// Takes back that it is paused, where that was said.
     fn unpaused(&mut self) {
         if conditions::is_true(&self.status.conditions, conditions::PAUSED) {
             self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
@@ -242,27 +243,23 @@ impl Draft<'_> {
         }
     }
 
-    fn kept(&mut self, reachable: Option<bool>, fixed: &[JsonPointer], again: Option<Duration>) {
+    fn kept(&mut self, reachable: bool, not_updatable: &[JsonPointer], again: Option<Duration>) {
         self.working();
-        match reachable {
-            // It answers, and could not be asked after this VM: the question is still open.
-            Some(true) if again.is_some() && self.is_without_secrets() => {}
-            Some(true) => self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, ""),
-            Some(false) => {
-                let message = "the driver does not answer; the VM is left as it is";
-                self.set(
-                    conditions::DRIVER_REACHABLE,
-                    State::False,
-                    Code::Unavailable.name(),
-                    message,
-                );
-            }
-            None => {}
-        }
-        if fixed.is_empty() {
+        if !reachable {
+            let message = "the driver does not answer; the VM is left as it is";
+            self.set(
+                conditions::DRIVER_REACHABLE,
+                State::False,
+                Code::Unavailable.name(),
+                message,
+            );
+        } else if again.is_none() || !self.is_without_secrets() {
+            self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+        } // Else it answers and could not be asked after this VM: the question is still open.
+        if not_updatable.is_empty() {
             self.up_to_date();
         } else {
-            let places: Vec<_> = fixed.iter().map(ToString::to_string).collect();
+            let places: Vec<_> = not_updatable.iter().map(ToString::to_string).collect();
             let differs = format!(
                 "spec.providerSpec differs from what the VM was made from in {}, which a living VM can't change: replace the machine",
                 places.join(", ")
@@ -314,126 +311,10 @@ impl Draft<'_> {
         self.succeeded(OperationType::Update, Some(Operation::UpdateMachine));
     }
 
-    fn failed(&mut self, failure: &Failure, moment: Moment) {
-        self.working();
-        let (code, message) = (failure.status.code(), failure.message());
-        if let Some(vm) = &failure.machine {
-            self.describe(vm);
-        }
-        if failure.is_outage() {
-            self.set(conditions::DRIVER_REACHABLE, State::False, code.name(), &message);
-        } else {
-            self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
-        }
-        self.failed_operation(
-            failure.during,
-            Some(failure.operation),
-            code.name(),
-            &message,
-            moment,
-        );
-        if failure.next == Next::Terminal {
-            self.refused(code, &message);
-            return;
-        }
-        match failure.during {
-            OperationType::Delete => self.deleting(code.name(), &message),
-            OperationType::Update => {
-                self.set(
-                    conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                    State::False,
-                    code.name(),
-                    &message,
-                );
-            }
-            OperationType::Create if failure.operation == Operation::InitializeMachine => {
-                self.set(
-                    conditions::VIRTUAL_MACHINE_CREATED,
-                    State::True,
-                    reason::CREATED,
-                    "",
-                );
-                self.set(
-                    conditions::VIRTUAL_MACHINE_INITIALIZED,
-                    State::False,
-                    code.name(),
-                    &message,
-                );
-                self.not_ready_yet(code.name(), &message);
-            }
-            OperationType::Create => self.not_created_yet(code.name(), &message),
-        }
-    }
-
-    fn no_secrets(&mut self, during: OperationType, message: &str, moment: Moment) {
-        self.working();
-        self.failed_operation(during, None, reason::INVALID_SECRET, message, moment);
-        match during {
-            // It says nothing about a VM that is up, so `Ready` stays.
-            OperationType::Create if is_provisioned(self.machine) => {
-                self.set(
-                    conditions::DRIVER_REACHABLE,
-                    State::False,
-                    reason::INVALID_SECRET,
-                    message,
-                );
-            }
-            OperationType::Create => self.not_created_yet(reason::INVALID_SECRET, message),
-            OperationType::Update => {
-                self.set(
-                    conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                    State::False,
-                    reason::INVALID_SECRET,
-                    message,
-                );
-            }
-            OperationType::Delete => self.deleting(reason::INVALID_SECRET, message),
-        }
-    }
-
     /// Whether it is said of a VM that is up that the driver can't be asked after it for want of the secrets.
     fn is_without_secrets(&self) -> bool {
         conditions::get(&self.status.conditions, conditions::DRIVER_REACHABLE)
             .is_some_and(|shown| shown.reason == reason::INVALID_SECRET)
-    }
-
-    fn not_created_yet(&mut self, reason: &str, message: &str) {
-        if is_provisioned(self.machine) {
-            // `Ready` is a promise to MachineHealthChecks: an error says nothing about a VM that was up.
-            return;
-        }
-        if self.machine.spec.provider_id.is_none() {
-            self.set(conditions::VIRTUAL_MACHINE_CREATED, State::False, reason, message);
-        }
-        self.not_ready_yet(reason, message);
-    }
-
-    fn not_ready_yet(&mut self, reason: &str, message: &str) {
-        if is_provisioned(self.machine) {
-            return;
-        }
-        let limit = self
-            .machine
-            .spec
-            .creation_timeout_seconds
-            .unwrap_or(CREATION_TIMEOUT);
-        let age = self
-            .machine
-            .metadata
-            .creation_timestamp
-            .as_ref()
-            .map_or(0, |created| self.now.as_second() - created.0.as_second());
-        if age > i64::from(limit) {
-            let message = format!("not provisioned after {limit} s; {reason}: {message}");
-            self.set(
-                conditions::READY,
-                State::False,
-                conditions::reason::CREATION_TIMED_OUT,
-                &message,
-            );
-        } else {
-            self.set(conditions::READY, State::False, reason, message);
-        }
     }
 
     fn vanished(&mut self, id: &str) {
@@ -472,33 +353,6 @@ impl Draft<'_> {
             attempts: 0,
             last_update_time: Time(self.now),
             next_retry_time: None,
-        });
-    }
-
-    fn failed_operation(
-        &mut self,
-        type_: OperationType,
-        operation: Option<Operation>,
-        code: &str,
-        message: &str,
-        moment: Moment,
-    ) {
-        // A failed recheck is no operation on the VM, which stays provisioned; DriverReachable tells.
-        if type_ == OperationType::Create && is_provisioned(self.machine) {
-            return;
-        }
-        self.status.last_operation = Some(LastOperation {
-            type_,
-            state: OperationState::Failed,
-            operation: operation.map(|operation| operation.name().to_owned()),
-            code: Some(code.to_owned()),
-            message: Some(message.chars().take(MAX_MESSAGE).collect()),
-            attempts: i32::try_from(moment.attempts).unwrap_or(i32::MAX),
-            last_update_time: Time(self.now),
-            next_retry_time: moment
-                .wait
-                .and_then(|wait| self.now.checked_add(wait).ok())
-                .map(Time),
         });
     }
 }

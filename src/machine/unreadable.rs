@@ -16,7 +16,8 @@ use super::gather::gather;
 use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::plan;
-use super::{Context, events, execute, hold_back, wait};
+use super::publish::{retry_of, wait};
+use super::{Context, events, execute};
 use crate::api::Guarded;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::apiserver::{Error, Note};
@@ -42,7 +43,9 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let attempts = gathered.attempts(&machine);
     let wait = wait(&machine, &outcome, attempts);
     let note = events::of(&machine, &outcome, attempts);
-    hold_back(ctx, object.uid(), &gathered, &outcome, attempts, wait);
+    if let Some(retry) = retry_of(&gathered, &outcome, attempts, wait) {
+        ctx.memory.failed(object.uid(), retry);
+    }
     if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
         object.release().await?;
         ctx.memory.forget(object.uid());

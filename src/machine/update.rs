@@ -5,10 +5,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::Context;
 use super::class::{self, Stopped};
+use super::identity;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use super::plan::Update;
-use super::provision::{last_known_state, machine_name};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
@@ -30,11 +30,11 @@ pub async fn update(
     let class = class::with_credentials(ctx, object.get(), plan.wanted.clone()).await?;
     announce(object).await?;
     let request = UpdateMachineRequest {
-        machine_name: machine_name(object),
+        machine_name: object.name().to_owned(),
         provider_id: plan.provider_id,
         last_applied_provider_spec: plan.applied,
         class,
-        last_known_state: last_known_state(object),
+        last_known_state: identity::last_known_state(object.get()),
     };
     if let Err(status) = turn.driver().update_machine(request).await {
         let failure = Failure::new(Call::Update, status);

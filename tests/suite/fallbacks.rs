@@ -250,6 +250,21 @@ async fn the_last_known_state_is_kept_and_handed_back(backing: Backing) -> Resul
     let expected = [None, Some("order-17"), Some("order-17"), Some("order-18")];
     let seen: Vec<_> = handed_over.iter().map(Option::as_deref).collect();
     ensure!(seen == expected, "{seen:?}");
+
+    cloud.fail(json!([
+        {"operation": "CreateMachine", "loseResponse": "Uninitialized", "lastKnownState": "order-19", "count": 1},
+    ]))?;
+    let machine = ByHand::new(&world, "one", "n").create().await?;
+    let provisioned = machine.provisioned().await?;
+    let kept = provisioned.annotations().get(labels::LAST_KNOWN_STATE);
+    ensure!(kept == Some(&BASE64_STANDARD.encode("order-19")), "{kept:?}");
+    let calls = cloud.calls_for("n")?;
+    let initialization = calls
+        .iter()
+        .find(|call| call.operation == Operation::InitializeMachine)
+        .context("never initialized")?;
+    let handed_over = initialization.last_known_state.as_deref();
+    ensure!(handed_over == Some("order-19"), "{handed_over:?}");
     Ok(())
 }
 

@@ -77,6 +77,35 @@ spec:
     Ok(())
 }
 
+/// A restore from a backup, or an object that was replaced: without the finalizer, the object would go and its VM stay.
+#[tokio::test]
+async fn a_finalizer_that_somebody_took_is_back_and_the_vm_goes_with_its_machine() -> Result<()> {
+    let world = World::new("bereft").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
+    let before = machine.provisioned().await?;
+    machine.patch(json!({"metadata": {"finalizers": []}})).await?;
+    let after = machine
+        .until("the finalizer", |machine| !machine.finalizers().is_empty())
+        .await?;
+    ensure!(
+        after.finalizers() == before.finalizers(),
+        "{:?}",
+        after.finalizers()
+    );
+    ensure!(
+        after.annotations() == before.annotations(),
+        "{:?}",
+        after.annotations()
+    );
+    machine.delete().await?;
+    machine.gone().await?;
+    cloud.holds(0).await?;
+    Ok(())
+}
+
 /// DRV-07, DRV-08, CTL-CR-06: neither a VM of another cluster nor one of another machine object of the same cluster is
 /// adopted, changed or deleted.
 #[tokio::test]

@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::support::by_hand::says;
 use crate::support::fleet::objects;
 use crate::support::world::run;
-use crate::support::{Cloud, Fleet, Provider, World};
+use crate::support::{ByHand, Cloud, Fleet, Provider, World};
 
 /// DRV-07, DRV-08, INI-08: identity and cluster id live in what is moved, so the provider at the target finds the VMs,
 /// makes none, and a machine that is made later belongs to the same cluster.
@@ -123,6 +123,56 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     target.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
     moved.gone().await?;
     cloud.holds(0).await?;
+    Ok(())
+}
+
+/// DRV-07: at the source, the provider's cache may not show yet that the Cluster is paused, or show no Cluster any more, when
+/// clusterctl deletes a machine whose VM the target has by now.
+#[tokio::test]
+async fn what_clusterctl_deletes_at_the_source_keeps_its_vm_though_no_pause_is_seen() -> Result<()> {
+    let world = World::new("move-source").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let by_hand = |name: &str| ByHand::new(&world, "one", name).kept_by_the_case().create();
+    let (bare, whole, other) = (
+        by_hand("bare").await?,
+        by_hand("whole").await?,
+        by_hand("other").await?,
+    );
+    for machine in [&bare, &whole, &other] {
+        machine.provisioned().await?;
+    }
+    // Bare, as clusterctl leaves it: its annotation stands in the place of all.
+    let add = format!(
+        r#"[{{"op": "add", "path": "/metadata/annotations", "value": {{"{}": ""}}}}]"#,
+        labels::DELETE_FOR_MOVE
+    );
+    world.kubectl(&["patch", "inframachine", "bare", "--type=json", "-p", &add])?;
+    whole
+        .patch(json!({"metadata": {"annotations": {labels::DELETE_FOR_MOVE: ""}}}))
+        .await?;
+    let mut deleted = Vec::new();
+    for machine in [&bare, &whole] {
+        machine.delete().await?;
+        deleted.push(machine.get().await?);
+    }
+    // Another one, deleted later.
+    other.delete().await?;
+    other.gone().await?;
+    for (machine, before) in [&bare, &whole].into_iter().zip(&deleted) {
+        let now = machine.get().await?;
+        ensure!(now.metadata.deletion_timestamp.is_some() && !now.finalizers().is_empty());
+        ensure!(
+            now.resource_version() == before.resource_version(),
+            "written: {now:?}"
+        );
+        machine.patch(json!({"metadata": {"finalizers": []}})).await?;
+        machine.gone().await?;
+        let calls = cloud.count(Operation::DeleteMachine, &machine.name)?;
+        ensure!(calls == 0, "{} was deleted", machine.name);
+    }
+    cloud.holds(2).await?;
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use crate::driver::retry::Call;
 use crate::driver::{self, Operation, Status};
 use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
-use crate::machine::plan::{Hold, Plan};
+use crate::machine::plan::Plan;
 use crate::machine::status::{self, Moment};
 
 fn failed(call: Call, code: Code) -> Outcome {
@@ -166,8 +166,8 @@ fn what_only_takes_its_time_is_not_said() {
         again: Duration::ZERO,
     };
     let kept = Outcome::Kept {
-        reachable: Some(false),
-        fixed: vec!["/disk".parse().unwrap()],
+        reachable: false,
+        not_updatable: vec!["/disk".parse().unwrap()],
         again: None,
     };
     let absent = Outcome::Absent {
@@ -175,7 +175,7 @@ fn what_only_takes_its_time_is_not_said() {
     };
     let waiting = held(world().without_bootstrap().plan(machine()));
     let paused = held(world().paused().plan(machine()));
-    let silent = Outcome::Held(Hold::silent(Duration::ZERO));
+    let silent = Outcome::Waiting(Some(Duration::ZERO));
     let never = Outcome::Released(Release::NeverCreated);
     for outcome in [
         Outcome::Left,

@@ -1,7 +1,6 @@
 //! How long every failure is waited for, and what it says.
 
 use super::*;
-use crate::driver::Code;
 use crate::driver::retry::{FIRST_BACKOFF, LONG_WAIT, LONGEST_BACKOFF};
 use crate::leadership::NotLeader;
 
@@ -126,7 +125,7 @@ fn a_call_that_was_not_made_is_waited_for_in_silence() {
     let canceled = || Status::new(Code::Canceled, NotLeader.to_string());
     assert!(matches!(
         failed(canceled().with_source(NotLeader)),
-        Outcome::Held(hold) if hold.is_silent() && hold.again == Some(FIRST_BACKOFF)
+        Outcome::Waiting(Some(FIRST_BACKOFF))
     ));
     assert!(
         matches!(failed(canceled()), Outcome::Failed(_)),
@@ -144,6 +143,19 @@ fn only_an_update_that_finds_no_vm_gives_reason_to_look_for_it() {
                 call == Call::Update && code == Code::NotFound,
                 "{call:?} {code}"
             );
+        }
+    }
+}
+
+/// CTL-CR-06: what a driver says beside ALREADY_EXISTS is the VM that has the name, and its id would be written for good.
+#[test]
+fn only_a_vm_that_is_the_machines_own_is_taken_from_an_error() {
+    let vm = driver::Machine::new("sim://1".parse().unwrap(), "node");
+    for call in Call::ALL {
+        for code in Code::ALL {
+            let failure = Failure::new(call, Status::new(code, "no").with_machine(vm.clone()));
+            let own = code == Code::Uninitialized || call.operation() == Operation::InitializeMachine;
+            assert_eq!(failure.machine.is_some(), own, "{call:?} {code}");
         }
     }
 }

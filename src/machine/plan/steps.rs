@@ -15,6 +15,10 @@ pub enum Plan {
     Leave(&'static str),
     /// Wait; the status says for what.
     Hold(Hold),
+    /// Wait; the status says all there is to say already. When to look again, if nothing changes before.
+    Wait(Option<Duration>),
+    /// Write finalizer and identity again; what else there is to do comes after that.
+    Claim(Box<Claim>),
     /// The driver has never answered.
     OutOfContact(Code, String),
     /// The spec can't be accepted as it is.
@@ -28,15 +32,15 @@ pub enum Plan {
     Provision(Box<Provision>),
     /// The VM is provisioned and as it should be.
     Keep {
-        /// Whether the driver answered lately; `None` when it is not known which driver it is.
-        reachable: Option<bool>,
+        /// Whether the driver answered lately.
+        reachable: bool,
         /// Fields in which the spec differs and that a living VM can't change.
-        fixed: Vec<JsonPointer>,
+        not_updatable: Vec<JsonPointer>,
         /// When to ask after it, if it is not settled.
         again: Option<Duration>,
     },
     /// Ask the driver how the VM is.
-    Recheck(Box<Provision>),
+    Recheck(Box<Recheck>),
     /// The VM is gone for all that the driver can say: lists lack it, and it can't be asked about one VM.
     Vanish(ProviderId),
     /// The VM that was gone is in the lists of a driver that can't be asked about one VM.
@@ -54,17 +58,38 @@ impl Plan {
     pub fn share(&self) -> Option<Share> {
         match self {
             // Where there may be a VM it is looked up first, which must not wait for the creates of others.
-            Self::Provision(plan) if plan.issued => Some(Share::Upkeep),
+            Self::Provision(plan) if plan.vm_may_exist => Some(Share::Upkeep),
             Self::Provision(_) => Some(Share::Create),
             Self::Recheck(_) | Self::Update(_) | Self::Delete(_) => Some(Share::Upkeep),
             Self::Leave(_)
             | Self::Hold(_)
+            | Self::Wait(_)
+            | Self::Claim(_)
             | Self::OutOfContact(..)
             | Self::Refuse { .. }
             | Self::Keep { .. }
             | Self::Vanish(_)
             | Self::Reappear(_)
             | Self::Release(_) => None,
+        }
+    }
+
+    /// Whether nothing is done about the machine now, and it is not paused: what has failed before and is not published can be
+    /// said first.
+    pub fn is_idle(&self) -> bool {
+        match self {
+            Self::Wait(_) | Self::Refuse { .. } | Self::Keep { .. } => true,
+            Self::Leave(_)
+            | Self::Hold(_)
+            | Self::Claim(_)
+            | Self::OutOfContact(..)
+            | Self::Provision(_)
+            | Self::Recheck(_)
+            | Self::Vanish(_)
+            | Self::Reappear(_)
+            | Self::Update(_)
+            | Self::Delete(_)
+            | Self::Release(_) => false,
         }
     }
 
@@ -75,6 +100,8 @@ impl Plan {
             Self::Update(_) => OperationType::Update,
             Self::Leave(_)
             | Self::Hold(_)
+            | Self::Wait(_)
+            | Self::Claim(_)
             | Self::OutOfContact(..)
             | Self::Refuse { .. }
             | Self::Keep { .. }
@@ -86,7 +113,7 @@ impl Plan {
     }
 }
 
-/// A wait.
+/// A wait that the status tells of.
 #[derive(Debug, PartialEq)]
 pub struct Hold {
     /// The condition that says why.
@@ -99,24 +126,6 @@ pub struct Hold {
     pub claim: Option<Claim>,
     /// When to look again, if nothing changes before.
     pub again: Option<Duration>,
-}
-
-impl Hold {
-    /// A wait of which the status already says all there is to say.
-    pub fn silent(again: impl Into<Option<Duration>>) -> Self {
-        Self {
-            condition: "",
-            reason: "",
-            message: String::new(),
-            claim: None,
-            again: again.into(),
-        }
-    }
-
-    /// Whether there is nothing to say about it.
-    pub fn is_silent(&self) -> bool {
-        self.reason.is_empty()
-    }
 }
 
 /// Finalizer and identity, as they have to be before a side effect (write 1).
@@ -149,8 +158,17 @@ pub struct Provision {
     pub provider_id: Option<ProviderId>,
     /// The Secret with the bootstrap data.
     pub bootstrap: String,
-    /// Whether an earlier process may have issued the create: a live read has to come before the next.
-    pub issued: bool,
+    /// Whether a create was issued before, so that there may be a VM: a live read has to come before the next.
+    pub vm_may_exist: bool,
+}
+
+/// Look up, initialize where the driver asks for it. Nothing to create with is part of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recheck {
+    /// The spec to look up with: that of the create.
+    pub look_up: ProviderSpec,
+    /// The id.
+    pub provider_id: ProviderId,
 }
 
 /// Hot update.

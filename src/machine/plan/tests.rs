@@ -6,8 +6,9 @@ use serde_json::json;
 
 use super::*;
 use crate::api::conditions::State;
-use crate::driver::Status;
+use crate::api::v1alpha1::{OperationState, OperationType};
 use crate::driver::retry::Call;
+use crate::driver::{Operation, Status};
 use crate::machine::fixtures::{MachineFixture, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::status::{self, Moment};
@@ -40,6 +41,14 @@ fn provision(plan: Plan) -> Provision {
 }
 
 #[track_caller]
+fn claimed(plan: Plan) -> Claim {
+    match plan {
+        Plan::Claim(claim) => *claim,
+        other => panic!("expected a claim, got {other:?}"),
+    }
+}
+
+#[track_caller]
 fn refused(plan: Plan) -> InvalidSpec {
     match plan {
         Plan::Refuse { invalid, .. } => invalid,
@@ -54,7 +63,7 @@ fn assert_left(world: &World, machine: MachineFixture) {
 }
 
 fn waits(seconds: u64) -> Plan {
-    Plan::Hold(Hold::silent(Duration::from_secs(seconds)))
+    Plan::Wait(Some(Duration::from_secs(seconds)))
 }
 
 fn failing(seconds: i64) -> MachineFixture {
@@ -111,7 +120,7 @@ fn without_its_cluster_a_machine_is_left() {
 }
 
 #[test]
-fn hands_are_off_while_the_cluster_or_the_machine_is_paused() {
+fn a_machine_is_left_alone_while_it_or_its_cluster_is_paused() {
     let hold = held(world().paused().plan(machine().annotated(labels::PAUSED, "")));
     assert_eq!(
         (hold.condition, hold.reason),
@@ -152,12 +161,51 @@ fn finalizer_and_identity_come_before_every_wait() {
     }
 }
 
-/// A moved machine, or one that somebody took the finalizer from: its VM must not be noted as never made.
+/// A restore from a backup drops finalizers, and Cluster API deletes the InfraMachine one day: its VM would stay for ever.
 #[test]
-fn a_claim_that_is_made_good_does_not_deny_a_vm_that_may_exist() {
-    let bereft = machine().claimed().without_finalizer();
-    let hold = held(world().cluster_not_ready().plan(bereft));
-    assert_eq!(hold.claim.unwrap().instance, Instance::MayExist);
+fn a_finalizer_that_somebody_took_is_written_again_before_anything_else_is_done() {
+    let provisioned = || machine().provisioned().without_finalizer();
+    let failed = machine()
+        .claimed()
+        .observed(1)
+        .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
+    let check = |world: World, bereft: MachineFixture| {
+        let noted = identity::instance(&bereft.clone().build());
+        let claim = claimed(world.plan(bereft));
+        assert_eq!(claim.machine_id.annotation(), "ns1/m1/u-1");
+        assert_eq!(claim.cluster_id, "c-1");
+        assert_eq!(claim.instance, noted, "a VM that may exist is not denied");
+        assert_eq!((claim.driver, claim.applied), (None, None), "what is noted stays");
+    };
+    check(world(), machine().claimed().without_finalizer());
+    check(
+        world().cluster_not_ready(),
+        machine().claimed().without_finalizer(),
+    );
+    check(world(), failed.without_finalizer());
+    check(world(), provisioned());
+    check(world(), provisioned().annotated(labels::INSTANCE, "none"));
+    check(world().recheck(), provisioned());
+    check(world().violating("no"), provisioned());
+    check(world().driver_not_configured(), provisioned());
+    check(world().out_of_contact(), provisioned());
+}
+
+#[test]
+fn a_finalizer_that_somebody_took_is_not_written_on_a_paused_machine_or_where_no_vm_may_be() {
+    let provisioned = || machine().provisioned().without_finalizer();
+    assert_eq!(held(world().paused().plan(provisioned())).claim, None);
+    assert_eq!(
+        reason_of(world().plan(provisioned().without(labels::MACHINE_ID))),
+        (conditions::DRIVER_REACHABLE, reason::FOREIGN_PROVIDER_ID)
+    );
+    assert_left(&world(), provisioned().deleted_at(now()));
+    let refused = machine()
+        .claimed()
+        .annotated(labels::INSTANCE, "none")
+        .observed(1)
+        .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
+    assert_left(&world(), refused.without_finalizer());
 }
 
 #[test]
@@ -175,7 +223,10 @@ fn a_copied_identity_is_replaced_by_the_machines_own() {
     let plan = provision(world().plan(copied));
     assert_eq!(plan.claim.machine_id.annotation(), "ns1/m1/u-1");
     assert_eq!(plan.claim.cluster_id, "c-1");
-    assert!(!plan.issued, "what was copied says nothing about this machine");
+    assert!(
+        !plan.vm_may_exist,
+        "what was copied says nothing about this machine"
+    );
 }
 
 /// The cluster id that a machine was created under is the one that its VM is found by.
@@ -192,7 +243,7 @@ fn a_machine_is_looked_up_and_created_with_its_spec_and_tags() {
     let wanted = tagged(&json!({"size": "s"}));
     assert_eq!((&plan.wanted, &plan.look_up), (&wanted, &wanted));
     assert_eq!(plan.bootstrap, "boot");
-    assert_eq!((plan.provider_id, plan.issued), (None, false));
+    assert_eq!((plan.provider_id, plan.vm_may_exist), (None, false));
     assert_eq!(plan.claim.instance, Instance::MayExist);
     assert_eq!(plan.claim.driver.as_deref(), Some("pool"));
     assert_eq!(plan.claim.applied, Some(wanted));
@@ -216,7 +267,7 @@ fn the_tags_tell_a_control_plane_machine_from_a_node() {
 fn a_machine_that_was_respecified_after_its_create_is_looked_up_with_what_was_created() {
     let respecified = machine().claimed().spec(&json!({"size": "l"}));
     let plan = provision(world().plan(respecified));
-    assert!(plan.issued);
+    assert!(plan.vm_may_exist);
     assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
     assert_eq!(plan.wanted, tagged(&json!({"size": "l"})));
 }
@@ -228,7 +279,7 @@ fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
         .annotated(labels::INSTANCE, "none")
         .spec(&json!({"size": "l"}));
     let plan = provision(world().plan(refused));
-    assert!(!plan.issued);
+    assert!(!plan.vm_may_exist);
     assert_eq!(plan.look_up, tagged(&json!({"size": "l"})));
 }
 
@@ -237,7 +288,7 @@ fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
 fn a_machine_that_has_an_id_and_no_status_is_looked_up_by_its_id() {
     let plan = provision(world().plan(machine().claimed().provider_id("sim://1")));
     assert_eq!(plan.provider_id.unwrap().as_str(), "sim://1");
-    assert!(plan.issued);
+    assert!(plan.vm_may_exist);
 }
 
 #[test]
@@ -292,7 +343,7 @@ fn a_refusal_that_no_driver_was_called_for_is_decided_anew_by_what_the_driver_sa
     assert!(is_refused_uncalled(&refused_before.clone().build()));
     refused(refusing().plan(refused_before.clone()));
     provision(world().plan(refused_before.clone()));
-    let silent = Plan::Hold(Hold::silent(TURN_WAIT));
+    let silent = Plan::Wait(Some(TURN_WAIT));
     assert_eq!(world().out_of_contact().plan(refused_before), silent);
 }
 
@@ -305,7 +356,7 @@ fn what_a_driver_answered_is_final_whatever_it_says_of_itself() {
 
 #[test]
 fn nothing_is_refused_because_of_what_a_driver_said_before_it_was_lost() {
-    let silent = Plan::Hold(Hold::silent(TURN_WAIT));
+    let silent = Plan::Wait(Some(TURN_WAIT));
     let former = || world().with_former_facts();
     assert_eq!(former().violating("no").plan(machine().claimed()), silent);
     let zone = former().owner(|owner| owner.spec.failure_domain = Some("z1".to_owned()));
@@ -339,13 +390,36 @@ fn a_change_of_spec_annotations_or_bootstrap_data_ends_a_wait() {
     provision(world().remembering(40).inputs_changed().plan(machine().claimed()));
 }
 
+/// A failure that could not be published is published while its call waits, but not on a paused machine, and not instead of
+/// what is to be done now.
+#[test]
+fn what_is_left_to_say_of_a_failure_is_said_while_nothing_is_done() {
+    let bereft = || machine().provisioned().without_finalizer();
+    for (plan, idle) in [
+        (world().remembering(40).plan(machine().claimed()), true),
+        (world().unable(0).plan(machine().claimed()), true),
+        (world().driver_busy().plan(machine()), true),
+        (
+            world()
+                .remembering(40)
+                .plan(machine().provisioned().power("Starting")),
+            true,
+        ),
+        (world().violating("no").plan(machine().provisioned()), true),
+        (world().plan(machine().claimed()), false),
+        (world().paused().plan(machine().claimed()), false),
+        (world().plan(bereft()), false),
+        (world().without_owner().plan(machine()), false),
+        (world().plan(machine().claimed().deleted_at(now())), false),
+    ] {
+        assert_eq!(plan.is_idle(), idle, "{plan:?}");
+    }
+}
+
 /// CMI-37
 #[test]
 fn what_the_driver_cannot_do_is_asked_again_when_the_driver_is_another_and_not_with_time() {
-    assert_eq!(
-        world().unable(0).plan(machine().claimed()),
-        Plan::Hold(Hold::silent(None))
-    );
+    assert_eq!(world().unable(0).plan(machine().claimed()), Plan::Wait(None));
     provision(world().unable(1).plan(machine().claimed()));
     provision(world().unable(0).inputs_changed().plan(machine().claimed()));
 }

@@ -31,10 +31,10 @@ impl Wait {
 
 /// What the last failure still makes a call wait for: from memory, or after a restart from the status.
 pub fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Wait> {
-    if seen.note.suspicion.is_some() && seen.note.suspicion_is_new {
+    if seen.remembered.suspicion.is_some() && seen.remembered.suspicion_is_new {
         return None;
     }
-    if seen.note.retry.is_some() {
+    if seen.remembered.retry.is_some() {
         return remembered_wait(seen);
     }
     let status = machine.status.as_ref()?;
@@ -57,7 +57,7 @@ pub fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Wait> {
 }
 
 fn remembered_wait(seen: &Observed<'_>) -> Option<Wait> {
-    let retry = seen.note.retry.as_ref()?;
+    let retry = seen.remembered.retry.as_ref()?;
     if retry.inputs != seen.inputs {
         return None;
     }
@@ -90,7 +90,7 @@ pub fn is_unsettled(machine: &InfraMachine) -> bool {
 ///
 /// A trigger that comes before does not lead to an earlier call, and must not make the later one be forgotten.
 pub fn until_settling(seen: &Observed<'_>) -> Option<Duration> {
-    let rest = seen.note.rest_until.and_then(|until| {
+    let rest = seen.remembered.rest_until.and_then(|until| {
         let left = until.saturating_duration_since(seen.instant);
         (!left.is_zero()).then_some(left)
     });

@@ -12,6 +12,7 @@ use crate::driver::Status;
 use crate::driver::retry::Call;
 use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
+use crate::machine::outcome::Failure;
 use crate::machine::plan::Plan;
 
 const LONG: usize = 20_000;
@@ -71,10 +72,10 @@ fn refused() -> Outcome {
     }
 }
 
-fn kept(fixed: &[&str]) -> Outcome {
+fn kept(not_updatable: &[&str]) -> Outcome {
     Outcome::Kept {
-        reachable: Some(true),
-        fixed: fixed.iter().map(|path| path.parse().unwrap()).collect(),
+        reachable: true,
+        not_updatable: not_updatable.iter().map(|path| path.parse().unwrap()).collect(),
         again: None,
     }
 }
@@ -91,7 +92,7 @@ fn harmless() -> Vec<Outcome> {
     let bereft = || machine().provisioned().without(crate::api::labels::MACHINE_ID);
     let mut all = vec![
         Outcome::Left,
-        Outcome::Held(Hold::silent(Duration::from_secs(1))),
+        Outcome::Waiting(Some(Duration::from_secs(1))),
         held(world().paused().plan(machine().provisioned())),
         held(world().driver_not_configured().plan(machine().provisioned())),
         held(world().plan(bereft())),
@@ -188,7 +189,7 @@ fn what_has_nothing_to_say_writes_nothing() {
     for outcome in [
         Outcome::Left,
         Outcome::Gone,
-        Outcome::Held(Hold::silent(Duration::from_secs(1))),
+        Outcome::Waiting(Some(Duration::from_secs(1))),
     ] {
         for fixture in [machine(), machine().provisioned().generation(2)] {
             let before = fixture.clone().build().status.unwrap_or_default();
@@ -358,8 +359,8 @@ fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_i
     up.status = Some(after(&up, &no_secrets(OperationType::Create), moment()));
     assert_eq!(shown(up.status.as_ref().unwrap()), without);
     let waiting = Outcome::Kept {
-        reachable: Some(true),
-        fixed: Vec::new(),
+        reachable: true,
+        not_updatable: Vec::new(),
         again: Some(Duration::from_secs(5)),
     };
     assert_eq!(shown(&after(&up, &waiting, moment())), without);
@@ -412,7 +413,7 @@ fn an_earlier_failure_is_history_once_the_new_spec_is_tried() {
     assert_eq!(status.observed_generation, Some(2));
 }
 
-/// The spec was changed while hands were off: it has not been tried when they are on again.
+/// The spec was changed during a pause: it has not been tried when that ends.
 #[test]
 fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
     let failed = machine()
@@ -430,11 +431,11 @@ fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
 }
 
 #[test]
-fn hands_are_on_again_at_once_though_a_wait_is_not_over() {
+fn the_end_of_a_pause_is_said_at_once_though_a_wait_is_not_over() {
     let paused = machine()
         .claimed()
         .condition(conditions::PAUSED, State::True, reason::PAUSED);
-    let status = status_of(paused, &Outcome::Held(Hold::silent(Duration::from_mins(10))));
+    let status = status_of(paused, &Outcome::Waiting(Some(Duration::from_mins(10))));
     assert_eq!(
         state_of(&status, conditions::PAUSED),
         ("False", reason::NOT_PAUSED)
@@ -495,6 +496,32 @@ fn a_deletion_that_failed_says_why_it_is_still_there() {
         let deleting = condition(&status, conditions::DELETING);
         assert_eq!(deleting.message, "DeleteMachine: no room");
         assert_eq!(status.last_operation.unwrap().type_, OperationType::Delete);
+    }
+}
+
+#[test]
+fn a_deletion_that_goes_on_takes_back_that_the_driver_does_not_answer() {
+    let outage = machine().provisioned().deleted_at(now()).condition(
+        conditions::DRIVER_REACHABLE,
+        State::False,
+        "Unavailable",
+    );
+    for reason in [
+        reason::SHUTTING_DOWN,
+        reason::DELETING,
+        reason::CONFIRMING_DELETION,
+    ] {
+        let deleting = Outcome::Deleting {
+            reason,
+            message: "going".to_owned(),
+            again: Duration::from_secs(1),
+        };
+        let status = status_of(outage.clone(), &deleting);
+        assert_eq!(
+            state_of(&status, conditions::DRIVER_REACHABLE),
+            ("True", reason::REACHABLE)
+        );
+        assert_eq!(state_of(&status, conditions::DELETING), ("True", reason));
     }
 }
 

@@ -1,12 +1,19 @@
-//! Somebody else writes the object while the driver is being called.
+//! What a driver said can't be written at once: somebody else writes the object, or the API server does not take it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, ensure};
-use capcmi::api::conditions;
+use capcmi::api::{conditions, labels};
 use capcmi::driver::Operation;
+use http::StatusCode;
+use kube::ResourceExt;
 use management_cluster::eventually;
+use management_cluster::proxy::{Fault, Proxy};
 use serde_json::json;
 
-use crate::support::by_hand::says;
+use crate::support::by_hand::{event, says};
+use crate::support::provider::service_account;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 /// CTL-02, CTL-CR-07: a call that failed waits its time, whoever wrote a label meanwhile; and what it said is not lost, though
@@ -21,12 +28,7 @@ async fn a_label_that_is_written_during_a_call_neither_repeats_it_nor_hides_its_
         {"operation": "CreateMachine", "code": "PermissionDenied", "latencyMs": 2000, "lastKnownState": "order-1"},
     ]))?;
     let machine = ByHand::new(&world, "one", "m").create().await?;
-    eventually(DEADLINE, "a create", async || {
-        let begun = cloud.count(Operation::CreateMachine, "m")? > 0;
-        ensure!(begun, "not yet");
-        Ok(())
-    })
-    .await?;
+    create_begun(&cloud).await?;
     let label = json!({"metadata": {"labels": {"example.com/team": "a"}}});
     let written = machine.patch(label).await?;
     let told = written.status.and_then(|status| status.last_operation);
@@ -45,4 +47,61 @@ async fn a_label_that_is_written_during_a_call_neither_repeats_it_nor_hides_its_
     let creates = cloud.count(Operation::CreateMachine, "m")?;
     ensure!(creates == 1, "{creates} creates");
     Ok(())
+}
+
+/// CTL-02, CTL-CR-07: nor does an API server that does not take the status: the failure is told as soon as it does, and not
+/// only after the whole wait.
+#[tokio::test]
+async fn a_failure_whose_status_is_not_taken_is_told_later_and_its_call_is_not_repeated() -> Result<()> {
+    let world = World::new("untold").await?;
+    let cloud = Cloud::new(&world);
+    let refuses = Arc::new(AtomicBool::new(false));
+    let is_next = Arc::clone(&refuses);
+    let proxy = Proxy::start(world.management, move |request| {
+        if request.path.ends_with("/inframachines/m/status") && is_next.swap(false, Ordering::SeqCst) {
+            Fault::Refuse(StatusCode::SERVICE_UNAVAILABLE)
+        } else {
+            Fault::None
+        }
+    })
+    .await?;
+    let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
+    let _provider = Provider::new(cloud.drivers(json!({})))
+        .through(kubeconfig)
+        .start(&world)
+        .await?;
+    world.cluster("one").await?;
+    cloud.fail(json!([
+        {"operation": "CreateMachine", "code": "PermissionDenied", "latencyMs": 2000, "lastKnownState": "order-1"},
+    ]))?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
+    create_begun(&cloud).await?;
+    refuses.store(true, Ordering::SeqCst);
+    let told = machine
+        .until("the failure", |machine| {
+            says(machine, conditions::READY, "False", "PermissionDenied")
+        })
+        .await?;
+    ensure!(!refuses.load(Ordering::SeqCst), "the status was taken at once");
+    ensure!(told.annotations().contains_key(labels::LAST_KNOWN_STATE));
+    let last = told.status.and_then(|status| status.last_operation);
+    ensure!(
+        last.is_some_and(|last| last.attempts == 1 && last.next_retry_time.is_some()),
+        "not the first try, or no next one"
+    );
+    event(&world, "m", "PermissionDenied").await?;
+    machine.delete().await?;
+    machine.gone().await?;
+    let creates = cloud.count(Operation::CreateMachine, "m")?;
+    ensure!(creates == 1, "{creates} creates");
+    Ok(())
+}
+
+async fn create_begun(cloud: &Cloud) -> Result<()> {
+    eventually(DEADLINE, "a create", async || {
+        let begun = cloud.count(Operation::CreateMachine, "m")? > 0;
+        ensure!(begun, "not yet");
+        Ok(())
+    })
+    .await
 }

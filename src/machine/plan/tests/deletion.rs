@@ -1,6 +1,7 @@
 //! Plans for a machine that is being deleted.
 
 use super::*;
+use crate::machine::plan::deletion::time_to_shut_down;
 
 #[track_caller]
 fn delete(plan: Plan) -> Delete {
@@ -44,6 +45,23 @@ fn a_paused_machine_is_not_deleted_not_even_by_force() {
             (conditions::PAUSED, reason::PAUSED)
         );
     }
+}
+
+/// DRV-07: the VM is the target's by now, and clusterctl removes the finalizer itself. It takes the other annotations away
+/// as well, which must not be called a lost identity.
+#[test]
+fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
+    let moved = || deleted().annotated(labels::DELETE_FOR_MOVE, "");
+    for world in [
+        world(),
+        world().without_cluster(),
+        world().driver_not_configured(),
+    ] {
+        assert_left(&world, moved());
+        assert_left(&world, moved().provider_id("sim://1").without(labels::MACHINE_ID));
+    }
+    let forced = moved().annotated(labels::FORCE_DELETE, "true");
+    assert_eq!(world().plan(forced), Plan::Release(Release::Forced));
 }
 
 #[test]

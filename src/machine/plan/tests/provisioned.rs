@@ -4,7 +4,7 @@ use super::*;
 use crate::machine::memory::Suspicion;
 
 #[track_caller]
-fn recheck(plan: Plan) -> Provision {
+fn recheck(plan: Plan) -> Recheck {
     match plan {
         Plan::Recheck(plan) => *plan,
         other => panic!("expected a recheck, got {other:?}"),
@@ -21,8 +21,8 @@ fn update(plan: Plan) -> Update {
 
 fn kept(reachable: bool, again: Option<u64>) -> Plan {
     Plan::Keep {
-        reachable: Some(reachable),
-        fixed: Vec::new(),
+        reachable,
+        not_updatable: Vec::new(),
         again: again.map(Duration::from_secs),
     }
 }
@@ -90,11 +90,11 @@ fn a_field_that_the_driver_cannot_change_is_only_told_about() {
             vec!["/size"],
         ),
     ] {
-        let Plan::Keep { fixed, .. } = world.plan(fixture) else {
+        let Plan::Keep { not_updatable, .. } = world.plan(fixture) else {
             panic!("not kept");
         };
-        let fixed: Vec<_> = fixed.iter().map(ToString::to_string).collect();
-        assert_eq!(fixed, expected);
+        let differing: Vec<_> = not_updatable.iter().map(ToString::to_string).collect();
+        assert_eq!(differing, expected);
     }
 }
 
@@ -125,7 +125,7 @@ fn an_update_that_failed_is_not_repeated_before_its_time() {
 #[test]
 fn a_vm_that_somebody_misses_is_asked_after_and_never_created() {
     let plan = recheck(world().recheck().plan(machine().provisioned()));
-    assert_eq!(plan.provider_id.unwrap().as_str(), "sim://1");
+    assert_eq!(plan.provider_id.as_str(), "sim://1");
     assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
 }
 

@@ -1,0 +1,240 @@
+//! Initialize a VM that exists.
+
+use super::Context;
+use super::class::Stopped;
+use super::identity;
+use super::look_up::another_vm;
+use super::object::Object;
+use super::outcome::{Failure, Outcome};
+use crate::driver::retry::{Call, Next};
+use crate::driver::{self, InitializeMachineRequest, LastKnownState, MachineClass, ProviderId};
+use crate::provider::Turn;
+
+/// A VM that exists and may have to be initialized.
+pub struct ToInitialize {
+    /// Its id, as far as anybody knows.
+    known: Option<ProviderId>,
+    /// What the driver said of it.
+    machine: Option<driver::Machine>,
+    /// What the driver wants back with the initialization.
+    state: Option<LastKnownState>,
+    /// Whether the driver said that it is not initialized.
+    required: bool,
+}
+
+/// A VM that the driver says nothing bad of.
+pub fn made(machine: driver::Machine) -> ToInitialize {
+    ToInitialize {
+        known: Some(machine.provider_id.clone()),
+        state: machine.last_known_state.clone(),
+        machine: Some(machine),
+        required: false,
+    }
+}
+
+/// A VM that the driver calls uninitialized. What it wants back it may say beside the error, or of the machine.
+pub fn uninitialized(known: Option<ProviderId>, failure: Failure) -> ToInitialize {
+    let state = failure.last_known_state().cloned();
+    let machine = failure.machine;
+    let id = machine.as_ref().map(|machine| machine.provider_id.clone());
+    let said = machine
+        .as_ref()
+        .and_then(|machine| machine.last_known_state.clone());
+    ToInitialize {
+        known: known.or(id),
+        state: state.or(said),
+        machine,
+        required: true,
+    }
+}
+
+/// Initializes a VM that exists; a driver without the call has nothing to initialize.
+pub async fn initialize(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    turn: &mut Turn<'_>,
+    class: MachineClass,
+    vm: ToInitialize,
+) -> Result<Outcome, Stopped> {
+    if vm.required {
+        // It came with an answer that is over: whatever becomes of the initialization, it must not be lost.
+        object.keep(vm.state.as_ref()).await?;
+    }
+    if !ctx.may_create(object.get(), turn) {
+        return Ok(ctx.waiting_for_a_turn(object.get()));
+    }
+    let request = InitializeMachineRequest {
+        machine_name: object.name().to_owned(),
+        provider_id: vm.known.clone(),
+        class,
+        last_known_state: vm
+            .state
+            .clone()
+            .or_else(|| identity::last_known_state(object.get())),
+    };
+    Ok(initialized(vm, turn.driver().initialize_machine(request).await))
+}
+
+/// What the answer to an initialization leads to.
+fn initialized(vm: ToInitialize, answer: driver::Result<driver::Machine>) -> Outcome {
+    let call = if vm.required {
+        Call::FinishInitialization
+    } else {
+        Call::Initialize
+    };
+    let seen = match &answer {
+        Ok(machine) => Some(machine),
+        Err(status) => status.machine(),
+    };
+    if let Some(failure) = another_vm(call, vm.known.as_ref(), seen) {
+        return Outcome::Failed(Box::new(failure));
+    }
+    let status = match answer {
+        Ok(mut machine) => {
+            machine.last_known_state = machine.last_known_state.or(vm.state);
+            return Outcome::Provisioned(Box::new(machine));
+        }
+        Err(status) => status,
+    };
+    let mut failure = Failure::new(call, status);
+    match (failure.next, vm.machine) {
+        (Next::Fallback, Some(machine)) => Outcome::Provisioned(Box::new(machine)),
+        (_, machine) => {
+            failure.machine = failure.machine.or(machine).map(|machine| driver::Machine {
+                last_known_state: machine.last_known_state.clone().or(vm.state),
+                ..machine
+            });
+            Outcome::Failed(Box::new(failure))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Code, Operation, Status};
+
+    fn vm(id: &str) -> driver::Machine {
+        driver::Machine::new(id.parse().unwrap(), "node")
+    }
+
+    fn to_initialize(required: bool) -> ToInitialize {
+        ToInitialize {
+            known: Some("sim://1".parse().unwrap()),
+            machine: Some(vm("sim://1")),
+            state: None,
+            required,
+        }
+    }
+
+    fn state(text: &str) -> LastKnownState {
+        LastKnownState::new(text.as_bytes().to_vec()).unwrap()
+    }
+
+    /// What is known of a VM that the driver calls uninitialized in answer to this call.
+    fn known(id: Option<&str>, call: Call, status: Status) -> ToInitialize {
+        uninitialized(id.map(|id| id.parse().unwrap()), Failure::new(call, status))
+    }
+
+    fn failed(outcome: Outcome) -> Failure {
+        match outcome {
+            Outcome::Failed(failure) => *failure,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_initialization_that_answers_another_vm_leaves_nothing_of_it() {
+        let failure = failed(initialized(to_initialize(true), Ok(vm("sim://2"))));
+        assert!(failure.machine.is_none());
+    }
+
+    /// INI-11
+    #[test]
+    fn a_driver_without_initialization_has_nothing_to_initialize_after_a_create() {
+        let answer = Err(Status::unimplemented(Operation::InitializeMachine));
+        let outcome = initialized(to_initialize(false), answer);
+        assert!(matches!(outcome, Outcome::Provisioned(machine) if *machine == vm("sim://1")));
+    }
+
+    /// INI-02, INI-24
+    #[test]
+    fn a_vm_that_the_driver_calls_uninitialized_is_not_up_because_the_call_is_missing_or_the_vm_is() {
+        for code in Code::ALL {
+            let answer = Err(Status::new(code, "no"));
+            let failure = failed(initialized(to_initialize(true), answer));
+            assert_eq!(failure.machine, Some(vm("sim://1")), "{code}");
+        }
+    }
+
+    /// INI-18, INI-19: the driver may know no more of the VM than that it is not initialized.
+    #[test]
+    fn an_initialization_begins_with_what_is_known_of_the_vm() {
+        let said = |machine: Option<driver::Machine>| {
+            let status = Status::new(Code::Uninitialized, "no");
+            match machine {
+                Some(machine) => status.with_machine(machine),
+                None => status,
+            }
+        };
+        for call in [Call::LookUp, Call::LookUpAgain, Call::Create, Call::Recheck] {
+            let known = |id, status| known(id, call, status).known.map(|id| id.to_string());
+            assert_eq!(known(None, said(None)), None);
+            assert_eq!(known(None, said(Some(vm("sim://2")))).as_deref(), Some("sim://2"));
+            assert_eq!(known(Some("sim://1"), said(None)).as_deref(), Some("sim://1"));
+        }
+    }
+
+    /// CTL-01: with an error as well, be it beside the error or of the machine that comes with it.
+    #[test]
+    fn the_state_that_comes_with_uninitialized_is_handed_over_with_the_initialization() {
+        for call in [Call::LookUp, Call::LookUpAgain, Call::Create, Call::Recheck] {
+            let beside = Status::new(Code::Uninitialized, "no").with_last_known_state(state("s1"));
+            let mut old = vm("sim://1");
+            old.last_known_state = Some(state("s0"));
+            for (status, expected) in [
+                (Status::new(Code::Uninitialized, "no"), None),
+                (
+                    Status::new(Code::Uninitialized, "no").with_machine(old.clone()),
+                    Some(state("s0")),
+                ),
+                (beside.with_machine(old.clone()), Some(state("s1"))),
+            ] {
+                assert_eq!(known(None, call, status).state, expected, "{call:?}");
+            }
+        }
+    }
+
+    /// CTL-01
+    #[test]
+    fn the_state_that_a_create_left_survives_an_initialization_that_leaves_none() {
+        let mut created = vm("sim://1");
+        created.last_known_state = Some(state("s1"));
+        let (bare, unavailable) = (vm("sim://1"), Status::new(Code::Unavailable, "no"));
+        for (answer, kept) in [
+            (Ok(bare.clone()), "s1"),
+            (
+                Ok(driver::Machine {
+                    last_known_state: Some(state("s2")),
+                    ..bare.clone()
+                }),
+                "s2",
+            ),
+            (Err(Status::unimplemented(Operation::InitializeMachine)), "s1"),
+        ] {
+            let outcome = initialized(made(created.clone()), answer);
+            let Outcome::Provisioned(machine) = outcome else {
+                panic!("{outcome:?}");
+            };
+            assert_eq!(machine.last_known_state, Some(state(kept)));
+        }
+        for status in [
+            Status::new(Code::Unavailable, "no"),
+            unavailable.with_machine(bare),
+        ] {
+            let failure = failed(initialized(made(created.clone()), Err(status)));
+            let machine = failure.machine.unwrap();
+            assert_eq!(machine.last_known_state, Some(state("s1")));
+        }
+    }
+}

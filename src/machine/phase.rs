@@ -1,0 +1,44 @@
+//! Where a machine stands in its life, for whoever counts machines and measures how long they take.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::Context;
+use super::gather::Gathered;
+use super::plan::is_provisioned;
+use crate::api::conditions;
+use crate::api::v1alpha1::InfraMachine;
+
+/// The phases that machines are counted by.
+pub const PHASES: [&str; 5] = ["Pending", "Provisioned", "NotReady", "Failed", "Deleting"];
+
+/// The phase of a machine: where it stands in its life, one of [`PHASES`].
+pub fn phase(machine: &InfraMachine) -> &'static str {
+    let status = machine.status.as_ref();
+    let ready = status.is_some_and(|status| conditions::is_true(&status.conditions, conditions::READY));
+    let failed = status.is_some_and(|status| status.failure_reason.is_some());
+    match (
+        machine.metadata.deletion_timestamp.is_some(),
+        failed,
+        is_provisioned(machine),
+        ready,
+    ) {
+        (true, ..) => "Deleting",
+        (false, true, ..) => "Failed",
+        (false, false, true, true) => "Provisioned",
+        (false, false, true, false) => "NotReady",
+        (false, false, false, _) => "Pending",
+    }
+}
+
+/// Measures how long it took, when a machine has just come up.
+pub fn measure(ctx: &Context, before: &InfraMachine, after: &InfraMachine, gathered: &Gathered) {
+    if !is_provisioned(before)
+        && is_provisioned(after)
+        && let (Some(provider), Some(created)) = (gathered.provider(), &after.metadata.creation_timestamp)
+        && let Ok(took) = Duration::try_from(Timestamp::now().duration_since(created.0))
+    {
+        ctx.metrics.provisioned(provider.name(), took);
+    }
+}

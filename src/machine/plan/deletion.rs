@@ -1,0 +1,90 @@
+//! The way of a VM out: it is deleted only as the machine's own, and never while it is paused.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::waits::{pace_of_deletion, retry_wait};
+use super::{
+    Delete, Driver, Observed, Plan, Release, has_finalizer, hold, known_provider_id, no_driver, paused,
+};
+use crate::api::conditions::{self, reason};
+use crate::api::labels::{self, Instance};
+use crate::api::v1alpha1::InfraMachine;
+use crate::driver::Operation;
+use crate::identity::{self, MachineId};
+use crate::provider::TURN_WAIT;
+
+/// How long the guest gets to shut down when the object does not say, in seconds.
+const SHUTDOWN_TIMEOUT: i32 = 60;
+
+/// What has to be done for a machine that is being deleted.
+pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
+    if !has_finalizer(machine) {
+        return Plan::Leave("it is being deleted and does not wait for this provider");
+    }
+    if let Some(hold) = paused(machine, seen.cluster) {
+        return Plan::Hold(hold);
+    }
+    if identity::annotation(machine, labels::FORCE_DELETE) == Some("true") {
+        return Plan::Release(Release::Forced);
+    }
+    // Not for the Cluster's pause alone to say: its cache may be behind, or have lost the Cluster already.
+    if identity::annotation(machine, labels::DELETE_FOR_MOVE).is_some() {
+        return Plan::Leave("clusterctl has moved it to another management cluster, which has its VM now");
+    }
+    if MachineId::of(machine).is_none() {
+        let message = format!(
+            "the identity annotations are gone or belong to another object, so no VM can be deleted safely; delete it by hand, then set the annotation {}=true",
+            labels::FORCE_DELETE
+        );
+        return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
+    }
+    match identity::instance(machine) {
+        // An id of our own writing is a VM, whatever the note says.
+        Instance::None if machine.spec.provider_id.is_none() => return Plan::Release(Release::NeverCreated),
+        Instance::None | Instance::MayExist => {}
+    }
+    let facts = match &seen.driver {
+        Driver::Known(facts) => facts,
+        Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
+        Driver::Busy => return Plan::Wait(Some(TURN_WAIT)),
+        Driver::NotConfigured(message) => return no_driver(machine, None, message),
+    };
+    if let Some(wait) = retry_wait(machine, seen) {
+        return Plan::Wait(wait.again());
+    }
+    let Some(spec) = identity::applied_spec(machine) else {
+        let message = format!(
+            "the annotation {} is gone, so no VM can be deleted safely; restore it, or delete the VM by hand and set {}=true",
+            labels::APPLIED_PROVIDER_SPEC,
+            labels::FORCE_DELETE
+        );
+        return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
+    };
+    let left = time_to_shut_down(machine, seen.now)
+        .filter(|_| facts.capabilities.offers(Operation::ShutDownMachine));
+    Plan::Delete(Box::new(Delete {
+        provider_id: known_provider_id(machine),
+        spec,
+        shut_down: left.is_some(),
+        again: pace_of_deletion(deleted_for(machine, seen.now), left),
+    }))
+}
+
+/// For how long the object has been deleted; a clock that was set back makes it no time.
+fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
+    let deleted = machine.metadata.deletion_timestamp.as_ref();
+    deleted
+        .and_then(|deleted| Duration::try_from(now.duration_since(deleted.0)).ok())
+        .unwrap_or_default()
+}
+
+/// The time that the guest still has to shut down, if any is left.
+pub(super) fn time_to_shut_down(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
+    let seconds = machine.spec.shutdown_timeout_seconds.unwrap_or(SHUTDOWN_TIMEOUT);
+    let timeout = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
+    timeout
+        .checked_sub(deleted_for(machine, now))
+        .filter(|left| !left.is_zero())
+}

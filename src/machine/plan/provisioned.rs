@@ -1,0 +1,85 @@
+//! A VM that was handed to Cluster API: it is never made again under its Machine.
+
+use super::difference::difference;
+use super::waits::{is_unsettled, look_up_wait, retry_wait, until_settling};
+use super::{DriverFacts, Observed, Plan, Recheck, Update, known_provider_id};
+use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::driver::{Operation, ProviderSpec};
+use crate::identity::{self, InvalidSpec};
+use crate::machine::memory::Suspicion;
+
+/// What has to be done for a machine whose VM was handed to Cluster API and that is not paused. `wanted` is its spec as the driver
+/// would get it, where that can be had.
+pub fn plan_provisioned(
+    machine: &InfraMachine,
+    seen: &Observed<'_>,
+    facts: &DriverFacts<'_>,
+    wanted: Result<ProviderSpec, InvalidSpec>,
+) -> Plan {
+    let Some(provider_id) = known_provider_id(machine) else {
+        return Plan::Leave("provisioned, and the providerID has not been seen yet");
+    };
+    let offers = |operation| facts.capabilities.offers(operation);
+    let applied = identity::applied_spec(machine);
+    let mut again = None;
+    // Before anything else: a spec that is refused, or an update that fails, must not hide that the VM is gone.
+    if !offers(Operation::GetMachineStatus) {
+        match (seen.remembered.suspicion, machine.has_vanished()) {
+            (Some(Suspicion::Missing), false) => return Plan::Vanish(provider_id),
+            (Some(Suspicion::Back), true) => return Plan::Reappear(provider_id),
+            (Some(Suspicion::Missing), true)
+            | (Some(Suspicion::Back), false)
+            | (Some(Suspicion::Sign) | None, _) => {}
+        }
+    } else if let Some(look_up) = applied.as_ref().or(wanted.as_ref().ok()) {
+        let unsettled = is_unsettled(machine);
+        // A suspicion that the driver could not answer stays, and waits as any failed call does.
+        let suspected = seen.remembered.suspicion.is_some();
+        let unanswered = look_up_wait(seen).filter(|_| suspected && !seen.remembered.suspicion_is_new);
+        again = until_settling(seen).filter(|_| unsettled).or(unanswered);
+        if (suspected && unanswered.is_none()) || (unsettled && again.is_none()) {
+            return Plan::Recheck(Box::new(Recheck {
+                look_up: look_up.clone(),
+                provider_id,
+            }));
+        }
+    }
+    let wanted = match wanted {
+        Ok(wanted) => wanted,
+        Err(invalid) => return Plan::Refuse { invalid, again },
+    };
+    let applied = applied.unwrap_or_else(|| wanted.clone());
+    let (hot, not_updatable): (Vec<_>, Vec<_>) =
+        difference(&applied, &wanted).into_iter().partition(|path| {
+            offers(Operation::UpdateMachine)
+                && facts
+                    .capabilities
+                    .hot_updatable
+                    .iter()
+                    .any(|allowed| allowed.covers(path))
+        });
+    if not_updatable.is_empty() && (has_unfinished_update(machine) || !hot.is_empty()) {
+        if let Some(wait) = retry_wait(machine, seen) {
+            return Plan::Wait(again.into_iter().chain(wait.again()).min());
+        }
+        return Plan::Update(Box::new(Update {
+            provider_id,
+            applied,
+            wanted,
+        }));
+    }
+    Plan::Keep {
+        reachable: facts.reachable,
+        not_updatable,
+        again,
+    }
+}
+
+/// Whether an update was begun that nobody saw the end of: the VM may be half way.
+fn has_unfinished_update(machine: &InfraMachine) -> bool {
+    machine
+        .status
+        .as_ref()
+        .and_then(|status| status.last_operation.as_ref())
+        .is_some_and(|last| last.type_ == OperationType::Update && last.state != OperationState::Successful)
+}

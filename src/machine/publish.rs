@@ -1,0 +1,192 @@
+//! Remember what came of a plan, write it, and tell of it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use kube::runtime::controller::Action;
+
+use super::gather::Gathered;
+use super::jitter::jitter;
+use super::memory::{Retry, Suspicion, Until};
+use super::object::Object;
+use super::outcome::Outcome;
+use super::plan::{is_provisioned, is_unsettled, pace};
+use super::status::Moment;
+use super::{Context, events, identity, phase, status};
+use crate::api::conditions;
+use crate::api::v1alpha1::{InfraMachine, OperationType};
+use crate::apiserver::Error;
+use crate::driver::{self, PowerState, retry};
+
+/// Remembers what came of it and tells of it.
+pub async fn publish(
+    ctx: &Context,
+    before: &InfraMachine,
+    object: &mut Object<'_>,
+    gathered: &Gathered,
+    outcome: Outcome,
+) -> Result<Action, Error> {
+    let attempts = gathered.attempts(before);
+    let wait = wait(before, &outcome, attempts);
+    let outcome = Arc::new(outcome);
+    // Before any write, which may fail: the call was made, and is not made again before its time.
+    if let Some(retry) = retry_of(gathered, &outcome, attempts, wait) {
+        let untold = Some(Arc::clone(&outcome));
+        ctx.memory.failed(object.uid(), Retry { untold, ..retry });
+    }
+    suspect(ctx, object.uid(), gathered, &outcome);
+    let moment = Moment {
+        now: Timestamp::now(),
+        attempts,
+        wait,
+    };
+    tell(ctx, before, object, gathered, &outcome, moment).await?;
+    Ok(wait.map_or_else(Action::await_change, Action::requeue))
+}
+
+/// Writes what came of it, on every path: providerID before status, the finalizer only when the VM is gone.
+pub async fn tell(
+    ctx: &Context,
+    before: &InfraMachine,
+    object: &mut Object<'_>,
+    gathered: &Gathered,
+    outcome: &Outcome,
+    moment: Moment,
+) -> Result<(), Error> {
+    let uid = object.uid().to_owned();
+    let note = events::of(before, outcome, moment.attempts);
+    if let Some(vm) = known_vm(before, outcome) {
+        object
+            .identify(vm.provider_id.as_str(), &annotations(vm, outcome))
+            .await?;
+    } else if let Outcome::Failed(failure) = outcome
+        && let Some(state) = failure.last_known_state()
+    {
+        object.keep(Some(state)).await?;
+    }
+    if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
+        object.release().await?;
+        ctx.memory.forget(&uid);
+    } else {
+        object
+            .publish(|machine| status::after(machine, outcome, moment))
+            .await?;
+        ctx.memory.told(&uid);
+        remember(ctx, &uid, gathered, outcome, moment.wait);
+        ctx.memory.finished(&uid);
+    }
+    phase::measure(ctx, before, object.get(), gathered);
+    if let Some(note) = note {
+        ctx.events.publish(before, note).await;
+    }
+    Ok(())
+}
+
+/// The VM that an outcome is about, when its id may be new.
+fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a driver::Machine> {
+    let vm = match outcome {
+        Outcome::Provisioned(vm) => Some(vm.as_ref()),
+        Outcome::Failed(failure) if failure.during == OperationType::Create => failure.machine.as_ref(),
+        _ => None,
+    };
+    let known = before.spec.provider_id.as_deref();
+    vm.filter(|vm| known.is_none_or(|known| known == vm.provider_id.as_str()))
+}
+
+fn annotations(vm: &driver::Machine, outcome: &Outcome) -> Vec<(&'static str, String)> {
+    let failed = match outcome {
+        Outcome::Failed(failure) => failure.last_known_state(),
+        _ => None,
+    };
+    failed
+        .or(vm.last_known_state.as_ref())
+        .map(identity::last_known_state_annotation)
+        .into_iter()
+        .collect()
+}
+
+/// When the machine is looked at again, if nothing changes before.
+pub fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Duration> {
+    let uid = before.metadata.uid.as_deref().unwrap_or_default();
+    match outcome {
+        Outcome::Held(hold) => hold.again,
+        Outcome::Failed(failure) => failure.wait(attempts, jitter(uid, attempts)),
+        // Secrets are not watched; one that is missing is often only late.
+        Outcome::NoSecrets { .. } => Some(retry::backoff(attempts, jitter(uid, attempts))),
+        Outcome::Absent { again } | Outcome::Deleting { again, .. } => Some(*again),
+        Outcome::Waiting(again) | Outcome::Refused { again, .. } | Outcome::Kept { again, .. } => *again,
+        Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
+            Some(pace(before, Timestamp::now()))
+        }
+        // It was asked after before anything else: whatever else there is to do comes now.
+        Outcome::Provisioned(_) if is_provisioned(before) => Some(Duration::ZERO),
+        Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
+        Outcome::Left
+        | Outcome::Provisioned(_)
+        | Outcome::Updated
+        | Outcome::Vanished(_)
+        | Outcome::Gone
+        | Outcome::Released(_) => None,
+    }
+}
+
+/// When what failed may be tried again; `None` where nothing has to be waited for.
+pub fn retry_of(
+    gathered: &Gathered,
+    outcome: &Outcome,
+    attempts: u32,
+    wait: Option<Duration>,
+) -> Option<Retry> {
+    if !matches!(outcome, Outcome::Failed(_) | Outcome::NoSecrets { .. }) {
+        return None;
+    }
+    let until = if outcome.awaits_another_driver() {
+        Until::AnotherDriver(gathered.incarnation())
+    } else {
+        Until::Moment(Instant::now() + wait?)
+    };
+    Some(Retry {
+        attempts,
+        until,
+        inputs: gathered.inputs(),
+        untold: None,
+    })
+}
+
+/// Has the VM asked after, where the answer gives reason to.
+fn suspect(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
+    if let Outcome::Failed(failure) = outcome
+        && failure.doubts_the_vm()
+        && gathered.can_ask()
+    {
+        ctx.memory.suspect(uid, Suspicion::Sign);
+    }
+}
+
+/// Remembers what is so once the status says it.
+fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wait: Option<Duration>) {
+    match outcome {
+        Outcome::Provisioned(_) => {
+            ctx.memory.succeeded(uid);
+            if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
+                ctx.memory.rest(uid, Instant::now() + wait);
+            }
+        }
+        Outcome::Updated | Outcome::Vanished(_) => ctx.memory.succeeded(uid),
+        Outcome::Kept { .. } if !gathered.can_ask() => ctx.memory.dismiss_sign(uid),
+        // What lists said before a pause is old when it ends.
+        Outcome::Held(hold) if hold.condition == conditions::PAUSED => ctx.memory.dismiss_lists(uid),
+        Outcome::Left
+        | Outcome::Held(_)
+        | Outcome::Waiting(_)
+        | Outcome::Refused { .. }
+        | Outcome::Kept { .. }
+        | Outcome::Failed(_)
+        | Outcome::NoSecrets { .. }
+        | Outcome::Absent { .. }
+        | Outcome::Deleting { .. }
+        | Outcome::Gone
+        | Outcome::Released(_) => {}
+    }
+}

@@ -1,0 +1,44 @@
+//! Ask after a VM that is provisioned.
+
+use super::Context;
+use super::absence::gone_or_behind;
+use super::class::{self, Stopped};
+use super::initialization::{initialize, uninitialized};
+use super::look_up::{Seen, look_up};
+use super::object::Object;
+use super::outcome::Outcome;
+use super::plan::Recheck;
+use crate::driver::retry::Call;
+use crate::provider::Turn;
+
+/// Asks after a VM that is provisioned.
+pub async fn recheck(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    turn: &mut Turn<'_>,
+    plan: Recheck,
+) -> Result<Outcome, Stopped> {
+    let class = class::with_credentials(ctx, object.get(), plan.look_up).await?;
+    match look_up(
+        object,
+        turn,
+        Some(&plan.provider_id),
+        Call::Recheck,
+        class.clone(),
+    )
+    .await
+    {
+        Seen::Machine(machine) => {
+            ctx.memory.seen(object.uid());
+            Ok(Outcome::Provisioned(Box::new(machine)))
+        }
+        Seen::Uninitialized(failure) => {
+            ctx.memory.seen(object.uid());
+            let vm = uninitialized(Some(plan.provider_id), failure);
+            initialize(ctx, object, turn, class, vm).await
+        }
+        Seen::Absent => Ok(gone_or_behind(ctx, object, turn, plan.provider_id)),
+        Seen::CannotLook => Ok(Outcome::Left),
+        Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
+    }
+}
