@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
-use super::identity::MachineId;
 use super::memory::{Remembered, Retry, Suspicion, Until};
 use super::plan::{self, Claim, Driver, DriverFacts, Observed, Owner, Plan};
 use crate::api::MACHINE_FINALIZER;
@@ -20,6 +19,7 @@ use crate::api::v1alpha1::{
     OperationState, OperationType, SecretReference,
 };
 use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
+use crate::identity::MachineId;
 
 /// Which driver [`World`] has met.
 const INCARNATION: u64 = 2;

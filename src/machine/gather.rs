@@ -9,7 +9,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
-use super::identity;
 use super::memory::{Remembered, Until};
 use super::outcome::Outcome;
 use super::plan::{Driver, DriverFacts, Observed, Owner};
@@ -18,6 +17,7 @@ use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
+use crate::identity;
 use crate::leadership::is_not_leader;
 use crate::provider::{Facts, Provider, Reachability};
 

@@ -47,7 +47,6 @@ use crate::api::Guarded;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
 use crate::driver::{self, Code, Status};
-use crate::identity;
 use crate::metrics::{Kind, Outcome as Measured};
 use crate::provider::Turn;
 

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::identity::InvalidSpec;
 use super::plan::{Hold, Release};
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
 use crate::driver::retry::{self, Call, Next};
 use crate::driver::{self, Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
+use crate::identity::InvalidSpec;
 use crate::leadership::is_not_leader;
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ pub use self::waits::{is_unsettled, pace};
 use self::deletion::plan_deletion;
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
-use super::identity::{self, InvalidSpec, MachineId, Role};
 use super::memory::Remembered;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
@@ -28,6 +27,7 @@ use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationState};
 use crate::api::{MACHINE_FINALIZER, paused_by};
 use crate::driver::{Capabilities, Code, ProviderId, ProviderSpec};
+use crate::identity::{self, InvalidSpec, MachineId, Role};
 use crate::provider::TURN_WAIT;
 
 /// What was read for one reconcile.
@@ -131,7 +131,7 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         return Plan::Claim(Box::new(claim));
     }
     let bootstrap = match bootstrap_of(owner, cluster) {
-        _ if is_provisioned(machine) => None,
+        _ if machine.is_provisioned() => None,
         Ok(name) => Some(name.to_owned()),
         Err((reason, message)) => {
             let claim = claim_if_missing(machine, claim);
@@ -245,7 +245,7 @@ fn no_driver(machine: &InfraMachine, claim: Option<Claim>, message: &str) -> Pla
 fn condition_without_calls(machine: &InfraMachine) -> &'static str {
     if machine.metadata.deletion_timestamp.is_some() {
         conditions::DELETING
-    } else if is_provisioned(machine) {
+    } else if machine.is_provisioned() {
         // It says nothing about the VM, so Ready stays: a MachineHealthCheck would delete the machine.
         conditions::DRIVER_REACHABLE
     } else {
@@ -316,11 +316,6 @@ pub fn has_finalizer(machine: &InfraMachine) -> bool {
         .finalizers
         .as_ref()
         .is_some_and(|all| all.iter().any(|name| name == MACHINE_FINALIZER))
-}
-
-/// Whether the VM was handed to Cluster API.
-pub fn is_provisioned(machine: &InfraMachine) -> bool {
-    machine.is_provisioned()
 }
 
 /// Whether an earlier attempt failed for good with the spec as it is now (step 2 of the normal resource). What no driver

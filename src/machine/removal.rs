@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::Context;
 use super::absence::behind_for;
 use super::class::{self, Stopped};
-use super::identity;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use super::plan::Delete;
@@ -17,6 +16,7 @@ use crate::driver::{
     Code, DeleteMachineRequest, GetMachineStatusRequest, MachineClass, Operation, Secrets,
     ShutDownMachineRequest,
 };
+use crate::identity;
 use crate::provider::Turn;
 
 /// Deletes the VM.

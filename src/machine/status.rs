@@ -5,15 +5,15 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::identity;
 use super::outcome::Outcome;
-use super::plan::{Hold, is_provisioned, is_refused_uncalled};
+use super::plan::{Hold, is_refused_uncalled};
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
     OperationState, OperationType,
 };
 use crate::driver::{self, Code, JsonPointer, Operation, PowerState};
+use crate::identity;
 
 mod failure;
 #[cfg(test)]
@@ -140,7 +140,7 @@ impl Draft<'_> {
             .as_ref()
             .and_then(|status| status.failure_message.as_ref());
         let is_said = is_refused_uncalled(self.machine) && said == self.status.failure_message.as_ref();
-        if is_provisioned(self.machine) || is_said {
+        if self.machine.is_provisioned() || is_said {
             return;
         }
         self.status.last_operation = Some(LastOperation {
@@ -157,7 +157,7 @@ impl Draft<'_> {
 
     /// Terminal for this spec (step "terminal failures" of the contract).
     fn refused(&mut self, code: Code, message: &str) {
-        if is_provisioned(self.machine) {
+        if self.machine.is_provisioned() {
             // The VM is as it was: only the new spec is refused.
             self.set(
                 conditions::VIRTUAL_MACHINE_UP_TO_DATE,
@@ -179,7 +179,7 @@ impl Draft<'_> {
     }
 
     fn provisioned(&mut self, vm: &driver::Machine) {
-        let first = !is_provisioned(self.machine);
+        let first = !self.machine.is_provisioned();
         self.working();
         self.status.ready = true;
         self.status.initialization = Some(InfraMachineInitialization {
