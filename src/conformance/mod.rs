@@ -5,7 +5,8 @@
 //!
 //! # Guarantees
 //! * Every VM that a case may have made is noted before the call that makes it, and deleted afterwards: on success,
-//!   failure, panic and interruption. What could not be deleted is reported by name, and fails the run.
+//!   failure, panic and interruption. At the end of the run, when the back end can't be behind any more, it is deleted once
+//!   more and looked for. What is left is reported by name, and fails the run.
 //! * A case that can't be run is skipped with its reason: the driver does not offer a call, the configuration does not
 //!   say something, or there is no hook to cause a fault.
 //! * A case whose preparation fails is not judged: the rule that is broken is named by the case that is about it, and
@@ -16,6 +17,7 @@
 mod answer;
 mod case;
 pub mod cases;
+mod clearing;
 mod config;
 mod hooks;
 mod judge;

@@ -11,6 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::answer::{Halt, Outcome};
 use super::case::{Case, Need};
 use super::cases;
+use super::clearing::{Clearing, Deleted};
 use super::config::Config;
 use super::hooks::{Hook, Hooks};
 use super::judge::{Judge, Violation};
@@ -27,8 +28,8 @@ const ENDED_EARLY: &str = "the run was ended early";
 const LOST: &str = "the driver can't be reached any more";
 /// The case that all others build upon.
 const FIRST: &str = "create-makes-a-vm";
-/// How long a request may be on its way to a plugin after its caller has given it up.
-const ON_ITS_WAY: Duration = Duration::from_millis(500);
+/// How long a call that is under way when the run is ended may take: what it makes has to be known.
+const LONGEST_FAREWELL: Duration = Duration::from_secs(10);
 
 /// What is told while a run goes on.
 pub trait Progress: Send + Sync {
@@ -131,37 +132,40 @@ pub async fn run(
         capabilities,
         judge: Judge::new(canary(&run)),
         reach: Reach::new(config.call_limit(), stop.clone()),
+        stop: stop.clone(),
         run,
         config,
     });
 
     let of = chosen.len();
-    let mut ended = Vec::with_capacity(of);
-    let mut left = Vec::new();
+    let mut reports = Vec::with_capacity(of);
+    let (mut left, mut deleted) = (Vec::new(), Vec::new());
+    let mut note = |ended: Ended, reports: &mut Vec<CaseReport>| {
+        progress.ended(&ended.report, reports.len() + 1, of);
+        reports.push(ended.report);
+        deleted.push(ended.deleted);
+        left.extend(ended.problem);
+    };
     let (first, others): (Vec<_>, Vec<_>) = chosen.iter().copied().partition(|case| case.name == FIRST);
     for case in first {
-        let (report, leftovers) = one(Arc::clone(&shared), case, stop.clone(), None).await;
-        progress.ended(&report, ended.len() + 1, of);
-        ended.push(report);
-        left.extend(leftovers);
+        note(one(Arc::clone(&shared), case, None).await, &mut reports);
     }
-    let hopeless = ended.iter().find_map(hopeless);
+    let hopeless = reports.iter().find_map(hopeless);
     let (disturbing, quiet): (Vec<_>, Vec<_>) = others.into_iter().partition(|case| case.disturbs());
-    let run_case = |case| one(Arc::clone(&shared), case, stop.clone(), hopeless.clone());
+    let run_case = |case| one(Arc::clone(&shared), case, hopeless.clone());
     let side_by_side = stream::iter(quiet).map(run_case).buffer_unordered(parallel);
     let one_by_one = stream::iter(disturbing).then(run_case);
     let mut all = std::pin::pin!(side_by_side.chain(one_by_one));
-    while let Some((report, leftovers)) = all.next().await {
-        progress.ended(&report, ended.len() + 1, of);
-        ended.push(report);
-        left.extend(leftovers);
+    while let Some(ended) = all.next().await {
+        note(ended, &mut reports);
     }
-    ended.sort_by_key(|report| chosen.iter().position(|case| case.name == report.name));
-    ended.extend(shared.judge.violations().into_iter().map(watched));
+    left.extend(clearing(&shared).confirm(deleted, parallel).await);
+    reports.sort_by_key(|report| chosen.iter().position(|case| case.name == report.name));
+    reports.extend(shared.judge.violations().into_iter().map(watched));
     Ok(Report::new(
         &name,
         info.as_ref(),
-        ended,
+        reports,
         &about,
         left,
         stop.is_cancelled(),
@@ -174,41 +178,49 @@ fn hopeless(first: &CaseReport) -> Option<String> {
     Some(format!("nothing else is tried before `{FIRST}` passes: {reason}"))
 }
 
+/// A case that ended.
+struct Ended {
+    report: CaseReport,
+    /// What it made, deleted once.
+    deleted: Vec<Deleted>,
+    /// Why the back end may not be as it was before.
+    problem: Option<String>,
+}
+
+fn clearing(shared: &Shared) -> Clearing<'_> {
+    Clearing {
+        driver: &*shared.target.driver,
+        capabilities: &shared.capabilities,
+        limit: shared.config.call_limit(),
+        reach: &shared.reach,
+    }
+}
+
 /// Runs a case in a task of its own, so that a panic ends nothing else, and deletes what it made. When it is known to be
 /// hopeless, it is not run.
-async fn one(
-    shared: Arc<Shared>,
-    case: &'static Case,
-    stop: CancellationToken,
-    hopeless: Option<String>,
-) -> (CaseReport, Vec<String>) {
+async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>) -> Ended {
     let started = Instant::now();
     let trial = Trial::new(Arc::clone(&shared), case.name);
+    let stop = &shared.stop;
     let ended = stop.is_cancelled().then(|| ended_early(&shared).to_owned());
     let skipped = ended
         .or_else(|| missing(&trial, case))
         .map(|reason| Verdict::Skipped { reason });
     let unjudged = hopeless.map(|reason| Verdict::Unjudged { reason });
     if let Some(verdict) = skipped.or(unjudged) {
-        let report = CaseReport::new(case, verdict, Vec::new(), started.elapsed());
-        return (report, Vec::new());
+        return Ended {
+            report: CaseReport::new(case, verdict, Vec::new(), started.elapsed()),
+            deleted: Vec::new(),
+            problem: None,
+        };
     }
-    let outcome = guarded((case.run)(trial.clone()), &stop).await;
-    let mut problems = Vec::new();
-    if case.disturbs()
-        && trial.has(Hook::Restore)
-        && let Err(halt) = trial.restore().await
-    {
-        problems.push(halt.to_string());
-    }
-    if stop.is_cancelled() && !trial.tracker().is_empty() {
-        // A create that was given up may still be on its way, and must not overtake the deletion.
-        tokio::time::sleep(ON_ITS_WAY).await;
-    }
-    let (driver, limit) = (&*shared.target.driver, shared.config.call_limit());
-    if let Err(left) = trial.tracker().clear(driver, limit, &shared.reach).await {
-        problems.extend(left);
-    }
+    let outcome = guarded((case.run)(trial.clone()), &shared).await;
+    let problem = if case.disturbs() && trial.has(Hook::Restore) {
+        trial.restore().await.err().map(|halt| halt.to_string())
+    } else {
+        None
+    };
+    let deleted = clearing(&shared).delete(trial.tracker().take()).await;
     let verdict = match outcome {
         Ok(()) => Verdict::Passed,
         Err(Halt::Failed(reason)) => Verdict::Failed { reason },
@@ -218,18 +230,25 @@ async fn one(
         },
         Err(Halt::Skipped(reason)) => Verdict::Skipped { reason },
     };
-    let report = CaseReport::new(case, verdict, trial.warnings(), started.elapsed());
-    (report, problems)
+    Ended {
+        report: CaseReport::new(case, verdict, trial.warnings(), started.elapsed()),
+        deleted,
+        problem,
+    }
 }
 
 /// The outcome of a case that may panic, or be told to stop; it does not run any more when this answers.
-async fn guarded(case: impl Future<Output = Outcome> + Send + 'static, stop: &CancellationToken) -> Outcome {
+async fn guarded(case: impl Future<Output = Outcome> + Send + 'static, shared: &Shared) -> Outcome {
     let mut task = AbortOnDropHandle::new(tokio::spawn(case));
     tokio::select! {
         biased;
-        () = stop.cancelled() => {
-            task.abort();
-            let _aborted = task.await;
+        () = shared.stop.cancelled() => {
+            // The case makes no further call, and ends by itself unless the one that is under way does not.
+            let patience = if shared.reach.is_lost() { Duration::ZERO } else { LONGEST_FAREWELL };
+            if tokio::time::timeout(patience, &mut task).await.is_err() {
+                task.abort();
+                let _aborted = task.await;
+            }
             Err(Halt::Skipped(ENDED_EARLY.to_owned()))
         }
         joined = &mut task => joined.unwrap_or_else(|error| {

@@ -1,82 +1,109 @@
 //! Every VM that a case may have made, so that nothing stays behind.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use super::order::Order;
-use super::reach::Reach;
-use crate::driver::{Code, DeleteMachineRequest, Driver};
-
-const FIRST_WAIT: Duration = Duration::from_millis(20);
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+use crate::driver::{self, Code, LastKnownState, Machine, ProviderId};
 
 /// The machines of one case, in the order in which they were asked for.
 #[derive(Debug, Default)]
 pub struct Tracker(Mutex<Vec<Noted>>);
 
-/// A machine that was asked for.
+/// A machine that may have a VM.
 #[derive(Clone, Debug)]
-struct Noted {
-    order: Order,
-    /// A create answered OK: there was a VM for sure.
-    was_made: bool,
+pub struct Noted {
+    /// As it was asked for.
+    pub order: Order,
+    /// A create was answered with the VM: there was one for sure.
+    pub was_made: bool,
+    /// How many creates nobody has heard the end of: they may still make it.
+    pub under_way: usize,
+    /// The id of the VM that was heard of last.
+    pub id: Option<ProviderId>,
+    /// The state that the driver gave last.
+    pub state: Option<LastKnownState>,
 }
 
 impl Noted {
+    fn new(order: &Order) -> Self {
+        Self {
+            order: order.clone(),
+            was_made: false,
+            under_way: 0,
+            id: None,
+            state: None,
+        }
+    }
+
     fn is(&self, order: &Order) -> bool {
         (&self.order.name, &self.order.class.provider_spec) == (&order.name, &order.class.provider_spec)
+    }
+
+    /// There is a VM. What is not said this time stays as it was.
+    fn exists(&mut self, id: Option<ProviderId>, state: Option<LastKnownState>) {
+        self.was_made = true;
+        self.id = id.or(self.id.take());
+        self.state = state.or(self.state.take());
     }
 }
 
 impl Tracker {
     /// Notes a machine; has to be done before the call that may make it.
     pub fn note(&self, order: &Order) {
-        let mut noted = self.noted();
-        // The last comes first to be deleted, with whether it was made of before.
-        let before = noted.iter().position(|noted| noted.is(order));
-        let was_made = before.is_some_and(|at| noted.remove(at).was_made);
-        noted.push(Noted {
-            order: order.clone(),
-            was_made,
+        self.last(order, |_| ());
+    }
+
+    /// Notes a create; has to be done before it.
+    pub fn asked(&self, order: &Order) {
+        self.last(order, |noted| noted.under_way += 1);
+    }
+
+    /// Notes how a create ended.
+    pub fn answered(&self, order: &Order, answer: &driver::Result<Machine>) {
+        self.update(order, |noted| match answer {
+            Ok(machine) => {
+                noted.under_way = 0;
+                noted.exists(
+                    Some(machine.provider_id.clone()),
+                    machine.last_known_state.clone(),
+                );
+            }
+            Err(status) => {
+                if is_definite(status.code()) {
+                    noted.under_way = noted.under_way.saturating_sub(1);
+                }
+                let state = status.last_known_state().cloned();
+                match status.machine().filter(|_| status.code() == Code::Uninitialized) {
+                    Some(machine) => noted.exists(Some(machine.provider_id.clone()), state),
+                    None => noted.state = state.or(noted.state.take()),
+                }
+            }
         });
     }
 
-    /// Notes that a create of a machine answered OK.
-    pub fn made(&self, order: &Order) {
-        for noted in self.noted().iter_mut().filter(|noted| noted.is(order)) {
-            noted.was_made = true;
-        }
+    /// Notes that there is a VM for sure, and what is known of it.
+    pub fn made(&self, order: &Order, id: Option<ProviderId>, state: Option<LastKnownState>) {
+        self.last(order, |noted| noted.exists(id, state));
     }
 
-    /// Whether nothing was noted.
-    pub fn is_empty(&self) -> bool {
-        self.noted().is_empty()
+    /// What was noted, and is somebody else's to delete from now on.
+    pub fn take(&self) -> Vec<Noted> {
+        std::mem::take(&mut *self.noted())
     }
 
-    /// Deletes what was noted, the last first, until the driver is given up. Answers what could not be deleted, with the
-    /// reason.
-    ///
-    /// # Errors
-    /// A sentence for each VM that may be left.
-    pub async fn clear(
-        &self,
-        driver: &dyn Driver,
-        limit: Duration,
-        reach: &Reach,
-    ) -> Result<(), Vec<String>> {
-        let mut all = std::mem::take(&mut *self.noted());
-        let mut left = Vec::new();
-        while let Some(noted) = all.pop() {
-            if let Err(reason) = remove(driver, &noted, limit, reach).await {
-                let order = noted.order;
-                left.push(format!(
-                    "machine `{}` of cluster `{}`: {reason}",
-                    order.name,
-                    order.cluster()
-                ));
-            }
+    /// Changes what is noted of a machine, which comes first to be deleted.
+    fn last(&self, order: &Order, change: impl FnOnce(&mut Noted)) {
+        let mut all = self.noted();
+        let before = all.iter().position(|noted| noted.is(order));
+        let mut noted = before.map_or_else(|| Noted::new(order), |at| all.remove(at));
+        change(&mut noted);
+        all.push(noted);
+    }
+
+    fn update(&self, order: &Order, change: impl FnOnce(&mut Noted)) {
+        if let Some(noted) = self.noted().iter_mut().find(|noted| noted.is(order)) {
+            change(noted);
         }
-        if left.is_empty() { Ok(()) } else { Err(left) }
     }
 
     fn noted(&self) -> MutexGuard<'_, Vec<Noted>> {
@@ -84,40 +111,21 @@ impl Tracker {
     }
 }
 
-/// Tries until `limit` is over, or the driver is given up: ABORTED and an outage pass.
-async fn remove(driver: &dyn Driver, noted: &Noted, limit: Duration, reach: &Reach) -> Result<(), String> {
-    if reach.is_lost() {
-        return Err("the driver can't be reached any more".to_owned());
-    }
-    let until = tokio::time::Instant::now() + limit;
-    let mut wait = FIRST_WAIT;
-    loop {
-        let request = DeleteMachineRequest {
-            machine_name: noted.order.name.clone(),
-            provider_id: None,
-            class: noted.order.class.clone(),
-            last_known_state: None,
-        };
-        let answer = tokio::time::timeout_at(until, driver.delete_machine(request)).await;
-        match &answer {
-            Ok(answer) => reach.heard(answer),
-            Err(_) => reach.silence(),
-        }
-        let reason = match answer {
-            Ok(Ok(_)) => return Ok(()),
-            Ok(Err(status)) => match status.code() {
-                Code::NotFound => return Ok(()),
-                // What is refused as invalid was refused by create as well, and was never made; unless create took it.
-                Code::InvalidArgument if !noted.was_made => return Ok(()),
-                Code::InvalidArgument | Code::Unimplemented => return Err(status.to_string()),
-                _ => status.to_string(),
-            },
-            Err(_) => return Err(format!("DeleteMachine did not end within {limit:?}")),
-        };
-        if reach.is_lost() || tokio::time::Instant::now() + wait >= until {
-            return Err(reason);
-        }
-        tokio::time::sleep(wait).await;
-        wait = wait.saturating_mul(2).min(LONGEST_WAIT);
+/// Whether a create that was answered so does nothing any more.
+const fn is_definite(code: Code) -> bool {
+    match code {
+        Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => false,
+        Code::InvalidArgument
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::PermissionDenied
+        | Code::ResourceExhausted
+        | Code::FailedPrecondition
+        | Code::OutOfRange
+        | Code::Unimplemented
+        | Code::Internal
+        | Code::DataLoss
+        | Code::Unauthenticated
+        | Code::Uninitialized => true,
     }
 }

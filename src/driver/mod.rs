@@ -21,6 +21,7 @@ mod capabilities;
 mod class;
 mod code;
 mod messages;
+mod names;
 pub mod retry;
 mod scrub;
 mod status;
@@ -38,6 +39,7 @@ pub use messages::{
     PluginInfo, PowerState, ProviderId, ProviderIdError, Readiness, ShutDownMachineRequest,
     ShutDownMachineResponse, UpdateMachineRequest, Zone,
 };
+pub use names::{is_dns_label, is_dns_subdomain};
 pub use status::{ParseStatusError, Status};
 
 /// What a call answers: the response, or a [`Status`] that says what went wrong.

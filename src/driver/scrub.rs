@@ -1,10 +1,11 @@
 //! Taking secrets out of a text that is about to be shown: a driver may have echoed one.
 
 use std::collections::BTreeSet;
+use std::error::Error;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 
-use super::Secrets;
+use super::{Secrets, Status};
 
 /// Stands where a secret was.
 const REDACTED: &str = "[redacted]";
@@ -56,6 +57,28 @@ impl Secrets {
         wanted
             .iter()
             .fold(text.to_owned(), |text, needle| needle.remove_from(&text))
+    }
+}
+
+/// What led to an error as one text, with the secrets removed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct ScrubbedSource(String);
+
+impl Status {
+    /// The same error without the secrets of its request: in its message and in what is logged of its sources. Comes before
+    /// anything is cut off: half of a secret is not found.
+    #[must_use]
+    pub fn scrubbed(self, secrets: &Secrets) -> Self {
+        let sources: Vec<String> = std::iter::successors(self.source(), |&source| source.source())
+            .map(ToString::to_string)
+            .collect();
+        let message = secrets.scrub(self.message());
+        let status = self.with_message(message);
+        if sources.is_empty() {
+            return status;
+        }
+        status.with_source(ScrubbedSource(secrets.scrub(&sources.join(": "))))
     }
 }
 

@@ -21,6 +21,9 @@ use crate::identity;
 use crate::leadership::is_not_leader;
 use crate::provider::{Facts, Provider, Reachability};
 
+#[cfg(test)]
+mod tests;
+
 /// What was read, and keeps alive what [`Observed`] borrows.
 pub struct Gathered {
     named_owner: bool,
@@ -31,6 +34,7 @@ pub struct Gathered {
     violation: Option<String>,
     remembered: Remembered,
     inputs: u64,
+    incarnation: u64,
     now: Timestamp,
     instant: Instant,
 }
@@ -64,6 +68,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
         owner,
         cluster,
         cluster_id,
+        incarnation: driver.provider().map_or(0, Provider::incarnation),
         driver,
         violation,
         remembered: ctx
@@ -99,15 +104,15 @@ impl Gathered {
             violation: self.violation.clone(),
             remembered: &self.remembered,
             inputs: self.inputs,
-            incarnation: self.incarnation(),
+            incarnation: self.incarnation,
             now: self.now,
             instant: self.instant,
         }
     }
 
-    /// Which driver was met, if there is one.
+    /// Which driver had been met before the call, if there is one. One that is met during the call may not be who answered it.
     pub fn incarnation(&self) -> u64 {
-        self.provider().map_or(0, Provider::incarnation)
+        self.incarnation
     }
 
     /// The configured driver, when there is one.
@@ -284,94 +289,4 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
         owner.spec.bootstrap.data_secret_name.hash(&mut hasher);
     }
     hasher.finish()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::machine::fixtures::machine;
-    use crate::machine::memory::Retry;
-
-    /// CTL-02
-    #[test]
-    fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is_left_of_its_wait() {
-        let instant = Instant::now();
-        let failed = |until, inputs| Gathered {
-            named_owner: false,
-            owner: None,
-            cluster: None,
-            cluster_id: None,
-            driver: Resolved::NotConfigured("none".to_owned()),
-            violation: None,
-            remembered: Remembered {
-                retry: Some(Retry {
-                    attempts: 3,
-                    until,
-                    inputs,
-                    untold: Some(Arc::new(Outcome::Left)),
-                }),
-                ..Remembered::default()
-            },
-            inputs: 7,
-            now: Timestamp::UNIX_EPOCH,
-            instant,
-        };
-        let later = Until::Moment(instant + Duration::from_secs(40));
-        for (until, left) in [
-            (later, Some(Duration::from_secs(40))),
-            (Until::AnotherDriver(1), None),
-        ] {
-            let (_, moment) = failed(until, 7).untold().unwrap();
-            assert_eq!((moment.attempts, moment.wait), (3, left), "it is no further try");
-        }
-        assert!(
-            failed(later, 8).untold().is_none(),
-            "it would be published as a failure of a spec that was never tried"
-        );
-    }
-
-    /// No VM was made by the driver that refused: another one may be tried.
-    #[test]
-    fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
-        let moved = machine().claimed().provider("other");
-        assert_eq!(choice(&moved.clone().build()), Choice::Asked(Some("pool")));
-        let refused = moved.annotated(labels::INSTANCE, "none");
-        assert_eq!(choice(&refused.build()), Choice::Asked(Some("other")));
-        assert_eq!(choice(&machine().build()), Choice::Asked(None));
-    }
-
-    /// A namespace that may not use a driver any more still has its VMs looked after, and can be emptied.
-    #[test]
-    fn a_vm_is_looked_after_by_the_driver_that_has_it() {
-        let deleted = machine().claimed().deleted_at(Timestamp::now());
-        assert_eq!(choice(&deleted.build()), Choice::Holder("pool"));
-        assert_eq!(choice(&machine().provisioned().build()), Choice::Holder("pool"));
-    }
-
-    #[test]
-    fn a_driver_that_came_with_a_copied_identity_is_not_used() {
-        let copied = machine().claimed().annotated(labels::MACHINE_ID, "ns1/other/u-9");
-        assert_eq!(choice(&copied.build()), Choice::Asked(None));
-    }
-
-    #[test]
-    fn our_own_notes_are_no_reason_to_try_again_and_everything_a_person_writes_is() {
-        let of = |machine: &InfraMachine| inputs(machine, None);
-        let plain = of(&machine().build());
-        assert_eq!(plain, of(&machine().claimed().build()));
-        let identified = machine().claimed().provider_id("sim://1").generation(2);
-        assert_eq!(plain, of(&identified.build()));
-        for changed in [
-            machine().spec(&serde_json::json!({"size": "l"})),
-            machine().provider("other"),
-            machine().secret("other"),
-            machine().annotated("example.com/try", "again"),
-            machine().annotated(labels::FORCE_DELETE, "true"),
-            machine().deleted_at(Timestamp::now()),
-        ] {
-            assert_ne!(plain, of(&changed.build()));
-        }
-    }
 }

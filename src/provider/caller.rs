@@ -26,11 +26,6 @@ pub(super) struct Caller {
     pub timeouts: Timeouts,
 }
 
-/// The sources of an error as one text, with the secrets removed.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct ScrubbedSource(String);
-
 impl Caller {
     /// CANCELED when this replica may not call.
     pub(super) fn check_leadership(&self) -> Result<()> {
@@ -65,7 +60,7 @@ impl Caller {
                 ),
             )),
         };
-        let answer = answer.map_err(|status| scrubbed(status, secrets));
+        let answer = answer.map_err(|status| status.scrubbed(secrets));
         self.record(
             operation,
             answer.as_ref().err().map(Status::code),
@@ -104,18 +99,4 @@ fn panicked(operation: Operation, panic: &(dyn Any + Send)) -> Status {
         Code::Internal,
         format!("the driver panicked in {operation}: {why}"),
     )
-}
-
-/// The same status without the secrets of its request: in its message and in what is logged of its sources.
-fn scrubbed(status: Status, secrets: &Secrets) -> Status {
-    let sources: Vec<String> =
-        std::iter::successors(std::error::Error::source(&status), |source| source.source())
-            .map(ToString::to_string)
-            .collect();
-    let message = secrets.scrub(status.message());
-    let status = status.with_message(message);
-    if sources.is_empty() {
-        return status;
-    }
-    status.with_source(ScrubbedSource(secrets.scrub(&sources.join(": "))))
 }

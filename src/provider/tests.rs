@@ -120,7 +120,8 @@ fn settings(limits: Limits) -> Settings {
     }
 }
 
-fn provider(driver: FakeDriver) -> Provider {
+/// A provider called `pool`, without limits of its own.
+pub(crate) fn provider(driver: FakeDriver) -> Provider {
     provider_of(settings(Limits::default()), driver, Leadership::unelected())
 }
 

@@ -5,6 +5,8 @@ use capcmi::driver::{Code, Operation};
 /// What is wrong with a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
+    /// Nothing is.
+    Nothing,
     /// A call answers the second code where the first belongs.
     Says(Operation, Code, Code),
     /// A call answers OK where this code belongs.
@@ -67,8 +69,6 @@ pub enum Flaw {
     CreateNewId,
     /// Every VM has the same id.
     CreateOneId,
-    /// A VM that is made anew has the id of the one before.
-    CreateReusesId,
     /// The node has no name.
     CreateNoNodeName,
     /// The node's name is none that Kubernetes takes.

@@ -8,6 +8,8 @@ use capcmi::conformance::{NoHooks, RunError, Selection, Target, Verdict, run};
 use capcmi::driver::Operation;
 use tokio_util::sync::CancellationToken;
 
+use crate::peculiar::Peculiar;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
     let simulated = Simulated::new().unwrap();
@@ -37,6 +39,44 @@ async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
     watch.await.unwrap();
     assert!(report.interrupted && !report.compliant);
     assert!(report.leftovers.is_empty(), "{:?}", report.leftovers);
+    assert_eq!(simulated.driver.console().vms().unwrap(), []);
+}
+
+/// What a create that is given up makes after all nobody would know of.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_create_that_is_under_way_when_the_run_is_ended_is_waited_for() {
+    let simulated = Simulated::new().unwrap();
+    let few = ["create-ids", "create-again", "delete-deletes", "delete-again"];
+    let latency = Duration::from_secs(2);
+    let driver = Arc::new(Peculiar::late(simulated.driver.clone(), latency));
+    let stop = CancellationToken::new();
+    let (running, stopping) = (Arc::clone(&driver), stop.clone());
+    let watch = tokio::spawn(async move {
+        while running.under_way() < few.len() {
+            tokio::task::yield_now().await;
+        }
+        stopping.cancel();
+    });
+    let only = Selection::only(few);
+    let run = run(
+        Target::in_process("late", driver.clone()),
+        simulated.config.clone(),
+        Arc::new(NoHooks),
+        &only,
+        &(),
+        stop,
+    );
+    let report = tokio::time::timeout(Duration::from_secs(40), run).await;
+    let report = report.unwrap().unwrap();
+    watch.await.unwrap();
+    while driver.under_way() > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(
+        report.interrupted && report.leftovers.is_empty(),
+        "{:?}",
+        report.leftovers
+    );
     assert_eq!(simulated.driver.console().vms().unwrap(), []);
 }
 

@@ -11,7 +11,9 @@ mod interruption;
 mod mutant;
 mod mutants;
 mod narrow;
+mod peculiar;
 mod python;
+mod tolerance;
 mod wire;
 
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use capcmi::cli::conformance::simulated::Simulated;
 use capcmi::conformance::Verdict;
 use capcmi::driver::Code::*;
-use capcmi::driver::Operation::*;
+use capcmi::driver::Operation::{self, *};
 use futures::stream::{self, StreamExt as _};
 
 use crate::flaw::Flaw::{self, *};
@@ -56,7 +56,6 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (CreateAdoptsAnything, "DRV-CR-06"),
     (CreateNewId, "DRV-13"),
     (CreateOneId, "DRV-11"),
-    (CreateReusesId, "CMI-85"),
     (CreateNoNodeName, "DRV-14"),
     (CreateBadNodeName, "CMI-93"),
     (CreateNewNodeName, "DRV-14"),
@@ -315,6 +314,28 @@ async fn what_can_not_be_deleted_is_reported_by_name() {
         left.contains(&vms[0].name) && left.contains("it is stuck"),
         "{left}"
     );
+}
+
+/// What is still seen is left, whatever the deletion answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_a_deletion_left_there_is_reported_by_its_id() {
+    for hidden in [None, Some(ListMachines)] {
+        let simulated = Simulated::new().unwrap();
+        let offered = Operation::ALL
+            .into_iter()
+            .filter(|operation| Some(*operation) != hidden);
+        let mutant = Mutant::offering(offered, simulated.driver.clone(), DeleteDoesNothing);
+        let report = judged(&simulated, Arc::new(mutant), &["create-again"]).await;
+        assert!(report.broken().next().is_none() && !report.compliant);
+        let vms = simulated.driver.console().vms().unwrap();
+        let [left] = report.leftovers.as_slice() else {
+            panic!("{:?}", report.leftovers);
+        };
+        assert!(
+            left.contains(&vms[0].name) && left.contains(&vms[0].provider_id()),
+            "{left}"
+        );
+    }
 }
 
 /// What was made for sure and can't be deleted is left, whatever the deletion answers.

@@ -10,11 +10,13 @@ use capcmi::cli::conformance::simulated::Simulated;
 use capcmi::cmi::proto::cmi::v1::GetPluginInfoResponse;
 use capcmi::cmi::server::{Listener, serve};
 use capcmi::conformance::{ConnectionWire, RawResponse, Report, Selection, Target, Verdict, Wire, run};
-use capcmi::driver::Operation;
+use capcmi::driver::{Driver, Operation};
 use capcmi::drivers::grpc::{Deadlines, GrpcConfig, GrpcDriver};
 use futures::stream::{self, StreamExt as _};
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
+
+use crate::peculiar::Peculiar;
 
 /// A plugin on the simulated cloud, and the way to it.
 struct Served {
@@ -26,6 +28,10 @@ struct Served {
 
 impl Served {
     async fn start() -> Self {
+        Self::serving(|simulated| simulated.driver.clone()).await
+    }
+
+    async fn serving(driver: impl FnOnce(&Simulated) -> Arc<dyn Driver>) -> Self {
         let simulated = Simulated::new().unwrap();
         let listener = Listener::bind(&"tcp://127.0.0.1:0".parse().unwrap(), None)
             .await
@@ -37,7 +43,7 @@ impl Served {
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();
         tokio::spawn(serve(
-            simulated.driver.clone(),
+            driver(&simulated),
             listener,
             stopped,
             Duration::from_secs(1),
@@ -50,8 +56,20 @@ impl Served {
         }
     }
 
+    /// What only the wire shows: everything else is looked at without it.
     async fn judged(&self, wire: Arc<dyn Wire>, only: &[&str]) -> Report {
-        let target = Target::plugin("the plugin", self.simulated.driver.clone(), wire);
+        self.run(self.simulated.driver.clone(), wire, only).await
+    }
+
+    /// All that a user sees: by the client that the provider calls plugins with.
+    async fn judged_from_outside(&self, only: &[&str]) -> Report {
+        let patience = Operation::ALL.map(|operation| (operation, Duration::from_secs(20)));
+        let client = GrpcDriver::new(&self.config, Deadlines::new(patience)).unwrap();
+        self.run(Arc::new(client), self.wire.clone(), only).await
+    }
+
+    async fn run(&self, driver: Arc<dyn Driver>, wire: Arc<dyn Wire>, only: &[&str]) -> Report {
+        let target = Target::plugin("the plugin", driver, wire);
         let config = self.simulated.config.clone();
         let hooks = Arc::clone(&self.simulated.hooks);
         let selection = Selection::only(only.iter().copied());
@@ -287,23 +305,38 @@ async fn the_simulated_driver_as_a_plugin_keeps_the_rules_of_the_wire() {
     assert!(report.compliant, "{:?}", report.leftovers);
 }
 
+/// DRV-CR-10, PLG-DE-04: what is given up at its deadline on the wire may go on at the plugin, and keep others away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_whose_calls_run_on_keeps_the_rules_about_deadlines() {
+    let served = Served::serving(|simulated| Arc::new(Peculiar::runs_on(simulated.driver.clone()))).await;
+    let rules = ["PLG-CR-04", "PLG-DE-04", "PLG-GS-04", "PLG-LM-04", "PLG-SD-04"];
+    let report = served.judged_from_outside(&rules).await;
+    for rule in rules {
+        assert_eq!(report.rule(rule).unwrap().verdict, Verdict::Passed, "{rule}");
+    }
+    assert!(report.compliant, "{:?}", report.leftovers);
+    assert_eq!(served.simulated.driver.console().vms().unwrap(), []);
+}
+
+/// INI-18: a create may answer code 17 with the VM.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_that_says_of_a_new_vm_that_it_is_not_initialized_is_compliant() {
+    let served = Served::serving(|simulated| Arc::new(Peculiar::unfinished(simulated.driver.clone()))).await;
+    let report = served.judged_from_outside(&[]).await;
+    let broken: Vec<_> = report.broken().collect();
+    assert!(
+        report.compliant && broken.is_empty(),
+        "{broken:#?} {:?}",
+        report.leftovers
+    );
+    assert_eq!(served.simulated.driver.console().vms().unwrap(), []);
+}
+
 /// Everything there is: every case, over gRPC, by the client that the provider calls plugins with.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_simulated_driver_keeps_every_rule_as_a_plugin_and_none_is_skipped() {
     let served = Served::start().await;
-    let patience = Operation::ALL.map(|operation| (operation, Duration::from_secs(20)));
-    let client = GrpcDriver::new(&served.config, Deadlines::new(patience)).unwrap();
-    let wire = served.wire.clone();
-    let report = run(
-        Target::plugin("the plugin", Arc::new(client), wire),
-        served.simulated.config.clone(),
-        Arc::clone(&served.simulated.hooks),
-        &Selection::default(),
-        &(),
-        CancellationToken::new(),
-    )
-    .await
-    .unwrap();
+    let report = served.judged_from_outside(&[]).await;
     let broken: Vec<_> = report.broken().collect();
     assert!(report.compliant && broken.is_empty(), "{broken:#?}");
     let skipped: Vec<_> = report

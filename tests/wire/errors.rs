@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use capcmi::cmi::proto::{capcmi as extended, cmi};
 use capcmi::cmi::trailers;
 use capcmi::driver::{Code, CreateMachineRequest, LastKnownState, Machine, SecretValue, Status};
@@ -204,6 +205,35 @@ async fn secrets_and_state_are_binary_all_the_way() -> Result<()> {
         .await?
         .into_inner();
     ensure!(created.last_known_state == [0xC0, 0], "{created:?}");
+    served.stop().await
+}
+
+/// OPS-11: secrets are removed before a message is cut for want of room. Of half of one, the client would find nothing.
+#[tokio::test]
+async fn a_long_secret_that_a_driver_echoes_does_not_leave_the_plugin_in_part() -> Result<()> {
+    const PART: usize = 12;
+    let served = Served::start(Scripted::creating(|request: CreateMachineRequest| async move {
+        let data = request.class.secrets.get("userData").map(SecretValue::expose);
+        let data = data.unwrap_or_default();
+        let plain = String::from_utf8_lossy(data);
+        let message = format!("no {} or {plain}", BASE64_STANDARD.encode(data));
+        Err(Status::new(Code::InvalidArgument, message))
+    }))
+    .await?;
+    let data = "correct horse battery staple ".repeat(100);
+    let mut request = create("m-0");
+    request
+        .secrets
+        .insert("userData".to_owned(), data.clone().into_bytes());
+    let status = served.machine().await?.create_machine(request).await.err();
+    let said = status.context("the driver refuses")?.message().to_owned();
+    ensure!(said.contains("[redacted]"), "{said}");
+    for secret in [BASE64_STANDARD.encode(&data), data] {
+        for part in secret.as_bytes().windows(PART) {
+            let part = std::str::from_utf8(part)?;
+            ensure!(!said.contains(part), "{part} in {said}");
+        }
+    }
     served.stop().await
 }
 

@@ -10,6 +10,7 @@ mod listener;
 mod machine;
 mod machine_extension;
 mod plugin;
+mod secrets;
 mod socket_file;
 mod tls;
 mod trailing;

@@ -8,6 +8,7 @@ use futures::FutureExt as _;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
+use super::secrets::WithSecrets;
 use crate::cmi::convert::FieldError;
 use crate::cmi::trailers;
 use crate::driver::{self, Capabilities, Code, Driver, Operation, Status};
@@ -41,16 +42,18 @@ impl Plugin {
     ) -> Result<Answer, tonic::Status>
     where
         Wire: Send,
-        Request: TryFrom<Wire, Error = FieldError>,
+        Request: TryFrom<Wire, Error = FieldError> + WithSecrets + Send,
         Running: Future<Output = driver::Result<Answer>> + Send,
     {
         let request = request.into_inner();
         self.ask(operation, |driver| async move {
             self.check_offered(operation).await?;
-            let request = request
+            let request: Request = request
                 .try_into()
                 .map_err(|error: FieldError| error.in_request())?;
-            run(driver, request).await
+            let secrets = request.secrets();
+            let answer = run(driver, request).await;
+            answer.map_err(|status| status.scrubbed(&secrets))
         })
         .await
     }

@@ -256,6 +256,9 @@ pub(super) async fn sound(
     if operation == Operation::GetVolumeIds {
         return t.touch(operation, order).await?.ok();
     }
+    if let Some(id) = id {
+        t.survives(order, id).await?;
+    }
     let now = t.make(order).await?.provider_id;
     ensure(id.is_none_or(|id| *id == now), || {
         format!("the VM of `{}` is another one now: `{now}`", order.name)
@@ -303,11 +306,30 @@ async fn locked(t: Trial, operation: Operation) -> Outcome {
     sound(&t, operation, &order, Some(&id)).await
 }
 
+/// Every call of the back end takes much longer than the deadline, until it is restored.
+pub(super) async fn slow_down(t: &Trial) -> Outcome {
+    let slow = t.config().short_deadline_ms.saturating_mul(TIMES_THE_DEADLINE);
+    t.pull(Pull::new(Hook::Slow).amount(slow)).await.map(|_| ())
+}
+
+/// A call that ended at its deadline, and may still run, can be repeated, and leaves nothing half done.
+pub(super) async fn after_deadline(
+    t: &Trial,
+    operation: Operation,
+    order: &Order,
+    id: Option<&ProviderId>,
+) -> Outcome {
+    if operation == Operation::DeleteMachine {
+        t.remove(order, id).await?;
+        return t.is_gone(order).await;
+    }
+    sound(t, operation, order, id).await
+}
+
 async fn deadline(t: Trial, operation: Operation) -> Outcome {
     let (order, id) = prepared(&t, operation).await?;
     let deadline = t.config().short_deadline();
-    let slow = t.config().short_deadline_ms.saturating_mul(TIMES_THE_DEADLINE);
-    t.pull(Pull::new(Hook::Slow).amount(slow)).await?;
+    slow_down(&t).await?;
     // What a caller in the process does at its deadline is to drop the call.
     let ended = tokio::time::timeout(deadline, t.touch(operation, &order)).await;
     t.restore().await?;
@@ -316,12 +338,7 @@ async fn deadline(t: Trial, operation: Operation) -> Outcome {
         needs_back_end(operation, &answer)?;
         answer.refused(Code::DeadlineExceeded)?;
     }
-    if let (Operation::DeleteMachine, Some(id)) = (operation, &id) {
-        t.remove(&order, Some(id)).await?;
-        t.settle().await;
-        return t.is_gone(&order, id).await;
-    }
-    sound(&t, operation, &order, id.as_ref()).await
+    after_deadline(&t, operation, &order, id.as_ref()).await
 }
 
 async fn create_lost(t: Trial) -> Outcome {
@@ -340,7 +357,7 @@ async fn delete_lost(t: Trial) -> Outcome {
     t.delete(&order, Some(&id)).await?.ok_or(TRANSIENT)?;
     t.restore().await?;
     t.remove(&order, Some(&id)).await?;
-    t.is_gone(&order, &id).await
+    t.is_gone(&order).await
 }
 
 async fn exhausted(t: Trial) -> Outcome {

@@ -102,7 +102,7 @@ async fn never_made(t: Trial) -> Outcome {
 
 async fn fails(t: Trial) -> Outcome {
     let order = t.order("a");
-    let made = t.create(&order).await?.ok();
+    let made = t.created(&order).await;
     let id = made.map_err(Halt::in_preparation)?.provider_id;
     t.pull(Pull::new(Hook::FailInitialize).amount(FAILURES)).await?;
     for _ in 0..FAILURES {
@@ -112,6 +112,7 @@ async fn fails(t: Trial) -> Outcome {
     ensure(initialized.provider_id == id, || {
         "the VM is another one since its initialization failed".to_owned()
     })?;
+    t.settle().await;
     t.has_exactly(&order, &[(&order, &id)]).await
 }
 

@@ -51,6 +51,7 @@ pub(super) async fn before(
     let Some(wire) = t.target().wire() else {
         return Err(Halt::Skipped("the driver is not behind an endpoint".to_owned()));
     };
+    t.goes_on()?;
     let answered = call(wire, path, request, deadline);
     let answer = tokio::time::timeout(t.config().call_limit(), answered)
         .await

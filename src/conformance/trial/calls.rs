@@ -7,10 +7,10 @@ use crate::conformance::answer::{Answer, Halt, Outcome};
 use crate::conformance::judge::Said;
 use crate::conformance::order::Order;
 use crate::driver::{
-    self, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, GenerateMachineClassRequest,
-    GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest, LastKnownState,
-    ListMachinesRequest, ListedMachine, Machine, Operation, ProviderId, Secrets, ShutDownMachineRequest,
-    ShutDownMachineResponse, UpdateMachineRequest,
+    self, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
+    GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest,
+    LastKnownState, ListMachinesRequest, ListedMachine, Machine, Operation, ProviderId, Secrets,
+    ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest,
 };
 
 impl Trial {
@@ -22,7 +22,8 @@ impl Trial {
         self.create_with(order, None).await
     }
 
-    /// Creates with a LastKnownState.
+    /// Creates with a LastKnownState. Code 17 with its machine is as good as OK where there is an InitializeMachine: the VM
+    /// is there (INI-18).
     ///
     /// # Errors
     /// [`Halt::Failed`] when the call hangs.
@@ -31,15 +32,22 @@ impl Trial {
         order: &Order,
         last_known_state: Option<LastKnownState>,
     ) -> Outcome<Answer<Machine>> {
-        self.track(order);
+        let tracked = self.with_own_secrets(order);
+        self.goes_on()?;
+        self.tracker.asked(&tracked);
         let call = self.shared.target.driver.create_machine(CreateMachineRequest {
             machine_name: order.name.clone(),
             class: order.class.clone(),
             last_known_state,
         });
-        let answer = self.call(Operation::CreateMachine, order, call).await?;
-        if answer.result.is_ok() {
-            self.made(order);
+        let mut answer = self.call(Operation::CreateMachine, order, call).await?;
+        self.tracker.answered(&tracked, &answer.result);
+        if let Err(status) = &answer.result
+            && status.code() == Code::Uninitialized
+            && self.offers(Operation::InitializeMachine)
+            && let Some(machine) = status.machine()
+        {
+            answer.result = Ok(machine.clone());
         }
         Ok(answer)
     }
@@ -123,7 +131,12 @@ impl Trial {
                 class: order.class.clone(),
                 last_known_state: None,
             });
-        self.call(Operation::InitializeMachine, order, call).await
+        let answer = self.call(Operation::InitializeMachine, order, call).await?;
+        if let Ok(machine) = &answer.result {
+            let id = Some(machine.provider_id.clone());
+            self.made(order, id, machine.last_known_state.clone());
+        }
+        Ok(answer)
     }
 
     /// Updates from one spec to another.
@@ -215,7 +228,7 @@ impl Trial {
     /// Makes any call, within the limit, and lets the judge look at the answer.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs.
+    /// [`Halt::Failed`] when the call hangs; [`Halt::Skipped`] when the run is to end early.
     pub async fn timed<T: Said>(
         &self,
         operation: Operation,
@@ -223,6 +236,7 @@ impl Trial {
         secrets: &Secrets,
         call: impl Future<Output = driver::Result<T>>,
     ) -> Outcome<Answer<T>> {
+        self.goes_on()?;
         let limit = self.shared.config.call_limit();
         let Ok(result) = tokio::time::timeout(limit, call).await else {
             return Err(Halt::Failed(format!(

@@ -1,9 +1,13 @@
 //! What a case works with: the driver, machines of a cluster of its own, and the hooks.
 
 mod calls;
+mod repeats;
+mod sight;
 mod vms;
 
 use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio_util::sync::CancellationToken;
 
 use super::answer::{Halt, Outcome};
 use super::config::{Config, secrets};
@@ -14,7 +18,7 @@ use super::reach::Reach;
 use super::target::Target;
 use super::tracker::Tracker;
 use super::wire::RawAnswer;
-use crate::driver::{Capabilities, Operation, tags};
+use crate::driver::{Capabilities, LastKnownState, Operation, ProviderId, tags};
 
 /// What all cases of a run share.
 pub struct Shared {
@@ -32,6 +36,8 @@ pub struct Shared {
     pub judge: Judge,
     /// Whether the driver can still be reached.
     pub reach: Reach,
+    /// Cancelled when the run is to end early.
+    pub stop: CancellationToken,
 }
 
 /// The secret text in the bootstrap data of a run.
@@ -142,9 +148,20 @@ impl Trial {
         self.tracker.note(&self.with_own_secrets(order));
     }
 
-    /// Notes that a machine was made for sure.
-    pub fn made(&self, order: &Order) {
-        self.tracker.made(&self.with_own_secrets(order));
+    /// Notes that there is a VM for sure, and what is known of it.
+    fn made(&self, order: &Order, id: Option<ProviderId>, state: Option<LastKnownState>) {
+        self.tracker.made(&self.with_own_secrets(order), id, state);
+    }
+
+    /// Halts a case when the run is to end early.
+    ///
+    /// # Errors
+    /// [`Halt::Skipped`] then.
+    pub fn goes_on(&self) -> Outcome {
+        if self.shared.stop.is_cancelled() {
+            return Err(Halt::Skipped("the run is to end early".to_owned()));
+        }
+        Ok(())
     }
 
     fn with_own_secrets(&self, order: &Order) -> Order {

@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout_at};
 use tonic::Response;
 
-use super::session::Session;
-use super::{GrpcDriver, too_late};
+use super::line::rpc;
+use super::{Call, GrpcDriver, too_late};
 use crate::cmi::convert::{FieldError, MachinePage, PageRequest};
 use crate::cmi::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
 use crate::cmi::trailers;
@@ -24,6 +24,31 @@ use crate::driver::{
 const MOST_PAGES: usize = 10_000;
 /// The most machines of a list: more than any cluster has, and less than fills the memory.
 const MOST_MACHINES: usize = 200_000;
+
+/// One exchange of a [`Call`]: the method of a service, and what reads its response.
+macro_rules! exchange {
+    ($call:ident, $service:ident.$method:ident($request:expr), $read:expr) => {{
+        let answer = rpc!(
+            $call.session.line,
+            $call.operation,
+            $call.deadline,
+            $service.$method($request)
+        );
+        let read = $read;
+        read(answer.await?).map_err(|error: FieldError| error.in_response($call.operation))
+    }};
+}
+
+/// A call that is one exchange.
+macro_rules! call {
+    ($driver:ident, $operation:ident, $service:ident.$method:ident($request:expr), $read:expr) => {
+        $driver
+            .call(Operation::$operation, |call| async move {
+                exchange!(call, $service.$method($request), $read)
+            })
+            .await
+    };
+}
 
 #[async_trait]
 impl Driver for GrpcDriver {
@@ -61,243 +86,102 @@ impl Driver for GrpcDriver {
     }
 
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
-        let operation = Operation::CreateMachine;
-        self.call(operation, |session, deadline| async move {
-            let request = cmi::CreateMachineRequest::from(request);
-            let answer = session
-                .line
-                .call(operation, deadline, request, |exchange, request| {
-                    let mut client = exchange.machine();
-                    async move { client.create_machine(request).await }
-                });
-            machine(operation, answer.await?)
-        })
-        .await
+        let request = cmi::CreateMachineRequest::from(request);
+        call!(self, CreateMachine, machine.create_machine(request), completed)
     }
 
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
-        let operation = Operation::DeleteMachine;
-        self.call(operation, |session, deadline| async move {
-            let request = cmi::DeleteMachineRequest::from(request);
-            let answer = session
-                .line
-                .call(operation, deadline, request, |exchange, request| {
-                    let mut client = exchange.machine();
-                    async move { client.delete_machine(request).await }
-                });
-            read(operation, answer.await?)
-        })
-        .await
+        let request = cmi::DeleteMachineRequest::from(request);
+        call!(self, DeleteMachine, machine.delete_machine(request), read)
     }
 
     async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
-        let operation = Operation::GetMachineStatus;
-        self.call(operation, |session, deadline| async move {
-            if session.greeting.extension.get_machine {
-                get_machine(&session, deadline, request).await
+        self.call(Operation::GetMachineStatus, |call| async move {
+            if call.session.greeting.extension.get_machine {
+                let request = capcmi::GetMachineRequest::from(request);
+                exchange!(call, extension.get_machine(request), read)
             } else {
-                get_machine_status(&session, deadline, request).await
+                let request = cmi::GetMachineStatusRequest::from(request);
+                exchange!(call, machine.get_machine_status(request), completed)
             }
         })
         .await
     }
 
     async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
-        self.call(Operation::ListMachines, |session, deadline| async move {
-            if session.greeting.extension.list_machines_paged {
-                all_pages(&session, deadline, request).await
+        self.call(Operation::ListMachines, |call| async move {
+            if call.session.greeting.extension.list_machines_paged {
+                all_pages(&call, request).await
             } else {
-                list_machines(&session, deadline, request).await
+                let request = cmi::ListMachinesRequest::from(request);
+                exchange!(call, machine.list_machines(request), read)
             }
         })
         .await
     }
 
     async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
-        let operation = Operation::InitializeMachine;
-        self.call(operation, |session, deadline| async move {
-            let request = capcmi::InitializeMachineRequest::from(request);
-            let answer = session
-                .line
-                .call(operation, deadline, request, |exchange, request| {
-                    let mut client = exchange.extension();
-                    async move { client.initialize_machine(request).await }
-                });
-            read(operation, answer.await?)
-        })
-        .await
+        let request = capcmi::InitializeMachineRequest::from(request);
+        call!(
+            self,
+            InitializeMachine,
+            extension.initialize_machine(request),
+            read
+        )
     }
 
     async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
-        let operation = Operation::ShutDownMachine;
-        self.call(operation, |session, deadline| async move {
-            let request = cmi::ShutDownMachineRequest::from(request);
-            let answer = session
-                .line
-                .call(operation, deadline, request, |exchange, request| {
-                    let mut client = exchange.machine();
-                    async move { client.shut_down_machine(request).await }
-                });
-            read(operation, answer.await?)
-        })
-        .await
+        let request = cmi::ShutDownMachineRequest::from(request);
+        call!(self, ShutDownMachine, machine.shut_down_machine(request), read)
     }
 
     async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
-        let operation = Operation::UpdateMachine;
-        self.call(operation, |session, deadline| async move {
-            let request = capcmi::UpdateMachineRequest::from(request);
-            let answer = session
-                .line
-                .call(operation, deadline, request, |exchange, request| {
-                    let mut client = exchange.extension();
-                    async move { client.update_machine(request).await }
-                });
-            answer.await?;
-            Ok(())
-        })
-        .await
+        let request = capcmi::UpdateMachineRequest::from(request);
+        call!(self, UpdateMachine, extension.update_machine(request), |_| Ok(()))
     }
 
     async fn get_volume_ids(&self, request: GetVolumeIdsRequest) -> Result<Vec<String>> {
-        let operation = Operation::GetVolumeIds;
-        self.call(operation, |session, deadline| async move {
-            let request = cmi::GetVolumeIDsRequest::from(request);
-            let answer = session
-                .line
-                .call(operation, deadline, request, |exchange, request| {
-                    let mut client = exchange.machine();
-                    async move { client.get_volume_i_ds(request).await }
-                });
-            read(operation, answer.await?)
-        })
-        .await
+        let request = cmi::GetVolumeIDsRequest::from(request);
+        call!(self, GetVolumeIds, machine.get_volume_i_ds(request), read)
     }
 
     async fn generate_machine_class(
         &self,
         request: GenerateMachineClassRequest,
     ) -> Result<Map<String, Value>> {
-        let operation = Operation::GenerateMachineClassForMigration;
-        self.call(operation, |session, deadline| async move {
-            let request = capcmi::GenerateMachineClassForMigrationRequest::from(request);
-            let answer = session
-                .line
-                .call(operation, deadline, request, |exchange, request| {
-                    let mut client = exchange.extension();
-                    async move { client.generate_machine_class_for_migration(request).await }
-                });
-            read(operation, answer.await?)
-        })
-        .await
+        let request = capcmi::GenerateMachineClassForMigrationRequest::from(request);
+        call!(
+            self,
+            GenerateMachineClassForMigration,
+            extension.generate_machine_class_for_migration(request),
+            read
+        )
     }
 
     async fn zones(&self, class: MachineClass) -> Result<Vec<Zone>> {
-        let operation = Operation::ListZones;
-        self.call(operation, |session, deadline| async move {
-            let request = capcmi::ListZonesRequest::from(class);
-            let answer = session
-                .line
-                .call(operation, deadline, request, |exchange, request| {
-                    let mut client = exchange.extension();
-                    async move { client.list_zones(request).await }
-                });
-            read(operation, answer.await?)
-        })
-        .await
+        let request = capcmi::ListZonesRequest::from(class);
+        call!(self, ListZones, extension.list_zones(request), read)
     }
 
     async fn describe_class(&self, class: MachineClass) -> Result<ClassDescription> {
-        let operation = Operation::DescribeClass;
-        self.call(operation, |session, deadline| async move {
-            let request = capcmi::DescribeClassRequest::from(class);
-            let answer = session
-                .line
-                .call(operation, deadline, request, |exchange, request| {
-                    let mut client = exchange.extension();
-                    async move { client.describe_class(request).await }
-                });
-            read(operation, answer.await?)
-        })
-        .await
+        let request = capcmi::DescribeClassRequest::from(class);
+        call!(self, DescribeClass, extension.describe_class(request), read)
     }
-}
-
-async fn get_machine(
-    session: &Session,
-    deadline: Instant,
-    request: GetMachineStatusRequest,
-) -> Result<Machine> {
-    let request = capcmi::GetMachineRequest::from(request);
-    let answer = session.line.call(
-        Operation::GetMachineStatus,
-        deadline,
-        request,
-        |exchange, request| {
-            let mut client = exchange.extension();
-            async move { client.get_machine(request).await }
-        },
-    );
-    read(Operation::GetMachineStatus, answer.await?)
-}
-
-async fn get_machine_status(
-    session: &Session,
-    deadline: Instant,
-    request: GetMachineStatusRequest,
-) -> Result<Machine> {
-    let request = cmi::GetMachineStatusRequest::from(request);
-    let answer = session.line.call(
-        Operation::GetMachineStatus,
-        deadline,
-        request,
-        |exchange, request| {
-            let mut client = exchange.machine();
-            async move { client.get_machine_status(request).await }
-        },
-    );
-    machine(Operation::GetMachineStatus, answer.await?)
-}
-
-async fn list_machines(
-    session: &Session,
-    deadline: Instant,
-    request: ListMachinesRequest,
-) -> Result<Vec<ListedMachine>> {
-    let request = cmi::ListMachinesRequest::from(request);
-    let answer = session
-        .line
-        .call(Operation::ListMachines, deadline, request, |exchange, request| {
-            let mut client = exchange.machine();
-            async move { client.list_machines(request).await }
-        });
-    read(Operation::ListMachines, answer.await?)
 }
 
 /// All pages of a list, with each machine once: it may move between two pages. A plugin that never comes to an end is
 /// broken: half a list would make VMs look gone.
-async fn all_pages(
-    session: &Session,
-    deadline: Instant,
-    list: ListMachinesRequest,
-) -> Result<Vec<ListedMachine>> {
-    let operation = Operation::ListMachines;
+async fn all_pages(call: &Call, list: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
     let (mut machines, mut asked) = (Vec::new(), HashSet::new());
     let mut token = None;
     for _ in 0..MOST_PAGES {
-        let request = PageRequest {
+        let request = capcmi::ListMachinesPagedRequest::from(PageRequest {
             list: list.clone(),
             size: None,
             token,
-        };
-        let request = capcmi::ListMachinesPagedRequest::from(request);
-        let answer = session
-            .line
-            .call(operation, deadline, request, |exchange, request| {
-                let mut client = exchange.extension();
-                async move { client.list_machines_paged(request).await }
-            });
-        let mut page: MachinePage = read(operation, answer.await?)?;
+        });
+        let page: Result<MachinePage> = exchange!(call, extension.list_machines_paged(request), read);
+        let mut page = page?;
         machines.append(&mut page.machines);
         if machines.len() > MOST_MACHINES {
             return Err(endless("it has too many machines"));
@@ -329,22 +213,18 @@ fn endless(why: &str) -> Status {
 }
 
 /// A machine, with what cmi.v1 has no room for.
-fn machine<A>(operation: Operation, answer: Response<A>) -> Result<Machine>
+fn completed<A>(answer: Response<A>) -> std::result::Result<Machine, FieldError>
 where
     A: TryInto<Machine, Error = FieldError>,
 {
     let (metadata, answer, _) = answer.into_parts();
-    let machine = answer.try_into().map_err(|error| error.in_response(operation))?;
-    Ok(trailers::completed(machine, &metadata))
+    Ok(trailers::completed(answer.try_into()?, &metadata))
 }
 
 /// What a response holds, if it keeps to the rules of its fields.
-fn read<A, T>(operation: Operation, answer: Response<A>) -> Result<T>
+fn read<A, T>(answer: Response<A>) -> std::result::Result<T, FieldError>
 where
     A: TryInto<T, Error = FieldError>,
 {
-    answer
-        .into_inner()
-        .try_into()
-        .map_err(|error| error.in_response(operation))
+    answer.into_inner().try_into()
 }

@@ -31,6 +31,9 @@ pub(super) enum Ending {
     Ok,
     /// The plugin said what went wrong.
     Refused,
+    /// An HTTP server has nothing at the path of the call. One of gRPC says UNIMPLEMENTED of a service that it does not
+    /// have; where gRPC shares a server with other things, the server says 404.
+    Unserved,
     /// The connection or the stream broke, or something else than a gRPC server answered.
     Lost,
     /// The stream ended as it should, but for the status.
@@ -59,6 +62,18 @@ pub(super) struct Exchange {
     sender: SendRequest<Body>,
     origin: Uri,
     witness: Witness,
+}
+
+impl Broken {
+    fn ending(&self) -> Ending {
+        match self {
+            Self::NotGrpc {
+                status: StatusCode::NOT_FOUND,
+                ..
+            } => Ending::Unserved,
+            Self::NotGrpc { .. } | Self::Connection(_) => Ending::Lost,
+        }
+    }
 }
 
 impl Witness {
@@ -142,7 +157,7 @@ impl Service<Request<Body>> for Exchange {
             })?;
             let (head, body) = answer.into_parts();
             if !witness.read(&head.headers) {
-                check_grpc(head.status, &head.headers).inspect_err(|_| witness.note(Ending::Lost))?;
+                check_grpc(head.status, &head.headers).inspect_err(|broken| witness.note(broken.ending()))?;
             }
             Ok(Response::from_parts(head, Answer { body, witness }))
         })

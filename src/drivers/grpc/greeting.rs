@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
-use super::line::Line;
+use super::line::{Line, rpc};
+use super::outcome::Failure;
 use crate::cmi::convert::{Declaration, FieldError};
 use crate::cmi::proto::capcmi::v1::get_extension_capabilities_response::Call;
 use crate::cmi::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
-use crate::driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Result};
+use crate::driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Status};
 
 /// What a plugin says of itself at the beginning of every connection.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,14 +35,14 @@ pub(super) enum Health {
     Ready,
     /// It has not finished starting: what it says of machines may be wrong.
     NotYet,
-    /// It says that it can't, and why.
+    /// It says that it can't, with whatever code, and why.
     Unhealthy(String),
 }
 
 impl Greeting {
-    /// Asks in the order of the CMI specification (CMI-169), and for the extension last. A call that the plugin doesn't know
-    /// is forgiven: the less it says of itself, the less is asked of it.
-    pub(super) async fn receive(line: &Line, deadline: Instant) -> Result<(Self, Health)> {
+    /// Asks in the order of the CMI specification (CMI-169), and for the extension last. A call that the plugin doesn't know is
+    /// forgiven: the less it says of itself, the less is asked of it. One that is not healthy introduces itself all the same.
+    pub(super) async fn receive(line: &Line, deadline: Instant) -> Result<(Self, Health), Status> {
         let info = info(line, deadline).await?;
         let declared = forgiven(declared(line, deadline).await)?.unwrap_or_default();
         let answer = probe(line, deadline).await;
@@ -49,7 +50,7 @@ impl Greeting {
             Some(health) => health,
             None => answer.map(|_| Health::Ready)?,
         };
-        let extended = forgiven(extended(line, deadline).await)?;
+        let extended = if_served(extended(line, deadline).await)?;
         let extension = Extension::of(extended.as_ref());
         let declaration = Declaration {
             plugin: declared,
@@ -78,34 +79,27 @@ impl Extension {
 
 impl Health {
     /// What the answer to a probe says; nothing when there was none. Without `ready`, and without Probe, a plugin is ready
-    /// (CMI-71).
-    pub(super) fn told_by(answer: &Result<Readiness>) -> Option<Self> {
+    /// (CMI-71); one that is not healthy says so by any other error (CMI-68, CMI-72).
+    pub(super) fn told_by(answer: &Result<Readiness, Failure>) -> Option<Self> {
         match answer {
             Ok(Readiness::Ready) => Some(Self::Ready),
             Ok(Readiness::NotYet) => Some(Self::NotYet),
-            Err(status) if status.code() == Code::Unimplemented => Some(Self::Ready),
-            Err(status) if status.code() == Code::FailedPrecondition => {
-                Some(Self::Unhealthy(status.message().to_owned()))
-            }
-            Err(_) => None,
+            Err(Failure::Refused(status)) if status.code() == Code::Unimplemented => Some(Self::Ready),
+            Err(Failure::Refused(status)) => Some(Self::Unhealthy(status.message().to_owned())),
+            Err(Failure::Unserved(_) | Failure::Unheard(_)) => None,
         }
     }
 }
 
-async fn info(line: &Line, deadline: Instant) -> Result<PluginInfo> {
+async fn info(line: &Line, deadline: Instant) -> Result<PluginInfo, Failure> {
     let request = cmi::GetPluginInfoRequest {};
-    let answer = line
-        .call(
-            Operation::GetPluginInfo,
-            deadline,
-            request,
-            |exchange, request| {
-                let mut client = exchange.identity();
-                async move { client.get_plugin_info(request).await }
-            },
-        )
-        .await;
-    let Some(answer) = forgiven(answer)? else {
+    let answer = rpc!(
+        line,
+        Operation::GetPluginInfo,
+        deadline,
+        identity.get_plugin_info(request)
+    );
+    let Some(answer) = forgiven(answer.await)? else {
         return Ok(nobody());
     };
     // A name against the rules is no reason to leave VMs alone.
@@ -128,49 +122,62 @@ fn nobody() -> PluginInfo {
     }
 }
 
-async fn declared(line: &Line, deadline: Instant) -> Result<cmi::GetPluginCapabilitiesResponse> {
-    let request = cmi::GetPluginCapabilitiesRequest {};
-    let answer = line.call(
+async fn declared(line: &Line, deadline: Instant) -> Result<cmi::GetPluginCapabilitiesResponse, Failure> {
+    let (operation, request) = (
         Operation::GetPluginCapabilities,
+        cmi::GetPluginCapabilitiesRequest {},
+    );
+    let answer = rpc!(
+        line,
+        operation,
         deadline,
-        request,
-        |exchange, request| {
-            let mut client = exchange.identity();
-            async move { client.get_plugin_capabilities(request).await }
-        },
+        identity.get_plugin_capabilities(request)
     );
     Ok(answer.await?.into_inner())
 }
 
-async fn extended(line: &Line, deadline: Instant) -> Result<capcmi::GetExtensionCapabilitiesResponse> {
-    let request = capcmi::GetExtensionCapabilitiesRequest {};
-    let answer = line.call(
+async fn extended(
+    line: &Line,
+    deadline: Instant,
+) -> Result<capcmi::GetExtensionCapabilitiesResponse, Failure> {
+    let (operation, request) = (
         Operation::GetPluginCapabilities,
+        capcmi::GetExtensionCapabilitiesRequest {},
+    );
+    let answer = rpc!(
+        line,
+        operation,
         deadline,
-        request,
-        |exchange, request| {
-            let mut client = exchange.extension();
-            async move { client.get_extension_capabilities(request).await }
-        },
+        extension.get_extension_capabilities(request)
     );
     Ok(answer.await?.into_inner())
 }
 
 /// Asks whether the plugin can serve.
-pub(super) async fn probe(line: &Line, deadline: Instant) -> Result<Readiness> {
-    let request = cmi::ProbeRequest {};
-    let answer = line.call(Operation::Probe, deadline, request, |exchange, request| {
-        let mut client = exchange.identity();
-        async move { client.probe(request).await }
-    });
+pub(super) async fn probe(line: &Line, deadline: Instant) -> Result<Readiness, Failure> {
+    let answer = rpc!(
+        line,
+        Operation::Probe,
+        deadline,
+        identity.probe(cmi::ProbeRequest {})
+    );
     Ok(answer.await?.into_inner().into())
 }
 
 /// Nothing when the plugin doesn't know the call.
-fn forgiven<T>(answer: Result<T>) -> Result<Option<T>> {
+fn forgiven<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
-        Err(status) if status.code() == Code::Unimplemented => Ok(None),
-        Err(status) => Err(status),
+        Err(Failure::Refused(status)) if status.code() == Code::Unimplemented => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Nothing either when the plugin's server doesn't know the service. That is said of the extension alone: where Identity is
+/// not served there is no plugin, but a proxy that has lost it.
+fn if_served<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
+    match answer {
+        Err(Failure::Unserved(_)) => Ok(None),
+        answer => forgiven(answer),
     }
 }

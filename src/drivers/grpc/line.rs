@@ -11,11 +11,12 @@ use tonic::{Request, Response};
 
 use super::config::Patience;
 use super::exchange::Exchange;
-use super::outcome;
+use super::outcome::{self, Failure};
 use super::target::Stream;
-use crate::driver::{Operation, Result};
+use crate::driver::Operation;
 
-/// Trailing metadata holds up to 4 KiB of state and 6 KiB of response, in base64, and what others add.
+/// The most bytes of the headers of an answer: trailing metadata holds up to 4 KiB of state and 6 KiB of response, in base64,
+/// and a message is not cut before secrets are removed from it.
 const MAX_HEADER_BYTES: u32 = 64 * 1024;
 /// A list of many machines comes in large pieces.
 const STREAM_WINDOW: u32 = 1024 * 1024;
@@ -27,13 +28,25 @@ pub(super) struct Line {
     origin: Uri,
 }
 
+/// Makes a call on a [`Line`]: `rpc!(line, operation, deadline, machine.create_machine(request))`. What stands before the dot
+/// is what makes the client of the service out of an [`Exchange`].
+macro_rules! rpc {
+    ($line:expr, $operation:expr, $deadline:expr, $service:ident.$method:ident($request:expr)) => {
+        $line.call($operation, $deadline, $request, |exchange, request| {
+            let mut client = exchange.$service();
+            async move { client.$method(request).await }
+        })
+    };
+}
+pub(super) use rpc;
+
 impl Line {
     /// Begins to speak HTTP/2.
     pub(super) async fn open(
         stream: Box<dyn Stream>,
         origin: Uri,
         patience: Patience,
-    ) -> std::result::Result<Self, hyper::Error> {
+    ) -> Result<Self, hyper::Error> {
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .keep_alive_interval(patience.keepalive)
@@ -68,9 +81,9 @@ impl Line {
         deadline: Instant,
         message: Q,
         run: impl FnOnce(Exchange, Request<Q>) -> F + Send,
-    ) -> Result<Response<A>>
+    ) -> Result<Response<A>, Failure>
     where
-        F: Future<Output = std::result::Result<Response<A>, tonic::Status>> + Send,
+        F: Future<Output = Result<Response<A>, tonic::Status>> + Send,
     {
         let (exchange, witness) = Exchange::on(self.sender.clone(), self.origin.clone());
         let mut request = Request::new(message);

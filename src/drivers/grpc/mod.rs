@@ -43,6 +43,13 @@ pub struct GrpcDriver {
     reintroduction: Duration,
 }
 
+/// A call that the plugin declared.
+struct Call {
+    operation: Operation,
+    session: Arc<Session>,
+    deadline: Instant,
+}
+
 /// How long the caller waits for each call.
 #[derive(Clone, Debug)]
 pub struct Deadlines(BTreeMap<Operation, Duration>);
@@ -91,11 +98,7 @@ impl GrpcDriver {
     }
 
     /// Makes a call that the plugin declared, before its deadline.
-    async fn call<T, F>(
-        &self,
-        operation: Operation,
-        run: impl FnOnce(Arc<Session>, Instant) -> F + Send,
-    ) -> Result<T>
+    async fn call<T, F>(&self, operation: Operation, run: impl FnOnce(Call) -> F + Send) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send,
     {
@@ -104,7 +107,12 @@ impl GrpcDriver {
         let call = async {
             let session = self.link.session().await?;
             session.admit(operation)?;
-            run(session, deadline).await
+            run(Call {
+                operation,
+                session,
+                deadline,
+            })
+            .await
         };
         timeout_at(deadline, call)
             .await

@@ -4,31 +4,53 @@ use tonic::Response;
 
 use super::exchange::{Broken, Ending, Witness};
 use crate::cmi::trailers;
-use crate::driver::{Code, Operation, Result, Status};
+use crate::driver::{Code, Operation, Status};
+
+/// Why a call has no response.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The plugin said so, in gRPC.
+    Refused(Status),
+    /// The plugin's server says in HTTP that it has no such service.
+    Unserved(Status),
+    /// The plugin's word was lost on the way, or makes no sense.
+    Unheard(Status),
+}
+
+impl From<Failure> for Status {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(status) | Failure::Unserved(status) | Failure::Unheard(status) => status,
+        }
+    }
+}
 
 /// The answer of a call, by who ended it.
 ///
 /// * What the plugin said is what it is.
-/// * A call that broke is UNAVAILABLE: it may or may not have been done, and nothing is known of the VM.
+/// * A call that broke is UNAVAILABLE: it may or may not have been done, and nothing is known of the VM. So is one that an
+///   HTTP server knows nothing of: it may be a proxy that has lost the plugin.
 /// * An answer that can't be understood is INTERNAL.
 pub(super) fn answer<T>(
     operation: Operation,
     witness: &Witness,
-    result: std::result::Result<Response<T>, tonic::Status>,
-) -> Result<Response<T>> {
+    result: Result<Response<T>, tonic::Status>,
+) -> Result<Response<T>, Failure> {
+    let unheard = |code, message| Err(Failure::Unheard(Status::new(code, message)));
     match (result, witness.ending()) {
         (Ok(response), Some(Ending::Ok)) => Ok(response),
-        (Err(status), Some(Ending::Refused)) => Err(trailers::from_grpc(status)),
-        (Ok(_) | Err(_), Some(Ending::Unsaid)) => Err(Status::new(
+        (Err(status), Some(Ending::Refused)) => Err(Failure::Refused(trailers::from_grpc(status))),
+        (Ok(_) | Err(_), Some(Ending::Unsaid)) => unheard(
             Code::Unavailable,
             format!("the plugin ended {operation} without a status"),
-        )),
-        (Err(status), Some(Ending::Lost)) => Err(lost(operation, status)),
-        (Err(status), Some(Ending::Ok) | None) => Err(malformed(operation, status)),
-        (Ok(_), Some(Ending::Refused | Ending::Lost) | None) => Err(Status::new(
+        ),
+        (Err(status), Some(Ending::Unserved)) => Err(Failure::Unserved(lost(operation, status))),
+        (Err(status), Some(Ending::Lost)) => Err(Failure::Unheard(lost(operation, status))),
+        (Err(status), Some(Ending::Ok) | None) => Err(Failure::Unheard(malformed(operation, status))),
+        (Ok(_), Some(Ending::Refused | Ending::Unserved | Ending::Lost) | None) => unheard(
             Code::Internal,
             format!("the plugin's answer to {operation} contradicts itself"),
-        )),
+        ),
     }
 }
 

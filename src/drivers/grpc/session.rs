@@ -63,6 +63,6 @@ impl Session {
         if let Some(health) = Health::told_by(&answer) {
             *self.health.write().unwrap_or_else(PoisonError::into_inner) = health;
         }
-        answer
+        Ok(answer?)
     }
 }

@@ -5,8 +5,10 @@ use serde_json::Value;
 use super::orders::Claim;
 use super::spec::{TAGS, Tagged, VmSpec};
 use super::vm::{ParseVmIdError, VmId};
-use super::{Call, SimulatedDriver, Subject, access, names};
-use crate::driver::{Code, LastKnownState, MachineClass, Operation, ProviderId, Result, Status, tags};
+use super::{Call, SimulatedDriver, Subject, access};
+use crate::driver::{
+    Code, LastKnownState, MachineClass, Operation, ProviderId, Result, Status, is_dns_subdomain, tags,
+};
 
 impl Call {
     /// A call about nothing.
@@ -74,7 +76,7 @@ impl SimulatedDriver {
         class: &MachineClass,
     ) -> Result<(Claim, VmSpec)> {
         access::check(self.config.credentials.as_ref(), &class.secrets, operation)?;
-        if !names::is_dns_subdomain(name) {
+        if !is_dns_subdomain(name) {
             return Err(Status::new(
                 Code::InvalidArgument,
                 format!(

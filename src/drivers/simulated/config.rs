@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::faults::Fault;
 use super::subnet::Subnet;
-use crate::driver::Operation;
+use crate::driver::{Operation, is_dns_label};
 
 /// Longest time that any field takes, seconds: one day.
 const LONGEST_SECONDS: f64 = 86_400.0;
@@ -253,7 +253,7 @@ fn optional_calls<C>(disabled: &BTreeSet<Operation>, _: &C) -> garde::Result {
 }
 
 fn dns_labels<C>(names: &BTreeSet<String>, _: &C) -> garde::Result {
-    match names.iter().find(|name| !super::names::is_dns_label(name)) {
+    match names.iter().find(|name| !is_dns_label(name)) {
         Some(name) => Err(garde::Error::new(format!(
             "`{name}` is no DNS label: lower case letters, digits and `-`, at most 63"
         ))),
@@ -274,7 +274,7 @@ fn within_subnet(subnet: Subnet) -> impl FnOnce(&Option<u32>, &()) -> garde::Res
 fn pools_apart<C>(pools: &BTreeMap<String, Pool>, _: &C) -> garde::Result {
     let pools: Vec<_> = pools.iter().collect();
     for (index, (name, pool)) in pools.iter().enumerate() {
-        if !super::names::is_dns_label(&name.to_ascii_lowercase()) {
+        if !is_dns_label(&name.to_ascii_lowercase()) {
             return Err(garde::Error::new(format!(
                 "`{name}` is no pool name: letters, digits and `-`, at most 63"
             )));

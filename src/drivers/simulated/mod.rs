@@ -14,7 +14,6 @@ mod console;
 mod faults;
 mod journal;
 mod migration;
-mod names;
 mod orders;
 mod schema;
 mod spec;

@@ -95,11 +95,6 @@ impl Mutant {
                 made.provider_id = format!("{}-{}", made.provider_id, self.turn()).parse().unwrap();
             }
             Flaw::CreateOneId => made.provider_id = "simulated://zone-a/always-me".parse().unwrap(),
-            Flaw::CreateReusesId => {
-                let mut memory = self.memory.lock().unwrap();
-                let key = format!("{}/{name}", tag(&class, tags::CLUSTER));
-                made.provider_id = memory.entry(key).or_insert(made.provider_id).clone();
-            }
             Flaw::CreateNoNodeName => made.node_name.clear(),
             Flaw::CreateBadNodeName => made.node_name = format!("Node_{}", made.node_name),
             Flaw::CreateNewNodeName => made.node_name = format!("{}-{}", made.node_name, self.turn()),

@@ -1,10 +1,13 @@
 //! What the plugin says is what it is, for every code of every call.
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use prost::Message as _;
 use serde_json::json;
 
 use super::plugin::{Ending, Plugin, Reply};
 use super::*;
-use crate::driver::{GetVolumeIdsRequest, ShutDownMachineRequest};
+use crate::cmi::proto::capcmi::v1::{Machine, MachineAddress, machine_address};
+use crate::driver::{GetVolumeIdsRequest, SecretValue, Secrets, ShutDownMachineRequest};
 
 /// The calls of the Machine service with what makes each.
 const METHODS: [&str; 6] = [
@@ -82,6 +85,68 @@ async fn a_status_in_trailers_is_worth_the_same() {
         (Code::Uninitialized, "it waits")
     );
     assert_eq!(status.retry_after(), Some(Duration::from_millis(1500)));
+}
+
+/// A plugin may say more than many clients take, and a message is not cut before secrets are removed from it (OPS-11).
+#[tokio::test]
+async fn an_error_of_many_kib_arrives_whole() {
+    let plugin = Plugin::start();
+    let message = "no room for it ".repeat(2000);
+    let (state, id) = (vec![0xFF; 4096], "p".repeat(512));
+    let machine = Machine {
+        provider_id: id.clone(),
+        node_name: "m".to_owned(),
+        addresses: (0..20)
+            .map(|_| MachineAddress {
+                r#type: machine_address::Type::Hostname.into(),
+                address: "a".repeat(256),
+            })
+            .collect(),
+        ..Machine::default()
+    };
+    assert!((5 * 1024..=6 * 1024).contains(&machine.encoded_len()));
+    let reply = Reply::error(9, message.trim_end())
+        .header("capcmi-machine-code", "Uninitialized")
+        .header("capcmi-last-known-state-bin", &BASE64_STANDARD.encode(&state))
+        .header(
+            "capcmi-response-bin",
+            &BASE64_STANDARD.encode(machine.encode_to_vec()),
+        );
+    plugin.answers("CreateMachine", reply);
+    let status = driver(&plugin).create_machine(create()).await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Uninitialized, message.trim_end())
+    );
+    let read = status.machine().unwrap();
+    assert_eq!(
+        (read.provider_id.as_str(), read.addresses.len()),
+        (id.as_str(), 20)
+    );
+    assert_eq!(status.last_known_state().unwrap().as_bytes(), state);
+}
+
+/// OPS-11
+#[tokio::test]
+async fn of_a_long_secret_that_a_plugin_echoes_no_part_is_left() {
+    const PART: usize = 12;
+    let plugin = Plugin::start();
+    let data = "correct horse battery staple ".repeat(200);
+    let encoded = BASE64_STANDARD.encode(&data);
+    let echo = format!("no {encoded} and no {data}either");
+    plugin.answers("CreateMachine", Reply::error(3, &echo));
+    let value = SecretValue::from(data.clone().into_bytes());
+    let secrets: Secrets = [("userData".to_owned(), value)].into_iter().collect();
+    let status = driver(&plugin).create_machine(create()).await.unwrap_err();
+    let shown = status.scrubbed(&secrets).to_string();
+    assert!(shown.contains("no [redacted] and no [redacted]"), "{shown}");
+    for part in [encoded, data]
+        .iter()
+        .flat_map(|secret| secret.as_bytes().windows(PART))
+    {
+        let part = std::str::from_utf8(part).unwrap();
+        assert!(!shown.contains(part), "{part} in {shown}");
+    }
 }
 
 /// A code that gRPC does not have says nothing.

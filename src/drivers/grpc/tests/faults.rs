@@ -7,7 +7,7 @@ use super::plugin::{Ending, Plugin, Reply};
 use super::*;
 use crate::cmi::proto::cmi::v1::{CreateMachineResponse, GetMachineStatusResponse};
 
-fn html(status: u16) -> Reply {
+pub fn html(status: u16) -> Reply {
     Reply {
         status,
         headers: vec![("content-type", "text/html".to_owned())],
@@ -203,7 +203,7 @@ async fn a_probe_that_is_not_answered_ends_the_connection() {
     assert_eq!(driver.probe().await.unwrap_err().code(), Code::DeadlineExceeded);
     plugin.answers("Probe", Reply::error(12, "unknown method"));
     driver.create_machine(create()).await.unwrap();
-    assert_eq!(plugin.connections(), 2);
+    assert_eq!((plugin.connections(), driver.incarnation()), (2, 2));
 }
 
 /// Servers of something else: the one answers, the other waits to be greeted.

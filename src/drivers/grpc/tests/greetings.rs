@@ -1,5 +1,6 @@
 //! Who the plugin is, what it can do, and whether it can now.
 
+use super::faults::html;
 use super::plugin::{Ending, Plugin, Reply, capabilities};
 use super::*;
 use crate::cmi::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
@@ -103,6 +104,37 @@ async fn a_plugin_with_create_and_delete_alone_makes_and_deletes_vms() {
     assert_eq!(driver.info().await.unwrap().name, "unknown");
 }
 
+/// A server of HTTP says so of a service that nobody registered: that of Go, and those that mix gRPC with other things.
+#[tokio::test]
+async fn a_plugin_whose_server_has_no_page_for_the_extension_is_used_without_it() {
+    let plugin = Plugin::start();
+    plugin.answers("GetExtensionCapabilities", html(404));
+    let driver = driver(&plugin);
+    assert_eq!(driver.probe().await.unwrap(), Readiness::Ready);
+    driver.create_machine(create()).await.unwrap();
+    assert!(
+        driver
+            .capabilities()
+            .await
+            .unwrap()
+            .offers(Operation::ListMachines)
+    );
+}
+
+/// DRV-30: of VMs, a proxy that has lost its plugin knows nothing.
+#[tokio::test]
+async fn a_server_that_has_no_page_for_the_identity_service_is_no_plugin() {
+    for method in &GREETING[..3] {
+        let plugin = Plugin::start();
+        plugin.answers(method, html(404));
+        let driver = driver(&plugin);
+        let status = driver.create_machine(create()).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{method}: {status}");
+        assert!(status.message().contains("HTTP status 404"), "{method}: {status}");
+        assert_eq!((plugin.count("CreateMachine"), driver.incarnation()), (0, 0));
+    }
+}
+
 /// CMI-71
 #[tokio::test]
 async fn a_plugin_that_does_not_say_whether_it_is_ready_is_ready() {
@@ -137,6 +169,51 @@ async fn a_plugin_that_is_not_ready_or_not_healthy_is_not_asked_about_machines()
     driver.probe().await.unwrap();
     driver.create_machine(create()).await.unwrap();
     assert_eq!(plugin.connections(), 1);
+}
+
+/// CMI-68, CMI-72, CMI-74: a plugin says with any code but UNIMPLEMENTED that it is not healthy, and is left alone until it says
+/// otherwise; also right after it was met.
+#[tokio::test]
+async fn a_probe_that_is_refused_with_any_code_means_not_healthy_on_a_new_connection_as_on_an_old_one() {
+    let refusing = || (1..=16).filter(|code| *code != 12);
+    for code in refusing() {
+        let mut plugin = Plugin::start();
+        let driver = driver(&plugin);
+        driver.create_machine(create()).await.unwrap();
+        plugin.answers("Probe", Reply::error(code, "the disk is full"));
+        assert_eq!(driver.probe().await.unwrap_err().code().number(), code);
+        let refused = driver.create_machine(create()).await.unwrap_err();
+        plugin.kill();
+        plugin.listen();
+        eventually(async || match (driver.info().await?, driver.incarnation()) {
+            (_, 2) => Ok(()),
+            (_, met) => Err(Status::new(Code::Unknown, format!("met {met}"))),
+        })
+        .await;
+        let refused_anew = driver.create_machine(create()).await.unwrap_err();
+        for status in [refused, refused_anew] {
+            assert_eq!(status.code(), Code::Unavailable, "{code}: {status}");
+            let said = "the plugin is not healthy: the disk is full";
+            assert_eq!(status.message(), said, "{code}");
+        }
+        assert_eq!(plugin.count("CreateMachine"), 1);
+        plugin.answers("Probe", Reply::ok(&ProbeResponse { ready: Some(true) }));
+        driver.probe().await.unwrap();
+        driver.create_machine(create()).await.unwrap();
+    }
+}
+
+/// What was lost on the way is no word of the plugin's.
+#[tokio::test]
+async fn a_probe_whose_answer_is_lost_says_nothing_of_the_plugins_health() {
+    let plugin = Plugin::start();
+    let driver = driver(&plugin);
+    driver.create_machine(create()).await.unwrap();
+    for lost in [html(503), html(404), Reply::raw(vec![]).ending(Ending::Reset)] {
+        plugin.answers("Probe", lost);
+        assert_eq!(driver.probe().await.unwrap_err().code(), Code::Unavailable);
+        driver.create_machine(create()).await.unwrap();
+    }
 }
 
 /// CMI-169, CMI-167

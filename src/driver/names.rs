@@ -27,9 +27,16 @@ fn has_label_form(text: &str) -> bool {
 mod tests {
     use super::*;
 
+    /// DRV-14
     #[test]
     fn names_are_what_kubernetes_takes() {
-        for good in ["a", "a-1", "worker-0.pool.example", &"a".repeat(253)] {
+        for good in [
+            "a",
+            "a-1",
+            "worker-0.pool.example",
+            "ip-10-0-0-1.eu-1.compute.internal",
+            &"a".repeat(253),
+        ] {
             assert!(is_dns_subdomain(good), "{good}");
         }
         for bad in [

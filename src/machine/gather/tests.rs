@@ -1,0 +1,128 @@
+//! What a reconcile sees before it plans.
+
+use std::convert::Infallible;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use http::{Request, Response};
+use kube::client::{Body, Client};
+
+use super::*;
+use crate::apiserver::Events;
+use crate::caches::{Caches, ClusterIds};
+use crate::machine::fixtures::machine;
+use crate::machine::memory::{Memory, Retry};
+use crate::metrics::Metrics;
+use crate::provider::Providers;
+use crate::provider::tests::{FakeDriver, provider};
+
+/// A driver called `pool`, and nothing else.
+fn context(driver: FakeDriver) -> Context {
+    let nobody =
+        tower::service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    let client = Client::new(nobody, "default");
+    let caches = Caches::empty();
+    Context {
+        client: client.clone(),
+        cluster_ids: Arc::new(ClusterIds::new(&caches)),
+        caches,
+        providers: Providers::new(vec![provider(driver)]).unwrap(),
+        memory: Memory::default(),
+        events: Events::new(client, "test".to_owned()),
+        metrics: Arc::new(Metrics::new()),
+        wake: Arc::new(|_| {}),
+    }
+}
+
+/// CMI-37: when a driver refuses and another one is met before that is written down, it was not the other one that refused.
+#[tokio::test]
+async fn a_driver_that_is_met_during_a_call_is_not_the_one_that_answered_it() {
+    let driver = FakeDriver::default();
+    let met = Arc::clone(&driver.incarnation);
+    met.store(1, Ordering::SeqCst);
+    let gathered = gather(&context(driver), &machine().claimed().build()).await;
+    met.store(2, Ordering::SeqCst);
+    assert_eq!(gathered.incarnation(), 1);
+}
+
+/// CTL-02
+#[test]
+fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is_left_of_its_wait() {
+    let instant = Instant::now();
+    let failed = |until, inputs| Gathered {
+        named_owner: false,
+        owner: None,
+        cluster: None,
+        cluster_id: None,
+        driver: Resolved::NotConfigured("none".to_owned()),
+        violation: None,
+        remembered: Remembered {
+            retry: Some(Retry {
+                attempts: 3,
+                until,
+                inputs,
+                untold: Some(Arc::new(Outcome::Left)),
+            }),
+            ..Remembered::default()
+        },
+        inputs: 7,
+        incarnation: 1,
+        now: Timestamp::UNIX_EPOCH,
+        instant,
+    };
+    let later = Until::Moment(instant + Duration::from_secs(40));
+    for (until, left) in [
+        (later, Some(Duration::from_secs(40))),
+        (Until::AnotherDriver(1), None),
+    ] {
+        let (_, moment) = failed(until, 7).untold().unwrap();
+        assert_eq!((moment.attempts, moment.wait), (3, left), "it is no further try");
+    }
+    assert!(
+        failed(later, 8).untold().is_none(),
+        "it would be published as a failure of a spec that was never tried"
+    );
+}
+
+/// No VM was made by the driver that refused: another one may be tried.
+#[test]
+fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
+    let moved = machine().claimed().provider("other");
+    assert_eq!(choice(&moved.clone().build()), Choice::Asked(Some("pool")));
+    let refused = moved.annotated(labels::INSTANCE, "none");
+    assert_eq!(choice(&refused.build()), Choice::Asked(Some("other")));
+    assert_eq!(choice(&machine().build()), Choice::Asked(None));
+}
+
+/// A namespace that may not use a driver any more still has its VMs looked after, and can be emptied.
+#[test]
+fn a_vm_is_looked_after_by_the_driver_that_has_it() {
+    let deleted = machine().claimed().deleted_at(Timestamp::now());
+    assert_eq!(choice(&deleted.build()), Choice::Holder("pool"));
+    assert_eq!(choice(&machine().provisioned().build()), Choice::Holder("pool"));
+}
+
+#[test]
+fn a_driver_that_came_with_a_copied_identity_is_not_used() {
+    let copied = machine().claimed().annotated(labels::MACHINE_ID, "ns1/other/u-9");
+    assert_eq!(choice(&copied.build()), Choice::Asked(None));
+}
+
+#[test]
+fn our_own_notes_are_no_reason_to_try_again_and_everything_a_person_writes_is() {
+    let of = |machine: &InfraMachine| inputs(machine, None);
+    let plain = of(&machine().build());
+    assert_eq!(plain, of(&machine().claimed().build()));
+    let identified = machine().claimed().provider_id("sim://1").generation(2);
+    assert_eq!(plain, of(&identified.build()));
+    for changed in [
+        machine().spec(&serde_json::json!({"size": "l"})),
+        machine().provider("other"),
+        machine().secret("other"),
+        machine().annotated("example.com/try", "again"),
+        machine().annotated(labels::FORCE_DELETE, "true"),
+        machine().deleted_at(Timestamp::now()),
+    ] {
+        assert_ne!(plain, of(&changed.build()));
+    }
+}

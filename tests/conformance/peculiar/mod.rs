@@ -1,0 +1,247 @@
+//! Drivers that are peculiar, and right: what the contract leaves to a driver must not fail it.
+
+mod behind;
+mod named;
+mod running;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use capcmi::driver::{
+    Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
+    Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
+    InitializeMachineRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, PluginInfo,
+    ProviderId, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest,
+    Zone, tags,
+};
+use capcmi::drivers::simulated::CloudConsole;
+use serde_json::{Map, Value};
+
+use behind::Behind;
+use named::Named;
+use running::Running;
+
+/// A driver on the cloud of another, with a way of its own.
+pub struct Peculiar {
+    inner: Arc<dyn Driver>,
+    way: Way,
+}
+
+/// What is peculiar.
+enum Way {
+    /// A call takes its time, and runs on when its caller has given it up.
+    RunsOn(Running),
+    /// What was made a moment ago is not found, not even to be deleted, and what was deleted is still seen.
+    Behind(Behind),
+    /// Ids are made of cluster and name, so that a new VM has the id of the one before.
+    Named(Named),
+    /// CreateMachine says of a new VM that it waits for its initialization.
+    Unfinished,
+}
+
+/// A machine: its cluster, its name, and the machine object that it belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    cluster: String,
+    name: String,
+    machine: String,
+}
+
+impl Key {
+    fn of(class: &MachineClass, name: &str) -> Self {
+        let tag = |tag: &str| {
+            let value = class.provider_spec.0.get("tags").and_then(|tags| tags.get(tag));
+            value.and_then(Value::as_str).unwrap_or_default().to_owned()
+        };
+        Self {
+            cluster: tag(tags::CLUSTER),
+            name: name.to_owned(),
+            machine: tag(tags::MACHINE),
+        }
+    }
+}
+
+impl Peculiar {
+    /// Meanwhile every other call on its machine is ABORTED.
+    pub fn runs_on(inner: Arc<dyn Driver>) -> Self {
+        let way = Way::RunsOn(Running::new(running::MOMENT, true));
+        Self { inner, way }
+    }
+
+    /// Creates take this long, and keep nobody away.
+    pub fn late(inner: Arc<dyn Driver>, creation: Duration) -> Self {
+        let way = Way::RunsOn(Running::new(creation, false));
+        Self { inner, way }
+    }
+
+    /// How many calls on machines run, if they run on.
+    pub fn under_way(&self) -> usize {
+        match &self.way {
+            Way::RunsOn(running) => running.count(),
+            Way::Behind(_) | Way::Named(_) | Way::Unfinished => 0,
+        }
+    }
+
+    pub fn behind(inner: Arc<dyn Driver>, window: Duration) -> Self {
+        let way = Way::Behind(Behind::new(window));
+        Self { inner, way }
+    }
+
+    pub fn named(inner: Arc<dyn Driver>, console: CloudConsole) -> Self {
+        let way = Way::Named(Named { console });
+        Self { inner, way }
+    }
+
+    pub fn unfinished(inner: Arc<dyn Driver>) -> Self {
+        let way = Way::Unfinished;
+        Self { inner, way }
+    }
+
+    /// The id that the driver behind this one knows.
+    fn real(&self, id: Option<ProviderId>) -> Option<ProviderId> {
+        match (&self.way, id) {
+            (Way::Named(named), Some(id)) => Some(named.real(id)),
+            (_, id) => id,
+        }
+    }
+}
+
+fn look(class: &MachineClass, name: &str) -> GetMachineStatusRequest {
+    GetMachineStatusRequest {
+        machine_name: name.to_owned(),
+        provider_id: None,
+        class: class.clone(),
+    }
+}
+
+#[async_trait]
+impl Driver for Peculiar {
+    async fn info(&self) -> Result<PluginInfo> {
+        self.inner.info().await
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities> {
+        let mut capabilities = self.inner.capabilities().await?;
+        if let Way::Behind(behind) = &self.way {
+            capabilities.consistency_window = behind.window;
+        }
+        Ok(capabilities)
+    }
+
+    async fn probe(&self) -> Result<Readiness> {
+        self.inner.probe().await
+    }
+
+    async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
+        let key = Key::of(&request.class, &request.machine_name);
+        let look = look(&request.class, &request.machine_name);
+        let inner = Arc::clone(&self.inner);
+        let call = async move { inner.create_machine(request).await };
+        match &self.way {
+            Way::Unfinished => {
+                let made = call.await?;
+                match self.inner.get_machine_status(look).await {
+                    Err(status) if status.code() == Code::Uninitialized => Err(status),
+                    _ => Ok(made),
+                }
+            }
+            Way::RunsOn(running) => running.create(key, call).await,
+            Way::Behind(behind) => behind.create(key, call).await,
+            Way::Named(named) => named.answer(&key, call.await),
+        }
+    }
+
+    async fn delete_machine(&self, mut request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+        request.provider_id = self.real(request.provider_id);
+        let key = Key::of(&request.class, &request.machine_name);
+        let look = look(&request.class, &request.machine_name);
+        let inner = Arc::clone(&self.inner);
+        let call = async move { inner.delete_machine(request).await };
+        match &self.way {
+            Way::RunsOn(running) => running.run(key, call).await,
+            Way::Behind(behind) => {
+                behind
+                    .delete(key, self.inner.get_machine_status(look), call)
+                    .await
+            }
+            Way::Named(_) | Way::Unfinished => call.await,
+        }
+    }
+
+    async fn get_machine_status(&self, mut request: GetMachineStatusRequest) -> Result<Machine> {
+        request.provider_id = self.real(request.provider_id);
+        let key = Key::of(&request.class, &request.machine_name);
+        let id = request.provider_id.clone();
+        let inner = Arc::clone(&self.inner);
+        let call = async move { inner.get_machine_status(request).await };
+        match &self.way {
+            Way::RunsOn(running) => running.run(key, call).await,
+            Way::Behind(behind) => behind.status(&key, id.as_ref(), call).await,
+            Way::Unfinished => call.await,
+            Way::Named(named) => named.answer(&key, call.await),
+        }
+    }
+
+    async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
+        let key = Key::of(&request.class, "");
+        let listed = self.inner.list_machines(request).await?;
+        Ok(match &self.way {
+            Way::RunsOn(_) | Way::Unfinished => listed,
+            Way::Behind(behind) => behind.list(&key.cluster, listed),
+            Way::Named(named) => named.list(listed),
+        })
+    }
+
+    async fn initialize_machine(&self, mut request: InitializeMachineRequest) -> Result<Machine> {
+        request.provider_id = self.real(request.provider_id);
+        let key = Key::of(&request.class, &request.machine_name);
+        let inner = Arc::clone(&self.inner);
+        let call = async move { inner.initialize_machine(request).await };
+        match &self.way {
+            Way::RunsOn(running) => running.run(key, call).await,
+            Way::Behind(_) | Way::Unfinished => call.await,
+            Way::Named(named) => named.answer(&key, call.await),
+        }
+    }
+
+    async fn shut_down_machine(
+        &self,
+        mut request: ShutDownMachineRequest,
+    ) -> Result<ShutDownMachineResponse> {
+        request.provider_id = self.real(request.provider_id);
+        let key = Key::of(&request.class, &request.machine_name);
+        let inner = Arc::clone(&self.inner);
+        let call = async move { inner.shut_down_machine(request).await };
+        match &self.way {
+            Way::RunsOn(running) => running.run(key, call).await,
+            Way::Behind(_) | Way::Named(_) | Way::Unfinished => call.await,
+        }
+    }
+
+    async fn update_machine(&self, mut request: UpdateMachineRequest) -> Result<()> {
+        if let Way::Named(named) = &self.way {
+            request.provider_id = named.real(request.provider_id);
+        }
+        self.inner.update_machine(request).await
+    }
+
+    async fn get_volume_ids(&self, request: GetVolumeIdsRequest) -> Result<Vec<String>> {
+        self.inner.get_volume_ids(request).await
+    }
+
+    async fn generate_machine_class(
+        &self,
+        request: GenerateMachineClassRequest,
+    ) -> Result<Map<String, Value>> {
+        self.inner.generate_machine_class(request).await
+    }
+
+    async fn zones(&self, class: MachineClass) -> Result<Vec<Zone>> {
+        self.inner.zones(class).await
+    }
+
+    async fn describe_class(&self, class: MachineClass) -> Result<ClassDescription> {
+        self.inner.describe_class(class).await
+    }
+}

@@ -1,0 +1,178 @@
+//! What the contract leaves to a driver does not fail it; and a driver that is broken besides is found out all the same.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use capcmi::cli::conformance::simulated::Simulated;
+use capcmi::conformance::{NoHooks, Report, Selection, Target, Verdict, run};
+use capcmi::driver::{Driver, Operation};
+use futures::stream::{self, StreamExt as _};
+use tokio_util::sync::CancellationToken;
+
+use crate::flaw::Flaw::{self, *};
+use crate::judged;
+use crate::mutant::Mutant;
+use crate::peculiar::Peculiar;
+
+/// The calls that a driver need not have, and has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    Required,
+    Full,
+}
+
+impl Shape {
+    fn offers(self) -> Vec<Operation> {
+        let required = capcmi::driver::Capabilities::minimal();
+        let all = Operation::ALL.into_iter();
+        all.filter(|operation| self == Self::Full || required.offers(*operation))
+            .collect()
+    }
+}
+
+fn is_compliant_and_leaves_nothing(simulated: &Simulated, report: &Report) {
+    let broken: Vec<_> = report.broken().collect();
+    let unjudged: Vec<_> = report
+        .cases
+        .iter()
+        .filter(|case| case.verdict.is_unjudged())
+        .collect();
+    assert!(
+        broken.is_empty() && unjudged.is_empty(),
+        "{broken:#?} {unjudged:#?}"
+    );
+    assert!(report.compliant, "{:?}", report.leftovers);
+    assert_eq!(simulated.driver.console().vms().unwrap(), []);
+}
+
+/// CMI-10, CMI-34, DRV-CR-10: the second call on a machine gets the same VM, or ABORTED, also when nobody waits for the
+/// first any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_whose_calls_run_on_and_keep_others_away_is_compliant() {
+    let simulated = Simulated::new().unwrap();
+    let driver = Arc::new(Peculiar::runs_on(simulated.driver.clone()));
+    let report = judged(&simulated, driver, &[]).await;
+    is_compliant_and_leaves_nothing(&simulated, &report);
+}
+
+/// A consistency window is for looking and for deleting: what was made in it is not found by either.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_whose_view_is_behind_is_compliant_and_the_run_leaves_nothing() {
+    let simulated = Simulated::new().unwrap();
+    let window = Duration::from_millis(60);
+    let driver = Arc::new(Peculiar::behind(simulated.driver.clone(), window));
+    let report = judged(&simulated, driver, &[]).await;
+    is_compliant_and_leaves_nothing(&simulated, &report);
+}
+
+/// The deletion that comes at once finds nothing, and says OK.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_was_made_a_moment_ago_is_not_left_where_the_view_is_behind() {
+    let simulated = Simulated::new().unwrap();
+    let window = Duration::from_secs(1);
+    let driver = Arc::new(Peculiar::behind(simulated.driver.clone(), window));
+    let report = judged(&simulated, driver, &["create-and-status-at-once"]).await;
+    is_compliant_and_leaves_nothing(&simulated, &report);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_ended_early_leaves_nothing_where_the_view_is_behind() {
+    let simulated = Simulated::new().unwrap();
+    let stop = CancellationToken::new();
+    let (driver, stopping) = (simulated.driver.clone(), stop.clone());
+    let watch = tokio::spawn(async move {
+        while driver.calls().count(Operation::CreateMachine) < 20 {
+            tokio::task::yield_now().await;
+        }
+        stopping.cancel();
+    });
+    let peculiar = Peculiar::behind(simulated.driver.clone(), Duration::from_secs(1));
+    let everything = Selection::default();
+    let report = run(
+        Target::in_process("behind", Arc::new(peculiar)),
+        simulated.config.clone(),
+        Arc::new(NoHooks),
+        &everything,
+        &(),
+        stop,
+    );
+    let report = tokio::time::timeout(Duration::from_secs(20), report)
+        .await
+        .unwrap()
+        .unwrap();
+    watch.await.unwrap();
+    assert!(
+        report.interrupted && report.leftovers.is_empty(),
+        "{:?}",
+        report.leftovers
+    );
+    assert_eq!(simulated.driver.console().vms().unwrap(), []);
+}
+
+/// A driver with create and delete alone, or with everything, whose ids are made of names.
+fn named(shape: Shape, simulated: &Simulated, flaw: Flaw) -> Arc<dyn Driver> {
+    let mutant = Arc::new(Mutant::offering(shape.offers(), simulated.driver.clone(), flaw));
+    Arc::new(Peculiar::named(mutant, simulated.driver.console()))
+}
+
+/// DRV-13, CMI-85, CMI-92: a provider id may be the machine's name, so that a new VM has that of the one before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_whose_ids_are_made_of_names_is_compliant() {
+    for shape in [Shape::Full, Shape::Required] {
+        let simulated = Simulated::new().unwrap();
+        let report = judged(&simulated, named(shape, &simulated, Nothing), &[]).await;
+        is_compliant_and_leaves_nothing(&simulated, &report);
+        let again = report
+            .cases
+            .iter()
+            .find(|case| case.name == "create-after-delete");
+        assert!(again.unwrap().warnings[0].contains("of the one that is gone"));
+    }
+}
+
+/// To make a VM anew must not hide that it was gone.
+const MUTANTS: &[(Shape, Flaw, &str)] = &[
+    (Shape::Full, DeleteAnyId, "DRV-20"),
+    (Shape::Full, DeleteAnyIdOfCluster, "CMI-101"),
+    (Shape::Full, DeleteAnyIdentity, "CMI-101"),
+    (Shape::Full, DeleteAnyCluster, "DRV-20"),
+    (Shape::Full, DeleteAnother, "CMI-79"),
+    (Shape::Full, DeleteDoesNothing, "DRV-23"),
+    (Shape::Required, DeleteAnyId, "CMI-101"),
+    (Shape::Required, DeleteAnyIdOfCluster, "DRV-20"),
+    (Shape::Required, DeleteAnyIdentity, "DRV-20"),
+    (Shape::Required, DeleteAnyCluster, "DRV-20"),
+    (Shape::Required, DeleteAnother, "CMI-79"),
+    (Shape::Required, DeleteDoesNothing, "DRV-23"),
+    (Shape::Required, DeleteTooEarly, "DRV-23"),
+];
+
+async fn survives(shape: Shape, flaw: Flaw, rule: &'static str) -> Option<String> {
+    let simulated = Simulated::new().unwrap();
+    let report = judged(&simulated, named(shape, &simulated, flaw), &[rule]).await;
+    let found = report.rule(rule).unwrap();
+    (!found.verdict.is_failure()).then(|| format!("{shape:?} {flaw:?}: {rule} {}", found.verdict))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mutant_whose_ids_are_made_of_names_is_found_out() {
+    let survivors: Vec<_> = stream::iter(MUTANTS)
+        .map(|(shape, flaw, rule)| survives(*shape, *flaw, rule))
+        .buffer_unordered(8)
+        .filter_map(std::future::ready)
+        .collect()
+        .await;
+    assert!(survivors.is_empty(), "{}", survivors.join("\n"));
+    for shape in [Shape::Full, Shape::Required] {
+        let simulated = Simulated::new().unwrap();
+        let rules: Vec<_> = MUTANTS.iter().map(|(.., rule)| *rule).collect();
+        let report = judged(&simulated, named(shape, &simulated, Nothing), &rules).await;
+        for rule in rules {
+            assert_eq!(
+                report.rule(rule).unwrap().verdict,
+                Verdict::Passed,
+                "{shape:?}: {rule}"
+            );
+        }
+    }
+}
