@@ -1,11 +1,15 @@
 //! Structured logs, on standard error (OPS-08).
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::error::Error;
 use std::fmt;
 use std::io::IsTerminal as _;
+use std::panic::PanicHookInfo;
 
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
+
+use crate::driver;
 
 /// What is logged and how. The flags are those of Kubernetes components.
 #[derive(Clone, Debug, Args)]
@@ -73,7 +77,7 @@ pub enum TelemetryError {
     Started(#[source] Box<dyn Error + Send + Sync>),
 }
 
-/// Starts to log.
+/// Starts to log, panics as well.
 ///
 /// # Errors
 /// [`TelemetryError`] when the filter is none, or logging was started before.
@@ -87,7 +91,29 @@ pub fn init(args: &LogArgs) -> Result<(), TelemetryError> {
         LogFormat::Text => logs.try_init(),
         LogFormat::Json => logs.json().flatten_event(true).try_init(),
     }
-    .map_err(TelemetryError::Started)
+    .map_err(TelemetryError::Started)?;
+    std::panic::set_hook(Box::new(log_panic));
+    Ok(())
+}
+
+/// A panic as any other line of the log: one that JSON is made of stays whole. Of one in a driver's call the place has to do,
+/// since what it says may hold the secrets of the call (OPS-11).
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let message = if driver::is_in_call() {
+        "not shown: it may hold what the driver's call was given"
+    } else {
+        panic.payload_as_str().unwrap_or("no text")
+    };
+    let thread = std::thread::current();
+    let backtrace = Backtrace::capture();
+    tracing::error!(
+        place = panic.location().map(tracing::field::display),
+        thread = thread.name(),
+        why = message,
+        backtrace =
+            (backtrace.status() == BacktraceStatus::Captured).then(|| tracing::field::display(&backtrace)),
+        "panicked"
+    );
 }
 
 fn filter(args: &LogArgs) -> Result<EnvFilter, TelemetryError> {

@@ -77,7 +77,7 @@ const MAP: &[Rule] = &[
         &["kube", "k8s_openapi", "tonic", "prost"],
     ),
     rule("reconciler", &["api", "driver", "apiserver", "metrics"], WIRE),
-    rule("telemetry", &[], &["kube", "tonic", "prost"]),
+    rule("telemetry", &["driver"], &["kube", "tonic", "prost"]),
     rule("manifests", &["api"], WIRE),
     // L2: reconcilers. None knows another, or a concrete driver.
     rule(

@@ -20,6 +20,7 @@
 mod capabilities;
 mod class;
 mod code;
+mod contained;
 mod messages;
 mod names;
 pub mod retry;
@@ -32,6 +33,7 @@ use async_trait::async_trait;
 pub use capabilities::{Capabilities, JsonPointer, Operation, ParseJsonPointerError};
 pub use class::{MachineClass, ProviderSpec, SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
 pub use code::{Code, ParseCodeError};
+pub use contained::{contained, is_in_call};
 pub use messages::{
     Address, AddressType, ClassDescription, CreateMachineRequest, DeleteMachineRequest,
     DeleteMachineResponse, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,

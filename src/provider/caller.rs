@@ -1,15 +1,12 @@
 //! One call of a driver: under leadership, with a deadline, counted, survived, and without secrets in its answer.
 
-use std::any::Any;
 use std::fmt;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use futures::FutureExt as _;
 use tokio::time::{Instant, timeout};
 
 use super::Timeouts;
-use crate::driver::{Code, Driver, Operation, Result, Secrets, Status};
+use crate::driver::{self, Code, Driver, Operation, Result, Secrets, Status};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 
@@ -48,10 +45,9 @@ impl Caller {
         self.check_leadership()?;
         let deadline = self.timeouts.of(operation);
         let started = Instant::now();
-        let call = AssertUnwindSafe(run(Arc::clone(&self.driver))).catch_unwind();
+        let call = driver::contained(operation, run(Arc::clone(&self.driver)));
         let answer = match timeout(deadline, call).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(panic)) => Err(panicked(operation, panic.as_ref())),
+            Ok(answer) => answer,
             Err(_elapsed) => Err(Status::new(
                 Code::DeadlineExceeded,
                 format!(
@@ -87,16 +83,4 @@ impl fmt::Debug for Caller {
             .field("provider", &self.provider)
             .finish_non_exhaustive()
     }
-}
-
-fn panicked(operation: Operation, panic: &(dyn Any + Send)) -> Status {
-    let why = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message");
-    Status::new(
-        Code::Internal,
-        format!("the driver panicked in {operation}: {why}"),
-    )
 }

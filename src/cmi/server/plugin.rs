@@ -1,10 +1,8 @@
 //! One call of the driver on behalf of a client.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
-use futures::FutureExt as _;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
@@ -69,9 +67,9 @@ impl Plugin {
         Running: Future<Output = driver::Result<Answer>> + Send,
     {
         let started = Instant::now();
-        let running = AssertUnwindSafe(run(Arc::clone(&self.0.driver))).catch_unwind();
+        let running = driver::contained(operation, run(Arc::clone(&self.0.driver)));
         let answer = tokio::select! {
-            answer = running => answer.unwrap_or_else(|_panic| Err(panicked(operation))),
+            answer = running => answer,
             () = self.0.abort.cancelled() => Err(stopping(operation)),
         };
         log(operation, &answer, started);
@@ -99,14 +97,6 @@ impl Plugin {
             Err(Status::unimplemented(operation))
         }
     }
-}
-
-/// CMI-23. What the panic said may hold secrets: it is in the plugin's log, where the panic itself has put it.
-fn panicked(operation: Operation) -> Status {
-    Status::new(
-        Code::Internal,
-        format!("the driver panicked in {operation}; its log says why"),
-    )
 }
 
 fn stopping(operation: Operation) -> Status {

@@ -1,0 +1,48 @@
+//! A call whose panic ends that call alone, and shows nothing of what the call was given.
+
+use std::panic::AssertUnwindSafe;
+
+use futures::FutureExt as _;
+
+use super::{Code, Operation, Result, Status};
+
+tokio::task_local! {
+    /// Set while a driver's call is polled.
+    static IN_CALL: ();
+}
+
+/// Makes a driver's call. A panic in it is INTERNAL for this call (CMI-23), and the answer does not repeat what the panic says:
+/// it may hold the secrets of the call (OPS-11).
+pub async fn contained<T>(operation: Operation, call: impl Future<Output = Result<T>>) -> Result<T> {
+    let answer = IN_CALL.scope((), AssertUnwindSafe(call).catch_unwind()).await;
+    answer.unwrap_or_else(|_panic| {
+        Err(Status::new(
+            Code::Internal,
+            format!("the driver panicked in {operation}; the log says where"),
+        ))
+    })
+}
+
+/// Whether this is run by a driver's call, as a panic hook wants to know: what a panic there says must not be shown.
+pub fn is_in_call() -> bool {
+    IN_CALL.try_with(|()| ()).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// CMI-23, OPS-11
+    #[tokio::test]
+    async fn a_panic_is_an_answer_that_does_not_repeat_it_and_it_is_known_to_be_one_of_a_call() {
+        let call = async {
+            tokio::task::yield_now().await;
+            assert!(!is_in_call(), "canary-4711");
+            Ok(())
+        };
+        let status = contained(Operation::DeleteMachine, call).await.unwrap_err();
+        assert_eq!(status.code(), Code::Internal);
+        assert!(!status.message().contains("canary"), "{status}");
+        assert!(!is_in_call(), "the call is over");
+    }
+}
