@@ -1,7 +1,6 @@
 //! The secrets that come with a request, to be removed from what its call answers.
 //!
-//! The client removes them, too. Here it is done before a message that is too long for a header is cut, and before anything is
-//! logged (OPS-11).
+//! The client removes them, too. Here it is done before a message that is too long for a header is cut (OPS-11).
 
 use crate::cmi::convert::PageRequest;
 use crate::driver::{
