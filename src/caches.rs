@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
 #[cfg(test)]
 use kube::runtime::reflector;
@@ -12,6 +12,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{self, Guarded, labels};
+use crate::identity::{self, MachineId};
 
 /// Read-only caches of all that is watched, without managed fields.
 #[derive(Clone)]
@@ -32,11 +33,7 @@ impl Caches {
     /// The Clusters that own an object, of those that are there.
     pub fn owning_clusters(&self, meta: &ObjectMeta) -> impl Iterator<Item = Arc<Cluster>> {
         let namespace = meta.namespace.as_deref().unwrap_or_default();
-        let references = meta.owner_references.iter().flatten().filter(|owner| {
-            let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
-            owner.kind == "Cluster" && group == cluster_api::GROUP
-        });
-        references.filter_map(move |reference| {
+        cluster_owners(meta).filter_map(move |reference| {
             let key = ObjectRef::new(&reference.name).within(namespace);
             let cluster = self.clusters.get(&key)?;
             (cluster.metadata.uid.as_deref() == Some(reference.uid.as_str())).then_some(cluster)
@@ -45,11 +42,29 @@ impl Caches {
 
     /// The Clusters that a template is for: that own it, or that it is labelled with.
     pub fn clusters_of_template(&self, meta: &ObjectMeta) -> Vec<Arc<Cluster>> {
-        let namespace = meta.namespace.as_deref().unwrap_or_default();
-        let label = meta.labels.as_ref().and_then(|all| all.get(labels::CLUSTER_NAME));
-        let labelled = label.and_then(|name| self.clusters.get(&ObjectRef::new(name).within(namespace)));
-        self.owning_clusters(meta).chain(labelled).collect()
+        self.owning_clusters(meta)
+            .chain(self.labelled_cluster(meta))
+            .collect()
     }
+
+    /// The Cluster that an object is labelled with, if it is there.
+    pub fn labelled_cluster(&self, meta: &ObjectMeta) -> Option<Arc<Cluster>> {
+        let name = meta.labels.as_ref()?.get(labels::CLUSTER_NAME)?;
+        self.cluster(meta.namespace.as_deref()?, name)
+    }
+
+    /// The Cluster of this name, if it is there.
+    pub fn cluster(&self, namespace: &str, name: &str) -> Option<Arc<Cluster>> {
+        self.clusters.get(&ObjectRef::new(name).within(namespace))
+    }
+}
+
+/// The Clusters that own an object, whether they are there or not.
+pub fn cluster_owners(meta: &ObjectMeta) -> impl Iterator<Item = &OwnerReference> {
+    meta.owner_references.iter().flatten().filter(|owner| {
+        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+        owner.kind == "Cluster" && group == cluster_api::GROUP
+    })
 }
 
 #[cfg(test)]
@@ -171,22 +186,11 @@ fn annotated<K: Resource>(object: &Guarded<K>) -> Option<String> {
 
 /// Whether the machine's annotations were written for it, rather than copied from another.
 fn carries_its_own_id(machine: &InfraMachine) -> bool {
-    let (Some(annotations), Some(namespace), Some(name)) = (
-        &machine.metadata.annotations,
-        &machine.metadata.namespace,
-        &machine.metadata.name,
-    ) else {
-        return false;
-    };
-    annotations.contains_key(labels::CLUSTER_ID)
-        && annotations
-            .get(labels::MACHINE_ID)
-            .is_some_and(|id| id.starts_with(&format!("{namespace}/{name}/")))
+    identity::annotation(machine, labels::CLUSTER_ID).is_some() && MachineId::of(machine).is_some()
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
     use kube::runtime::reflector;
     use kube::runtime::watcher::Event;
 

@@ -1,5 +1,5 @@
-//! What is around every reconcile of an object that has no VM: it is counted and timed, of an object that can't be read its
-//! user is told, and one that failed is tried again after a back-off of its own.
+//! What is around every reconcile of an object that has no VM: it is counted and timed; when the object can't be read, an
+//! event says so to its user; when it fails, it is tried again after a back-off of its own.
 //!
 //! Layer 2. The machine's reconciler does without: it remembers more of each object, and can delete one that it can't read.
 

@@ -32,6 +32,8 @@ pub mod reason {
     pub const WAITING_FOR_CLUSTER_INFRASTRUCTURE: &str = "WaitingForClusterInfrastructureReady";
     /// The Machine names no bootstrap data secret.
     pub const WAITING_FOR_BOOTSTRAP_DATA: &str = "WaitingForBootstrapData";
+    /// Neither the InfraCluster nor the Cluster says where the control plane is reached.
+    pub const WAITING_FOR_CONTROL_PLANE_ENDPOINT: &str = "WaitingForControlPlaneEndpoint";
     /// The VM exists.
     pub const CREATED: &str = "Created";
     /// The VM is initialized.

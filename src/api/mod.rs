@@ -7,10 +7,12 @@ pub mod cluster_api;
 pub mod conditions;
 mod guarded;
 pub mod labels;
+mod pause;
 pub(crate) mod schema;
 pub mod v1alpha1;
 
 pub use guarded::Guarded;
+pub use pause::paused_by;
 
 /// API group of the kinds that this provider serves.
 pub const GROUP: &str = "infrastructure.capcmi.io";

@@ -96,7 +96,7 @@ async fn describe(provider: &Provider) -> crate::driver::Result<String> {
         Readiness::NotYet => "not ready yet",
     };
     let info = driver.info().await?;
-    let capabilities = turn.contact().await?;
+    let capabilities = turn.ask_capabilities().await?;
     let calls: Vec<_> = Operation::ALL
         .into_iter()
         .filter(|operation| capabilities.offers(*operation))

@@ -185,6 +185,7 @@ impl WorkArgs {
             template_concurrency: self.inframachinetemplate_concurrency.get(),
             cluster_concurrency: self.infracluster_concurrency.get(),
             inventory_interval: self.inventory_interval,
+            reporter: host_name(),
         }
     }
 }

@@ -57,6 +57,7 @@ pub fn error_policy(guarded: Arc<Guarded<InfraCluster>>, error: &Error, ctx: Arc
 }
 
 async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again, Error> {
+    let uid = infra.metadata.uid.as_deref().unwrap_or_default();
     let owner = ctx.caches.owning_clusters(&infra.metadata).next();
     let cluster_id = owner.as_deref().and_then(|owner| ctx.cluster_ids.of(owner));
     let plan = plan(
@@ -67,9 +68,15 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
         },
     );
     let zones = match &plan {
-        Plan::Leave => return Ok(Again::OnChange),
-        Plan::Pause(_) => Zones::Unasked,
-        Plan::Provision { cluster_id } => match zones(infra, ctx, cluster_id).await? {
+        Plan::Leave => {
+            ctx.providers.withdraw(uid);
+            return Ok(Again::OnChange);
+        }
+        Plan::Pause(_) => {
+            ctx.providers.withdraw(uid);
+            Zones::Unasked
+        }
+        Plan::Provision { cluster_id, .. } => match zones(infra, ctx, cluster_id).await? {
             Some(zones) => zones,
             None => return Ok(Again::After(TURN_WAIT)),
         },
@@ -104,7 +111,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
 }
 
 async fn ask(infra: &InfraCluster, ctx: &Context, turn: &Turn<'_>, cluster_id: &str) -> Result<Zones, Error> {
-    let capabilities = match turn.contact().await {
+    let capabilities = match turn.ask_capabilities().await {
         Ok(capabilities) => capabilities,
         Err(status) => return Ok(Zones::Failed(status)),
     };
@@ -153,7 +160,7 @@ async fn publish(infra: &InfraCluster, ctx: &Context, plan: &Plan, zones: &Zones
         .annotations
         .as_ref()
         .and_then(|all| all.get(labels::CLUSTER_ID));
-    if let Plan::Provision { cluster_id } = plan
+    if let Plan::Provision { cluster_id, .. } = plan
         && carried != Some(cluster_id)
     {
         let body = json!({"metadata": {

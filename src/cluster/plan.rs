@@ -6,8 +6,8 @@ use jiff::Timestamp;
 
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{self, State, reason};
-use crate::api::labels;
 use crate::api::v1alpha1::{FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterStatus};
+use crate::api::{labels, paused_by};
 use crate::driver::{Status, Zone};
 
 /// Cluster API takes no more failure domains.
@@ -38,13 +38,15 @@ pub enum Plan {
     Provision {
         /// The id that drivers know the Cluster by.
         cluster_id: String,
+        /// Whether nobody has said yet where the control plane is reached.
+        awaits_endpoint: bool,
     },
 }
 
 /// What is known of the driver's failure domains.
 #[derive(Debug)]
 pub enum Zones {
-    /// Nobody was asked: hands are off, or which driver is meant is not said.
+    /// Nobody was asked: it is paused, or which driver is meant is not said.
     Unasked,
     /// The driver has none.
     None,
@@ -74,91 +76,140 @@ pub fn plan(infra: &InfraCluster, seen: &Observed<'_>) -> Plan {
     let (Some(owner), Some(cluster_id)) = (seen.owner, &seen.cluster_id) else {
         return Plan::Leave;
     };
-    let mut by = Vec::new();
-    if owner.is_paused() {
-        by.push("Cluster spec.paused is set to true");
-    }
-    if annotated(labels::PAUSED) {
-        by.push("InfraCluster has the cluster.x-k8s.io/paused annotation");
-    }
-    if by.is_empty() {
-        Plan::Provision {
+    match paused_by(infra, owner.is_paused()) {
+        Some(by) => Plan::Pause(by),
+        None => Plan::Provision {
             cluster_id: cluster_id.clone(),
-        }
-    } else {
-        Plan::Pause(by.join(", "))
+            awaits_endpoint: !has_endpoint(infra, owner),
+        },
     }
+}
+
+/// Whether anybody said where the control plane is reached.
+fn has_endpoint(infra: &InfraCluster, owner: &Cluster) -> bool {
+    let is_set = |host: &str, port: i32| !host.is_empty() && port != 0;
+    let here = infra.spec.control_plane_endpoint.as_ref();
+    let there = owner.spec.control_plane_endpoint.as_ref();
+    here.is_some_and(|endpoint| is_set(&endpoint.host, endpoint.port))
+        || there.is_some_and(|endpoint| is_set(&endpoint.host, endpoint.port))
+}
+
+/// A status under construction.
+struct Draft<'a> {
+    infra: &'a InfraCluster,
+    status: InfraClusterStatus,
+    now: Timestamp,
 }
 
 /// The status after a plan; the same as before where nothing changed.
 pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) -> InfraClusterStatus {
-    let mut status = infra.status.clone().unwrap_or_default();
-    let generation = infra.metadata.generation;
-    let mut set = |type_: &str, state: State, reason: &str, message: &str| {
+    let status = infra.status.clone().unwrap_or_default();
+    let mut draft = Draft { infra, status, now };
+    match plan {
+        Plan::Leave => {}
+        // Paused: what the rest of the status says is still of the generation that it was made from.
+        Plan::Pause(by) => draft.set(conditions::PAUSED, State::True, reason::PAUSED, by),
+        Plan::Provision { awaits_endpoint, .. } => {
+            draft.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
+            draft.asked(zones, *awaits_endpoint);
+            draft.status.observed_generation = infra.metadata.generation;
+        }
+    }
+    draft.status
+}
+
+impl Draft<'_> {
+    fn set(&mut self, type_: &str, state: State, reason: &str, message: &str) {
+        let generation = self.infra.metadata.generation;
         conditions::set(
-            &mut status.conditions,
+            &mut self.status.conditions,
             type_,
             state,
             reason,
             message,
             generation,
-            now,
+            self.now,
         );
-    };
-    match plan {
-        Plan::Leave => return status,
-        Plan::Pause(by) => {
-            set(conditions::PAUSED, State::True, reason::PAUSED, by);
-            status.observed_generation = generation;
-            return status;
+    }
+
+    fn asked(&mut self, zones: &Zones, awaits_endpoint: bool) {
+        match zones {
+            Zones::Unasked => self.provisioned(awaits_endpoint),
+            // A machine that is placed in one that is no more can't be made.
+            Zones::None => self.answered(Vec::new(), awaits_endpoint),
+            Zones::Known(zones) => self.answered(failure_domains(zones), awaits_endpoint),
+            Zones::Failed(error) => {
+                let (reason, message) = (error.code().name(), error.message());
+                if error.code().is_outage() {
+                    self.unreachable(reason, message);
+                } else {
+                    // A refusal is an answer.
+                    self.reachable();
+                }
+                self.not_asked(reason, message);
+            }
+            Zones::NotConfigured(message) => {
+                self.unreachable(reason::DRIVER_NOT_CONFIGURED, message);
+                self.not_asked(reason::DRIVER_NOT_CONFIGURED, message);
+            }
+            // Nobody was called.
+            Zones::NoSecrets(message) => self.not_asked(reason::INVALID_SECRET, message),
         }
-        Plan::Provision { .. } => set(conditions::PAUSED, State::False, reason::NOT_PAUSED, ""),
     }
-    let provisioned = infra
-        .status
-        .as_ref()
-        .and_then(|status| status.initialization.as_ref()?.provisioned)
-        == Some(true);
-    let not_yet = match zones {
-        Zones::Unasked | Zones::None | Zones::Known(_) => None,
-        Zones::Failed(error) => Some((error.code().name(), error.message())),
-        Zones::NotConfigured(message) => Some((reason::DRIVER_NOT_CONFIGURED, message.as_str())),
-        Zones::NoSecrets(message) => Some((reason::INVALID_SECRET, message.as_str())),
-    };
-    let is_unreachable = match zones {
-        Zones::Failed(error) => error.code().is_outage(),
-        Zones::NotConfigured(_) => true,
-        Zones::Unasked | Zones::None | Zones::Known(_) | Zones::NoSecrets(_) => false,
-    };
-    match not_yet.filter(|_| is_unreachable) {
-        Some((reason, message)) => set(conditions::DRIVER_REACHABLE, State::False, reason, message),
-        None => set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, ""),
+
+    fn reachable(&mut self) {
+        self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
     }
-    let up_to_date = conditions::FAILURE_DOMAINS_UP_TO_DATE;
-    match (not_yet, zones) {
-        (Some((reason, message)), _) => set(up_to_date, State::False, reason, message),
-        (None, Zones::Unasked) => {}
-        (None, _) => set(up_to_date, State::True, reason::UP_TO_DATE, ""),
+
+    fn unreachable(&mut self, reason: &str, message: &str) {
+        self.set(conditions::DRIVER_REACHABLE, State::False, reason, message);
     }
-    match not_yet {
+
+    fn answered(&mut self, domains: Vec<FailureDomain>, awaits_endpoint: bool) {
+        self.reachable();
+        self.set(
+            conditions::FAILURE_DOMAINS_UP_TO_DATE,
+            State::True,
+            reason::UP_TO_DATE,
+            "",
+        );
+        self.status.failure_domains = domains;
+        self.provisioned(awaits_endpoint);
+    }
+
+    /// The failure domains are not known, or not any more.
+    fn not_asked(&mut self, reason: &str, message: &str) {
+        self.set(
+            conditions::FAILURE_DOMAINS_UP_TO_DATE,
+            State::False,
+            reason,
+            message,
+        );
         // What was provisioned stays so: a driver that can't be asked says nothing about the Cluster.
-        Some((reason, message)) if !provisioned => set(conditions::READY, State::False, reason, message),
-        Some(_) => {}
-        None => {
-            set(conditions::READY, State::True, reason::READY, "");
-            status.initialization = Some(InfraClusterInitialization {
-                provisioned: Some(true),
-            });
+        if !self.is_provisioned() {
+            self.set(conditions::READY, State::False, reason, message);
         }
     }
-    match zones {
-        Zones::Known(zones) => status.failure_domains = failure_domains(zones),
-        // A machine that is placed in one that is no more can't be made.
-        Zones::None => status.failure_domains.clear(),
-        Zones::Unasked | Zones::Failed(_) | Zones::NotConfigured(_) | Zones::NoSecrets(_) => {}
+
+    fn is_provisioned(&self) -> bool {
+        let initialization = self.status.initialization.as_ref();
+        initialization.and_then(|initialization| initialization.provisioned) == Some(true)
     }
-    status.observed_generation = generation;
-    status
+
+    /// Machines may be made. Where the control plane is reached they need not know, and a control plane that brings its own
+    /// endpoint may say it only when its machines are there: to wait for it would be to wait for each other. It is told.
+    fn provisioned(&mut self, awaits_endpoint: bool) {
+        self.status.initialization = Some(InfraClusterInitialization {
+            provisioned: Some(true),
+        });
+        if awaits_endpoint {
+            let message = "nobody has said where the control plane is reached: set spec.controlPlaneEndpoint here or of the Cluster, unless the control plane brings its own";
+            let reason = reason::WAITING_FOR_CONTROL_PLANE_ENDPOINT;
+            self.set(conditions::READY, State::False, reason, message);
+        } else {
+            self.set(conditions::READY, State::True, reason::READY, "");
+        }
+    }
 }
 
 /// What the schema would refuse is left out: the rest of the status has to be written all the same.
@@ -188,7 +239,7 @@ fn failure_domain(zone: &Zone) -> FailureDomain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::cluster_api::ClusterSpec;
+    use crate::api::cluster_api::{ApiEndpoint, ClusterSpec};
     use crate::api::v1alpha1::InfraClusterSpec;
     use crate::driver::Code;
 
@@ -208,7 +259,20 @@ mod tests {
     fn provision() -> Plan {
         Plan::Provision {
             cluster_id: "c-1".to_owned(),
+            awaits_endpoint: false,
         }
+    }
+
+    fn cluster_at(host: &str) -> Cluster {
+        let endpoint = ApiEndpoint {
+            host: host.to_owned(),
+            port: 6443,
+        };
+        let spec = ClusterSpec {
+            control_plane_endpoint: Some(endpoint),
+            ..ClusterSpec::default()
+        };
+        Cluster::new("c", spec)
     }
 
     #[test]
@@ -238,12 +302,63 @@ mod tests {
             plan(&annotated("other"), &observed(&paused)),
             Plan::Pause(_)
         ));
-        let owner = Cluster::new("c", ClusterSpec::default());
+        let owner = cluster_at("10.0.0.1");
         assert!(matches!(
             plan(&annotated(labels::PAUSED), &observed(&owner)),
             Plan::Pause(_)
         ));
         assert_eq!(plan(&annotated("other"), &observed(&owner)), provision());
+    }
+
+    /// Machines are made all the same: a control plane may bring its endpoint when its machines are there.
+    #[test]
+    fn a_cluster_without_an_endpoint_anywhere_says_so_and_keeps_no_machine_waiting() {
+        let mut infra = annotated("other");
+        let of = |infra: &InfraCluster, owner: &Cluster| {
+            let plan = plan(infra, &observed(owner));
+            status(infra, &plan, &Zones::None, Timestamp::UNIX_EPOCH)
+        };
+        let reason = |status: &InfraClusterStatus| {
+            conditions::get(&status.conditions, conditions::READY).map(|ready| ready.reason.clone())
+        };
+        let nowhere = of(&infra, &cluster_at(""));
+        assert_eq!(
+            reason(&nowhere).as_deref(),
+            Some(reason::WAITING_FOR_CONTROL_PLANE_ENDPOINT)
+        );
+        assert_eq!(nowhere.initialization.and_then(|it| it.provisioned), Some(true));
+        assert_eq!(
+            reason(&of(&infra, &cluster_at("10.0.0.1"))).as_deref(),
+            Some("Ready")
+        );
+        infra.spec.control_plane_endpoint = Some(ApiEndpoint {
+            host: "10.0.0.1".to_owned(),
+            port: 6443,
+        });
+        assert_eq!(reason(&of(&infra, &cluster_at(""))).as_deref(), Some("Ready"));
+    }
+
+    #[test]
+    fn nothing_is_said_of_a_driver_that_nobody_asked() {
+        for unasked in [Zones::Unasked, Zones::NoSecrets("no".to_owned())] {
+            let after = status(&annotated("other"), &provision(), &unasked, Timestamp::UNIX_EPOCH);
+            let shown = conditions::get(&after.conditions, conditions::DRIVER_REACHABLE);
+            assert_eq!(shown, None, "{unasked:?}");
+        }
+    }
+
+    /// As of a machine and a template: what the status says is of the generation before.
+    #[test]
+    fn a_pause_leaves_the_generation_that_was_observed() {
+        let mut infra = zoned();
+        infra.metadata.generation = Some(7);
+        let paused = Plan::Pause("by a test".to_owned());
+        let after = status(&infra, &paused, &Zones::Unasked, Timestamp::UNIX_EPOCH);
+        assert!(conditions::is_true(&after.conditions, conditions::PAUSED));
+        assert_eq!(
+            after.observed_generation,
+            infra.status.unwrap().observed_generation
+        );
     }
 
     #[test]

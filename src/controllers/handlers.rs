@@ -1,58 +1,56 @@
-//! What an event of each kind triggers, and what it lets be forgotten.
+//! What news of each kind triggers, and what they let be forgotten.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
-use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt};
 
 use super::Controllers;
-use super::nodes::{Nodes, is_silent};
-use super::watch::{Changes, fingerprint, on_own};
+use super::nodes::Doubt;
+use super::trigger::Trigger;
+use super::watch::{Change, News, fingerprint, on_own, uid};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{self, Guarded, labels};
+use crate::caches::cluster_owners;
 use crate::machine::Suspicion;
 
 impl Controllers {
-    pub(super) fn on_machine(&self) -> impl FnMut(&Event<Machine>) + Send + 'static {
-        let (trigger, mut changes) = (self.machines.clone(), Changes::default());
-        let (mut nodes, ask) = (Nodes::default(), self.ask_about());
-        move |event| {
-            if let Some(machine) = nodes.lost(event) {
-                ask(machine);
-            }
-            let Some(machine) = changes.changed(event, |machine| {
-                let control_plane = machine.labels().contains_key(labels::CONTROL_PLANE);
-                let spec = &machine.spec;
-                fingerprint((
-                    &spec.bootstrap.data_secret_name,
-                    &spec.failure_domain,
-                    &spec.infrastructure_ref.name,
-                    control_plane,
-                ))
-            }) else {
-                return;
-            };
-            let infra = &machine.spec.infrastructure_ref;
-            if infra.api_group == api::GROUP && infra.kind == "InfraMachine" {
-                trigger.send(ObjectRef::new(&infra.name).within(&machine.namespace().unwrap_or_default()));
+    pub(super) fn on_machine(&self) -> impl Fn(&News<Machine>) + Send + 'static {
+        let (trigger, ask) = (self.machines.clone(), self.ask_about());
+        move |news| {
+            for change in &news.changes {
+                if let Some(doubt) = Doubt::raised(change) {
+                    ask(change.object(), doubt);
+                }
+                let infra = &change.object().spec.infrastructure_ref;
+                if change.concerns(what_counts_of_a_machine)
+                    && infra.api_group == api::GROUP
+                    && infra.kind == "InfraMachine"
+                {
+                    trigger.send(infra_machine_of(change.object()));
+                }
             }
         }
     }
 
     /// Has the driver of a Machine asked about its VM. Whether it answers such questions is for the reconcile to say: it may
     /// not have been asked yet.
-    fn ask_about(&self) -> impl Fn(&Machine) + Send + 'static {
+    fn ask_about(&self) -> impl Fn(&Machine, Doubt) + Send + 'static {
         let (trigger, context) = (self.machines.clone(), Arc::clone(&self.context));
-        move |machine| {
-            let infra = &machine.spec.infrastructure_ref;
-            let reference = ObjectRef::new(&infra.name).within(&machine.namespace().unwrap_or_default());
-            let found = context.caches.infra_machines.get(&reference);
-            if let Some(uid) = found.as_ref().and_then(|found| found.meta().uid.as_ref()) {
-                context.memory.suspect(uid, Suspicion::Sign);
+        move |machine, doubt| {
+            let reference = infra_machine_of(machine);
+            let Some(found) = context.caches.infra_machines.get(&reference) else {
+                return;
+            };
+            let is_in_doubt = match &found.0 {
+                Ok(infra) => doubt.concerns(infra),
+                Err(_) => doubt == Doubt::Lost,
+            };
+            if is_in_doubt {
+                context.memory.suspect(uid(&*found), Suspicion::Sign);
                 trigger.send(reference);
             }
         }
@@ -60,91 +58,165 @@ impl Controllers {
 
     /// What was told before this replica leads may be long past, or have come before the InfraMachine it was about: what
     /// counts is what is so now.
-    pub(super) fn ask_about_silent_nodes(&self) {
+    pub(super) fn ask_about_nodes(&self) {
         self.context.memory.forget_all_but(|_| false);
         let ask = self.ask_about();
-        let machines = self.caches.machines.state();
-        machines
-            .iter()
-            .filter(|machine| is_silent(machine))
-            .for_each(|machine| ask(machine));
+        for machine in self.caches.machines.state() {
+            if let Some(doubt) = Doubt::standing(&machine) {
+                ask(&machine, doubt);
+            }
+        }
     }
 
-    pub(super) fn on_cluster(&self) -> impl FnMut(&Event<Cluster>) + Send + 'static {
-        let (machines, clusters, mut changes) =
-            (self.machines.clone(), self.clusters.clone(), Changes::default());
-        let infra_machines = self.caches.infra_machines.clone();
+    pub(super) fn on_cluster(&self) -> impl Fn(&News<Cluster>) + Send + 'static {
+        let (machines, clusters) = (self.machines.clone(), self.clusters.clone());
         let (templates, caches) = (self.templates.clone(), self.caches.clone());
-        let (known, cluster_ids) = (
-            self.caches.clusters.clone(),
-            Arc::clone(&self.context.cluster_ids),
-        );
-        move |event| {
-            if matches!(event, Event::Delete(_) | Event::InitDone) {
-                let there = uids(known.state().iter().map(|cluster| &cluster.metadata));
+        let cluster_ids = Arc::clone(&self.context.cluster_ids);
+        move |news| {
+            if news.listed || news.changes.iter().any(|change| change.there().is_none()) {
+                let there = uids(caches.clusters.state().iter().map(|cluster| &cluster.metadata));
                 cluster_ids.forget_all_but(|uid| there.contains(uid));
             }
-            let Some(cluster) = changes.changed(event, |cluster| {
-                let deleting = cluster.metadata.deletion_timestamp.is_some();
-                fingerprint((
-                    cluster.is_paused(),
-                    cluster.infrastructure_is_provisioned(),
-                    deleting,
-                ))
-            }) else {
+            let concerned = Concerned::by(&news.changes);
+            if concerned.is_empty() {
                 return;
-            };
-            let namespace = cluster.namespace().unwrap_or_default();
-            if let Some(infra) = &cluster.spec.infrastructure_ref
-                && infra.api_group == api::GROUP
-                && infra.kind == "InfraCluster"
-            {
-                clusters.send(ObjectRef::new(&infra.name).within(&namespace));
+            }
+            for cluster in &concerned.clusters {
+                if let Some(infra) = &cluster.spec.infrastructure_ref
+                    && infra.api_group == api::GROUP
+                    && infra.kind == "InfraCluster"
+                {
+                    let namespace = cluster.namespace().unwrap_or_default();
+                    clusters.send(ObjectRef::new(&infra.name).within(&namespace));
+                }
             }
             for guarded in caches.infra_machine_templates.state() {
-                let mut its = caches.clusters_of_template(guarded.meta()).into_iter();
-                if its.any(|of| of.metadata.uid == cluster.metadata.uid) {
+                if concerned.owns(guarded.meta()) || concerned.labels(guarded.meta()) {
                     templates.send(ObjectRef::from_obj(&*guarded));
                 }
             }
-            for guarded in infra_machines.state() {
-                let labelled = guarded
-                    .meta()
-                    .labels
-                    .as_ref()
-                    .and_then(|all| all.get(labels::CLUSTER_NAME));
-                if labelled == cluster.metadata.name.as_ref()
-                    && guarded.meta().namespace == cluster.metadata.namespace
-                {
+            for guarded in caches.infra_machines.state() {
+                if concerned.labels(guarded.meta()) {
                     machines.send(ObjectRef::from_obj(&*guarded));
                 }
             }
         }
     }
 
-    pub(super) fn on_infra_machine(&self) -> impl FnMut(&Event<Guarded<InfraMachine>>) + Send + 'static {
-        let (mut on_own, context) = (on_own(self.machines.clone()), Arc::clone(&self.context));
-        let known = self.caches.infra_machines.clone();
-        move |event| {
+    pub(super) fn on_infra_machine(&self) -> impl Fn(&News<Guarded<InfraMachine>>) + Send + 'static {
+        let (on_own, context) = (on_own(self.machines.clone()), Arc::clone(&self.context));
+        move |news| {
             let memory = &context.memory;
-            match event {
-                Event::Delete(guarded) => memory.forget(guarded.meta().uid.as_deref().unwrap_or_default()),
-                Event::Apply(guarded) | Event::InitApply(guarded) => {
-                    if let Ok(machine) = &guarded.0 {
-                        memory.caught_up(machine.metadata.uid.as_deref().unwrap_or_default(), machine);
+            for change in &news.changes {
+                match change {
+                    Change::Gone(guarded) => {
+                        memory.forget(uid(&**guarded));
+                        context.providers.withdraw(uid(&**guarded));
+                    }
+                    Change::New(guarded) | Change::Newer { now: guarded, .. } => {
+                        if let Ok(machine) = &guarded.0 {
+                            memory.caught_up(uid(machine), machine);
+                        }
                     }
                 }
-                Event::InitDone => {
-                    let there = uids(known.state().iter().map(|guarded| guarded.meta()));
-                    memory.forget_all_but(|uid| there.contains(uid));
-                }
-                Event::Init => {}
             }
-            on_own(event);
+            if news.listed {
+                let all = context.caches.infra_machines.state();
+                let there = uids(all.iter().map(|guarded| guarded.meta()));
+                memory.forget_all_but(|uid| there.contains(uid));
+            }
+            on_own(news);
         }
+    }
+
+    /// What is reconciled for itself, and may stand in the line of a driver until it is gone.
+    pub(super) fn on_waiting<K>(&self, trigger: Trigger<K>) -> impl Fn(&News<K>) + Send + 'static
+    where
+        K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+    {
+        let (on_own, providers) = (on_own(trigger), self.providers.clone());
+        move |news| {
+            for change in &news.changes {
+                if let Change::Gone(object) = change {
+                    providers.withdraw(uid(&**object));
+                }
+            }
+            on_own(news);
+        }
+    }
+}
+
+fn what_counts_of_a_machine(machine: &Machine) -> u64 {
+    let control_plane = machine.labels().contains_key(labels::CONTROL_PLANE);
+    let spec = &machine.spec;
+    fingerprint((
+        &spec.bootstrap.data_secret_name,
+        &spec.failure_domain,
+        &spec.infrastructure_ref.name,
+        control_plane,
+    ))
+}
+
+fn what_counts_of_a_cluster(cluster: &Cluster) -> u64 {
+    let deleting = cluster.metadata.deletion_timestamp.is_some();
+    let endpoint = cluster.spec.control_plane_endpoint.as_ref();
+    fingerprint((
+        cluster.is_paused(),
+        cluster.infrastructure_is_provisioned(),
+        endpoint.map(|endpoint| (&endpoint.host, endpoint.port)),
+        deleting,
+    ))
+}
+
+fn infra_machine_of(machine: &Machine) -> ObjectRef<Guarded<InfraMachine>> {
+    let name = &machine.spec.infrastructure_ref.name;
+    ObjectRef::new(name).within(machine.metadata.namespace.as_deref().unwrap_or_default())
+}
+
+/// Clusters that changed or are no more: what belongs to them has to be looked at, once for all of them.
+struct Concerned<'a> {
+    clusters: Vec<&'a Cluster>,
+    uids: HashSet<&'a str>,
+    /// Namespace and name.
+    names: HashSet<(&'a str, &'a str)>,
+}
+
+impl<'a> Concerned<'a> {
+    fn by(changes: &'a [Change<Cluster>]) -> Self {
+        let concerning = changes
+            .iter()
+            .filter(|change| change.concerns(what_counts_of_a_cluster));
+        let clusters: Vec<&Cluster> = concerning.map(|change| &**change.object()).collect();
+        let name = |cluster: &&'a Cluster| {
+            let meta = &cluster.metadata;
+            Some((meta.namespace.as_deref()?, meta.name.as_deref()?))
+        };
+        Self {
+            uids: clusters.iter().map(|cluster| uid(*cluster)).collect(),
+            names: clusters.iter().filter_map(name).collect(),
+            clusters,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.clusters.is_empty()
+    }
+
+    fn owns(&self, meta: &ObjectMeta) -> bool {
+        cluster_owners(meta).any(|owner| self.uids.contains(owner.uid.as_str()))
+    }
+
+    fn labels(&self, meta: &ObjectMeta) -> bool {
+        let label = meta.labels.as_ref().and_then(|all| all.get(labels::CLUSTER_NAME));
+        label
+            .zip(meta.namespace.as_deref())
+            .is_some_and(|(name, namespace)| self.names.contains(&(namespace, name.as_str())))
     }
 }
 
 fn uids<'a>(all: impl Iterator<Item = &'a ObjectMeta>) -> HashSet<String> {
     all.filter_map(|meta| meta.uid.clone()).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,21 +17,23 @@ use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use kube::api::{Api, ObjectMeta};
 use kube::runtime::controller::{self, Controller};
-use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::reflector::store::{Writer, WriterDropped};
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use self::trigger::Trigger;
-use self::watch::{on_own, slim_machine, watch, without_managed_fields};
+use self::watch::{slim_machine, watch, without_managed_fields};
+use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{Guarded, labels};
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
-use crate::inventory::Word;
+use crate::inventory::Verdict;
 use crate::machine::Suspicion;
 use crate::metrics::{Kind, MachineCount, Metrics};
-use crate::provider::{Providers, Reachability};
+use crate::provider::{Provider, Providers, Reachability};
 use crate::reconciler::Reconciler;
 use crate::{cluster, inventory, machine, template};
 
@@ -50,6 +52,8 @@ pub struct Options {
     pub template_concurrency: u16,
     /// Between two lists of a driver's VMs.
     pub inventory_interval: Duration,
+    /// Who publishes events: the pod's name, as a rule.
+    pub reporter: String,
 }
 
 /// The watches and what they trigger, before this replica leads.
@@ -74,84 +78,87 @@ impl Controllers {
         providers: Providers,
         metrics: Arc<Metrics>,
     ) -> (Self, Vec<BoxFuture<'static, ()>>) {
-        let (machines, machine_writer) = reflector::store();
-        let (clusters, cluster_writer) = reflector::store();
-        let (infra_machines, infra_machine_writer) = reflector::store();
-        let (infra_machine_templates, template_writer) = reflector::store();
-        let (infra_clusters, infra_cluster_writer) = reflector::store();
-        let caches = Caches {
-            machines,
-            clusters,
-            infra_machines,
-            infra_machine_templates,
-            infra_clusters,
-        };
-        let trigger = Trigger::default();
+        let (caches, writers) = caches();
+        let this = Self::on(caches, client, options, providers, metrics);
+        let watches = this.watches(writers);
+        (this, watches)
+    }
+
+    fn on(
+        caches: Caches,
+        client: Client,
+        options: Options,
+        providers: Providers,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let machines = Trigger::default();
         let context = Arc::new(machine::Context {
             client: client.clone(),
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches: caches.clone(),
             providers: providers.clone(),
             memory: machine::Memory::default(),
-            events: Events::new(client.clone(), host_name()),
+            events: Events::new(client.clone(), options.reporter.clone()),
             metrics: Arc::clone(&metrics),
-            wake: waking(&trigger),
+            wake: waking(&machines),
         });
-        let this = Self {
+        Self {
             client,
             options,
             caches,
             providers,
             metrics,
-            machines: trigger,
+            machines,
             clusters: Trigger::default(),
             templates: Trigger::default(),
             context,
-        };
-        let (all, filtered) = (watcher::Config::default(), this.filtered());
-        let watches = vec![
-            watch(
-                this.api(),
-                all.clone(),
-                machine_writer,
-                slim_machine,
-                this.on_machine(),
-            )
-            .boxed(),
-            watch(
-                this.api(),
-                all,
-                cluster_writer,
-                without_managed_fields,
-                this.on_cluster(),
-            )
-            .boxed(),
-            watch(
-                this.api(),
-                filtered.clone(),
-                infra_machine_writer,
-                without_managed_fields,
-                this.on_infra_machine(),
-            )
-            .boxed(),
-            watch(
-                this.api(),
-                filtered.clone(),
-                infra_cluster_writer,
-                without_managed_fields,
-                on_own(this.clusters.clone()),
-            )
-            .boxed(),
-            watch(
-                this.api(),
-                filtered,
-                template_writer,
-                without_managed_fields,
-                on_own(this.templates.clone()),
-            )
-            .boxed(),
-        ];
-        (this, watches)
+        }
+    }
+
+    fn watches(&self, writers: Writers) -> Vec<BoxFuture<'static, ()>> {
+        let (all, filtered) = (watcher::Config::default(), self.filtered());
+        let machines = watch(
+            self.api(),
+            all.clone(),
+            writers.machines,
+            slim_machine,
+            self.on_machine(),
+        );
+        let clusters = watch(
+            self.api(),
+            all,
+            writers.clusters,
+            without_managed_fields,
+            self.on_cluster(),
+        );
+        let infra_machines = watch(
+            self.api(),
+            filtered.clone(),
+            writers.infra_machines,
+            without_managed_fields,
+            self.on_infra_machine(),
+        );
+        let infra_clusters = watch(
+            self.api(),
+            filtered.clone(),
+            writers.infra_clusters,
+            without_managed_fields,
+            self.on_waiting(self.clusters.clone()),
+        );
+        let templates = watch(
+            self.api(),
+            filtered,
+            writers.infra_machine_templates,
+            without_managed_fields,
+            self.on_waiting(self.templates.clone()),
+        );
+        vec![
+            machines.boxed(),
+            clusters.boxed(),
+            infra_machines.boxed(),
+            infra_clusters.boxed(),
+            templates.boxed(),
+        ]
     }
 
     /// What is watched.
@@ -177,7 +184,7 @@ impl Controllers {
     ///
     /// # Errors
     /// A watch has ended, which only happens when the process does.
-    pub async fn synced(&self) -> Result<(), reflector::store::WriterDropped> {
+    pub async fn synced(&self) -> Result<(), WriterDropped> {
         self.caches.machines.wait_until_ready().await?;
         self.caches.clusters.wait_until_ready().await?;
         self.caches.infra_machines.wait_until_ready().await?;
@@ -194,7 +201,7 @@ impl Controllers {
             self.run_clusters(shutdown.clone()),
             self.run_templates(shutdown.clone()),
         );
-        self.ask_about_silent_nodes();
+        self.ask_about_nodes();
         let background = futures::future::join(self.run_inventory(), self.spread_reachability());
         tokio::select! {
             _ = controllers => {}
@@ -288,17 +295,18 @@ impl Controllers {
             caches: self.caches.clone(),
             providers: self.providers.clone(),
         };
-        inventory::run(context, self.options.inventory_interval, |machine, word| {
+        let (machines, shared) = (self.machines.clone(), Arc::clone(&self.context));
+        let tell = move |machine: &InfraMachine, verdict| {
             let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-            let suspicion = match word {
-                Word::Missing => Suspicion::Missing,
-                Word::Back => Suspicion::Back,
-                Word::AsItWas => return self.context.memory.dismiss_lists(uid),
+            let suspicion = match verdict {
+                Verdict::Missing => Suspicion::Missing,
+                Verdict::Back => Suspicion::Back,
+                Verdict::AsItWas => return shared.memory.dismiss_lists(uid),
             };
-            self.context.memory.suspect(uid, suspicion);
-            self.machines.send(reference(machine));
-        })
-        .await;
+            shared.memory.suspect(uid, suspicion);
+            machines.send(reference(machine));
+        };
+        inventory::run(context, self.options.inventory_interval, tell).await;
     }
 
     /// Looks at all machines and clusters of a driver that was lost or is back: DriverReachable has to say so. One that is
@@ -307,12 +315,11 @@ impl Controllers {
         let spreads = self.providers.iter().map(|provider| async {
             let mut news = provider.reachable();
             let mut was = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
-            let mut met = provider.incarnation();
+            let mut met = Met::of(provider);
             while news.changed().await.is_ok() {
                 let is = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
                 let is_other_state = std::mem::replace(&mut was, is) != is;
-                let before = std::mem::replace(&mut met, provider.incarnation());
-                let is_another = before != 0 && before != met;
+                let is_another = met.becomes(Met::of(provider));
                 if is_other_state || is_another {
                     self.reconcile_machines_of(provider.name());
                     self.reconcile_clusters_of(provider.name());
@@ -326,6 +333,7 @@ impl Controllers {
         futures::future::join_all(spreads).await;
     }
 
+    /// Also those that it has not made a VM for: what it says of itself may have kept them from being shown to it.
     fn reconcile_machines_of(&self, driver: &str) {
         for guarded in self.caches.infra_machines.state() {
             let uses = |machine: &InfraMachine| {
@@ -333,6 +341,7 @@ impl Controllers {
                 annotations
                     .and_then(|all| all.get(labels::DRIVER))
                     .is_some_and(|name| name == driver)
+                    || self.is_served_by(driver, machine.spec.provider.as_deref(), &machine.metadata)
             };
             if let Ok(machine) = &guarded.0
                 && uses(machine)
@@ -388,6 +397,56 @@ impl Controllers {
     }
 }
 
+/// Which driver was met, and what it said of itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Met {
+    incarnation: u64,
+    revision: u64,
+}
+
+impl Met {
+    fn of(provider: &Provider) -> Self {
+        Self {
+            incarnation: provider.incarnation(),
+            revision: provider.revision(),
+        }
+    }
+
+    /// Whether it is another now, or says something else. The first time says nothing new of what was before.
+    fn becomes(&mut self, now: Self) -> bool {
+        let before = std::mem::replace(self, now);
+        (before.incarnation != 0 && before.incarnation != now.incarnation)
+            || (before.revision != 0 && before.revision != now.revision)
+    }
+}
+
+/// What fills the caches.
+struct Writers {
+    machines: Writer<Machine>,
+    clusters: Writer<Cluster>,
+    infra_machines: Writer<Guarded<InfraMachine>>,
+    infra_machine_templates: Writer<Guarded<InfraMachineTemplate>>,
+    infra_clusters: Writer<Guarded<InfraCluster>>,
+}
+
+fn caches() -> (Caches, Writers) {
+    let writers = Writers {
+        machines: Writer::default(),
+        clusters: Writer::default(),
+        infra_machines: Writer::default(),
+        infra_machine_templates: Writer::default(),
+        infra_clusters: Writer::default(),
+    };
+    let caches = Caches {
+        machines: writers.machines.as_reader(),
+        clusters: writers.clusters.as_reader(),
+        infra_machines: writers.infra_machines.as_reader(),
+        infra_machine_templates: writers.infra_machine_templates.as_reader(),
+        infra_clusters: writers.infra_clusters.as_reader(),
+    };
+    (caches, writers)
+}
+
 /// Has an object reconciled by whoever calls it.
 fn waking<K>(trigger: &Trigger<K>) -> Arc<dyn Fn(ObjectRef<K>) + Send + Sync>
 where
@@ -416,10 +475,4 @@ where
         .reconcile_all_on(futures::stream::once(futures::future::ready(())))
         .reconcile_on(changed)
         .graceful_shutdown_on(shutdown)
-}
-
-/// The pod's name, as a rule: who published an event.
-fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .map_or_else(|_| "capcmi".to_owned(), |name| name.trim().to_owned())
 }

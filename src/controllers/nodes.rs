@@ -1,67 +1,118 @@
-//! Nodes that go silent: the reason to ask a driver about one VM. A list says that a VM is there, not that it runs.
+//! Nodes that go silent, or report again: the reason to ask a driver about one VM. A list says that a VM is there, not that
+//! it runs.
 
-use kube::runtime::watcher::Event;
-
-use super::watch::Noted;
+use super::watch::Change;
 use crate::api::cluster_api::Machine;
+use crate::api::v1alpha1::InfraMachine;
 
-/// Which Machines had a healthy Node the last time that they were seen.
-#[derive(Default)]
-pub(super) struct Nodes(Noted<bool>);
+/// What the Node of a Machine gives reason to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Doubt {
+    /// It does not report: its VM may be gone.
+    Lost,
+    /// It reports: a VM that was found to be gone may be back.
+    Back,
+}
 
-impl Nodes {
-    /// The Machine of an event, if it has just lost its Node: one that was healthy before, or of which nobody knows
+impl Doubt {
+    /// The doubt that a change of a Machine raises: its Node has just been lost or come back, or nobody knows how it was
     /// because this process sees the Machine for the first time. A Node that is on its way up is not lost.
-    pub(super) fn lost<'a>(&mut self, event: &'a Event<Machine>) -> Option<&'a Machine> {
-        let is_healthy = |machine: &Machine| machine.status.unwrap_or_default().node_is_healthy;
-        let (machine, _, before) = self.0.note(event, is_healthy)?;
-        (is_silent(machine) && before != Some(false)).then_some(machine)
+    pub(super) fn raised(change: &Change<Machine>) -> Option<Self> {
+        match change {
+            Change::New(machine) => Self::standing(machine),
+            Change::Newer { before, now } => {
+                let (was, is) = (is_healthy(before), is_healthy(now));
+                Self::standing(now).filter(|_| was != is)
+            }
+            Change::Gone(_) => None,
+        }
+    }
+
+    /// The doubt that a Machine raises as it is.
+    pub(super) fn standing(machine: &Machine) -> Option<Self> {
+        let node = machine.status.unwrap_or_default();
+        match (node.has_node, node.node_is_healthy) {
+            (true, false) => Some(Self::Lost),
+            (true, true) => Some(Self::Back),
+            (false, _) => None,
+        }
+    }
+
+    /// Whether it is a doubt in what is known of the machine.
+    pub(super) fn concerns(self, machine: &InfraMachine) -> bool {
+        match self {
+            Self::Lost => true,
+            Self::Back => machine.has_vanished(),
+        }
     }
 }
 
-/// Whether a Machine has a Node that does not report.
-pub(super) fn is_silent(machine: &Machine) -> bool {
-    let node = machine.status.unwrap_or_default();
-    node.has_node && !node.node_is_healthy
+fn is_healthy(machine: &Machine) -> bool {
+    machine.status.unwrap_or_default().node_is_healthy
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::api::cluster_api::{MachineSpec, MachineStatus};
+    use crate::api::conditions::{self, State, reason};
+    use crate::api::v1alpha1::InfraMachineSpec;
 
-    fn event(has_node: bool, node_is_healthy: bool) -> Event<Machine> {
+    fn machine((has_node, node_is_healthy): (bool, bool)) -> Arc<Machine> {
         let mut machine = Machine::new("m", MachineSpec::default());
-        machine.metadata.uid = Some("u".to_owned());
         machine.status = Some(MachineStatus {
             has_node,
             node_is_healthy,
         });
-        Event::Apply(machine)
+        Arc::new(machine)
     }
 
+    const NONE: (bool, bool) = (false, false);
+    const SILENT: (bool, bool) = (true, false);
+    const HEALTHY: (bool, bool) = (true, true);
+
     #[test]
-    fn a_node_is_lost_once_and_not_while_it_comes_up() {
-        let mut nodes = Nodes::default();
-        let lost: Vec<_> = [
-            (false, false),
-            (true, false),
-            (true, true),
-            (true, false),
-            (true, false),
-            (true, true),
-            (true, false),
-        ]
-        .into_iter()
-        .map(|(has_node, healthy)| nodes.lost(&event(has_node, healthy)).is_some())
-        .collect();
-        assert_eq!(lost, [false, false, false, true, false, false, true]);
+    fn a_node_is_lost_or_back_once_and_not_lost_while_it_comes_up() {
+        let history = [NONE, SILENT, HEALTHY, HEALTHY, SILENT, SILENT, HEALTHY, SILENT];
+        let raised: Vec<_> = history
+            .windows(2)
+            .map(|pair| {
+                Doubt::raised(&Change::Newer {
+                    before: machine(pair[0]),
+                    now: machine(pair[1]),
+                })
+            })
+            .collect();
+        let (lost, back) = (Some(Doubt::Lost), Some(Doubt::Back));
+        assert_eq!(raised, [None, back, None, lost, None, back, lost]);
     }
 
     #[test]
     fn a_process_that_starts_asks_about_nodes_that_are_not_healthy() {
-        assert!(Nodes::default().lost(&event(true, false)).is_some());
-        assert!(Nodes::default().lost(&event(false, false)).is_none());
-        assert!(Nodes::default().lost(&event(true, true)).is_none());
+        let raised = |state| Doubt::raised(&Change::New(machine(state)));
+        assert_eq!(raised(SILENT), Some(Doubt::Lost));
+        assert_eq!(raised(NONE), None);
+        assert_eq!(raised(HEALTHY), Some(Doubt::Back));
+        assert_eq!(Doubt::raised(&Change::Gone(machine(SILENT))), None);
+    }
+
+    /// Of a driver that does not list its VMs nobody else says that one is back.
+    #[test]
+    fn a_node_that_reports_is_a_doubt_in_a_vm_that_was_found_to_be_gone_and_in_no_other() {
+        let mut infra = InfraMachine::new("m", InfraMachineSpec::default());
+        assert!(Doubt::Lost.concerns(&infra) && !Doubt::Back.concerns(&infra));
+        let status = infra.status.get_or_insert_default();
+        conditions::set(
+            &mut status.conditions,
+            conditions::READY,
+            State::False,
+            reason::VIRTUAL_MACHINE_VANISHED,
+            "",
+            None,
+            jiff::Timestamp::UNIX_EPOCH,
+        );
+        assert!(Doubt::Back.concerns(&infra));
     }
 }

@@ -1,8 +1,9 @@
-//! Watches: they keep a cache current and tell what changed of what is looked at.
+//! Watches: they keep a cache current, and tell what changed once the cache has it.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use futures::StreamExt as _;
 use kube::Resource;
@@ -16,101 +17,170 @@ use super::trigger::Trigger;
 use crate::api::cluster_api::Machine;
 use crate::api::labels;
 
-/// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.
-pub(super) fn on_own<K>(trigger: Trigger<K>) -> impl FnMut(&Event<K>) + Send + 'static
-where
-    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
-{
-    let mut changes = Changes::default();
-    move |event| {
-        let own = |object: &K| {
-            let meta = object.meta();
-            let owners: Vec<_> = meta
-                .owner_references
-                .iter()
-                .flatten()
-                .map(|o| (&o.uid, o.controller))
-                .collect();
-            let deleting = meta.deletion_timestamp.is_some();
-            fingerprint((
-                meta.generation,
-                &meta.labels,
-                &meta.annotations,
-                &meta.finalizers,
-                owners,
-                deleting,
-            ))
-        };
-        if let Some(object) = changes.changed(event, own) {
-            trigger.send(ObjectRef::from_obj(object));
+/// What became of an object.
+#[derive(Clone, Debug)]
+pub(super) enum Change<K> {
+    /// It is there, and was not known.
+    New(Arc<K>),
+    /// It is there in another version.
+    Newer {
+        /// As it was known.
+        before: Arc<K>,
+        /// As it is.
+        now: Arc<K>,
+    },
+    /// It is no more; as it was known.
+    Gone(Arc<K>),
+}
+
+impl<K> Change<K> {
+    /// The object as it is, or was at last.
+    pub(super) fn object(&self) -> &Arc<K> {
+        match self {
+            Self::New(object) | Self::Gone(object) | Self::Newer { now: object, .. } => object,
+        }
+    }
+
+    /// The object, if it is there.
+    pub(super) fn there(&self) -> Option<&Arc<K>> {
+        match self {
+            Self::New(object) | Self::Newer { now: object, .. } => Some(object),
+            Self::Gone(_) => None,
+        }
+    }
+
+    /// Whether it concerns who looks at this much of an object. That one came or went concerns everybody.
+    pub(super) fn concerns(&self, look: impl Fn(&K) -> u64) -> bool {
+        match self {
+            Self::New(_) | Self::Gone(_) => true,
+            Self::Newer { before, now } => look(before) != look(now),
         }
     }
 }
 
-/// What was looked at of every object the last time.
-#[derive(Default)]
-pub(super) struct Changes(Noted<u64>);
-
-impl Changes {
-    /// The object of an event, if what is looked at changed.
-    pub(super) fn changed<'a, K: Resource>(
-        &mut self,
-        event: &'a Event<K>,
-        look: impl Fn(&K) -> u64,
-    ) -> Option<&'a K> {
-        let (object, now, before) = self.0.note(event, look)?;
-        (before != Some(now)).then_some(object)
-    }
+/// What a cache has learned at once.
+#[derive(Debug)]
+pub(super) struct News<K> {
+    /// What became of which objects.
+    pub changes: Vec<Change<K>>,
+    /// Whether the cache now holds all there is, rather than one change more: a watch that broke off listed anew.
+    pub listed: bool,
 }
 
-/// A note on every object that exists, by UID.
+/// Keeps a cache current.
 ///
 /// # Guarantees
-/// What went away is forgotten, also when nobody saw it go: a watch that broke off lists anew, and what such a list lacks is
-/// gone.
-pub(super) struct Noted<T> {
-    notes: HashMap<String, (u64, T)>,
-    lists: u64,
+/// * What is told, the cache has: whoever is woken by it finds it there. A list is told when it is complete, since the cache
+///   holds what was before until then.
+/// * A list is compared with what the cache held: what changed or went away while nobody watched is told as if somebody had,
+///   also after lists that broke off half way.
+pub(super) struct Keeper<K: Resource<DynamicType = ()> + Clone + 'static> {
+    writer: reflector::store::Writer<K>,
+    cache: reflector::Store<K>,
 }
 
-impl<T> Default for Noted<T> {
-    fn default() -> Self {
-        Self {
-            notes: HashMap::new(),
-            lists: 0,
-        }
+impl<K: Resource<DynamicType = ()> + Clone + 'static> Keeper<K> {
+    pub(super) fn new(writer: reflector::store::Writer<K>) -> Self {
+        let cache = writer.as_reader();
+        Self { writer, cache }
     }
-}
 
-impl<T: Copy> Noted<T> {
-    /// The object of an event, the note on it, and the note before.
-    pub(super) fn note<'a, K: Resource>(
-        &mut self,
-        event: &'a Event<K>,
-        look: impl Fn(&K) -> T,
-    ) -> Option<(&'a K, T, Option<T>)> {
+    /// Takes an event into the cache; says what is new there, if anything is.
+    pub(super) fn take(&mut self, event: &Event<K>) -> Option<News<K>> {
         match event {
-            Event::Apply(object) | Event::InitApply(object) => {
-                let now = look(object);
-                let uid = object.meta().uid.clone().unwrap_or_default();
-                let before = self.notes.insert(uid, (self.lists, now));
-                Some((object, now, before.map(|(_, note)| note)))
-            }
-            Event::Delete(object) => {
-                self.notes
-                    .remove(object.meta().uid.as_deref().unwrap_or_default());
-                None
-            }
-            Event::Init => {
-                self.lists += 1;
+            Event::Init | Event::InitApply(_) => {
+                self.writer.apply_watcher_event(event);
                 None
             }
             Event::InitDone => {
-                self.notes.retain(|_, (list, _)| *list == self.lists);
-                None
+                let before = self.cache.state();
+                self.writer.apply_watcher_event(event);
+                Some(News {
+                    changes: differences(&before, &self.cache.state()),
+                    listed: true,
+                })
+            }
+            Event::Apply(object) | Event::Delete(object) => {
+                let reference = ObjectRef::from_obj(object);
+                let before = self.cache.get(&reference);
+                self.writer.apply_watcher_event(event);
+                Some(News {
+                    changes: changes(before, self.cache.get(&reference)),
+                    listed: false,
+                })
             }
         }
     }
+}
+
+/// What became of the object of a name. One that came later under the same name is another.
+fn changes<K: Resource>(before: Option<Arc<K>>, now: Option<Arc<K>>) -> Vec<Change<K>> {
+    match (before, now) {
+        (Some(before), Some(now)) if uid(&*before) == uid(&*now) => vec![Change::Newer { before, now }],
+        (before, now) => before
+            .map(Change::Gone)
+            .into_iter()
+            .chain(now.map(Change::New))
+            .collect(),
+    }
+}
+
+/// What became of all objects of a kind, those that are gone first.
+fn differences<K: Resource>(before: &[Arc<K>], now: &[Arc<K>]) -> Vec<Change<K>> {
+    let mut known: HashMap<_, _> = before.iter().map(|object| (uid(&**object), object)).collect();
+    let mut found = Vec::new();
+    for object in now {
+        match known.remove(uid(&**object)) {
+            None => found.push(Change::New(Arc::clone(object))),
+            Some(before) if before.meta().resource_version == object.meta().resource_version => {}
+            Some(before) => found.push(Change::Newer {
+                before: Arc::clone(before),
+                now: Arc::clone(object),
+            }),
+        }
+    }
+    let gone = known.into_values().map(|object| Change::Gone(Arc::clone(object)));
+    gone.chain(found).collect()
+}
+
+pub(super) fn uid<K: Resource>(object: &K) -> &str {
+    object.meta().uid.as_deref().unwrap_or_default()
+}
+
+/// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.
+pub(super) fn on_own<K>(trigger: Trigger<K>) -> impl Fn(&News<K>) + Send + 'static
+where
+    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+{
+    move |news| {
+        for change in &news.changes {
+            if let Some(object) = change.there()
+                && change.concerns(own)
+            {
+                trigger.send(ObjectRef::from_obj(&**object));
+            }
+        }
+    }
+}
+
+/// All but the status.
+fn own<K: Resource>(object: &K) -> u64 {
+    let meta = object.meta();
+    let owners: Vec<_> = meta
+        .owner_references
+        .iter()
+        .flatten()
+        .map(|o| (&o.uid, o.controller))
+        .collect();
+    let deleting = meta.deletion_timestamp.is_some();
+    fingerprint((
+        meta.generation,
+        &meta.labels,
+        &meta.annotations,
+        &meta.finalizers,
+        owners,
+        deleting,
+    ))
 }
 
 /// What is looked at, as a number.
@@ -138,25 +208,27 @@ pub(super) fn slim_machine(machine: &mut Machine) {
     meta.managed_fields = None;
 }
 
-/// Keeps a cache current for ever, and tells of every event after the cache has it.
+/// Keeps a cache current for ever, and tells what is new there.
 pub(super) async fn watch<K>(
     api: Api<K>,
     config: watcher::Config,
     writer: reflector::store::Writer<K>,
     slim: fn(&mut K),
-    mut tell: impl FnMut(&Event<K>) + Send,
+    tell: impl Fn(&News<K>) + Send,
 ) where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     let kind = K::kind(&());
-    let stream = watch_stream(api, config)
-        .modify(slim)
-        .default_backoff()
-        .reflect(writer);
+    let mut keeper = Keeper::new(writer);
+    let stream = watch_stream(api, config).modify(slim).default_backoff();
     let mut stream = std::pin::pin!(stream);
     while let Some(event) = stream.next().await {
         match event {
-            Ok(event) => tell(&event),
+            Ok(event) => {
+                if let Some(news) = keeper.take(&event) {
+                    tell(&news);
+                }
+            }
             Err(error) => {
                 tracing::warn!(%kind, error = &error as &dyn std::error::Error, "watching failed; trying again");
             }
@@ -166,24 +238,239 @@ pub(super) async fn watch<K>(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::api::cluster_api::{Machine, MachineSpec};
+    use std::convert::Infallible;
+    use std::sync::Mutex;
 
-    fn machine(uid: &str) -> Machine {
-        let mut machine = Machine::new(uid, MachineSpec::default());
+    use futures::FutureExt as _;
+    use kube::ResourceExt as _;
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::api::cluster_api::MachineSpec;
+
+    fn machine(name: &str, uid: &str, version: u32) -> Machine {
+        let mut machine = Machine::new(name, MachineSpec::default());
+        machine.metadata.namespace = Some("ns".to_owned());
         machine.metadata.uid = Some(uid.to_owned());
+        machine.metadata.resource_version = Some(version.to_string());
         machine
     }
 
+    fn keeper() -> (Keeper<Machine>, reflector::Store<Machine>) {
+        let (cache, writer) = reflector::store();
+        (Keeper::new(writer), cache)
+    }
+
+    /// The changes as text: `+` new, `~` newer, `-` gone, then name and version.
+    fn shown(news: Option<News<Machine>>) -> Option<Vec<String>> {
+        let mut all: Vec<_> = news?
+            .changes
+            .iter()
+            .map(|change| {
+                let sign = match change {
+                    Change::New(_) => '+',
+                    Change::Newer { .. } => '~',
+                    Change::Gone(_) => '-',
+                };
+                let object = change.object();
+                format!(
+                    "{sign}{}@{}",
+                    object.name_any(),
+                    object.resource_version().unwrap()
+                )
+            })
+            .collect();
+        all.sort();
+        Some(all)
+    }
+
+    fn told(keeper: &mut Keeper<Machine>, event: &Event<Machine>) -> Option<Vec<String>> {
+        shown(keeper.take(event))
+    }
+
+    /// Whoever was woken before would have been reconciled as it was, and never again.
     #[test]
-    fn an_object_that_went_away_while_nobody_watched_is_forgotten() {
-        let mut changes = Changes::default();
-        let mut tell = |event: &Event<Machine>| changes.changed(event, |_| 1).is_some();
-        assert!(tell(&Event::Apply(machine("gone"))));
-        assert!(tell(&Event::Apply(machine("stays"))));
-        tell(&Event::Init);
-        assert!(!tell(&Event::InitApply(machine("stays"))));
-        tell(&Event::InitDone);
-        assert_eq!(changes.0.notes.keys().collect::<Vec<_>>(), ["stays"]);
+    fn a_list_is_told_when_the_cache_has_it_and_not_before() {
+        let (mut keeper, cache) = keeper();
+        assert_eq!(
+            told(&mut keeper, &Event::Apply(machine("a", "u-a", 1))),
+            Some(vec!["+a@1".to_owned()])
+        );
+        assert_eq!(told(&mut keeper, &Event::Init), None);
+        for listed in [machine("a", "u-a", 2), machine("b", "u-b", 3)] {
+            assert_eq!(told(&mut keeper, &Event::InitApply(listed)), None);
+        }
+        let held = cache.get(&ObjectRef::new("a").within("ns")).unwrap();
+        assert_eq!(
+            held.resource_version().as_deref(),
+            Some("1"),
+            "the cache is behind"
+        );
+        assert_eq!(
+            told(&mut keeper, &Event::InitDone),
+            Some(vec!["+b@3".to_owned(), "~a@2".to_owned()])
+        );
+    }
+
+    #[test]
+    fn what_a_list_that_broke_off_held_is_told_with_the_next_that_is_complete() {
+        let (mut keeper, _cache) = keeper();
+        told(&mut keeper, &Event::Apply(machine("a", "u-a", 1)));
+        told(&mut keeper, &Event::Init);
+        told(&mut keeper, &Event::InitApply(machine("a", "u-a", 2)));
+        told(&mut keeper, &Event::Init);
+        told(&mut keeper, &Event::InitApply(machine("a", "u-a", 2)));
+        assert_eq!(told(&mut keeper, &Event::InitDone), Some(vec!["~a@2".to_owned()]));
+    }
+
+    #[test]
+    fn what_went_away_or_was_replaced_while_nobody_watched_is_told_as_gone() {
+        let (mut keeper, _cache) = keeper();
+        for known in [
+            machine("gone", "u-1", 1),
+            machine("replaced", "u-2", 1),
+            machine("stays", "u-3", 1),
+        ] {
+            told(&mut keeper, &Event::Apply(known));
+        }
+        told(&mut keeper, &Event::Init);
+        told(&mut keeper, &Event::InitApply(machine("replaced", "u-4", 5)));
+        told(&mut keeper, &Event::InitApply(machine("stays", "u-3", 1)));
+        let news = keeper.take(&Event::InitDone).unwrap();
+        assert!(news.listed);
+        assert!(
+            news.changes[..2].iter().all(|change| change.there().is_none()),
+            "who is gone is told first"
+        );
+        let all = shown(Some(news)).unwrap();
+        assert_eq!(all, ["+replaced@5", "-gone@1", "-replaced@1"]);
+    }
+
+    #[test]
+    fn an_object_that_is_deleted_is_gone_and_one_that_comes_after_it_is_new() {
+        let (mut keeper, _cache) = keeper();
+        told(&mut keeper, &Event::Apply(machine("a", "u-1", 1)));
+        let gone = told(&mut keeper, &Event::Delete(machine("a", "u-1", 2)));
+        assert_eq!(gone, Some(vec!["-a@1".to_owned()]));
+        told(&mut keeper, &Event::Apply(machine("a", "u-1", 1)));
+        let other = told(&mut keeper, &Event::Apply(machine("a", "u-2", 3)));
+        assert_eq!(other, Some(vec!["+a@3".to_owned(), "-a@1".to_owned()]));
+    }
+
+    #[tokio::test]
+    async fn an_object_is_reconciled_for_all_that_changed_but_its_status() {
+        let trigger = Trigger::default();
+        let mut sent = Box::pin(trigger.receive());
+        let tell = on_own(trigger);
+        let before = Arc::new(machine("a", "u-a", 1));
+        let mut newer = |change: &dyn Fn(&mut Machine)| {
+            let mut now = machine("a", "u-a", 2);
+            change(&mut now);
+            let change = Change::Newer {
+                before: Arc::clone(&before),
+                now: Arc::new(now),
+            };
+            tell(&News {
+                changes: vec![change],
+                listed: false,
+            });
+            sent.next().now_or_never().is_some()
+        };
+        assert!(!newer(&|_| {}));
+        assert!(!newer(
+            &|now| now.status = Some(crate::api::cluster_api::MachineStatus::default())
+        ));
+        assert!(newer(&|now| now.metadata.generation = Some(2)));
+        assert!(newer(
+            &|now| now.metadata.finalizers = Some(vec!["slow".to_owned()])
+        ));
+    }
+
+    /// An API server: two machines; a watch that has expired; a list that breaks off after its first page; the same list
+    /// whole, in which one machine changed, one is gone and one is new; a watch on which nothing happens.
+    #[derive(Default)]
+    struct ApiServer {
+        watches: u32,
+        second_pages: u32,
+    }
+
+    impl ApiServer {
+        fn answer(&mut self, query: &str) -> Option<(u16, Value)> {
+            let page = |version: &str, next: Option<&str>, items: &[Machine]| {
+                let metadata = json!({"resourceVersion": version, "continue": next});
+                let items: Vec<_> = items
+                    .iter()
+                    .map(|item| serde_json::to_value(item).unwrap())
+                    .collect();
+                Some((200, json!({"kind": "List", "metadata": metadata, "items": items})))
+            };
+            let is_watch = query.contains("watch=true");
+            let is_second_page = query.contains("continue=next");
+            self.watches += u32::from(is_watch);
+            self.second_pages += u32::from(is_second_page);
+            let failure = |code: u16| {
+                json!({
+                    "kind": "Status", "status": "Failure", "code": code, "message": "no", "reason": "no",
+                    "metadata": {}, "details": null,
+                })
+            };
+            match (is_watch, is_second_page, self.watches, self.second_pages) {
+                (true, _, 1, _) => Some((200, json!({"type": "ERROR", "object": failure(410)}))),
+                (true, ..) => None,
+                (false, true, _, 1) => Some((500, failure(500))),
+                (false, true, ..) => page("20", None, &[machine("new", "u-3", 12)]),
+                (false, false, 0, _) => {
+                    page("10", None, &[machine("a", "u-1", 1), machine("gone", "u-2", 2)])
+                }
+                (false, false, ..) => page("20", Some("next"), &[machine("a", "u-1", 11)]),
+            }
+        }
+
+        fn client(self) -> kube::Client {
+            let this = Arc::new(Mutex::new(self));
+            let service = tower::service_fn(move |request: http::Request<Body>| {
+                let query = request.uri().query().unwrap_or_default().to_owned();
+                let answer = this.lock().unwrap().answer(&query);
+                async move {
+                    let Some((status, body)) = answer else {
+                        return std::future::pending().await;
+                    };
+                    let body = Body::from(serde_json::to_vec(&body).unwrap());
+                    Ok::<_, Infallible>(http::Response::builder().status(status).body(body).unwrap())
+                }
+            });
+            kube::Client::new(service, "default")
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_expired_tells_what_its_next_whole_list_shows_and_the_cache_has_it() {
+        let (cache, writer) = reflector::store();
+        let (send, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let seen = cache.clone();
+        let tell = move |news: &News<Machine>| {
+            let is_there = |change: &Change<Machine>| {
+                let held = seen.get(&ObjectRef::from_obj(&**change.object()));
+                held.is_some_and(|held| Arc::ptr_eq(&held, change.object())) == change.there().is_some()
+            };
+            assert!(news.changes.iter().all(is_there), "the cache is behind {news:?}");
+            send.send(shown(Some(News {
+                changes: news.changes.clone(),
+                listed: news.listed,
+            })))
+            .unwrap();
+        };
+        let api = Api::all(ApiServer::default().client());
+        let watched = watch(api, watcher::Config::default(), writer, slim_machine, tell);
+        let all = async {
+            let first = told.recv().await.unwrap().unwrap();
+            assert_eq!(first, ["+a@1", "+gone@2"]);
+            told.recv().await.unwrap().unwrap()
+        };
+        tokio::select! {
+            () = watched => panic!("a watch never ends"),
+            later = all => assert_eq!(later, ["+new@12", "-gone@2", "~a@11"]),
+        }
     }
 }

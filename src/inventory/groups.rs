@@ -3,13 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kube::runtime::reflector::ObjectRef;
-
-use crate::api::cluster_api::Cluster;
-use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{Guarded, labels};
 use crate::caches::Caches;
-use crate::driver::{JsonPointer, ProviderSpec, tags};
+use crate::driver::{JsonPointer, tags};
+use crate::identity;
 
 /// The machines that one list answers for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -22,67 +20,60 @@ pub struct Group {
     pub class: String,
 }
 
-/// The provisioned machines of a driver, by the list that answers for them.
-pub fn groups(
+/// After so many machines others get their turn: there may be ten thousand, and to read what each was made from takes time.
+const AT_ONCE: usize = 256;
+
+/// The provisioned machines of a driver, by the list that answers for them. They are the cache's own: a copy of a whole fleet
+/// would double what it takes.
+pub async fn groups(
     caches: &Caches,
     driver: &str,
     tag_path: &JsonPointer,
-) -> HashMap<Group, Vec<Arc<InfraMachine>>> {
-    let mut groups: HashMap<Group, Vec<Arc<InfraMachine>>> = HashMap::new();
-    for guarded in caches.infra_machines.state() {
+) -> HashMap<Group, Vec<Arc<Guarded<InfraMachine>>>> {
+    let mut groups: HashMap<Group, Vec<_>> = HashMap::new();
+    for (index, guarded) in caches.infra_machines.state().into_iter().enumerate() {
+        if index % AT_ONCE == AT_ONCE - 1 {
+            tokio::task::yield_now().await;
+        }
         let Ok(machine) = &guarded.0 else { continue };
-        // What a list says while hands are off is too old when they are on again.
-        if cluster_of(caches, machine).is_some_and(|cluster| cluster.is_paused()) {
+        // What a list says during a pause is too old when that ends.
+        let cluster = caches.labelled_cluster(&machine.metadata);
+        if cluster.is_some_and(|cluster| cluster.is_paused()) {
             continue;
         }
         if let Some(group) = group(machine, driver, tag_path) {
-            groups.entry(group).or_default().push(Arc::new(machine.clone()));
+            groups.entry(group).or_default().push(guarded);
         }
     }
     groups
 }
 
-fn cluster_of(caches: &Caches, machine: &InfraMachine) -> Option<Arc<Cluster>> {
-    let name = machine.metadata.labels.as_ref()?.get(labels::CLUSTER_NAME)?;
-    let reference = ObjectRef::new(name).within(machine.metadata.namespace.as_deref()?);
-    caches.clusters.get(&reference)
-}
-
 fn group(machine: &InfraMachine, driver: &str, tag_path: &JsonPointer) -> Option<Group> {
-    let annotations = machine.metadata.annotations.as_ref()?;
-    let provisioned = machine.status.as_ref()?.initialization.as_ref()?.provisioned == Some(true);
-    let instance = Instance::from_annotation(annotations.get(labels::INSTANCE)?);
-    if !provisioned
-        || annotations.get(labels::DRIVER)? != driver
-        || instance == Instance::None
+    if !machine.is_provisioned()
+        || identity::claimed_driver(machine) != Some(driver)
         || machine.metadata.deletion_timestamp.is_some()
-        || annotations.contains_key(labels::PAUSED)
+        || identity::annotation(machine, labels::PAUSED).is_some()
     {
         return None;
     }
-    let mut spec: ProviderSpec =
-        serde_json::from_str(annotations.get(labels::APPLIED_PROVIDER_SPEC)?).ok()?;
+    let mut spec = identity::applied_spec(machine)?;
     spec.remove_tags(tag_path, &[tags::MACHINE]);
-    let named = machine.spec.secret_ref.as_ref().map(|secret| &secret.name);
     Some(Group {
         namespace: machine.metadata.namespace.clone()?,
-        secret: annotations
-            .get(labels::SECRET)
-            .or(named)
-            .filter(|name| !name.is_empty())
-            .cloned(),
+        secret: identity::credentials(machine).map(str::to_owned),
         class: serde_json::to_string(&spec).ok()?,
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use kube::ResourceExt as _;
     use kube::runtime::reflector;
     use kube::runtime::watcher::Event;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::api::Guarded;
+    use crate::api::labels::Instance;
 
     /// A provisioned machine of the Cluster `c`.
     fn machine(name: &str, change: impl FnOnce(&mut Value)) -> InfraMachine {
@@ -91,6 +82,7 @@ mod tests {
             "kind": "InfraMachine",
             "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": {labels::CLUSTER_NAME: "c"}, "annotations": {
                 labels::DRIVER: "pool",
+                labels::MACHINE_ID: format!("ns/{name}/{name}"),
                 labels::INSTANCE: Instance::MayExist.annotation(),
                 labels::SECRET: "account",
                 labels::APPLIED_PROVIDER_SPEC:
@@ -104,7 +96,10 @@ mod tests {
     }
 
     /// The names of the machines that are looked for in the lists of the driver `pool`, list by list.
-    fn looked_for(cluster: &Value, machines: impl IntoIterator<Item = InfraMachine>) -> Vec<Vec<String>> {
+    async fn looked_for(
+        cluster: &Value,
+        machines: impl IntoIterator<Item = InfraMachine>,
+    ) -> Vec<Vec<String>> {
         let (clusters, mut writer) = reflector::store();
         let (infra_machines, mut machine_writer) = reflector::store();
         writer.apply_watcher_event(&Event::Apply(serde_json::from_value(cluster.clone()).unwrap()));
@@ -116,14 +111,13 @@ mod tests {
             infra_machines,
             ..Caches::empty()
         };
-        let mut names: Vec<Vec<_>> = groups(&caches, "pool", &"/tags".parse().unwrap())
+        let groups = groups(&caches, "pool", &"/tags".parse().unwrap()).await;
+        let known = caches.infra_machines.state();
+        let is_the_caches = |grouped: &Arc<_>| known.iter().any(|known| Arc::ptr_eq(known, grouped));
+        assert!(groups.values().flatten().all(is_the_caches), "a fleet was copied");
+        let mut names: Vec<Vec<_>> = groups
             .into_values()
-            .map(|group| {
-                group
-                    .iter()
-                    .filter_map(|machine| machine.metadata.name.clone())
-                    .collect()
-            })
+            .map(|group| group.iter().map(|machine| machine.name_any()).collect())
             .collect();
         for group in &mut names {
             group.sort();
@@ -136,8 +130,8 @@ mod tests {
         json!({"metadata": {"namespace": "ns", "name": "c"}, "spec": {"paused": paused}})
     }
 
-    #[test]
-    fn one_list_answers_for_all_machines_of_a_class_and_an_account() {
+    #[tokio::test]
+    async fn one_list_answers_for_all_machines_of_a_class_and_an_account() {
         let machines = [
             machine("a", |_| {}),
             machine("b", |_| {}),
@@ -150,21 +144,42 @@ mod tests {
             machine("not-up-yet", |machine| machine["status"] = json!({})),
         ];
         assert_eq!(
-            looked_for(&cluster(false), machines),
+            looked_for(&cluster(false), machines).await,
             [vec!["a", "b"], vec!["other-account"]]
         );
     }
 
     /// While a machine is paused, nobody counts either since when its VM is missing.
-    #[test]
-    fn machines_that_are_paused_or_of_a_paused_cluster_are_not_looked_for() {
+    #[tokio::test]
+    async fn machines_that_are_paused_or_of_a_paused_cluster_are_not_looked_for() {
         let paused = || {
             machine("paused", |machine| {
                 machine["metadata"]["annotations"][labels::PAUSED] = json!("");
             })
         };
         let machines = || [machine("a", |_| {}), paused()];
-        assert_eq!(looked_for(&cluster(false), machines()), [vec!["a"]]);
-        assert_eq!(looked_for(&cluster(true), machines()), Vec::<Vec<String>>::new());
+        assert_eq!(looked_for(&cluster(false), machines()).await, [vec!["a"]]);
+        assert_eq!(
+            looked_for(&cluster(true), machines()).await,
+            Vec::<Vec<String>>::new()
+        );
+    }
+
+    /// The same rules as wherever else it counts who a machine is.
+    #[tokio::test]
+    async fn a_machine_that_lost_its_note_is_looked_for_and_one_with_a_copied_identity_is_not() {
+        let machines = [
+            machine("noteless", |machine| {
+                let annotations = machine["metadata"]["annotations"].as_object_mut().unwrap();
+                annotations.remove(labels::INSTANCE);
+            }),
+            machine("copied", |machine| {
+                machine["metadata"]["annotations"][labels::MACHINE_ID] = json!("ns/other/u");
+            }),
+            machine("refused", |machine| {
+                machine["metadata"]["annotations"][labels::INSTANCE] = json!(Instance::None.annotation());
+            }),
+        ];
+        assert_eq!(looked_for(&cluster(false), machines).await, [vec!["noteless"]]);
     }
 }

@@ -7,14 +7,15 @@ mod groups;
 mod plan;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kube::Client;
+use kube::{Client, Resource as _};
+use tokio::task::JoinSet;
 
 use self::groups::{Group, groups};
-pub use self::plan::Word;
+pub use self::plan::Verdict;
 use self::plan::{Absences, Expected, List, judge};
-use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::secrets;
 use crate::caches::Caches;
@@ -36,13 +37,26 @@ const LINE: &str = "inventory";
 
 /// Surveys for ever, every driver once per interval; tells what its lists say of every machine that they are sure of.
 ///
-/// Each driver is surveyed by itself: one that hangs keeps nobody from looking after the VMs of the others.
-pub async fn run(ctx: Context, interval: Duration, tell: impl Fn(&InfraMachine, Word) + Send + Sync) {
-    let surveys = ctx
-        .providers
-        .iter()
-        .map(|provider| keep_surveying(&ctx, provider, interval, &tell));
-    futures::future::join_all(surveys).await;
+/// Each driver is surveyed by itself: one that hangs keeps nobody from looking after the VMs of the others. Each survey is a
+/// task, which ends with this future: to go through a whole fleet takes time that reconciles must not wait for.
+pub async fn run(
+    ctx: Context,
+    interval: Duration,
+    tell: impl Fn(&InfraMachine, Verdict) + Send + Sync + 'static,
+) {
+    let (ctx, tell) = (Arc::new(ctx), Arc::new(tell));
+    let mut surveys = JoinSet::new();
+    for provider in ctx.providers.iter().map(Arc::clone) {
+        let (ctx, tell) = (Arc::clone(&ctx), Arc::clone(&tell));
+        surveys.spawn(async move { keep_surveying(&ctx, &provider, interval, &*tell).await });
+    }
+    while let Some(ended) = surveys.join_next().await {
+        if let Err(error) = ended
+            && let Ok(panic) = error.try_into_panic()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
     // Without a driver there is nothing to do, and what never ends must not.
     futures::future::pending::<()>().await;
 }
@@ -51,7 +65,7 @@ async fn keep_surveying(
     ctx: &Context,
     provider: &Provider,
     interval: Duration,
-    tell: &(impl Fn(&InfraMachine, Word) + Send + Sync),
+    tell: &(impl Fn(&InfraMachine, Verdict) + Send + Sync),
 ) {
     let mut absences = Absences::new();
     let mut ticks = tokio::time::interval(interval);
@@ -68,13 +82,13 @@ async fn survey(
     ctx: &Context,
     provider: &Provider,
     absences: &mut Absences,
-    tell: &(impl Fn(&InfraMachine, Word) + Send + Sync),
+    tell: &(impl Fn(&InfraMachine, Verdict) + Send + Sync),
 ) {
     let (groups, window) = {
         let turn = provider.turn(Share::Upkeep, LINE).await;
-        match turn.contact().await {
+        match turn.ask_capabilities().await {
             Ok(capabilities) if capabilities.offers(Operation::ListMachines) => {
-                let groups = groups(&ctx.caches, provider.name(), &capabilities.tag_path);
+                let groups = groups(&ctx.caches, provider.name(), &capabilities.tag_path).await;
                 (groups, capabilities.consistency_window)
             }
             Ok(_) | Err(_) => return,
@@ -83,7 +97,7 @@ async fn survey(
     let alive: HashSet<_> = groups
         .values()
         .flatten()
-        .filter_map(|machine| machine.metadata.uid.clone())
+        .filter_map(|machine| machine.meta().uid.clone())
         .collect();
     absences.retain(|uid, _| alive.contains(uid));
     for (group, machines) in groups {
@@ -97,21 +111,25 @@ async fn survey(
             asked,
             window,
         };
-        let expected: Vec<_> = machines.iter().filter_map(|machine| expected(machine)).collect();
-        let words: HashMap<_, _> = judge(&expected, list, absences).into_iter().collect();
+        let machines: Vec<_> = machines
+            .iter()
+            .filter_map(|machine| machine.0.as_ref().ok())
+            .collect();
+        let expected: Vec<_> = machines.iter().copied().filter_map(expected).collect();
+        let verdicts: HashMap<_, _> = judge(&expected, list, absences).into_iter().collect();
         for machine in machines {
             let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-            let Some(word) = words.get(uid).copied() else {
+            let Some(verdict) = verdicts.get(uid).copied() else {
                 continue;
             };
-            if word != Word::AsItWas {
+            if verdict != Verdict::AsItWas {
                 tracing::info!(
                     name = machine.metadata.name,
-                    ?word,
+                    ?verdict,
                     "the driver's list says otherwise; asking about the VM"
                 );
             }
-            tell(&machine, word);
+            tell(machine, verdict);
         }
     }
 }
@@ -156,15 +174,9 @@ fn skipped(provider: &Provider, why: &str) -> Option<HashSet<String>> {
 }
 
 fn expected(machine: &InfraMachine) -> Option<Expected> {
-    let conditions = machine
-        .status
-        .as_ref()
-        .map(|status| status.conditions.as_slice())
-        .unwrap_or_default();
-    let ready = conditions::get(conditions, conditions::READY);
     Some(Expected {
         uid: machine.metadata.uid.clone()?,
         provider_id: machine.spec.provider_id.clone()?,
-        vanished: ready.is_some_and(|ready| ready.reason == reason::VIRTUAL_MACHINE_VANISHED),
+        vanished: machine.has_vanished(),
     })
 }

@@ -21,7 +21,7 @@ pub fn behind_for(ctx: &Context, uid: &str, window: Duration) -> Option<Duration
 
 /// What comes of a VM whose id is known and that the driver does not see.
 pub fn gone_or_behind(ctx: &Context, object: &Object<'_>, turn: &Turn<'_>, id: ProviderId) -> Outcome {
-    match behind_for(ctx, object.uid(), turn.capabilities().consistency_window) {
+    match behind_for(ctx, object.uid(), turn.known_capabilities().consistency_window) {
         Some(again) => Outcome::Absent { again },
         None => Outcome::Vanished(id),
     }

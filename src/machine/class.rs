@@ -1,10 +1,10 @@
 //! What the driver gets: the provider spec, and the secrets as far as a call needs them.
 
 use super::Context;
-use super::identity;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::{Error, InvalidSecret, secrets};
 use crate::driver::{MachineClass, ProviderSpec, Secrets};
+use crate::identity;
 
 /// Why nothing came of a plan.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::metrics::Metrics;
-use crate::provider::{Provider, Providers, Share, TURN_WAIT, Turn};
+use crate::provider::{Bell, Facts, Provider, Providers, Share, TURN_WAIT, Turn};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -41,10 +41,20 @@ pub type Reference = ObjectRef<Guarded<InfraMachine>>;
 impl Context {
     /// The right to call the driver for this machine; without one, it is reconciled again when its turn comes.
     pub fn turn<'a>(&self, machine: &InfraMachine, provider: &'a Provider, share: Share) -> Option<Turn<'a>> {
+        provider.try_turn(share, uid_of(machine), self.bell(machine))
+    }
+
+    /// What the machine's driver says of itself; where somebody else is asking, the machine is reconciled again when there is
+    /// an answer.
+    pub async fn facts(&self, machine: &InfraMachine, provider: &Provider) -> Facts {
+        provider.facts(uid_of(machine), self.bell(machine)).await
+    }
+
+    fn bell(&self, machine: &InfraMachine) -> Bell {
         let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
         let name = machine.metadata.name.as_deref().unwrap_or_default();
         let (wake, reference) = (Arc::clone(&self.wake), ObjectRef::new(name).within(namespace));
-        provider.try_turn(share, uid_of(machine), Box::new(move || wake(reference)))
+        Box::new(move || wake(reference))
     }
 
     /// Whether a turn may be used to make or finish a VM; else the machine waits for one that may.

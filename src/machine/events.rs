@@ -1,7 +1,7 @@
 //! Events about a machine: one when it is up, one when something new goes wrong, one when it is gone. Pure.
 
 use super::outcome::{Failure, Outcome};
-use super::plan::{Release, is_provisioned};
+use super::plan::Release;
 use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
@@ -31,7 +31,7 @@ fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
         Outcome::Refused { invalid, .. } => {
             warning(Code::InvalidArgument.name(), "Validate", invalid.to_string())
         }
-        Outcome::Provisioned(vm) if is_provisioned(before) => {
+        Outcome::Provisioned(vm) if before.is_provisioned() => {
             let text = format!("the VM {} is back", vm.provider_id);
             normal(reason::READY, "GetMachineStatus", text)
         }
@@ -70,7 +70,7 @@ fn is_news(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> bool {
     match outcome {
         Outcome::Held(hold) => takes_a_person(hold.reason) && is_new(before, hold.condition, hold.reason),
         Outcome::Refused { .. } => has_no_failure(before),
-        Outcome::Provisioned(_) if is_provisioned(before) => matches!(
+        Outcome::Provisioned(_) if before.is_provisioned() => matches!(
             ready_reason(before),
             Some(reason::VIRTUAL_MACHINE_VANISHED | reason::VIRTUAL_MACHINE_FAILED)
         ),
@@ -140,7 +140,7 @@ fn has_no_failure(before: &InfraMachine) -> bool {
 /// Whether the status does not say yet that the secrets can't be had: in the last operation, and where a recheck of a VM
 /// that is up leaves none, in `DriverReachable`.
 fn are_newly_without_secrets(before: &InfraMachine, during: OperationType) -> bool {
-    if during == OperationType::Create && is_provisioned(before) {
+    if during == OperationType::Create && before.is_provisioned() {
         return is_new(before, conditions::DRIVER_REACHABLE, reason::INVALID_SECRET);
     }
     let last = before
@@ -156,7 +156,7 @@ fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bo
     };
     // A failed recheck of a provisioned VM leaves no last operation: what is remembered, and DriverReachable, say whether
     // this is news.
-    if failure.during == OperationType::Create && is_provisioned(before) {
+    if failure.during == OperationType::Create && before.is_provisioned() {
         let shown = conditions::get(&status.conditions, conditions::DRIVER_REACHABLE)
             .filter(|condition| condition.status == State::False.as_str());
         return match shown.map(|condition| condition.reason.as_str()) {

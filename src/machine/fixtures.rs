@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
-use super::identity::MachineId;
 use super::memory::{Remembered, Retry, Suspicion, Until};
 use super::plan::{self, Claim, Driver, DriverFacts, Observed, Owner, Plan};
 use crate::api::MACHINE_FINALIZER;
@@ -20,6 +19,7 @@ use crate::api::v1alpha1::{
     OperationState, OperationType, SecretReference,
 };
 use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
+use crate::identity::MachineId;
 
 /// Which driver [`World`] has met.
 const INCARNATION: u64 = 2;
@@ -232,6 +232,7 @@ pub struct World {
     owner_is: OwnerIs,
     pub cluster: Option<Cluster>,
     capabilities: Capabilities,
+    current: bool,
     reachable: bool,
     no_driver: Option<NoDriver>,
     violation: Option<String>,
@@ -263,6 +264,7 @@ pub fn world() -> World {
             hot_updatable: vec!["/size".parse().unwrap()],
             ..Capabilities::minimal()
         },
+        current: true,
         reachable: true,
         no_driver: None,
         violation: None,
@@ -324,6 +326,12 @@ impl World {
 
     pub fn unreachable(mut self) -> Self {
         self.reachable = false;
+        self
+    }
+
+    /// The driver was lost, and nobody knows whether what it said holds.
+    pub fn with_former_facts(mut self) -> Self {
+        self.current = false;
         self
     }
 
@@ -409,6 +417,7 @@ impl World {
             None => Driver::Known(DriverFacts {
                 name: "pool",
                 capabilities: &self.capabilities,
+                current: self.current,
                 reachable: self.reachable,
             }),
             Some(NoDriver::OutOfContact) => Driver::OutOfContact(Code::Unavailable, "down".to_owned()),

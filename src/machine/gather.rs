@@ -1,4 +1,4 @@
-//! What one reconcile looks at: caches and memory. The one request is for a driver's capabilities, once.
+//! What one reconcile looks at: caches and memory. The one request is for a driver's capabilities, once for all machines.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -9,7 +9,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
-use super::identity;
 use super::memory::{Remembered, Until};
 use super::outcome::Outcome;
 use super::plan::{Driver, DriverFacts, Observed, Owner};
@@ -18,7 +17,9 @@ use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
-use crate::provider::{Provider, Reachability, Share};
+use crate::identity;
+use crate::leadership::is_not_leader;
+use crate::provider::{Facts, Provider, Reachability};
 
 #[cfg(test)]
 mod tests;
@@ -40,10 +41,17 @@ pub struct Gathered {
 
 /// The configured driver of a machine.
 enum Resolved {
-    Known(Arc<Provider>, Arc<Capabilities>),
+    Known(Arc<Provider>, Arc<Capabilities>, Standing),
     OutOfContact(Arc<Provider>, Code, String),
     Busy(Arc<Provider>),
     NotConfigured(String),
+}
+
+/// Whether what a driver said of itself holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Current,
+    Former,
 }
 
 /// Reads the caches.
@@ -83,9 +91,10 @@ impl Gathered {
             cluster: self.cluster.as_deref(),
             cluster_id: self.cluster_id.clone(),
             driver: match &self.driver {
-                Resolved::Known(provider, capabilities) => Driver::Known(DriverFacts {
+                Resolved::Known(provider, capabilities, standing) => Driver::Known(DriverFacts {
                     name: provider.name(),
                     capabilities,
+                    current: *standing == Standing::Current,
                     reachable: !matches!(*provider.reachable().borrow(), Reachability::Unreachable(_)),
                 }),
                 Resolved::OutOfContact(_, code, message) => Driver::OutOfContact(*code, message.clone()),
@@ -156,7 +165,7 @@ impl Gathered {
     /// Whether the driver can be asked about one VM.
     pub fn can_ask(&self) -> bool {
         match &self.driver {
-            Resolved::Known(_, capabilities) => capabilities.offers(Operation::GetMachineStatus),
+            Resolved::Known(_, capabilities, _) => capabilities.offers(Operation::GetMachineStatus),
             Resolved::OutOfContact(..) | Resolved::Busy(_) | Resolved::NotConfigured(_) => false,
         }
     }
@@ -181,23 +190,19 @@ fn owner_machine(ctx: &Context, machine: &InfraMachine, owner: &OwnerReference) 
 }
 
 fn cluster_of(ctx: &Context, machine: &InfraMachine, owner: Option<&Machine>) -> Option<Arc<Cluster>> {
-    let labelled = machine
-        .metadata
-        .labels
-        .as_ref()
-        .and_then(|all| all.get(labels::CLUSTER_NAME));
-    let name = owner
-        .map(|owner| owner.spec.cluster_name.as_str())
-        .or(labelled.map(String::as_str))?;
-    ctx.caches
-        .clusters
-        .get(&ObjectRef::new(name).within(machine.metadata.namespace.as_deref()?))
+    let meta = &machine.metadata;
+    match owner {
+        Some(owner) => ctx
+            .caches
+            .cluster(meta.namespace.as_deref()?, &owner.spec.cluster_name),
+        None => ctx.caches.labelled_cluster(meta),
+    }
 }
 
 impl Resolved {
     fn provider(&self) -> Option<&Provider> {
         match self {
-            Self::Known(provider, _) | Self::OutOfContact(provider, ..) | Self::Busy(provider) => {
+            Self::Known(provider, ..) | Self::OutOfContact(provider, ..) | Self::Busy(provider) => {
                 Some(provider)
             }
             Self::NotConfigured(_) => None,
@@ -235,17 +240,15 @@ async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
         Ok(provider) => provider,
         Err(error) => return Resolved::NotConfigured(error.to_string()),
     };
-    if let Some(capabilities) = provider.known() {
-        return Resolved::Known(provider, capabilities);
-    }
-    let contact = match ctx.turn(machine, &provider, Share::Upkeep) {
-        Some(turn) => Some(turn.contact().await),
-        None => None,
-    };
-    match contact {
-        Some(Ok(capabilities)) => Resolved::Known(provider, capabilities),
-        Some(Err(status)) => Resolved::OutOfContact(provider, status.code(), status.message().to_owned()),
-        None => Resolved::Busy(provider),
+    match ctx.facts(machine, &provider).await {
+        Facts::Current(capabilities) => Resolved::Known(provider, capabilities, Standing::Current),
+        Facts::Former(capabilities) => Resolved::Known(provider, capabilities, Standing::Former),
+        // Nobody was asked.
+        Facts::Unknown(status) if is_not_leader(&status) => Resolved::Busy(provider),
+        Facts::Unknown(status) => {
+            Resolved::OutOfContact(provider, status.code(), status.message().to_owned())
+        }
+        Facts::Awaited => Resolved::Busy(provider),
     }
 }
 

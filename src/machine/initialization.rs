@@ -2,12 +2,12 @@
 
 use super::Context;
 use super::class::Stopped;
-use super::identity;
 use super::look_up::another_vm;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use crate::driver::retry::{Call, Next};
 use crate::driver::{self, InitializeMachineRequest, LastKnownState, MachineClass, ProviderId};
+use crate::identity;
 use crate::provider::Turn;
 
 /// A VM that exists and may have to be initialized.

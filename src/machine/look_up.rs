@@ -28,7 +28,7 @@ pub async fn look_up(
     call: Call,
     class: MachineClass,
 ) -> Seen {
-    if !turn.capabilities().offers(call.operation()) {
+    if !turn.known_capabilities().offers(call.operation()) {
         return Seen::CannotLook;
     }
     let request = GetMachineStatusRequest {

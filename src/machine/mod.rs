@@ -10,7 +10,6 @@ mod events;
 #[cfg(test)]
 mod fixtures;
 mod gather;
-mod identity;
 mod initialization;
 mod jitter;
 mod look_up;
@@ -111,6 +110,9 @@ async fn execute<'a>(
         if turn.is_none() {
             return Ok(ctx.waiting_for_a_turn(object.get()));
         }
+    } else {
+        // It may have stood in the line for what it does not want any more.
+        ctx.providers.withdraw(object.uid());
     }
     let during = plan.during();
     let outcome = match carry_out(ctx, object, turn.as_mut(), plan).await {

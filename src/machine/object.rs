@@ -7,12 +7,12 @@ use kube::runtime::reflector::ObjectRef;
 use serde_json::{Map, Value, json};
 
 use super::Context;
-use super::identity::{self, MachineId};
 use crate::api::MACHINE_FINALIZER;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::{Error, patch_params, publish_status};
 use crate::driver::LastKnownState;
+use crate::identity::{self, MachineId};
 use crate::machine::plan::{Claim, has_finalizer};
 
 #[cfg(test)]

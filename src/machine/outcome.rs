@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::identity::InvalidSpec;
 use super::plan::{Hold, Release};
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
 use crate::driver::retry::{self, Call, Next};
 use crate::driver::{self, Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
-use crate::provider::NOT_LEADER;
+use crate::identity::InvalidSpec;
+use crate::leadership::is_not_leader;
 
 #[cfg(test)]
 mod tests;
@@ -187,7 +187,7 @@ impl Failure {
 
     /// Whether the call was not made because this replica is not the leader.
     pub fn is_not_leading(&self) -> bool {
-        self.status.code() == Code::Canceled && self.status.message() == NOT_LEADER
+        is_not_leader(&self.status)
     }
 
     /// Whether the answer gives reason to ask if a VM that was up is still there.

@@ -6,7 +6,6 @@ use jiff::Timestamp;
 
 use super::Context;
 use super::gather::Gathered;
-use super::plan::is_provisioned;
 use crate::api::conditions;
 use crate::api::v1alpha1::InfraMachine;
 
@@ -21,7 +20,7 @@ pub fn phase(machine: &InfraMachine) -> &'static str {
     match (
         machine.metadata.deletion_timestamp.is_some(),
         failed,
-        is_provisioned(machine),
+        machine.is_provisioned(),
         ready,
     ) {
         (true, ..) => "Deleting",
@@ -34,8 +33,8 @@ pub fn phase(machine: &InfraMachine) -> &'static str {
 
 /// Measures how long it took, when a machine has just come up.
 pub fn measure(ctx: &Context, before: &InfraMachine, after: &InfraMachine, gathered: &Gathered) {
-    if !is_provisioned(before)
-        && is_provisioned(after)
+    if !before.is_provisioned()
+        && after.is_provisioned()
         && let (Some(provider), Some(created)) = (gathered.provider(), &after.metadata.creation_timestamp)
         && let Ok(took) = Duration::try_from(Timestamp::now().duration_since(created.0))
     {

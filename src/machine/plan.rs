@@ -20,14 +20,14 @@ pub use self::waits::{is_unsettled, pace};
 use self::deletion::plan_deletion;
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
-use super::identity::{self, InvalidSpec, MachineId, Role};
 use super::memory::Remembered;
-use crate::api::MACHINE_FINALIZER;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
-use crate::api::v1alpha1::InfraMachine;
+use crate::api::v1alpha1::{InfraMachine, OperationState};
+use crate::api::{MACHINE_FINALIZER, paused_by};
 use crate::driver::{Capabilities, Code, ProviderId, ProviderSpec};
+use crate::identity::{self, InvalidSpec, MachineId, Role};
 use crate::provider::TURN_WAIT;
 
 /// What was read for one reconcile.
@@ -82,6 +82,8 @@ pub struct DriverFacts<'a> {
     pub name: &'a str,
     /// What it offers.
     pub capabilities: &'a Capabilities,
+    /// Whether it has said so since it was met; else it may be another by now, and nothing is refused in its name.
+    pub current: bool,
     /// Whether it answered lately.
     pub reachable: bool,
 }
@@ -129,7 +131,7 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         return Plan::Claim(Box::new(claim));
     }
     let bootstrap = match bootstrap_of(owner, cluster) {
-        _ if is_provisioned(machine) => None,
+        _ if machine.is_provisioned() => None,
         Ok(name) => Some(name.to_owned()),
         Err((reason, message)) => {
             let claim = claim_if_missing(machine, claim);
@@ -138,6 +140,8 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     };
     let facts = match &seen.driver {
         Driver::Known(facts) => facts,
+        // Nothing is known that could take the refusal back.
+        Driver::OutOfContact(..) if is_refused_uncalled(machine) => return Plan::Wait(Some(TURN_WAIT)),
         Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
         Driver::Busy => return Plan::Wait(Some(TURN_WAIT)),
         Driver::NotConfigured(message) => {
@@ -147,7 +151,9 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     match (bootstrap, wanted_spec(machine, owner, seen, facts, &claim)) {
         (None, wanted) => plan_provisioned(machine, seen, facts, wanted),
         (Some(bootstrap), Ok(wanted)) => plan_provisioning(machine, seen, facts, claim, wanted, bootstrap),
-        (Some(_), Err(invalid)) => Plan::Refuse { invalid, again: None },
+        (Some(_), Err(invalid)) if facts.current => Plan::Refuse { invalid, again: None },
+        // It is asked anew first; who waits for that is called.
+        (Some(_), Err(_)) => Plan::Wait(Some(TURN_WAIT)),
     }
 }
 
@@ -239,7 +245,7 @@ fn no_driver(machine: &InfraMachine, claim: Option<Claim>, message: &str) -> Pla
 fn condition_without_calls(machine: &InfraMachine) -> &'static str {
     if machine.metadata.deletion_timestamp.is_some() {
         conditions::DELETING
-    } else if is_provisioned(machine) {
+    } else if machine.is_provisioned() {
         // It says nothing about the VM, so Ready stays: a MachineHealthCheck would delete the machine.
         conditions::DRIVER_REACHABLE
     } else {
@@ -256,17 +262,11 @@ fn foreign_provider_id(machine: &InfraMachine) -> String {
 
 /// Who paused the machine, if anybody did (row "Pausing" of the contract).
 fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Hold> {
-    let mut by = Vec::new();
-    if cluster.is_some_and(Cluster::is_paused) {
-        by.push("Cluster spec.paused is set to true");
-    }
-    if identity::annotation(machine, labels::PAUSED).is_some() {
-        by.push("InfraMachine has the cluster.x-k8s.io/paused annotation");
-    }
-    (!by.is_empty()).then(|| Hold {
+    let message = paused_by(machine, cluster.is_some_and(Cluster::is_paused))?;
+    Some(Hold {
         condition: conditions::PAUSED,
         reason: reason::PAUSED,
-        message: by.join(", "),
+        message,
         claim: None,
         again: None,
     })
@@ -318,19 +318,26 @@ pub fn has_finalizer(machine: &InfraMachine) -> bool {
         .is_some_and(|all| all.iter().any(|name| name == MACHINE_FINALIZER))
 }
 
-/// Whether the VM was handed to Cluster API.
-pub fn is_provisioned(machine: &InfraMachine) -> bool {
-    let status = machine.status.as_ref();
-    status
-        .and_then(|status| status.initialization.as_ref()?.provisioned)
-        .unwrap_or(false)
-}
-
-/// Whether an earlier attempt failed for good with the spec as it is now (step 2 of the normal resource).
+/// Whether an earlier attempt failed for good with the spec as it is now (step 2 of the normal resource). What no driver
+/// was asked about is decided anew each time: it follows from what the driver says of itself, which may change.
 fn has_failed_for_good(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         (status.failure_reason.is_some() || status.failure_message.is_some())
             && status.observed_generation == machine.metadata.generation
+    }) && !is_refused_uncalled(machine)
+}
+
+/// Whether the failure that the status shows is a refusal that no driver was called for; see
+/// [`super::status`], which writes it.
+pub fn is_refused_uncalled(machine: &InfraMachine) -> bool {
+    machine.status.as_ref().is_some_and(|status| {
+        status.failure_reason.is_some()
+            && status.last_operation.as_ref().is_some_and(|last| {
+                last.state == OperationState::Failed
+                    && last.operation.is_none()
+                    && last.code == status.failure_reason
+                    && last.message == status.failure_message
+            })
     })
 }
 

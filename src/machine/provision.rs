@@ -3,7 +3,6 @@
 use super::Context;
 use super::absence::{behind_for, gone_or_behind};
 use super::class::{self, Stopped};
-use super::identity;
 use super::initialization::{initialize, made, uninitialized};
 use super::look_up::{Seen, another_vm, look_up};
 use super::object::Object;
@@ -11,6 +10,7 @@ use super::outcome::{Failure, Outcome};
 use super::plan::{Claim, Provision};
 use crate::driver::retry::{Call, Next};
 use crate::driver::{self, CreateMachineRequest, MachineClass};
+use crate::identity;
 use crate::provider::Turn;
 
 /// Brings the VM up, or finds it up.
@@ -67,7 +67,7 @@ async fn absent(
         return Ok(gone_or_behind(ctx, object, turn, id));
     }
     if plan.vm_may_exist
-        && let Some(again) = behind_for(ctx, object.uid(), turn.capabilities().consistency_window)
+        && let Some(again) = behind_for(ctx, object.uid(), turn.known_capabilities().consistency_window)
     {
         return Ok(Outcome::Absent { again });
     }

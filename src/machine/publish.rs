@@ -11,13 +11,14 @@ use super::jitter::jitter;
 use super::memory::{Retry, Suspicion, Until};
 use super::object::Object;
 use super::outcome::Outcome;
-use super::plan::{is_provisioned, is_unsettled, pace};
+use super::plan::{is_unsettled, pace};
 use super::status::Moment;
-use super::{Context, events, identity, phase, status};
+use super::{Context, events, phase, status};
 use crate::api::conditions;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
 use crate::driver::{self, PowerState, retry};
+use crate::identity;
 
 /// Remembers what came of it and tells of it.
 pub async fn publish(
@@ -120,7 +121,7 @@ pub fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<D
             Some(pace(before, Timestamp::now()))
         }
         // It was asked after before anything else: whatever else there is to do comes now.
-        Outcome::Provisioned(_) if is_provisioned(before) => Some(Duration::ZERO),
+        Outcome::Provisioned(_) if before.is_provisioned() => Some(Duration::ZERO),
         Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
         Outcome::Left
         | Outcome::Provisioned(_)

@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::Context;
 use super::absence::behind_for;
 use super::class::{self, Stopped};
-use super::identity;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use super::plan::Delete;
@@ -17,6 +16,7 @@ use crate::driver::{
     self, Code, DeleteMachineRequest, GetMachineStatusRequest, Machine, MachineClass, Operation, PowerState,
     Secrets, ShutDownMachineRequest,
 };
+use crate::identity;
 use crate::provider::Turn;
 
 /// Deletes the VM.
@@ -52,7 +52,8 @@ pub async fn delete(
     let Some(failure) = remove(object, turn, &plan, class.clone()).await? else {
         return Ok(confirm_gone(ctx, object, turn, &plan, class).await);
     };
-    if failure.next == Next::LookWhetherGone && turn.capabilities().offers(Operation::GetMachineStatus) {
+    if failure.next == Next::LookWhetherGone && turn.known_capabilities().offers(Operation::GetMachineStatus)
+    {
         return Ok(match confirm_gone(ctx, object, turn, &plan, class).await {
             gone @ (Outcome::Gone
             | Outcome::Deleting {
@@ -77,7 +78,7 @@ async fn do_without(
     name: String,
     class: MachineClass,
 ) -> Result<Option<Failure>, Stopped> {
-    if !turn.capabilities().offers(Operation::GetMachineStatus) {
+    if !turn.known_capabilities().offers(Operation::GetMachineStatus) {
         return Ok(None);
     }
     match look(object, turn, plan, class).await {
@@ -225,7 +226,7 @@ async fn confirm_gone(
     plan: &Delete,
     class: MachineClass,
 ) -> Outcome {
-    let capabilities = turn.capabilities();
+    let capabilities = turn.known_capabilities();
     if !capabilities.offers(Operation::GetMachineStatus) {
         return Outcome::Gone;
     }

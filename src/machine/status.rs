@@ -5,15 +5,15 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::identity;
 use super::outcome::Outcome;
-use super::plan::{Hold, is_provisioned};
+use super::plan::{Hold, is_refused_uncalled};
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
     OperationState, OperationType,
 };
 use crate::driver::{self, Code, JsonPointer, Operation, PowerState};
+use crate::identity;
 
 mod failure;
 #[cfg(test)]
@@ -70,7 +70,7 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
         Outcome::Held(hold) => draft.held(hold),
         Outcome::Refused { invalid, .. } => {
             draft.working();
-            draft.refused(Code::InvalidArgument, &invalid.to_string());
+            draft.refused_uncalled(Code::InvalidArgument, &invalid.to_string());
         }
         Outcome::Provisioned(vm) => draft.provisioned(vm),
         Outcome::Kept {
@@ -130,9 +130,34 @@ impl Draft<'_> {
         }
     }
 
+    /// Refused before any driver was called: a last operation without a call says so, since another driver, or a newer one,
+    /// may take the same spec (see [`super::plan::is_refused_uncalled`]).
+    fn refused_uncalled(&mut self, code: Code, message: &str) {
+        self.refused(code, message);
+        let said = self
+            .machine
+            .status
+            .as_ref()
+            .and_then(|status| status.failure_message.as_ref());
+        let is_said = is_refused_uncalled(self.machine) && said == self.status.failure_message.as_ref();
+        if self.machine.is_provisioned() || is_said {
+            return;
+        }
+        self.status.last_operation = Some(LastOperation {
+            type_: OperationType::Create,
+            state: OperationState::Failed,
+            operation: None,
+            code: Some(code.name().to_owned()),
+            message: self.status.failure_message.clone(),
+            attempts: 1,
+            last_update_time: Time(self.now),
+            next_retry_time: None,
+        });
+    }
+
     /// Terminal for this spec (step "terminal failures" of the contract).
     fn refused(&mut self, code: Code, message: &str) {
-        if is_provisioned(self.machine) {
+        if self.machine.is_provisioned() {
             // The VM is as it was: only the new spec is refused.
             self.set(
                 conditions::VIRTUAL_MACHINE_UP_TO_DATE,
@@ -154,7 +179,7 @@ impl Draft<'_> {
     }
 
     fn provisioned(&mut self, vm: &driver::Machine) {
-        let first = !is_provisioned(self.machine);
+        let first = !self.machine.is_provisioned();
         self.working();
         self.status.ready = true;
         self.status.initialization = Some(InfraMachineInitialization {

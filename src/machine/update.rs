@@ -5,7 +5,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::Context;
 use super::class::{self, Stopped};
-use super::identity;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use super::plan::Update;
@@ -14,6 +13,7 @@ use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, Oper
 use crate::apiserver::Error;
 use crate::driver::retry::Call;
 use crate::driver::{Operation, UpdateMachineRequest};
+use crate::identity;
 use crate::provider::Turn;
 
 /// Updates the VM (UPD-01..UPD-03).

@@ -213,7 +213,9 @@ impl Elector {
         {
             let lease = observed.lease.clone();
             match self.write(lease).await {
-                Err(ElectionError::Write(kube::Error::Api(status))) if status.is_conflict() => {}
+                // Somebody has changed it all the same, or deleted it.
+                Err(ElectionError::Write(kube::Error::Api(status)))
+                    if status.is_conflict() || status.is_not_found() => {}
                 written => return written,
             }
         }
@@ -309,13 +311,14 @@ impl Elector {
         match self.empty(observed.lease.clone()).await {
             // A renewal that was under way has changed it.
             Err(ElectionError::Write(kube::Error::Api(status))) if status.is_conflict() => {}
+            // Somebody has deleted it: it is nobody's.
+            Err(ElectionError::Write(kube::Error::Api(status))) if status.is_not_found() => return Ok(()),
             emptied => return emptied,
         }
-        let lease = self
-            .leases
-            .get(&self.election.lease)
-            .await
-            .map_err(ElectionError::Read)?;
+        let lease = self.leases.get_opt(&self.election.lease).await;
+        let Some(lease) = lease.map_err(ElectionError::Read)? else {
+            return Ok(());
+        };
         self.observe(lease);
         match &self.observed {
             Some(observed) if observed.holder() == Some(&self.election.identity) => {

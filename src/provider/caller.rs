@@ -11,7 +11,7 @@ use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 
 /// The message of the CANCELED that a replica answers which is not the leader; the driver was not called.
-pub const NOT_LEADER: &str = "this replica is not the leader";
+pub(super) const NOT_LEADER: &str = "this replica is not the leader";
 
 /// Calls a driver.
 #[derive(Clone)]

@@ -1,15 +1,19 @@
 //! Contact with a driver: whether it answers, and what it implements.
 
+use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, Notify, watch};
+use tokio::sync::{Mutex, MutexGuard, Notify, watch};
 use tokio::time::{Instant, sleep};
 
 use super::caller::Caller;
+use super::turns::Bell;
 use crate::driver::{
     Capabilities, Code, Operation, PluginInfo, ProviderSpec, Readiness, Result, Secrets, SpecSchema, Status,
 };
+use crate::leadership::is_not_leader;
 
 /// Between two probes of a driver that answers.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
@@ -32,12 +36,27 @@ pub enum Reachability {
     Unreachable(Arc<str>),
 }
 
+/// What a driver says of itself.
+#[derive(Debug)]
+pub enum Facts {
+    /// This, since it was met.
+    Current(Arc<Capabilities>),
+    /// This, before it was lost; it can't be asked whether that still holds, so that nothing may be refused because of it.
+    Former(Arc<Capabilities>),
+    /// It has never said, and can't be asked.
+    Unknown(Status),
+    /// Somebody is asking it.
+    Awaited,
+}
+
 /// What is known of a driver, and the means to ask it.
 #[derive(Debug)]
 pub(super) struct Contact {
     caller: Caller,
     known: RwLock<Option<Known>>,
-    asking: Mutex<Option<Failure>>,
+    asking: Mutex<()>,
+    failure: std::sync::Mutex<Option<Failure>>,
+    awaiting: std::sync::Mutex<Awaiting>,
     reachability: watch::Sender<Reachability>,
     hints: Notify,
 }
@@ -49,6 +68,39 @@ struct Known {
     since: Instant,
     /// The driver's, when it was asked.
     incarnation: u64,
+    /// How often it said something else, from 1.
+    revision: u64,
+}
+
+/// Who waits for the answer that somebody else asked for.
+#[derive(Default)]
+struct Awaiting(HashMap<Arc<str>, Bell>);
+
+impl fmt::Debug for Awaiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Awaiting").field(&self.0.len()).finish()
+    }
+}
+
+/// The right to ask the driver what it implements. Whoever waits for the answer is called when it ends, in whatever way.
+struct Asking<'a> {
+    contact: &'a Contact,
+    right: Option<MutexGuard<'a, ()>>,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        // Before anybody is called: who comes must find that it may ask.
+        drop(self.right.take());
+        let called = std::mem::take(&mut *lock(&self.contact.awaiting)).0;
+        for bell in called.into_values() {
+            bell();
+        }
+    }
+}
+
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The last time that the driver could not be asked.
@@ -64,15 +116,40 @@ impl Contact {
         Self {
             caller,
             known: RwLock::new(None),
-            asking: Mutex::new(None),
+            asking: Mutex::new(()),
+            failure: std::sync::Mutex::default(),
+            awaiting: std::sync::Mutex::default(),
             reachability: watch::Sender::new(Reachability::Unknown),
             hints: Notify::new(),
         }
     }
 
-    /// What is known without asking.
-    pub(super) fn known_capabilities(&self) -> Option<Arc<Capabilities>> {
+    /// What the driver said last, of which nothing may hold any more.
+    pub(super) fn last_known(&self) -> Option<Arc<Capabilities>> {
         self.known().map(|known| known.capabilities)
+    }
+
+    /// How often the driver said something else of itself than before.
+    pub(super) fn revision(&self) -> u64 {
+        self.known().map_or(0, |known| known.revision)
+    }
+
+    /// What the driver says of itself. One asks it, where it has to be asked; for all others `bell` rings when there is an
+    /// answer, so that nobody waits here for the question of somebody else.
+    pub(super) async fn facts(&self, who: &str, bell: Bell) -> Facts {
+        if let Some(known) = self.known_of_this_incarnation() {
+            return Facts::Current(known.capabilities);
+        }
+        let Some(asking) = self.ask_or_await(who, bell) else {
+            return Facts::Awaited;
+        };
+        match self.answer(&asking).await {
+            Ok(capabilities) => Facts::Current(capabilities),
+            Err(status) => match self.known() {
+                Some(former) => Facts::Former(former.capabilities),
+                None => Facts::Unknown(status),
+            },
+        }
     }
 
     /// What the driver implements; asks when it is not known, or when the driver may have become another.
@@ -80,24 +157,54 @@ impl Contact {
         if let Some(known) = self.known_of_this_incarnation() {
             return Ok(known.capabilities);
         }
-        let mut last_failure = self.asking.lock().await;
-        if let Some(known) = self.known_of_this_incarnation() {
-            return Ok(known.capabilities);
-        }
-        if let Some(failure) = last_failure.as_ref().filter(|failure| failure.is_shared()) {
-            return Err(failure.status());
-        }
-        self.ask(&mut last_failure).await
+        let asking = self.ask_in_turn().await;
+        self.answer(&asking).await
     }
 
     async fn refresh(&self) {
-        let mut last_failure = self.asking.lock().await;
-        if let Err(status) = self.ask(&mut last_failure).await {
+        let asking = self.ask_in_turn().await;
+        if let Err(status) = self.ask(&asking).await {
             tracing::warn!(provider = %self.caller.provider, %status, "keeping the capabilities that were known");
         }
     }
 
-    async fn ask(&self, last_failure: &mut Option<Failure>) -> Result<Arc<Capabilities>> {
+    async fn ask_in_turn(&self) -> Asking<'_> {
+        Asking {
+            right: Some(self.asking.lock().await),
+            contact: self,
+        }
+    }
+
+    /// The right to ask, or else a place among those who are called when the one who asks is done.
+    fn ask_or_await(&self, who: &str, bell: Bell) -> Option<Asking<'_>> {
+        // Held over both steps: whoever is done calls only then, and finds the bell.
+        let mut awaiting = lock(&self.awaiting);
+        if let Ok(right) = self.asking.try_lock() {
+            return Some(Asking {
+                right: Some(right),
+                contact: self,
+            });
+        }
+        awaiting.0.insert(who.into(), bell);
+        None
+    }
+
+    /// What the one before was told, if that still holds; else what the driver says.
+    async fn answer(&self, asking: &Asking<'_>) -> Result<Arc<Capabilities>> {
+        if let Some(known) = self.known_of_this_incarnation() {
+            return Ok(known.capabilities);
+        }
+        let shared = lock(&self.failure)
+            .as_ref()
+            .filter(|failure| failure.is_shared())
+            .map(Failure::status);
+        match shared {
+            Some(status) => Err(status),
+            None => self.ask(asking).await,
+        }
+    }
+
+    async fn ask(&self, _asking: &Asking<'_>) -> Result<Arc<Capabilities>> {
         // Of a driver that becomes another meanwhile, it is asked again.
         let incarnation = self.caller.driver.incarnation();
         let asked = self
@@ -111,9 +218,13 @@ impl Contact {
         let capabilities = match asked {
             Ok(capabilities) => capabilities,
             Err(status) if status.code() == Code::Unimplemented => Capabilities::minimal(),
+            // Nobody was asked.
+            Err(status) if is_not_leader(&status) => return Err(status),
             Err(status) => {
-                let failure = last_failure.insert(Failure::of(&status));
-                return Err(failure.status());
+                let failure = Failure::of(&status);
+                let status = failure.status();
+                *lock(&self.failure) = Some(failure);
+                return Err(status);
             }
         };
         let is_known = self.known().is_some_and(|known| known.incarnation == incarnation);
@@ -155,11 +266,20 @@ impl Contact {
                 .ok()
         });
         let capabilities = Arc::new(capabilities);
-        *self.known.write().unwrap_or_else(PoisonError::into_inner) = Some(Known {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let before = known
+            .as_ref()
+            .map(|known| (known.revision, known.capabilities == capabilities));
+        *known = Some(Known {
             capabilities: Arc::clone(&capabilities),
             schema: schema.map(Arc::new),
             since: Instant::now(),
             incarnation,
+            revision: match before {
+                Some((revision, true)) => revision,
+                Some((revision, false)) => revision.saturating_add(1),
+                None => 1,
+            },
         });
         capabilities
     }
@@ -173,9 +293,10 @@ impl Contact {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Checks a provider spec against the driver's schema, if it publishes one.
+    /// Checks a provider spec against the driver's schema, if it publishes one. That of a driver that was lost since may
+    /// not be that of the one that is met next.
     pub(super) fn check_spec(&self, spec: &ProviderSpec) -> Result<()> {
-        match self.known().and_then(|known| known.schema) {
+        match self.known_of_this_incarnation().and_then(|known| known.schema) {
             Some(schema) => schema.check(spec),
             None => Ok(()),
         }
@@ -203,7 +324,7 @@ impl Contact {
     /// Probes for ever, from when this replica is the leader.
     pub(super) async fn keep(&self) {
         self.caller.leadership.acquired().await;
-        let mut met = self.caller.driver.incarnation();
+        let mut met = (self.caller.driver.incarnation(), self.revision());
         loop {
             let reachability = self.probe().await;
             let interval = match &reachability {
@@ -214,8 +335,8 @@ impl Contact {
                 if reachability == Reachability::Reachable && self.is_to_relearn() {
                     self.refresh().await;
                 }
-                let incarnation = self.caller.driver.incarnation();
-                let is_another = std::mem::replace(&mut met, incarnation) != incarnation;
+                let now = (self.caller.driver.incarnation(), self.revision());
+                let is_another = std::mem::replace(&mut met, now) != now;
                 self.announce(reachability, is_another);
             }
             tokio::select! {

@@ -23,8 +23,7 @@ use crate::driver::{Capabilities, Driver, ProviderSpec, Result, Status};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 
-pub use caller::NOT_LEADER;
-pub use contact::Reachability;
+pub use contact::{Facts, Reachability};
 pub use limits::{Limits, Namespaces, Timeouts};
 pub use registry::{DuplicateName, Providers, ResolveError};
 pub use turns::{Bell, Share};
@@ -103,10 +102,11 @@ impl Provider {
         &self.name
     }
 
-    /// The right to call the driver now; `None` when it is busy. Then `who` stands in the line, once however often it asks,
-    /// and `bell` rings when it is worth to ask again. Nothing waits here, so that no worker is held up.
+    /// The right to call the driver now; `None` when it is busy. Nothing waits here, so that no worker is held up: `who` gets
+    /// a place in the line, the same one however often it asks, and `bell` rings when it is worth to ask again.
     ///
-    /// A bell may get lost when those who were called before have gone away: ask again now and then.
+    /// Whoever wants no turn any more says so by [`Provider::withdraw`]. A bell may get lost when somebody does not: ask
+    /// again now and then.
     pub fn try_turn(&self, share: Share, who: &str, bell: Bell) -> Option<Turn<'_>> {
         self.turns.take_or_wait(share, who, bell).then(|| Turn {
             provider: self,
@@ -134,9 +134,16 @@ impl Provider {
         self.turns.all()
     }
 
-    /// What the driver implements, if it has said so; asks nobody. See [`Turn::contact`].
-    pub fn known(&self) -> Option<Arc<Capabilities>> {
-        self.contact.known_capabilities()
+    /// Takes `who` out of the line: it wants no turn any more. Whoever may stand there and does not come has to, or a turn
+    /// is kept for it that others wait for.
+    pub fn withdraw(&self, who: &str) {
+        self.turns.withdraw(who);
+    }
+
+    /// What the driver says of itself. That is asked once for all, and besides the turns: where somebody is asking already,
+    /// `bell` rings for `who` when it is worth to come again, and nothing waits here.
+    pub async fn facts(&self, who: &str, bell: Bell) -> Facts {
+        self.contact.facts(who, bell).await
     }
 
     /// Whether machines of this namespace may use it.
@@ -144,7 +151,8 @@ impl Provider {
         self.namespaces.contain(namespace)
     }
 
-    /// Checks a provider spec against the schema that the driver publishes, if it does. Makes no call.
+    /// Checks a provider spec against the schema that the driver publishes, if it does, and has since it was met. Makes no
+    /// call.
     ///
     /// # Errors
     /// INVALID_ARGUMENT that names each field that is wrong and why.
@@ -152,7 +160,8 @@ impl Provider {
         self.contact.check_spec(spec)
     }
 
-    /// Whether the driver answers, and news of it. That it became another is news too: see [`Provider::incarnation`].
+    /// Whether the driver answers, and news of it. That it became another is news too, or that it says something else of
+    /// itself: see [`Provider::incarnation`] and [`Provider::revision`].
     pub fn reachable(&self) -> watch::Receiver<Reachability> {
         self.contact.reachability()
     }
@@ -160,6 +169,11 @@ impl Provider {
     /// Which driver was met, counted from 1 for one outside of this process; see [`Driver::incarnation`].
     pub fn incarnation(&self) -> u64 {
         self.driver.incarnation()
+    }
+
+    /// Counts what the driver said of itself, from 1; the same said again is not counted.
+    pub fn revision(&self) -> u64 {
+        self.contact.revision()
     }
 
     /// Probes the driver for ever, from when this replica is the leader, and asks for its capabilities anew when it
@@ -182,9 +196,10 @@ impl<'a> Turn<'a> {
     }
 
     /// What the driver is known to implement, without asking it: [`Capabilities::minimal`] before the first contact.
-    pub fn capabilities(&self) -> Arc<Capabilities> {
+    pub fn known_capabilities(&self) -> Arc<Capabilities> {
         self.provider
-            .known()
+            .contact
+            .last_known()
             .unwrap_or_else(|| Arc::new(Capabilities::minimal()))
     }
 
@@ -192,7 +207,7 @@ impl<'a> Turn<'a> {
     ///
     /// # Errors
     /// The driver's, when it can't be asked. Nothing is known of its capabilities then, and nothing may be assumed.
-    pub async fn contact(&self) -> Result<Arc<Capabilities>> {
+    pub async fn ask_capabilities(&self) -> Result<Arc<Capabilities>> {
         self.provider.contact.capabilities().await
     }
 

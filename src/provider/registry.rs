@@ -106,6 +106,11 @@ impl Providers {
         self.by_name.get(name).map(Arc::clone)
     }
 
+    /// Takes `who` out of the lines of all drivers: it wants no turn any more; see [`Provider::withdraw`].
+    pub fn withdraw(&self, who: &str) {
+        self.iter().for_each(|provider| provider.withdraw(who));
+    }
+
     /// All drivers, by name.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Provider>> {
         self.by_name.values()

@@ -9,6 +9,7 @@ use futures::future::{BoxFuture, join_all};
 use serde_json::json;
 use tokio::time::{Instant, advance, sleep};
 
+use super::caller::NOT_LEADER;
 use super::*;
 use crate::driver::{
     Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, GetMachineStatusRequest,
@@ -20,7 +21,9 @@ type Script<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T>> + Send + Sync>;
 /// A driver that answers what a test says, and remembers what it was asked.
 pub(crate) struct FakeDriver {
     pub incarnation: Arc<AtomicU64>,
-    pub capabilities: Mutex<Result<Capabilities>>,
+    pub capabilities: Arc<Mutex<Result<Capabilities>>>,
+    /// How long it takes to say what it implements.
+    pub takes: Duration,
     pub create: Script<Machine>,
     pub probe: Script<Readiness>,
     pub calls: Arc<Mutex<Vec<Operation>>>,
@@ -30,12 +33,17 @@ impl Default for FakeDriver {
     fn default() -> Self {
         Self {
             incarnation: Arc::default(),
-            capabilities: Mutex::new(Ok(Capabilities::minimal())),
+            capabilities: saying(Ok(Capabilities::minimal())),
+            takes: Duration::ZERO,
             create: Box::new(|| Box::pin(async { Ok(machine()) })),
             probe: Box::new(|| Box::pin(async { Ok(Readiness::Ready) })),
             calls: Arc::default(),
         }
     }
+}
+
+fn saying(answer: Result<Capabilities>) -> Arc<Mutex<Result<Capabilities>>> {
+    Arc::new(Mutex::new(answer))
 }
 
 impl FakeDriver {
@@ -66,6 +74,9 @@ impl Driver for FakeDriver {
 
     async fn capabilities(&self) -> Result<Capabilities> {
         self.note(Operation::GetPluginCapabilities);
+        if !self.takes.is_zero() {
+            sleep(self.takes).await;
+        }
         match &*self.capabilities.lock().unwrap() {
             Ok(capabilities) => Ok(capabilities.clone()),
             Err(status) => Err(Status::new(status.code(), status.message())),
@@ -90,6 +101,15 @@ impl Driver for FakeDriver {
 
 pub(crate) fn provider_of(settings: Settings, driver: FakeDriver, leadership: Leadership) -> Provider {
     Provider::new(settings, Arc::new(driver), leadership, Arc::new(Metrics::new()))
+}
+
+/// A driver that is asked one thing at a time.
+pub(crate) fn provider_with_one_turn(driver: FakeDriver) -> Provider {
+    let limits = Limits {
+        max_concurrent_calls: std::num::NonZeroU32::MIN,
+        ..Limits::default()
+    };
+    provider_of(settings(limits), driver, Leadership::unelected())
 }
 
 fn settings(limits: Limits) -> Settings {
@@ -178,7 +198,13 @@ async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
         refused
     );
     assert_eq!(
-        status_of(provider.turn(Share::Upkeep, "test").await.contact().await),
+        status_of(
+            provider
+                .turn(Share::Upkeep, "test")
+                .await
+                .ask_capabilities()
+                .await
+        ),
         refused
     );
     assert!(calls.lock().unwrap().is_empty());
@@ -223,7 +249,7 @@ async fn what_the_driver_does_not_offer_is_unimplemented_without_a_round_trip() 
 #[tokio::test]
 async fn a_driver_that_cannot_say_what_it_implements_is_unavailable_and_not_called() {
     let driver = FakeDriver {
-        capabilities: Mutex::new(Err(Status::new(Code::NotFound, "what?"))),
+        capabilities: saying(Err(Status::new(Code::NotFound, "what?"))),
         ..FakeDriver::default()
     };
     let calls = Arc::clone(&driver.calls);
@@ -300,12 +326,7 @@ async fn no_more_calls_run_at_once_than_the_cap_allows() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
-    let limits = Limits {
-        max_concurrent_calls: std::num::NonZeroU32::MIN,
-        ..Limits::default()
-    };
-    let driver = FakeDriver::creating(std::future::pending);
-    let provider = provider_of(settings(limits), driver, Leadership::unelected());
+    let provider = provider_with_one_turn(FakeDriver::creating(std::future::pending));
     let (code, message) = status_of(
         provider
             .turn(Share::Upkeep, "test")
@@ -377,14 +398,14 @@ async fn a_provider_spec_is_checked_against_the_schema_that_the_driver_publishes
     let mut capabilities = Capabilities::minimal();
     capabilities.provider_spec_schema = Some(json!({"required": ["vmPool"]}));
     let provider = provider(FakeDriver {
-        capabilities: Mutex::new(Ok(capabilities)),
+        capabilities: saying(Ok(capabilities)),
         ..FakeDriver::default()
     });
     assert!(provider.check_spec(&ProviderSpec::default()).is_ok());
     provider
         .turn(Share::Upkeep, "test")
         .await
-        .contact()
+        .ask_capabilities()
         .await
         .unwrap();
     let status = provider.check_spec(&ProviderSpec::default()).unwrap_err();
@@ -485,18 +506,21 @@ async fn creates_that_hang_leave_turns_for_deletions_and_who_waits_is_called() {
 #[tokio::test(start_paused = true)]
 async fn who_asks_right_after_a_driver_that_could_not_say_is_told_the_same() {
     let driver = FakeDriver {
-        capabilities: Mutex::new(Err(Status::new(Code::Unavailable, "down"))),
+        capabilities: saying(Err(Status::new(Code::Unavailable, "down"))),
         ..FakeDriver::default()
     };
     let calls = Arc::clone(&driver.calls);
     let provider = provider(driver);
     let turn = provider.turn(Share::Upkeep, "test").await;
     for _ in 0..3 {
-        assert_eq!(turn.contact().await.unwrap_err().code(), Code::Unavailable);
+        assert_eq!(
+            turn.ask_capabilities().await.unwrap_err().code(),
+            Code::Unavailable
+        );
     }
     assert_eq!(calls.lock().unwrap().len(), 1);
     advance(Duration::from_secs(4)).await;
-    assert!(turn.contact().await.is_err());
+    assert!(turn.ask_capabilities().await.is_err());
     assert_eq!(calls.lock().unwrap().len(), 2);
 }
 
@@ -524,4 +548,101 @@ async fn a_driver_that_became_another_unseen_is_asked_anew_and_told_of() {
     incarnation.store(2, Ordering::SeqCst);
     news.changed().await.unwrap();
     assert_eq!((news.borrow().clone(), asked()), (Reachability::Reachable, 3));
+}
+
+/// Else a fleet that is looked at after a restart would stand in the line for this one answer, and hold up whoever has
+/// something to ask of the driver.
+#[tokio::test(start_paused = true)]
+async fn of_many_who_have_to_know_the_driver_one_asks_and_the_others_are_called_without_a_place_in_the_line()
+{
+    let driver = FakeDriver {
+        takes: Duration::from_secs(1),
+        ..FakeDriver::default()
+    };
+    let calls = Arc::clone(&driver.calls);
+    let provider = Arc::new(provider_with_one_turn(driver));
+    let rung = Arc::new(AtomicUsize::new(0));
+    let bell = || -> Bell {
+        let rung = Arc::clone(&rung);
+        Box::new(move || {
+            rung.fetch_add(1, Ordering::SeqCst);
+        })
+    };
+    let asks = tokio::spawn({
+        let (provider, bell) = (Arc::clone(&provider), bell());
+        async move { provider.facts("first", bell).await }
+    });
+    tokio::task::yield_now().await;
+    for n in 0..300 {
+        let facts = provider.facts(&n.to_string(), bell()).await;
+        assert!(matches!(facts, Facts::Awaited), "{facts:?}");
+    }
+    assert!(matches!(asks.await.unwrap(), Facts::Current(_)));
+    assert_eq!(rung.load(Ordering::SeqCst), 300);
+    assert!(matches!(provider.facts("0", bell()).await, Facts::Current(_)));
+    assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
+    assert!(
+        provider.try_turn(Share::Create, "create", bell()).is_some(),
+        "nobody stands in the line"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_the_answer_is_called_also_when_there_is_none_and_when_nobody_asks_any_more() {
+    let driver = FakeDriver {
+        takes: Duration::from_hours(1),
+        ..FakeDriver::default()
+    };
+    let provider = Arc::new(provider(driver));
+    let rung = Arc::new(AtomicUsize::new(0));
+    let bell = || -> Bell {
+        let rung = Arc::clone(&rung);
+        Box::new(move || {
+            rung.fetch_add(1, Ordering::SeqCst);
+        })
+    };
+    for (round, is_given_up) in [(1, true), (2, false)] {
+        let asks = tokio::spawn({
+            let (provider, bell) = (Arc::clone(&provider), bell());
+            async move { provider.facts("first", bell).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(matches!(provider.facts("second", bell()).await, Facts::Awaited));
+        if is_given_up {
+            asks.abort();
+            assert!(asks.await.is_err());
+        } else {
+            assert!(matches!(asks.await.unwrap(), Facts::Unknown(_)));
+        }
+        assert_eq!(rung.load(Ordering::SeqCst), round);
+    }
+}
+
+/// A plugin that is upgraded may take what the one before would have refused.
+#[tokio::test(start_paused = true)]
+async fn what_a_driver_said_before_it_became_another_refuses_nothing() {
+    let mut strict = Capabilities::minimal();
+    strict.provider_spec_schema = Some(json!({"required": ["vmPool"]}));
+    let driver = FakeDriver {
+        capabilities: saying(Ok(strict)),
+        ..FakeDriver::default()
+    };
+    let (says, incarnation) = (Arc::clone(&driver.capabilities), Arc::clone(&driver.incarnation));
+    let provider = provider(driver);
+    let facts = async || provider.facts("m", Box::new(|| {})).await;
+    let refuses = || provider.check_spec(&ProviderSpec::default()).is_err();
+    assert!(matches!(facts().await, Facts::Current(_)));
+    assert!(refuses());
+
+    *says.lock().unwrap() = Err(Status::new(Code::Unavailable, "down"));
+    incarnation.store(1, Ordering::SeqCst);
+    assert!(matches!(facts().await, Facts::Former(_)));
+    assert!(!refuses());
+    assert_eq!(provider.revision(), 1);
+
+    *says.lock().unwrap() = Ok(Capabilities::minimal());
+    advance(Duration::from_secs(4)).await;
+    assert!(matches!(facts().await, Facts::Current(_)));
+    assert!(!refuses());
+    assert_eq!(provider.revision(), 2, "it says something else");
 }

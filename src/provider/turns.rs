@@ -127,6 +127,21 @@ impl Turns {
         }
     }
 
+    /// Takes out of the line whoever wants no turn any more, and calls whoever is next.
+    pub(super) fn withdraw(&self, who: &str) {
+        let bells = {
+            let mut state = self.lock();
+            state.leave_line(who);
+            if state.called.remove(who).is_none() {
+                return;
+            }
+            self.call_next(&mut state)
+        };
+        for bell in bells {
+            bell();
+        }
+    }
+
     /// Whether there is a turn besides those that are kept for whoever was called.
     fn has_room(&self, state: &State, share: Share) -> bool {
         let kept = state.called_for(Share::Upkeep) + state.called_for(Share::Create);
@@ -292,6 +307,49 @@ mod tests {
         assert!(!turns.lend_to_create(), "the other turn is the reserve");
         turns.give_back(Share::Create);
         assert!(turns.lend_to_create());
+    }
+
+    /// A fleet that waited while nobody knew what the driver can do, and then has nothing to ask of it.
+    #[tokio::test(start_paused = true)]
+    async fn many_who_want_no_turn_any_more_do_not_hold_up_one_who_does() {
+        let (turns, calls) = turns(4);
+        for n in 0..4 {
+            let who = format!("first-{n}");
+            assert!(turns.take_or_wait(Share::Upkeep, &who, calls.bell(&who)));
+        }
+        for n in 0..300 {
+            let who = format!("idle-{n}");
+            assert!(!turns.take_or_wait(Share::Upkeep, &who, calls.bell(&who)));
+        }
+        assert!(!turns.take_or_wait(Share::Create, "create", calls.bell("create")));
+        let start = Instant::now();
+        for _ in 0..4 {
+            turns.give_back(Share::Upkeep);
+        }
+        let mut called = Vec::new();
+        while !called.iter().any(|who| who == "create") {
+            called = calls.take();
+            assert!(!called.is_empty(), "somebody holds a turn that nobody uses");
+            for who in called.iter().filter(|who| who.starts_with("idle")) {
+                turns.withdraw(who);
+            }
+        }
+        assert!(turns.take_or_wait(Share::Create, "create", calls.bell("create")));
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        let state = turns.lock();
+        assert!(state.waiting.is_empty() && state.standing.is_empty() && state.called.is_empty());
+    }
+
+    #[test]
+    fn who_withdraws_from_the_line_is_not_called() {
+        let (turns, calls) = turns(1);
+        assert!(turns.take_or_wait(Share::Create, "a", calls.bell("a")));
+        for who in ["deleted", "b"] {
+            assert!(!turns.take_or_wait(Share::Create, who, calls.bell(who)));
+        }
+        turns.withdraw("deleted");
+        turns.give_back(Share::Create);
+        assert_eq!(calls.take(), ["b"]);
     }
 
     /// It was deleted while it waited.

@@ -61,7 +61,13 @@ pub fn error_policy(guarded: Arc<Guarded<InfraMachineTemplate>>, error: &Error, 
 
 async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> Result<Again, Error> {
     let clusters = ctx.caches.clusters_of_template(&template.metadata);
-    match plan(template, &clusters) {
+    let plan = plan(template, &clusters);
+    if plan != Plan::Describe {
+        // It may have stood in the line of a driver.
+        let uid = template.metadata.uid.as_deref().unwrap_or_default();
+        ctx.providers.withdraw(uid);
+    }
+    match plan {
         Plan::Leave => Ok(Again::OnChange),
         Plan::Pause(by) => {
             publish(template, ctx, &paused(template, &by, Timestamp::now())).await?;
@@ -122,7 +128,7 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
 async fn ask(template: &InfraMachineTemplate, ctx: &Context, turn: &Turn<'_>) -> Result<Described, Error> {
     let spec = &template.spec.template.spec;
     let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
-    let capabilities = match turn.contact().await {
+    let capabilities = match turn.ask_capabilities().await {
         Ok(capabilities) => capabilities,
         Err(status) => return Ok(Described::Failed(status)),
     };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::api::cluster_api::Cluster;
-use crate::api::labels;
+use crate::api::paused_by;
 use crate::api::v1alpha1::InfraMachineTemplate;
 
 /// What has to be done.
@@ -23,18 +23,9 @@ pub fn plan(template: &InfraMachineTemplate, clusters: &[Arc<Cluster>]) -> Plan 
     if template.metadata.deletion_timestamp.is_some() {
         return Plan::Leave;
     }
-    let mut by = Vec::new();
-    if clusters.iter().any(|cluster| cluster.is_paused()) {
-        by.push("Cluster spec.paused is set to true");
-    }
-    let annotations = template.metadata.annotations.as_ref();
-    if annotations.is_some_and(|all| all.contains_key(labels::PAUSED)) {
-        by.push("InfraMachineTemplate has the cluster.x-k8s.io/paused annotation");
-    }
-    if by.is_empty() {
-        Plan::Describe
-    } else {
-        Plan::Pause(by.join(", "))
+    match paused_by(template, clusters.iter().any(|cluster| cluster.is_paused())) {
+        Some(by) => Plan::Pause(by),
+        None => Plan::Describe,
     }
 }
 
@@ -42,6 +33,7 @@ pub fn plan(template: &InfraMachineTemplate, clusters: &[Arc<Cluster>]) -> Plan 
 mod tests {
     use super::*;
     use crate::api::cluster_api::ClusterSpec;
+    use crate::api::labels;
     use crate::api::v1alpha1::InfraMachineTemplateSpec;
 
     fn template() -> InfraMachineTemplate {

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::api::conditions::{self, reason};
 use crate::api::schema;
 
 /// The most bytes that a provider spec may have as JSON; it is kept in an annotation as well.
@@ -152,6 +153,24 @@ pub struct InfraMachineSpec {
     #[schemars(range(min = 0, max = 86400))]
     #[garde(range(min = 0, max = 86400))]
     pub shutdown_timeout_seconds: Option<i32>,
+}
+
+impl InfraMachine {
+    /// Whether the VM was handed to Cluster API.
+    pub fn is_provisioned(&self) -> bool {
+        let status = self.status.as_ref();
+        status
+            .and_then(|status| status.initialization.as_ref()?.provisioned)
+            .unwrap_or(false)
+    }
+
+    /// Whether the VM was found to be gone.
+    pub fn has_vanished(&self) -> bool {
+        self.status
+            .as_ref()
+            .and_then(|status| conditions::get(&status.conditions, conditions::READY))
+            .is_some_and(|ready| ready.reason == reason::VIRTUAL_MACHINE_VANISHED)
+    }
 }
 
 impl InfraMachineSpec {

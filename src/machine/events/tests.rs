@@ -7,8 +7,8 @@ use crate::api::v1alpha1::InfraMachineStatus;
 use crate::apiserver::InvalidSecret;
 use crate::driver::retry::Call;
 use crate::driver::{self, Operation, Status};
+use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
-use crate::machine::identity::InvalidSpec;
 use crate::machine::plan::Plan;
 use crate::machine::status::{self, Moment};
 

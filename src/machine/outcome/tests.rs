@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::driver::retry::{FIRST_BACKOFF, LONG_WAIT, LONGEST_BACKOFF};
+use crate::leadership::NotLeader;
 
 fn failure(call: Call, code: Code) -> Failure {
     Failure::new(call, Status::new(code, "no"))
@@ -117,16 +118,19 @@ fn a_driver_that_asks_for_hardly_a_wait_gets_ever_longer_ones() {
 /// CTL-CR-01: a replica that does not lead has called nobody, and has nothing to write.
 #[test]
 fn a_call_that_was_not_made_is_waited_for_in_silence() {
-    let failed = |message: &str| {
-        let status = Status::new(Code::Canceled, message);
+    let failed = |status: Status| {
         let failure = Failure::new(Call::Create, status);
         Outcome::Failed(Box::new(failure)).unless_not_leading()
     };
+    let canceled = || Status::new(Code::Canceled, NotLeader.to_string());
     assert!(matches!(
-        failed(NOT_LEADER),
+        failed(canceled().with_source(NotLeader)),
         Outcome::Waiting(Some(FIRST_BACKOFF))
     ));
-    assert!(matches!(failed("the caller hung up"), Outcome::Failed(_)));
+    assert!(
+        matches!(failed(canceled()), Outcome::Failed(_)),
+        "a driver may say the same in its own name"
+    );
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
 use crate::driver::Operation;
-use crate::machine::identity::{self, MachineId};
+use crate::identity::{self, MachineId};
 use crate::provider::TURN_WAIT;
 
 /// How long the guest gets to shut down when the object does not say, in seconds.

@@ -3,10 +3,9 @@
 use super::difference::difference;
 use super::waits::{is_unsettled, look_up_wait, retry_wait, until_settling};
 use super::{DriverFacts, Observed, Plan, Recheck, Update, known_provider_id};
-use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::driver::{Operation, ProviderSpec};
-use crate::machine::identity::{self, InvalidSpec};
+use crate::identity::{self, InvalidSpec};
 use crate::machine::memory::Suspicion;
 
 /// What has to be done for a machine whose VM was handed to Cluster API and that is not paused. `wanted` is its spec as the driver
@@ -25,7 +24,7 @@ pub fn plan_provisioned(
     let mut again = None;
     // Before anything else: a spec that is refused, or an update that fails, must not hide that the VM is gone.
     if !offers(Operation::GetMachineStatus) {
-        match (seen.remembered.suspicion, has_vanished(machine)) {
+        match (seen.remembered.suspicion, machine.has_vanished()) {
             (Some(Suspicion::Missing), false) => return Plan::Vanish(provider_id),
             (Some(Suspicion::Back), true) => return Plan::Reappear(provider_id),
             (Some(Suspicion::Missing), true)
@@ -83,13 +82,4 @@ fn has_unfinished_update(machine: &InfraMachine) -> bool {
         .as_ref()
         .and_then(|status| status.last_operation.as_ref())
         .is_some_and(|last| last.type_ == OperationType::Update && last.state != OperationState::Successful)
-}
-
-/// Whether the VM was found to be gone.
-fn has_vanished(machine: &InfraMachine) -> bool {
-    machine
-        .status
-        .as_ref()
-        .and_then(|status| conditions::get(&status.conditions, conditions::READY))
-        .is_some_and(|ready| ready.reason == reason::VIRTUAL_MACHINE_VANISHED)
 }

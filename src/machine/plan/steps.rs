@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::api::labels::Instance;
 use crate::api::v1alpha1::OperationType;
 use crate::driver::{Code, JsonPointer, ProviderId, ProviderSpec};
-use crate::machine::identity::{InvalidSpec, MachineId};
+use crate::identity::{InvalidSpec, MachineId};
 use crate::provider::Share;
 
 /// What has to be done.

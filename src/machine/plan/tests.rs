@@ -7,8 +7,11 @@ use serde_json::json;
 use super::*;
 use crate::api::conditions::State;
 use crate::api::v1alpha1::{OperationState, OperationType};
-use crate::driver::Operation;
+use crate::driver::retry::Call;
+use crate::driver::{Operation, Status};
 use crate::machine::fixtures::{MachineFixture, World, at, machine, now, tagged, world};
+use crate::machine::outcome::{Failure, Outcome};
+use crate::machine::status::{self, Moment};
 use crate::provider::Share;
 
 mod deletion;
@@ -315,6 +318,50 @@ fn a_spec_that_violates_the_drivers_schema_is_refused_without_a_call() {
         refused(world().violating("providerSpec/size: no").plan(machine())),
         InvalidSpec::Violation("providerSpec/size: no".to_owned())
     );
+}
+
+/// The machine as an outcome leaves it.
+fn after(outcome: &Outcome) -> MachineFixture {
+    let before = machine().claimed();
+    let moment = Moment {
+        now: now(),
+        attempts: 1,
+        wait: None,
+    };
+    let status = status::after(&before.clone().build(), outcome, moment);
+    before.status(|shown| *shown = status)
+}
+
+/// A plugin that is upgraded may take what the one before refused by its schema.
+#[test]
+fn a_refusal_that_no_driver_was_called_for_is_decided_anew_by_what_the_driver_says_now() {
+    let refusing = || world().violating("providerSpec/size: no");
+    let Plan::Refuse { invalid, again } = refusing().plan(machine().claimed()) else {
+        panic!("expected a refusal");
+    };
+    let refused_before = after(&Outcome::Refused { invalid, again });
+    assert!(is_refused_uncalled(&refused_before.clone().build()));
+    refused(refusing().plan(refused_before.clone()));
+    provision(world().plan(refused_before.clone()));
+    let silent = Plan::Wait(Some(TURN_WAIT));
+    assert_eq!(world().out_of_contact().plan(refused_before), silent);
+}
+
+#[test]
+fn what_a_driver_answered_is_final_whatever_it_says_of_itself() {
+    let status = Status::new(Code::InvalidArgument, "no such size");
+    let failure = Failure::new(Call::Create, status);
+    assert_left(&world(), after(&Outcome::Failed(Box::new(failure))));
+}
+
+#[test]
+fn nothing_is_refused_because_of_what_a_driver_said_before_it_was_lost() {
+    let silent = Plan::Wait(Some(TURN_WAIT));
+    let former = || world().with_former_facts();
+    assert_eq!(former().violating("no").plan(machine().claimed()), silent);
+    let zone = former().owner(|owner| owner.spec.failure_domain = Some("z1".to_owned()));
+    assert_eq!(zone.plan(machine().claimed()), silent);
+    provision(former().plan(machine().claimed()));
 }
 
 #[test]

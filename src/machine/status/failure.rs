@@ -8,7 +8,6 @@ use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
 use crate::driver::Operation;
 use crate::driver::retry::Next;
 use crate::machine::outcome::Failure;
-use crate::machine::plan::is_provisioned;
 
 /// How long a creation may take when the object does not say, in seconds.
 const CREATION_TIMEOUT: i32 = 1200;
@@ -70,7 +69,7 @@ impl Draft<'_> {
         self.failed_operation(during, None, reason::INVALID_SECRET, message, moment);
         match during {
             // It says nothing about a VM that is up, so `Ready` stays.
-            OperationType::Create if is_provisioned(self.machine) => {
+            OperationType::Create if self.machine.is_provisioned() => {
                 self.set(
                     conditions::DRIVER_REACHABLE,
                     State::False,
@@ -92,7 +91,7 @@ impl Draft<'_> {
     }
 
     fn not_created_yet(&mut self, reason: &str, message: &str) {
-        if is_provisioned(self.machine) {
+        if self.machine.is_provisioned() {
             // `Ready` is a promise to MachineHealthChecks: an error says nothing about a VM that was up.
             return;
         }
@@ -103,7 +102,7 @@ impl Draft<'_> {
     }
 
     fn not_ready_yet(&mut self, reason: &str, message: &str) {
-        if is_provisioned(self.machine) {
+        if self.machine.is_provisioned() {
             return;
         }
         let limit = self
@@ -139,7 +138,7 @@ impl Draft<'_> {
         moment: Moment,
     ) {
         // A failed recheck is no operation on the VM, which stays provisioned; DriverReachable tells.
-        if type_ == OperationType::Create && is_provisioned(self.machine) {
+        if type_ == OperationType::Create && self.machine.is_provisioned() {
             return;
         }
         self.status.last_operation = Some(LastOperation {

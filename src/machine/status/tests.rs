@@ -10,8 +10,8 @@ use crate::api::labels;
 use crate::apiserver::InvalidSecret;
 use crate::driver::Status;
 use crate::driver::retry::Call;
+use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
-use crate::machine::identity::InvalidSpec;
 use crate::machine::outcome::Failure;
 use crate::machine::plan::Plan;
 
@@ -586,4 +586,30 @@ fn later() -> Moment {
         now: at(500),
         ..moment()
     }
+}
+
+/// An idle fleet makes no writes, however often a refusal is decided anew.
+#[test]
+fn a_refusal_that_no_driver_was_called_for_is_written_once_and_says_that_none_was() {
+    let before = machine().claimed();
+    let first = after(&before.clone().build(), &refused(), moment());
+    let last = first.last_operation.clone().unwrap();
+    assert_eq!(
+        (last.operation, last.code.as_deref(), last.message.as_deref()),
+        (None, Some("InvalidArgument"), Some("no"))
+    );
+    let shown = before.status(|status| *status = first.clone()).build();
+    let later = Moment {
+        now: at(60),
+        ..moment()
+    };
+    assert_eq!(after(&shown, &refused(), later), first);
+}
+
+/// Its last operation says whether an update is half way.
+#[test]
+fn a_refused_change_of_a_vm_that_is_up_leaves_its_last_operation() {
+    let up = machine().provisioned().build();
+    let before = up.status.clone().unwrap().last_operation;
+    assert_eq!(after(&up, &refused(), moment()).last_operation, before);
 }

@@ -32,7 +32,7 @@ fn api_server(store: &Shared) -> Client {
             .map(|l| l["metadata"]["resourceVersion"].clone());
         match (request.method.as_str(), current) {
             ("GET", Some(_)) => (200, store.lease.clone().unwrap()),
-            ("GET", None) => failure(404, "NotFound"),
+            ("GET" | "PUT", None) => failure(404, "NotFound"),
             ("POST", Some(_)) => failure(409, "AlreadyExists"),
             ("PUT", Some(current)) if body["metadata"]["resourceVersion"] != current => {
                 failure(409, "Conflict")
@@ -161,6 +161,24 @@ async fn a_short_outage_of_the_api_server_is_survived() {
     store.lock().unwrap().is_down = false;
     pass(30).await;
     assert!(one.leadership.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_somebody_deletes_is_made_again_by_the_leader() {
+    let store = Shared::default();
+    let one = start(&store, "one");
+    one.leadership.acquired().await;
+    store.lock().unwrap().lease = None;
+    pass(30).await;
+    assert!(one.leadership.is_held());
+    assert_eq!(holder(&store), "one");
+    store.lock().unwrap().lease = None;
+    one.release.cancel();
+    one.elector.await.unwrap();
+    assert!(
+        store.lock().unwrap().lease.is_none(),
+        "there is nothing to hand over"
+    );
 }
 
 /// What a SIGSTOP is: the clock goes on, and no timer is served.

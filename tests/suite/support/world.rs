@@ -75,8 +75,9 @@ impl World {
         self.cluster_with(name, json!({})).await
     }
 
-    /// As [`World::cluster`], with this spec of the InfraCluster.
-    pub async fn cluster_with(&self, name: &str, spec: Value) -> Result<()> {
+    /// As [`World::cluster`], with this spec of the InfraCluster besides its endpoint.
+    pub async fn cluster_with(&self, name: &str, mut spec: Value) -> Result<()> {
+        spec["controlPlaneEndpoint"] = json!({"host": "127.0.0.1", "port": 6443});
         let infra = json!({
             "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster",
             "metadata": {"name": name, "namespace": self.namespace}, "spec": spec,

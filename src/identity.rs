@@ -1,6 +1,6 @@
-//! Who a machine is to the driver: cluster id, machine id, and the tags that carry them.
+//! Who a machine is to the driver: cluster id, machine id, the tags that carry them, and what was written down of its VM.
 //!
-//! Pure: no client, no driver.
+//! Layer 2, and pure: no client, no driver.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::Value;
@@ -202,9 +202,10 @@ pub fn annotation<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::v1alpha1::{InfraMachineSpec, SecretReference};
 
     fn machine(annotations: &[(&str, &str)]) -> InfraMachine {
-        let mut machine = InfraMachine::new("m1", crate::api::v1alpha1::InfraMachineSpec::default());
+        let mut machine = InfraMachine::new("m1", InfraMachineSpec::default());
         machine.metadata.namespace = Some("ns1".to_owned());
         machine.metadata.uid = Some("u-1".to_owned());
         machine.metadata.annotations = Some(
@@ -307,22 +308,36 @@ mod tests {
     /// NOT_FOUND of another account would read as "the VM is gone".
     #[test]
     fn every_call_has_the_credentials_that_the_vm_was_made_with() {
-        use crate::machine::fixtures::machine;
-        let fresh = machine().secret("a");
-        assert_eq!(credentials(&fresh.clone().build()), Some("a"));
-        let claimed = fresh.claimed().annotated(labels::SECRET, "a");
-        assert_eq!(changed_secret(&claimed.clone().build()), None);
-        let moved = claimed.clone().secret("b");
-        assert_eq!(credentials(&moved.clone().build()), Some("a"));
-        assert!(changed_secret(&moved.clone().build()).is_some());
-        let without = claimed.annotated(labels::SECRET, "");
-        assert_eq!(credentials(&without.build()), None, "it was made without any");
-        let refused = moved.annotated(labels::INSTANCE, "none");
-        assert_eq!(credentials(&refused.clone().build()), Some("b"), "there is no VM");
-        assert_eq!(changed_secret(&refused.build()), None);
-        let older = machine().secret("a").claimed().without(labels::SECRET);
+        const CLAIMED: &[(&str, &str)] = &[
+            (labels::MACHINE_ID, "ns1/m1/u-1"),
+            (labels::INSTANCE, "may-exist"),
+        ];
+        let of = |named: &str, notes: &[(&str, &str)]| {
+            let mut machine = machine(notes);
+            machine.spec.secret_ref = Some(SecretReference {
+                name: named.to_owned(),
+            });
+            machine
+        };
+        let with = |secret: &'static str| [CLAIMED, &[(labels::SECRET, secret)]].concat();
+        assert_eq!(credentials(&of("a", &[])), Some("a"));
+        assert_eq!(changed_secret(&of("a", &with("a"))), None);
+        let moved = of("b", &with("a"));
+        assert_eq!(credentials(&moved), Some("a"));
+        assert!(changed_secret(&moved).is_some());
+        assert_eq!(credentials(&of("a", &with(""))), None, "it was made without any");
+        let refused = of(
+            "b",
+            &[
+                (labels::MACHINE_ID, "ns1/m1/u-1"),
+                (labels::INSTANCE, "none"),
+                (labels::SECRET, "a"),
+            ],
+        );
+        assert_eq!(credentials(&refused), Some("b"), "there is no VM");
+        assert_eq!(changed_secret(&refused), None);
         assert_eq!(
-            credentials(&older.build()),
+            credentials(&of("a", CLAIMED)),
             Some("a"),
             "nothing was written down yet"
         );

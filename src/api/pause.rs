@@ -1,0 +1,18 @@
+//! Who paused an object (row "Pausing" of the contract).
+
+use kube::Resource;
+
+use super::labels;
+
+/// Who paused an object, as its condition tells it; nothing where nobody did.
+pub fn paused_by<K: Resource<DynamicType = ()>>(object: &K, is_its_cluster_paused: bool) -> Option<String> {
+    let mut by = Vec::new();
+    if is_its_cluster_paused {
+        by.push("Cluster spec.paused is set to true".to_owned());
+    }
+    let annotations = object.meta().annotations.as_ref();
+    if annotations.is_some_and(|all| all.contains_key(labels::PAUSED)) {
+        by.push(format!("{} has the {} annotation", K::kind(&()), labels::PAUSED));
+    }
+    (!by.is_empty()).then(|| by.join(", "))
+}

@@ -1,0 +1,320 @@
+//! What is woken by the events of a watch.
+
+use std::collections::BTreeSet;
+
+use futures::{FutureExt as _, StreamExt as _};
+use kube::runtime::watcher::Event;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::super::watch::Keeper;
+use super::super::{Options, Writers, caches};
+use super::*;
+use crate::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
+use crate::metrics::Metrics;
+use crate::provider::tests::{FakeDriver, provider_with_one_turn};
+use crate::provider::{Providers, Share};
+
+/// The handlers of a process that leads, and who is woken.
+struct Watched {
+    controllers: Controllers,
+    machines: Keeper<Machine>,
+    clusters: Keeper<Cluster>,
+    infra_machines: Keeper<Guarded<InfraMachine>>,
+    templates: Keeper<Guarded<InfraMachineTemplate>>,
+    woken: Box<dyn FnMut() -> BTreeSet<String>>,
+}
+
+fn watched() -> Watched {
+    let (caches, writers) = caches();
+    let options = Options {
+        namespace: None,
+        watch_filter: None,
+        machine_concurrency: 1,
+        cluster_concurrency: 1,
+        template_concurrency: 1,
+        inventory_interval: std::time::Duration::from_mins(1),
+        reporter: "test".to_owned(),
+    };
+    let config = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
+    let client = kube::Client::try_from(config).unwrap();
+    let pool = provider_with_one_turn(FakeDriver::default());
+    let providers = Providers::new(vec![pool]).unwrap();
+    let controllers = Controllers::on(caches, client, options, providers, Arc::new(Metrics::new()));
+    let mut machines = Box::pin(controllers.machines.receive());
+    let mut clusters = Box::pin(controllers.clusters.receive());
+    let mut templates = Box::pin(controllers.templates.receive());
+    let woken = move || {
+        let mut woken = BTreeSet::new();
+        while let Some(Some(machine)) = machines.next().now_or_never() {
+            woken.insert(format!("machine {}", machine.name));
+        }
+        while let Some(Some(cluster)) = clusters.next().now_or_never() {
+            woken.insert(format!("cluster {}", cluster.name));
+        }
+        while let Some(Some(template)) = templates.next().now_or_never() {
+            woken.insert(format!("template {}", template.name));
+        }
+        woken
+    };
+    let Writers {
+        machines,
+        clusters,
+        infra_machines,
+        infra_machine_templates,
+        infra_clusters: _,
+    } = writers;
+    Watched {
+        controllers,
+        machines: Keeper::new(machines),
+        clusters: Keeper::new(clusters),
+        infra_machines: Keeper::new(infra_machines),
+        templates: Keeper::new(infra_machine_templates),
+        woken: Box::new(woken),
+    }
+}
+
+impl Watched {
+    fn machine(&mut self, event: &Event<Machine>) -> BTreeSet<String> {
+        if let Some(news) = self.machines.take(event) {
+            (self.controllers.on_machine())(&news);
+        }
+        (self.woken)()
+    }
+
+    fn cluster(&mut self, event: &Event<Cluster>) -> BTreeSet<String> {
+        if let Some(news) = self.clusters.take(event) {
+            (self.controllers.on_cluster())(&news);
+        }
+        (self.woken)()
+    }
+
+    fn infra_machine(&mut self, event: &Event<Guarded<InfraMachine>>) -> BTreeSet<String> {
+        if let Some(news) = self.infra_machines.take(event) {
+            (self.controllers.on_infra_machine())(&news);
+        }
+        (self.woken)()
+    }
+}
+
+fn set<const N: usize>(woken: [&str; N]) -> BTreeSet<String> {
+    woken.into_iter().map(str::to_owned).collect()
+}
+
+fn read<K: DeserializeOwned>(name: &str, version: u32, more: &Value) -> K {
+    let mut object = json!({"metadata": {
+        "namespace": "ns", "name": name, "uid": format!("u-{name}"), "resourceVersion": version.to_string(),
+    }});
+    json_patch(&mut object, more);
+    serde_json::from_value(object).unwrap()
+}
+
+fn json_patch(into: &mut Value, more: &Value) {
+    match (into, more) {
+        (Value::Object(into), Value::Object(more)) => {
+            for (key, value) in more {
+                json_patch(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, more) => *into = more.clone(),
+    }
+}
+
+fn cluster(version: u32, spec: &Value) -> Cluster {
+    let infra = json!({"apiGroup": api::GROUP, "kind": "InfraCluster", "name": "ic"});
+    let mut whole = json!({"spec": {"infrastructureRef": infra}});
+    json_patch(&mut whole, &json!({"spec": spec}));
+    read("c", version, &whole)
+}
+
+fn machine(name: &str, version: u32, status: &Value) -> Machine {
+    let infra = json!({"apiGroup": api::GROUP, "kind": "InfraMachine", "name": name});
+    let spec = json!({"clusterName": "c", "infrastructureRef": infra});
+    read(name, version, &json!({"spec": spec, "status": status}))
+}
+
+fn infra_machine(name: &str, version: u32, more: &Value) -> Guarded<InfraMachine> {
+    let mut whole = json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
+        "metadata": {"labels": {labels::CLUSTER_NAME: "c"}},
+        "spec": {"providerSpec": {}},
+    });
+    json_patch(&mut whole, more);
+    read(name, version, &whole)
+}
+
+/// One InfraMachine, one template and one Cluster that are known.
+fn settled() -> Watched {
+    let mut watched = watched();
+    watched.infra_machine(&Event::Apply(infra_machine("m", 1, &json!({}))));
+    watched.cluster(&Event::Apply(cluster(1, &json!({}))));
+    let owner = json!([{
+        "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "name": "c", "uid": "u-c",
+    }]);
+    let template = json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
+        "metadata": {"ownerReferences": owner},
+        "spec": {"template": {"spec": {"providerSpec": {}}}},
+    });
+    watched.templates.take(&Event::Apply(read("t", 1, &template)));
+    (watched.woken)();
+    watched
+}
+
+/// Whoever is woken before the list is complete finds what was before, and nobody wakes it again.
+#[tokio::test]
+async fn what_a_list_brings_wakes_when_it_is_complete_also_after_one_that_broke_off() {
+    let mut watched = settled();
+    let deleted = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+    for _ in 0..2 {
+        for event in [
+            Event::Init,
+            Event::InitApply(infra_machine("m", 2, &deleted)),
+            Event::InitApply(infra_machine("new", 3, &json!({}))),
+        ] {
+            assert_eq!(watched.infra_machine(&event), set([]));
+        }
+    }
+    let woken = watched.infra_machine(&Event::InitDone);
+    assert_eq!(woken, set(["machine m", "machine new"]));
+}
+
+#[tokio::test]
+async fn a_cluster_that_a_list_shows_paused_wakes_all_that_belong_to_it() {
+    let mut watched = settled();
+    watched.cluster(&Event::Init);
+    watched.cluster(&Event::InitApply(cluster(2, &json!({"paused": true}))));
+    let woken = watched.cluster(&Event::InitDone);
+    assert_eq!(woken, set(["cluster ic", "machine m", "template t"]));
+}
+
+/// One that is being deleted may be held back by a pause of the Cluster, which ends with it.
+#[tokio::test]
+async fn a_cluster_that_goes_away_wakes_all_that_belonged_to_it() {
+    let all = set(["cluster ic", "machine m", "template t"]);
+    let mut seen = settled();
+    assert_eq!(
+        seen.cluster(&Event::Delete(cluster(2, &json!({"paused": true})))),
+        all
+    );
+    let mut unseen = settled();
+    unseen.cluster(&Event::Init);
+    assert_eq!(unseen.cluster(&Event::InitDone), all);
+}
+
+#[tokio::test]
+async fn a_machine_that_comes_or_goes_wakes_its_infra_machine_and_its_status_alone_does_not() {
+    let mut watched = settled();
+    let woken = set(["machine m"]);
+    assert_eq!(watched.machine(&Event::Apply(machine("m", 1, &json!({})))), woken);
+    assert_eq!(
+        watched.machine(&Event::Apply(machine("m", 2, &json!({})))),
+        set([])
+    );
+    watched.machine(&Event::Init);
+    assert_eq!(watched.machine(&Event::InitDone), woken);
+}
+
+/// What we wrote ourselves is newer than the cache until the cache has it; a list that is under way is not the cache.
+#[tokio::test]
+async fn our_own_write_is_kept_until_a_list_that_holds_it_is_in_the_cache() {
+    let mut watched = settled();
+    let context = Arc::clone(&watched.controllers.context);
+    let written = infra_machine("m", 7, &json!({})).0.unwrap();
+    context.memory.wrote("u-m", Arc::new(written));
+    watched.infra_machine(&Event::Init);
+    watched.infra_machine(&Event::InitApply(infra_machine("m", 7, &json!({}))));
+    let noted = context.memory.recall("u-m").written;
+    assert!(noted.is_some(), "the cache still holds what was before");
+    watched.infra_machine(&Event::InitDone);
+    assert!(context.memory.recall("u-m").written.is_none());
+}
+
+#[tokio::test]
+async fn a_machine_that_went_away_unseen_is_forgotten() {
+    let mut watched = settled();
+    let context = Arc::clone(&watched.controllers.context);
+    context.memory.suspect("u-m", Suspicion::Sign);
+    watched.infra_machine(&Event::Init);
+    watched.infra_machine(&Event::InitDone);
+    assert!(context.memory.recall("u-m").suspicion.is_none());
+}
+
+/// Of a driver that does not list its VMs nobody else says that one is back.
+#[tokio::test]
+async fn a_node_that_reports_again_is_a_reason_to_ask_about_a_vm_that_was_found_to_be_gone() {
+    let healthy =
+        json!({"nodeRef": {"name": "n"}, "conditions": [{"type": "NodeHealthy", "status": "True"}]});
+    let silent = json!({"nodeRef": {"name": "n"}});
+    let ready = |reason: &str| {
+        json!({"status": {"conditions": [{
+            "type": "Ready", "status": "False", "reason": reason, "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }]}})
+    };
+    for (reason, suspicion) in [("VirtualMachineVanished", Some(Suspicion::Sign)), ("Other", None)] {
+        let mut watched = settled();
+        let context = Arc::clone(&watched.controllers.context);
+        watched.machine(&Event::Apply(machine("m", 1, &silent)));
+        context.memory.forget("u-m");
+        watched.infra_machine(&Event::Apply(infra_machine("m", 2, &ready(reason))));
+        watched.machine(&Event::Apply(machine("m", 2, &healthy)));
+        assert_eq!(context.memory.recall("u-m").suspicion, suspicion, "{reason}");
+    }
+}
+
+/// The InfraClusters of a process that watches them are reconciled for themselves.
+#[tokio::test]
+async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
+    let (_caches, writers) = caches();
+    let watched = watched();
+    let mut keeper = Keeper::new(writers.infra_clusters);
+    let tell = watched
+        .controllers
+        .on_waiting(watched.controllers.clusters.clone());
+    let mut woken = watched.woken;
+    let infra: Guarded<InfraCluster> = read(
+        "ic",
+        1,
+        &json!({"apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster", "spec": {}}),
+    );
+    for event in [Event::Init, Event::InitApply(infra), Event::InitDone] {
+        if let Some(news) = keeper.take(&event) {
+            tell(&news);
+        }
+    }
+    assert_eq!(woken(), set(["cluster ic"]));
+}
+
+/// A turn would else be kept for it that others wait for.
+#[tokio::test]
+async fn a_machine_that_is_gone_stands_in_no_line() {
+    let mut watched = settled();
+    let pool = watched.controllers.providers.named("pool").unwrap();
+    let called = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let turn = |who: &'static str| {
+        let called = Arc::clone(&called);
+        pool.try_turn(
+            Share::Create,
+            who,
+            Box::new(move || called.lock().unwrap().push(who)),
+        )
+    };
+    let first = turn("first").unwrap();
+    assert!(turn("u-m").is_none() && turn("next").is_none());
+    watched.infra_machine(&Event::Delete(infra_machine("m", 2, &json!({}))));
+    drop(first);
+    assert_eq!(*called.lock().unwrap(), ["next"]);
+}
+
+/// One that was refused by what a driver said of itself has not been shown to it, and carries no driver's name.
+#[tokio::test]
+async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_not_made_too() {
+    let mut watched = settled();
+    let made = json!({"metadata": {"annotations": {labels::DRIVER: "pool"}}, "spec": {"provider": "other"}});
+    watched.infra_machine(&Event::Apply(infra_machine("made", 1, &made)));
+    let others = json!({"spec": {"provider": "other"}});
+    watched.infra_machine(&Event::Apply(infra_machine("others", 1, &others)));
+    watched.controllers.reconcile_machines_of("pool");
+    assert_eq!((watched.woken)(), set(["machine m", "machine made"]));
+}
