@@ -142,7 +142,7 @@ async fn shut_down(
     let status = match turn.driver().shut_down_machine(request).await {
         Ok(response) => {
             object.keep(response.last_known_state.as_ref()).await?;
-            if !turn.capabilities().offers(Operation::GetMachineStatus) {
+            if !turn.known_capabilities().offers(Operation::GetMachineStatus) {
                 return Ok(None);
             }
             let seen = read(object, turn, plan, class).await;
