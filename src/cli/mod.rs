@@ -154,7 +154,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// OPS-05, CMI-176: the prefixes are reserved by the specifications, which define one variable.
+    /// OPS-05, CMI-175, CMI-176: the prefixes are reserved by the specifications, which define one variable.
     #[test]
     fn no_environment_variable_of_our_own_has_a_reserved_prefix() {
         fn check(command: &clap::Command) {
