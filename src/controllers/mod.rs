@@ -24,7 +24,7 @@ use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use self::trigger::Trigger;
-use self::watch::{slim_machine, watch, without_managed_fields};
+use self::watch::{slim_infra_machine, slim_machine, watch, without_managed_fields};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{Guarded, labels};
@@ -135,7 +135,7 @@ impl Controllers {
             self.api(),
             filtered.clone(),
             writers.infra_machines,
-            without_managed_fields,
+            slim_infra_machine,
             self.on_infra_machine(),
         );
         let infra_clusters = watch(

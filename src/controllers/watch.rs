@@ -15,7 +15,8 @@ use serde::de::DeserializeOwned;
 
 use super::trigger::Trigger;
 use crate::api::cluster_api::Machine;
-use crate::api::labels;
+use crate::api::v1alpha1::InfraMachine;
+use crate::api::{Guarded, labels};
 
 /// What became of an object.
 #[derive(Clone, Debug)]
@@ -195,6 +196,23 @@ pub(super) fn without_managed_fields<K: Resource>(object: &mut K) {
     object.meta_mut().managed_fields = None;
 }
 
+/// Makes an InfraMachine small before it is cached. What reads JSON leaves room in every list for more than it found: a fifth of
+/// the object.
+pub(super) fn slim_infra_machine(guarded: &mut Guarded<InfraMachine>) {
+    without_managed_fields(guarded);
+    let Ok(machine) = &mut guarded.0 else { return };
+    if let Some(owners) = &mut machine.metadata.owner_references {
+        owners.shrink_to_fit();
+    }
+    if let Some(finalizers) = &mut machine.metadata.finalizers {
+        finalizers.shrink_to_fit();
+    }
+    if let Some(status) = &mut machine.status {
+        status.conditions.shrink_to_fit();
+        status.addresses.shrink_to_fit();
+    }
+}
+
 /// Removes what nobody reads of a Machine before it is cached. Of its labels, one says whether it is a control plane's;
 /// a map of one label costs half a KiB.
 pub(super) fn slim_machine(machine: &mut Machine) {
@@ -311,6 +329,35 @@ mod tests {
             told(&mut keeper, &Event::InitDone),
             Some(vec!["+b@3".to_owned(), "~a@2".to_owned()])
         );
+    }
+
+    #[test]
+    fn a_cached_infra_machine_has_no_room_for_what_does_not_come() {
+        let mut guarded: Guarded<InfraMachine> = serde_json::from_value(json!({
+            "metadata": {"name": "a", "finalizers": ["f"], "managedFields": [{"manager": "m"}], "ownerReferences": [
+                {"apiVersion": "v", "kind": "k", "name": "n", "uid": "u"},
+            ]},
+            "spec": {"providerSpec": {}},
+            "status": {
+                "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
+                "conditions": [{
+                    "type": "t", "status": "True", "reason": "r", "message": "",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                }],
+            },
+        }))
+        .unwrap();
+        slim_infra_machine(&mut guarded);
+        let machine = guarded.0.unwrap();
+        let status = machine.status.unwrap();
+        let capacities = [
+            machine.metadata.finalizers.unwrap().capacity(),
+            machine.metadata.owner_references.unwrap().capacity(),
+            status.addresses.capacity(),
+            status.conditions.capacity(),
+        ];
+        assert_eq!(capacities, [1; 4]);
+        assert!(machine.metadata.managed_fields.is_none());
     }
 
     #[test]
