@@ -119,10 +119,11 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
 fn filter(args: &LogArgs) -> Result<EnvFilter, TelemetryError> {
     let filter = match (&args.log_level, args.verbosity) {
         (Some(filter), _) if !filter.is_empty() => filter.as_str(),
-        (Some(_) | None, 0..=3) => "info",
-        (Some(_) | None, 4..=5) => "info,capcmi=debug",
+        // Never the client of the API server: of an answer that it can't read it logs all, be it a list of a whole fleet.
+        (Some(_) | None, 0..=3) => "info,kube_client::client=off",
+        (Some(_) | None, 4..=5) => "info,kube_client::client=off,capcmi=debug",
         // Not more of other crates: on their lowest level some log what goes over the wire (OPS-11).
-        (Some(_) | None, 6..) => "debug,capcmi=trace",
+        (Some(_) | None, 6..) => "debug,kube_client::client=off,capcmi=trace",
     };
     EnvFilter::try_new(filter).map_err(|source| TelemetryError::Filter {
         filter: filter.to_owned(),
@@ -145,8 +146,11 @@ mod tests {
 
     #[test]
     fn a_filter_goes_before_the_verbosity() {
-        assert_eq!(filter_of(0, None).unwrap(), "info");
-        assert_eq!(filter_of(4, None).unwrap(), "capcmi=debug,info");
+        assert_eq!(filter_of(0, None).unwrap(), "kube_client::client=off,info");
+        assert_eq!(
+            filter_of(4, None).unwrap(),
+            "kube_client::client=off,capcmi=debug,info"
+        );
         assert_eq!(filter_of(9, Some("warn")).unwrap(), "warn");
     }
 

@@ -13,7 +13,8 @@ shift
 capcmi="${CAPCMI:-capcmi}"
 export CMI_ENDPOINT="${CMI_ENDPOINT:-tcp://127.0.0.1:27051}"
 
-"$@" &
+# In a session of its own: Ctrl-C is for the suite, which needs the driver to remove what it has made.
+if command -v setsid >/dev/null; then setsid "$@" & else "$@" & fi
 driver=$!
 trap 'kill "$driver" 2>/dev/null || true; wait "$driver" || true' EXIT
 

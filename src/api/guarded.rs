@@ -1,10 +1,10 @@
 //! Objects that may not be what their schema says.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::Resource;
-use kube::core::PartialObjectMeta;
 use kube::core::error_boundary::InvalidObject;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
@@ -24,12 +24,57 @@ impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guarded<K> {
         if let Ok(object) = serde_json::from_str(text.get()) {
             return Ok(Self(Ok(object)));
         }
-        let partial: PartialObjectMeta<K> = serde_json::from_str(text.get()).map_err(D::Error::custom)?;
+        let metadata = metadata(text.get()).map_err(D::Error::custom)?;
         Ok(Self(Err(InvalidObject {
             error: what_is_wrong::<K>(text.get()),
-            metadata: partial.metadata,
+            metadata,
         })))
     }
+}
+
+/// The metadata of an object, whatever else it holds.
+///
+/// An object may be nested deeper than JSON is read, and its managed fields are nested as deep: both are skipped here, so that
+/// one such object does not spoil the list that it is in.
+///
+/// # Errors
+/// It is no object, or its metadata are malformed.
+pub fn metadata(text: &str) -> serde_json::Result<ObjectMeta> {
+    #[derive(Deserialize)]
+    struct Object {
+        #[serde(default)]
+        metadata: Metadata,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Metadata {
+        name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
+        generation: Option<i64>,
+        creation_timestamp: Option<Time>,
+        deletion_timestamp: Option<Time>,
+        labels: Option<BTreeMap<String, String>>,
+        annotations: Option<BTreeMap<String, String>>,
+        finalizers: Option<Vec<String>>,
+        owner_references: Option<Vec<OwnerReference>>,
+    }
+    let Object { metadata } = serde_json::from_str(text)?;
+    Ok(ObjectMeta {
+        name: metadata.name,
+        namespace: metadata.namespace,
+        uid: metadata.uid,
+        resource_version: metadata.resource_version,
+        generation: metadata.generation,
+        creation_timestamp: metadata.creation_timestamp,
+        deletion_timestamp: metadata.deletion_timestamp,
+        labels: metadata.labels,
+        annotations: metadata.annotations,
+        finalizers: metadata.finalizers,
+        owner_references: metadata.owner_references,
+        ..ObjectMeta::default()
+    })
 }
 
 /// Where reading the object fails, as `spec.providerSpec`, and why. Read again for that: to keep track of the place costs
@@ -96,6 +141,30 @@ mod tests {
             error.starts_with("spec.providerSpec: invalid type: integer `7`"),
             "{error}"
         );
+    }
+
+    /// The API server takes them deeper than JSON is read.
+    #[test]
+    fn an_object_that_is_nested_too_deep_spoils_no_list_and_keeps_its_metadata() {
+        let deep = format!("{}1{}", r#"{"a":"#.repeat(300), "}".repeat(300));
+        let object = format!(
+            r#"{{"metadata": {{"name": "c", "uid": "3", "annotations": {{"k": "v"}}, "managedFields": [{{"fieldsV1": {deep}}}]}},
+                "spec": {{"providerSpec": {deep}}}}}"#
+        );
+        let list = format!(
+            r#"{{"apiVersion": "v1", "kind": "List", "metadata": {{}}, "items": [{object}, {VALID}]}}"#
+        );
+        let list: ObjectList<Guarded<InfraMachine>> = serde_json::from_str(&list).unwrap();
+        let valid: Vec<bool> = list.items.iter().map(|read| read.0.is_ok()).collect();
+        assert_eq!(valid, [false, true]);
+        let metadata = list.items[0].meta();
+        assert_eq!(
+            (metadata.name.as_deref(), metadata.uid.as_deref()),
+            (Some("c"), Some("3"))
+        );
+        assert_eq!(metadata.annotations.as_ref().unwrap()["k"], "v");
+        let error = &list.items[0].0.as_ref().unwrap_err().error;
+        assert!(error.contains("recursion limit exceeded"), "{error}");
     }
 
     #[test]

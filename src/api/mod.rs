@@ -11,7 +11,7 @@ mod pause;
 pub(crate) mod schema;
 pub mod v1alpha1;
 
-pub use guarded::Guarded;
+pub use guarded::{Guarded, metadata};
 pub use pause::paused_by;
 
 /// API group of the kinds that this provider serves.

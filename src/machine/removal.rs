@@ -84,7 +84,12 @@ async fn do_without(
     match look(object, turn, plan, class).await {
         Ok(true) => {}
         Ok(false) => return Err(InvalidSecret::Needed { name }.into()),
-        Err(failure) => return Ok(Some(failure)),
+        Err(mut failure) => {
+            let said = failure.status.message();
+            let message = format!("the Secret `{name}` is gone, and the driver wants what it held: {said}");
+            failure.status = failure.status.with_message(message);
+            return Ok(Some(failure));
+        }
     }
     let none = (labels::SECRET, String::new());
     object

@@ -4,13 +4,17 @@
 //! Nothing is made for such an object. It can be deleted, with its VM: the identity, the driver and the spec that the VM
 //! was made from are annotations, which can be read whatever the spec says.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kube::api::{Api, DynamicObject};
-use kube::core::ApiResource;
+use kube::Resource as _;
+use kube::api::GetParams;
+use kube::core::Request;
 use kube::core::error_boundary::InvalidObject;
 use kube::runtime::controller::Action;
-use serde_json::{Map, Value};
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::gather::gather;
 use super::object::Object;
@@ -18,8 +22,8 @@ use super::outcome::Outcome;
 use super::plan::plan;
 use super::publish::{retry_of, wait};
 use super::{Context, events, execute};
-use crate::api::Guarded;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
+use crate::api::{self, Guarded};
 use crate::apiserver::{Error, Note};
 
 /// One reconcile of an InfraMachine that can't be read. Its status can't be written either: an event says once what is
@@ -64,49 +68,58 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
     let action = "reading an InfraMachine that can't be parsed";
     let namespace = invalid.metadata.namespace.as_deref().unwrap_or_default();
     let name = invalid.metadata.name.as_deref().unwrap_or_default();
-    let resource = ApiResource::erase::<InfraMachine>(&());
-    let api: Api<DynamicObject> = Api::namespaced_with(ctx.client.clone(), namespace, &resource);
-    let live = api.get(name).await.map_err(|error| Error::api(action, error))?;
-    if live.metadata.uid != invalid.metadata.uid || live.metadata.deletion_timestamp.is_none() {
+    let request = Request::new(InfraMachine::url_path(&(), Some(namespace)))
+        .get(name, &GetParams::default())
+        .map_err(|error| Error::api(action, kube::Error::BuildRequest(error)))?;
+    let text = ctx.client.request_text(request).await;
+    let text = text.map_err(|error| Error::api(action, error))?;
+    let live = api::metadata(&text).map_err(|error| Error::api(action, kube::Error::SerdeError(error)))?;
+    if live.uid != invalid.metadata.uid || live.deletion_timestamp.is_none() {
         // Another object came under this name: the cache will say so.
         return Err(Error::Conflict { action });
     }
     Ok(InfraMachine {
-        spec: legible(live.data.get("spec")),
-        metadata: live.metadata,
+        spec: legible(&text),
+        metadata: live,
         status: None,
     })
 }
 
-fn legible(spec: Option<&Value>) -> InfraMachineSpec {
-    let read = |fields: &Map<String, Value>| {
-        serde_json::from_value::<InfraMachineSpec>(Value::Object(fields.clone())).ok()
+/// The fields of an object's spec that can be read. As text: a field may be nested deeper than JSON is read.
+fn legible(object: &str) -> InfraMachineSpec {
+    #[derive(Deserialize)]
+    struct Object {
+        spec: BTreeMap<String, Box<RawValue>>,
+    }
+    let Ok(Object { spec }) = serde_json::from_str(object) else {
+        return InfraMachineSpec::default();
     };
-    let mut fields = Map::new();
-    for (name, value) in spec.and_then(Value::as_object).into_iter().flatten() {
-        fields.insert(name.clone(), value.clone());
-        if read(&fields).is_none() {
-            fields.remove(name);
+    let (mut fields, mut read) = (Vec::new(), InfraMachineSpec::default());
+    for (name, value) in &spec {
+        fields.push(format!("{}:{value}", Value::from(name.as_str())));
+        match serde_json::from_str(&format!("{{{}}}", fields.join(","))) {
+            Ok(more) => read = more,
+            Err(_) => drop(fields.pop()),
         }
     }
-    read(&fields).unwrap_or_default()
+    read
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
     fn of_a_spec_that_cannot_be_read_every_field_that_can_is_kept() {
-        let spec = legible(Some(&json!({
-            "shutdownTimeoutSeconds": "soon", "secretRef": {"name": "s"}, "providerSpec": [], "providerID": "sim://1",
-        })));
+        let deep = format!("{}1{}", r#"{"a":"#.repeat(300), "}".repeat(300));
+        let spec = legible(&format!(
+            r#"{{"spec": {{"shutdownTimeoutSeconds": "soon", "secretRef": {{"name": "s"}}, "providerSpec": {deep},
+                "provider": [], "providerID": "sim://1"}}}}"#
+        ));
         assert_eq!(spec.secret_ref.map(|secret| secret.name).as_deref(), Some("s"));
         assert_eq!(spec.provider_id.as_deref(), Some("sim://1"));
         assert_eq!(spec.shutdown_timeout_seconds, None);
-        for nothing in [None, Some(&json!("text")), Some(&json!({"secretRef": 1}))] {
+        for nothing in ["{}", r#"{"spec": "text"}"#, r#"{"spec": {"secretRef": 1}}"#] {
             assert!(legible(nothing).secret_ref.is_none());
         }
     }

@@ -16,7 +16,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// Which errors are worth a repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// Those that pass by themselves.
+    /// Those that pass by themselves: a look that fails for another reason fails at once.
     Transient,
     /// All but those that stay whatever happens.
     Any,
@@ -26,11 +26,11 @@ impl Repeat {
     /// Whether an error with this code is.
     pub const fn is_worth_it(self, code: Code) -> bool {
         match code {
-            Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => {
-                true
-            }
+            Code::Canceled | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => true,
             Code::NotFound | Code::InvalidArgument | Code::Unimplemented => false,
-            Code::AlreadyExists
+            // UNKNOWN is what an exception in a driver's first draft becomes: it does not pass.
+            Code::Unknown
+            | Code::AlreadyExists
             | Code::PermissionDenied
             | Code::ResourceExhausted
             | Code::FailedPrecondition
