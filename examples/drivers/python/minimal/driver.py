@@ -134,7 +134,8 @@ def main():
     if not endpoint.startswith(("tcp://", "unix:///")):
         sys.exit("CMI_ENDPOINT has to be tcp://HOST:PORT or unix:///PATH")
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)  # before there are threads that they could be sent to
-    server = grpc.server(ThreadPoolExecutor(64), options=[("grpc.so_reuseport", 0)])
+    options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 5 << 20)]  # ours alone, and whole
+    server = grpc.server(ThreadPoolExecutor(64), options=options)
     services.add_IdentityServicer_to_server(Identity(), server)
     services.add_MachineServicer_to_server(Machine(), server)
     server.add_insecure_port(endpoint.removeprefix("tcp://"))
