@@ -5,6 +5,7 @@ mod agreement;
 mod api_server;
 mod clusterctl;
 mod committed;
+mod compliance;
 mod components;
 mod documentation;
 mod kustomize;
