@@ -3,7 +3,10 @@
 use serde_json::{Value, json};
 
 use super::{Error, File, NAME_PREFIX, PROVIDER, PROVIDER_LABEL, rbac, yaml};
-use crate::api::{GROUP, VERSION, labels::RESERVED_ANNOTATIONS};
+use crate::api::{
+    GROUP, MACHINE_FINALIZER, VERSION,
+    labels::{self, Instance, RESERVED_ANNOTATIONS},
+};
 
 /// What Cluster API's topology controller puts on an object that it sends as a dry run to see what would change.
 const TOPOLOGY_DRY_RUN: &str = "topology.cluster.x-k8s.io/dry-run";
@@ -30,6 +33,10 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
         File::new(
             "provider_id.yaml",
             &policy("provider-id", &["inframachines"], &provider_id())?,
+        ),
+        File::new(
+            "finalizer.yaml",
+            &policy("finalizer", &["inframachines"], &finalizer())?,
         ),
     ])
 }
@@ -94,7 +101,7 @@ fn reserved_annotations() -> Rules {
             "messageExpression": quoted_list(
                 "metadata.annotations may not be set, changed or removed: ",
                 "variables.changed",
-                &format!("; they say which VM is whose, and {}", who_may_identify("them")),
+                &format!("; they say which VM is whose, and {}", who_may_identify("write them")),
             ),
             "reason": "Forbidden",
         }]),
@@ -114,24 +121,56 @@ fn provider_id() -> Rules {
             "expression": format!("variables.after == variables.before || {}", may_identify()),
             "message": format!(
                 "spec.providerID may not be set, changed or removed: it says which VM is whose, and {}",
-                who_may_identify("it")
+                who_may_identify("write it")
             ),
             "reason": "Forbidden",
         }]),
     }
 }
 
-/// Whether who asks may `update` the virtual subresource.
+/// While a VM may exist, only those who [`may_identify`] take the finalizer away: the object would go, and nothing would
+/// know of its VM any more. A deletion leaves finalizers of others alone, so that no other way leads around it.
+fn finalizer() -> Rules {
+    let has = |object: &str| format!("'{MACHINE_FINALIZER}' in {object}.metadata.?finalizers.orValue([])");
+    let (identity, instance, none) = (labels::MACHINE_ID, labels::INSTANCE, Instance::None.annotation());
+    let annotations = "oldObject.metadata.?annotations.orValue({})";
+    Rules {
+        variables: json!([
+            {"name": "isTaken", "expression":
+                before(&format!("{} && !({})", has("oldObject"), has("object")), "false")},
+            {"name": "annotations", "expression": before(annotations, "{}")},
+            {"name": "mayHaveVM", "expression": before(&format!(
+                "oldObject.?spec.?providerID.orValue('') != '' || \
+                 ('{identity}' in variables.annotations && variables.annotations[?'{instance}'].orValue('') != '{none}')"
+            ), "false")},
+        ]),
+        validations: json!([{
+            "expression": format!("!variables.isTaken || !variables.mayHaveVM || {}", may_identify()),
+            "message": format!(
+                "metadata.finalizers has to keep {MACHINE_FINALIZER} while a VM may exist: the provider takes it away when \
+                 the driver has confirmed that the VM is gone. If no driver can confirm that, an administrator sets the \
+                 annotation {}=true, which leaves the VM behind; {}",
+                labels::FORCE_DELETE,
+                who_may_identify("do either"),
+            ),
+            "reason": "Forbidden",
+        }]),
+    }
+}
+
+/// Whether who asks may `update` the virtual subresource, in the whole cluster. A VM is not in a namespace: who may write
+/// identities in one namespace may name there the VM of any other. So no namespace is given, and what a RoleBinding grants
+/// does not count, not even with a wildcard.
 fn may_identify() -> String {
     format!(
-        "authorizer.group('{GROUP}').resource('inframachines').subresource('{}').namespace(request.namespace).check('update').allowed()",
+        "authorizer.group('{GROUP}').resource('inframachines').subresource('{}').check('update').allowed()",
         rbac::IDENTITY
     )
 }
 
 fn who_may_identify(what: &str) -> String {
     format!(
-        "only the provider and who may update inframachines/{} in {GROUP} may write {what}",
+        "only the provider and who may update inframachines/{} of {GROUP} in the whole cluster may {what}",
         rbac::IDENTITY
     )
 }

@@ -4,7 +4,7 @@ use std::{fmt::Debug, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use capcmi::{
-    api::{GROUP, VERSION},
+    api::{GROUP, MACHINE_FINALIZER, VERSION},
     manifests,
 };
 use kube::{
@@ -58,6 +58,9 @@ pub async fn namespace() -> Result<String> {
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": tenant(&namespace)}],
     });
     cluster.apply_yaml(&binding.to_string()).await?;
+    for object in owner_of(&namespace) {
+        cluster.apply_yaml(&object.to_string()).await?;
+    }
     let forged = json!({"annotations": {"infrastructure.capcmi.io/machine-id": "forged"}});
     let probes = [
         (
@@ -86,6 +89,7 @@ pub async fn namespace() -> Result<String> {
             ),
         ),
     ];
+    guarded_finalizer(&namespace).await?;
     for (policy, kind, probe) in probes {
         let api = api(Who::Tenant, &namespace, kind).await?;
         eventually(DEADLINE, policy, async || {
@@ -101,6 +105,53 @@ pub async fn namespace() -> Result<String> {
     Ok(namespace)
 }
 
+/// Waits until the finalizer of a machine that may have a VM is guarded.
+async fn guarded_finalizer(namespace: &str) -> Result<()> {
+    let administrator = api(Who::Administrator, namespace, "InfraMachine").await?;
+    let tenant = api(Who::Tenant, namespace, "InfraMachine").await?;
+    let metadata = json!({"finalizers": [MACHINE_FINALIZER]});
+    let named = json!({"providerID": "cmi:///probe"});
+    create(
+        &administrator,
+        &object("InfraMachine", "finalized", &metadata, &named),
+    )
+    .await??;
+    eventually(DEADLINE, "capcmi-finalizer", async || {
+        let params = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        let message = refusal(tenant.patch("finalized", &params, &patch).await)?;
+        ensure!(message.contains("capcmi-finalizer"), "{message}");
+        Ok(())
+    })
+    .await
+}
+
+/// A user who may do everything with our kinds in the namespace, by a Role with wildcards, and is cluster-admin there by a
+/// RoleBinding.
+fn owner_of(namespace: &str) -> [Value; 3] {
+    let rbac = "rbac.authorization.k8s.io";
+    let role = |kind: &str, name: &str| json!({"apiGroup": rbac, "kind": kind, "name": name});
+    let binding = |name: &str, role: Value| {
+        json!({
+            "apiVersion": format!("{rbac}/v1"), "kind": "RoleBinding",
+            "metadata": {"name": name, "namespace": namespace}, "roleRef": role,
+            "subjects": [{"apiGroup": rbac, "kind": "User", "name": owner(namespace)}],
+        })
+    };
+    [
+        json!({
+            "apiVersion": format!("{rbac}/v1"), "kind": "Role",
+            "metadata": {"name": "everything", "namespace": namespace},
+            "rules": [{"apiGroups": [GROUP], "resources": ["*"], "verbs": ["*"]}],
+        }),
+        binding("owner-everything", role("Role", "everything")),
+        binding("owner-cluster-admin", role("ClusterRole", "cluster-admin")),
+    ]
+}
+
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
 pub enum Who {
@@ -108,6 +159,8 @@ pub enum Who {
     Administrator,
     /// A user who is bound to the ClusterRole `admin` in the namespace.
     Tenant,
+    /// A user who may do everything in the namespace, as a Role with wildcards and cluster-admin in a RoleBinding say it.
+    Owner,
     /// The provider's ServiceAccount, with the permissions that are shipped.
     Provider,
     /// Cluster API's core manager, with its own permissions and what is aggregated to them.
@@ -127,6 +180,7 @@ impl Who {
         match self {
             Self::Administrator => cluster.admin_client().await,
             Self::Tenant => client(cluster.admin_kubeconfig(), Some(tenant(namespace))).await,
+            Self::Owner => client(cluster.admin_kubeconfig(), Some(owner(namespace))).await,
             Self::Provider => account(manifests::NAMESPACE, "capcmi-manager").await,
             Self::Core => account("capi-system", "capi-manager").await,
         }
@@ -135,6 +189,10 @@ impl Who {
 
 fn tenant(namespace: &str) -> String {
     format!("tenant-of-{namespace}")
+}
+
+fn owner(namespace: &str) -> String {
+    format!("owner-of-{namespace}")
 }
 
 async fn client(kubeconfig: &Path, impersonate: Option<String>) -> Result<Client> {

@@ -1,10 +1,10 @@
 //! The admission policies: templates that never change, and identities and providerIDs that nobody can forge.
 
 use anyhow::{Result, ensure};
-use capcmi::api::labels::RESERVED_ANNOTATIONS;
+use capcmi::api::{MACHINE_FINALIZER, labels::INSTANCE, labels::RESERVED_ANNOTATIONS};
 use kube::{
     Api, ResourceExt,
-    api::{DynamicObject, Patch, PatchParams, PostParams},
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, PropagationPolicy},
 };
 use serde_json::{Value, json};
 
@@ -95,6 +95,143 @@ async fn provider_and_administrator_write_identities() -> Result<()> {
         merge(&api, "m", identity("2")).await?;
         merge(&api, "m", json!({"metadata": {"annotations": {IDENTITY: null}}})).await?;
     }
+    Ok(())
+}
+
+/// A VM is not in a namespace: who may write identities in one could name the VM of any other.
+#[tokio::test]
+async fn who_may_do_everything_in_one_namespace_may_write_no_identity() -> Result<()> {
+    let namespace = namespace().await?;
+    let owner = api(Who::Owner, &namespace, "InfraMachine").await?;
+    create(&owner, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
+    for (metadata, spec) in [
+        (identity("1")["metadata"].clone(), json!({})),
+        (json!({}), json!({"providerID": "cmi:///foreign"})),
+        (
+            json!({"annotations": {"infrastructure.capcmi.io/force-delete": "true"}}),
+            json!({}),
+        ),
+    ] {
+        let on_create = refusal(create(&owner, &object("InfraMachine", "forged", &metadata, &spec)).await?)?;
+        let on_update = refusal(merge(&owner, "m", json!({"metadata": metadata, "spec": spec})).await)?;
+        for message in [on_create, on_update] {
+            ensure!(message.contains("in the whole cluster"), "{message}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn while_a_vm_may_exist_only_who_may_write_identities_takes_the_finalizer() -> Result<()> {
+    let namespace = namespace().await?;
+    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    let administrator = api(Who::Administrator, &namespace, "InfraMachine").await?;
+    let held = |annotations: Value| json!({"annotations": annotations, "finalizers": [MACHINE_FINALIZER, "example.com/theirs"]});
+    let machines = [
+        (
+            "with-vm",
+            held(json!({IDENTITY: "1", INSTANCE: "may-exist"})),
+            json!({}),
+        ),
+        ("noteless", held(json!({IDENTITY: "1"})), json!({})),
+        (
+            "named",
+            held(json!({INSTANCE: "none"})),
+            json!({"providerID": "cmi:///1"}),
+        ),
+    ];
+    for (name, metadata, spec) in &machines {
+        create(&administrator, &object("InfraMachine", name, metadata, spec)).await??;
+    }
+    for who in [Who::Tenant, Who::Owner, Who::Core] {
+        let api = api(who, &namespace, "InfraMachine").await?;
+        for (name, ..) in &machines {
+            for finalizers in [json!(null), json!([]), json!(["example.com/theirs"])] {
+                let patch = json!({"metadata": {"finalizers": finalizers}});
+                let message = refusal(merge(&api, name, patch).await)?;
+                ensure!(message.contains(MACHINE_FINALIZER), "{message}");
+                ensure!(
+                    message.contains("infrastructure.capcmi.io/force-delete=true"),
+                    "{message}"
+                );
+            }
+            let mut whole = api.get(name).await?;
+            whole.metadata.finalizers = None;
+            refusal(api.replace(name, &PostParams::default(), &whole).await)?;
+            // What stands beside it is theirs.
+            let others = json!({"metadata": {"finalizers": [MACHINE_FINALIZER, "example.com/theirs", format!("example.com/{who:?}").to_lowercase()]}});
+            merge(&api, name, others).await?;
+        }
+    }
+    // The object goes, and with it the finalizer stays until the provider takes it.
+    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    for (name, ..) in &machines {
+        let deleted = DeleteParams {
+            propagation_policy: Some(PropagationPolicy::Orphan),
+            ..DeleteParams::default()
+        };
+        tenant.delete(name, &deleted).await?;
+        let message = refusal(merge(&tenant, name, json!({"metadata": {"finalizers": null}})).await)?;
+        ensure!(message.contains(MACHINE_FINALIZER), "{message}");
+    }
+    for (api, name) in [
+        (&provider, "with-vm"),
+        (&administrator, "noteless"),
+        (&administrator, "named"),
+    ] {
+        merge(api, name, json!({"metadata": {"finalizers": null}})).await?;
+        ensure!(api.get_opt(name).await?.is_none(), "{name} is still there");
+    }
+    Ok(())
+}
+
+/// Otherwise a machine that never came to anything would need an administrator.
+#[tokio::test]
+async fn a_machine_without_a_vm_can_lose_the_finalizer() -> Result<()> {
+    let namespace = namespace().await?;
+    let administrator = api(Who::Administrator, &namespace, "InfraMachine").await?;
+    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    let machines = [
+        ("refused", json!({IDENTITY: "1", INSTANCE: "none"})),
+        ("unclaimed", json!({})),
+    ];
+    for (name, annotations) in machines {
+        let metadata = json!({"annotations": annotations, "finalizers": [MACHINE_FINALIZER]});
+        create(
+            &administrator,
+            &object("InfraMachine", name, &metadata, &json!({})),
+        )
+        .await??;
+        merge(&tenant, name, json!({"metadata": {"finalizers": null}})).await?;
+        let left = tenant.get(name).await?;
+        ensure!(left.finalizers().is_empty(), "{left:?}");
+    }
+    Ok(())
+}
+
+/// A status write that could change metadata would lead around every policy.
+#[tokio::test]
+async fn a_status_write_changes_neither_finalizers_nor_annotations_nor_spec() -> Result<()> {
+    let namespace = namespace().await?;
+    let administrator = api(Who::Administrator, &namespace, "InfraMachine").await?;
+    let owner = api(Who::Owner, &namespace, "InfraMachine").await?;
+    let metadata =
+        json!({"annotations": {IDENTITY: "1", INSTANCE: "may-exist"}, "finalizers": [MACHINE_FINALIZER]});
+    create(
+        &administrator,
+        &object("InfraMachine", "m", &metadata, &json!({})),
+    )
+    .await??;
+    let before = owner.get("m").await?;
+    let patch = Patch::Merge(json!({
+        "metadata": {"annotations": {IDENTITY: "2", INSTANCE: null}, "finalizers": null},
+        "spec": {"providerID": "cmi:///foreign"}, "status": {"nodeName": "written"},
+    }));
+    let written = owner.patch_status("m", &PatchParams::default(), &patch).await?;
+    ensure!(written.data["status"]["nodeName"] == "written", "{written:?}");
+    ensure!(written.finalizers() == before.finalizers(), "{written:?}");
+    ensure!(written.annotations() == before.annotations(), "{written:?}");
+    ensure!(written.data["spec"] == before.data["spec"], "{written:?}");
     Ok(())
 }
 

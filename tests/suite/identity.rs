@@ -3,12 +3,13 @@
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{self, DELETING, READY};
 use capcmi::api::labels;
-use capcmi::api::v1alpha1::InfraCluster;
+use capcmi::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineSpec};
 use capcmi::apiserver::FIELD_MANAGER;
 use capcmi::driver::Operation;
 use capcmi::drivers::simulated::PlantedVm;
-use kube::ResourceExt;
-use kube::api::{Api, DynamicObject};
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, ResourceExt};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
@@ -252,6 +253,127 @@ async fn a_copied_identity_is_nobodys() -> Result<()> {
     );
     original.provisioned().await?;
     Ok(())
+}
+
+/// With the identity and providerID of another namespace's VM, a tenant's machine would become Ready, and its deletion would
+/// delete the VM.
+#[tokio::test]
+async fn who_may_do_everything_in_one_namespace_takes_no_vm_of_another() -> Result<()> {
+    let (world, beside) = (World::new("owner").await?, World::new("thief").await?);
+    let cloud = Cloud::new(&world);
+    let provider = Provider::new(cloud.drivers(json!({})));
+    let _first = provider.start(&world).await?;
+    let _second = provider.clone().named("second").start(&beside).await?;
+    world.cluster("one").await?;
+    beside.cluster("one").await?;
+    let original = ByHand::new(&world, "one", "m").create().await?;
+    let machine = original.provisioned().await?;
+    let vm = cloud.holds(1).await?.remove(0);
+
+    let copied = |key: &str| {
+        let value = machine.annotations().get(key).cloned().unwrap_or_default();
+        value.replace(
+            &format!("{}/", world.namespace),
+            &format!("{}/", beside.namespace),
+        )
+    };
+    let annotations: Value = labels::OWN_ANNOTATIONS
+        .iter()
+        .filter(|key| machine.annotations().contains_key(**key))
+        .map(|key| ((*key).to_owned(), json!(copied(key))))
+        .collect::<serde_json::Map<_, _>>()
+        .into();
+    let thief = ByHand::new(&beside, "one", "m");
+    thief.create_infra().await?;
+    let forged = [
+        json!({"metadata": {"annotations": annotations}}),
+        json!({"spec": {"providerID": machine.spec.provider_id}}),
+        json!({"metadata": {"annotations": annotations}, "spec": {"providerID": machine.spec.provider_id}}),
+    ];
+    let tenant = with_every_right_in(&beside).await?;
+    for forged in forged {
+        let refused = tenant
+            .patch("m", &PatchParams::default(), &Patch::Merge(&forged))
+            .await;
+        let refused = refused.err().context("an identity was taken")?.to_string();
+        ensure!(refused.contains("in the whole cluster"), "{refused}");
+        let mut another = InfraMachine::new("another", InfraMachineSpec::default());
+        another.metadata.annotations = serde_json::from_value(forged["metadata"]["annotations"].clone())?;
+        another.spec.provider_id = serde_json::from_value(forged["spec"]["providerID"].clone())?;
+        let refused = tenant.create(&PostParams::default(), &another).await;
+        let refused = refused.err().context("an identity was created")?.to_string();
+        ensure!(refused.contains("in the whole cluster"), "{refused}");
+    }
+    // What it has is its own.
+    thief.create_machine().await?;
+    thief.provisioned().await?;
+    cloud.holds(2).await?;
+    thief.delete().await?;
+    thief.gone().await?;
+    ensure!(cloud.holds(1).await?[0] == vm, "the wrong VM was deleted");
+    original.provisioned().await?;
+    Ok(())
+}
+
+/// Deleted without the finalizer, the object would go and its VM stay, and nothing would know of it.
+#[tokio::test]
+async fn a_tenant_that_takes_the_finalizer_during_a_deletion_leaves_no_vm_behind() -> Result<()> {
+    let world = World::new("loser").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
+    machine.provisioned().await?;
+    cloud.fail(json!([{"operation": "DeleteMachine", "code": "Unavailable", "retryAfterMs": 200}]))?;
+    machine.delete().await?;
+    machine
+        .until("a deletion that runs", |machine| {
+            says(machine, DELETING, "True", "Unavailable")
+        })
+        .await?;
+    let tenant = with_every_right_in(&world).await?;
+    let patch = json!({"metadata": {"finalizers": []}});
+    let refused = tenant
+        .patch("m", &PatchParams::default(), &Patch::Merge(&patch))
+        .await;
+    let refused = refused.err().context("the finalizer went")?.to_string();
+    ensure!(refused.contains(labels::FORCE_DELETE), "{refused}");
+    cloud.fail(json!([]))?;
+    machine.gone().await?;
+    cloud.holds(0).await?;
+    Ok(())
+}
+
+/// InfraMachines, as a user who may do everything with the provider's kinds in the namespace.
+async fn with_every_right_in(world: &World) -> Result<Api<InfraMachine>> {
+    let rbac = "rbac.authorization.k8s.io";
+    let user = format!("everything-in-{}", world.namespace);
+    world
+        .apply(&format!(
+            r#"
+apiVersion: {rbac}/v1
+kind: Role
+metadata: {{name: everything, namespace: $NS}}
+rules: [{{apiGroups: [infrastructure.capcmi.io], resources: ["*"], verbs: ["*"]}}]
+---
+apiVersion: {rbac}/v1
+kind: RoleBinding
+metadata: {{name: everything, namespace: $NS}}
+roleRef: {{apiGroup: {rbac}, kind: Role, name: everything}}
+subjects: [{{apiGroup: {rbac}, kind: User, name: {user}}}]
+"#
+        ))
+        .await?;
+    let kubeconfig = Kubeconfig::read_from(world.management.admin_kubeconfig())?;
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.default_retry = false;
+    config.auth_info.impersonate = Some(user);
+    let api = Api::namespaced(Client::try_from(config)?, &world.namespace);
+    eventually(DEADLINE, "the rights of the Role", async || {
+        Ok(api.list(&ListParams::default()).await.map(drop)?)
+    })
+    .await?;
+    Ok(api)
 }
 
 /// A providerID that the provider did not write leads to no call, neither while the machine lives nor when it goes.
