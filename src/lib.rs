@@ -10,10 +10,11 @@
 //!            → drivers → cmi → driver
 //!            → conformance → cmi, driver
 //! ```
-// Layer 0: what is talked about.
+// Layer 0: what is talked about, and what servers share.
 // The lint takes the fields of two print columns for one attribute said twice.
 #[allow(clippy::duplicated_attributes)]
 pub mod api; // the objects that are served, and what is read of those of Cluster API
+pub mod connections; // how many a server has, and which one makes room
 pub mod driver; // the contract with a back end
 
 // Layer 1: drivers and their wire.

@@ -61,8 +61,9 @@ const MAP: &[Rule] = &[
             "kube::runtime",
         ],
     ),
+    rule("connections", &[], &["kube", "k8s_openapi", "tonic", "prost"]),
     // L1: drivers and their wire. No Kubernetes.
-    rule("cmi", &["driver"], &["kube", "k8s_openapi"]),
+    rule("cmi", &["driver", "connections"], &["kube", "k8s_openapi"]),
     rule("drivers", &["driver", "cmi"], &["kube", "k8s_openapi"]),
     rule("conformance", &["driver", "cmi"], &["kube", "k8s_openapi"]),
     // L2: tools.
@@ -124,6 +125,7 @@ const MAP: &[Rule] = &[
         "manager",
         &[
             "api",
+            "connections",
             "driver",
             "apiserver",
             "caches",

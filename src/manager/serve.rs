@@ -4,24 +4,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt as _;
 
-/// Connections at the same time; more wait in the kernel's queue.
-const MOST_CONNECTIONS: usize = 64;
-/// How long a client may take to greet.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client may take to ask, again and again on the same connection.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
-/// The wait after a connection could not be accepted, for want of file descriptors as a rule.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+use crate::connections::{Connections, Ticket};
+
+/// Connections at the same time.
+const MOST_CONNECTIONS: usize = 256;
+/// How long a TLS handshake may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the head of a request may take, from its connection on.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How much that may be: a token has a few KiB.
+const MOST_HEADER_BYTES: usize = 32 * 1024;
+/// How long a connection may last, with the review of its token and its answer.
+const LIFETIME: Duration = Duration::from_secs(30);
 
 /// A certificate and its key.
 #[derive(Clone)]
@@ -52,47 +58,59 @@ impl Tls {
     }
 }
 
-/// Serves for ever.
+/// Serves for ever. Each connection is for one request, so that none is idle.
 pub(super) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Router) {
-    let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let connections = Connections::new(MOST_CONNECTIONS);
     loop {
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else {
-            return;
-        };
         match listener.accept().await {
-            Ok((stream, _peer)) => {
+            Ok((stream, peer)) => {
+                let ticket = Arc::new(connections.admit(peer.into()).await);
                 let (tls, router) = (tls.clone(), router.clone());
                 tokio::spawn(async move {
-                    greet(stream, tls, router).await;
-                    drop(slot);
+                    tokio::select! {
+                        () = ticket.evicted() => tracing::debug!(%peer, "a connection made room for others"),
+                        () = greet(stream, tls, router, &ticket) => {}
+                        () = sleep(LIFETIME) => tracing::debug!(%peer, "a connection took too long"),
+                    }
                 });
             }
-            Err(error) => {
-                tracing::warn!(%error, "accepting a connection failed");
-                sleep(ACCEPT_PAUSE).await;
-            }
+            Err(error) => connections.failed_to_accept(&error).await,
         }
     }
 }
 
-async fn greet(stream: TcpStream, tls: Option<Tls>, router: Router) {
+async fn greet(stream: TcpStream, tls: Option<Tls>, router: Router, ticket: &Arc<Ticket>) {
     match tls {
-        None => answer(stream, router).await,
+        None => answer(stream, router, ticket).await,
         Some(Tls(acceptor)) => match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => answer(stream, router).await,
+            Ok(Ok(stream)) => answer(stream, router, ticket).await,
             Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
             Err(_elapsed) => tracing::debug!("TLS handshake took too long"),
         },
     }
 }
 
-async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router) {
+async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    ticket: &Arc<Ticket>,
+) {
+    let ticket = Arc::clone(ticket);
+    let service = router.map_request(move |request: Request<Incoming>| {
+        ticket.asked();
+        request
+    });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .max_buf_size(MOST_HEADER_BYTES)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
         .await;
     if let Err(error) = served {
         tracing::debug!(%error, "a connection ended early");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -153,8 +153,3 @@ async fn running_work_is_waited_for_and_dropped_after_the_grace_period() {
     assert!(start.elapsed() >= Duration::from_secs(30));
     assert!(DROPPED.load(Ordering::SeqCst));
 }
-
-#[tokio::test]
-async fn a_self_signed_certificate_is_served() {
-    assert!(Tls::self_signed().is_ok());
-}

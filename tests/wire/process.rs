@@ -11,6 +11,7 @@ use capcmi::cmi::proto::cmi::v1::identity_client::IdentityClient;
 use capcmi::cmi::proto::cmi::v1::machine_client::MachineClient;
 use management_cluster::eventually;
 use serde_json::json;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::process::Command;
 
 use crate::support::{PATIENCE, Plugin, connect, create};
@@ -236,4 +237,58 @@ async fn logs_go_to_standard_error_alone_and_hold_no_secret() -> Result<()> {
     let left = std::fs::read_dir(folder.path())?.count();
     ensure!(left == 0, "{left} files were left");
     Ok(())
+}
+
+/// More than a plugin serves, twice over.
+const SILENT: usize = 600;
+/// More files than a plugin has, with as many connections as it serves and as many that are being closed.
+const MOST_FILES: usize = 560;
+
+/// A client that has called stays; the silent ones evict each other, and are gone when they have said nothing for seconds.
+#[tokio::test]
+async fn silent_clients_cost_a_plugin_neither_its_files_nor_its_callers() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let socket = folder.path().join("p.sock");
+    for endpoint in [
+        format!("unix://{}", socket.display()),
+        "tcp://127.0.0.1:0".to_owned(),
+    ] {
+        let plugin = Plugin::start(Plugin::command().args(["--endpoint", &endpoint])).await?;
+        let before = plugin.open_files()?;
+        let mut caller = MachineClient::new(connect(&plugin.endpoint).await?);
+        caller.create_machine(create("m-0")).await?;
+        let mut silent = Vec::new();
+        for _ in 0..SILENT {
+            silent.push(silence(&plugin.endpoint).await?);
+            ensure!(
+                plugin.open_files()? < MOST_FILES,
+                "the plugin holds too many connections"
+            );
+        }
+        caller.create_machine(create("m-0")).await?;
+        let mut late = MachineClient::new(connect(&plugin.endpoint).await?);
+        late.create_machine(create("m-1")).await?;
+
+        eventually(PATIENCE, "an end of the silent connections", async || {
+            let open = plugin.open_files()?;
+            ensure!(
+                open <= before + 2,
+                "{open} files are open, and {before} were before"
+            );
+            Ok(())
+        })
+        .await?;
+        caller.create_machine(create("m-0")).await?;
+    }
+    Ok(())
+}
+
+/// A connection on which nothing is said.
+async fn silence(endpoint: &Endpoint) -> Result<Box<dyn Send>> {
+    Ok(match endpoint {
+        Endpoint::Unix(path) => Box::new(UnixStream::connect(path).await?),
+        Endpoint::Tcp(address) | Endpoint::Tls(address) => {
+            Box::new(TcpStream::connect((address.host.as_str(), address.port)).await?)
+        }
+    })
 }

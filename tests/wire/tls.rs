@@ -1,7 +1,9 @@
 //! TLS, where both sides show a certificate.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use capcmi::cmi::endpoint::Endpoint;
@@ -11,7 +13,9 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tempfile::TempDir;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::support::{Connection, Served, create, simulated};
@@ -124,6 +128,36 @@ async fn only_clients_with_a_certificate_of_the_authority_are_served() -> Result
     }
     // Who was turned away is in nobody's way.
     call(&served, "plugin.example", &client(&authority, Some(&known))?).await?;
+    served.stop().await
+}
+
+/// Handshakes that are begun and not ended are in the way of no client, however many there are and come anew.
+#[tokio::test]
+async fn a_client_is_served_while_others_hold_handshakes_open() -> Result<()> {
+    let (authority, folder) = (Authority::new()?, TempDir::new()?);
+    let files = write(folder.path(), &authority.issue("plugin.example")?, &authority)?;
+    let served = serve(files).await?;
+    let client = client(&authority, Some(&authority.issue("provider")?))?;
+    let Endpoint::Tls(address) = &served.endpoint else {
+        anyhow::bail!("{} has no TLS", served.endpoint);
+    };
+    let mut held = VecDeque::new();
+    for number in 0..1000 {
+        let mut stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
+        if number % 2 == 0 {
+            // The beginning of a ClientHello.
+            stream.write_all(&[0x16, 3, 1, 2, 0, 1, 0]).await?;
+        }
+        held.push_back(stream);
+        if held.len() > 400 {
+            held.pop_front();
+        }
+        if number % 100 == 99 {
+            timeout(Duration::from_secs(3), call(&served, "plugin.example", &client))
+                .await
+                .with_context(|| format!("a client was locked out by {} handshakes", held.len()))??;
+        }
+    }
     served.stop().await
 }
 

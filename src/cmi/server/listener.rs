@@ -5,21 +5,25 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt as _};
+use http::Request;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::body::Body;
+use tonic::transport::server::Connected;
 
 use super::socket_file::SocketFile;
 use super::tls::{ServerTls, TlsError};
 use crate::cmi::endpoint::{Authority, Endpoint};
+use crate::connections::{Admitted, Asker, Connections, Peer, Ticket};
 
-/// The wait after a connection could not be accepted, for want of file descriptors as a rule.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a TLS client may take to greet.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Clients that greet at the same time; more wait in the kernel's queue.
-const MOST_HANDSHAKES: usize = 64;
+/// Connections at the same time.
+const MOST_CONNECTIONS: usize = 256;
+/// How long a TLS handshake may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How many bytes every client of HTTP/2 says at once, and how long that may take.
+const PREFACE: (usize, Duration) = (24, Duration::from_secs(5));
 
 /// A socket that is listened on.
 #[derive(Debug)]
@@ -167,26 +171,32 @@ async fn make_room(path: &Path) -> Result<(), InTheWay> {
 }
 
 /// Connections over the file system.
-pub(super) fn unix(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStream>> {
-    accepted(UnixListenerStream::new(listener)).map(Ok)
+pub(super) fn unix(listener: UnixListener) -> impl Stream<Item = io::Result<Admitted<UnixStream>>> {
+    admitted(UnixListenerStream::new(listener), |_| Some(Peer::Local))
+        .map(|(stream, ticket)| Ok(Admitted::new(stream, ticket, PREFACE)))
 }
 
 /// Connections over TCP.
-pub(super) fn tcp(listener: TcpListener) -> impl Stream<Item = io::Result<TcpStream>> {
-    prompt(listener).map(Ok)
+pub(super) fn tcp(listener: TcpListener) -> impl Stream<Item = io::Result<Admitted<TcpStream>>> {
+    prompt(listener).map(|(stream, ticket)| Ok(Admitted::new(stream, ticket, PREFACE)))
 }
 
 /// Connections over TLS, whose clients have shown a certificate.
 pub(super) fn tls(
     listener: TcpListener,
     tls: ServerTls,
-) -> impl Stream<Item = io::Result<TlsStream<TcpStream>>> {
+) -> impl Stream<Item = io::Result<Admitted<TlsStream<TcpStream>>>> {
     prompt(listener)
-        .map(move |stream| {
+        .map(move |(stream, ticket)| {
             let acceptor = tls.acceptor();
             async move {
-                match timeout(HANDSHAKE_TIMEOUT, acceptor?.accept(stream)).await {
-                    Ok(Ok(stream)) => Some(Ok(stream)),
+                let handshake = timeout(HANDSHAKE_TIMEOUT, acceptor?.accept(stream));
+                let shaken = tokio::select! {
+                    shaken = handshake => shaken,
+                    () = ticket.evicted() => return None,
+                };
+                match shaken {
+                    Ok(Ok(stream)) => Some(Ok(Admitted::new(stream, ticket, PREFACE))),
                     Ok(Err(error)) => {
                         tracing::info!(%error, "a client was turned away");
                         None
@@ -198,27 +208,61 @@ pub(super) fn tls(
                 }
             }
         })
-        .buffer_unordered(MOST_HANDSHAKES)
+        // As many as can be open: no handshake waits for another client's.
+        .buffer_unordered(2 * MOST_CONNECTIONS + 1)
         .filter_map(futures::future::ready)
 }
 
 /// TCP connections whose small messages are not held back.
-fn prompt(listener: TcpListener) -> impl Stream<Item = TcpStream> {
-    accepted(TcpListenerStream::new(listener)).inspect(|stream| {
+fn prompt(listener: TcpListener) -> impl Stream<Item = (TcpStream, Ticket)> {
+    // One that is gone already has no address.
+    admitted(TcpListenerStream::new(listener), |stream: &TcpStream| {
+        stream.peer_addr().ok().map(Peer::from)
+    })
+    .inspect(|(stream, _)| {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "switching off Nagle's algorithm failed");
         }
     })
 }
 
-/// Connections, without the failures of single ones, which would end a server.
-fn accepted<S>(incoming: impl Stream<Item = io::Result<S>>) -> impl Stream<Item = S> {
-    incoming.filter_map(async |connection| match connection {
-        Ok(connection) => Some(connection),
-        Err(error) => {
-            tracing::warn!(%error, "accepting a connection failed");
-            sleep(ACCEPT_PAUSE).await;
-            None
-        }
-    })
+/// Connections that have a place, without the failures of single ones, which would end a server.
+fn admitted<S>(
+    incoming: impl Stream<Item = io::Result<S>>,
+    peer: fn(&S) -> Option<Peer>,
+) -> impl Stream<Item = (S, Ticket)> {
+    let connections = Connections::new(MOST_CONNECTIONS);
+    incoming
+        .then(move |accepted| {
+            let connections = connections.clone();
+            async move {
+                match accepted {
+                    Ok(stream) => {
+                        let peer = peer(&stream)?;
+                        Some((stream, connections.admit(peer).await))
+                    }
+                    Err(error) => {
+                        connections.failed_to_accept(&error).await;
+                        None
+                    }
+                }
+            }
+        })
+        .filter_map(futures::future::ready)
+}
+
+impl<IO> Connected for Admitted<IO> {
+    type ConnectInfo = Asker;
+
+    fn connect_info(&self) -> Asker {
+        self.asker()
+    }
+}
+
+/// Notes that the connection of a request makes requests.
+pub(super) fn note_asked(request: Request<Body>) -> Request<Body> {
+    if let Some(asker) = request.extensions().get::<Asker>() {
+        asker.asked();
+    }
+    request
 }

@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::{Connected, Router};
-use tower::util::MapResponseLayer;
+use tower::util::{MapRequestLayer, MapResponseLayer};
 
 pub use listener::{ListenError, Listener};
 pub use socket_file::SocketFile;
@@ -91,9 +91,13 @@ struct Service {
 }
 
 type SendTrailers = fn(http::Response<tonic::body::Body>) -> http::Response<tonic::body::Body>;
+type NoteAsked = fn(http::Request<tonic::body::Body>) -> http::Request<tonic::body::Body>;
 type Layers = tower::layer::util::Stack<
     MapResponseLayer<SendTrailers>,
-    tower::layer::util::Stack<DeadlineLayer, tower::layer::util::Identity>,
+    tower::layer::util::Stack<
+        DeadlineLayer,
+        tower::layer::util::Stack<MapRequestLayer<NoteAsked>, tower::layer::util::Identity>,
+    >,
 >;
 
 impl Service {
@@ -109,6 +113,7 @@ impl Service {
         let router = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+            .layer(MapRequestLayer::new(listener::note_asked as NoteAsked))
             .layer(DeadlineLayer)
             .layer(MapResponseLayer::new(trailing::send as SendTrailers))
             .add_service(IdentityServer::new(plugin.clone()).max_decoding_message_size(MOST_MESSAGE_BYTES))

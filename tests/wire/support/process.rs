@@ -60,6 +60,12 @@ impl Plugin {
         })
     }
 
+    /// How many files and sockets it has open.
+    pub fn open_files(&self) -> Result<usize> {
+        let id = self.process.id().context("the plugin has ended")?;
+        Ok(std::fs::read_dir(format!("/proc/{id}/fd"))?.count())
+    }
+
     /// Sends SIGTERM.
     pub async fn ask_to_stop(&self) -> Result<()> {
         let id = self.process.id().context("the plugin has ended")?;
