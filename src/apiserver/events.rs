@@ -15,6 +15,9 @@ use crate::api::conditions::reason;
 /// The most bytes that an event's note may have.
 const MAX_NOTE: usize = 1024;
 
+/// The most characters that the name of an object may have.
+const MAX_NAME: usize = 253;
+
 /// What an event says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
@@ -93,11 +96,7 @@ impl Events {
             .namespace
             .clone()
             .unwrap_or_else(|| "default".to_owned());
-        let name = format!(
-            "{}.{:x}",
-            regarding.name.as_deref().unwrap_or("capcmi"),
-            now.as_nanosecond()
-        );
+        let name = name_of(&regarding, now);
         let event = Event {
             metadata: ObjectMeta {
                 name: Some(name),
@@ -119,6 +118,24 @@ impl Events {
             .await?;
         Ok(())
     }
+}
+
+/// The name of an event: its object's and the time, as all controllers have it. Where the object's name leaves no room for the
+/// time, what is cut off it is a hash, so that two objects whose names begin alike do not share an event's.
+fn name_of(regarding: &ObjectReference, now: Timestamp) -> String {
+    let object = regarding.name.as_deref().unwrap_or("capcmi");
+    let time = format!("{:x}", now.as_nanosecond());
+    let name = format!("{object}.{time}");
+    if name.len() <= MAX_NAME {
+        return name;
+    }
+    let mut hasher = DefaultHasher::new();
+    (object, &regarding.uid).hash(&mut hasher);
+    let rest = format!(".{:016x}.{time}", hasher.finish());
+    let room = MAX_NAME.saturating_sub(rest.len());
+    // A name of the API server's is ASCII; a dot or dash may not be what its part ends with.
+    let start: String = object.chars().take(room).collect();
+    format!("{}{rest}", start.trim_end_matches(['.', '-']))
 }
 
 fn cut(mut note: String) -> String {
@@ -173,5 +190,35 @@ pub(crate) mod tests {
             events.publish_once(&object, Note::unreadable(error)).await;
         }
         assert_eq!(published.lock().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn an_event_on_an_object_of_the_longest_name_has_a_name_that_the_api_server_takes() {
+        let of = |name: &str, uid: &str| {
+            let regarding = ObjectReference {
+                name: Some(name.to_owned()),
+                uid: Some(uid.to_owned()),
+                ..ObjectReference::default()
+            };
+            name_of(&regarding, Timestamp::from_second(1_800_000_000).unwrap())
+        };
+        assert!(of("m1", "u-1").starts_with("m1.18"), "{}", of("m1", "u-1"));
+        let mut names = Vec::new();
+        for long in ["a".repeat(253), "a.-".repeat(84), format!("{}b", "a".repeat(252))] {
+            for uid in ["u-1", "u-2"] {
+                let name = of(&long, uid);
+                assert!((200..=MAX_NAME).contains(&name.len()), "{name}");
+                let fits = |part: &str| {
+                    part.starts_with(char::is_alphanumeric) && part.ends_with(char::is_alphanumeric)
+                };
+                let last = name.rsplitn(3, '.').nth(2).unwrap_or_default();
+                assert!(last.ends_with(char::is_alphanumeric), "{name}");
+                assert!(name.rsplit('.').take(2).all(fits), "{name}");
+                names.push(name);
+            }
+        }
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 6, "none twice: {names:?}");
     }
 }
