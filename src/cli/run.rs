@@ -7,12 +7,14 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{ArgAction, Args};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use sha2::{Digest as _, Sha256};
 
 use super::address::BindAddress;
 use super::{Failure, drivers, duration, signals};
 use crate::manager::{self, ControllerOptions, Diagnostics, Election, Setup, Timing};
 
-/// Name of the Lease, after the custom of Cluster API's managers.
+/// Name of the Lease, after the custom of Cluster API's managers; of a provider that looks at a part of the objects alone,
+/// the beginning of the name.
 const LEASE: &str = "controller-leader-election-capcmi";
 
 /// Flags of `capcmi run`.
@@ -43,7 +45,8 @@ pub(super) struct RunArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Leader election")]
 struct ElectionArgs {
-    /// Act only while holding a Lease; needed where there may be two replicas.
+    /// Act only while holding a Lease; needed where there may be two replicas. Those with the same --namespace and
+    /// --watch-filter share one.
     #[arg(long = "leader-elect", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     wanted: bool,
@@ -112,7 +115,8 @@ pub(super) async fn run(args: RunArgs) -> Result<(), Failure> {
     let api_server = api_server(args.kubeconfig)
         .await
         .map_err(Failure::Misconfigured)?;
-    let election = args.election.election(&api_server.default_namespace)?;
+    let lease = lease(&args.namespace, &args.watch_filter);
+    let election = args.election.election(&api_server.default_namespace, lease)?;
     let stop = signals::asked_to_stop()
         .context("listening for signals failed")
         .map_err(Failure::Failed)?;
@@ -144,8 +148,20 @@ async fn api_server(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Config>
         .with_context(what)
 }
 
+/// The Lease of a provider: one for all replicas that look at the same objects. Those that look at others must not stand by
+/// for them.
+fn lease(namespace: &str, watch_filter: &str) -> String {
+    if namespace.is_empty() && watch_filter.is_empty() {
+        return LEASE.to_owned();
+    }
+    // The value of a label may have what a name may not. Neither of the two has a line break.
+    let hash = Sha256::digest(format!("{namespace}\n{watch_filter}"));
+    let short: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    format!("{LEASE}-{short}")
+}
+
 impl ElectionArgs {
-    fn election(self, default_namespace: &str) -> Result<Option<Election>, Failure> {
+    fn election(self, default_namespace: &str, lease: String) -> Result<Option<Election>, Failure> {
         let timing = Timing::new(self.lease_duration, self.renew_deadline, self.retry_period)
             .context("the times of --leader-elect-* do not fit together")
             .map_err(Failure::Misconfigured)?;
@@ -157,7 +173,7 @@ impl ElectionArgs {
                 .namespace
                 .filter(|namespace| !namespace.is_empty())
                 .unwrap_or_else(|| default_namespace.to_owned()),
-            lease: LEASE.to_owned(),
+            lease,
             identity: manager::identity(&host_name()),
             timing,
         }))
@@ -226,10 +242,11 @@ mod tests {
             "--diagnostics-address=127.0.0.1:8080",
         ]);
         assert!(args.election.wanted && !args.servers.insecure_diagnostics);
-        let election = args.election.election("ns").unwrap_or(None).unwrap();
+        let election = args.election.election("ns", "lease".to_owned());
+        let election = election.unwrap_or(None).unwrap();
         assert_eq!(
             (election.namespace.as_str(), election.lease.as_str()),
-            ("ns", LEASE)
+            ("ns", "lease")
         );
         let options = args.work.options(args.namespace, args.watch_filter);
         assert_eq!(
@@ -240,20 +257,42 @@ mod tests {
 
     #[test]
     fn nobody_is_elected_unless_it_is_asked_for() {
-        assert!(args(&[]).election.election("ns").unwrap_or(None).is_none());
-        assert!(
-            args(&["--leader-elect=false"])
-                .election
-                .election("ns")
-                .unwrap_or(None)
-                .is_none()
+        for flags in [&[][..], &["--leader-elect=false"]] {
+            let election = args(flags).election.election("ns", LEASE.to_owned());
+            assert!(election.unwrap_or(None).is_none(), "{flags:?}");
+        }
+    }
+
+    /// Else the second would stand by for the first, and its machines would wait for ever.
+    #[test]
+    fn providers_that_look_at_different_objects_do_not_share_a_lease() {
+        let scopes = [
+            ("", ""),
+            ("", "Red_1"),
+            ("", "blue"),
+            ("blue", ""),
+            ("blue", "blue"),
+        ];
+        let mut names: Vec<_> = scopes.map(|(namespace, filter)| lease(namespace, filter)).into();
+        assert_eq!(
+            names[0], "controller-leader-election-capcmi",
+            "that of all objects stays"
         );
+        assert_eq!(names[1], lease("", "Red_1"), "that of two replicas is the same");
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        assert!(
+            names.iter().all(|name| name.len() < 64 && name.chars().all(fits)),
+            "{names:?}"
+        );
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), scopes.len(), "none twice: {names:?}");
     }
 
     #[test]
     fn times_that_do_not_fit_together_are_a_misconfiguration() {
         let args = args(&["--leader-elect-lease-duration=5s"]);
-        let failure = args.election.election("ns").unwrap_err();
+        let failure = args.election.election("ns", LEASE.to_owned()).unwrap_err();
         assert!(matches!(failure, Failure::Misconfigured(_)));
         assert!(
             failure.message().contains("renew deadline"),

@@ -144,7 +144,8 @@ impl Elector {
             return;
         };
         leadership.renew(sent + self.election.timing.renew_deadline);
-        tracing::info!(identity = self.election.identity, "this replica is the leader");
+        let Election { identity, lease, .. } = &self.election;
+        tracing::info!(identity, lease, "this replica is the leader");
         let asked_to_end = release
             .run_until_cancelled(self.keep(&leadership, sent))
             .await
@@ -170,7 +171,7 @@ impl Elector {
                 Ok(Attempt::Held) => return sent,
                 Ok(Attempt::HeldBy(holder)) => {
                     if last_holder.as_ref() != Some(&holder) {
-                        tracing::info!(holder, "waiting for the lease");
+                        tracing::info!(holder, lease = self.election.lease, "waiting for the lease");
                         last_holder = Some(holder);
                     }
                 }

@@ -8,15 +8,13 @@ use capcmi::drivers::simulated::Phase;
 use capcmi::manifests::{Part, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::api::Api;
+use kube::ResourceExt;
+use kube::api::{Api, ListParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
 use crate::support::provider::Replica;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
-
-/// The Lease.
-const LEASE: &str = "controller-leader-election-capcmi";
 
 /// A provider that is elected, by a lease in the namespace of the case: that of the shipped one may be another case's.
 pub async fn elected(world: &World, drivers: String) -> Result<Provider> {
@@ -37,11 +35,26 @@ pub async fn elected(world: &World, drivers: String) -> Result<Provider> {
         .flag(format!("--leader-elect-resource-namespace={}", world.namespace)))
 }
 
+/// The leases of the case.
+async fn leases(world: &World) -> Result<Vec<Lease>> {
+    let leases: Api<Lease> = Api::namespaced(world.admin.clone(), &world.namespace);
+    let mut all = leases.list(&ListParams::default()).await?.items;
+    all.retain(|lease| lease.name_any().starts_with("controller-leader-election-capcmi"));
+    Ok(all)
+}
+
+/// The lease of the replicas of a case, which look at its namespace alone.
+async fn lease(world: &World) -> Result<Lease> {
+    let mut all = leases(world).await?;
+    let lease = all.pop().context("there is no lease")?;
+    ensure!(all.is_empty(), "replicas of one provider have several leases");
+    Ok(lease)
+}
+
 /// Waits until the lease has not been renewed for so long.
 async fn unrenewed_for(world: &World, long: Duration) -> Result<()> {
-    let leases: Api<Lease> = Api::namespaced(world.admin.clone(), &world.namespace);
     eventually(DEADLINE, "a lease that is not renewed", async || {
-        let spec = leases.get(LEASE).await?.spec.unwrap_or_default();
+        let spec = lease(world).await?.spec.unwrap_or_default();
         let renewed = spec.renew_time.context("it was never renewed")?.0;
         let since = Duration::try_from(Timestamp::now().duration_since(renewed)).unwrap_or_default();
         ensure!(
@@ -174,10 +187,32 @@ async fn a_leader_whose_lease_is_taken_by_force_ends() -> Result<()> {
         .await?;
     leads(&replica).await?;
     let robbery = r#"{"spec": {"holderIdentity": "somebody-else"}}"#;
-    world.kubectl(&["patch", "lease", LEASE, "--type=merge", "-p", robbery])?;
+    let name = lease(&world).await?.name_any();
+    world.kubectl(&["patch", "lease", &name, "--type=merge", "-p", robbery])?;
     let status = ended(&mut replica).await?;
     ensure!(status.code() == Some(1), "ended with {status}");
-    let holder = world.kubectl(&["get", "lease", LEASE, "-o=jsonpath={.spec.holderIdentity}"])?;
+    let holder = world.kubectl(&["get", "lease", &name, "-o=jsonpath={.spec.holderIdentity}"])?;
     ensure!(holder == "somebody-else", "it took the lease back: {holder}");
+    Ok(())
+}
+
+/// Each has the objects of its own label to look after: neither may stand by for the other.
+#[tokio::test]
+async fn two_providers_with_different_watch_filters_in_one_namespace_lead_at_the_same_time() -> Result<()> {
+    let world = World::new("filters").await?;
+    let cloud = Cloud::new(&world);
+    let provider = elected(&world, cloud.drivers(json!({}))).await?;
+    let filtered = |value: &str| {
+        provider
+            .clone()
+            .named(value)
+            .flag(format!("--watch-filter={value}"))
+    };
+    let (red, blue) = (filtered("red"), filtered("blue"));
+    let (red, blue) = tokio::try_join!(red.start(&world), blue.start(&world))?;
+    leads(&red).await?;
+    leads(&blue).await?;
+    let names: Vec<_> = leases(&world).await?.iter().map(Lease::name_any).collect();
+    ensure!(names.len() == 2, "{names:?}");
     Ok(())
 }
