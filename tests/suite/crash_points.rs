@@ -27,7 +27,19 @@ enum Scenario {
     Create,
     /// The driver refuses the create for good, and would refuse the same spec in a delete.
     RefusedCreate,
+    /// The spec of a VM that is up changes in what the driver can change.
+    Update,
     Delete,
+}
+
+impl Scenario {
+    /// Whether it begins with a VM that is up.
+    fn has_vm(self) -> bool {
+        match self {
+            Self::Create | Self::RefusedCreate => false,
+            Self::Update | Self::Delete => true,
+        }
+    }
 }
 
 /// Where the provider is killed.
@@ -53,11 +65,16 @@ struct Recording {
     end: Value,
 }
 
-/// DRV-10, DRV-12, DRV-21, DRV-22, INI-22: nothing is made twice, lost or left behind.
+/// DRV-10, DRV-12, DRV-21, DRV-22, INI-22, UPD-03: nothing is made twice, lost or left behind.
 async fn killed_before_and_after_every_call_and_write_the_provider_reaches_the_same_end(
     backing: Backing,
 ) -> Result<()> {
-    let scenarios = [Scenario::Create, Scenario::RefusedCreate, Scenario::Delete];
+    let scenarios = [
+        Scenario::Create,
+        Scenario::RefusedCreate,
+        Scenario::Update,
+        Scenario::Delete,
+    ];
     let recordings: Vec<_> = stream::iter(scenarios)
         .map(|scenario| record(backing, scenario))
         .buffered(AT_ONCE)

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use capcmi::api::v1alpha1::InfraMachine;
+use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use capcmi::driver::Operation;
 use capcmi::drivers::simulated::{Phase, PlantedVm, Vm};
 use management_cluster::eventually;
@@ -110,8 +110,8 @@ impl Session {
                 self.trap().fault = Some((write, fault));
             }
             Point::Call(call, side) => {
-                // A deletion comes after a creation, whose calls are counted too.
-                let before = if self.scenario == Scenario::Delete {
+                // The calls of the creation before the scenario are counted too.
+                let before = if self.scenario.has_vm() {
                     CALLS_OF_A_CREATE
                 } else {
                     0
@@ -135,7 +135,7 @@ impl Session {
 
     /// Brings the provider to where the scenario begins, and begins it.
     pub async fn begin(&mut self) -> Result<()> {
-        if self.scenario == Scenario::Delete {
+        if self.scenario.has_vm() {
             self.machine.clone().create().await?;
             self.machine.provisioned().await?;
             self.earlier = self.calls()?.len();
@@ -148,6 +148,10 @@ impl Session {
         self.trap().armed = true;
         match self.scenario {
             Scenario::Create | Scenario::RefusedCreate => self.machine.clone().create().await.map(drop),
+            Scenario::Update => {
+                let changed = self.machine.respecify("labels", json!({"round": "1"})).await;
+                changed.map(drop)
+            }
             Scenario::Delete => self.machine.delete().await,
         }
     }
@@ -158,9 +162,17 @@ impl Session {
             let status = machine.status.as_ref();
             status.is_some_and(|status| status.failure_reason.is_some())
         };
+        let updated = |machine: &InfraMachine| {
+            let status = machine.status.as_ref();
+            let last = status.and_then(|status| status.last_operation.as_ref());
+            last.is_some_and(|last| {
+                last.type_ == OperationType::Update && last.state == OperationState::Successful
+            })
+        };
         match self.scenario {
             Scenario::Create => self.machine.provisioned().await.map(drop),
             Scenario::RefusedCreate => self.machine.until("refused", refused).await.map(drop),
+            Scenario::Update => self.machine.until("updated", updated).await.map(drop),
             Scenario::Delete => self.machine.gone().await,
         }
     }
@@ -211,28 +223,29 @@ impl Session {
         Ok(ours.map(|line| line.operation).skip(self.earlier).collect())
     }
 
-    /// The ids of the VMs of this cluster; those of others have to be as they were.
-    pub fn own_vms(&self) -> Result<Vec<String>> {
+    /// The VMs of this cluster; those of others have to be as they were.
+    pub fn own_vms(&self) -> Result<Vec<Vm>> {
         let (own, others): (Vec<_>, Vec<_>) = self
             .cloud
             .vms()?
             .into_iter()
             .partition(|vm| vm.cluster() == self.cluster_id);
         ensure!(others.len() == 1, "somebody else's VM was touched: {others:?}");
-        Ok(own.iter().map(Vm::provider_id).collect())
+        Ok(own)
     }
 
     /// All that a user sees of how it ended, without what differs from run to run.
     pub async fn end(&self) -> Result<Value> {
         let vms = self.own_vms()?;
         let Some(machine) = self.machine.api().get_opt(MACHINE).await? else {
-            return Ok(json!({"vms": vms.len(), "machine": null}));
+            return Ok(json!({"vms": vms, "machine": null}));
         };
         if let Some(id) = &machine.spec.provider_id
-            && !vms.contains(id)
+            && !vms.iter().any(|vm| vm.provider_id() == *id)
         {
             bail!("providerID {id} is that of no VM: {vms:?}");
         }
+        let labels: Vec<_> = vms.iter().map(|vm| &vm.labels).collect();
         let status = machine.status.unwrap_or_default();
         let conditions: BTreeSet<_> = status
             .conditions
@@ -249,7 +262,7 @@ impl Session {
             .last_operation
             .map(|last| json!([last.type_, last.state, last.operation, last.code]));
         Ok(json!({
-            "vms": vms.len(),
+            "vms": labels,
             "machine": {
                 "identified": machine.spec.provider_id.is_some(), "finalizers": machine.metadata.finalizers,
                 "annotations": annotations, "provisioned": status.initialization,
@@ -266,7 +279,7 @@ const CALLS_OF_A_CREATE: usize = 3;
 /// The faults of a scenario, besides the one that lets a call hang.
 fn refusals(scenario: Scenario) -> Vec<Value> {
     match scenario {
-        Scenario::Create | Scenario::Delete => Vec::new(),
+        Scenario::Create | Scenario::Update | Scenario::Delete => Vec::new(),
         Scenario::RefusedCreate => {
             vec![json!({"operation": "DeleteMachine", "machine": MACHINE, "code": "InvalidArgument"})]
         }
