@@ -30,10 +30,18 @@ pub mod reason {
     pub const NOT_PAUSED: &str = "NotPaused";
     /// The Cluster's infrastructure is not provisioned.
     pub const WAITING_FOR_CLUSTER_INFRASTRUCTURE: &str = "WaitingForClusterInfrastructureReady";
+    /// No Machine is the controller owner, or the one that is named can't be found.
+    pub const WAITING_FOR_OWNER: &str = "WaitingForOwner";
+    /// The Machine that owns it refers to another object by `spec.infrastructureRef`.
+    pub const NOT_REFERRED_TO: &str = "NotReferredTo";
     /// The Machine names no bootstrap data secret.
     pub const WAITING_FOR_BOOTSTRAP_DATA: &str = "WaitingForBootstrapData";
     /// Neither the InfraCluster nor the Cluster says where the control plane is reached.
     pub const WAITING_FOR_CONTROL_PLANE_ENDPOINT: &str = "WaitingForControlPlaneEndpoint";
+    /// The driver has been asked to create the VM and has not answered yet.
+    pub const CREATING: &str = "Creating";
+    /// The driver has been asked to initialize the VM and has not answered yet.
+    pub const INITIALIZING: &str = "Initializing";
     /// The VM exists.
     pub const CREATED: &str = "Created";
     /// The VM is initialized.
@@ -50,6 +58,10 @@ pub mod reason {
     pub const SHUTTING_DOWN: &str = "ShuttingDown";
     /// The VM is gone and is watched for as long as the driver may still be wrong.
     pub const CONFIRMING_DELETION: &str = "ConfirmingDeletion";
+    /// `clusterctl move` has marked the object, which is at another management cluster by then.
+    pub const DELETE_FOR_MOVE: &str = "DeleteForMove";
+    /// The provider has let the object go, and finalizers of others keep it.
+    pub const WAITING_FOR_FINALIZERS: &str = "WaitingForFinalizers";
     /// The object was let go although nobody confirmed that its VM is gone.
     pub const FORCE_DELETED: &str = "ForceDeleted";
     /// The driver answered.

@@ -35,7 +35,7 @@ pub const OWN_ANNOTATIONS: [&str; 7] = [
 
 /// The annotations that only the provider and the administrator may write: who could forge them could claim the VM of
 /// another cluster, or have one forgotten.
-pub const RESERVED_ANNOTATIONS: [&str; 8] = [
+pub const RESERVED_ANNOTATIONS: [&str; 9] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
@@ -44,6 +44,7 @@ pub const RESERVED_ANNOTATIONS: [&str; 8] = [
     DRIVER,
     SECRET,
     FORCE_DELETE,
+    DELETE_FOR_MOVE,
 ];
 
 /// Label of every object that belongs to a Cluster: the Cluster's name.
@@ -55,7 +56,7 @@ pub const WATCH_FILTER: &str = "cluster.x-k8s.io/watch-filter";
 /// Annotation, any value: the object is paused.
 pub const PAUSED: &str = "cluster.x-k8s.io/paused";
 /// Annotation, any value: `clusterctl move` sets it on an object that is at the target already, before it deletes the one at
-/// the source and removes its finalizers itself.
+/// the source and removes its finalizers itself. Reserved: it keeps a VM from being deleted.
 pub const DELETE_FOR_MOVE: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
 /// Annotation of an InfraCluster that somebody else looks after.
 pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";

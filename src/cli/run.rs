@@ -156,8 +156,11 @@ fn lease(namespace: &str, watch_filter: &str) -> String {
     }
     // The value of a label may have what a name may not. Neither of the two has a line break.
     let hash = Sha256::digest(format!("{namespace}\n{watch_filter}"));
-    let short: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    format!("{LEASE}-{short}")
+    let short = hash
+        .iter()
+        .take(8)
+        .fold(0, |all: u64, byte| (all << 8) | u64::from(*byte));
+    format!("{LEASE}-{short:016x}")
 }
 
 impl ElectionArgs {

@@ -22,6 +22,8 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Not
 fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
     Some(match outcome {
         Outcome::Left
+        | Outcome::Later(_)
+        | Outcome::NotOffered(_)
         | Outcome::Waiting(_)
         | Outcome::Kept { .. }
         | Outcome::Absent { .. }
@@ -79,6 +81,8 @@ fn is_news(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> bool {
         Outcome::Vanished(_) => is_new(before, conditions::READY, reason::VIRTUAL_MACHINE_VANISHED),
         Outcome::Provisioned(_) | Outcome::Updated | Outcome::Gone | Outcome::Released(_) => true,
         Outcome::Left
+        | Outcome::Later(_)
+        | Outcome::NotOffered(_)
         | Outcome::Waiting(_)
         | Outcome::Kept { .. }
         | Outcome::Absent { .. }
@@ -108,7 +112,11 @@ fn normal(reason: &str, action: &'static str, text: String) -> Note {
 fn takes_a_person(why: &str) -> bool {
     matches!(
         why,
-        reason::DRIVER_NOT_CONFIGURED | reason::FOREIGN_IDENTITY | reason::FOREIGN_PROVIDER_ID
+        reason::DRIVER_NOT_CONFIGURED
+            | reason::FOREIGN_IDENTITY
+            | reason::FOREIGN_PROVIDER_ID
+            | reason::NOT_REFERRED_TO
+            | reason::DELETE_FOR_MOVE
     )
 }
 

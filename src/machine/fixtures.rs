@@ -6,11 +6,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
-use super::memory::{Remembered, Retry, Suspicion, Until};
+use super::memory::{Remembered, Retry, Suspicion, Unable, Until};
 use super::plan::{self, Claim, Driver, DriverFacts, Observed, Owner, Plan};
-use crate::api::MACHINE_FINALIZER;
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
+    ObjectReference,
 };
 use crate::api::conditions::{self, State};
 use crate::api::labels::{self, Instance};
@@ -18,6 +18,7 @@ use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
     OperationState, OperationType, SecretReference,
 };
+use crate::api::{GROUP, MACHINE_FINALIZER};
 use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
 use crate::identity::MachineId;
 
@@ -129,6 +130,19 @@ impl MachineFixture {
 
     pub fn without(mut self, key: &str) -> Self {
         self.0.metadata.annotations.get_or_insert_default().remove(key);
+        self
+    }
+
+    pub fn labelled(mut self, key: &str, value: &str) -> Self {
+        let labels = self.0.metadata.labels.get_or_insert_default();
+        labels.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    /// With the finalizer of somebody else besides.
+    pub fn kept_by(mut self, finalizer: &str) -> Self {
+        let finalizers = self.0.metadata.finalizers.get_or_insert_default();
+        finalizers.push(finalizer.to_owned());
         self
     }
 
@@ -246,6 +260,11 @@ pub fn world() -> World {
         cluster_name: "c".to_owned(),
         bootstrap: Bootstrap {
             data_secret_name: Some("boot".to_owned()),
+        },
+        infrastructure_ref: ObjectReference {
+            api_group: GROUP.to_owned(),
+            kind: "InfraMachine".to_owned(),
+            name: "m1".to_owned(),
         },
         ..MachineSpec::default()
     };
@@ -391,10 +410,18 @@ impl World {
     }
 
     /// A failure is remembered of a driver which can't do it: of this one, or of one before it.
-    pub fn unable(mut self, before: u64) -> Self {
+    pub fn unable(self, before: u64) -> Self {
+        self.unable_to(Operation::CreateMachine, before)
+    }
+
+    /// As [`World::unable`], of this call.
+    pub fn unable_to(mut self, operation: Operation, before: u64) -> Self {
         self.remembered.retry = Some(Retry {
             attempts: 1,
-            until: Until::AnotherDriver(INCARNATION - before),
+            until: Until::AnotherDriver(Unable {
+                incarnation: INCARNATION - before,
+                operation,
+            }),
             inputs: INPUTS,
             untold: None,
         });

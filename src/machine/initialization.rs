@@ -6,7 +6,7 @@ use super::look_up::another_vm;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use crate::driver::retry::{Call, Next};
-use crate::driver::{self, InitializeMachineRequest, LastKnownState, MachineClass, ProviderId};
+use crate::driver::{self, InitializeMachineRequest, LastKnownState, MachineClass, Operation, ProviderId};
 use crate::identity;
 use crate::provider::Turn;
 
@@ -72,7 +72,9 @@ pub async fn initialize(
             .clone()
             .or_else(|| identity::last_known_state(object.get())),
     };
-    Ok(initialized(vm, turn.driver().initialize_machine(request).await))
+    let call = turn.driver().initialize_machine(request);
+    let answer = object.awaiting(Operation::InitializeMachine, call).await;
+    Ok(initialized(vm, answer))
 }
 
 /// What the answer to an initialization leads to.

@@ -22,7 +22,7 @@ pub enum Seen {
 
 /// Looks the VM up, by its id where that is known.
 pub async fn look_up(
-    object: &Object<'_>,
+    object: &mut Object<'_>,
     turn: &Turn<'_>,
     known: Option<&ProviderId>,
     call: Call,
@@ -36,7 +36,8 @@ pub async fn look_up(
         provider_id: known.cloned(),
         class,
     };
-    let status = match turn.driver().get_machine_status(request).await {
+    let answer = turn.driver().get_machine_status(request);
+    let status = match object.awaiting(call.operation(), answer).await {
         Ok(machine) => {
             return match another_vm(call, known, Some(&machine)) {
                 Some(failure) => Seen::Failed(failure),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::outcome::Outcome;
 use crate::api::v1alpha1::InfraMachine;
+use crate::driver::Operation;
 
 #[cfg(test)]
 mod tests;
@@ -65,8 +66,17 @@ pub struct Retry {
 pub enum Until {
     /// A time.
     Moment(Instant),
-    /// Another driver than the one of this incarnation, which does not offer the call (CMI-37).
-    AnotherDriver(u64),
+    /// Another driver than this one, which does not offer a call (CMI-37).
+    AnotherDriver(Unable),
+}
+
+/// A driver that answered that it does not offer a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unable {
+    /// Which driver; see [`crate::driver::Driver::incarnation`].
+    pub incarnation: u64,
+    /// The call.
+    pub operation: Operation,
 }
 
 impl Remembered {

@@ -131,6 +131,7 @@ async fn carry_out(
 ) -> Result<Outcome, Stopped> {
     match (plan, turn) {
         (Plan::Leave(_), _) => Ok(Outcome::Left),
+        (Plan::Later(again), _) => Ok(Outcome::Later(again)),
         (Plan::Hold(mut hold), _) => {
             if let Some(claim) = hold.claim.take() {
                 object.claim(&claim).await?;

@@ -1,19 +1,24 @@
 //! The object of one reconcile, and the only place that writes it.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
+use jiff::Timestamp;
 use kube::api::{Api, Patch};
 use kube::runtime::reflector::ObjectRef;
 use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
 use super::Context;
 use crate::api::MACHINE_FINALIZER;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::{Error, patch_params, publish_status};
-use crate::driver::LastKnownState;
+use crate::driver::{LastKnownState, Operation};
 use crate::identity::{self, MachineId};
 use crate::machine::plan::{Claim, has_finalizer};
+use crate::machine::status::under_way;
 
 #[cfg(test)]
 mod tests;
@@ -152,6 +157,29 @@ impl<'a> Object<'a> {
             }
         }
         self.try_identify(provider_id, annotations).await
+    }
+
+    /// Awaits the answer of a driver. When it takes longer than a few seconds, the status says meanwhile what is under way and
+    /// since when: a person who looks must not find a machine of which nothing is known.
+    ///
+    /// The call goes on beside the write, which is made once. Where it can't be made, the log says so: what the answer leads to
+    /// tells the rest.
+    pub async fn awaiting<T>(&mut self, operation: Operation, call: impl Future<Output = T>) -> T {
+        const LONG: Duration = Duration::from_secs(5);
+        let since = Timestamp::now();
+        let mut call = pin!(call);
+        if let Ok(answer) = timeout(LONG, &mut call).await {
+            return answer;
+        }
+        let wanted = under_way(&self.latest, operation, since);
+        let say = async {
+            if let Err(error) = self.try_publish(&wanted).await {
+                let name = self.name();
+                tracing::debug!(name, %operation, %error, "it is not written that the call takes long");
+            }
+        };
+        let (answer, ()) = tokio::join!(call, say);
+        answer
     }
 
     /// Reads the object anew, if it still is the same one.

@@ -19,6 +19,11 @@ mod tests;
 pub enum Outcome {
     /// Nothing is published.
     Left,
+    /// Nothing is published now. When to look again.
+    Later(Duration),
+    /// Nothing is published: the driver does not offer a call that would say more of a VM that is up, and is not asked for it
+    /// before it is another.
+    NotOffered(Operation),
     /// Still waiting; the status says for what.
     Held(Hold),
     /// Still waiting; the status says all there is to say already. When to look again, if nothing changes before.
@@ -75,9 +80,13 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Whether only another driver, or a newer one, can do better.
-    pub fn awaits_another_driver(&self) -> bool {
-        matches!(self, Self::Failed(failure) if failure.next == Next::AwaitDriver)
+    /// The call that failed, where only another driver, or a newer one, can do better.
+    pub fn awaits_another_driver(&self) -> Option<Operation> {
+        match self {
+            Self::Failed(failure) if failure.next == Next::AwaitDriver => Some(failure.operation),
+            Self::NotOffered(operation) => Some(*operation),
+            _ => None,
+        }
     }
 
     /// The same, but nothing that a replica would write which is not the leader: no driver was called, so there is nothing
@@ -99,6 +108,8 @@ impl Outcome {
             ),
             Self::Deleting { reason, .. } => *reason == reason::SHUTTING_DOWN,
             Self::Left
+            | Self::Later(_)
+            | Self::NotOffered(_)
             | Self::Held(_)
             | Self::Waiting(_)
             | Self::Refused { .. }

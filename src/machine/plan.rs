@@ -13,6 +13,7 @@ mod waits;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use kube::Resource as _;
 
 pub use self::steps::{Claim, Delete, Hold, Plan, Provision, Recheck, Release, Update};
 pub use self::waits::{is_unsettled, pace};
@@ -25,7 +26,7 @@ use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationState};
-use crate::api::{MACHINE_FINALIZER, paused_by};
+use crate::api::{GROUP, MACHINE_FINALIZER, paused_by};
 use crate::driver::{Capabilities, Code, ProviderId, ProviderSpec};
 use crate::identity::{self, InvalidSpec, MachineId, Role};
 use crate::provider::TURN_WAIT;
@@ -102,20 +103,27 @@ pub fn plan(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
 
 fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let owner = match seen.owner {
-        Owner::None => return Plan::Leave("no Machine is the controller owner yet"),
-        Owner::Missing => return Plan::Leave("the owner Machine is not in the cache yet"),
+        Owner::None => return plan_unowned(machine, seen, &nobody_owns(machine)),
+        Owner::Missing if machine.is_provisioned() => {
+            return Plan::Leave("the owner Machine is not in the cache yet");
+        }
+        Owner::Missing => {
+            let message = "the Machine that `metadata.ownerReferences` names as controller can't be found";
+            return plan_unowned(machine, seen, message);
+        }
         Owner::Found(owner) => owner,
     };
+    // Before anything else that there is to say: a person who paused it looks for this.
+    if let Some(hold) = paused(machine, seen.cluster) {
+        return Plan::Hold(hold);
+    }
     let bereft = is_bereft(machine);
     if has_failed_for_good(machine) && !bereft {
-        return Plan::Leave("failureReason is set; nothing is tried before the spec changes");
+        return left_for_good(machine);
     }
     let (Some(cluster), Some(cluster_id)) = (seen.cluster, &seen.cluster_id) else {
         return Plan::Leave("the Cluster can't be found");
     };
-    if let Some(hold) = paused(machine, Some(cluster)) {
-        return Plan::Hold(hold);
-    }
     let Some(claim) = claim_of(machine, cluster_id) else {
         return Plan::Leave("the object has no UID");
     };
@@ -129,6 +137,11 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     }
     if bereft {
         return Plan::Claim(Box::new(claim));
+    }
+    if !has_known_vm(machine)
+        && let Some(message) = refers_to_another(machine, owner)
+    {
+        return hold(None, conditions::READY, reason::NOT_REFERRED_TO, message);
     }
     let bootstrap = match bootstrap_of(owner, cluster) {
         _ if machine.is_provisioned() => None,
@@ -155,6 +168,82 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         // It is asked anew first; who waits for that is called.
         (Some(_), Err(_)) => Plan::Wait(Some(TURN_WAIT)),
     }
+}
+
+/// A machine that no Machine owns. Nothing is claimed, and nothing is said at once: Cluster API makes the object first and then
+/// the Machine that owns it. Nor of what a move or a restore puts back: it is paused, or there before its Cluster.
+fn plan_unowned(machine: &InfraMachine, seen: &Observed<'_>, message: &str) -> Plan {
+    if seen.cluster.is_none() && is_labelled_with_a_cluster(machine) {
+        return Plan::Leave("no Machine owns it, and the Cluster can't be found");
+    }
+    if paused(machine, seen.cluster).is_some() {
+        return Plan::Leave("no Machine owns it, and it is paused");
+    }
+    let created = machine.metadata.creation_timestamp.as_ref();
+    let left = created.and_then(|created| rest_of_grace(created.0, seen.now));
+    if let Some(left) = left {
+        return Plan::Later(left);
+    }
+    let condition = if machine.is_provisioned() {
+        // It says nothing about the VM, so Ready stays.
+        conditions::VIRTUAL_MACHINE_UP_TO_DATE
+    } else {
+        conditions::READY
+    };
+    hold(None, condition, reason::WAITING_FOR_OWNER, message.to_owned())
+}
+
+fn nobody_owns(machine: &InfraMachine) -> String {
+    let nothing = if machine.is_provisioned() {
+        "nobody looks after its VM, and changes of its spec have no effect"
+    } else {
+        "nothing is made for it"
+    };
+    format!("no Machine is the controller in `metadata.ownerReferences`: {nothing}")
+}
+
+fn is_labelled_with_a_cluster(machine: &InfraMachine) -> bool {
+    let labels = machine.metadata.labels.as_ref();
+    labels.is_some_and(|labels| labels.contains_key(labels::CLUSTER_NAME))
+}
+
+/// What is left of the time for which nothing is said of a state that others end as a rule, if it began then. A clock that was
+/// set back does not make it longer.
+fn rest_of_grace(began: Timestamp, now: Timestamp) -> Option<Duration> {
+    const GRACE: Duration = Duration::from_mins(1);
+    let lasted = Duration::try_from(now.duration_since(began)).unwrap_or_default();
+    GRACE.checked_sub(lasted).filter(|left| !left.is_zero())
+}
+
+/// Whether there is a VM that somebody relies on: whoever refers to its machine, it is looked after.
+fn has_known_vm(machine: &InfraMachine) -> bool {
+    machine.is_provisioned() || machine.spec.provider_id.is_some()
+}
+
+/// What the owner refers to instead of this machine, if it does: a Machine has one VM. Cluster API makes a Machine with
+/// its reference, and owns what is referred to afterwards, so that there is no moment at which the reference is yet to come.
+fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> {
+    let referred = &owner.spec.infrastructure_ref;
+    let is_this = referred.api_group == GROUP
+        && referred.kind == InfraMachine::kind(&())
+        && Some(&referred.name) == machine.metadata.name.as_ref();
+    (!is_this).then(|| {
+        format!(
+            "spec.infrastructureRef of the Machine `{}` names the {} `{}` and not this object, and a Machine has one VM: delete this object",
+            owner.metadata.name.as_deref().unwrap_or_default(),
+            referred.kind,
+            referred.name
+        )
+    })
+}
+
+/// failureReason is set, and nothing is tried before the spec changes. That it was paused is taken back all the same.
+fn left_for_good(machine: &InfraMachine) -> Plan {
+    let shown = machine.status.as_ref().map(|status| status.conditions.as_slice());
+    if conditions::is_true(shown.unwrap_or_default(), conditions::PAUSED) {
+        return Plan::Wait(None);
+    }
+    Plan::Leave("failureReason is set; nothing is tried before the spec changes")
 }
 
 /// The claim on a machine before its create; `None` for an object without a UID, which no API server has.

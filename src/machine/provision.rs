@@ -9,7 +9,7 @@ use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use super::plan::{Claim, Provision};
 use crate::driver::retry::{Call, Next};
-use crate::driver::{self, CreateMachineRequest, MachineClass};
+use crate::driver::{self, CreateMachineRequest, MachineClass, Operation};
 use crate::identity;
 use crate::provider::Turn;
 
@@ -99,7 +99,8 @@ async fn create(
         class,
         last_known_state: identity::last_known_state(object.get()),
     };
-    let status = match turn.driver().create_machine(request).await {
+    let call = turn.driver().create_machine(request);
+    let status = match object.awaiting(Operation::CreateMachine, call).await {
         Ok(machine) => return created(ctx, object, turn, plan, credentials, machine).await,
         Err(status) => status,
     };

@@ -8,7 +8,7 @@ use kube::runtime::controller::Action;
 
 use super::gather::Gathered;
 use super::jitter::jitter;
-use super::memory::{Retry, Suspicion, Until};
+use super::memory::{Retry, Suspicion, Unable, Until};
 use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::{is_unsettled, pace};
@@ -17,7 +17,7 @@ use super::{Context, events, phase, status};
 use crate::api::conditions;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
-use crate::driver::{self, PowerState, retry};
+use crate::driver::{self, Operation, PowerState, retry};
 use crate::identity;
 
 /// Remembers what came of it and tells of it.
@@ -115,7 +115,7 @@ pub fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<D
         Outcome::Failed(failure) => failure.wait(attempts, jitter(uid, attempts)),
         // Secrets are not watched; one that is missing is often only late.
         Outcome::NoSecrets { .. } => Some(retry::backoff(attempts, jitter(uid, attempts))),
-        Outcome::Absent { again } | Outcome::Deleting { again, .. } => Some(*again),
+        Outcome::Later(again) | Outcome::Absent { again } | Outcome::Deleting { again, .. } => Some(*again),
         Outcome::Waiting(again) | Outcome::Refused { again, .. } | Outcome::Kept { again, .. } => *again,
         Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
             Some(pace(before, Timestamp::now()))
@@ -124,6 +124,7 @@ pub fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<D
         Outcome::Provisioned(_) if before.is_provisioned() => Some(Duration::ZERO),
         Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
         Outcome::Left
+        | Outcome::NotOffered(_)
         | Outcome::Provisioned(_)
         | Outcome::Updated
         | Outcome::Vanished(_)
@@ -139,13 +140,18 @@ pub fn retry_of(
     attempts: u32,
     wait: Option<Duration>,
 ) -> Option<Retry> {
-    if !matches!(outcome, Outcome::Failed(_) | Outcome::NoSecrets { .. }) {
+    if !matches!(
+        outcome,
+        Outcome::Failed(_) | Outcome::NoSecrets { .. } | Outcome::NotOffered(_)
+    ) {
         return None;
     }
-    let until = if outcome.awaits_another_driver() {
-        Until::AnotherDriver(gathered.incarnation())
-    } else {
-        Until::Moment(Instant::now() + wait?)
+    let until = match outcome.awaits_another_driver() {
+        Some(operation) => Until::AnotherDriver(Unable {
+            incarnation: gathered.incarnation(),
+            operation,
+        }),
+        None => Until::Moment(Instant::now() + wait?),
     };
     Some(Retry {
         attempts,
@@ -178,7 +184,14 @@ fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wa
         Outcome::Kept { .. } if !gathered.can_ask() => ctx.memory.dismiss_sign(uid),
         // What lists said before a pause is old when it ends.
         Outcome::Held(hold) if hold.condition == conditions::PAUSED => ctx.memory.dismiss_lists(uid),
+        // The VM is there: what somebody wanted to know is answered, and no more can be had.
+        Outcome::NotOffered(Operation::InitializeMachine) => {
+            ctx.memory.dismiss_sign(uid);
+            ctx.memory.dismiss_lists(uid);
+        }
         Outcome::Left
+        | Outcome::Later(_)
+        | Outcome::NotOffered(_)
         | Outcome::Held(_)
         | Outcome::Waiting(_)
         | Outcome::Refused { .. }

@@ -8,6 +8,7 @@ use super::look_up::{Seen, look_up};
 use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::Recheck;
+use crate::driver::Operation;
 use crate::driver::retry::Call;
 use crate::provider::Turn;
 
@@ -32,13 +33,17 @@ pub async fn recheck(
             ctx.memory.seen(object.uid());
             Ok(Outcome::Provisioned(Box::new(machine)))
         }
+        Seen::Uninitialized(_) if !plan.may_initialize => {
+            ctx.memory.seen(object.uid());
+            Ok(Outcome::NotOffered(Operation::InitializeMachine))
+        }
         Seen::Uninitialized(failure) => {
             ctx.memory.seen(object.uid());
             let vm = uninitialized(Some(plan.provider_id), failure);
             initialize(ctx, object, turn, class, vm).await
         }
         Seen::Absent => Ok(gone_or_behind(ctx, object, turn, plan.provider_id)),
-        Seen::CannotLook => Ok(Outcome::Left),
+        Seen::CannotLook => Ok(Outcome::NotOffered(Operation::GetMachineStatus)),
         Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
     }
 }

@@ -144,7 +144,8 @@ async fn shut_down(
         class: class.clone(),
         last_known_state: identity::last_known_state(object.get()),
     };
-    let status = match turn.driver().shut_down_machine(request).await {
+    let call = turn.driver().shut_down_machine(request);
+    let status = match object.awaiting(Operation::ShutDownMachine, call).await {
         Ok(response) => {
             object.keep(response.last_known_state.as_ref()).await?;
             if !turn.known_capabilities().offers(Operation::GetMachineStatus) {
@@ -213,7 +214,8 @@ async fn remove(
         class,
         last_known_state: identity::last_known_state(object.get()),
     };
-    let status = match turn.driver().delete_machine(request).await {
+    let call = turn.driver().delete_machine(request);
+    let status = match object.awaiting(Operation::DeleteMachine, call).await {
         Ok(response) => {
             object.keep(response.last_known_state.as_ref()).await?;
             return Ok(None);

@@ -18,6 +18,9 @@ use crate::identity;
 mod failure;
 #[cfg(test)]
 mod tests;
+mod under_way;
+
+pub use under_way::under_way;
 
 /// Cluster API takes no more addresses.
 const MAX_ADDRESSES: usize = 256;
@@ -56,15 +59,18 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
         now: moment.now,
     };
     match outcome {
-        Outcome::Left | Outcome::Gone | Outcome::Released(_) => return draft.status,
+        Outcome::Left | Outcome::Later(_) | Outcome::NotOffered(_) | Outcome::Gone | Outcome::Released(_) => {
+            return draft.status;
+        }
         Outcome::Waiting(_) => {
             draft.unpaused();
+            draft.deletion_waits();
             return draft.status;
         }
         // Paused: what the rest of the status says is still of the generation that it was made from. To call it
         // current would make an old failure one of a spec that was never tried.
         Outcome::Held(hold) if hold.condition == conditions::PAUSED => {
-            draft.set(conditions::PAUSED, State::True, hold.reason, &hold.message);
+            draft.paused(hold);
             return draft.status;
         }
         Outcome::Held(hold) => draft.held(hold),
@@ -105,6 +111,15 @@ impl Draft<'_> {
             generation,
             self.now,
         );
+    }
+
+    /// Paused. A deletion says so as well: it stands still, whatever it said before, and the machine is not ready any more.
+    fn paused(&mut self, hold: &Hold) {
+        self.set(conditions::PAUSED, State::True, hold.reason, &hold.message);
+        if self.machine.metadata.deletion_timestamp.is_some() {
+            self.set(conditions::DELETING, State::True, hold.reason, &hold.message);
+            self.set(conditions::READY, State::False, hold.reason, &hold.message);
+        }
     }
 
     /// Not paused, and an earlier refusal is history: whoever gets here is trying.
@@ -341,6 +356,23 @@ impl Draft<'_> {
             conditions::reason::DELETING,
             message,
         );
+    }
+
+    /// A deletion that can't begin or go on. Where nothing says so yet, it is said once it has lasted longer than a moment.
+    fn deletion_waits(&mut self) {
+        const MOMENT: Duration = Duration::from_secs(5);
+        let Some(deleted) = &self.machine.metadata.deletion_timestamp else {
+            return;
+        };
+        let lasted = Duration::try_from(self.now.duration_since(deleted.0)).unwrap_or_default();
+        let is_said = conditions::get(&self.status.conditions, conditions::DELETING)
+            .is_some_and(|shown| shown.reason != reason::PAUSED);
+        if !is_said && lasted >= MOMENT {
+            self.deleting(
+                reason::DELETING,
+                "waiting until the driver is free for another call",
+            );
+        }
     }
 
     fn succeeded(&mut self, type_: OperationType, operation: Option<Operation>) {

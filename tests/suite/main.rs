@@ -26,3 +26,4 @@ mod stale_cache;
 mod support;
 mod topology;
 mod update;
+mod visibility;

@@ -11,7 +11,7 @@ use super::*;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::machine::fixtures::machine;
-use crate::machine::memory::{Memory, Retry};
+use crate::machine::memory::{Memory, Retry, Unable};
 use crate::metrics::Metrics;
 use crate::provider::Providers;
 use crate::provider::tests::{FakeDriver, provider};
@@ -73,7 +73,13 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
     let later = Until::Moment(instant + Duration::from_secs(40));
     for (until, left) in [
         (later, Some(Duration::from_secs(40))),
-        (Until::AnotherDriver(1), None),
+        (
+            Until::AnotherDriver(Unable {
+                incarnation: 1,
+                operation: Operation::CreateMachine,
+            }),
+            None,
+        ),
     ] {
         let (_, moment) = failed(until, 7).untold().unwrap();
         assert_eq!((moment.attempts, moment.wait), (3, left), "it is no further try");

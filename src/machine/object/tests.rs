@@ -1,7 +1,22 @@
 //! What a write changes.
 
+use std::convert::Infallible;
+use std::future::ready;
+use std::sync::Mutex;
+
+use http::{Request, Response};
+use kube::client::{Body, Client};
+use tokio::time::{Instant, sleep};
+
 use super::*;
+use crate::api::conditions::{self, reason};
+use crate::api::v1alpha1::OperationState;
+use crate::apiserver::Events;
+use crate::caches::{Caches, ClusterIds};
 use crate::machine::fixtures::{claim, machine};
+use crate::machine::memory::Memory;
+use crate::metrics::Metrics;
+use crate::provider::Providers;
 
 fn changes(machine: &InfraMachine) -> Vec<String> {
     missing_annotations(machine, &claim(machine))
@@ -58,5 +73,142 @@ fn a_state_of_the_driver_is_kept_for_its_own_machine_and_dropped_with_a_copied_i
     assert!(
         !changes.iter().any(|change| change.starts_with(labels::DRIVER)),
         "what is the same for both stays: {changes:?}"
+    );
+}
+
+/// An API server with one machine: it merges what it gets, and refuses what was decided on another version.
+#[derive(Clone)]
+struct Server(Arc<Mutex<Value>>);
+
+impl Server {
+    fn with(machine: &InfraMachine) -> Self {
+        let mut object = serde_json::to_value(machine).unwrap();
+        object["metadata"]["resourceVersion"] = json!("1");
+        Self(Arc::new(Mutex::new(object)))
+    }
+
+    fn object(&self) -> InfraMachine {
+        serde_json::from_value(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    fn version(&self) -> String {
+        self.object().metadata.resource_version.unwrap()
+    }
+
+    /// Somebody else writes.
+    fn touch(&self) {
+        let next = self.version().parse::<u64>().unwrap() + 1;
+        self.0.lock().unwrap()["metadata"]["resourceVersion"] = json!(next.to_string());
+    }
+
+    fn patch(&self, body: &[u8]) -> Response<Body> {
+        let mut patch: Value = serde_json::from_slice(body).unwrap();
+        let said = patch["metadata"]["resourceVersion"].take();
+        if said != json!(self.version()) {
+            let conflict = json!({"kind": "Status", "code": 409, "reason": "Conflict", "status": "Failure"});
+            let response = Response::builder().status(409);
+            return response
+                .body(Body::from(conflict.to_string().into_bytes()))
+                .unwrap();
+        }
+        patch["metadata"]
+            .as_object_mut()
+            .unwrap()
+            .remove("resourceVersion");
+        json_patch::merge(&mut self.0.lock().unwrap(), &patch);
+        self.touch();
+        Response::new(Body::from(self.0.lock().unwrap().to_string().into_bytes()))
+    }
+
+    fn context(&self) -> Context {
+        let server = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let server = server.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                Ok::<_, Infallible>(server.patch(&body))
+            }
+        });
+        let (client, caches) = (Client::new(service, "default"), Caches::empty());
+        Context {
+            client: client.clone(),
+            cluster_ids: Arc::new(ClusterIds::new(&caches)),
+            caches,
+            providers: Providers::new(Vec::new()).unwrap(),
+            memory: Memory::default(),
+            events: Events::new(client, "test".to_owned()),
+            metrics: Arc::new(Metrics::new()),
+            wake: Arc::new(|_| {}),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_takes_long_is_told_of_once_and_its_answer_can_be_written_all_the_same() {
+    let server = Server::with(&machine().claimed().build());
+    let ctx = server.context();
+    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    object.awaiting(Operation::CreateMachine, ready(())).await;
+    object
+        .awaiting(Operation::CreateMachine, sleep(Duration::from_secs(4)))
+        .await;
+    assert_eq!(
+        server.version(),
+        "1",
+        "one that is answered soon is not worth a write"
+    );
+
+    let began = Instant::now();
+    let said = async {
+        sleep(Duration::from_mins(1)).await;
+        server.object().status.unwrap()
+    };
+    let during = object.awaiting(Operation::CreateMachine, said).await;
+    assert_eq!(
+        began.elapsed().as_secs(),
+        60,
+        "the write does not hold up the call"
+    );
+    let last = during.last_operation.unwrap();
+    assert_eq!(last.state, OperationState::Processing);
+    assert_eq!(last.operation.as_deref(), Some("CreateMachine"));
+    let ready = conditions::get(&during.conditions, conditions::READY).unwrap();
+    assert_eq!(
+        (ready.status.as_str(), ready.reason.as_str()),
+        ("False", reason::CREATING)
+    );
+    let since = Timestamp::from_second(last.last_update_time.0.as_second()).unwrap();
+    assert!(
+        ready.message.contains(&since.to_string()),
+        "since when: {}",
+        ready.message
+    );
+    assert_eq!(server.version(), "2", "written once");
+
+    object.identify("sim://1", &[]).await.unwrap();
+    let done = object.publish(|machine| {
+        let mut status = machine.status.clone().unwrap();
+        status.last_operation = None;
+        status
+    });
+    assert!(done.await.unwrap());
+    assert_eq!(server.object().spec.provider_id.as_deref(), Some("sim://1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_not_lost_where_it_could_not_be_told_that_the_call_takes_long() {
+    let server = Server::with(&machine().claimed().build());
+    let ctx = server.context();
+    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    server.touch();
+    let call = async {
+        sleep(Duration::from_mins(1)).await;
+        7
+    };
+    assert_eq!(object.awaiting(Operation::DeleteMachine, call).await, 7);
+    assert_eq!(
+        server.version(),
+        "2",
+        "what was decided on an older version is not written"
     );
 }

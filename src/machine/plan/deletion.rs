@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use super::waits::{pace_of_deletion, retry_wait};
 use super::{
     Delete, Driver, Observed, Plan, Release, has_finalizer, hold, known_provider_id, no_driver, paused,
+    rest_of_grace,
 };
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
@@ -20,18 +21,20 @@ const SHUTDOWN_TIMEOUT: i32 = 60;
 
 /// What has to be done for a machine that is being deleted.
 pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
+    let is_forced = identity::annotation(machine, labels::FORCE_DELETE) == Some("true");
+    // Not for the Cluster's pause alone to say: its cache may be behind, or have lost the Cluster already.
+    let is_moved = identity::annotation(machine, labels::DELETE_FOR_MOVE).is_some();
     if !has_finalizer(machine) {
-        return Plan::Leave("it is being deleted and does not wait for this provider");
+        return let_go(machine, seen);
+    }
+    if is_moved && !is_forced {
+        return moved_away(machine, seen);
     }
     if let Some(hold) = paused(machine, seen.cluster) {
         return Plan::Hold(hold);
     }
-    if identity::annotation(machine, labels::FORCE_DELETE) == Some("true") {
+    if is_forced {
         return Plan::Release(Release::Forced);
-    }
-    // Not for the Cluster's pause alone to say: its cache may be behind, or have lost the Cluster already.
-    if identity::annotation(machine, labels::DELETE_FOR_MOVE).is_some() {
-        return Plan::Leave("clusterctl has moved it to another management cluster, which has its VM now");
     }
     if MachineId::of(machine).is_none() {
         let message = format!(
@@ -70,6 +73,43 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         shut_down: left.is_some(),
         again: pace_of_deletion(deleted_for(machine, seen.now), left),
     }))
+}
+
+/// The provider does not hold the object, or not any more. Where it has said something of it, it says who does.
+fn let_go(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
+    let has_said_something = machine
+        .status
+        .as_ref()
+        .is_some_and(|status| !status.conditions.is_empty());
+    let holders = machine.metadata.finalizers.as_deref().unwrap_or_default();
+    if !has_said_something || holders.is_empty() || paused(machine, seen.cluster).is_some() {
+        return Plan::Leave("it is being deleted and does not wait for this provider");
+    }
+    let message = format!(
+        "this provider does not hold the object; it goes when the finalizers of others are removed: {}",
+        holders.join(", ")
+    );
+    hold(
+        None,
+        conditions::DELETING,
+        reason::WAITING_FOR_FINALIZERS,
+        message,
+    )
+}
+
+/// clusterctl has made the object at another management cluster, marked this one and deleted it, and removes the finalizers next,
+/// which is not worth a write. The VM is the other's: it is left alone, also when the mark stays.
+fn moved_away(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
+    let deleted = machine.metadata.deletion_timestamp.as_ref();
+    let left = deleted.and_then(|deleted| rest_of_grace(deleted.0, seen.now));
+    if let Some(left) = left {
+        return Plan::Later(left);
+    }
+    let (mark, force) = (labels::DELETE_FOR_MOVE, labels::FORCE_DELETE);
+    let message = format!(
+        "the annotation {mark} says that the machine was moved to another management cluster, so its VM is left alone; if it was moved, set {force}=true; if not, remove {mark}"
+    );
+    hold(None, conditions::DELETING, reason::DELETE_FOR_MOVE, message)
 }
 
 /// For how long the object has been deleted; a clock that was set back makes it no time.

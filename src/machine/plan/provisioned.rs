@@ -1,7 +1,7 @@
 //! A VM that was handed to Cluster API: it is never made again under its Machine.
 
 use super::difference::difference;
-use super::waits::{is_unsettled, look_up_wait, retry_wait, until_settling};
+use super::waits::{is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
 use super::{DriverFacts, Observed, Plan, Recheck, Update, known_provider_id};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::driver::{Operation, ProviderSpec};
@@ -22,8 +22,10 @@ pub fn plan_provisioned(
     let offers = |operation| facts.capabilities.offers(operation);
     let applied = identity::applied_spec(machine);
     let mut again = None;
+    let lacks_look_up = lacks(seen, Operation::GetMachineStatus);
+    let can_look = offers(Operation::GetMachineStatus) && !lacks_look_up;
     // Before anything else: a spec that is refused, or an update that fails, must not hide that the VM is gone.
-    if !offers(Operation::GetMachineStatus) {
+    if !can_look {
         match (seen.remembered.suspicion, machine.has_vanished()) {
             (Some(Suspicion::Missing), false) => return Plan::Vanish(provider_id),
             (Some(Suspicion::Back), true) => return Plan::Reappear(provider_id),
@@ -32,7 +34,9 @@ pub fn plan_provisioned(
             | (Some(Suspicion::Sign) | None, _) => {}
         }
     } else if let Some(look_up) = applied.as_ref().or(wanted.as_ref().ok()) {
-        let unsettled = is_unsettled(machine);
+        let may_initialize = !lacks(seen, Operation::InitializeMachine);
+        // What waits for a call that is not offered is not settled by being asked after.
+        let unsettled = is_unsettled(machine) && may_initialize;
         // A suspicion that the driver could not answer stays, and waits as any failed call does.
         let suspected = seen.remembered.suspicion.is_some();
         let unanswered = look_up_wait(seen).filter(|_| suspected && !seen.remembered.suspicion_is_new);
@@ -41,6 +45,7 @@ pub fn plan_provisioned(
             return Plan::Recheck(Box::new(Recheck {
                 look_up: look_up.clone(),
                 provider_id,
+                may_initialize,
             }));
         }
     }
@@ -59,7 +64,8 @@ pub fn plan_provisioned(
                     .any(|allowed| allowed.covers(path))
         });
     if not_updatable.is_empty() && (has_unfinished_update(machine) || !hot.is_empty()) {
-        if let Some(wait) = retry_wait(machine, seen) {
+        // One that has answered that it does not offer the look-up can be asked for an update all the same.
+        if let Some(wait) = retry_wait(machine, seen).filter(|_| !lacks_look_up) {
             return Plan::Wait(again.into_iter().chain(wait.again()).min());
         }
         return Plan::Update(Box::new(Update {

@@ -13,6 +13,8 @@ use crate::provider::Share;
 pub enum Plan {
     /// Nothing, and nothing is written.
     Leave(&'static str),
+    /// As [`Plan::Leave`], and look again after this long: what is so for a moment as a rule is not worth a write.
+    Later(Duration),
     /// Wait; the status says for what.
     Hold(Hold),
     /// Wait; the status says all there is to say already. When to look again, if nothing changes before.
@@ -62,6 +64,7 @@ impl Plan {
             Self::Provision(_) => Some(Share::Create),
             Self::Recheck(_) | Self::Update(_) | Self::Delete(_) => Some(Share::Upkeep),
             Self::Leave(_)
+            | Self::Later(_)
             | Self::Hold(_)
             | Self::Wait(_)
             | Self::Claim(_)
@@ -80,6 +83,7 @@ impl Plan {
         match self {
             Self::Wait(_) | Self::Refuse { .. } | Self::Keep { .. } => true,
             Self::Leave(_)
+            | Self::Later(_)
             | Self::Hold(_)
             | Self::Claim(_)
             | Self::OutOfContact(..)
@@ -99,6 +103,7 @@ impl Plan {
             Self::Delete(_) | Self::Release(_) => OperationType::Delete,
             Self::Update(_) => OperationType::Update,
             Self::Leave(_)
+            | Self::Later(_)
             | Self::Hold(_)
             | Self::Wait(_)
             | Self::Claim(_)
@@ -169,6 +174,8 @@ pub struct Recheck {
     pub look_up: ProviderSpec,
     /// The id.
     pub provider_id: ProviderId,
+    /// Whether the driver may be asked to initialize it: not one that has answered that it does not offer this.
+    pub may_initialize: bool,
 }
 
 /// Hot update.

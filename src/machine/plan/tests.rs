@@ -77,8 +77,121 @@ fn failing(seconds: i64) -> MachineFixture {
 
 #[test]
 fn without_a_machine_as_controller_owner_nothing_is_written() {
-    assert_left(&world().without_owner(), machine());
-    assert_left(&world().owner_not_cached(), machine());
+    for world in [world().without_owner(), world().owner_not_cached()] {
+        let plan = world.plan(machine());
+        assert!(matches!(plan, Plan::Later(_)), "{plan:?}");
+    }
+}
+
+/// Cluster API makes the object a moment before the Machine that owns it.
+#[test]
+fn a_machine_that_nobody_owns_for_a_minute_says_so_and_is_not_claimed() {
+    let later = |seconds| Plan::Later(Duration::from_secs(seconds));
+    for world in [world().without_owner(), world().owner_not_cached()] {
+        assert_eq!(world.plan(machine()), later(60));
+    }
+    assert_eq!(
+        world().without_owner().seconds_later(59).plan(machine()),
+        later(1)
+    );
+    assert_eq!(
+        world().without_owner().seconds_later(-9).plan(machine()),
+        later(60)
+    );
+    for world in [world().without_owner(), world().owner_not_cached()] {
+        let hold = held(world.seconds_later(60).plan(machine()));
+        let said = (hold.condition, hold.reason);
+        assert_eq!(said, (conditions::READY, reason::WAITING_FOR_OWNER));
+        assert_eq!(hold.claim, None);
+        assert!(hold.message.contains("ownerReferences"), "{}", hold.message);
+    }
+}
+
+#[test]
+fn of_a_vm_that_is_up_and_that_nobody_owns_any_more_ready_is_kept() {
+    let orphaned = world().without_owner().seconds_later(60);
+    assert_eq!(
+        reason_of(orphaned.plan(machine().provisioned())),
+        (conditions::VIRTUAL_MACHINE_UP_TO_DATE, reason::WAITING_FOR_OWNER)
+    );
+    let unseen = world().owner_not_cached().seconds_later(60);
+    assert_left(&unseen, machine().provisioned());
+}
+
+/// A fleet that is put back object by object gets no write for every one of them.
+#[test]
+fn what_a_move_or_a_restore_puts_back_is_not_written_to_before_it_is_owned() {
+    let late = || world().without_owner().seconds_later(600);
+    let labelled = || machine().labelled(labels::CLUSTER_NAME, "c");
+    assert_left(&late().paused(), labelled());
+    assert_left(&late(), labelled().annotated(labels::PAUSED, ""));
+    assert_left(&late().without_cluster(), labelled());
+    held(late().plan(labelled()));
+    held(late().without_cluster().plan(machine()));
+}
+
+#[test]
+fn a_machine_that_its_owner_does_not_refer_to_gets_no_vm_and_says_so() {
+    let referring = |change: &dyn Fn(&mut crate::api::cluster_api::ObjectReference)| {
+        world().owner(|owner| change(&mut owner.spec.infrastructure_ref))
+    };
+    for world in [
+        referring(&|to| to.name = "m2".to_owned()),
+        referring(&|to| to.kind = "OtherMachine".to_owned()),
+        referring(&|to| to.api_group = "infrastructure.cluster.x-k8s.io".to_owned()),
+    ] {
+        for fixture in [machine(), machine().claimed()] {
+            let hold = held(world.plan(fixture));
+            let said = (hold.condition, hold.reason);
+            assert_eq!(said, (conditions::READY, reason::NOT_REFERRED_TO));
+            assert_eq!(hold.claim, None, "its deletion waits for nobody");
+            assert!(hold.message.contains("infrastructureRef"), "{}", hold.message);
+        }
+        assert_left(&world, machine().deleted_at(now()));
+        for (has_vm, keeps) in [
+            (machine().provisioned(), true),
+            (machine().claimed().provider_id("sim://1"), true),
+            (machine().provisioned().without_finalizer(), true),
+            (machine().claimed().deleted_at(now()), true),
+            (machine(), false),
+        ] {
+            let plan = world.plan(has_vm);
+            let does = matches!(
+                plan,
+                Plan::Keep { .. } | Plan::Provision(_) | Plan::Claim(_) | Plan::Delete(_)
+            );
+            assert_eq!(does, keeps, "{plan:?}");
+        }
+    }
+}
+
+#[test]
+fn a_machine_that_failed_for_good_says_that_it_is_paused_and_that_it_is_not_any_more() {
+    let failed = || {
+        machine()
+            .claimed()
+            .observed(1)
+            .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()))
+    };
+    let paused = (conditions::PAUSED, reason::PAUSED);
+    assert_eq!(reason_of(world().paused().plan(failed())), paused);
+    assert_eq!(
+        reason_of(world().plan(failed().annotated(labels::PAUSED, ""))),
+        paused
+    );
+    let shown = failed().condition(conditions::PAUSED, State::True, reason::PAUSED);
+    assert_eq!(world().plan(shown.clone()), Plan::Wait(None));
+    let status = status::after(
+        &shown.build(),
+        &Outcome::Waiting(None),
+        Moment {
+            now: now(),
+            attempts: 1,
+            wait: None,
+        },
+    );
+    assert!(!conditions::is_true(&status.conditions, conditions::PAUSED));
+    assert!(status.failure_reason.is_some(), "{status:?}");
 }
 
 #[test]

@@ -7,8 +7,9 @@ use jiff::Timestamp;
 use super::Observed;
 use crate::api::conditions::{self, State};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::driver::Operation;
 use crate::driver::retry::{FIRST_BACKOFF, LONGEST_BACKOFF};
-use crate::machine::memory::Until;
+use crate::machine::memory::{Unable, Until};
 
 /// What a call that failed waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +67,20 @@ fn remembered_wait(seen: &Observed<'_>) -> Option<Wait> {
             let left = moment.saturating_duration_since(seen.instant);
             (!left.is_zero()).then_some(Wait::For(left))
         }
-        Until::AnotherDriver(unable) => (unable == seen.incarnation).then_some(Wait::Change),
+        Until::AnotherDriver(unable) => (unable.incarnation == seen.incarnation).then_some(Wait::Change),
     }
+}
+
+/// Whether the driver has answered, as it is now, that it does not offer a call, whatever it says of itself.
+pub fn lacks(seen: &Observed<'_>, operation: Operation) -> bool {
+    let Some(retry) = seen.remembered.retry.as_ref() else {
+        return false;
+    };
+    let unable = Unable {
+        incarnation: seen.incarnation,
+        operation,
+    };
+    retry.inputs == seen.inputs && retry.until == Until::AnotherDriver(unable)
 }
 
 /// How long the last failure that is remembered still holds up a look-up. A driver that does not offer some other call can

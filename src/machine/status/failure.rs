@@ -90,7 +90,7 @@ impl Draft<'_> {
         }
     }
 
-    fn not_created_yet(&mut self, reason: &str, message: &str) {
+    pub(super) fn not_created_yet(&mut self, reason: &str, message: &str) {
         if self.machine.is_provisioned() {
             // `Ready` is a promise to MachineHealthChecks: an error says nothing about a VM that was up.
             return;
@@ -101,7 +101,7 @@ impl Draft<'_> {
         self.not_ready_yet(reason, message);
     }
 
-    fn not_ready_yet(&mut self, reason: &str, message: &str) {
+    pub(super) fn not_ready_yet(&mut self, reason: &str, message: &str) {
         if self.machine.is_provisioned() {
             return;
         }

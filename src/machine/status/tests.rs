@@ -581,6 +581,130 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
     assert!(conditions::get(&deleted.conditions, conditions::VIRTUAL_MACHINE_UP_TO_DATE).is_none());
 }
 
+/// An object in deletion never shows what it was before and nothing else.
+#[test]
+fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready() {
+    let deleted = || machine().provisioned().deleted_at(at(0));
+    let late = || world().seconds_later(100);
+    let held = |fixture: MachineFixture, world: crate::machine::fixtures::World| {
+        let plan = world.plan(fixture.clone());
+        (fixture, held(plan))
+    };
+    let deleting = Outcome::Deleting {
+        reason: reason::SHUTTING_DOWN,
+        message: "it stops".to_owned(),
+        again: Duration::from_secs(1),
+    };
+    let mut all = vec![
+        held(deleted(), world().paused()),
+        held(deleted(), late().driver_not_configured()),
+        held(deleted().annotated(labels::DELETE_FOR_MOVE, ""), late()),
+        held(deleted().without(labels::MACHINE_ID), world()),
+        held(deleted().without_finalizer().kept_by("example.com/a"), world()),
+        (deleted(), no_secrets(OperationType::Delete)),
+        (deleted(), deleting),
+        (deleted(), Outcome::Waiting(Some(Duration::from_mins(1)))),
+        (
+            deleted()
+                .condition(conditions::DELETING, State::True, reason::PAUSED)
+                .condition(conditions::PAUSED, State::True, reason::PAUSED),
+            Outcome::Waiting(Some(Duration::from_mins(1))),
+        ),
+    ];
+    for call in [Call::ShutDown, Call::Delete, Call::ConfirmGone] {
+        all.extend(Code::ALL.map(|code| (deleted(), failed(call, code))));
+    }
+    for (fixture, outcome) in all {
+        let why = match &outcome {
+            Outcome::Held(wait) => wait.reason,
+            _ => "",
+        };
+        let status = status_of(fixture, &outcome);
+        let (ready, deletion) = (
+            condition(&status, conditions::READY),
+            condition(&status, conditions::DELETING),
+        );
+        assert_eq!(
+            (ready.status.as_str(), deletion.status.as_str()),
+            ("False", "True"),
+            "{outcome:?}"
+        );
+        assert!(!deletion.message.is_empty(), "{outcome:?}");
+        let (shown, meant) = (deletion.reason == reason::PAUSED, why == reason::PAUSED);
+        assert_eq!(shown, meant, "{outcome:?}");
+    }
+}
+
+/// A fleet that goes at once is not written for a wait of a moment.
+#[test]
+fn a_deletion_that_waits_for_its_driver_for_a_moment_writes_nothing() {
+    let waiting = Outcome::Waiting(Some(Duration::from_mins(1)));
+    for fixture in [
+        machine().provisioned().deleted_at(at(6)),
+        machine().provisioned(),
+        machine()
+            .provisioned()
+            .deleted_at(at(0))
+            .condition(conditions::DELETING, State::True, "Unavailable"),
+    ] {
+        let before = fixture.clone().build().status.unwrap();
+        assert_eq!(status_of(fixture, &waiting), before);
+    }
+}
+
+#[test]
+fn a_call_that_takes_long_is_told_of_unless_the_status_says_how_such_calls_end() {
+    let said = |fixture: MachineFixture, operation| under_way(&fixture.build(), operation, at(7));
+    let creating = said(machine().claimed(), Operation::CreateMachine);
+    assert_eq!(
+        state_of(&creating, conditions::READY),
+        ("False", reason::CREATING)
+    );
+    let last = creating.last_operation.clone().unwrap();
+    assert_eq!(
+        (last.type_, last.last_update_time.0),
+        (OperationType::Create, at(7))
+    );
+    let created = machine().claimed().status(|status| *status = creating.clone());
+    assert_eq!(
+        said(created.clone(), Operation::CreateMachine),
+        creating,
+        "said once"
+    );
+    let initializing = said(created, Operation::InitializeMachine);
+    assert_eq!(
+        state_of(&initializing, conditions::READY),
+        ("False", reason::INITIALIZING)
+    );
+    assert_eq!(
+        condition(&initializing, conditions::VIRTUAL_MACHINE_CREATED).status,
+        "True"
+    );
+
+    let deleting = said(
+        machine().provisioned().deleted_at(at(0)),
+        Operation::DeleteMachine,
+    );
+    assert_eq!(
+        state_of(&deleting, conditions::READY),
+        ("False", reason::DELETING)
+    );
+    assert_eq!(deleting.last_operation.unwrap().type_, OperationType::Delete);
+    for unchanged in [
+        machine().failed(
+            OperationType::Create,
+            Operation::CreateMachine,
+            Code::Unavailable,
+            9,
+        ),
+        machine().provisioned(),
+    ] {
+        let before = unchanged.clone().build().status.unwrap();
+        assert_eq!(said(unchanged.clone(), Operation::CreateMachine), before);
+        assert_eq!(said(unchanged, Operation::InitializeMachine), before);
+    }
+}
+
 fn later() -> Moment {
     Moment {
         now: at(500),

@@ -54,14 +54,56 @@ fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
     let moved = || deleted().annotated(labels::DELETE_FOR_MOVE, "");
     for world in [
         world(),
+        world().paused(),
         world().without_cluster(),
         world().driver_not_configured(),
     ] {
-        assert_left(&world, moved());
-        assert_left(&world, moved().provider_id("sim://1").without(labels::MACHINE_ID));
+        let lost = moved().provider_id("sim://1").without(labels::MACHINE_ID);
+        for fixture in [moved(), lost] {
+            let plan = world.plan(fixture);
+            assert_eq!(plan, Plan::Later(Duration::from_mins(1)));
+        }
     }
     let forced = moved().annotated(labels::FORCE_DELETE, "true");
     assert_eq!(world().plan(forced), Plan::Release(Release::Forced));
+}
+
+/// A mark that stays is not clusterctl's, or clusterctl was cut short.
+#[test]
+fn a_deletion_that_a_mark_of_clusterctl_keeps_says_so_after_a_minute() {
+    let marked = || deleted().annotated(labels::DELETE_FOR_MOVE, "");
+    for world in [world(), world().paused(), world().without_cluster()] {
+        let world = world.seconds_later(60);
+        for fixture in [marked(), marked().without(labels::MACHINE_ID)] {
+            let hold = held(world.plan(fixture));
+            let said = (hold.condition, hold.reason);
+            assert_eq!(said, (conditions::DELETING, reason::DELETE_FOR_MOVE));
+            assert!(hold.message.contains(labels::FORCE_DELETE), "{}", hold.message);
+        }
+    }
+}
+
+/// Or it would show what it was before.
+#[test]
+fn a_deletion_that_only_others_keep_says_who() {
+    let kept = || {
+        machine()
+            .provisioned()
+            .deleted_at(now())
+            .without_finalizer()
+            .kept_by("example.com/a")
+            .kept_by("example.com/b")
+    };
+    let hold = held(world().plan(kept()));
+    let said = (hold.condition, hold.reason);
+    assert_eq!(said, (conditions::DELETING, reason::WAITING_FOR_FINALIZERS));
+    assert!(
+        hold.message.ends_with("example.com/a, example.com/b"),
+        "{}",
+        hold.message
+    );
+    assert_left(&world().paused(), kept());
+    assert_left(&world(), machine().deleted_at(now()).kept_by("example.com/a"));
 }
 
 #[test]

@@ -234,6 +234,44 @@ fn what_keeps_the_driver_from_being_called_is_not_said_of_a_vm_that_was_ready() 
     );
 }
 
+/// CMI-37: a plugin says what it offers, and may be wrong.
+#[test]
+fn a_look_up_that_the_driver_answered_not_to_offer_is_not_asked_for_again() {
+    let lacking = || world().unable_to(Operation::GetMachineStatus, 0);
+    let starting = || machine().provisioned().power("Starting");
+    assert_eq!(lacking().plan(starting()), kept(true, None));
+    let signed = lacking().suspecting(Suspicion::Sign);
+    assert_eq!(signed.plan(machine().provisioned()), kept(true, None));
+    let missed = lacking().recheck().plan(machine().provisioned());
+    assert!(
+        matches!(missed, Plan::Vanish(_)),
+        "its lists have the word: {missed:?}"
+    );
+    update(lacking().plan(larger()));
+    recheck(world().unable_to(Operation::GetMachineStatus, 1).plan(starting()));
+    recheck(lacking().inputs_changed().plan(starting()));
+}
+
+/// CMI-37
+#[test]
+fn a_vm_is_not_asked_after_for_an_initialization_that_the_driver_does_not_offer() {
+    let uninitialized = || {
+        machine().provisioned().condition(
+            conditions::VIRTUAL_MACHINE_INITIALIZED,
+            State::False,
+            "Unimplemented",
+        )
+    };
+    let lacking = |before| world().unable_to(Operation::InitializeMachine, before);
+    assert_eq!(lacking(0).plan(uninitialized()), kept(true, None));
+    assert!(recheck(lacking(1).plan(uninitialized())).may_initialize);
+    let missed = recheck(lacking(0).recheck().plan(uninitialized()));
+    assert!(
+        !missed.may_initialize,
+        "whether it is there can be asked all the same"
+    );
+}
+
 #[test]
 fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
     let waiting = world().unanswered().remembering(30).plan(machine().provisioned());

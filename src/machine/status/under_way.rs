@@ -1,0 +1,81 @@
+//! What a status says while the driver has not answered.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::Draft;
+use crate::api::conditions::{self, State, reason};
+use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
+use crate::driver::Operation;
+
+/// The status of a machine for which this call has been under way since `since`, and takes long; the same as before where it
+/// says already how such calls have ended, or where it is one about a VM that is up.
+pub fn under_way(machine: &InfraMachine, operation: Operation, since: Timestamp) -> InfraMachineStatus {
+    let mut draft = Draft {
+        machine,
+        status: machine.status.clone().unwrap_or_default(),
+        now: since,
+    };
+    let during = if machine.metadata.deletion_timestamp.is_some() {
+        OperationType::Delete
+    } else {
+        OperationType::Create
+    };
+    let last = draft
+        .status
+        .last_operation
+        .as_ref()
+        .filter(|last| last.type_ == during);
+    let is_told = last.is_some_and(|last| match last.state {
+        OperationState::Failed => true,
+        OperationState::Processing => last.operation.as_deref() == Some(operation.name()),
+        OperationState::Successful => false,
+    });
+    if is_told || (during == OperationType::Create && machine.is_provisioned()) {
+        return draft.status;
+    }
+    draft.working();
+    let message = format!(
+        "{operation} was called at {} and has not answered yet",
+        seconds(since)
+    );
+    match (during, operation) {
+        (OperationType::Delete, Operation::ShutDownMachine) => {
+            draft.deleting(reason::SHUTTING_DOWN, &message);
+        }
+        (OperationType::Delete, _) => draft.deleting(reason::DELETING, &message),
+        (_, Operation::InitializeMachine) => {
+            draft.set(
+                conditions::VIRTUAL_MACHINE_CREATED,
+                State::True,
+                reason::CREATED,
+                "",
+            );
+            draft.set(
+                conditions::VIRTUAL_MACHINE_INITIALIZED,
+                State::False,
+                reason::INITIALIZING,
+                &message,
+            );
+            draft.not_ready_yet(reason::INITIALIZING, &message);
+        }
+        _ => draft.not_created_yet(reason::CREATING, &message),
+    }
+    draft.status.last_operation = Some(LastOperation {
+        type_: during,
+        state: OperationState::Processing,
+        operation: Some(operation.name().to_owned()),
+        code: None,
+        message: None,
+        attempts: 0,
+        last_update_time: Time(since),
+        next_retry_time: None,
+    });
+    draft.status.observed_generation = machine.metadata.generation;
+    draft.status
+}
+
+/// A time as conditions write it.
+fn seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}

@@ -1,0 +1,97 @@
+//! What a person sees of a machine that is not as it should be: why, since when, and what it waits for.
+
+use anyhow::{Context, Result, ensure};
+use capcmi::api::conditions;
+use capcmi::api::v1alpha1::{InfraMachine, OperationState};
+use kube::ResourceExt;
+use kube::api::DeleteParams;
+use serde_json::json;
+
+use crate::support::by_hand::{event, says};
+use crate::support::{Cloud, Provider, Stage, World};
+
+/// The reference of the Machine that owns a machine.
+fn owners(machine: &InfraMachine) -> serde_json::Value {
+    json!(machine.metadata.owner_references)
+}
+
+#[tokio::test]
+async fn a_second_inframachine_that_a_machine_owns_and_does_not_refer_to_gets_no_vm_and_goes_without_a_call()
+-> Result<()> {
+    let world = World::new("second").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let stage = Stage::set(&world).await?;
+    let first = stage.machine("first").create().await?;
+    let owned = first.provisioned().await?;
+    let second = stage
+        .machine("second")
+        .infra("/metadata/ownerReferences", owners(&owned));
+    second.create_infra().await?;
+    let told = second
+        .until("a machine that says that it is not referred to", |machine| {
+            says(machine, conditions::READY, "False", "NotReferredTo")
+        })
+        .await?;
+    ensure!(
+        told.finalizers().is_empty() && told.annotations().is_empty(),
+        "{told:?}"
+    );
+    event(&world, "second", "NotReferredTo").await?;
+    cloud.holds(1).await?;
+    ensure!(cloud.calls_for("second")?.is_empty(), "the driver was called");
+    second.api().delete("second", &DeleteParams::default()).await?;
+    second.gone().await?;
+    cloud.holds(1).await?;
+    Ok(())
+}
+
+/// A pod's name has 253 characters at most, and so has an event's.
+#[tokio::test]
+async fn a_machine_of_the_longest_name_gets_its_event() -> Result<()> {
+    let world = World::new("longest").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let stage = Stage::set(&world).await?;
+    let name = "m".repeat(253);
+    let machine = stage.machine(&name).create().await?;
+    machine.provisioned().await?;
+    event(&world, &name, "Provisioned").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_call_that_takes_long_and_a_deletion_that_others_keep_say_so() -> Result<()> {
+    let world = World::new("long-calls").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let stage = Stage::set(&world).await?;
+    cloud.fail(json!([{"operation": "CreateMachine", "latencyMs": 9000}]))?;
+    let machine = stage
+        .machine("m")
+        .infra("/metadata/finalizers", json!(["example.com/kept"]))
+        .create()
+        .await?;
+    let told = machine
+        .until("a create that is under way", |machine| {
+            says(machine, conditions::READY, "False", "Creating")
+        })
+        .await?;
+    let last = told.status.and_then(|status| status.last_operation);
+    let last = last.context("no last operation")?;
+    ensure!(last.state == OperationState::Processing, "{last:?}");
+    ensure!(last.operation.as_deref() == Some("CreateMachine"), "{last:?}");
+    machine.provisioned().await?;
+    cloud.fail(json!([]))?;
+    machine.delete().await?;
+    machine
+        .until("a deletion that others keep", |machine| {
+            says(machine, conditions::DELETING, "True", "WaitingForFinalizers")
+                && says(machine, conditions::READY, "False", "WaitingForFinalizers")
+        })
+        .await?;
+    cloud.holds(0).await?;
+    machine.patch(json!({"metadata": {"finalizers": []}})).await?;
+    machine.gone().await?;
+    Ok(())
+}
