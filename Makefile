@@ -70,6 +70,14 @@ MACHINES ?= 2000
 bench: ## Measure what a fleet costs, beside a bare client (MACHINES="2000 10000").
 	$(CARGO) bench --bench fleet -- $(MACHINES)
 
+# How long `make soak` kills at random, and the seed of a run to repeat; without one, another one every time.
+SOAK_SECONDS ?= 600
+SOAK_SEED ?=
+
+.PHONY: soak
+soak: ## Kill replicas, a plugin and the API server at random while machines come and go (SOAK_SECONDS=600, SOAK_SEED=…).
+	SOAK_SECONDS='$(SOAK_SECONDS)' SOAK_SEED='$(SOAK_SEED)' $(CARGO) test --locked --test suite soak:: -- --ignored --nocapture
+
 # How long `make fuzz` tries each target.
 FUZZ_SECONDS ?= 60
 

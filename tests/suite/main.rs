@@ -22,6 +22,7 @@ mod quickstart;
 mod replicas;
 mod scope;
 mod secrets;
+mod soak;
 mod stale_cache;
 mod support;
 mod topology;

@@ -4,17 +4,23 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
 use http::Request;
 use kube::Client;
 use rcgen::KeyPair;
+use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use crate::{
-    Programs, authority::Authority, etcd::Etcd, kubeconfig, port::with_free_ports, process::Process,
+    Programs,
+    authority::Authority,
+    etcd::Etcd,
+    kubeconfig,
+    port::{is_port_clash, with_free_ports},
+    process::Process,
     run_folder::RunFolder,
 };
 
@@ -39,7 +45,12 @@ pub(crate) struct ApiServer {
     /// Signs the tokens of service accounts.
     pub service_account_key: PathBuf,
     document: String,
-    _process: Process,
+    /// How it was started, port and all.
+    command: Command,
+    /// Ends the name of its log.
+    name: String,
+    /// None while it was killed.
+    process: Mutex<Option<Process>>,
 }
 
 impl ApiServer {
@@ -71,10 +82,10 @@ impl ApiServer {
             if let Some(audit_log) = options.audit_log {
                 audit(&mut command, &own, audit_log)?;
             }
-            let mut process = Process::start(folder, &format!("kube-apiserver-{name}"), &command)?;
+            let mut process = Process::start(folder, &log_name(name), &command)?;
             let client = kubeconfig::client(&document).await?;
             process
-                .wait_until(START_DEADLINE, async || is_ready(&client).await)
+                .wait_until(START_DEADLINE, || is_ready(client.clone()))
                 .await?;
             Ok(Self {
                 url,
@@ -82,11 +93,48 @@ impl ApiServer {
                 admin_kubeconfig: kubeconfig::write(own.join("admin.kubeconfig"), &document)?,
                 service_account_key: own.join("service-account.key"),
                 document,
-                _process: process,
+                command,
+                name: name.to_owned(),
+                process: Mutex::new(Some(process)),
             })
         })
         .await
         .with_context(|| format!("starting kube-apiserver for {name}"))
+    }
+
+    /// Kills it with `SIGKILL`, if it runs.
+    pub(crate) async fn kill(&self) {
+        *self.process.lock().await = None;
+    }
+
+    /// Starts it again after [`ApiServer::kill`], unless it runs: at the same address, with the same data and
+    /// credentials. Returns when it is ready.
+    pub(crate) async fn revive(&self, folder: &RunFolder) -> Result<()> {
+        let mut held = self.process.lock().await;
+        if let Some(process) = held.as_mut()
+            && process.status()?.is_none()
+        {
+            return Ok(());
+        }
+        let what = || format!("starting kube-apiserver for {} again", self.name);
+        let client = self.admin_client().await?;
+        let expiry = Instant::now() + START_DEADLINE;
+        loop {
+            let mut process =
+                Process::start(folder, &log_name(&self.name), &self.command).with_context(what)?;
+            // Owns its client, so that the future of this function can be sent to another thread.
+            let own = client.clone();
+            let ready = move || is_ready(own.clone());
+            match process.wait_until(START_DEADLINE, ready).await {
+                Ok(()) => {
+                    *held = Some(process);
+                    return Ok(());
+                }
+                // Its port is one that outgoing connections get, too: a client of another server may have it for a moment.
+                Err(error) if is_port_clash(&error) && Instant::now() < expiry => {}
+                Err(error) => return Err(error).with_context(what),
+            }
+        }
     }
 
     pub(crate) async fn admin_client(&self) -> Result<Client> {
@@ -97,6 +145,10 @@ impl ApiServer {
     pub(crate) fn admin_document(&self) -> &str {
         &self.document
     }
+}
+
+fn log_name(name: &str) -> String {
+    format!("kube-apiserver-{name}")
 }
 
 fn command(
@@ -154,7 +206,7 @@ fn audit(command: &mut Command, own: &Path, audit_log: &Path) -> Result<()> {
     Ok(())
 }
 
-async fn is_ready(client: &Client) -> bool {
+async fn is_ready(client: Client) -> bool {
     let Ok(request) = Request::get("/readyz").body(Vec::new()) else {
         return false;
     };

@@ -249,6 +249,21 @@ impl ManagementCluster {
         self.core.stop(&self.api_server).await
     }
 
+    /// Kills the API server with `SIGKILL`, if it runs. What it had acknowledged is in etcd, which goes on.
+    pub async fn kill_api_server(&self) {
+        self.api_server.kill().await;
+    }
+
+    /// Starts the API server again after [`ManagementCluster::kill_api_server`], unless it runs, and returns when it is
+    /// ready: at the same address, with the same objects and credentials, so that kubeconfigs and clients of before serve
+    /// on.
+    ///
+    /// # Errors
+    /// When it does not become ready.
+    pub async fn start_api_server(&self) -> Result<()> {
+        self.api_server.revive(&self.folder).await
+    }
+
     /// The requests to the API server as one JSON object a line (`audit.k8s.io/v1` at level `Metadata`), each written
     /// before its answer is sent. The file exists if [`ManagementClusterBuilder::audit_log`] was asked for.
     pub fn audit_log(&self) -> PathBuf {

@@ -33,7 +33,7 @@ pub(crate) async fn with_free_ports<const N: usize, T>(
 }
 
 /// The text is that of Go's and Rust's error for `EADDRINUSE`, which the error has from the program's log.
-fn is_port_clash(error: &anyhow::Error) -> bool {
+pub(crate) fn is_port_clash(error: &anyhow::Error) -> bool {
     format!("{error:#}")
         .to_lowercase()
         .contains("address already in use")

@@ -1,6 +1,6 @@
 //! The simulated cloud of a case: its files, its console, its faults, and the guests that boot in it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use capcmi::driver::Operation;
@@ -76,6 +76,11 @@ impl Cloud {
         let beside = self.faults.with_extension("new");
         std::fs::write(&beside, faults.to_string()).context("writing the faults")?;
         std::fs::rename(&beside, &self.faults).context("putting the faults in place")
+    }
+
+    /// The file that the cloud lives in.
+    pub fn journal(&self) -> &Path {
+        &self.state
     }
 
     /// The way to look at VMs and to meddle with them.

@@ -10,6 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{Api, ResourceExt};
 use management_cluster::{ManagementCluster, eventually};
 
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -178,5 +180,18 @@ async fn core_can_be_stopped_and_started_and_nothing_outlives_the_value() -> Res
     eprintln!("ended in {:?}", ended.elapsed());
     assert_eq!(running(&groups)?, Vec::<String>::new());
     assert!(!folder.exists(), "{} exists", folder.display());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_killed_api_server_comes_back_with_its_address_its_objects_and_its_credentials() -> Result<()> {
+    let cluster = ManagementCluster::builder().core(false).start().await?;
+    let client = cluster.admin_client().await?;
+    let namespace = cluster.namespace("kept").await?;
+    cluster.kill_api_server().await;
+    assert!(client.apiserver_version().await.is_err(), "it answers still");
+    cluster.start_api_server().await?;
+    let namespaces: Api<Namespace> = Api::all(client);
+    assert_eq!(namespaces.get(&namespace).await?.name_any(), namespace);
     Ok(())
 }

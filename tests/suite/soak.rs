@@ -1,0 +1,210 @@
+//! The soak: `make soak`, which is no part of the gate. Two replicas, a plugin and the API server are killed at random
+//! while machines are made, changed, replaced and deleted, and the cloud's journal tells whether one was lost or made twice.
+//!
+//! `SOAK_SECONDS` is how long (600), `SOAK_SEED` what to repeat: the choice of actions, not the moment at which each
+//! strikes.
+
+mod chaos;
+mod dice;
+mod fleet;
+mod ledger;
+mod parts;
+mod witness;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use capcmi::drivers::simulated::{Clock as _, PlantedVm, WallClock};
+use serde_json::json;
+
+use self::chaos::Chaos;
+use self::dice::Dice;
+use self::fleet::{Wanted, nothing_is_left};
+use self::parts::Parts;
+use self::witness::Witness;
+use crate::leadership::elected;
+use crate::support::provider::service_account;
+use crate::support::{Cloud, Plugin, World};
+
+const SECONDS: &str = "SOAK_SECONDS";
+const SEED: &str = "SOAK_SEED";
+/// How long all may take to be as it is wanted once nothing goes wrong any more: the longest wait between two tries, and
+/// the roll-out of a whole deployment.
+const CONVERGENCE: Duration = Duration::from_mins(8);
+/// How long the end of everything may take.
+const END: Duration = Duration::from_mins(6);
+/// How long nothing may come back after the end: longer than a create may be on its way.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// DRV-12, CLI-CR-04, CLI-CR-14
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes ten minutes: make soak"]
+async fn whatever_is_killed_each_machine_has_one_vm_and_nothing_is_left_in_the_end() -> Result<()> {
+    let seconds = number(SECONDS)?.unwrap_or(600);
+    let seed = match number(SEED)? {
+        Some(seed) => seed,
+        None => WallClock.now().as_millis(),
+    };
+    println!("soak: {SEED}={seed} {SECONDS}={seconds}");
+    let world = World::new("soak").await?;
+    let outcome = soak(&world, Duration::from_secs(seconds), seed).await;
+    match &outcome {
+        Ok(()) => println!("soak: passed"),
+        Err(error) => {
+            println!("soak: FAILED with {SEED}={seed}: {error:#}");
+            println!(
+                "soak: files of the cloud and drivers are in {}",
+                world.folder.display()
+            );
+            world.management.folder().keep();
+        }
+    }
+    outcome
+}
+
+fn number(variable: &str) -> Result<Option<u64>> {
+    let Some(text) = std::env::var_os(variable).filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let text = text.to_string_lossy();
+    Ok(Some(
+        text.parse()
+            .with_context(|| format!("{variable}={text} is no number"))?,
+    ))
+}
+
+async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
+    let cloud = Cloud::new(world);
+    let config = cloud.config(json!({
+        "bootSeconds": 0.5, "bootJitterSeconds": 1, "deleteSeconds": 1, "deleteWaitSeconds": 3,
+        "hideNewSeconds": 0.5, "consistencyWindowSeconds": 1,
+    }));
+    let plugin = Plugin::start(world, "simulated", &config).await?;
+    let entry = json!({"timeouts": {"default": "4s", "createMachine": "6s", "initializeMachine": "4s", "deleteMachine": "6s"}});
+    let provider = elected(world, plugin.drivers(entry))
+        .await?
+        .through(service_account(world).await?)
+        .flag("--leader-elect-lease-duration=6s")
+        .flag("--leader-elect-renew-deadline=4s")
+        .flag("--leader-elect-retry-period=500ms");
+    // A VM of a Cluster that is unknown here: it has to be there in the end.
+    let stranger = cloud
+        .console()?
+        .plant(PlantedVm::new("elsewhere", "stranger", "stranger"))?;
+    let witness = Witness::start(world, cloud.journal().to_owned());
+    let _kubelets = cloud.kubelets();
+    let mut chaos = Chaos {
+        world,
+        cloud: &cloud,
+        witness: &witness,
+        wanted: Vec::new(),
+        parts: Parts::new(world, provider, plugin),
+        dice: Dice::new(seed),
+        tally: BTreeMap::new(),
+        started: Instant::now(),
+    };
+    for name in ["red", "blue"] {
+        chaos.wanted.push(Wanted::create(world, name, 3).await?);
+    }
+    chaos.say("begins");
+    chaos.rage(long).await?;
+
+    chaos.heal()?;
+    chaos.say("nothing goes wrong any more");
+    let ((), took) = chaos
+        .until(
+            CONVERGENCE,
+            "an API server that is told what is wanted",
+            async |chaos| {
+                ensure!(chaos.parts.has_api_server(), "it does not run");
+                for fleet in &chaos.wanted {
+                    fleet.ask().await?;
+                }
+                Ok(())
+            },
+        )
+        .await?;
+    chaos.say(&format!("asked again for what is wanted, after {took:.1?}"));
+    let expected = BTreeSet::from([stranger.clone()]);
+    let (machines, took) = chaos
+        .until(CONVERGENCE, "what is wanted, and no other VM", async |chaos| {
+            all_is_there(chaos, &expected).await
+        })
+        .await?;
+    witness.looks_again().await;
+    chaos.tend().await?;
+    chaos.say(&format!(
+        "all {machines} machines are there after {took:.1?}, each with one VM"
+    ));
+    let converged = took;
+
+    for fleet in &chaos.wanted {
+        fleet.delete().await?;
+    }
+    let ((), took) = chaos
+        .until(END, "the end of everything", async |chaos| {
+            nothing_is_left(chaos.world).await?;
+            no_vm_but(&cloud, &expected)
+        })
+        .await?;
+    chaos.say(&format!("nothing is left after {took:.1?}"));
+    let quiet = Instant::now() + QUIET;
+    chaos
+        .until(2 * QUIET, "a while in which nothing comes back", async |_| {
+            let alone = no_vm_but(&cloud, &expected);
+            ensure!(alone.is_err() || Instant::now() >= quiet, "not over yet");
+            Ok(alone)
+        })
+        .await?
+        .0?;
+    report(&chaos, &cloud, converged, took)
+}
+
+/// Holds that every Cluster has what is wanted, and that there is no VM besides; gives the number of machines.
+async fn all_is_there(chaos: &Chaos<'_>, others: &BTreeSet<String>) -> Result<usize> {
+    let mut ids = others.clone();
+    for fleet in &chaos.wanted {
+        ids.extend(fleet.is_there(chaos.cloud).await?);
+    }
+    no_vm_but(chaos.cloud, &ids)?;
+    Ok(ids.len() - others.len())
+}
+
+fn no_vm_but(cloud: &Cloud, ids: &BTreeSet<String>) -> Result<()> {
+    let vms: Vec<_> = cloud
+        .vms()?
+        .into_iter()
+        .map(|vm| (vm.provider_id(), vm.name))
+        .collect();
+    let more: Vec<_> = vms.iter().filter(|(id, _)| !ids.contains(id)).collect();
+    ensure!(more.is_empty(), "VMs of no machine: {more:?}");
+    ensure!(vms.len() == ids.len(), "VMs {vms:?} for {ids:?}");
+    Ok(())
+}
+
+/// The figures of a soak that went well.
+fn report(chaos: &Chaos<'_>, cloud: &Cloud, converged: Duration, ended: Duration) -> Result<()> {
+    println!("soak: done at random:");
+    for (what, times) in &chaos.tally {
+        println!("  {times:>5}  {what}");
+    }
+    let (creates, deletes, unseen, comparisons) = chaos.witness.account(|account| {
+        let ledger = &account.ledger;
+        (ledger.creates, ledger.deletes, ledger.unseen, account.comparisons)
+    });
+    println!("soak: {} replicas ended by themselves", chaos.parts.gave_up);
+    println!(
+        "soak: {creates} VMs made and {deletes} deleted in {} lines of calls",
+        cloud.calls()?.len()
+    );
+    println!(
+        "soak: machines held against VMs {comparisons} times; {unseen} deletions were over before they were seen"
+    );
+    println!("soak: as wanted after {converged:.1?}; nothing left {ended:.1?} after the delete");
+    // One was planted.
+    if creates < 2 || comparisons == 0 {
+        bail!("nothing happened, so nothing is shown");
+    }
+    Ok(())
+}

@@ -1,0 +1,273 @@
+//! What the soak does at random.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+
+use super::dice::Dice;
+use super::fleet::{Wanted, delete_machine, update_machine};
+use super::parts::Parts;
+use super::witness::Witness;
+use crate::support::{Cloud, World};
+
+/// The most machines of a Cluster.
+const MOST: u32 = 6;
+/// The longest pause between two actions, and the longest time that what was killed stays away, milliseconds.
+const PAUSE: u32 = 3_000;
+const DOWN: u32 = 6_000;
+/// How often what was killed is looked after.
+const STEP: Duration = Duration::from_millis(100);
+/// How long the API server may take for what is asked of it.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    KillReplica,
+    KillPlugin,
+    KillApiServer,
+    Scale,
+    RollOut,
+    DeleteMachine,
+    UpdateMachine,
+    Fail,
+    Heal,
+}
+
+/// How likely each is.
+const ACTIONS: [(u32, Action); 9] = [
+    (4, Action::KillReplica),
+    (4, Action::KillPlugin),
+    (2, Action::KillApiServer),
+    (4, Action::Scale),
+    (2, Action::RollOut),
+    (5, Action::DeleteMachine),
+    (4, Action::UpdateMachine),
+    (4, Action::Fail),
+    (2, Action::Heal),
+];
+
+/// A world in which something happens every now and then.
+pub struct Chaos<'a> {
+    pub world: &'a World,
+    pub cloud: &'a Cloud,
+    pub witness: &'a Witness,
+    pub wanted: Vec<Wanted<'a>>,
+    pub parts: Parts,
+    pub dice: Dice,
+    /// What was done, and how often.
+    pub tally: BTreeMap<String, usize>,
+    pub started: Instant,
+}
+
+impl Chaos<'_> {
+    /// Does something at random until the time is over, or something is broken that must hold.
+    pub async fn rage(&mut self, long: Duration) -> Result<()> {
+        let end = Instant::now() + long;
+        while Instant::now() < end {
+            if let Some(action) = self.dice.pick(&ACTIONS) {
+                self.act(*action).await;
+            }
+            let pause = Instant::now() + self.dice.millis(200, PAUSE);
+            while Instant::now() < pause {
+                self.tend().await?;
+                sleep(STEP).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks after the processes and at what must hold.
+    pub async fn tend(&mut self) -> Result<()> {
+        self.parts.keep().await?;
+        let broken = self.witness.account(|account| account.broken.clone());
+        if !broken.is_empty() {
+            bail!("{}", broken.join("\n"));
+        }
+        Ok(())
+    }
+
+    /// Waits until `holds` does; gives how long that took.
+    pub async fn until<T>(
+        &mut self,
+        deadline: Duration,
+        what: &str,
+        holds: impl AsyncFn(&Self) -> Result<T>,
+    ) -> Result<(T, Duration)> {
+        let start = Instant::now();
+        loop {
+            self.tend().await?;
+            let answer = timeout(PATIENCE, holds(self)).await;
+            let error = match answer {
+                Ok(Ok(answer)) => return Ok((answer, start.elapsed())),
+                Ok(Err(error)) => error,
+                Err(late) => late.into(),
+            };
+            if start.elapsed() > deadline {
+                return Err(error.context(format!("{what} was awaited for {deadline:?}")));
+            }
+            sleep(STEP).await;
+        }
+    }
+
+    /// Nothing fails any more.
+    pub fn heal(&self) -> Result<()> {
+        self.cloud.fail(json!([]))
+    }
+
+    /// Says what happens, and how many machines and VMs there are.
+    pub fn say(&self, what: &str) {
+        let seconds = self.started.elapsed().as_secs();
+        let counts = self.witness.account(|account| {
+            let ready = account.machines.iter().filter(|machine| machine.ready).count();
+            let leaving = account
+                .machines
+                .iter()
+                .filter(|machine| machine.in_deletion.is_some())
+                .count();
+            format!(
+                "{} machines, {ready} ready, {leaving} leaving; {} VMs made, {} deleted",
+                account.machines.len(),
+                account.ledger.creates,
+                account.ledger.deletes
+            )
+        });
+        println!("{:02}:{:02}  {what:<58}  {counts}", seconds / 60, seconds % 60);
+    }
+
+    async fn act(&mut self, action: Action) {
+        let outcome = timeout(PATIENCE, self.perform(action)).await;
+        let text = match outcome {
+            Ok(Ok(Some(text))) => {
+                *self.tally.entry(name(&text)).or_default() += 1;
+                text
+            }
+            Ok(Ok(None)) => return,
+            // The API server is away, or refuses for now: what is wanted is asked for again in the end.
+            Ok(Err(error)) => format!("{action:?} in vain: {}", error.root_cause()),
+            Err(_) => format!("{action:?} in vain: no answer"),
+        };
+        self.say(&text);
+    }
+
+    /// Does it; tells what was done, if anything was. The dice fall the same way whatever the world is like.
+    async fn perform(&mut self, action: Action) -> Result<Option<String>> {
+        let (one, two) = (self.dice.below(1 << 16), self.dice.below(1 << 16));
+        let down = self.dice.millis(0, DOWN);
+        let which = usize::try_from(one)? % self.wanted.len();
+        Ok(match action {
+            Action::KillReplica => {
+                let led = self.parts.kill_replica(usize::try_from(one % 2)?, down).await;
+                led.map(|led| {
+                    format!(
+                        "killed {}, for {down:?}",
+                        if led { "the leader" } else { "a follower" }
+                    )
+                })
+            }
+            Action::KillPlugin => self
+                .parts
+                .kill_plugin(down)
+                .then(|| format!("killed the plugin, for {down:?}")),
+            Action::KillApiServer => {
+                let killed = self.parts.kill_api_server(down).await;
+                killed.then(|| format!("killed the API server, for {down:?}"))
+            }
+            Action::Scale => {
+                let fleet = &mut self.wanted[which];
+                fleet.scale(two % (MOST + 1)).await?;
+                Some(format!("scaled, {} to {}", fleet.name(), fleet.replicas))
+            }
+            Action::RollOut => {
+                let fleet = &mut self.wanted[which];
+                fleet.roll_out().await?;
+                Some(format!("rolled out, {}", fleet.template()))
+            }
+            Action::DeleteMachine => {
+                let deleted = delete_machine(self.world, |count| one % count.max(1)).await?;
+                deleted.map(|name| format!("deleted a Machine, {name}"))
+            }
+            Action::UpdateMachine => {
+                let updated = update_machine(self.world, two, |count| one % count.max(1)).await?;
+                updated.map(|name| format!("changed an InfraMachine, {name}"))
+            }
+            Action::Fail => {
+                let faults = faults();
+                let (what, faults) = &faults[usize::try_from(one)? % faults.len()];
+                self.cloud.fail(faults.clone())?;
+                Some(format!("faults, {what}"))
+            }
+            Action::Heal => {
+                self.heal()?;
+                Some("faults, none any more".to_owned())
+            }
+        })
+    }
+}
+
+/// The part of what is said that is the same every time.
+fn name(text: &str) -> String {
+    text.split(',').next().unwrap_or_default().to_owned()
+}
+
+/// What may go wrong in the cloud, a few times each, so that some calls go well.
+fn faults() -> Vec<(&'static str, Value)> {
+    let every = |operations: &[&str], fault: Value| -> Value {
+        operations
+            .iter()
+            .map(|operation| {
+                let mut fault = fault.clone();
+                fault["operation"] = json!(operation);
+                fault
+            })
+            .collect()
+    };
+    let changes = [
+        "CreateMachine",
+        "InitializeMachine",
+        "DeleteMachine",
+        "UpdateMachine",
+    ];
+    vec![
+        (
+            "slow creates",
+            every(&["CreateMachine"], json!({"latencyMs": 2500})),
+        ),
+        (
+            "slow deletes",
+            every(&["DeleteMachine"], json!({"latencyMs": 2500})),
+        ),
+        (
+            "lost answers of changes",
+            every(&changes, json!({"loseResponse": "Unavailable", "count": 3})),
+        ),
+        (
+            "changes that hang when they are done",
+            every(&changes, json!({"hang": "after", "count": 2})),
+        ),
+        (
+            "changes that hang before they begin",
+            every(&changes, json!({"hang": "before", "count": 2})),
+        ),
+        (
+            "creates that time out",
+            every(
+                &["CreateMachine"],
+                json!({"loseResponse": "DeadlineExceeded", "count": 4}),
+            ),
+        ),
+        (
+            "look-ups that fail",
+            every(
+                &["GetMachineStatus", "ListMachines"],
+                json!({"code": "Unavailable", "count": 6}),
+            ),
+        ),
+        (
+            "calls that are refused for now",
+            json!([{"code": "Unavailable", "count": 10, "retryAfterMs": 1000}]),
+        ),
+    ]
+}

@@ -1,0 +1,237 @@
+//! What the soak asks Cluster API for, and whether it is there.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use capcmi::api::conditions::{self, READY};
+use capcmi::api::v1alpha1::InfraMachine;
+use capcmi::drivers::simulated::Vm;
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use serde_json::json;
+
+use crate::support::by_hand::infra_machines;
+use crate::support::fleet::objects;
+use crate::support::{Cloud, Fleet, World};
+
+/// Where Cluster API says which template an object is made from.
+const CLONED_FROM: &str = "cluster.x-k8s.io/cloned-from-name";
+
+/// A Cluster with a MachineDeployment, as it is wanted.
+pub struct Wanted<'a> {
+    fleet: Fleet<'a>,
+    world: &'a World,
+    /// How many machines.
+    pub replicas: u32,
+    generation: u32,
+}
+
+impl<'a> Wanted<'a> {
+    /// Makes the Cluster and its MachineDeployment.
+    pub async fn create(world: &'a World, name: &str, replicas: u32) -> Result<Self> {
+        let fleet = Fleet::create(world, name, replicas).await?;
+        Ok(Self {
+            fleet,
+            world,
+            replicas,
+            generation: 1,
+        })
+    }
+
+    /// Name of the Cluster and of the MachineDeployment.
+    pub fn name(&self) -> &str {
+        &self.fleet.name
+    }
+
+    /// Name of the template that its machines are to be made from.
+    pub fn template(&self) -> String {
+        format!("{}-{}", self.fleet.name, self.generation)
+    }
+
+    /// Wants another number of machines.
+    pub async fn scale(&mut self, replicas: u32) -> Result<()> {
+        self.replicas = replicas;
+        self.ask().await
+    }
+
+    /// Wants the machines of another template.
+    pub async fn roll_out(&mut self) -> Result<()> {
+        self.generation += 1;
+        self.ask().await
+    }
+
+    /// Asks for what is wanted; again, where an earlier wish did not reach the API server.
+    pub async fn ask(&self) -> Result<()> {
+        let name = self.template();
+        let templates = objects(
+            self.world,
+            "infrastructure.capcmi.io",
+            "v1alpha1",
+            "InfraMachineTemplate",
+        );
+        if templates.get_opt(&name).await?.is_none() {
+            let spec = json!({"vmPool": "default", "size": "small", "tags": {"template": name}});
+            self.fleet.template(&name, spec).await?;
+        }
+        self.fleet.deployment(&name, self.replicas).await
+    }
+
+    /// Holds that all is as it is wanted; gives the VMs that its machines name.
+    pub async fn is_there(&self, cloud: &Cloud) -> Result<BTreeSet<String>> {
+        let wanted = usize::try_from(self.replicas)?;
+        let machines = objects(self.world, "cluster.x-k8s.io", "v1beta2", "Machine");
+        let machines = machines.list(&of(self.name())).await?.items;
+        let phases: Vec<_> = machines
+            .iter()
+            .map(|machine| machine.data["status"]["phase"].as_str().unwrap_or("none"))
+            .collect();
+        ensure!(
+            phases.len() == wanted && phases.iter().all(|phase| *phase == "Running"),
+            "{wanted} Machines of {} are wanted, and there are {phases:?}",
+            self.name()
+        );
+        let infra = self.fleet.infra_machines().await?;
+        ensure!(
+            infra.len() == wanted,
+            "{} InfraMachines of {}, not {wanted}",
+            infra.len(),
+            self.name()
+        );
+        let vms = cloud.vms()?;
+        let ids: Vec<_> = infra
+            .iter()
+            .map(|machine| self.is_settled(machine, &vms))
+            .collect::<Result<_>>()?;
+        let distinct: BTreeSet<_> = ids.iter().cloned().collect();
+        ensure!(distinct.len() == ids.len(), "machines share VMs: {ids:?}");
+        Ok(distinct)
+    }
+
+    /// Holds that an InfraMachine is ready with a VM as it is wanted; gives the VM's id.
+    fn is_settled(&self, machine: &InfraMachine, vms: &[Vm]) -> Result<String> {
+        let name = machine.name_any();
+        ensure!(
+            machine.metadata.deletion_timestamp.is_none(),
+            "{name} is in deletion"
+        );
+        let from = machine.annotations().get(CLONED_FROM);
+        ensure!(from == Some(&self.template()), "{name} is made from {from:?}");
+        let status = machine
+            .status
+            .as_ref()
+            .with_context(|| format!("{name} has no status"))?;
+        ensure!(
+            conditions::is_true(&status.conditions, READY),
+            "{name} is not ready: {:?}",
+            conditions::get(&status.conditions, READY)
+        );
+        let id = machine
+            .spec
+            .provider_id
+            .clone()
+            .with_context(|| format!("{name} has no providerID"))?;
+        let vm = vms.iter().find(|vm| vm.provider_id() == id);
+        let vm = vm.with_context(|| format!("there is no VM {id} of {name}"))?;
+        let labels = machine
+            .spec
+            .provider_spec
+            .get("labels")
+            .cloned()
+            .unwrap_or_else(|| json!({}));
+        ensure!(
+            json!(vm.labels) == labels,
+            "the VM of {name} has labels {:?}, not {labels}",
+            vm.labels
+        );
+        Ok(id)
+    }
+
+    /// Asks for the end of the Cluster and all that it has.
+    pub async fn delete(&self) -> Result<()> {
+        let clusters = objects(self.world, "cluster.x-k8s.io", "v1beta2", "Cluster");
+        clusters
+            .delete(self.name(), &DeleteParams::background())
+            .await
+            .context("deleting the Cluster")
+            .map(drop)
+    }
+}
+
+/// Deletes a Machine of the namespace, one that `choose` chooses of so many; gives its name.
+pub async fn delete_machine(world: &World, choose: impl FnOnce(u32) -> u32) -> Result<Option<String>> {
+    let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
+    let alive = machines.list(&ListParams::default()).await?.items;
+    let names = alive
+        .iter()
+        .filter(|machine| machine.metadata.deletion_timestamp.is_none());
+    let Some(name) = chosen(names.map(kube::ResourceExt::name_any), choose) else {
+        return Ok(None);
+    };
+    machines
+        .delete(&name, &DeleteParams::default())
+        .await
+        .with_context(|| format!("deleting Machine {name}"))?;
+    Ok(Some(name))
+}
+
+/// Changes what a living VM can take, in an InfraMachine that `choose` chooses of so many; gives its name.
+pub async fn update_machine(
+    world: &World,
+    tier: u32,
+    choose: impl FnOnce(u32) -> u32,
+) -> Result<Option<String>> {
+    let machines = infra_machines(world);
+    let alive = machines.list(&ListParams::default()).await?.items;
+    let names = alive
+        .iter()
+        .filter(|machine| machine.metadata.deletion_timestamp.is_none());
+    let Some(name) = chosen(names.map(kube::ResourceExt::name_any), choose) else {
+        return Ok(None);
+    };
+    let patch = Patch::Merge(json!({"spec": {"providerSpec": {"labels": {"tier": format!("tier-{tier}")}}}}));
+    machines
+        .patch(&name, &PatchParams::default(), &patch)
+        .await
+        .with_context(|| format!("changing InfraMachine {name}"))?;
+    Ok(Some(name))
+}
+
+fn chosen(names: impl Iterator<Item = String>, choose: impl FnOnce(u32) -> u32) -> Option<String> {
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
+    names
+        .into_iter()
+        .nth(usize::try_from(choose(count)).unwrap_or(usize::MAX))
+}
+
+/// Holds that nothing of any Cluster is left in the namespace.
+pub async fn nothing_is_left(world: &World) -> Result<()> {
+    let kinds = [
+        ("cluster.x-k8s.io", "v1beta2", "Cluster"),
+        ("cluster.x-k8s.io", "v1beta2", "MachineDeployment"),
+        ("cluster.x-k8s.io", "v1beta2", "MachineSet"),
+        ("cluster.x-k8s.io", "v1beta2", "Machine"),
+        ("infrastructure.capcmi.io", "v1alpha1", "InfraMachine"),
+        ("infrastructure.capcmi.io", "v1alpha1", "InfraCluster"),
+    ];
+    let mut left = Vec::new();
+    for (group, version, kind) in kinds {
+        let objects = objects(world, group, version, kind)
+            .list(&ListParams::default())
+            .await?;
+        left.extend(objects.iter().map(|object| {
+            format!(
+                "{kind} {} with finalizers {:?}",
+                object.name_any(),
+                object.finalizers()
+            )
+        }));
+    }
+    ensure!(left.is_empty(), "left: {}", left.join(", "));
+    Ok(())
+}
+
+fn of(cluster: &str) -> ListParams {
+    ListParams::default().labels(&format!("cluster.x-k8s.io/cluster-name={cluster}"))
+}

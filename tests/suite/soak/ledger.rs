@@ -1,0 +1,327 @@
+//! What has to hold at every moment, held against the cloud's own journal.
+//!
+//! Pure: entries of the journal and what the API server shows come in, and what they break comes out.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use capcmi::driver::tags;
+use capcmi::drivers::simulated::{Entry, Event, Instant, Vm, VmId};
+
+/// The VMs that there ever were, and what is known of the machines that they are for.
+#[derive(Default)]
+pub struct Ledger {
+    vms: HashMap<VmId, Record>,
+    /// Since when each InfraMachine that was seen in deletion is in deletion, by name.
+    in_deletion: HashMap<String, Instant>,
+    /// Deletions of VMs that were not held against the API server yet.
+    unjudged: BTreeSet<VmId>,
+    /// VMs that were ordered so far.
+    pub creates: usize,
+    /// VMs whose deletion was ordered so far.
+    pub deletes: usize,
+    /// Deletions of VMs whose InfraMachine was gone before it could be seen in deletion.
+    pub unseen: usize,
+}
+
+struct Record {
+    name: String,
+    machine: String,
+    provider_id: String,
+    deletion: Option<Instant>,
+    gone: Option<Instant>,
+}
+
+/// An InfraMachine, as the API server shows it.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Its name.
+    pub name: String,
+    /// Since when it is in deletion, in whole seconds, rounded down.
+    pub in_deletion: Option<Instant>,
+    /// Whether it says that it is ready.
+    pub ready: bool,
+    /// The VM that it says it has.
+    pub provider_id: Option<String>,
+}
+
+impl Ledger {
+    /// Takes in what happened to the cloud; gives what must not have happened.
+    pub fn enter(&mut self, entry: &Entry) -> Option<String> {
+        match &entry.event {
+            Event::Ordered(vm) => self.order(vm, entry.at),
+            Event::DeletionOrdered { id, gone_at } => {
+                if let Some(vm) = self.vms.get_mut(id)
+                    && vm.deletion.is_none()
+                {
+                    vm.deletion = Some(entry.at);
+                    vm.gone = Some(*gone_at);
+                    self.deletes += 1;
+                    self.unjudged.insert(*id);
+                }
+                None
+            }
+            Event::Vanished { id } => {
+                if let Some(vm) = self.vms.get_mut(id) {
+                    vm.gone = Some(entry.at);
+                }
+                None
+            }
+            Event::StopOrdered { .. }
+            | Event::SourceDestCheckSet { .. }
+            | Event::LabelsSet { .. }
+            | Event::ConditionSet { .. }
+            | Event::QuotaSet { .. }
+            | Event::CapacitySet { .. } => None,
+        }
+    }
+
+    /// One machine has one VM in all its life.
+    fn order(&mut self, vm: &Vm, at: Instant) -> Option<String> {
+        let machine = vm.tags.get(tags::MACHINE).cloned().unwrap_or_default();
+        let before = self.vms.values().find(|other| other.machine == machine);
+        let broken = before.map(|before| {
+            format!(
+                "a second VM was made for one machine: {} ({}) at {at:?} has the identity {machine} of {} ({}), which was \
+                 deleted at {:?} and gone at {:?}",
+                vm.name,
+                vm.provider_id(),
+                before.name,
+                before.provider_id,
+                before.deletion,
+                before.gone,
+            )
+        });
+        self.creates += 1;
+        self.vms.insert(
+            vm.id,
+            Record {
+                name: vm.name.clone(),
+                machine,
+                provider_id: vm.provider_id(),
+                deletion: None,
+                gone: None,
+            },
+        );
+        broken
+    }
+
+    /// Holds the VMs against all InfraMachines that there are; gives what must not be. `asked` is when the API server was
+    /// asked for them: the journal was read after its answer.
+    pub fn compare(&mut self, asked: Instant, machines: &[Seen]) -> Vec<String> {
+        for machine in machines {
+            if let Some(since) = machine.in_deletion {
+                self.in_deletion.entry(machine.name.clone()).or_insert(since);
+            }
+        }
+        let mut broken = self.deleted_alive(asked, machines);
+        broken.extend(
+            machines
+                .iter()
+                .filter_map(|machine| self.without_vm(asked, machine)),
+        );
+        broken
+    }
+
+    /// A VM is deleted only when its InfraMachine is in deletion. What was deleted later than the API server was asked is
+    /// judged by a later answer.
+    fn deleted_alive(&mut self, asked: Instant, machines: &[Seen]) -> Vec<String> {
+        let alive: BTreeMap<&str, &Seen> = machines
+            .iter()
+            .filter(|machine| machine.in_deletion.is_none())
+            .map(|machine| (machine.name.as_str(), machine))
+            .collect();
+        let mut broken = Vec::new();
+        for id in std::mem::take(&mut self.unjudged) {
+            let Some(vm) = self.vms.get(&id) else { continue };
+            if vm.deletion.is_some_and(|at| at >= asked) {
+                self.unjudged.insert(id);
+                continue;
+            }
+            let early = match (alive.get(vm.name.as_str()), self.in_deletion.get(&vm.name)) {
+                (Some(_), _) => Some("lives".to_owned()),
+                (None, Some(since)) if vm.deletion.is_some_and(|at| *since > at) => {
+                    Some(format!("was in deletion only from {since:?} on"))
+                }
+                (None, Some(_)) => None,
+                (None, None) => {
+                    self.unseen += 1;
+                    None
+                }
+            };
+            broken.extend(early.map(|how| {
+                format!(
+                    "the VM {} was deleted at {:?}, and its InfraMachine {} {how}",
+                    vm.provider_id, vm.deletion, vm.name
+                )
+            }));
+        }
+        broken
+    }
+
+    /// A machine that is ready and is not in deletion has the VM that it names.
+    fn without_vm(&self, asked: Instant, machine: &Seen) -> Option<String> {
+        if !machine.ready || machine.in_deletion.is_some() {
+            return None;
+        }
+        let name = &machine.name;
+        let Some(provider_id) = &machine.provider_id else {
+            return Some(format!("InfraMachine {name} is ready and has no providerID"));
+        };
+        let Some(vm) = self.vms.values().find(|vm| vm.provider_id == *provider_id) else {
+            return Some(format!(
+                "InfraMachine {name} is ready with {provider_id}, which there never was"
+            ));
+        };
+        if vm.name != *name {
+            return Some(format!(
+                "InfraMachine {name} is ready with {provider_id}, the VM of {}",
+                vm.name
+            ));
+        }
+        let gone = vm.gone.filter(|gone| *gone < asked)?;
+        Some(format!(
+            "InfraMachine {name} is ready at {asked:?}, and its VM {provider_id} is gone since {gone:?}"
+        ))
+    }
+
+    /// The provider ids of the VMs that are there at `now`.
+    pub fn present(&self, now: Instant) -> BTreeSet<String> {
+        let present = self
+            .vms
+            .values()
+            .filter(|vm| vm.gone.is_none_or(|gone| gone > now));
+        present.map(|vm| vm.provider_id.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use capcmi::drivers::simulated::CloudConsole;
+
+    use super::*;
+
+    const fn at(millis: u64) -> Instant {
+        Instant::from_millis(millis)
+    }
+
+    /// A VM of this machine, as the console of a cloud makes it.
+    fn vm(name: &str, machine: &str) -> Vm {
+        let folder = tempfile::tempdir().expect("a folder");
+        let console = CloudConsole::open(&folder.path().join("cloud")).expect("a cloud");
+        console
+            .plant(capcmi::drivers::simulated::PlantedVm {
+                tags: BTreeMap::from([(tags::MACHINE.to_owned(), machine.to_owned())]),
+                ..capcmi::drivers::simulated::PlantedVm::new("c", name, machine)
+            })
+            .expect("a VM");
+        console.vms().expect("the VMs").remove(0)
+    }
+
+    fn ordered(vm: &Vm, millis: u64) -> Entry {
+        Entry {
+            at: at(millis),
+            event: Event::Ordered(Box::new(vm.clone())),
+        }
+    }
+
+    fn deleted(vm: &Vm, millis: u64) -> Entry {
+        Entry {
+            at: at(millis),
+            event: Event::DeletionOrdered {
+                id: vm.id,
+                gone_at: at(millis + 10),
+            },
+        }
+    }
+
+    fn seen(vm: &Vm) -> Seen {
+        Seen {
+            name: vm.name.clone(),
+            in_deletion: None,
+            ready: true,
+            provider_id: Some(vm.provider_id()),
+        }
+    }
+
+    #[test]
+    fn a_second_vm_of_one_machine_is_told_whether_the_first_is_gone_or_not() {
+        let mut ledger = Ledger::default();
+        let (first, second, other) = (vm("a", "1"), vm("a", "1"), vm("a", "2"));
+        assert_eq!(ledger.enter(&ordered(&first, 1)), None);
+        assert_eq!(ledger.enter(&ordered(&other, 1)), None);
+        assert_eq!(ledger.enter(&deleted(&first, 2)), None);
+        let told = ledger.enter(&ordered(&second, 90)).expect("a second VM is told");
+        assert!(
+            told.starts_with("a second VM was made for one machine: a "),
+            "{told}"
+        );
+        assert_eq!((ledger.creates, ledger.deletes), (3, 1));
+    }
+
+    #[test]
+    fn a_vm_that_is_deleted_before_its_machine_is_told() {
+        for (in_deletion, told) in [(None, true), (Some(at(2000)), true), (Some(at(1000)), false)] {
+            let (mut ledger, vm) = (Ledger::default(), vm("a", "1"));
+            ledger.enter(&ordered(&vm, 1));
+            ledger.enter(&deleted(&vm, 1500));
+            let machine = Seen {
+                in_deletion,
+                ready: false,
+                ..seen(&vm)
+            };
+            let broken = ledger.compare(at(1501), &[machine]);
+            assert_eq!(!broken.is_empty(), told, "{in_deletion:?}: {broken:?}");
+        }
+    }
+
+    #[test]
+    fn a_vm_that_is_deleted_after_the_answer_is_judged_by_the_next_one() {
+        let (mut ledger, vm) = (Ledger::default(), vm("a", "1"));
+        ledger.enter(&ordered(&vm, 1));
+        ledger.enter(&deleted(&vm, 1500));
+        assert_eq!(ledger.compare(at(1500), &[seen(&vm)]), Vec::<String>::new());
+        assert_eq!(ledger.compare(at(1501), &[seen(&vm)]).len(), 1);
+    }
+
+    #[test]
+    fn a_deletion_that_was_seen_counts_after_the_machine_is_gone() {
+        let (mut ledger, vm) = (Ledger::default(), vm("a", "1"));
+        ledger.enter(&ordered(&vm, 1));
+        let machine = Seen {
+            in_deletion: Some(at(1000)),
+            ..seen(&vm)
+        };
+        assert_eq!(ledger.compare(at(1100), &[machine]), Vec::<String>::new());
+        ledger.enter(&deleted(&vm, 900));
+        assert_eq!(ledger.compare(at(1200), &[]).len(), 1);
+        assert_eq!(ledger.unseen, 0);
+    }
+
+    #[test]
+    fn a_ready_machine_without_its_vm_is_told() {
+        let (mut ledger, mine, other) = (Ledger::default(), vm("a", "1"), vm("b", "2"));
+        assert_eq!(ledger.compare(at(1), &[seen(&mine)]).len(), 1, "its VM never was");
+        ledger.enter(&ordered(&mine, 1));
+        ledger.enter(&ordered(&other, 1));
+        assert_eq!(ledger.compare(at(2), &[seen(&mine)]), Vec::<String>::new());
+        let without = Seen {
+            provider_id: None,
+            ..seen(&mine)
+        };
+        assert_eq!(ledger.compare(at(2), &[without]).len(), 1, "it names none");
+        let stolen = Seen {
+            provider_id: Some(other.provider_id()),
+            ..seen(&mine)
+        };
+        assert_eq!(ledger.compare(at(2), &[stolen]).len(), 1, "it names another's");
+        ledger.enter(&Entry {
+            at: at(5),
+            event: Event::Vanished { id: mine.id },
+        });
+        assert_eq!(ledger.compare(at(4), &[seen(&mine)]), Vec::<String>::new());
+        assert_eq!(ledger.compare(at(6), &[seen(&mine)]).len(), 1, "its VM is gone");
+        assert_eq!(ledger.present(at(6)), BTreeSet::from([other.provider_id()]));
+    }
+}

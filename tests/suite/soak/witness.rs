@@ -1,0 +1,158 @@
+//! Watches the cloud and the API server as long as the soak runs.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use capcmi::api::conditions;
+use capcmi::api::v1alpha1::InfraMachine;
+use capcmi::drivers::simulated::{Clock as _, Entry, Instant, WallClock};
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use super::ledger::{Ledger, Seen};
+use crate::support::World;
+
+/// How often it looks: often enough to see every deletion, which takes longer than this.
+const LOOK: Duration = Duration::from_millis(250);
+/// How long the API server may take to answer before it counts as away.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Looks until it is dropped.
+pub struct Witness {
+    seen: Arc<Mutex<Account>>,
+    task: JoinHandle<()>,
+}
+
+/// What was seen so far.
+#[derive(Default)]
+pub struct Account {
+    /// The VMs.
+    pub ledger: Ledger,
+    /// The InfraMachines, when they could be seen last.
+    pub machines: Vec<Seen>,
+    /// How often the InfraMachines could be held against the VMs.
+    pub comparisons: usize,
+    /// What must not have happened.
+    pub broken: Vec<String>,
+}
+
+impl Witness {
+    /// Begins to look at the cloud of this journal and at the InfraMachines of the case.
+    pub fn start(world: &World, journal: PathBuf) -> Self {
+        let seen = Arc::<Mutex<Account>>::default();
+        let machines = Api::namespaced(world.admin.clone(), &world.namespace);
+        let task = tokio::spawn(watch(machines, Journal::new(journal), Arc::clone(&seen)));
+        Self { seen, task }
+    }
+
+    /// What was seen so far.
+    pub fn account<T>(&self, question: impl FnOnce(&Account) -> T) -> T {
+        question(&self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until the InfraMachines were held against the VMs once more.
+    pub async fn looks_again(&self) {
+        let before = self.account(|account| account.comparisons);
+        while self.account(|account| account.comparisons < before + 2 && account.broken.is_empty()) {
+            sleep(LOOK).await;
+        }
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn watch(machines: Api<InfraMachine>, mut journal: Journal, seen: Arc<Mutex<Account>>) {
+    loop {
+        let asked = WallClock.now();
+        // An API server that is away shows nothing; the cloud is looked at all the same.
+        let listed = timeout(PATIENCE, machines.list(&ListParams::default())).await;
+        let entries = journal.more();
+        {
+            let mut account = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            match entries {
+                Ok(entries) => {
+                    for entry in entries {
+                        let broken = account.ledger.enter(&entry);
+                        account.broken.extend(broken);
+                    }
+                    if let Ok(Ok(list)) = listed {
+                        account.compare(asked, list.items.iter().map(seen_of).collect());
+                    }
+                }
+                Err(error) => account.broken.push(format!("{error:#}")),
+            }
+        }
+        sleep(LOOK).await;
+    }
+}
+
+impl Account {
+    fn compare(&mut self, asked: Instant, machines: Vec<Seen>) {
+        let broken = self.ledger.compare(asked, &machines);
+        self.broken.extend(broken);
+        self.machines = machines;
+        self.comparisons += 1;
+    }
+}
+
+fn seen_of(machine: &InfraMachine) -> Seen {
+    let status = machine.status.as_ref();
+    let in_deletion = machine.metadata.deletion_timestamp.as_ref();
+    Seen {
+        name: machine.name_any(),
+        in_deletion: in_deletion
+            .and_then(|time| u64::try_from(time.0.as_millisecond()).ok())
+            .map(Instant::from_millis),
+        ready: status.is_some_and(|status| conditions::is_true(&status.conditions, conditions::READY)),
+        provider_id: machine.spec.provider_id.clone(),
+    }
+}
+
+/// The journal of the cloud, as far as it was not read before.
+struct Journal {
+    path: PathBuf,
+    read: u64,
+}
+
+impl Journal {
+    fn new(path: PathBuf) -> Self {
+        Self { path, read: 0 }
+    }
+
+    /// The entries since the last time. A last line without its end is not an entry: its writer was killed, or has not
+    /// ended it.
+    fn more(&mut self) -> Result<Vec<Entry>> {
+        let mut text = Vec::new();
+        let mut read = || -> std::io::Result<()> {
+            let mut file = File::open(&self.path)?;
+            file.seek(SeekFrom::Start(self.read))?;
+            file.read_to_end(&mut text).map(drop)
+        };
+        match read() {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error).context("reading the journal of the cloud"),
+        }
+        let whole = text
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |end| end + 1);
+        self.read += u64::try_from(whole)?;
+        let lines = text[..whole]
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty());
+        lines
+            .map(|line| serde_json::from_slice(line).context("reading an entry of the journal"))
+            .collect()
+    }
+}
