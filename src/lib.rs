@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! main → cli → manager → controllers → machine, template, cluster, inventory
+//!                                        → credentials → provider, apiserver
 //!                                        → reconciler, provider, caches, identity, apiserver → driver, api
 //!            → drivers → cmi → driver
 //!            → conformance → cmi, driver
@@ -25,6 +26,7 @@ pub mod drivers; // the drivers that are part of this program
 // Layer 2: what reconcilers work with.
 pub mod apiserver; // writes, events, secrets and errors of the API server
 pub mod caches; // what is watched, and what is derived from it
+pub mod credentials; // of a driver call: of a Secret, or from the provider's side
 pub mod identity; // who a machine is to a driver
 pub mod leadership; // whether this replica may act
 pub mod manifests; // what is installed beside the provider

@@ -48,6 +48,16 @@ pub enum InvalidSecret {
         /// What the API server says.
         why: String,
     },
+    /// The provider's own credentials for the driver can't be used.
+    #[error(
+        "the provider's own credentials for `{provider}`, which are used where spec.secretRef names none, can't be used: {why}"
+    )]
+    OfProvider {
+        /// The configured driver.
+        provider: String,
+        /// What is wrong with them.
+        why: String,
+    },
     /// It has no bootstrap data.
     #[error("the Secret `{0}` has no key `value` with the bootstrap data")]
     NoBootstrapData(String),
@@ -63,19 +73,16 @@ pub enum InvalidSecret {
     },
 }
 
-/// The driver's credentials: all keys of the Secret, or none without one. `field` says who names it.
+/// The driver's credentials: all keys of the Secret. `field` says who names it.
 ///
 /// # Errors
 /// The outer error when the API server can't be asked, the inner one when what it answered can't be used.
 pub async fn credentials(
     client: &Client,
     namespace: &str,
-    name: Option<&str>,
+    name: &str,
     field: &'static str,
 ) -> Result<Result<Secrets, InvalidSecret>, Error> {
-    let Some(name) = name else {
-        return Ok(Ok(Secrets::default()));
-    };
     let action = "reading the Secret with the credentials";
     let data = match read(client, namespace, name, field, action).await? {
         Ok(data) => data,

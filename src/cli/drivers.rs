@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use clap::{Args, Subcommand};
 
 use super::Failure;
+use super::driver_kind::DriverKind;
 use super::drivers_file::{self, ConfiguredDriver};
 use crate::driver::{Driver, Operation, Readiness};
 use crate::leadership::Leadership;
@@ -38,7 +40,7 @@ pub(super) fn load(path: &std::path::Path) -> Result<BuiltDrivers, Failure> {
         .map_err(Failure::misconfigured)?
         .into_iter()
         .map(
-            |ConfiguredDriver { settings, kind }| match kind.build(&settings.limits.timeouts) {
+            |ConfiguredDriver { settings, kind }| match build(&settings, kind) {
                 Ok(driver) => Ok((settings, driver)),
                 Err(error) => {
                     let what = format!(
@@ -51,6 +53,16 @@ pub(super) fn load(path: &std::path::Path) -> Result<BuiltDrivers, Failure> {
             },
         )
         .collect()
+}
+
+/// Credentials that can't be read are found here, before a machine waits for them.
+fn build(settings: &Settings, kind: DriverKind) -> anyhow::Result<Arc<dyn Driver>> {
+    if let Some(credentials) = &settings.credentials {
+        credentials
+            .read()
+            .context("`credentials.directory` can't be used")?;
+    }
+    kind.build(&settings.limits.timeouts)
 }
 
 pub(super) async fn execute(command: DriversCommand) -> Result<(), Failure> {
@@ -108,4 +120,33 @@ async fn describe(provider: &Provider) -> crate::driver::Result<String> {
         info.version,
         calls.join(", ")
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// OPS-13: where a machine would wait for them, nobody would know.
+    #[test]
+    fn credentials_that_cannot_be_read_are_found_when_the_file_is_loaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("drivers.yaml");
+        let directory = folder.path().join("credentials");
+        let text = format!(
+            "drivers: [{{name: ours, credentials: {{directory: {}}}, simulated: {{}}}}]",
+            directory.display()
+        );
+        std::fs::write(&file, text).unwrap();
+        let Err(Failure::Misconfigured(error)) = load(&file) else {
+            panic!("a directory that is not there was taken");
+        };
+        let message = format!("{error:#}");
+        assert!(
+            message.contains("`ours`") && message.contains("credentials.directory"),
+            "{message}"
+        );
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("token"), "x").unwrap();
+        assert!(load(&file).is_ok());
+    }
 }

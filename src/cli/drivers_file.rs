@@ -13,7 +13,7 @@ use super::yaml;
 use crate::driver::Operation;
 use crate::drivers::grpc::GrpcConfig;
 use crate::drivers::simulated::SimulatedConfig;
-use crate::provider::{Limits, Namespaces, Settings, Timeouts};
+use crate::provider::{CredentialsDirectory, Limits, Namespaces, Settings, Timeouts};
 
 /// What stands for every namespace.
 const EVERY: &str = "*";
@@ -63,11 +63,22 @@ struct DriverEntry {
     #[serde(default)]
     timeouts: BTreeMap<CallName, WrittenDuration>,
     #[garde(dive)]
+    credentials: Option<CredentialsEntry>,
+    #[garde(dive)]
     #[serde(default, deserialize_with = "with_defaults")]
     simulated: Option<SimulatedConfig>,
     #[garde(dive)]
     #[serde(default, deserialize_with = "with_defaults")]
     grpc: Option<GrpcConfig>,
+}
+
+/// The credentials for machines that name no Secret.
+#[derive(Debug, Deserialize, Validate)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct CredentialsEntry {
+    /// Where a Secret is mounted.
+    #[garde(custom(absolute))]
+    directory: PathBuf,
 }
 
 /// A kind without a word on it, `simulated:`, is one that has all its defaults.
@@ -162,6 +173,10 @@ impl DriverEntry {
                 name: self.name.clone(),
                 namespaces: self.namespaces()?,
                 limits: self.limits(),
+                credentials: self
+                    .credentials
+                    .as_ref()
+                    .map(|credentials| CredentialsDirectory::new(credentials.directory.clone())),
             },
             kind: self.into_kind()?,
         })
@@ -225,6 +240,17 @@ fn camel_case(operation: Operation) -> String {
         first.make_ascii_lowercase();
     }
     name
+}
+
+/// Which folder the process runs in is nothing to rely on.
+fn absolute<C>(path: &Path, _context: &C) -> garde::Result {
+    if path.is_absolute() {
+        Ok(())
+    } else {
+        Err(garde::Error::new(
+            "has to be an absolute path, such as /etc/capcmi/credentials/ours",
+        ))
+    }
 }
 
 fn namespace<C>(name: &str, context: &C) -> garde::Result {
@@ -365,6 +391,24 @@ mod tests {
             let error = parse(&format!("drivers: [{{name: a, {entry}}}]")).unwrap_err();
             assert!(error.contains(place), "no `{place}` in: {error}");
         }
+    }
+
+    #[test]
+    fn the_directory_of_the_credentials_is_an_absolute_path() {
+        let drivers =
+            parse("drivers: [{name: a, credentials: {directory: /etc/ours}, simulated: {}}]").unwrap();
+        assert_eq!(
+            drivers[0].settings.credentials,
+            Some(CredentialsDirectory::new("/etc/ours".into()))
+        );
+        assert_refused(
+            "drivers: [{name: a, credentials: {directory: ours}, simulated: {}}]",
+            &["drivers[0].credentials.directory", "absolute path"],
+        );
+        assert_refused(
+            "drivers: [{name: a, credentials: {}, simulated: {}}]",
+            &["directory"],
+        );
     }
 
     #[test]

@@ -16,8 +16,10 @@ use serde_json::{Value, json};
 use self::plan::{Observed, Plan, Zones, plan, status};
 use crate::api::v1alpha1::InfraCluster;
 use crate::api::{Guarded, labels};
-use crate::apiserver::{Error, patch_params, publish_status, secrets};
+use crate::apiserver::secrets::SECRET_REF;
+use crate::apiserver::{Error, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
+use crate::credentials;
 use crate::driver::retry::{self, Call, Next};
 use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
 use crate::provider::{Providers, ResolveError, Share, TURN_WAIT, Turn};
@@ -124,7 +126,7 @@ async fn ask(infra: &InfraCluster, ctx: &Context, turn: &Turn<'_>, cluster_id: &
         .secret_ref
         .as_ref()
         .map(|reference| reference.name.as_str());
-    let read = secrets::credentials(&ctx.client, namespace, reference, secrets::SECRET_REF).await?;
+    let read = credentials::of(&ctx.client, turn.provider(), namespace, reference, SECRET_REF).await?;
     let secrets = match read {
         Ok(secrets) => secrets,
         Err(cause) => return Ok(Zones::NoSecrets(cause.to_string())),

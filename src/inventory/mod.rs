@@ -17,8 +17,9 @@ use self::groups::{Group, groups};
 pub use self::plan::Verdict;
 use self::plan::{Absences, Expected, List, judge};
 use crate::api::v1alpha1::InfraMachine;
-use crate::apiserver::secrets;
+use crate::apiserver::secrets::SECRET_REF;
 use crate::caches::Caches;
+use crate::credentials;
 use crate::driver::{Code, ListMachinesRequest, MachineClass, Operation, ProviderSpec};
 use crate::provider::{Provider, Providers, Share};
 
@@ -138,8 +139,7 @@ async fn survey(
 async fn list(ctx: &Context, provider: &Provider, group: &Group) -> Option<HashSet<String>> {
     let turn = provider.turn(Share::Upkeep, LINE).await;
     let secret = group.secret.as_deref();
-    let secrets = match secrets::credentials(&ctx.client, &group.namespace, secret, secrets::SECRET_REF).await
-    {
+    let secrets = match credentials::of(&ctx.client, provider, &group.namespace, secret, SECRET_REF).await {
         Ok(Ok(secrets)) => secrets,
         Ok(Err(cause)) => return skipped(provider, &cause.to_string()),
         Err(error) => return skipped(provider, &error.to_string()),

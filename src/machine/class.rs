@@ -3,8 +3,10 @@
 use super::Context;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::{Error, InvalidSecret, secrets};
+use crate::credentials;
 use crate::driver::{MachineClass, ProviderSpec, Secrets};
 use crate::identity;
+use crate::provider::Provider;
 
 /// Why nothing came of a plan.
 #[derive(Debug)]
@@ -31,6 +33,7 @@ impl From<InvalidSecret> for Stopped {
 pub async fn with_credentials(
     ctx: &Context,
     machine: &InfraMachine,
+    provider: &Provider,
     provider_spec: ProviderSpec,
 ) -> Result<MachineClass, Stopped> {
     let field = match identity::recorded_secret(machine) {
@@ -38,7 +41,7 @@ pub async fn with_credentials(
         _ => secrets::SECRET_REF,
     };
     let name = identity::credentials(machine);
-    let secrets = secrets::credentials(&ctx.client, namespace(machine), name, field).await??;
+    let secrets = credentials::of(&ctx.client, provider, namespace(machine), name, field).await??;
     Ok(MachineClass {
         provider_spec,
         secrets,

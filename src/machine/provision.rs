@@ -24,7 +24,7 @@ pub async fn provision(
     turn: &mut Turn<'_>,
     plan: Provision,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object.get(), plan.look_up.clone()).await?;
+    let class = class::with_credentials(ctx, object.get(), turn.provider(), plan.look_up.clone()).await?;
     let call = if plan.vm_may_exist {
         Call::LookUpAgain
     } else {

@@ -19,7 +19,7 @@ pub async fn recheck(
     turn: &mut Turn<'_>,
     plan: Recheck,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object.get(), plan.look_up).await?;
+    let class = class::with_credentials(ctx, object.get(), turn.provider(), plan.look_up).await?;
     match look_up(
         object,
         turn,

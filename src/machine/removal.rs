@@ -30,7 +30,7 @@ pub async fn delete(
     turn: &Turn<'_>,
     plan: Delete,
 ) -> Result<Outcome, Stopped> {
-    let class = match class::with_credentials(ctx, object.get(), plan.spec.clone()).await {
+    let class = match class::with_credentials(ctx, object.get(), turn.provider(), plan.spec.clone()).await {
         Ok(class) => class,
         Err(Stopped::Secret(InvalidSecret::Missing { name, .. })) => {
             let class = MachineClass {
@@ -78,6 +78,10 @@ async fn do_without(
     name: String,
     class: MachineClass,
 ) -> Result<Option<Failure>, Stopped> {
+    // A driver that has credentials from the provider needs some, and those open another account than the Secret did.
+    if turn.provider().has_credentials() {
+        return Err(InvalidSecret::Needed { name }.into());
+    }
     if !turn.known_capabilities().offers(Operation::GetMachineStatus) {
         return Ok(None);
     }

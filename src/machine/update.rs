@@ -27,7 +27,7 @@ pub async fn update(
     turn: &Turn<'_>,
     plan: Update,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object.get(), plan.wanted.clone()).await?;
+    let class = class::with_credentials(ctx, object.get(), turn.provider(), plan.wanted.clone()).await?;
     announce(object).await?;
     let request = UpdateMachineRequest {
         machine_name: object.name().to_owned(),

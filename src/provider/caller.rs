@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, timeout};
 
-use super::Timeouts;
+use super::{CredentialsDirectory, Timeouts};
 use crate::driver::{self, Code, Driver, Operation, Result, Secrets, Status};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
@@ -21,6 +21,7 @@ pub(super) struct Caller {
     pub leadership: Leadership,
     pub metrics: Arc<Metrics>,
     pub timeouts: Timeouts,
+    pub credentials: Option<CredentialsDirectory>,
 }
 
 impl Caller {
@@ -56,13 +57,30 @@ impl Caller {
                 ),
             )),
         };
-        let answer = answer.map_err(|status| status.scrubbed(secrets));
+        let answer = match answer {
+            Ok(answer) => Ok(answer),
+            Err(status) => Err(self.without_own_credentials(status.scrubbed(secrets)).await),
+        };
         self.record(
             operation,
             answer.as_ref().err().map(Status::code),
             started.elapsed(),
         );
         answer
+    }
+
+    /// A driver may have kept the provider's credentials from another call, and say them in one that carries none.
+    async fn without_own_credentials(&self, status: Status) -> Status {
+        let Some(directory) = &self.credentials else {
+            return status;
+        };
+        match directory.get().await {
+            Ok(secrets) => status.scrubbed(&secrets),
+            Err(error) => {
+                tracing::warn!(provider = %self.provider, %error, "the provider's credentials can't be read");
+                status
+            }
+        }
     }
 
     fn record(&self, operation: Operation, code: Option<Code>, took: std::time::Duration) {

@@ -7,6 +7,7 @@
 mod bucket;
 mod caller;
 mod contact;
+mod credentials;
 mod gate;
 mod guard;
 mod limits;
@@ -19,11 +20,12 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
-use crate::driver::{Capabilities, Driver, ProviderSpec, Result, Status};
+use crate::driver::{Capabilities, Driver, ProviderSpec, Result, Secrets, Status};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 
 pub use contact::{Facts, Reachability};
+pub use credentials::{CredentialsDirectory, InvalidCredentials};
 pub use limits::{Limits, Namespaces, Timeouts};
 pub use registry::{DuplicateName, Providers, ResolveError};
 pub use turns::{Bell, Share};
@@ -46,6 +48,8 @@ pub struct Settings {
     pub namespaces: Namespaces,
     /// How much is asked of it.
     pub limits: Limits,
+    /// The credentials for machines that name no Secret; nothing where the driver gets none then.
+    pub credentials: Option<CredentialsDirectory>,
 }
 
 /// A configured driver, guarded.
@@ -56,6 +60,7 @@ pub struct Provider {
     driver: GuardedDriver,
     contact: Arc<Contact>,
     turns: Turns,
+    credentials: Option<CredentialsDirectory>,
 }
 
 /// The right to make one call after the other on a driver. There are as many as calls that may run at the same time; it
@@ -81,6 +86,7 @@ impl Provider {
             leadership,
             metrics,
             timeouts: settings.limits.timeouts.clone(),
+            credentials: settings.credentials.clone(),
         };
         let contact = Arc::new(Contact::new(caller.clone()));
         Self {
@@ -94,12 +100,29 @@ impl Provider {
             ),
             contact,
             turns: Turns::new(settings.limits.max_concurrent_calls),
+            credentials: settings.credentials,
         }
     }
 
     /// What `spec.provider` says.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether calls about machines that name no Secret have credentials all the same.
+    pub fn has_credentials(&self) -> bool {
+        self.credentials.is_some()
+    }
+
+    /// The credentials for calls about what names no Secret, as they are now; none where the drivers file gives none.
+    ///
+    /// # Errors
+    /// They can't be read, and a call without them would say nothing about a VM.
+    pub async fn credentials(&self) -> std::result::Result<Secrets, InvalidCredentials> {
+        match &self.credentials {
+            Some(directory) => directory.get().await,
+            None => Ok(Secrets::default()),
+        }
     }
 
     /// The right to call the driver now; `None` when it is busy. Nothing waits here, so that no worker is held up: `who` gets

@@ -131,6 +131,7 @@ mod tests {
             Namespaces::Only(namespaces.iter().map(|&n| n.to_owned()).collect())
         };
         let settings = Settings {
+            credentials: None,
             name: name.to_owned(),
             namespaces,
             limits: Limits::default(),

@@ -114,10 +114,20 @@ pub(crate) fn provider_with_one_turn(driver: FakeDriver) -> Provider {
 
 fn settings(limits: Limits) -> Settings {
     Settings {
+        credentials: None,
         name: "pool".to_owned(),
         namespaces: Namespaces::All,
         limits,
     }
+}
+
+/// As [`provider`], with credentials from the provider's side.
+fn provider_with_credentials(driver: FakeDriver, directory: &std::path::Path) -> Provider {
+    let settings = Settings {
+        credentials: Some(CredentialsDirectory::new(directory.to_owned())),
+        ..settings(Limits::default())
+    };
+    provider_of(settings, driver, Leadership::unelected())
 }
 
 /// A provider called `pool`, without limits of its own.
@@ -373,6 +383,18 @@ async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
 }
 
 /// OPS-11
+/// OPS-11: also those of the provider's side, and also where the call carries none.
+#[tokio::test]
+async fn the_providers_own_credentials_are_in_no_message() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("token"), "magpie-0815").unwrap();
+    let driver = FakeDriver::creating(|| async { Err(Status::new(Code::Unauthenticated, "no magpie-0815")) });
+    let provider = provider_with_credentials(driver, directory.path());
+    let turn = provider.turn(Share::Create, "test").await;
+    let (_, message) = status_of(turn.driver().create_machine(create()).await);
+    assert_eq!(message, "no [redacted]");
+}
+
 #[tokio::test]
 async fn secrets_that_a_driver_echoes_are_in_neither_message_nor_source() {
     let driver = FakeDriver::creating(|| async {

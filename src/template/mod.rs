@@ -18,8 +18,10 @@ use self::plan::{Plan, plan};
 use self::status::{Described, paused, status};
 use crate::api::Guarded;
 use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
-use crate::apiserver::{Error, publish_status, secrets};
+use crate::apiserver::secrets::SECRET_REF;
+use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
+use crate::credentials;
 use crate::driver::retry::{self, Call, LONG_WAIT, Next};
 use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
 use crate::provider::{Provider, Providers, Share, TURN_WAIT, Turn};
@@ -139,7 +141,7 @@ async fn ask(template: &InfraMachineTemplate, ctx: &Context, turn: &Turn<'_>) ->
         return Ok(Described::NotOffered);
     }
     let reference = spec.secret_ref.as_ref().map(|reference| reference.name.as_str());
-    let read = secrets::credentials(&ctx.client, namespace, reference, secrets::SECRET_REF).await?;
+    let read = credentials::of(&ctx.client, turn.provider(), namespace, reference, SECRET_REF).await?;
     let secrets = match read {
         Ok(secrets) => secrets,
         Err(cause) => return Ok(Described::NoSecrets(cause.to_string())),

@@ -211,6 +211,39 @@ async fn secrets_can_be_granted_namespace_by_namespace() -> Result<()> {
     Ok(())
 }
 
+/// The example of the documentation brings the Secret to where the drivers file looks for it.
+#[tokio::test]
+async fn credentials_of_a_driver_are_mounted_where_the_drivers_file_says() -> Result<()> {
+    let page = fs::read_to_string(repository().join("docs/install.md"))?;
+    let (_, section) = page
+        .split_once("### Credentials of a driver\n")
+        .expect("the section");
+    let (_, rest) = section
+        .split_once("<!-- tested: kustomization -->\n\n```yaml\n")
+        .expect("a kustomization");
+    let (written, _) = rest.split_once("```").expect("its end");
+    let (_, more) = written.split_once("?ref=v0.1.0\n").expect("what follows");
+    let objects = composed(&[], more).await?;
+    let drivers = find(&objects, "ConfigMap", "capcmi-drivers")?["data"]["drivers.yaml"].as_str();
+    let pod = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"];
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
+    let mount = mounts
+        .iter()
+        .find(|mount| mount["name"] == "ours-credentials")
+        .expect("the mount");
+    let path = mount["mountPath"].as_str().expect("a path");
+    assert!(drivers.is_some_and(|drivers| drivers.contains(&format!("credentials: {{directory: {path}}}"))));
+    assert_eq!(mount["readOnly"], true);
+    let volumes = pod["volumes"].as_array().expect("volumes");
+    let volume = volumes
+        .iter()
+        .find(|volume| volume["name"] == "ours-credentials")
+        .expect("the volume");
+    assert_eq!(volume["secret"]["secretName"], "ours-credentials");
+    assert!(volumes.len() > 1, "the volumes that are shipped are gone");
+    Ok(())
+}
+
 /// What a user keeps in a kustomization of their own is what they get, whatever is shipped in the next version.
 #[tokio::test]
 async fn drivers_and_replicas_of_a_kustomization_are_what_is_applied() -> Result<()> {

@@ -345,6 +345,122 @@ async fn a_vm_that_is_not_seen_without_its_credentials_is_not_taken_for_gone() -
     Ok(())
 }
 
+/// The Secrets of a namespace go at once, and nothing can be put into it any more: credentials that stay are the provider's.
+#[tokio::test]
+async fn a_namespace_can_be_deleted_with_its_machines_up_and_every_vm_goes() -> Result<()> {
+    let world = World::new("going").await?;
+    let cloud = Cloud::new(&world);
+    let credentials = Credentials::new(&world, TOKEN)?;
+    let drivers = cloud.drivers_with(credentials.entry(), json!({"credentials": {"token": TOKEN}}));
+    let _provider = Provider::new(drivers).start(&world).await?;
+    world.cluster("c").await?;
+    let names = ["a", "b", "c"].map(str::to_owned);
+    ByHand::create_all(&names.clone().map(|name| ByHand::new(&world, "c", name))).await?;
+    all_become(&world, "machines without a Secret", &names, |_, machine| {
+        provisioned(machine.context("is gone")?)
+    })
+    .await?;
+    cloud.holds(3).await?;
+    world.kubectl(&["delete", "namespace", &world.namespace, "--wait=false"])?;
+    cloud.holds(0).await?;
+    all_become(&world, "the end of every machine", &names, |_, machine| {
+        ensure!(machine.is_none(), "is still there");
+        Ok(())
+    })
+    .await
+}
+
+/// Another account would say of a VM that it is gone: who has a Secret keeps to it, also when it is missing.
+#[tokio::test]
+async fn the_providers_credentials_are_for_machines_without_a_secret_alone_and_are_renewed() -> Result<()> {
+    let world = World::new("own").await?;
+    let cloud = Cloud::new(&world);
+    let credentials = Credentials::new(&world, WRONG)?;
+    let drivers = cloud.drivers_with(
+        credentials.entry(),
+        json!({"credentials": {"token": TOKEN}, "disabledCalls": ["ListZones"]}),
+    );
+    let _provider = Provider::new(drivers).start(&world).await?;
+    world.cluster("c").await?;
+    bootstrap_secret(&world, "boot").await?;
+    secret(&world, "goes", json!({"token": TOKEN})).await?;
+    let own = ByHand::new(&world, "c", "own").create().await?;
+    let theirs = ByHand::new(&world, "c", "theirs")
+        .infra("/spec/secretRef", json!({"name": "goes"}))
+        .create()
+        .await?;
+    theirs.provisioned().await?;
+    own.until("the wrong token", |machine| {
+        by_hand::says(machine, conditions::READY, "False", "Unauthenticated")
+    })
+    .await?;
+
+    credentials.renew(TOKEN)?;
+    own.patch(json!({"metadata": {"annotations": {"example.com/touched": "1"}}}))
+        .await?;
+    own.provisioned().await?;
+    cloud.holds(2).await?;
+
+    world.kubectl(&["delete", "secret", "goes"])?;
+    theirs.delete().await?;
+    let told = theirs
+        .until("a deletion that waits for a person", |machine| {
+            by_hand::says(machine, conditions::DELETING, "True", "InvalidSecret")
+        })
+        .await?;
+    let message = by_hand::message(&told, conditions::DELETING);
+    ensure!(message.contains("`goes`"), "{message}");
+    ensure!(
+        cloud.count(Operation::DeleteMachine, "theirs")? == 0,
+        "it was deleted with other credentials"
+    );
+    secret(&world, "goes", json!({"token": TOKEN})).await?;
+    theirs
+        .patch(json!({"metadata": {"annotations": {"example.com/touched": "1"}}}))
+        .await?;
+    theirs.gone().await?;
+
+    // A Secret that comes later is not what its VM was made with.
+    secret(&world, "late", json!({"token": WRONG})).await?;
+    own.patch(json!({"spec": {"secretRef": {"name": "late"}}}))
+        .await?;
+    own.delete().await?;
+    own.gone().await?;
+    cloud.holds(0).await?;
+    Ok(())
+}
+
+/// Credentials from the provider's side, as the kubelet mounts them.
+struct Credentials {
+    directory: std::path::PathBuf,
+}
+
+impl Credentials {
+    fn new(world: &World, token: &str) -> Result<Self> {
+        let directory = world.folder.join("credentials");
+        std::fs::create_dir(&directory)?;
+        let credentials = Self { directory };
+        credentials.renew(token)?;
+        std::os::unix::fs::symlink("..data/token", credentials.directory.join("token"))?;
+        Ok(credentials)
+    }
+
+    /// The keys of the driver's entry in the drivers file.
+    fn entry(&self) -> Value {
+        json!({"credentials": {"directory": self.directory}})
+    }
+
+    /// Swaps the token as the kubelet does.
+    fn renew(&self, token: &str) -> Result<()> {
+        let version = format!("..{token}");
+        std::fs::create_dir(self.directory.join(&version))?;
+        std::fs::write(self.directory.join(&version).join("token"), token)?;
+        let link = self.directory.join("..data_tmp");
+        std::os::unix::fs::symlink(&version, &link)?;
+        Ok(std::fs::rename(link, self.directory.join("..data"))?)
+    }
+}
+
 /// Who may not read a Secret says so where the machine is looked at, and not again and again.
 #[tokio::test]
 async fn a_secret_that_may_not_be_read_is_said_on_the_machine() -> Result<()> {

@@ -1,0 +1,34 @@
+//! The credentials of a driver call: of the Secret that is named, else the provider's own for that driver.
+//!
+//! Layer 2, and the only place that decides between the two. A Secret that is named and missing never leads to the provider's:
+//! another account would say of a VM that it is gone.
+
+use kube::Client;
+
+use crate::apiserver::{Error, InvalidSecret, secrets};
+use crate::driver::Secrets;
+use crate::provider::Provider;
+
+/// The credentials for a call of the provider's driver: all keys of the Secret, or, where none is named, those that the
+/// drivers file gives the driver; none without either. `field` says who names the Secret.
+///
+/// # Errors
+/// The outer error when the API server can't be asked, the inner one when what was found can't be used.
+pub async fn of(
+    client: &Client,
+    provider: &Provider,
+    namespace: &str,
+    secret: Option<&str>,
+    field: &'static str,
+) -> Result<Result<Secrets, InvalidSecret>, Error> {
+    match secret {
+        Some(name) => secrets::credentials(client, namespace, name, field).await,
+        None => Ok(provider.credentials().await.map_err(|error| {
+            let provider = provider.name().to_owned();
+            InvalidSecret::OfProvider {
+                provider,
+                why: error.to_string(),
+            }
+        })),
+    }
+}

@@ -1,0 +1,268 @@
+//! Credentials that a driver has from the provider's side: a directory as the kubelet mounts a Secret.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
+
+/// What a Secret may hold.
+const MOST_BYTES: u64 = 1024 * 1024;
+/// The symbolic link that the kubelet swaps when the Secret has changed.
+const CURRENT: &str = "..data";
+/// The kubelet removes what it has swapped out: a read that began before starts anew.
+const TRIES: usize = 3;
+
+/// A directory with one file for each key, as a Secret volume has it.
+///
+/// # Guarantees
+/// * Every read has the content of now, so that credentials are renewed without a restart.
+/// * The keys of one read belong together, also while the kubelet swaps them.
+/// * Values are kept nowhere and never printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CredentialsDirectory {
+    path: PathBuf,
+}
+
+/// Why the credentials of the provider can't be used. Shows no value.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidCredentials {
+    /// The directory or a file of it can't be read.
+    #[error("reading {} failed: {source}", path.display())]
+    Read {
+        /// What was read.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// There is no file in it.
+    #[error("{} has no file: mount a Secret with the driver's credentials there", .0.display())]
+    Empty(PathBuf),
+    /// There is something else than a file in it.
+    #[error("{} is no file: each key of the credentials is a file, as a Secret volume without `items` has it", .0.display())]
+    NoFile(PathBuf),
+    /// The name of a file can't be a key.
+    #[error("{} can't be a key: a key has letters, digits, `-`, `_` and `.`", .0.display())]
+    Key(PathBuf),
+    /// The bootstrap data need the key.
+    #[error("{} has a key that is kept for the bootstrap data: rename it", .0.display())]
+    Reserved(PathBuf),
+    /// No Secret is that large.
+    #[error("{} holds more than 1 MiB, which no Secret does", .0.display())]
+    Large(PathBuf),
+}
+
+impl CredentialsDirectory {
+    /// Names the directory, and reads nothing yet.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// All keys with their values as they are now. Blocks, if only for a moment: see [`CredentialsDirectory::get`].
+    ///
+    /// # Errors
+    /// [`InvalidCredentials`], with the place.
+    pub fn read(&self) -> Result<Secrets, InvalidCredentials> {
+        let mut tries = 1;
+        loop {
+            match self.read_current() {
+                Err(InvalidCredentials::Read { source, .. })
+                    if source.kind() == io::ErrorKind::NotFound && tries < TRIES =>
+                {
+                    tries += 1;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// The same beside the async runtime's workers.
+    ///
+    /// # Errors
+    /// As [`CredentialsDirectory::read`].
+    pub async fn get(&self) -> Result<Secrets, InvalidCredentials> {
+        let directory = self.clone();
+        let read = tokio::task::spawn_blocking(move || directory.read()).await;
+        read.unwrap_or_else(|error| {
+            Err(InvalidCredentials::Read {
+                path: self.path.clone(),
+                source: io::Error::other(error),
+            })
+        })
+    }
+
+    /// Reads what the link points at now, to the end, so that no key of another version is among them.
+    fn read_current(&self) -> Result<Secrets, InvalidCredentials> {
+        let link = self.path.join(CURRENT);
+        let current = match fs::symlink_metadata(&link) {
+            Ok(_) => fs::canonicalize(&link).map_err(|source| failed(&link, source))?,
+            Err(_) => self.path.clone(),
+        };
+        let mut room = MOST_BYTES;
+        let mut secrets = Vec::new();
+        for entry in fs::read_dir(&current).map_err(|source| failed(&self.path, source))? {
+            let entry = entry.map_err(|source| failed(&self.path, source))?;
+            let name = entry.file_name();
+            let shown = self.path.join(&name);
+            let Some(key) = name.to_str().filter(|key| is_key(key)) else {
+                // The kubelet's own, where there is no link yet.
+                if name.as_encoded_bytes().starts_with(b"..") {
+                    continue;
+                }
+                return Err(InvalidCredentials::Key(shown));
+            };
+            if [USER_DATA, USER_DATA_FORMAT].contains(&key) {
+                return Err(InvalidCredentials::Reserved(shown));
+            }
+            let metadata = fs::metadata(entry.path()).map_err(|source| failed(&shown, source))?;
+            if !metadata.is_file() {
+                return Err(InvalidCredentials::NoFile(shown));
+            }
+            room = room
+                .checked_sub(metadata.len())
+                .ok_or_else(|| InvalidCredentials::Large(self.path.clone()))?;
+            let value = fs::read(entry.path()).map_err(|source| failed(&shown, source))?;
+            secrets.push((key.to_owned(), SecretValue::from(value)));
+        }
+        if secrets.is_empty() {
+            return Err(InvalidCredentials::Empty(self.path.clone()));
+        }
+        Ok(secrets.into_iter().collect())
+    }
+}
+
+fn failed(path: &Path, source: io::Error) -> InvalidCredentials {
+    InvalidCredentials::Read {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// As the API server takes it.
+fn is_key(name: &str) -> bool {
+    !name.starts_with("..")
+        && name.len() <= 253
+        && name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A directory as the kubelet mounts a Secret: a link to a link to the version that holds now.
+    fn mount(version: &str, keys: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        swap(root.path(), version, keys);
+        for (key, _) in keys {
+            symlink(Path::new(CURRENT).join(key), root.path().join(key)).unwrap();
+        }
+        root
+    }
+
+    fn swap(root: &Path, version: &str, keys: &[(&str, &str)]) {
+        let version = format!("..{version}");
+        fs::create_dir(root.join(&version)).unwrap();
+        for (key, value) in keys {
+            fs::write(root.join(&version).join(key), value).unwrap();
+        }
+        symlink(&version, root.join("..data_tmp")).unwrap();
+        fs::rename(root.join("..data_tmp"), root.join(CURRENT)).unwrap();
+    }
+
+    fn read(root: &Path) -> Vec<(String, String)> {
+        let secrets = CredentialsDirectory::new(root.to_owned()).read().unwrap();
+        let text = |value: &SecretValue| String::from_utf8(value.expose().to_vec()).unwrap();
+        secrets
+            .iter()
+            .map(|(key, value)| (key.to_owned(), text(value)))
+            .collect()
+    }
+
+    fn refused(root: &Path) -> String {
+        let error = CredentialsDirectory::new(root.to_owned()).read().unwrap_err();
+        error.to_string()
+    }
+
+    fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        pairs.iter().map(owned).collect()
+    }
+
+    #[test]
+    fn a_mounted_secret_is_read_as_it_is_now() {
+        let root = mount("1", &[("token", "old"), ("user", "a")]);
+        assert_eq!(read(root.path()), pairs(&[("token", "old"), ("user", "a")]));
+        swap(root.path(), "2", &[("token", "new"), ("user", "b")]);
+        assert_eq!(read(root.path()), pairs(&[("token", "new"), ("user", "b")]));
+    }
+
+    /// Half of one version and half of another would be the credentials of nobody.
+    #[test]
+    fn the_keys_of_one_read_belong_together_while_they_are_swapped() {
+        let keys = |value: &'static str| [("a", value), ("b", value), ("c", value)];
+        let root = mount("0", &keys("0"));
+        let path = root.path().to_owned();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for version in 1..200 {
+                    swap(
+                        &path,
+                        &version.to_string(),
+                        &keys(if version % 2 == 0 { "0" } else { "1" }),
+                    );
+                    fs::remove_dir_all(path.join(format!("..{}", version - 1))).unwrap();
+                }
+                done.store(true, std::sync::atomic::Ordering::SeqCst);
+            });
+            while !done.load(std::sync::atomic::Ordering::SeqCst) {
+                let Ok(secrets) = CredentialsDirectory::new(path.clone()).read() else {
+                    continue;
+                };
+                let values: Vec<_> = secrets.iter().map(|(_, value)| value.expose()).collect();
+                assert_eq!(values.len(), 3);
+                assert!(
+                    values.iter().all(|value| *value == values[0]),
+                    "two versions in one read"
+                );
+            }
+        });
+    }
+
+    #[test]
+    fn a_plain_directory_is_read_as_well() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("token"), "x").unwrap();
+        assert_eq!(read(root.path()), pairs(&[("token", "x")]));
+    }
+
+    /// OPS-13
+    #[test]
+    fn what_can_be_no_credentials_is_refused_with_its_place() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(refused(root.path()).contains("has no file"));
+        assert!(refused(&root.path().join("nowhere")).contains("nowhere"));
+        for (name, why) in [
+            ("userData", "kept for the bootstrap data"),
+            ("userDataFormat", "kept for the bootstrap data"),
+            ("a b", "can't be a key"),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            fs::write(root.path().join(name), "canary-4711").unwrap();
+            let error = refused(root.path());
+            assert!(error.contains(name) && error.contains(why), "{error}");
+            assert!(!error.contains("canary"), "{error}");
+        }
+        let nested = tempfile::tempdir().unwrap();
+        fs::create_dir(nested.path().join("deep")).unwrap();
+        assert!(refused(nested.path()).contains("is no file"));
+        let large = tempfile::tempdir().unwrap();
+        let file = fs::File::create(large.path().join("token")).unwrap();
+        file.set_len(MOST_BYTES + 1).unwrap();
+        assert!(refused(large.path()).contains("1 MiB"));
+    }
+}
