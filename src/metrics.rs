@@ -53,6 +53,17 @@ pub enum Outcome {
     Conflict,
 }
 
+/// How many permits of a share of a driver are used and waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PermitCount {
+    /// What they are for: `upkeep` or `create`.
+    pub share: &'static str,
+    /// Permits in use.
+    pub in_use: u64,
+    /// Objects that wait for one.
+    pub waiting: u64,
+}
+
 /// The phase of machines and how many are in it.
 pub type MachineCount = (&'static str, u64);
 
@@ -66,6 +77,7 @@ pub struct Metrics {
     provisioning_seconds: Family<ProviderLabel, Histogram, fn() -> Histogram>,
     reachable: Family<ProviderLabel, Gauge>,
     drivers: Arc<Mutex<BTreeMap<String, DriverLabels>>>,
+    permits: Arc<Mutex<BTreeMap<String, CountPermits>>>,
     leader: Gauge,
     machines: Arc<OnceLock<CountMachines>>,
 }
@@ -105,6 +117,12 @@ struct PhaseLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ShareLabels {
+    provider: String,
+    share: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct DriverLabels {
     provider: String,
     name: String,
@@ -114,6 +132,11 @@ struct DriverLabels {
 /// Who the drivers are: one for each, whoever they were before.
 #[derive(Debug)]
 struct Drivers(Arc<Mutex<BTreeMap<String, DriverLabels>>>);
+
+type CountPermits = Box<dyn Fn() -> [PermitCount; 2] + Send + Sync>;
+
+/// Counts the permits when somebody asks, rather than keeping a count up to date.
+struct PermitsByShare(Arc<Mutex<BTreeMap<String, CountPermits>>>);
 
 type CountMachines = Box<dyn Fn() -> Vec<MachineCount> + Send + Sync>;
 
@@ -160,6 +183,7 @@ impl Metrics {
             provisioning_seconds: Family::new_with_constructor(|| Histogram::new(PROVISIONING_SECONDS)),
             reachable: Family::default(),
             drivers: Arc::default(),
+            permits: Arc::default(),
             leader: Gauge::default(),
             machines: Arc::default(),
         };
@@ -210,6 +234,8 @@ impl Metrics {
         );
         self.registry
             .register_collector(Box::new(Drivers(Arc::clone(&self.drivers))));
+        self.registry
+            .register_collector(Box::new(PermitsByShare(Arc::clone(&self.permits))));
     }
 
     fn register_process(&mut self) {
@@ -265,6 +291,14 @@ impl Metrics {
     /// Says how machines are counted. It is asked at each scrape; only the first one that is given counts.
     pub fn machines(&self, count: impl Fn() -> Vec<MachineCount> + Send + Sync + 'static) {
         self.machines.get_or_init(|| Box::new(count));
+    }
+
+    /// Says how the permits of a driver are counted. It is asked at each scrape.
+    pub fn permits(&self, provider: &str, count: impl Fn() -> [PermitCount; 2] + Send + Sync + 'static) {
+        self.permits
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(provider.to_owned(), Box::new(count));
     }
 
     /// Whether a driver can be reached.
@@ -325,6 +359,41 @@ impl Collector for MachinesByPhase {
     }
 }
 
+fn labelled<'a>(
+    counts: &'a [(&'a String, [PermitCount; 2])],
+) -> impl Iterator<Item = (ShareLabels, &'a PermitCount)> {
+    counts.iter().flat_map(|(provider, shares)| {
+        shares.iter().map(|count| {
+            let labels = ShareLabels {
+                provider: (*provider).clone(),
+                share: count.share,
+            };
+            (labels, count)
+        })
+    })
+}
+
+impl Collector for PermitsByShare {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts: Vec<_> = drivers.iter().map(|(name, count)| (name, count())).collect();
+        let waiting = "Objects that wait for a permit to call a driver, by what the call is for";
+        let mut family = encoder.encode_descriptor("driver_queue", waiting, None, MetricType::Gauge)?;
+        for (labels, count) in labelled(&counts) {
+            let gauge = ConstGauge::new(i64::try_from(count.waiting).unwrap_or(i64::MAX));
+            gauge.encode(family.encode_family(&labels)?)?;
+        }
+        let in_use = "Permits to call a driver that are in use; maxConcurrentCalls is how many there are";
+        let mut family =
+            encoder.encode_descriptor("driver_permits_in_use", in_use, None, MetricType::Gauge)?;
+        for (labels, count) in labelled(&counts) {
+            let gauge = ConstGauge::new(i64::try_from(count.in_use).unwrap_or(i64::MAX));
+            gauge.encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
 impl Collector for Drivers {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -334,6 +403,12 @@ impl Collector for Drivers {
             family.encode_info(labels)?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Debug for PermitsByShare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PermitsByShare")
     }
 }
 
@@ -380,6 +455,25 @@ mod tests {
         metrics.machines(|| vec![("Provisioned", 7), ("Deleting", 1)]);
         assert_line(&metrics, r#"capcmi_machines{phase="Provisioned"} 7"#);
         assert_line(&metrics, r#"capcmi_machines{phase="Deleting"} 1"#);
+    }
+
+    #[test]
+    fn the_permits_of_a_driver_and_what_waits_for_them_are_counted_when_somebody_asks() {
+        let metrics = Metrics::new();
+        let count = |share, in_use, waiting| PermitCount {
+            share,
+            in_use,
+            waiting,
+        };
+        metrics.permits("pool", move || [count("upkeep", 1, 0), count("create", 28, 12)]);
+        assert_line(
+            &metrics,
+            r#"capcmi_driver_queue{provider="pool",share="create"} 12"#,
+        );
+        assert_line(
+            &metrics,
+            r#"capcmi_driver_permits_in_use{provider="pool",share="upkeep"} 1"#,
+        );
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub mod reason {
     pub const NOT_REFERRED_TO: &str = "NotReferredTo";
     /// The Machine names no bootstrap data secret.
     pub const WAITING_FOR_BOOTSTRAP_DATA: &str = "WaitingForBootstrapData";
+    /// Others call the driver, and it takes no more calls at a time.
+    pub const WAITING_FOR_DRIVER: &str = "WaitingForDriver";
     /// Neither the InfraCluster nor the Cluster says where the control plane is reached.
     pub const WAITING_FOR_CONTROL_PLANE_ENDPOINT: &str = "WaitingForControlPlaneEndpoint";
     /// The driver has been asked to create the VM and has not answered yet.

@@ -22,7 +22,7 @@ use crate::caches::{Caches, ClusterIds};
 use crate::credentials;
 use crate::driver::retry::{self, Call, Next};
 use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
-use crate::provider::{Providers, ResolveError, Share, TURN_WAIT, Turn};
+use crate::provider::{Applicant, Providers, ResolveError, Share, TURN_WAIT, Turn};
 use crate::reconciler::{Again, REFRESH, Reconciler};
 
 /// What every reconcile works with.
@@ -106,7 +106,11 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
     let name = infra.metadata.name.as_deref().unwrap_or_default();
     let reference = ObjectRef::new(name).within(namespace);
     let who = infra.metadata.uid.as_deref().unwrap_or_default();
-    match provider.try_turn(Share::Upkeep, who, Box::new(move || wake(reference))) {
+    match provider.try_turn(
+        Share::Upkeep,
+        Applicant { who, namespace },
+        Box::new(move || wake(reference)),
+    ) {
         Some(turn) => ask(infra, ctx, &turn, cluster_id).await.map(Some),
         None => Ok(None),
     }

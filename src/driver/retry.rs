@@ -11,6 +11,8 @@ pub const FIRST_BACKOFF: Duration = Duration::from_secs(5);
 pub const LONGEST_BACKOFF: Duration = Duration::from_mins(5);
 /// The wait where only somebody else can change the outcome.
 pub const LONG_WAIT: Duration = Duration::from_mins(10);
+/// The longest wait that a driver gets by asking for it.
+pub const LONGEST_ASKED: Duration = Duration::from_hours(1);
 
 /// A call, at the point of a machine's life at which it is made: the same answer may mean another thing at another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -183,7 +185,7 @@ impl Next {
         match self {
             Self::Retry => Explanation {
                 meaning: "The driver or its back end could not do it this time.",
-                wait: "after 5 s, doubling up to 5 min, with jitter",
+                wait: "after 5 s, doubling up to 5 min, with jitter; not before the time that the driver asks for",
                 remedy: "Nothing. If it goes on, look at the driver.",
             },
             Self::Initialize => Explanation {

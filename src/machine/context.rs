@@ -13,7 +13,7 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::metrics::Metrics;
-use crate::provider::{Bell, Facts, Provider, Providers, Share, TURN_WAIT, Turn};
+use crate::provider::{Applicant, Bell, Facts, Provider, Providers, Share, TURN_WAIT, Turn};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -41,7 +41,11 @@ pub type Reference = ObjectRef<Guarded<InfraMachine>>;
 impl Context {
     /// The right to call the driver for this machine; without one, it is reconciled again when its turn comes.
     pub fn turn<'a>(&self, machine: &InfraMachine, provider: &'a Provider, share: Share) -> Option<Turn<'a>> {
-        provider.try_turn(share, uid_of(machine), self.bell(machine))
+        let applicant = Applicant {
+            who: uid_of(machine),
+            namespace: machine.metadata.namespace.as_deref().unwrap_or_default(),
+        };
+        provider.try_turn(share, applicant, self.bell(machine))
     }
 
     /// What the machine's driver says of itself; where somebody else is asking, the machine is reconciled again when there is
@@ -71,14 +75,20 @@ impl Context {
         }
     }
 
-    /// Waits for a turn. Nothing is published: a fleet that comes up would be written twice.
-    pub fn waiting_for_a_turn(&self, machine: &InfraMachine) -> Outcome {
+    /// Waits for a turn. That is published of a wait that will be long: a fleet that comes up at the pace of its driver would
+    /// else be written twice.
+    pub fn waiting_for_a_turn(&self, machine: &InfraMachine, provider: &Provider) -> Outcome {
         let uid = uid_of(machine);
         tracing::debug!(
             name = machine.metadata.name,
             "the driver is busy: waiting for a turn"
         );
-        Outcome::Waiting(Some(TURN_WAIT.mul_f64(1.0 - 0.5 * jitter(uid, 0))))
+        let again = TURN_WAIT.mul_f64(1.0 - 0.5 * jitter(uid, 0));
+        if provider.is_wait_shown(uid) {
+            Outcome::Queued { again }
+        } else {
+            Outcome::Waiting(Some(again))
+        }
     }
 }
 

@@ -25,6 +25,7 @@ fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
         | Outcome::Later(_)
         | Outcome::NotOffered(_)
         | Outcome::Waiting(_)
+        | Outcome::Queued { .. }
         | Outcome::Kept { .. }
         | Outcome::Absent { .. }
         | Outcome::Deleting { .. }
@@ -84,6 +85,7 @@ fn is_news(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> bool {
         | Outcome::Later(_)
         | Outcome::NotOffered(_)
         | Outcome::Waiting(_)
+        | Outcome::Queued { .. }
         | Outcome::Kept { .. }
         | Outcome::Absent { .. }
         | Outcome::Deleting { .. } => false,

@@ -25,7 +25,7 @@ use crate::identity::MachineId;
 /// Which driver [`World`] has met.
 const INCARNATION: u64 = 2;
 /// What [`World`] makes of inputs that nobody changed.
-const INPUTS: u64 = 7;
+pub const INPUTS: u64 = 7;
 
 /// The moment at which tests happen.
 pub fn now() -> Timestamp {
@@ -451,6 +451,11 @@ impl World {
             Some(NoDriver::Busy) => Driver::Busy,
             Some(NoDriver::NotConfigured) => Driver::NotConfigured("there is no driver `pool`".to_owned()),
         };
+        let machine = machine.build();
+        let mut remembered = self.remembered.clone();
+        if remembered.retry.is_none() {
+            remembered.retry = plan::restored(&machine, self.now, self.instant, INPUTS);
+        }
         let seen = Observed {
             owner: match self.owner_is {
                 OwnerIs::There => Owner::Found(&self.owner),
@@ -461,12 +466,12 @@ impl World {
             cluster_id: self.cluster.as_ref().map(|_| "c-1".to_owned()),
             driver,
             violation: self.violation.clone(),
-            remembered: &self.remembered,
+            remembered: &remembered,
             inputs: INPUTS,
             incarnation: INCARNATION,
             now: self.now,
             instant: self.instant,
         };
-        plan::plan(&machine.build(), &seen)
+        plan::plan(&machine, &seen)
     }
 }

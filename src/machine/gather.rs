@@ -11,7 +11,7 @@ use kube::runtime::reflector::ObjectRef;
 use super::Context;
 use super::memory::{Remembered, Until};
 use super::outcome::Outcome;
-use super::plan::{Driver, DriverFacts, Observed, Owner};
+use super::plan::{Driver, DriverFacts, Observed, Owner, restored};
 use super::status::Moment;
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
@@ -62,20 +62,24 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let cluster_id = cluster.as_deref().and_then(|cluster| ctx.cluster_ids.of(cluster));
     let driver = resolve(ctx, machine).await;
     let violation = violation(machine, driver.provider());
+    let (now, instant) = (Timestamp::now(), Instant::now());
+    let inputs = inputs(machine, owner.as_deref());
+    let uid = machine.metadata.uid.as_deref().unwrap_or_default();
+    let remembered = ctx
+        .memory
+        .recall_or_restore(uid, || restored(machine, now, instant, inputs));
     Gathered {
         named_owner: reference.is_some(),
-        inputs: inputs(machine, owner.as_deref()),
+        inputs,
         owner,
         cluster,
         cluster_id,
         incarnation: driver.provider().map_or(0, Provider::incarnation),
         driver,
         violation,
-        remembered: ctx
-            .memory
-            .recall(machine.metadata.uid.as_deref().unwrap_or_default()),
-        now: Timestamp::now(),
-        instant: Instant::now(),
+        remembered,
+        now,
+        instant,
     }
 }
 

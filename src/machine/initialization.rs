@@ -61,7 +61,7 @@ pub async fn initialize(
         object.keep(vm.state.as_ref()).await?;
     }
     if !ctx.may_create(object.get(), turn) {
-        return Ok(ctx.waiting_for_a_turn(object.get()));
+        return Ok(ctx.waiting_for_a_turn(object.get(), turn.provider()));
     }
     let request = InitializeMachineRequest {
         machine_name: object.name().to_owned(),

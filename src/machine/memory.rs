@@ -124,6 +124,22 @@ impl Memory {
             .unwrap_or_default()
     }
 
+    /// As [`Memory::recall`]; of a machine that waits for nothing as far as is known here, what `restore` finds is remembered
+    /// from now on.
+    pub fn recall_or_restore(&self, uid: &str, restore: impl FnOnce() -> Option<Retry>) -> Remembered {
+        let known = self.recall(uid);
+        if known.retry.is_some() {
+            return known;
+        }
+        match restore() {
+            None => known,
+            Some(retry) => self.with(uid, |known| {
+                known.retry.get_or_insert(retry);
+                known.clone()
+            }),
+        }
+    }
+
     /// Forgets a machine that is no more.
     pub fn forget(&self, uid: &str) {
         self.machines

@@ -108,7 +108,7 @@ async fn execute<'a>(
     if let (Some(share), Some(provider)) = (plan.share(), gathered.provider()) {
         *turn = ctx.turn(object.get(), provider, share);
         if turn.is_none() {
-            return Ok(ctx.waiting_for_a_turn(object.get()));
+            return Ok(ctx.waiting_for_a_turn(object.get(), provider));
         }
     } else {
         // It may have stood in the line for what it does not want any more.

@@ -28,6 +28,11 @@ pub enum Outcome {
     Held(Hold),
     /// Still waiting; the status says all there is to say already. When to look again, if nothing changes before.
     Waiting(Option<Duration>),
+    /// Waiting for a permit to call the driver, and for so long that this is said.
+    Queued {
+        /// When to look again, should nothing call.
+        again: Duration,
+    },
     /// The spec was not even shown to the driver.
     Refused {
         /// Why.
@@ -112,6 +117,7 @@ impl Outcome {
             | Self::NotOffered(_)
             | Self::Held(_)
             | Self::Waiting(_)
+            | Self::Queued { .. }
             | Self::Refused { .. }
             | Self::Provisioned(_)
             | Self::Kept { .. }
@@ -213,9 +219,14 @@ impl Failure {
 
     /// The wait before the next try, `None` when only a change leads to one.
     ///
-    /// A wait that the driver asks for goes before that of the code's class.
+    /// # Guarantees
+    /// What the driver asks for is a lower bound: it never ends the back-off of a failure that repeats. Where the wait is
+    /// otherwise a long one, since only somebody else can change the outcome, a driver that knows better may say so: the
+    /// call is then repeated by the back-off, and not before the time that the driver asked for.
     pub fn wait(&self, attempt: u32, jitter: f64) -> Option<Duration> {
-        let asked = self.asked().or_else(|| self.asked_at_once(attempt));
+        // Never less than was asked for, and machines that failed together do not come back together.
+        let asked = self.asked().map(|asked| asked.mul_f64(1.0 + 0.1 * jitter));
+        let backoff = retry::backoff(attempt, jitter);
         match self.next {
             Next::Terminal | Next::AwaitDriver => None,
             Next::Retry
@@ -225,32 +236,20 @@ impl Failure {
             | Next::Vanished
             | Next::Delete
             | Next::StillThere
-            | Next::Gone => Some(asked.unwrap_or_else(|| retry::backoff(attempt, jitter))),
+            | Next::Gone => Some(backoff.max(asked.unwrap_or_default())),
             Next::AwaitCapacity | Next::AwaitPerson | Next::Fallback | Next::LookWhetherGone => {
-                Some(asked.unwrap_or_else(|| retry::LONG_WAIT.mul_f64(1.0 - 0.1 * jitter)))
+                Some(match asked {
+                    Some(asked) => backoff.max(asked),
+                    None => retry::LONG_WAIT.mul_f64(1.0 - 0.1 * jitter),
+                })
             }
         }
     }
 
-    /// The wait of a second or more that the driver asks for; it gets an hour at most.
+    /// The wait that the driver asks for; it gets an hour at most. No time at all is none that was asked for.
     pub fn asked(&self) -> Option<Duration> {
-        const LEAST: Duration = Duration::from_secs(1);
-        const MOST: Duration = Duration::from_hours(1);
-        let asked = self.status.retry_after().filter(|wait| *wait >= LEAST)?;
-        Some(asked.min(MOST))
-    }
-
-    /// The wait of less than a second that the driver asks for, when this has failed so many times in a row (from 1). No
-    /// time at all is none that was asked for.
-    ///
-    /// It is granted for a moment and not for good: it is a tenth of a second at least and doubles, up to the longest
-    /// back-off. Else a driver that is wrong about itself would be called in a loop.
-    fn asked_at_once(&self, attempt: u32) -> Option<Duration> {
-        const SHORTEST: Duration = Duration::from_millis(100);
         let asked = self.status.retry_after().filter(|wait| !wait.is_zero())?;
-        let doublings = attempt.saturating_sub(1).min(16);
-        let grown = asked.max(SHORTEST).saturating_mul(1 << doublings);
-        Some(grown.min(retry::LONGEST_BACKOFF))
+        Some(asked.min(retry::LONGEST_ASKED))
     }
 
     /// What a person reads: the call and what the driver said.

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use kube::Resource as _;
 
 pub use self::steps::{Claim, Delete, Hold, Plan, Provision, Recheck, Release, Update};
-pub use self::waits::{is_unsettled, pace};
+pub use self::waits::{is_unsettled, pace, restored};
 
 use self::deletion::plan_deletion;
 use self::provisioned::plan_provisioned;
@@ -283,7 +283,7 @@ fn plan_provisioning(
     wanted: ProviderSpec,
     bootstrap: String,
 ) -> Plan {
-    if let Some(wait) = retry_wait(machine, seen) {
+    if let Some(wait) = retry_wait(seen) {
         return Plan::Wait(wait.again());
     }
     let vm_may_exist = identity::instance(machine) == Instance::MayExist;

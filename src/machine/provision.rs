@@ -82,7 +82,7 @@ async fn create(
     class: MachineClass,
 ) -> Result<Outcome, Stopped> {
     if !ctx.may_create(object.get(), turn) {
-        return Ok(ctx.waiting_for_a_turn(object.get()));
+        return Ok(ctx.waiting_for_a_turn(object.get(), turn.provider()));
     }
     let credentials = MachineClass {
         provider_spec: plan.wanted.clone(),

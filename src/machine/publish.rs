@@ -115,7 +115,10 @@ pub fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<D
         Outcome::Failed(failure) => failure.wait(attempts, jitter(uid, attempts)),
         // Secrets are not watched; one that is missing is often only late.
         Outcome::NoSecrets { .. } => Some(retry::backoff(attempts, jitter(uid, attempts))),
-        Outcome::Later(again) | Outcome::Absent { again } | Outcome::Deleting { again, .. } => Some(*again),
+        Outcome::Later(again)
+        | Outcome::Absent { again }
+        | Outcome::Deleting { again, .. }
+        | Outcome::Queued { again } => Some(*again),
         Outcome::Waiting(again) | Outcome::Refused { again, .. } | Outcome::Kept { again, .. } => *again,
         Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
             Some(pace(before, Timestamp::now()))
@@ -194,6 +197,7 @@ fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wa
         | Outcome::NotOffered(_)
         | Outcome::Held(_)
         | Outcome::Waiting(_)
+        | Outcome::Queued { .. }
         | Outcome::Refused { .. }
         | Outcome::Kept { .. }
         | Outcome::Failed(_)

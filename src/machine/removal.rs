@@ -19,6 +19,9 @@ use crate::driver::{
 use crate::identity;
 use crate::provider::Turn;
 
+/// How soon at the earliest a guest that is stopping is asked again, whatever the driver asks for.
+const SOONEST: Duration = Duration::from_secs(1);
+
 /// Deletes the VM.
 ///
 /// # Guarantees
@@ -202,7 +205,7 @@ fn after_shut_down(failure: Failure, again: Duration) -> Option<Outcome> {
     Some(Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
         message: failure.message(),
-        again: failure.asked().unwrap_or(again),
+        again: failure.asked().map_or(again, |asked| asked.max(SOONEST)),
     })
 }
 

@@ -48,15 +48,35 @@ struct Draft<'a> {
     machine: &'a InfraMachine,
     status: InfraMachineStatus,
     now: Timestamp,
+    /// Whether a failure that is shown already is noted again, with its time and how often it has come.
+    notes_repeats: bool,
 }
 
 /// The status after an outcome; the same as before where nothing changed.
+///
+/// A failure that repeats is no change that is worth a write each time: it is noted at a decreasing rate, and with anything
+/// else that there is to write.
 pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> InfraMachineStatus {
+    let status = draft(machine, outcome, moment, false);
+    let says_less = matches!(outcome, Outcome::Failed(_) | Outcome::NoSecrets { .. });
+    if says_less && machine.status.as_ref() != Some(&status) {
+        return draft(machine, outcome, moment, true);
+    }
+    status
+}
+
+fn draft(
+    machine: &InfraMachine,
+    outcome: &Outcome,
+    moment: Moment,
+    notes_repeats: bool,
+) -> InfraMachineStatus {
     let status = machine.status.clone().unwrap_or_default();
     let mut draft = Draft {
         machine,
         status,
         now: moment.now,
+        notes_repeats,
     };
     match outcome {
         Outcome::Left | Outcome::Later(_) | Outcome::NotOffered(_) | Outcome::Gone | Outcome::Released(_) => {
@@ -65,6 +85,10 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> Infra
         Outcome::Waiting(_) => {
             draft.unpaused();
             draft.deletion_waits();
+            return draft.status;
+        }
+        Outcome::Queued { .. } => {
+            draft.queued();
             return draft.status;
         }
         // Paused: what the rest of the status says is still of the generation that it was made from. To call it
@@ -134,6 +158,22 @@ impl Draft<'_> {
         if conditions::is_true(&self.status.conditions, conditions::PAUSED) {
             self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
         }
+    }
+
+    /// It waits for others that call the driver. What was tried before, and of what generation, is as it was said.
+    fn queued(&mut self) {
+        let message = "waiting for a permit to call the driver, which is busy with the calls of others";
+        self.unpaused();
+        if self.machine.metadata.deletion_timestamp.is_some() {
+            self.deleting(reason::WAITING_FOR_DRIVER, message);
+        } else if !self.machine.is_provisioned() {
+            self.set(
+                conditions::READY,
+                State::False,
+                reason::WAITING_FOR_DRIVER,
+                message,
+            );
+        } // Else the VM is as it was, and `Ready` is a promise to MachineHealthChecks.
     }
 
     fn held(&mut self, hold: &Hold) {

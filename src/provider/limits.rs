@@ -19,7 +19,8 @@ pub enum Namespaces {
 /// How much is asked of a driver at once and in a second.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Calls that run at the same time, at most. Creates leave an eighth of them to look-ups and deletions.
+    /// Calls that run at the same time, at most. Creates leave an eighth of them to look-ups and deletions, and one namespace
+    /// leaves an eighth of them to the others, where there may be others.
     pub max_concurrent_calls: NonZeroU32,
     /// Calls that are started in a second, on average at most.
     pub calls_per_second: NonZeroU32,
@@ -44,6 +45,16 @@ impl Namespaces {
         match self {
             Self::All => true,
             Self::Only(names) => names.contains(namespace),
+        }
+    }
+}
+
+impl Namespaces {
+    /// Whether there may be more than one.
+    pub(super) fn are_several(&self) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(names) => names.len() > 1,
         }
     }
 }

@@ -18,17 +18,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::driver::{Capabilities, Driver, ProviderSpec, Result, Secrets, Status};
 use crate::leadership::Leadership;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, PermitCount};
 
 pub use contact::{Facts, Reachability};
 pub use credentials::{CredentialsDirectory, InvalidCredentials};
 pub use limits::{Limits, Namespaces, Timeouts};
 pub use registry::{DuplicateName, Providers, ResolveError};
-pub use turns::{Bell, Share};
+pub use turns::{Applicant, Bell, Load, Share};
 
 use caller::Caller;
 use contact::Contact;
@@ -38,6 +38,10 @@ use turns::Turns;
 
 /// Who waits for a turn is called when there is one, and looks again after this time should the call get lost.
 pub const TURN_WAIT: Duration = Duration::from_mins(1);
+/// How often those are called that have to say that they wait.
+const SHOW_INTERVAL: Duration = Duration::from_secs(1);
+/// How many of them are called at once.
+const SHOWN_AT_ONCE: usize = 20;
 
 /// How a driver is used: the part of its configuration that is the same for every kind of driver.
 #[derive(Clone, Debug)]
@@ -59,7 +63,7 @@ pub struct Provider {
     namespaces: Namespaces,
     driver: GuardedDriver,
     contact: Arc<Contact>,
-    turns: Turns,
+    turns: Arc<Turns>,
     credentials: Option<CredentialsDirectory>,
 }
 
@@ -68,6 +72,7 @@ pub struct Provider {
 #[derive(Debug)]
 pub struct Turn<'a> {
     provider: &'a Provider,
+    namespace: Box<str>,
     share: Share,
 }
 
@@ -89,6 +94,12 @@ impl Provider {
             credentials: settings.credentials.clone(),
         };
         let contact = Arc::new(Contact::new(caller.clone()));
+        let turns = Arc::new(Turns::new(
+            settings.limits.max_concurrent_calls,
+            settings.namespaces.are_several(),
+        ));
+        let counted = Arc::clone(&turns);
+        caller.metrics.permits(&name, move || counted.load().map(load));
         Self {
             name,
             namespaces: settings.namespaces,
@@ -99,7 +110,7 @@ impl Provider {
                 &settings.limits,
             ),
             contact,
-            turns: Turns::new(settings.limits.max_concurrent_calls),
+            turns,
             credentials: settings.credentials,
         }
     }
@@ -109,6 +120,9 @@ impl Provider {
         &self.name
     }
 
+    /// The right to call the driver now; `None` when it is busy. Nothing waits here, so that no worker is held up: the
+    /// applicant gets a place in the queue, the same one however often it asks, and `bell` rings when it is worth to ask again,
+    /// or to say that it waits: see [`Provider::is_wait_shown`].
     /// Whether calls about machines that name no Secret have credentials all the same.
     pub fn has_credentials(&self) -> bool {
         self.credentials.is_some()
@@ -130,26 +144,34 @@ impl Provider {
     ///
     /// Whoever wants no turn any more says so by [`Provider::withdraw`]. A bell may get lost when somebody does not: ask
     /// again now and then.
-    pub fn try_turn(&self, share: Share, who: &str, bell: Bell) -> Option<Turn<'_>> {
-        self.turns.take_or_wait(share, who, bell).then(|| Turn {
+    pub fn try_turn(&self, share: Share, applicant: Applicant<'_>, bell: Bell) -> Option<Turn<'_>> {
+        self.turns.take_or_wait(share, applicant, bell).then(|| Turn {
             provider: self,
+            namespace: applicant.namespace.into(),
             share,
         })
     }
 
-    /// The same for who can wait, in a task that nobody else needs.
+    /// The same for a task of the provider's own, which can wait.
     pub async fn turn(&self, share: Share, who: &str) -> Turn<'_> {
+        let namespace = "";
         loop {
             let (call, called) = oneshot::channel();
             let bell = Box::new(move || {
                 // Nobody waits any more.
                 let _ = call.send(());
             });
-            if let Some(turn) = self.try_turn(share, who, bell) {
+            if let Some(turn) = self.try_turn(share, Applicant { who, namespace }, bell) {
                 return turn;
             }
             let _ = timeout(TURN_WAIT, called).await;
         }
+    }
+
+    /// Whether `who` waits for a turn and should say so: it has waited for some seconds, in a queue that is not served
+    /// within minutes.
+    pub fn is_wait_shown(&self, who: &str) -> bool {
+        self.turns.is_shown(who)
     }
 
     /// How many turns there are.
@@ -202,7 +224,15 @@ impl Provider {
     /// Probes the driver for ever, from when this replica is the leader, and asks for its capabilities anew when it
     /// comes back. Somebody has to poll this for [`Provider::reachable`] to tell news.
     pub async fn keep_in_contact(&self) {
-        self.contact.keep().await;
+        tokio::join!(self.contact.keep(), self.keep_waits_shown());
+    }
+
+    /// Has those say so, at a pace that the API server can bear, that wait long for a turn.
+    async fn keep_waits_shown(&self) {
+        loop {
+            sleep(SHOW_INTERVAL).await;
+            self.turns.have_waits_shown(SHOWN_AT_ONCE);
+        }
     }
 }
 
@@ -236,7 +266,7 @@ impl<'a> Turn<'a> {
 
     /// Whether this turn may be used to make a VM: it was taken for that, or there is still a turn besides the reserve.
     pub fn may_create(&mut self) -> bool {
-        if self.share == Share::Upkeep && self.provider.turns.lend_to_create() {
+        if self.share == Share::Upkeep && self.provider.turns.lend_to_create(&self.namespace) {
             self.share = Share::Create;
         }
         self.share == Share::Create
@@ -245,7 +275,16 @@ impl<'a> Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.provider.turns.give_back(self.share);
+        self.provider.turns.give_back(&self.namespace, self.share);
+    }
+}
+
+/// As metrics name it.
+fn load(load: Load) -> PermitCount {
+    PermitCount {
+        share: load.share.name(),
+        in_use: u64::from(load.in_use),
+        waiting: u64::try_from(load.waiting).unwrap_or(u64::MAX),
     }
 }
 

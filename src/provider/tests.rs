@@ -492,7 +492,7 @@ async fn creates_that_hang_leave_turns_for_deletions_and_who_waits_is_called() {
         let rung = Arc::clone(&rung);
         provider.try_turn(
             share,
-            who,
+            Applicant { who, namespace: "ns" },
             Box::new(move || {
                 rung.fetch_add(1, Ordering::SeqCst);
             }),
@@ -604,7 +604,16 @@ async fn of_many_who_have_to_know_the_driver_one_asks_and_the_others_are_called_
     assert!(matches!(provider.facts("0", bell()).await, Facts::Current(_)));
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
     assert!(
-        provider.try_turn(Share::Create, "create", bell()).is_some(),
+        provider
+            .try_turn(
+                Share::Create,
+                Applicant {
+                    who: "create",
+                    namespace: "ns"
+                },
+                bell()
+            )
+            .is_some(),
         "nobody stands in the line"
     );
 }

@@ -24,7 +24,7 @@ use crate::caches::Caches;
 use crate::credentials;
 use crate::driver::retry::{self, Call, LONG_WAIT, Next};
 use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
-use crate::provider::{Provider, Providers, Share, TURN_WAIT, Turn};
+use crate::provider::{Applicant, Provider, Providers, Share, TURN_WAIT, Turn};
 use crate::reconciler::{Again, REFRESH, Reconciler};
 
 /// What every reconcile works with.
@@ -121,7 +121,11 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
     let name = template.metadata.name.as_deref().unwrap_or_default();
     let reference = ObjectRef::new(name).within(namespace);
     let who = template.metadata.uid.as_deref().unwrap_or_default();
-    match provider.try_turn(Share::Upkeep, who, Box::new(move || wake(reference))) {
+    match provider.try_turn(
+        Share::Upkeep,
+        Applicant { who, namespace },
+        Box::new(move || wake(reference)),
+    ) {
         Some(turn) => ask(template, ctx, &turn).await.map(Some),
         None => Ok(None),
     }

@@ -1,19 +1,20 @@
 //! Drivers that take a call and never answer.
 
 use anyhow::{Result, ensure};
+use capcmi::api::conditions::READY;
 use capcmi::driver::Operation;
 use capcmi::drivers::simulated::Phase;
 use management_cluster::eventually;
 use serde_json::json;
 
+use crate::support::by_hand::says;
 use crate::support::fleet::bootstrap_secret;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 /// Calls at a time of the driver that hangs: three for creates, and one that is kept from them.
 const CALLS: usize = 4;
 
-/// CTL-02: who hangs holds its own turns and no more. Machines that wait for one are written to when they come up, and not
-/// before.
+/// CTL-02: who hangs holds its own turns and no more. Machines that wait for one say so.
 #[tokio::test]
 async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions() -> Result<()> {
     let world = World::new("hanging").await?;
@@ -62,12 +63,17 @@ async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions()
         "they came when creates had timed out, and not before"
     );
 
-    let mut silent = 0;
-    for machine in &new {
-        let machine = machine.get().await?;
-        silent += usize::from(machine.status.is_none() && machine.metadata.finalizers.is_none());
-    }
-    ensure!(silent >= CALLS, "only {silent} machines wait in silence");
+    eventually(DEADLINE, "machines that say that they wait", async || {
+        let mut waiting = 0;
+        for machine in &new {
+            let machine = machine.get().await?;
+            let waits = says(&machine, READY, "False", "WaitingForDriver");
+            waiting += usize::from(waits && machine.metadata.finalizers.is_none());
+        }
+        ensure!(waiting > CALLS, "only {waiting} machines say that they wait");
+        Ok(())
+    })
+    .await?;
     stuck.fail(json!([]))?;
     for machine in &new {
         machine.provisioned().await?;

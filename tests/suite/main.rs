@@ -14,6 +14,7 @@ mod idle;
 mod leadership;
 mod lifecycle;
 mod moving;
+mod pacing;
 mod pause;
 mod permissions;
 mod plugin;

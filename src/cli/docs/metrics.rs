@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::markdown;
 use crate::driver::Operation;
-use crate::metrics::{Kind, Metrics, Outcome};
+use crate::metrics::{Kind, Metrics, Outcome, PermitCount};
 
 pub(super) fn table() -> String {
     let text = sample().encode();
@@ -66,6 +66,13 @@ fn sample() -> Metrics {
     metrics.provisioned("driver", took);
     metrics.machines(|| vec![("Provisioned", 1)]);
     metrics.driver_reachable("driver", true);
+    metrics.permits("driver", || {
+        ["upkeep", "create"].map(|share| PermitCount {
+            share,
+            in_use: 1,
+            waiting: 1,
+        })
+    });
     metrics.driver_info("driver", "name", "version");
     metrics
 }

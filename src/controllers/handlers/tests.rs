@@ -13,7 +13,7 @@ use super::*;
 use crate::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
 use crate::metrics::Metrics;
 use crate::provider::tests::{FakeDriver, provider_with_one_turn};
-use crate::provider::{Providers, Share};
+use crate::provider::{Applicant, Providers, Share};
 
 /// The handlers of a process that leads, and who is woken.
 struct Watched {
@@ -296,7 +296,7 @@ async fn a_machine_that_is_gone_stands_in_no_line() {
         let called = Arc::clone(&called);
         pool.try_turn(
             Share::Create,
-            who,
+            Applicant { who, namespace: "ns" },
             Box::new(move || called.lock().unwrap().push(who)),
         )
     };

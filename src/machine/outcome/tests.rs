@@ -63,56 +63,41 @@ fn jitter_only_shortens_a_wait_and_never_to_nothing() {
     }
 }
 
+/// What a driver asks for is a lower bound: one that asks for a second each time must not be called every second for ever.
 #[test]
-fn a_wait_that_the_driver_asks_for_is_taken_within_reason() {
-    let create = Call::Create;
+fn a_wait_that_the_driver_asks_for_is_kept_and_never_ends_the_back_off() {
+    let seconds = Duration::from_secs;
     for code in [Code::Unavailable, Code::ResourceExhausted, Code::Internal] {
-        for (asked, taken) in [
-            (Duration::from_secs(42), Duration::from_secs(42)),
-            (Duration::from_secs(1), Duration::from_secs(1)),
-            (Duration::MAX, Duration::from_hours(1)),
+        for (asked, waits) in [
+            (Duration::from_millis(1), [5, 10, 20, 40, 300]),
+            (seconds(1), [5, 10, 20, 40, 300]),
+            (seconds(15), [15, 15, 20, 40, 300]),
+            (seconds(600), [600, 600, 600, 600, 600]),
+            (Duration::MAX, [3600, 3600, 3600, 3600, 3600]),
         ] {
+            let failure = asking(Call::Create, code, asked);
+            let taken = [1, 2, 3, 4, u32::MAX].map(|attempt| failure.wait(attempt, 0.0));
+            assert_eq!(taken, waits.map(|wait| Some(seconds(wait))), "{code} {asked:?}");
             for attempt in [1, 40] {
-                let wait = asking(create, code, asked).wait(attempt, 0.5);
-                assert_eq!(wait, Some(taken), "{code}");
+                let longer = failure.wait(attempt, 0.999).unwrap();
+                assert!(
+                    longer >= asked.min(seconds(3600)),
+                    "{code}: jitter makes it shorter"
+                );
             }
         }
+        let nothing_asked = failure(Call::Create, code).wait(3, 0.5);
+        assert_eq!(
+            asking(Call::Create, code, Duration::ZERO).wait(3, 0.5),
+            nothing_asked
+        );
     }
-    let refused = asking(create, Code::InvalidArgument, Duration::from_secs(1));
+    let refused = asking(Call::Create, Code::InvalidArgument, Duration::from_secs(1));
     assert_eq!(
         refused.wait(1, 0.0),
         None,
         "no time makes a refused spec acceptable"
     );
-}
-
-/// A driver that is wrong about itself must not be called ten times in a second, and no status be written as often.
-#[test]
-fn a_driver_that_asks_for_hardly_a_wait_gets_ever_longer_ones() {
-    for code in [Code::Unavailable, Code::ResourceExhausted, Code::Internal] {
-        let (nothing, asked) = (failure(Call::Create, code), |wait| {
-            asking(Call::Create, code, wait)
-        });
-        for attempt in [1, 3, 40] {
-            assert_eq!(
-                asked(Duration::ZERO).wait(attempt, 0.5),
-                nothing.wait(attempt, 0.5),
-                "no time is none that was asked for: {code}"
-            );
-        }
-        let hardly: Vec<_> = [1, 2, 3, 12, u32::MAX]
-            .map(|attempt| asked(Duration::from_millis(1)).wait(attempt, 0.5).unwrap())
-            .into();
-        assert_eq!(
-            hardly,
-            [100, 200, 400, 204_800, 300_000].map(Duration::from_millis),
-            "{code}"
-        );
-        assert_eq!(
-            asked(Duration::from_millis(999)).wait(2, 0.5),
-            Some(Duration::from_millis(1998))
-        );
-    }
 }
 
 /// CTL-CR-01: a replica that does not lead has called nobody, and has nothing to write.

@@ -54,7 +54,7 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         Driver::Busy => return Plan::Wait(Some(TURN_WAIT)),
         Driver::NotConfigured(message) => return no_driver(machine, None, message),
     };
-    if let Some(wait) = retry_wait(machine, seen) {
+    if let Some(wait) = retry_wait(seen) {
         return Plan::Wait(wait.again());
     }
     let Some(spec) = identity::applied_spec(machine) else {

@@ -65,7 +65,7 @@ pub fn plan_provisioned(
         });
     if not_updatable.is_empty() && (has_unfinished_update(machine) || !hot.is_empty()) {
         // One that has answered that it does not offer the look-up can be asked for an update all the same.
-        if let Some(wait) = retry_wait(machine, seen).filter(|_| !lacks_look_up) {
+        if let Some(wait) = retry_wait(seen).filter(|_| !lacks_look_up) {
             return Plan::Wait(again.into_iter().chain(wait.again()).min());
         }
         return Plan::Update(Box::new(Update {

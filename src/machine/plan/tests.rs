@@ -9,7 +9,7 @@ use crate::api::conditions::State;
 use crate::api::v1alpha1::{OperationState, OperationType};
 use crate::driver::retry::Call;
 use crate::driver::{Operation, Status};
-use crate::machine::fixtures::{MachineFixture, World, at, machine, now, tagged, world};
+use crate::machine::fixtures::{INPUTS, MachineFixture, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::status::{self, Moment};
 use crate::provider::Share;
@@ -64,6 +64,15 @@ fn assert_left(world: &World, machine: MachineFixture) {
 
 fn waits(seconds: u64) -> Plan {
     Plan::Wait(Some(Duration::from_secs(seconds)))
+}
+
+/// As [`failing`], with a failure that is the first one.
+fn failing_once(seconds: i64) -> MachineFixture {
+    failing(seconds).status(|status| {
+        if let Some(last) = &mut status.last_operation {
+            last.attempts = 1;
+        }
+    })
 }
 
 fn failing(seconds: i64) -> MachineFixture {
@@ -541,8 +550,32 @@ fn what_the_driver_cannot_do_is_asked_again_when_the_driver_is_another_and_not_w
 fn after_a_restart_the_status_says_how_long_to_wait() {
     assert_eq!(world().plan(failing(40)), waits(40));
     assert_eq!(world().seconds_later(30).plan(failing(40)), waits(10));
-    provision(world().seconds_later(40).plan(failing(40)));
+    provision(world().seconds_later(40).plan(failing_once(40)));
     provision(world().plan(failing(40).generation(2)));
+}
+
+/// Not every repeat of a failure is written: there may have been others after the one that the status shows.
+#[test]
+fn after_a_restart_a_failure_that_may_have_repeated_unseen_is_not_repeated_sooner_than_it_was_meant_to() {
+    let Plan::Wait(Some(left)) = world().seconds_later(900).plan(failing(300)) else {
+        panic!("it is tried with all others that waited when the process ended");
+    };
+    assert!(left < Duration::from_mins(5), "{left:?}");
+    let shown = failing(300).build();
+    let restored = restored(&shown, now(), Instant::now(), 0).unwrap();
+    assert_eq!(
+        restored.attempts, 5,
+        "of 3 that are shown, the sixth is written next"
+    );
+}
+
+/// There is nothing to compare an annotation with that was set before the start: what is seen first is what counts.
+#[test]
+fn after_a_restart_a_change_of_annotations_ends_the_wait_that_the_status_tells_of() {
+    let mut world = world();
+    world.remembered.retry = restored(&failing(40).build(), now(), Instant::now(), INPUTS);
+    assert!(matches!(world.plan(failing(40)), Plan::Wait(Some(_))));
+    provision(world.inputs_changed().plan(failing(40)));
 }
 
 #[test]

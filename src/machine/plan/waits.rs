@@ -1,6 +1,6 @@
 //! When a driver may be called again, and when it has to be. Pure.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
@@ -9,7 +9,8 @@ use crate::api::conditions::{self, State};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::driver::Operation;
 use crate::driver::retry::{FIRST_BACKOFF, LONGEST_BACKOFF};
-use crate::machine::memory::{Unable, Until};
+use crate::machine::jitter::jitter;
+use crate::machine::memory::{Retry, Unable, Until};
 
 /// What a call that failed waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,14 +31,21 @@ impl Wait {
     }
 }
 
-/// What the last failure still makes a call wait for: from memory, or after a restart from the status.
-pub fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Wait> {
+/// What the last failure still makes a call wait for.
+pub fn retry_wait(seen: &Observed<'_>) -> Option<Wait> {
     if seen.remembered.suspicion.is_some() && seen.remembered.suspicion_is_new {
         return None;
     }
-    if seen.remembered.retry.is_some() {
-        return remembered_wait(seen);
-    }
+    remembered_wait(seen)
+}
+
+/// The wait that a status tells of, for a process that remembers none: another one made the call. `inputs` are those of now,
+/// so that a change of theirs ends the wait as it ends one of this process.
+///
+/// # Guarantees
+/// It is never shorter than the wait that the process before meant: a failure that repeats is not written each time (see
+/// [`crate::machine::status`]), so there may have been more attempts than the status shows, and a last one that it does not show.
+pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs: u64) -> Option<Retry> {
     let status = machine.status.as_ref()?;
     let last = status
         .last_operation
@@ -51,10 +59,21 @@ pub fn retry_wait(machine: &InfraMachine, seen: &Observed<'_>) -> Option<Wait> {
     }
     let next = last.next_retry_time.as_ref()?.0;
     // A clock that was set back must not make the wait longer than it was meant to be.
-    let meant = next.duration_since(last.last_update_time.0);
-    let left = next.duration_since(seen.now).min(meant);
-    let left = Duration::try_from(left).ok()?;
-    (!left.is_zero()).then_some(Wait::For(left))
+    let meant = Duration::try_from(next.duration_since(last.last_update_time.0)).unwrap_or_default();
+    let left = Duration::try_from(next.duration_since(now)).unwrap_or_default();
+    let shown = u32::try_from(last.attempts).unwrap_or_default();
+    let left = if left.is_zero() && shown > 1 {
+        let uid = machine.metadata.uid.as_deref().unwrap_or_default();
+        meant.mul_f64(jitter(uid, shown))
+    } else {
+        left.min(meant)
+    };
+    Some(Retry {
+        attempts: shown.saturating_mul(2).saturating_sub(1),
+        until: Until::Moment(instant + left),
+        inputs,
+        untold: None,
+    })
 }
 
 fn remembered_wait(seen: &Observed<'_>) -> Option<Wait> {

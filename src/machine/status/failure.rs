@@ -1,5 +1,6 @@
 //! What a status says when something went wrong.
 
+use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Draft, MAX_MESSAGE, Moment};
@@ -11,11 +12,21 @@ use crate::machine::outcome::Failure;
 
 /// How long a creation may take when the object does not say, in seconds.
 const CREATION_TIMEOUT: i32 = 1200;
+/// A failure that repeats is told again after this time at the latest, so that the time of the next try that is shown is no
+/// older.
+const REPEATS_TOLD_AFTER: SignedDuration = SignedDuration::from_mins(30);
 
 impl Draft<'_> {
     pub(super) fn failed(&mut self, failure: &Failure, moment: Moment) {
         self.working();
-        let (code, message) = (failure.status.code(), failure.message());
+        let code = failure.status.code();
+        let message = self.failed_operation(
+            failure.during,
+            Some(failure.operation),
+            code.name(),
+            failure.message(),
+            moment,
+        );
         if let Some(vm) = &failure.machine {
             self.describe(vm);
         }
@@ -24,13 +35,6 @@ impl Draft<'_> {
         } else {
             self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
         }
-        self.failed_operation(
-            failure.during,
-            Some(failure.operation),
-            code.name(),
-            &message,
-            moment,
-        );
         if failure.next == Next::Terminal {
             self.refused(code, &message);
             return;
@@ -66,7 +70,8 @@ impl Draft<'_> {
 
     pub(super) fn no_secrets(&mut self, during: OperationType, message: &str, moment: Moment) {
         self.working();
-        self.failed_operation(during, None, reason::INVALID_SECRET, message, moment);
+        let message = message.to_owned();
+        let message = &self.failed_operation(during, None, reason::INVALID_SECRET, message, moment);
         match during {
             // It says nothing about a VM that is up, so `Ready` stays.
             OperationType::Create if self.machine.is_provisioned() => {
@@ -129,30 +134,73 @@ impl Draft<'_> {
         }
     }
 
+    /// Notes the failure as the last operation, unless it is a repeat that is not worth a write; the message that has to be
+    /// shown, which then is the one that is shown already.
     fn failed_operation(
         &mut self,
         type_: OperationType,
         operation: Option<Operation>,
         code: &str,
-        message: &str,
+        message: String,
         moment: Moment,
-    ) {
+    ) -> String {
         // A failed recheck is no operation on the VM, which stays provisioned; DriverReachable tells.
         if type_ == OperationType::Create && self.machine.is_provisioned() {
-            return;
+            return message;
         }
-        self.status.last_operation = Some(LastOperation {
+        let message: String = message.chars().take(MAX_MESSAGE).collect();
+        let failed = LastOperation {
             type_,
             state: OperationState::Failed,
             operation: operation.map(|operation| operation.name().to_owned()),
             code: Some(code.to_owned()),
-            message: Some(message.chars().take(MAX_MESSAGE).collect()),
+            message: Some(message),
             attempts: i32::try_from(moment.attempts).unwrap_or(i32::MAX),
             last_update_time: Time(self.now),
             next_retry_time: moment
                 .wait
                 .and_then(|wait| self.now.checked_add(wait).ok())
                 .map(Time),
-        });
+        };
+        let is_of_this_spec = self.status.observed_generation == self.machine.metadata.generation;
+        let shown = self
+            .status
+            .last_operation
+            .take()
+            .filter(|shown| !self.notes_repeats && is_of_this_spec && is_told_by(shown, &failed));
+        let told = shown.unwrap_or(failed);
+        let message = told.message.clone().unwrap_or_default();
+        self.status.last_operation = Some(told);
+        message
+    }
+}
+
+/// Whether a failure need not be written since the status shows the same: a failure that repeats for ever is told ever more
+/// rarely, after 1, 2, 4, 8 … attempts and every half an hour.
+fn is_told_by(shown: &LastOperation, failed: &LastOperation) -> bool {
+    let same = shown.type_ == failed.type_
+        && shown.state == failed.state
+        && shown.operation == failed.operation
+        && shown.code == failed.code
+        && shown.next_retry_time.is_some() == failed.next_retry_time.is_some()
+        && says_the_same(shown.message.as_deref(), failed.message.as_deref());
+    // Fewer attempts are those of another row of failures.
+    let few_more = (shown.attempts..shown.attempts.saturating_mul(2)).contains(&failed.attempts);
+    let age = failed.last_update_time.0.duration_since(shown.last_update_time.0);
+    // A clock that was set back must not silence it.
+    same && few_more && (SignedDuration::ZERO..REPEATS_TOLD_AFTER).contains(&age)
+}
+
+/// Whether two messages differ only in words with a digit: a back end's messages may hold a time, a count, or the id of the
+/// request, which are other ones each time.
+fn says_the_same(a: Option<&str>, b: Option<&str>) -> bool {
+    fn words(text: &str) -> impl Iterator<Item = Option<&str>> {
+        let has_digit = |word: &str| word.contains(|c: char| c.is_ascii_digit());
+        text.split_whitespace()
+            .map(move |word| (!has_digit(word)).then_some(word))
+    }
+    match (a, b) {
+        (Some(a), Some(b)) => a == b || words(a).eq(words(b)),
+        (a, b) => a == b,
     }
 }

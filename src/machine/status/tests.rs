@@ -217,6 +217,85 @@ fn the_same_outcome_again_writes_nothing() {
     }
 }
 
+/// What a driver says, and for how long it asks to be left alone.
+fn unavailable(message: &str) -> Outcome {
+    let status = Status::new(Code::Unavailable, message).with_retry_after(Duration::from_secs(1));
+    Outcome::Failed(Box::new(Failure::new(Call::Create, status)))
+}
+
+/// The attempts that are written of a create that fails for an hour, with what the driver says at each of them.
+fn told_in_an_hour(says: impl Fn(u32) -> String) -> (u32, Vec<i32>) {
+    let mut machine = machine().claimed().build();
+    machine.spec.creation_timeout_seconds = Some(86_400);
+    let (mut second, mut attempts, mut told) = (0, 0, Vec::new());
+    while second < 3600 {
+        attempts += 1;
+        let outcome = unavailable(&says(attempts));
+        let Outcome::Failed(failure) = &outcome else {
+            panic!("{outcome:?}");
+        };
+        let wait = failure.wait(attempts, 0.0);
+        let moment = Moment {
+            now: at(second),
+            attempts,
+            wait,
+        };
+        let status = after(&machine, &outcome, moment);
+        if machine.status.as_ref() != Some(&status) {
+            told.push(status.last_operation.as_ref().unwrap().attempts);
+        }
+        machine.status = Some(status);
+        second += i64::try_from(wait.unwrap().as_secs()).unwrap();
+    }
+    (attempts, told)
+}
+
+/// A driver that asks to be asked again after a second, for ever.
+#[test]
+fn a_failure_that_repeats_for_ever_costs_ever_fewer_calls_and_writes() {
+    for says in [
+        |_| "the back end is down".to_owned(),
+        |attempt| format!("request 7f{attempt}a failed, {attempt} are waiting"),
+    ] {
+        let (calls, told) = told_in_an_hour(says);
+        assert_eq!(calls, 17);
+        // The last one half an hour after the one before.
+        assert_eq!(told, [1, 2, 4, 8, 14]);
+    }
+}
+
+#[test]
+fn what_is_new_of_a_failure_is_told_at_once() {
+    let (calls, told) = told_in_an_hour(|attempt| {
+        let why = if attempt < 6 { "down" } else { "full" };
+        format!("the back end is {why}")
+    });
+    assert_eq!(told, [1, 2, 4, 6, 12]);
+    assert_eq!(calls, 17);
+    let shown = |code| {
+        let mut machine = machine().claimed().build();
+        machine.status = Some(after(&machine, &unavailable("no"), moment()));
+        let again = Moment {
+            now: at(20),
+            attempts: 3,
+            ..moment()
+        };
+        let outcome = Outcome::Failed(Box::new(Failure::new(Call::Create, Status::new(code, "no"))));
+        let status = after(&machine, &outcome, again);
+        (machine.status.unwrap() == status, status)
+    };
+    assert!(shown(Code::Unavailable).0, "it says nothing new");
+    let (same, status) = shown(Code::Aborted);
+    assert!(!same);
+    assert_eq!(status.last_operation.unwrap().attempts, 3);
+    assert_eq!(state_of_ready(&status.conditions), ("False", "Aborted"));
+}
+
+fn state_of_ready(all: &[Condition]) -> (&str, &str) {
+    let ready = conditions::get(all, conditions::READY).unwrap();
+    (&ready.status, &ready.reason)
+}
+
 #[test]
 fn a_provisioned_machine_tells_cluster_api_all_that_it_reads() {
     let status = serde_json::to_value(status_of(machine().claimed(), &provisioned(vm()))).unwrap();
@@ -458,6 +537,45 @@ fn a_machine_that_waits_says_what_for() {
 }
 
 /// UPD-02
+/// Others call the driver, and it takes long: what was tried before stays as it was said.
+#[test]
+fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word() {
+    let queued = || Outcome::Queued {
+        again: Duration::from_secs(30),
+    };
+    let waits = ("False", reason::WAITING_FOR_DRIVER);
+    let new = status_of(machine(), &queued());
+    assert_eq!(state_of(&new, conditions::READY), waits);
+    let failing =
+        machine()
+            .claimed()
+            .failed(OperationType::Create, Operation::CreateMachine, Code::Aborted, 9);
+    let before = failing.clone().build().status.unwrap();
+    let retried = status_of(failing, &queued());
+    assert_eq!(state_of(&retried, conditions::READY), waits);
+    assert_eq!(retried.last_operation, before.last_operation);
+    let up = machine().provisioned();
+    assert_eq!(
+        status_of(up.clone(), &queued()),
+        up.build().status.unwrap(),
+        "`Ready` is a promise to MachineHealthChecks"
+    );
+    let deleted = status_of(machine().claimed().deleted_at(now()), &queued());
+    assert_eq!(
+        state_of(&deleted, conditions::DELETING),
+        ("True", reason::WAITING_FOR_DRIVER)
+    );
+    for fixture in [machine(), machine().claimed().deleted_at(now())] {
+        let mut once = fixture.build();
+        once.status = Some(after(&once, &queued(), moment()));
+        let later = Moment {
+            now: at(99),
+            ..moment()
+        };
+        assert_eq!(after(&once, &queued(), later), once.status.unwrap(), "one write");
+    }
+}
+
 #[test]
 fn an_update_that_failed_is_told_where_updates_are_told() {
     for code in Code::ALL {

@@ -15,6 +15,7 @@ pub fn under_way(machine: &InfraMachine, operation: Operation, since: Timestamp)
         machine,
         status: machine.status.clone().unwrap_or_default(),
         now: since,
+        notes_repeats: true,
     };
     let during = if machine.metadata.deletion_timestamp.is_some() {
         OperationType::Delete
