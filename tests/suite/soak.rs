@@ -85,6 +85,7 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
     let provider = elected(world, plugin.drivers(entry))
         .await?
         .through(service_account(world).await?)
+        .flag("--log-level=info,capcmi=debug")
         .flag("--leader-elect-lease-duration=6s")
         .flag("--leader-elect-renew-deadline=4s")
         .flag("--leader-elect-retry-period=500ms");
@@ -101,7 +102,7 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
         wanted: Vec::new(),
         parts: Parts::new(world, provider, plugin),
         dice: Dice::new(seed),
-        tally: BTreeMap::new(),
+        done: BTreeMap::new(),
         started: Instant::now(),
     };
     for name in ["red", "blue"] {
@@ -186,7 +187,7 @@ fn no_vm_but(cloud: &Cloud, ids: &BTreeSet<String>) -> Result<()> {
 /// The figures of a soak that went well.
 fn report(chaos: &Chaos<'_>, cloud: &Cloud, converged: Duration, ended: Duration) -> Result<()> {
     println!("soak: done at random:");
-    for (what, times) in &chaos.tally {
+    for (what, times) in &chaos.done {
         println!("  {times:>5}  {what}");
     }
     let (creates, deletes, unseen, comparisons) = chaos.witness.account(|account| {

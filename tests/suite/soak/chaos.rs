@@ -16,7 +16,7 @@ use crate::support::{Cloud, World};
 /// The most machines of a Cluster.
 const MOST: u32 = 6;
 /// The longest pause between two actions, and the longest time that what was killed stays away, milliseconds.
-const PAUSE: u32 = 3_000;
+const PAUSE: u32 = 2_000;
 const DOWN: u32 = 6_000;
 /// How often what was killed is looked after.
 const STEP: Duration = Duration::from_millis(100);
@@ -38,15 +38,15 @@ enum Action {
 
 /// How likely each is.
 const ACTIONS: [(u32, Action); 9] = [
-    (4, Action::KillReplica),
-    (4, Action::KillPlugin),
-    (2, Action::KillApiServer),
-    (4, Action::Scale),
-    (2, Action::RollOut),
-    (5, Action::DeleteMachine),
-    (4, Action::UpdateMachine),
-    (4, Action::Fail),
-    (2, Action::Heal),
+    (6, Action::KillReplica),
+    (5, Action::KillPlugin),
+    (3, Action::KillApiServer),
+    (10, Action::Scale),
+    (4, Action::RollOut),
+    (14, Action::DeleteMachine),
+    (8, Action::UpdateMachine),
+    (6, Action::Fail),
+    (5, Action::Heal),
 ];
 
 /// A world in which something happens every now and then.
@@ -58,7 +58,7 @@ pub struct Chaos<'a> {
     pub parts: Parts,
     pub dice: Dice,
     /// What was done, and how often.
-    pub tally: BTreeMap<String, usize>,
+    pub done: BTreeMap<String, usize>,
     pub started: Instant,
 }
 
@@ -141,7 +141,7 @@ impl Chaos<'_> {
         let outcome = timeout(PATIENCE, self.perform(action)).await;
         let text = match outcome {
             Ok(Ok(Some(text))) => {
-                *self.tally.entry(name(&text)).or_default() += 1;
+                *self.done.entry(name(&text)).or_default() += 1;
                 text
             }
             Ok(Ok(None)) => return,

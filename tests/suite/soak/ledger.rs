@@ -183,15 +183,6 @@ impl Ledger {
             "InfraMachine {name} is ready at {asked:?}, and its VM {provider_id} is gone since {gone:?}"
         ))
     }
-
-    /// The provider ids of the VMs that are there at `now`.
-    pub fn present(&self, now: Instant) -> BTreeSet<String> {
-        let present = self
-            .vms
-            .values()
-            .filter(|vm| vm.gone.is_none_or(|gone| gone > now));
-        present.map(|vm| vm.provider_id.clone()).collect()
-    }
 }
 
 #[cfg(test)]
@@ -322,6 +313,5 @@ mod tests {
         });
         assert_eq!(ledger.compare(at(4), &[seen(&mine)]), Vec::<String>::new());
         assert_eq!(ledger.compare(at(6), &[seen(&mine)]).len(), 1, "its VM is gone");
-        assert_eq!(ledger.present(at(6)), BTreeSet::from([other.provider_id()]));
     }
 }

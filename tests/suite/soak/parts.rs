@@ -14,6 +14,9 @@ use crate::support::{Plugin, Provider, World};
 const GAVE_UP: i32 = 1;
 /// How long a replica that ended by itself stays away, as in a Pod that is started again.
 const PAUSE: Duration = Duration::from_secs(1);
+/// How long the API server runs at least between two kills: Cluster API needs half a minute and more until it acts again, and
+/// a soak in which it does nothing shows nothing.
+const SPELL: Duration = Duration::from_secs(50);
 
 /// Two replicas, a plugin and the API server.
 pub struct Parts {
@@ -35,7 +38,8 @@ enum Part<T> {
 }
 
 enum ApiServer {
-    Up,
+    /// Since when.
+    Up(Instant),
     Due(Instant),
     Starting(JoinHandle<Result<()>>),
 }
@@ -50,7 +54,7 @@ impl Parts {
             replicas: [Part::Due(now), Part::Due(now)],
             plugin,
             plugin_due: None,
-            api_server: ApiServer::Up,
+            api_server: ApiServer::Up(now),
             starts: 0,
             gave_up: 0,
         }
@@ -82,9 +86,9 @@ impl Parts {
             }
             ApiServer::Starting(start) if start.is_finished() => {
                 start.await.context("starting the API server")??;
-                self.api_server = ApiServer::Up;
+                self.api_server = ApiServer::Up(now);
             }
-            ApiServer::Up | ApiServer::Due(_) | ApiServer::Starting(_) => {}
+            ApiServer::Up(_) | ApiServer::Due(_) | ApiServer::Starting(_) => {}
         }
         Ok(())
     }
@@ -139,20 +143,20 @@ impl Parts {
         true
     }
 
-    /// Kills the API server for so long; false when it did not run.
+    /// Kills the API server for so long; false when it did not run, or not for long enough.
     pub async fn kill_api_server(&mut self, down: Duration) -> bool {
         match self.api_server {
-            ApiServer::Up => {
+            ApiServer::Up(since) if since.elapsed() >= SPELL => {
                 self.world.management.kill_api_server().await;
                 self.api_server = ApiServer::Due(Instant::now() + down);
                 true
             }
-            ApiServer::Due(_) | ApiServer::Starting(_) => false,
+            ApiServer::Up(_) | ApiServer::Due(_) | ApiServer::Starting(_) => false,
         }
     }
 
     /// Whether the API server runs.
     pub fn has_api_server(&self) -> bool {
-        matches!(self.api_server, ApiServer::Up)
+        matches!(self.api_server, ApiServer::Up(_))
     }
 }
