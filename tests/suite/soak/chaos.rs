@@ -31,19 +31,22 @@ enum Action {
     Scale,
     RollOut,
     DeleteMachine,
+    /// One that is on its way up: a create may be under way, or its answer lost.
+    DeleteYoung,
     UpdateMachine,
     Fail,
     Heal,
 }
 
 /// How likely each is.
-const ACTIONS: [(u32, Action); 9] = [
+const ACTIONS: [(u32, Action); 10] = [
     (6, Action::KillReplica),
     (5, Action::KillPlugin),
     (3, Action::KillApiServer),
     (10, Action::Scale),
     (4, Action::RollOut),
-    (14, Action::DeleteMachine),
+    (8, Action::DeleteMachine),
+    (14, Action::DeleteYoung),
     (8, Action::UpdateMachine),
     (6, Action::Fail),
     (5, Action::Heal),
@@ -185,9 +188,16 @@ impl Chaos<'_> {
                 fleet.roll_out().await?;
                 Some(format!("rolled out, {}", fleet.template()))
             }
-            Action::DeleteMachine => {
-                let deleted = delete_machine(self.world, |count| one % count.max(1)).await?;
-                deleted.map(|name| format!("deleted a Machine, {name}"))
+            Action::DeleteMachine | Action::DeleteYoung => {
+                let choose = |count: u32| one % count.max(1);
+                let young = action == Action::DeleteYoung;
+                let deleted = delete_machine(self.world, young, choose).await?;
+                let kind = if young {
+                    "a Machine on its way up"
+                } else {
+                    "a Machine"
+                };
+                deleted.map(|name| format!("deleted {kind}, {name}"))
             }
             Action::UpdateMachine => {
                 let updated = update_machine(self.world, two, |count| one % count.max(1)).await?;
@@ -245,7 +255,7 @@ fn faults() -> Vec<(&'static str, Value)> {
         ),
         (
             "changes that hang when they are done",
-            every(&changes, json!({"hang": "after", "count": 2})),
+            every(&changes, json!({"hang": "after", "count": 4})),
         ),
         (
             "changes that hang before they begin",
@@ -255,7 +265,7 @@ fn faults() -> Vec<(&'static str, Value)> {
             "creates that time out",
             every(
                 &["CreateMachine"],
-                json!({"loseResponse": "DeadlineExceeded", "count": 4}),
+                json!({"loseResponse": "DeadlineExceeded", "count": 6}),
             ),
         ),
         (

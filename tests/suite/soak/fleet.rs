@@ -157,13 +157,19 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// Deletes a Machine of the namespace, one that `choose` chooses of so many; gives its name.
-pub async fn delete_machine(world: &World, choose: impl FnOnce(u32) -> u32) -> Result<Option<String>> {
+/// Deletes a Machine of the namespace, one that `choose` chooses of so many, of all or of those without a providerID; gives
+/// its name.
+pub async fn delete_machine(
+    world: &World,
+    young: bool,
+    choose: impl FnOnce(u32) -> u32,
+) -> Result<Option<String>> {
     let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
     let alive = machines.list(&ListParams::default()).await?.items;
-    let names = alive
-        .iter()
-        .filter(|machine| machine.metadata.deletion_timestamp.is_none());
+    let names = alive.iter().filter(|machine| {
+        let is_young = machine.data["spec"]["providerID"].is_null();
+        machine.metadata.deletion_timestamp.is_none() && (is_young || !young)
+    });
     let Some(name) = chosen(names.map(kube::ResourceExt::name_any), choose) else {
         return Ok(None);
     };
