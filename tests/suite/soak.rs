@@ -79,6 +79,12 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
     let config = cloud.config(json!({
         "bootSeconds": 0.5, "bootJitterSeconds": 1, "deleteSeconds": 1, "deleteWaitSeconds": 3,
         "hideNewSeconds": 0.5, "consistencyWindowSeconds": 1,
+        // In every life of the plugin, whatever else goes wrong: some answers of creates are lost.
+        "faults": [
+            {"operation": "CreateMachine", "after": 1, "count": 1, "hang": "after"},
+            {"operation": "CreateMachine", "after": 2, "count": 2, "loseResponse": "Unavailable"},
+            {"operation": "CreateMachine", "after": 3, "count": 1, "hang": "after"},
+        ],
     }));
     let plugin = Plugin::start(world, "simulated", &config).await?;
     let entry = json!({"timeouts": {"default": "4s", "createMachine": "6s", "initializeMachine": "4s", "deleteMachine": "6s"}});

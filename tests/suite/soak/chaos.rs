@@ -49,7 +49,7 @@ const ACTIONS: [(u32, Action); 10] = [
     (14, Action::DeleteYoung),
     (8, Action::UpdateMachine),
     (6, Action::Fail),
-    (5, Action::Heal),
+    (2, Action::Heal),
 ];
 
 /// A world in which something happens every now and then.
