@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use super::{MachineClass, ProviderSpec};
@@ -232,6 +233,26 @@ pub struct ListedMachine {
     pub provider_id: ProviderId,
     /// The name it was created with; empty when the back end has lost it (DRV-36).
     pub machine_name: String,
+    /// The value of its tag [`super::tags::CLUSTER`], where the driver tells it.
+    pub cluster_id: Option<String>,
+    /// The value of its tag [`super::tags::MACHINE`], where the driver tells it: which machine object the VM was made for.
+    /// Without it nothing proves whose VM it is, and an orphan is reported but never deleted.
+    pub machine_id: Option<String>,
+    /// When it was made, by the back end's clock, where the driver tells it.
+    pub created_at: Option<Timestamp>,
+}
+
+impl ListedMachine {
+    /// A VM in a list of which no more is known than its id and the name it was created with.
+    pub fn new(provider_id: ProviderId, machine_name: impl Into<String>) -> Self {
+        Self {
+            provider_id,
+            machine_name: machine_name.into(),
+            cluster_id: None,
+            machine_id: None,
+            created_at: None,
+        }
+    }
 }
 
 /// Stop the guest.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use crate::driver::{
@@ -19,6 +20,8 @@ pub(super) const NAME: usize = 253;
 pub(super) const PLACE: usize = 256;
 /// The most bytes of a JSON object: no object of Kubernetes is larger.
 pub(super) const OBJECT: usize = 1024 * 1024;
+/// Nanoseconds of a second.
+const NANOSECONDS: i32 = 1_000_000_000;
 /// The most bytes of all secrets of a request, keys and values together.
 const SECRETS: usize = 2 * 1024 * 1024;
 
@@ -169,6 +172,21 @@ impl Field {
         Ok(map.into_iter().collect())
     }
 
+    /// A time since 1970, to the nanosecond.
+    pub(super) fn timestamp(
+        self,
+        message: Option<prost_types::Timestamp>,
+    ) -> Result<Option<Timestamp>, FieldError> {
+        let Some(prost_types::Timestamp { seconds, nanos }) = message else {
+            return Ok(None);
+        };
+        let wrong = || self.wrong(FieldProblem::Malformed("is no time between 1970 and 9999"));
+        if seconds < 0 || !(0..NANOSECONDS).contains(&nanos) {
+            return Err(wrong());
+        }
+        Timestamp::new(seconds, nanos).map(Some).map_err(|_| wrong())
+    }
+
     fn secrets(self, secrets: HashMap<String, Vec<u8>>) -> Result<Secrets, FieldError> {
         let bytes = secrets.iter().map(|(key, value)| key.len() + value.len()).sum();
         self.within(bytes, SECRETS)?;
@@ -188,6 +206,15 @@ impl Field {
 fn is_secret_key(key: &str) -> bool {
     let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     !key.is_empty() && key.chars().all(is_inner)
+}
+
+/// What [`Field::timestamp`] reads; a time before 1970 is written as 1970.
+pub(super) fn timestamp_message(at: Timestamp) -> prost_types::Timestamp {
+    let at = at.max(Timestamp::UNIX_EPOCH);
+    prost_types::Timestamp {
+        seconds: at.as_second(),
+        nanos: at.subsec_nanosecond(),
+    }
 }
 
 /// The two fields that make a class.

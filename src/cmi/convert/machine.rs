@@ -265,11 +265,10 @@ impl TryFrom<v1::ListMachinesResponse> for Vec<ListedMachine> {
             .machine_list
             .into_iter()
             .map(|(provider_id, machine_name)| {
-                Ok(ListedMachine {
-                    provider_id: field.provider_id(&provider_id)?,
-                    // Empty when the back end has lost it (DRV-36).
-                    machine_name: field.optional_text(machine_name, NAME)?.unwrap_or_default(),
-                })
+                let provider_id = field.provider_id(&provider_id)?;
+                // Empty when the back end has lost it (DRV-36).
+                let machine_name = field.optional_text(machine_name, NAME)?.unwrap_or_default();
+                Ok(ListedMachine::new(provider_id, machine_name))
             })
             .collect::<Result<Self, FieldError>>()?;
         machines.sort_unstable_by(|one, other| one.provider_id.cmp(&other.provider_id));

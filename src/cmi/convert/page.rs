@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use super::field::{self, Field, FieldError, FieldProblem, NAME};
+use super::field::{self, Field, FieldError, FieldProblem, NAME, PLACE};
 use crate::cmi::proto::capcmi::v1::{
     ListMachinesPagedRequest, ListMachinesPagedResponse, list_machines_paged_response,
 };
@@ -86,6 +86,9 @@ impl From<MachinePage> for ListMachinesPagedResponse {
                 .map(|machine| list_machines_paged_response::ListedMachine {
                     provider_id: machine.provider_id.to_string(),
                     machine_name: machine.machine_name,
+                    cluster_id: machine.cluster_id.unwrap_or_default(),
+                    machine_id: machine.machine_id.unwrap_or_default(),
+                    created_at: machine.created_at.map(field::timestamp_message),
                 })
                 .collect(),
             next_page_token: PageToken::write(page.next),
@@ -107,6 +110,9 @@ impl TryFrom<ListMachinesPagedResponse> for MachinePage {
                         machine_name: Field("machines.machine_name")
                             .optional_text(machine.machine_name, NAME)?
                             .unwrap_or_default(),
+                        cluster_id: Field("machines.cluster_id").optional_text(machine.cluster_id, PLACE)?,
+                        machine_id: Field("machines.machine_id").optional_text(machine.machine_id, PLACE)?,
+                        created_at: Field("machines.created_at").timestamp(machine.created_at)?,
                     })
                 })
                 .collect::<Result<_, FieldError>>()?,

@@ -291,7 +291,8 @@ fn the_extension_keeps_its_names_and_numbers() {
              string page_token 4",
             "ListMachinesPagedResponse: repeated .capcmi.v1.ListMachinesPagedResponse.ListedMachine machines 1, \
              string next_page_token 2",
-            "ListMachinesPagedResponse.ListedMachine: string provider_id 1, string machine_name 2",
+            "ListMachinesPagedResponse.ListedMachine: string provider_id 1, string machine_name 2, string cluster_id 3, \
+             string machine_id 4, .google.protobuf.Timestamp created_at 5",
             "ListZonesRequest: bytes provider_spec 1, map<string bytes> secrets 2 secret",
             "ListZonesResponse: repeated .capcmi.v1.ListZonesResponse.Zone zones 1",
             "ListZonesResponse.Zone: string name 1, bool control_plane 2, map<string string> attributes 3",

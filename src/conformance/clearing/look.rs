@@ -99,6 +99,7 @@ fn still_listed(cluster: &str, vm: &ListedMachine) -> String {
     let ListedMachine {
         provider_id,
         machine_name,
+        ..
     } = vm;
     format!("machine `{machine_name}` of cluster `{cluster}`: `{provider_id}` is listed after its deletion")
 }

@@ -26,23 +26,14 @@ impl SimulatedDriver {
                 .of_cluster(cluster)
                 .filter(|vm| orders::is_visible(vm, now, &self.config));
             visible
-                .map(|vm| (vm.provider_id(), vm.name.clone()))
+                .map(|vm| (vm.listed(), vm.name.clone()))
                 .collect::<Vec<_>>()
         })?;
         vms.into_iter()
-            .map(|(provider_id, machine_name)| {
-                let provider_id = provider_id
-                    .parse()
-                    .map_err(|error: crate::driver::ProviderIdError| {
-                        Status::new(
-                            Code::Internal,
-                            format!("the cloud gave VM `{machine_name}` an id that can't be used"),
-                        )
-                        .with_source(error)
-                    })?;
-                Ok(ListedMachine {
-                    provider_id,
-                    machine_name,
+            .map(|(listed, machine_name)| {
+                listed.map_err(|error| {
+                    let message = format!("the cloud gave VM `{machine_name}` an id that can't be used");
+                    Status::new(Code::Internal, message).with_source(error)
                 })
             })
             .collect()

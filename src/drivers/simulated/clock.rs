@@ -20,6 +20,11 @@ impl Instant {
         self.0
     }
 
+    /// The same as the calendar has it; nothing where the calendar ends before.
+    pub fn timestamp(self) -> Option<jiff::Timestamp> {
+        jiff::Timestamp::from_millisecond(i64::try_from(self.0).ok()?).ok()
+    }
+
     /// The instant this much later, to the millisecond.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {

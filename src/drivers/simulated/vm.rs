@@ -11,7 +11,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use uuid::Uuid;
 
 use super::clock::Instant;
-use crate::driver::{Address, AddressType, Machine, PowerState, ProviderId, tags};
+use crate::driver::{
+    Address, AddressType, ListedMachine, Machine, PowerState, ProviderId, ProviderIdError, tags,
+};
 
 const SCHEME: &str = "simulated://";
 /// Where a provider id has the zone, when the cloud has no zones.
@@ -187,11 +189,25 @@ impl Vm {
         }
     }
 
+    /// What a list says of it.
+    ///
+    /// # Errors
+    /// As [`Vm::describe`].
+    pub fn listed(&self) -> Result<ListedMachine, ProviderIdError> {
+        let given = |tag: &str| (!tag.is_empty()).then(|| tag.to_owned());
+        Ok(ListedMachine {
+            cluster_id: given(self.cluster()),
+            machine_id: given(self.machine()),
+            created_at: self.ordered_at.timestamp(),
+            ..ListedMachine::new(self.provider_id().parse()?, &self.name)
+        })
+    }
+
     /// What the cloud says of it at `now`, in the terms of the driver contract.
     ///
     /// # Errors
     /// When its zone's name is so long that its id is no provider id.
-    pub fn describe(&self, now: Instant) -> Result<Machine, crate::driver::ProviderIdError> {
+    pub fn describe(&self, now: Instant) -> Result<Machine, ProviderIdError> {
         let provider_id: ProviderId = self.provider_id().parse()?;
         let mut machine = Machine::new(provider_id, &self.name);
         machine.addresses = self

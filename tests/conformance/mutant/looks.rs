@@ -75,10 +75,7 @@ impl Mutant {
             Flaw::ListOnePage => list.truncate(5),
             Flaw::ListKeepsDeleted => {
                 let late = self.memory.lock().unwrap().get(&cluster).cloned();
-                list.extend(late.map(|provider_id| ListedMachine {
-                    provider_id,
-                    machine_name: "late".to_owned(),
-                }));
+                list.extend(late.map(|provider_id| ListedMachine::new(provider_id, "late")));
             }
             Flaw::ListSwapsNames if list.len() > 1 => {
                 let name = std::mem::take(&mut list[0].machine_name);

@@ -191,10 +191,7 @@ fn machine(vm: &Vm) -> Machine {
 }
 
 fn listed(vm: &Vm) -> ListedMachine {
-    ListedMachine {
-        provider_id: vm.provider_id().parse().unwrap(),
-        machine_name: vm.name.clone(),
-    }
+    vm.listed().unwrap()
 }
 
 fn made_up(name: &str) -> Machine {

@@ -89,10 +89,9 @@ impl Behind {
         let late = deleted
             .iter()
             .filter(|(key, (_, at))| key.cluster == cluster && self.is_recent(*at));
-        listed.extend(late.map(|(key, (machine, _))| ListedMachine {
-            provider_id: machine.provider_id.clone(),
-            machine_name: key.name.clone(),
-        }));
+        listed.extend(
+            late.map(|(key, (machine, _))| ListedMachine::new(machine.provider_id.clone(), &key.name)),
+        );
         listed
     }
 

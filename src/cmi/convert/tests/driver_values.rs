@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -189,7 +190,7 @@ pub(super) fn page_request() -> impl Strategy<Value = PageRequest> {
 }
 
 pub(super) fn page() -> impl Strategy<Value = MachinePage> {
-    (listed(), option::of("[!-~]{1,1024}")).prop_map(|(machines, token)| MachinePage {
+    (listed_with_facts(), option::of("[!-~]{1,1024}")).prop_map(|(machines, token)| MachinePage {
         machines,
         next: token.map(PageToken),
     })
@@ -218,12 +219,31 @@ pub(super) fn listed() -> impl Strategy<Value = Vec<ListedMachine>> {
     btree_map(provider_id(), "[a-z0-9.-]{0,253}", 0..8).prop_map(|machines| {
         let machines = machines.into_iter();
         machines
-            .map(|(provider_id, machine_name)| ListedMachine {
-                provider_id,
-                machine_name,
-            })
+            .map(|(provider_id, machine_name)| ListedMachine::new(provider_id, machine_name))
             .collect()
     })
+}
+
+/// The same with what a page has room for.
+fn listed_with_facts() -> impl Strategy<Value = Vec<ListedMachine>> {
+    let facts = (
+        option::of("[!-~]{1,256}"),
+        option::of("[!-~]{1,256}"),
+        option::of(time()),
+    );
+    (listed(), vec(facts, 8)).prop_map(|(mut machines, facts)| {
+        for (machine, (cluster_id, machine_id, created_at)) in machines.iter_mut().zip(facts) {
+            machine.cluster_id = cluster_id;
+            machine.machine_id = machine_id;
+            machine.created_at = created_at;
+        }
+        machines
+    })
+}
+
+fn time() -> impl Strategy<Value = Timestamp> {
+    (0_i64..253_402_000_000, 0_i32..1_000_000_000)
+        .prop_map(|(second, nanosecond)| Timestamp::new(second, nanosecond).unwrap())
 }
 
 pub(super) fn zones() -> impl Strategy<Value = Vec<Zone>> {

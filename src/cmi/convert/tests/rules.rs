@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use prost::Message;
 
 use crate::cmi::MOST_MESSAGE_BYTES;
-use crate::cmi::convert::{Declaration, FieldError, PageRequest};
+use crate::cmi::convert::{Declaration, FieldError, MachinePage, PageRequest};
 use crate::cmi::proto::{capcmi, cmi};
 use crate::driver::*;
 
@@ -319,9 +319,9 @@ fn lists_may_be_empty() {
 #[test]
 fn ten_thousand_machines_with_the_longest_names_fit_into_one_message() {
     let machines: Vec<_> = (0..10_000)
-        .map(|number| ListedMachine {
-            provider_id: format!("{number:0>512}").parse().unwrap(),
-            machine_name: format!("{number:0>253}"),
+        .map(|number| {
+            let provider_id = format!("{number:0>512}").parse().unwrap();
+            ListedMachine::new(provider_id, format!("{number:0>253}"))
         })
         .collect();
     let message = cmi::v1::ListMachinesResponse::from(machines.clone());
@@ -357,6 +357,26 @@ fn an_address_and_a_power_state_that_nobody_knows_are_left_out() {
         refused::<_, Machine>(empty),
         "field addresses.address is required"
     );
+}
+
+/// A time that can't be one would make a VM look older than it is.
+#[test]
+fn a_listed_machine_was_made_at_a_time_that_there_is() {
+    for (seconds, nanos) in [(-1, 0), (0, -1), (0, 1_000_000_000), (i64::MAX, 0)] {
+        let machine = capcmi::v1::list_machines_paged_response::ListedMachine {
+            provider_id: "p".to_owned(),
+            created_at: Some(prost_types::Timestamp { seconds, nanos }),
+            ..Default::default()
+        };
+        let page = capcmi::v1::ListMachinesPagedResponse {
+            machines: vec![machine],
+            ..Default::default()
+        };
+        assert_eq!(
+            refused::<_, MachinePage>(page),
+            "field machines.created_at is no time between 1970 and 9999"
+        );
+    }
 }
 
 #[test]

@@ -26,6 +26,7 @@ fn page(name: &str, next: &str) -> Reply {
         machines: vec![ListedMachine {
             provider_id: format!("sim://{name}"),
             machine_name: name.to_owned(),
+            ..ListedMachine::default()
         }],
         next_page_token: next.to_owned(),
     })
@@ -105,6 +106,7 @@ async fn a_list_of_more_machines_than_any_cluster_has_is_internal() {
         let machines = (0..50_001).map(|n| ListedMachine {
             provider_id: format!("sim://{n}"),
             machine_name: "m".to_owned(),
+            ..ListedMachine::default()
         });
         Reply::ok(&ListMachinesPagedResponse {
             machines: machines.collect(),

@@ -6,6 +6,7 @@ import gzip
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from .contract import CLUSTER_TAG, Code, Failure, Machine, PowerState
@@ -54,6 +55,8 @@ class Instance:
     # Name of the IAM instance profile.
     profile: str | None
     tags: Mapping[str, str]
+    # When it was launched; a stop and a start count as another launch.
+    launched: datetime
     # Volumes and network interfaces, which have the same tags.
     parts: tuple[str, ...]
 
@@ -84,6 +87,7 @@ class Instance:
             key_name=raw.get("KeyName") or None,
             profile=raw.get("IamInstanceProfile", {}).get("Arn", "").rsplit("/", 1)[-1] or None,
             tags={tag["Key"]: tag["Value"] for tag in raw.get("Tags", ())},
+            launched=raw["LaunchTime"],
             parts=tuple(part for part in (*volumes, *interfaces) if part),
         )
 

@@ -144,10 +144,7 @@ class Extension(ext_services.MachineExtensionServicer):
             request.page_size,
             request.page_token,
         )
-        machines = [
-            ext.ListMachinesPagedResponse.ListedMachine(provider_id=each.provider_id, machine_name=each.name)
-            for each in found
-        ]
+        machines = [wire.listed(each) for each in found]
         return ext.ListMachinesPagedResponse(machines=machines, next_page_token=following)
 
     @wire.call

@@ -13,8 +13,10 @@ from typing import Any
 
 import grpc
 from capcmi.v1 import capcmi_pb2 as ext
+from google.protobuf.timestamp_pb2 import Timestamp
 
-from .contract import USER_DATA_FORMAT, Code, Failure, Machine, Secrets
+from .contract import CLUSTER_TAG, IDENTITY_TAG, USER_DATA_FORMAT, Code, Failure, Machine, Secrets
+from .instances import Instance
 
 # Trailing metadata, as capcmi/v1/capcmi.proto has it.
 _MACHINE_CODE = "capcmi-machine-code"
@@ -110,6 +112,19 @@ def machine(found: Machine) -> ext.Machine:
         power_state=found.power_state.name if found.power_state else None,
         failure_domain=found.failure_domain,
         last_known_state=found.last_known_state,
+    )
+
+
+def listed(found: Instance) -> ext.ListMachinesPagedResponse.ListedMachine:
+    """A VM in a list of the extension: whose it is, by its own tags, and since when it is there."""
+    created_at = Timestamp()
+    created_at.FromDatetime(found.launched)
+    return ext.ListMachinesPagedResponse.ListedMachine(
+        provider_id=found.provider_id,
+        machine_name=found.name,
+        cluster_id=found.tags.get(CLUSTER_TAG, ""),
+        machine_id=found.tags.get(IDENTITY_TAG, ""),
+        created_at=created_at,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -29,6 +30,15 @@ def test_all_vms_are_listed_also_in_pages(plugin: Plugin, cloud: Cloud, cluster:
             break
     assert pages == 3
     assert sorted(seen) == sorted(made.items())
+
+
+def test_a_page_tells_whose_each_vm_is_and_since_when(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
+    """What the VM is tagged with, not what the request says: an orphan is known by it."""
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    assert plugin.CreateMachine(MachineName="m", ProviderSpec=cloud.spec(cluster, identity="uid-1")).code == "OK"
+    listed = plugin.ListMachinesPaged(provider_spec=cloud.spec(cluster, identity="uid-2")).response.machines
+    assert [(each.cluster_id, each.machine_id) for each in listed] == [(cluster, "uid-1")]
+    assert before <= listed[0].created_at.ToDatetime(UTC) <= datetime.now(UTC)
 
 
 def paged(plugin: Plugin, spec: bytes, size: int) -> Iterator[list[str]]:
