@@ -3,6 +3,7 @@
 //! Layer 2, and pure: no client, no driver.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use crate::api::labels::{self, Instance};
@@ -23,21 +24,23 @@ impl MachineId {
     ///
     /// An identity of another namespace or name was copied (Cluster API propagates annotations) and is nobody's.
     pub fn of(machine: &InfraMachine) -> Option<Self> {
-        let carried = annotation(machine, labels::MACHINE_ID)?;
-        let own = Self::named(machine, carried.rsplit('/').next()?)?;
-        (own.annotation() == carried).then_some(own)
+        Self::of_metadata(&machine.metadata)
+    }
+
+    /// The same of an object whose spec may not be readable.
+    pub fn of_metadata(metadata: &ObjectMeta) -> Option<Self> {
+        let carried = metadata.annotations.as_ref()?.get(labels::MACHINE_ID)?;
+        let own = Self::named(metadata, carried.rsplit('/').next()?)?;
+        (own.annotation() == *carried).then_some(own)
     }
 
     /// The identity that the object gets when it has none: its UID, so that it is the same however often a claim fails.
     pub fn derived(machine: &InfraMachine) -> Option<Self> {
-        Self::named(machine, machine.metadata.uid.as_deref()?)
+        Self::named(&machine.metadata, machine.metadata.uid.as_deref()?)
     }
 
-    fn named(machine: &InfraMachine, id: &str) -> Option<Self> {
-        let (namespace, name) = (
-            machine.metadata.namespace.clone()?,
-            machine.metadata.name.clone()?,
-        );
+    fn named(metadata: &ObjectMeta, id: &str) -> Option<Self> {
+        let (namespace, name) = (metadata.namespace.clone()?, metadata.name.clone()?);
         (!id.is_empty()).then(|| Self {
             namespace,
             name,

@@ -5,7 +5,7 @@
 //! go one way; a test guards them:
 //!
 //! ```text
-//! main → cli → manager → controllers → machine, template, cluster, inventory
+//! main → cli → manager → controllers → machine, template, cluster, inventory, orphans
 //!                                        → credentials → provider, apiserver
 //!                                        → reconciler, provider, caches, identity, apiserver → driver, api
 //!            → drivers → cmi → driver
@@ -39,6 +39,7 @@ pub mod telemetry; // logs
 pub mod cluster; // InfraClusters
 pub mod inventory; // VMs that vanished, found by lists
 pub mod machine; // InfraMachines
+pub mod orphans; // VMs that no InfraMachine has
 pub mod template; // InfraMachineTemplates
 
 // What puts them together, and runs them.

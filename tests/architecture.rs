@@ -114,6 +114,19 @@ const MAP: &[Rule] = &[
         ],
         WIRE,
     ),
+    rule(
+        "orphans",
+        &[
+            "api",
+            "driver",
+            "identity",
+            "apiserver",
+            "caches",
+            "provider",
+            "metrics",
+        ],
+        WIRE,
+    ),
     // What puts them together, and runs them. Still no concrete driver.
     rule(
         "controllers",
@@ -129,6 +142,7 @@ const MAP: &[Rule] = &[
             "cluster",
             "template",
             "inventory",
+            "orphans",
         ],
         WIRE,
     ),
@@ -165,6 +179,7 @@ const MAP: &[Rule] = &[
             "manifests",
             "manager",
             "controllers",
+            "orphans",
         ],
         &[],
     ),
@@ -180,6 +195,9 @@ const PURE: &[&str] = &[
     "machine/outcome.rs",
     "cluster/plan.rs",
     "inventory/plan.rs",
+    "orphans/plan.rs",
+    "orphans/endings.rs",
+    "orphans/scope.rs",
     "template/status.rs",
 ];
 

@@ -58,6 +58,8 @@ pub const PAUSED: &str = "cluster.x-k8s.io/paused";
 /// Annotation, any value: `clusterctl move` sets it on an object that is at the target already, before it deletes the one at
 /// the source and removes its finalizers itself. Reserved: it keeps a VM from being deleted.
 pub const DELETE_FOR_MOVE: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
+/// Annotation, any value: `clusterctl move` waits until the object is without it.
+pub const BLOCK_MOVE: &str = "clusterctl.cluster.x-k8s.io/block-move";
 /// Annotation of an InfraCluster that somebody else looks after.
 pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
 

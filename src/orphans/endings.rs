@@ -1,0 +1,256 @@
+//! The ends of InfraMachines that this process has seen.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use kube::Resource as _;
+
+use super::plan::{Key, labelled};
+use super::scope::Class;
+use crate::api::v1alpha1::InfraMachine;
+use crate::api::{Guarded, labels};
+use crate::identity::{self, MachineId};
+
+/// How many ends are remembered; an orphan of an older one is reported and not deleted.
+const MOST_ENDS: usize = 16_384;
+/// How many classes are remembered of machines that ended.
+const MOST_CLASSES: usize = 1_024;
+
+/// The ends of InfraMachines that this process has seen, and the classes of their VMs.
+///
+/// # Guarantees
+/// * An end counts where a deletion was asked for, and not by a move. An object that is missing from a list, because a backup was
+///   restored or because the watch broke off before the deletion was seen, has not ended.
+/// * An object that is there again, as after a restore, has not ended.
+///
+/// It does not outlive the process: after a restart orphans of before are reported and not deleted.
+#[derive(Debug, Default)]
+pub struct Endings(Mutex<Seen>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    ended: HashMap<String, Ended>,
+    /// The identities in the order in which their ends were seen.
+    order: VecDeque<String>,
+    classes: VecDeque<EndedClass>,
+}
+
+/// The end of an InfraMachine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The object.
+    pub machine: Key,
+    /// When it was seen to be gone.
+    pub at: Timestamp,
+}
+
+/// The class of a machine that ended: its list shows the VM that may have been left behind, also when it was the last of its
+/// class.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EndedClass {
+    /// The configured driver.
+    pub driver: String,
+    /// The Cluster.
+    pub cluster: Key,
+    /// The class.
+    pub class: Class,
+}
+
+impl Endings {
+    /// An object is gone; as it was known. `is_cluster_frozen` says that its Cluster is paused or not there, as in a move.
+    pub fn gone(&self, object: &Guarded<InfraMachine>, is_cluster_frozen: bool, at: Timestamp) {
+        let meta = object.meta();
+        let is_moved = meta
+            .annotations
+            .as_ref()
+            .is_some_and(|all| all.contains_key(labels::DELETE_FOR_MOVE));
+        if is_cluster_frozen {
+            return;
+        }
+        let mut seen = self.lock();
+        if let Ok(machine) = &object.0
+            && let Some(class) = ended_class(machine)
+        {
+            seen.keep_class(class);
+        }
+        if meta.deletion_timestamp.is_none() || is_moved {
+            return;
+        }
+        if let Some(id) = MachineId::of_metadata(meta) {
+            let machine = Key::of(meta);
+            seen.keep_end(id.tag(), Ended { machine, at });
+        }
+    }
+
+    /// An object is there that was not known.
+    pub fn came(&self, object: &Guarded<InfraMachine>) {
+        let mut seen = self.lock();
+        if let Some(id) = MachineId::of_metadata(object.meta())
+            && seen.ended.remove(id.tag()).is_some()
+        {
+            seen.order.retain(|known| known != id.tag());
+        }
+    }
+
+    /// The end of the InfraMachine of this identity, if it was seen.
+    pub fn of(&self, identity: &str) -> Option<Ended> {
+        self.lock().ended.get(identity).cloned()
+    }
+
+    /// The classes of machines that ended.
+    pub fn classes(&self) -> Vec<EndedClass> {
+        self.lock().classes.iter().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seen {
+    fn keep_end(&mut self, id: &str, end: Ended) {
+        if self.ended.insert(id.to_owned(), end).is_some() {
+            return;
+        }
+        self.order.push_back(id.to_owned());
+        while self.order.len() > MOST_ENDS {
+            if let Some(oldest) = self.order.pop_front() {
+                self.ended.remove(&oldest);
+            }
+        }
+    }
+
+    fn keep_class(&mut self, class: EndedClass) {
+        // The last to be seen is the last to be forgotten.
+        self.classes.retain(|known| *known != class);
+        self.classes.push_back(class);
+        if self.classes.len() > MOST_CLASSES {
+            self.classes.pop_front();
+        }
+    }
+}
+
+fn ended_class(machine: &InfraMachine) -> Option<EndedClass> {
+    let driver = identity::claimed_driver(machine)?.to_owned();
+    let cluster = Key {
+        namespace: machine.metadata.namespace.clone()?,
+        name: labelled(&machine.metadata)?,
+    };
+    let mut spec = identity::applied_spec(machine)?;
+    if let Some(id) = MachineId::of(machine) {
+        super::scope::remove_identity(&mut spec.0, id.tag());
+    }
+    let class = Class {
+        secret: identity::credentials(machine).map(str::to_owned),
+        spec: serde_json::to_string(&spec).ok()?,
+    };
+    Some(EndedClass {
+        driver,
+        cluster,
+        class,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn machine(id: &str, change: impl FnOnce(&mut Value)) -> Guarded<InfraMachine> {
+        let mut machine = json!({
+            "metadata": {
+                "namespace": "ns", "name": "m", "uid": id, "deletionTimestamp": "2026-01-01T00:00:00Z",
+                "labels": {labels::CLUSTER_NAME: "c"},
+                "annotations": {
+                    labels::MACHINE_ID: format!("ns/m/{id}"), labels::DRIVER: "pool", labels::SECRET: "account",
+                    labels::APPLIED_PROVIDER_SPEC: format!(r#"{{"size":"s","tags":{{"capcmi.io/machine":"{id}","kubernetes.io/cluster":"c-1"}}}}"#),
+                },
+            },
+            "spec": {"providerSpec": {}},
+        });
+        change(&mut machine);
+        serde_json::from_value::<InfraMachine>(machine)
+            .map(|machine| Guarded(Ok(machine)))
+            .unwrap()
+    }
+
+    fn gone(object: &Guarded<InfraMachine>, is_cluster_frozen: bool) -> Endings {
+        let endings = Endings::default();
+        endings.gone(object, is_cluster_frozen, Timestamp::UNIX_EPOCH);
+        endings
+    }
+
+    #[test]
+    fn an_object_whose_deletion_was_asked_for_has_ended() {
+        let endings = gone(&machine("u", |_| {}), false);
+        let ended = endings.of("u").unwrap();
+        assert_eq!(ended.machine.to_string(), "ns/m");
+        assert_eq!(endings.of("other"), None);
+    }
+
+    #[test]
+    fn an_object_that_is_missing_or_moved_or_of_a_paused_cluster_has_not_ended() {
+        let missing = machine("u", |machine| {
+            machine["metadata"]["deletionTimestamp"] = Value::Null;
+        });
+        let moved = machine("u", |machine| {
+            machine["metadata"]["annotations"][labels::DELETE_FOR_MOVE] = json!("");
+        });
+        let copied = machine("u", |machine| {
+            machine["metadata"]["annotations"][labels::MACHINE_ID] = json!("ns/other/u");
+        });
+        for (what, endings) in [
+            ("missing", gone(&missing, false)),
+            ("moved", gone(&moved, false)),
+            ("copied", gone(&copied, false)),
+            ("frozen", gone(&machine("u", |_| {}), true)),
+        ] {
+            assert_eq!(endings.of("u"), None, "{what}");
+        }
+    }
+
+    /// A restored backup brings objects back, and the next one may not have them: that is no end.
+    #[test]
+    fn an_object_that_is_there_again_has_not_ended() {
+        let endings = gone(&machine("u", |_| {}), false);
+        endings.came(&machine("u", |_| {}));
+        assert_eq!(endings.of("u"), None);
+        assert!(endings.lock().order.is_empty());
+    }
+
+    #[test]
+    fn the_class_of_the_last_machine_is_still_looked_at() {
+        let endings = gone(&machine("u", |_| {}), false);
+        endings.gone(&machine("v", |_| {}), false, Timestamp::UNIX_EPOCH);
+        let classes = endings.classes();
+        let [class] = classes.as_slice() else {
+            panic!("{classes:?}")
+        };
+        assert_eq!(
+            (class.driver.as_str(), class.cluster.to_string()),
+            ("pool", "ns/c".to_owned())
+        );
+        assert_eq!(class.class.secret.as_deref(), Some("account"));
+        assert_eq!(
+            class.class.spec,
+            r#"{"size":"s","tags":{"kubernetes.io/cluster":"c-1"}}"#
+        );
+    }
+
+    #[test]
+    fn the_oldest_ends_are_forgotten_first() {
+        let endings = Endings::default();
+        for number in 0..=MOST_ENDS {
+            endings.gone(
+                &machine(&format!("u-{number}"), |_| {}),
+                false,
+                Timestamp::UNIX_EPOCH,
+            );
+        }
+        assert_eq!(endings.of("u-0"), None);
+        assert!(endings.of("u-1").is_some() && endings.of(&format!("u-{MOST_ENDS}")).is_some());
+        assert_eq!(endings.lock().ended.len(), MOST_ENDS);
+    }
+}

@@ -1,0 +1,492 @@
+//! Each rule by itself. What follows from all of them together is in [`interleavings`].
+
+mod interleavings;
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::*;
+
+const HOUR: Duration = Duration::from_hours(1);
+const GAP: Duration = Duration::from_mins(10);
+
+fn scope() -> Scope {
+    Scope {
+        cluster: Key {
+            namespace: "ns".to_owned(),
+            name: "c".to_owned(),
+        },
+        uid: "u-c".to_owned(),
+        cluster_id: "c-1".to_owned(),
+    }
+}
+
+/// A VM of Cluster `c` that was made for the machine object `id`, two hours ago.
+fn vm(name: &str, id: &str) -> ListedMachine {
+    ListedMachine {
+        cluster_id: Some("c-1".to_owned()),
+        machine_id: Some(id.to_owned()),
+        created_at: Some(Timestamp::UNIX_EPOCH),
+        ..ListedMachine::new(format!("p-{name}-{id}").parse().unwrap(), name)
+    }
+}
+
+/// A machine of Cluster `c` with the identity `id` and, where it is given, a VM.
+fn machine(name: &str, id: &str, provider_id: Option<&str>) -> LiveMachine {
+    LiveMachine {
+        key: Key {
+            namespace: "ns".to_owned(),
+            name: name.to_owned(),
+        },
+        uid: format!("uid-{id}"),
+        cluster: Some("c".to_owned()),
+        cluster_id: Some("c-1".to_owned()),
+        identity: Some(id.to_owned()),
+        may_have_vm: true,
+        provider_id: provider_id.map(str::to_owned),
+        is_readable: true,
+        is_moving: false,
+    }
+}
+
+fn cluster(change: impl FnOnce(&mut Value)) -> Arc<Cluster> {
+    let mut cluster = json!({
+        "metadata": {"namespace": "ns", "name": "c", "uid": "u-c"},
+        "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": "c"}},
+    });
+    change(&mut cluster);
+    Arc::new(serde_json::from_value(cluster).unwrap())
+}
+
+fn infra_cluster(change: impl FnOnce(&mut Value)) -> Arc<Guarded<InfraCluster>> {
+    let mut infra = json!({
+        "metadata": {"namespace": "ns", "name": "c", "annotations": {labels::CLUSTER_ID: "c-1"}}, "spec": {},
+    });
+    change(&mut infra);
+    Arc::new(Guarded(Ok(serde_json::from_value(infra).unwrap())))
+}
+
+fn live(machines: Vec<LiveMachine>) -> Live {
+    Live::new(machines, &[infra_cluster(|_| {})], &[cluster(|_| {})], true)
+}
+
+/// One list after the other, seconds after the start.
+struct Passes {
+    start: Instant,
+    sightings: Sightings,
+    rules: Rules,
+    /// The identities whose end was seen.
+    ended: Vec<&'static str>,
+}
+
+fn passes() -> Passes {
+    Passes {
+        start: Instant::now(),
+        sightings: Sightings::new(),
+        rules: Rules {
+            delete: true,
+            gap: GAP,
+            min_age: HOUR,
+        },
+        ended: vec!["m"],
+    }
+}
+
+impl Passes {
+    fn judge(&mut self, seconds: u64, vms: &[ListedMachine], live: &Live) -> Vec<Verdict> {
+        let clock = self.clock(seconds);
+        let ended = |id: &str| self.ended.contains(&id);
+        judge(
+            &scope(),
+            vms,
+            true,
+            live,
+            ended,
+            &mut self.sightings,
+            (self.rules, clock),
+        )
+    }
+
+    fn clock(&self, seconds: u64) -> Clock {
+        let now = Timestamp::UNIX_EPOCH + HOUR * 2 + Duration::from_secs(seconds);
+        Clock {
+            asked: self.start + Duration::from_secs(seconds),
+            now,
+        }
+    }
+
+    /// The verdict on one VM after two sightings.
+    fn settled(&mut self, vm: &ListedMachine, live: &Live) -> Verdict {
+        self.judge(0, std::slice::from_ref(vm), live);
+        let mut verdicts = self.judge(600, std::slice::from_ref(vm), live);
+        verdicts.pop().unwrap()
+    }
+}
+
+fn key(name: &str) -> Key {
+    Key {
+        namespace: "ns".to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+/// CTL-LM-00, CLI-LM-00
+#[test]
+fn a_vm_without_a_machine_is_an_orphan_when_two_lists_far_enough_apart_have_it() {
+    let (mut passes, live) = (passes(), live(vec![]));
+    let vms = [vm("n", "m")];
+    for seconds in [0, 1, 599] {
+        assert_eq!(
+            passes.judge(seconds, &vms, &live),
+            [Verdict::SeenOnce],
+            "{seconds} s"
+        );
+    }
+    assert_eq!(passes.judge(600, &vms, &live), [Verdict::Orphan(vec![])]);
+    // One that was away in between is counted anew.
+    assert_eq!(passes.judge(601, &[], &live), []);
+    assert_eq!(passes.judge(602, &vms, &live), [Verdict::SeenOnce]);
+}
+
+/// The first list may be as late as the second: without time in between they are one look.
+#[test]
+fn two_lists_at_the_same_time_are_one_sighting() {
+    let (mut passes, live) = (passes(), live(vec![]));
+    passes.rules.gap = Duration::ZERO;
+    let vms = [vm("n", "m")];
+    assert_eq!(passes.judge(0, &vms, &live), [Verdict::SeenOnce]);
+    assert_eq!(passes.judge(0, &vms, &live), [Verdict::SeenOnce]);
+    assert_eq!(passes.judge(1, &vms, &live), [Verdict::Orphan(vec![])]);
+}
+
+/// Where a list of the scope failed, that a VM is not in the others says nothing.
+#[test]
+fn a_pass_that_lacks_a_list_forgets_nothing() {
+    let (mut passes, live) = (passes(), live(vec![]));
+    let vms = [vm("n", "m")];
+    passes.judge(0, &vms, &live);
+    let clock = passes.clock(300);
+    judge(
+        &scope(),
+        &[],
+        false,
+        &live,
+        |_| true,
+        &mut passes.sightings,
+        (passes.rules, clock),
+    );
+    assert_eq!(passes.judge(600, &vms, &live), [Verdict::Orphan(vec![])]);
+}
+
+#[test]
+fn a_vm_is_owned_by_the_machine_that_has_its_id_or_its_identity_wherever_it_is() {
+    let elsewhere = |change: fn(&mut LiveMachine)| {
+        let mut machine = machine("other", "other", None);
+        machine.key.namespace = "other".to_owned();
+        machine.cluster = None;
+        machine.cluster_id = None;
+        change(&mut machine);
+        machine
+    };
+    let owners = [
+        (
+            "the same id",
+            elsewhere(|machine| machine.provider_id = Some("p-n-m".to_owned())),
+        ),
+        (
+            "the same identity",
+            elsewhere(|machine| machine.identity = Some("m".to_owned())),
+        ),
+        (
+            "the UID that the identity comes from",
+            elsewhere(|machine| {
+                machine.uid = "m".to_owned();
+                machine.identity = None;
+            }),
+        ),
+        (
+            "a machine that can't be read",
+            elsewhere(|machine| {
+                machine.identity = Some("m".to_owned());
+                machine.is_readable = false;
+            }),
+        ),
+    ];
+    for (what, owner) in owners {
+        let verdict = passes().settled(&vm("n", "m"), &live(vec![owner.clone()]));
+        assert_eq!(verdict, Verdict::Owned(owner.key), "{what}");
+    }
+}
+
+/// The time between the create and write 2.
+#[test]
+fn the_vm_of_a_half_done_create_is_owned_also_where_only_its_name_tells() {
+    let half_done = || live(vec![machine("n", "m", None)]);
+    assert_eq!(
+        passes().settled(&vm("n", "m"), &half_done()),
+        Verdict::Owned(key("n"))
+    );
+    let bare = ListedMachine::new("p".parse().unwrap(), "n");
+    assert_eq!(passes().settled(&bare, &half_done()), Verdict::Owned(key("n")));
+    let mut refused = machine("n", "m", None);
+    refused.may_have_vm = false;
+    let verdict = passes().settled(&bare, &live(vec![refused]));
+    assert!(matches!(verdict, Verdict::Orphan(holds) if holds.contains(&Hold::NameInUse(key("n")))));
+}
+
+/// CTL-GS-11, CLI-GS-11: where GetMachineStatus answers OUT_OF_RANGE, these are the VMs.
+#[test]
+fn a_second_vm_of_a_machine_is_a_duplicate_and_never_deleted() {
+    let mut second = vm("n", "m");
+    second.provider_id = "second".parse().unwrap();
+    let vms = [vm("n", "m"), second.clone()];
+    for has_its_id in [true, false] {
+        let owner = machine("n", "m", has_its_id.then_some("p-n-m"));
+        let mut passes = passes();
+        let live = live(vec![owner]);
+        passes.judge(0, &vms, &live);
+        let first = if has_its_id {
+            Verdict::Owned(key("n"))
+        } else {
+            Verdict::Duplicate(key("n"))
+        };
+        assert_eq!(
+            passes.judge(600, &vms, &live),
+            [first, Verdict::Duplicate(key("n"))]
+        );
+        let sighting = passes.sightings["second"];
+        let at = (passes.rules, passes.clock(600));
+        assert!(!may_still_be_deleted(
+            &scope(),
+            &second,
+            &vms,
+            &live,
+            |_| true,
+            sighting,
+            at
+        ));
+    }
+    let bare = |id: &str| ListedMachine::new(id.parse().unwrap(), "n");
+    let verdict = passes().settled(&bare("second"), &live(vec![machine("n", "m", Some("first"))]));
+    assert_eq!(
+        verdict,
+        Verdict::Duplicate(key("n")),
+        "of a driver that tells names alone"
+    );
+}
+
+#[test]
+fn a_vm_of_a_cluster_that_is_not_here_is_left_alone_and_counted_anew() {
+    let clusters = [
+        ("none", vec![]),
+        (
+            "another of its name",
+            vec![cluster(|cluster| cluster["metadata"]["uid"] = json!("u-2"))],
+        ),
+    ];
+    for (what, clusters) in clusters {
+        let mut passes = passes();
+        let away = Live::new(vec![], &[infra_cluster(|_| {})], &clusters, true);
+        passes.judge(0, &[vm("n", "m")], &live(vec![]));
+        assert_eq!(
+            passes.judge(600, &[vm("n", "m")], &away),
+            [Verdict::Foreign],
+            "{what}"
+        );
+        assert_eq!(
+            passes.judge(601, &[vm("n", "m")], &live(vec![])),
+            [Verdict::SeenOnce],
+            "{what}"
+        );
+    }
+    let mut of_another = vm("n", "m");
+    of_another.cluster_id = Some("c-2".to_owned());
+    assert_eq!(passes().settled(&of_another, &live(vec![])), Verdict::Foreign);
+    let other_id = infra_cluster(|infra| infra["metadata"]["annotations"][labels::CLUSTER_ID] = json!("c-2"));
+    let live = Live::new(vec![], &[other_id], &[cluster(|_| {})], true);
+    assert_eq!(passes().settled(&vm("n", "m"), &live), Verdict::Foreign);
+}
+
+#[test]
+fn nothing_is_concluded_while_a_cluster_is_paused_or_moved_and_counting_begins_anew() {
+    let marked =
+        |key: &'static str| move |object: &mut Value| object["metadata"]["annotations"][key] = json!("");
+    let moving = || {
+        let mut moving = machine("other", "other", None);
+        moving.is_moving = true;
+        vec![moving]
+    };
+    let frozen = [
+        Live::new(
+            vec![],
+            &[infra_cluster(|_| {})],
+            &[cluster(|c| c["spec"]["paused"] = json!(true))],
+            true,
+        ),
+        Live::new(
+            vec![],
+            &[infra_cluster(marked(labels::PAUSED))],
+            &[cluster(|_| {})],
+            true,
+        ),
+        Live::new(
+            vec![],
+            &[infra_cluster(marked(labels::DELETE_FOR_MOVE))],
+            &[cluster(|_| {})],
+            true,
+        ),
+        Live::new(
+            vec![],
+            &[infra_cluster(marked(labels::BLOCK_MOVE))],
+            &[cluster(|_| {})],
+            true,
+        ),
+        Live::new(
+            vec![],
+            &[infra_cluster(|_| {})],
+            &[cluster(marked(labels::DELETE_FOR_MOVE))],
+            true,
+        ),
+        Live::new(moving(), &[infra_cluster(|_| {})], &[cluster(|_| {})], true),
+    ];
+    for (index, frozen) in frozen.iter().enumerate() {
+        let mut passes = passes();
+        passes.judge(0, &[vm("n", "m")], &live(vec![]));
+        let verdicts = passes.judge(600, &[vm("n", "m")], frozen);
+        assert!(
+            matches!(verdicts.as_slice(), [Verdict::Frozen(_)]),
+            "{index}: {verdicts:?}"
+        );
+        assert_eq!(
+            passes.judge(601, &[vm("n", "m")], &live(vec![])),
+            [Verdict::SeenOnce],
+            "{index}"
+        );
+    }
+}
+
+/// Each guard is what alone keeps a VM in some situation: without it, nothing would.
+#[test]
+fn each_hold_is_in_some_situation_the_only_one() {
+    let changed = |change: fn(&mut ListedMachine)| {
+        let mut vm = vm("n", "m");
+        change(&mut vm);
+        vm
+    };
+    let namesake = || machine("n", "m-2", Some("p-2"));
+    let unreadable = || {
+        let mut unreadable = machine("other", "other", None);
+        unreadable.is_readable = false;
+        unreadable
+    };
+    let twin = || {
+        let mut twin = machine("other", "other", None);
+        twin.cluster = Some("twin".to_owned());
+        twin
+    };
+    let twins = [
+        cluster(|_| {}),
+        cluster(|twin| {
+            twin["metadata"]["name"] = json!("twin");
+            twin["metadata"]["uid"] = json!("u-twin");
+        }),
+    ];
+    let young = Timestamp::UNIX_EPOCH + HOUR * 2;
+    let cases: Vec<(ListedMachine, Live, Hold)> = vec![
+        (changed(|vm| vm.machine_id = None), live(vec![]), Hold::NoIdentity),
+        (changed(|vm| vm.cluster_id = None), live(vec![]), Hold::NoCluster),
+        (changed(|vm| vm.machine_name.clear()), live(vec![]), Hold::NoName),
+        (
+            changed(|vm| vm.machine_id = Some("unseen".to_owned())),
+            live(vec![]),
+            Hold::EndUnseen,
+        ),
+        (
+            ListedMachine {
+                created_at: Some(young),
+                ..vm("n", "m")
+            },
+            live(vec![]),
+            Hold::TooYoung { least: HOUR },
+        ),
+        (
+            changed(|vm| vm.created_at = None),
+            live(vec![]),
+            Hold::TooYoung { least: HOUR },
+        ),
+        (vm("n", "m"), live(vec![namesake()]), Hold::NameInUse(key("n"))),
+        (
+            vm("n", "m"),
+            live(vec![unreadable()]),
+            Hold::Unreadable(key("other")),
+        ),
+        (
+            vm("n", "m"),
+            Live::new(vec![], &[infra_cluster(|_| {})], &[cluster(|_| {})], false),
+            Hold::OtherNamespaces,
+        ),
+        (
+            vm("n", "m"),
+            Live::new(vec![twin()], &[infra_cluster(|_| {})], &twins, true),
+            Hold::SharedClusterId(key("twin")),
+        ),
+    ];
+    for (vm, live, hold) in cases {
+        assert_eq!(passes().settled(&vm, &live), Verdict::Orphan(vec![hold.clone()]));
+        let mut passes = passes();
+        passes.settled(&vm, &live);
+        let sighting = passes.sightings[vm.provider_id.as_str()];
+        let (at, vms) = ((passes.rules, passes.clock(600)), std::slice::from_ref(&vm));
+        let ended = |id: &str| id == "m";
+        assert!(
+            !may_still_be_deleted(&scope(), &vm, vms, &live, ended, sighting, at),
+            "{hold:?}"
+        );
+    }
+    let mut reporting = passes();
+    reporting.rules.delete = false;
+    let verdict = reporting.settled(&vm("n", "m"), &live(vec![]));
+    assert_eq!(verdict, Verdict::Orphan(vec![Hold::ReportOnly]));
+}
+
+#[test]
+fn an_orphan_that_got_an_owner_before_the_call_is_not_deleted() {
+    let mut passes = passes();
+    let vm = vm("n", "m");
+    assert_eq!(passes.settled(&vm, &live(vec![])), Verdict::Orphan(vec![]));
+    let (sighting, at) = (passes.sightings["p-n-m"], (passes.rules, passes.clock(600)));
+    let may = |live: &Live, sighting| {
+        may_still_be_deleted(
+            &scope(),
+            &vm,
+            std::slice::from_ref(&vm),
+            live,
+            |_| true,
+            sighting,
+            at,
+        )
+    };
+    assert!(may(&live(vec![]), sighting));
+    assert!(!may(&live(vec![machine("n", "m", None)]), sighting));
+    let once = Sighting {
+        is_confirmed: false,
+        ..sighting
+    };
+    assert!(!may(&live(vec![]), once));
+}
+
+#[test]
+fn a_vm_that_two_lists_tell_differently_proves_nothing() {
+    let (one, mut other) = (vm("n", "m"), vm("n", "m"));
+    assert_eq!(each_once([one.clone(), one.clone()]), std::slice::from_ref(&one));
+    other.machine_id = Some("m-2".to_owned());
+    other.cluster_id = None;
+    other.machine_name = "other".to_owned();
+    other.created_at = Some(Timestamp::UNIX_EPOCH + HOUR);
+    let bare = ListedMachine {
+        created_at: other.created_at,
+        ..ListedMachine::new(one.provider_id.clone(), "")
+    };
+    assert_eq!(each_once([one, other]), [bare]);
+}

@@ -1,0 +1,369 @@
+//! Which lists show the VMs of which Cluster.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use kube::Resource as _;
+use serde_json::{Map, Value};
+
+use super::endings::EndedClass;
+use super::plan::{Key, Scope, infra_cluster_of, labelled};
+use crate::api::cluster_api::Cluster;
+use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
+use crate::api::{Guarded, labels};
+use crate::caches::cluster_owners;
+use crate::driver::{JsonPointer, ProviderSpec, tags};
+use crate::identity::{self, MachineId, Role};
+
+/// What is listed at once: a provider spec with the credentials of an account.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Class {
+    /// The Secret with the credentials, in the Cluster's namespace.
+    pub secret: Option<String>,
+    /// The provider spec with the tags of cluster and role, without a machine's own, as JSON.
+    pub spec: String,
+}
+
+/// A Cluster and the lists of one driver that show its VMs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Watched {
+    /// The Cluster.
+    pub scope: Scope,
+    /// Whether it is paused, as far as is known: then nothing is asked.
+    pub is_paused: bool,
+    /// The lists.
+    pub classes: BTreeSet<Class>,
+}
+
+/// The objects that say what to list. They may be out of date: what follows from a list is judged by a live read.
+#[derive(Clone, Debug, Default)]
+pub struct Objects {
+    /// Clusters of Cluster API.
+    pub clusters: Vec<Arc<Cluster>>,
+    /// Our clusters.
+    pub infra_clusters: Vec<Arc<Guarded<InfraCluster>>>,
+    /// Our machines.
+    pub infra_machines: Vec<Arc<Guarded<InfraMachine>>>,
+    /// Our templates.
+    pub templates: Vec<Arc<Guarded<InfraMachineTemplate>>>,
+}
+
+/// The Clusters that use a driver, each with its lists: the classes of its machines, of machines that ended, and of its
+/// templates, so that a Cluster without machines is looked after as well.
+///
+/// `resolve` says which driver a template gets, by what it names and its namespace.
+pub fn watched(
+    objects: &Objects,
+    driver: &str,
+    resolve: impl Fn(Option<&str>, &str) -> Option<String>,
+    tag_path: &JsonPointer,
+    ended: &[EndedClass],
+) -> Vec<Watched> {
+    let scopes = scopes(objects);
+    let mut found: BTreeMap<&Key, BTreeSet<Class>> = BTreeMap::new();
+    let mut add = |cluster: &Key, class: Class| {
+        let Some((key, (scope, _))) = scopes.get_key_value(cluster) else {
+            return;
+        };
+        if cluster_of(&class, tag_path).as_ref() == Some(&scope.cluster_id) {
+            found.entry(key).or_default().insert(class);
+        }
+    };
+    for machine in readable(&objects.infra_machines) {
+        if identity::claimed_driver(machine) == Some(driver)
+            && let Some((cluster, class)) = class_of_machine(machine, tag_path)
+        {
+            add(&cluster, class);
+        }
+    }
+    for ended in ended.iter().filter(|ended| ended.driver == driver) {
+        add(&ended.cluster, ended.class.clone());
+    }
+    let with_machines: Vec<(Key, Class)> = found
+        .iter()
+        .flat_map(|(key, classes)| classes.iter().map(|class| ((*key).clone(), class.clone())))
+        .collect();
+    for template in readable(&objects.templates) {
+        let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
+        if resolve(template.spec.template.spec.provider.as_deref(), namespace).as_deref() != Some(driver) {
+            continue;
+        }
+        for (key, (scope, _)) in clusters_of_template(template, &scopes) {
+            let Some(class) = class_of_template(template, &scope.cluster_id, tag_path) else {
+                continue;
+            };
+            let is_listed =
+                |(cluster, known): &(Key, Class)| cluster == key && is_alike(known, &class, tag_path);
+            if !with_machines.iter().any(is_listed) {
+                found.entry(key).or_default().insert(class);
+            }
+        }
+    }
+    found
+        .into_iter()
+        .map(|(key, classes)| {
+            let (scope, is_paused) = scopes[key].clone();
+            Watched {
+                scope,
+                is_paused,
+                classes,
+            }
+        })
+        .collect()
+}
+
+fn readable<K>(all: &[Arc<Guarded<K>>]) -> impl Iterator<Item = &K> {
+    all.iter().filter_map(|guarded| guarded.0.as_ref().ok())
+}
+
+/// The Clusters, with their ids and whether they are paused.
+fn scopes(objects: &Objects) -> BTreeMap<Key, (Scope, bool)> {
+    let infra: HashMap<Key, &Guarded<InfraCluster>> = objects
+        .infra_clusters
+        .iter()
+        .map(|guarded| (Key::of(guarded.meta()), &**guarded))
+        .collect();
+    let mut siblings: HashMap<Key, &str> = HashMap::new();
+    for machine in readable(&objects.infra_machines) {
+        let id = identity::annotation(machine, labels::CLUSTER_ID);
+        if let (Some(id), Some(name), Some(_)) = (id, labelled(&machine.metadata), MachineId::of(machine)) {
+            let namespace = machine.metadata.namespace.clone().unwrap_or_default();
+            siblings.entry(Key { namespace, name }).or_insert(id);
+        }
+    }
+    let scope = |cluster: &Cluster| {
+        let key = Key::of(&cluster.metadata);
+        let uid = cluster.metadata.uid.clone()?;
+        let carrier = infra_cluster_of(cluster).and_then(|key| infra.get(&key).copied());
+        let annotations = carrier.and_then(|carrier| carrier.meta().annotations.as_ref());
+        let written = annotations.and_then(|all| all.get(labels::CLUSTER_ID)).cloned();
+        let is_paused =
+            cluster.is_paused() || annotations.is_some_and(|all| all.contains_key(labels::PAUSED));
+        let cluster_id = written
+            .or_else(|| siblings.get(&key).map(|id| (*id).to_owned()))
+            .unwrap_or_else(|| uid.clone());
+        let scope = Scope {
+            cluster: key.clone(),
+            uid,
+            cluster_id,
+        };
+        Some((key, (scope, is_paused)))
+    };
+    objects
+        .clusters
+        .iter()
+        .filter_map(|cluster| scope(cluster))
+        .collect()
+}
+
+fn class_of_machine(machine: &InfraMachine, tag_path: &JsonPointer) -> Option<(Key, Class)> {
+    let cluster = Key {
+        namespace: machine.metadata.namespace.clone()?,
+        name: labelled(&machine.metadata)?,
+    };
+    let mut spec = identity::applied_spec(machine)?;
+    spec.remove_tags(tag_path, &[tags::MACHINE]);
+    let class = Class {
+        secret: identity::credentials(machine).map(str::to_owned),
+        spec: serde_json::to_string(&spec).ok()?,
+    };
+    Some((cluster, class))
+}
+
+/// The class of the machines that a template makes, as workers: which of them run the control plane is not its to say.
+fn class_of_template(
+    template: &InfraMachineTemplate,
+    cluster_id: &str,
+    tag_path: &JsonPointer,
+) -> Option<Class> {
+    let wanted = &template.spec.template.spec;
+    let mut spec = ProviderSpec(wanted.provider_spec.clone());
+    let tag_map = spec.object_at(tag_path).ok()?;
+    tag_map.insert(tags::CLUSTER.to_owned(), Value::from(cluster_id));
+    tag_map.insert(tags::ROLE.to_owned(), Value::from(Role::Node.tag()));
+    let secret = wanted.secret_ref.as_ref().map(|reference| reference.name.clone());
+    Some(Class {
+        secret: secret.filter(|name| !name.is_empty()),
+        spec: serde_json::to_string(&spec).ok()?,
+    })
+}
+
+fn clusters_of_template<'a>(
+    template: &'a InfraMachineTemplate,
+    scopes: &'a BTreeMap<Key, (Scope, bool)>,
+) -> impl Iterator<Item = (&'a Key, &'a (Scope, bool))> {
+    let meta = &template.metadata;
+    let name = labelled(meta);
+    scopes.iter().filter(move |(key, (scope, _))| {
+        Some(&key.namespace) == meta.namespace.as_ref()
+            && (name.as_ref() == Some(&key.name) || cluster_owners(meta).any(|owner| owner.uid == scope.uid))
+    })
+}
+
+/// Whether a list of one class shows what a list of the other does: the same account and spec, but for what differs among the
+/// machines of a template.
+fn is_alike(one: &Class, other: &Class, tag_path: &JsonPointer) -> bool {
+    let bare = |class: &Class| {
+        let mut spec: ProviderSpec = serde_json::from_str(&class.spec).ok()?;
+        spec.remove_tags(tag_path, &[tags::ROLE]);
+        spec.0.remove(tags::FAILURE_DOMAIN);
+        Some(spec)
+    };
+    one.secret == other.secret && bare(one).is_some() && bare(one) == bare(other)
+}
+
+/// The cluster id that a class is tagged with.
+fn cluster_of(class: &Class, tag_path: &JsonPointer) -> Option<String> {
+    let spec: ProviderSpec = serde_json::from_str(&class.spec).ok()?;
+    let id = spec.get(tag_path)?.get(tags::CLUSTER)?.as_str()?;
+    Some(id.to_owned())
+}
+
+/// Removes a machine's own tag, wherever it stands: where a driver wants its tags may not be known.
+pub fn remove_identity(spec: &mut Map<String, Value>, id: &str) {
+    if spec.get(tags::MACHINE).and_then(Value::as_str) == Some(id) {
+        spec.remove(tags::MACHINE);
+    }
+    for value in spec.values_mut() {
+        if let Value::Object(inner) = value {
+            remove_identity(inner, id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::labels::Instance;
+
+    fn object<K: serde::de::DeserializeOwned>(value: Value) -> Arc<K> {
+        Arc::new(serde_json::from_value(value).unwrap())
+    }
+
+    fn guarded<K: serde::de::DeserializeOwned>(value: Value) -> Arc<Guarded<K>> {
+        Arc::new(Guarded(Ok(serde_json::from_value(value).unwrap())))
+    }
+
+    fn cluster(name: &str, paused: bool) -> Arc<Cluster> {
+        object(json!({
+            "metadata": {"namespace": "ns", "name": name, "uid": format!("u-{name}")},
+            "spec": {"paused": paused, "infrastructureRef":
+                {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": name}},
+        }))
+    }
+
+    fn infra_cluster(name: &str, id: &str) -> Arc<Guarded<InfraCluster>> {
+        guarded(json!({
+            "metadata": {"namespace": "ns", "name": name, "annotations": {labels::CLUSTER_ID: id}}, "spec": {},
+        }))
+    }
+
+    /// A machine of Cluster `c` that was made with these tags.
+    fn machine(name: &str, tag_map: &Value) -> Arc<Guarded<InfraMachine>> {
+        let mut spec =
+            json!({"size": "s", "tags": {"kubernetes.io/role": "node", "capcmi.io/machine": name}});
+        spec["tags"]
+            .as_object_mut()
+            .unwrap()
+            .extend(tag_map.as_object().unwrap().clone());
+        guarded(json!({
+            "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": {labels::CLUSTER_NAME: "c"}, "annotations": {
+                labels::DRIVER: "pool", labels::MACHINE_ID: format!("ns/{name}/{name}"), labels::SECRET: "account",
+                labels::INSTANCE: Instance::MayExist.annotation(), labels::APPLIED_PROVIDER_SPEC: spec.to_string(),
+            }},
+            "spec": {"providerSpec": {}},
+        }))
+    }
+
+    fn template(name: &str, size: &str, labelled: &str) -> Arc<Guarded<InfraMachineTemplate>> {
+        guarded(json!({
+            "metadata": {"namespace": "ns", "name": name, "labels": {labels::CLUSTER_NAME: labelled}},
+            "spec": {"template": {"spec": {"providerSpec": {"size": size}, "secretRef": {"name": "account"}}}},
+        }))
+    }
+
+    fn of_pool(objects: &Objects, ended: &[EndedClass]) -> Vec<Watched> {
+        let resolve = |named: Option<&str>, _: &str| Some(named.unwrap_or("pool").to_owned());
+        watched(objects, "pool", resolve, &"/tags".parse().unwrap(), ended)
+    }
+
+    fn specs(watched: &[Watched]) -> Vec<&str> {
+        let classes = watched.iter().flat_map(|watched| &watched.classes);
+        classes.map(|class| class.spec.as_str()).collect()
+    }
+
+    #[test]
+    fn machines_of_a_class_share_a_list_and_a_template_of_theirs_adds_none() {
+        let ours = || json!({"kubernetes.io/cluster": "moved"});
+        let objects = Objects {
+            clusters: vec![cluster("c", false)],
+            infra_clusters: vec![infra_cluster("c", "moved")],
+            infra_machines: vec![machine("a", &ours()), machine("b", &ours())],
+            templates: vec![template("t", "s", "c")],
+        };
+        let watched = of_pool(&objects, &[]);
+        assert_eq!(
+            specs(&watched),
+            [r#"{"size":"s","tags":{"kubernetes.io/cluster":"moved","kubernetes.io/role":"node"}}"#]
+        );
+        assert_eq!(watched[0].scope.cluster_id, "moved");
+        assert_eq!(
+            (watched[0].scope.uid.as_str(), watched[0].is_paused),
+            ("u-c", false)
+        );
+    }
+
+    /// A Cluster that is scaled to zero may have left VMs behind.
+    #[test]
+    fn a_cluster_without_machines_is_looked_after_by_its_templates_and_by_machines_that_ended() {
+        let mut objects = Objects {
+            clusters: vec![cluster("c", true), cluster("other", false)],
+            templates: vec![
+                template("t", "s", "c"),
+                template("u", "l", "c"),
+                template("v", "s", "gone"),
+            ],
+            ..Objects::default()
+        };
+        let watched = of_pool(&objects, &[]);
+        assert_eq!(specs(&watched).len(), 2, "{watched:?}");
+        assert!(watched[0].is_paused && watched[0].scope.cluster_id == "u-c");
+        objects.templates.clear();
+        let ended = EndedClass {
+            driver: "pool".to_owned(),
+            cluster: watched[0].scope.cluster.clone(),
+            class: Class {
+                secret: None,
+                spec: json!({"tags": {"kubernetes.io/cluster": "u-c"}}).to_string(),
+            },
+        };
+        assert_eq!(specs(&of_pool(&objects, std::slice::from_ref(&ended))).len(), 1);
+        let of_another_driver = EndedClass {
+            driver: "other".to_owned(),
+            ..ended
+        };
+        assert!(of_pool(&objects, &[of_another_driver]).is_empty());
+    }
+
+    /// CTL-LM-00: what is not of a Cluster that is here is not asked for.
+    #[test]
+    fn a_class_of_another_cluster_is_not_listed() {
+        let objects = Objects {
+            clusters: vec![cluster("c", false)],
+            infra_clusters: vec![infra_cluster("c", "moved")],
+            infra_machines: vec![
+                machine("a", &json!({"kubernetes.io/cluster": "other"})),
+                machine("b", &json!({})),
+            ],
+            ..Objects::default()
+        };
+        assert!(of_pool(&objects, &[]).is_empty());
+        let without_its_cluster = Objects {
+            infra_machines: vec![machine("a", &json!({"kubernetes.io/cluster": "u-c"}))],
+            ..Objects::default()
+        };
+        assert!(of_pool(&without_its_cluster, &[]).is_empty());
+    }
+}
