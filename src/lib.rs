@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! main → cli → manager → controllers → machine, template, cluster, inventory, orphans
-//!                                        → credentials → provider, apiserver
+//!                                        → listing → credentials → provider, apiserver
 //!                                        → reconciler, provider, caches, identity, apiserver → driver, api
 //!            → drivers → cmi → driver
 //!            → conformance → cmi, driver
@@ -29,6 +29,7 @@ pub mod caches; // what is watched, and what is derived from it
 pub mod credentials; // of a driver call: of a Secret, or from the provider's side
 pub mod identity; // who a machine is to a driver
 pub mod leadership; // whether this replica may act
+pub mod listing; // lists of VMs
 pub mod manifests; // what is installed beside the provider
 pub mod metrics; // what is counted and timed
 pub mod provider; // a configured driver, and the rules for calling it

@@ -1,7 +1,7 @@
 //! What is counted and timed, in the text form that Prometheus reads.
 //!
 //! Labels are values of enums and names out of the configuration, never names of objects: their number is bounded
-//! whatever happens in the cluster.
+//! whatever happens in the cluster. The namespace of orphans is the one exception: it is that of a Cluster that has some.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -64,6 +64,15 @@ pub struct PermitCount {
     pub waiting: u64,
 }
 
+/// What is wrong with a VM that no InfraMachine has as its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OrphanReason {
+    /// There is no InfraMachine for it.
+    Orphan,
+    /// Its InfraMachine has another one.
+    Duplicate,
+}
+
 /// The phase of machines and how many are in it.
 pub type MachineCount = (&'static str, u64);
 
@@ -78,6 +87,7 @@ pub struct Metrics {
     reachable: Family<ProviderLabel, Gauge>,
     drivers: Arc<Mutex<BTreeMap<String, DriverLabels>>>,
     permits: Arc<Mutex<BTreeMap<String, CountPermits>>>,
+    orphans: Arc<Mutex<BTreeMap<String, OrphanCounts>>>,
     leader: Gauge,
     machines: Arc<OnceLock<CountMachines>>,
 }
@@ -112,6 +122,13 @@ struct ProviderLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OrphanLabels {
+    provider: String,
+    namespace: String,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PhaseLabel {
     phase: &'static str,
 }
@@ -138,6 +155,13 @@ type CountPermits = Box<dyn Fn() -> [PermitCount; 2] + Send + Sync>;
 /// Counts the permits when somebody asks, rather than keeping a count up to date.
 struct PermitsByShare(Arc<Mutex<BTreeMap<String, CountPermits>>>);
 
+/// How many orphans there are, by namespace and reason.
+type OrphanCounts = BTreeMap<(String, OrphanReason), u64>;
+
+/// The orphans of each driver as the last look found them.
+#[derive(Debug)]
+struct Orphans(Arc<Mutex<BTreeMap<String, OrphanCounts>>>);
+
 type CountMachines = Box<dyn Fn() -> Vec<MachineCount> + Send + Sync>;
 
 /// Counts the machines when somebody asks, rather than keeping a count up to date.
@@ -150,6 +174,16 @@ impl Kind {
             Self::InfraMachine => "InfraMachine",
             Self::InfraMachineTemplate => "InfraMachineTemplate",
             Self::InfraCluster => "InfraCluster",
+        }
+    }
+}
+
+impl OrphanReason {
+    /// The label of metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Orphan => "orphan",
+            Self::Duplicate => "duplicate",
         }
     }
 }
@@ -184,6 +218,7 @@ impl Metrics {
             reachable: Family::default(),
             drivers: Arc::default(),
             permits: Arc::default(),
+            orphans: Arc::default(),
             leader: Gauge::default(),
             machines: Arc::default(),
         };
@@ -236,6 +271,8 @@ impl Metrics {
             .register_collector(Box::new(Drivers(Arc::clone(&self.drivers))));
         self.registry
             .register_collector(Box::new(PermitsByShare(Arc::clone(&self.permits))));
+        self.registry
+            .register_collector(Box::new(Orphans(Arc::clone(&self.orphans))));
     }
 
     fn register_process(&mut self) {
@@ -320,6 +357,14 @@ impl Metrics {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(provider.to_owned(), labels);
+    }
+
+    /// The orphans of a driver by namespace and reason, instead of those of before.
+    pub fn orphans(&self, provider: &str, counts: BTreeMap<(String, OrphanReason), u64>) {
+        self.orphans
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(provider.to_owned(), counts);
     }
 
     /// Whether this replica is the leader.
@@ -412,6 +457,30 @@ impl fmt::Debug for PermitsByShare {
     }
 }
 
+impl Collector for Orphans {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let orphans = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut family = encoder.encode_descriptor(
+            "orphans",
+            "VMs that no InfraMachine has as its own, by the namespace of their Cluster: `orphan` where there is no InfraMachine, `duplicate` where it has another VM",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (provider, counts) in orphans.iter() {
+            for ((namespace, reason), count) in counts {
+                let labels = OrphanLabels {
+                    provider: provider.clone(),
+                    namespace: namespace.clone(),
+                    reason: reason.name(),
+                };
+                let gauge = ConstGauge::new(i64::try_from(*count).unwrap_or(i64::MAX));
+                gauge.encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Debug for MachinesByPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("MachinesByPhase")
@@ -473,6 +542,25 @@ mod tests {
         assert_line(
             &metrics,
             r#"capcmi_driver_permits_in_use{provider="pool",share="upkeep"} 1"#,
+        );
+    }
+
+    #[test]
+    fn orphans_are_shown_as_the_last_look_found_them() {
+        let metrics = Metrics::new();
+        let counts = |n| BTreeMap::from([(("ns".to_owned(), OrphanReason::Orphan), n)]);
+        metrics.orphans("pool", counts(3));
+        metrics.orphans("pool", counts(2));
+        metrics.orphans("other", counts(1));
+        metrics.orphans("other", BTreeMap::new());
+        let text = metrics.encode();
+        let shown: Vec<_> = text
+            .lines()
+            .filter(|l| l.starts_with("capcmi_orphans{"))
+            .collect();
+        assert_eq!(
+            shown,
+            [r#"capcmi_orphans{provider="pool",namespace="ns",reason="orphan"} 2"#]
         );
     }
 

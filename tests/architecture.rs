@@ -79,6 +79,11 @@ const MAP: &[Rule] = &[
         &["kube", "k8s_openapi", "tonic", "prost"],
     ),
     rule("credentials", &["driver", "apiserver", "provider"], WIRE),
+    rule(
+        "listing",
+        &["apiserver", "credentials", "driver", "provider"],
+        WIRE,
+    ),
     rule("reconciler", &["api", "driver", "apiserver", "metrics"], WIRE),
     rule("telemetry", &["driver"], &["kube", "tonic", "prost"]),
     rule("manifests", &["api"], WIRE),
@@ -103,15 +108,7 @@ const MAP: &[Rule] = &[
     rule("template", TOOLS, WIRE),
     rule(
         "inventory",
-        &[
-            "api",
-            "driver",
-            "identity",
-            "apiserver",
-            "caches",
-            "credentials",
-            "provider",
-        ],
+        &["api", "driver", "identity", "caches", "provider", "listing"],
         WIRE,
     ),
     rule(
@@ -123,6 +120,7 @@ const MAP: &[Rule] = &[
             "apiserver",
             "caches",
             "provider",
+            "listing",
             "metrics",
         ],
         WIRE,

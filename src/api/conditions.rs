@@ -54,6 +54,12 @@ pub mod reason {
     pub const VIRTUAL_MACHINE_VANISHED: &str = "VirtualMachineVanished";
     /// The driver says that the VM will not run again.
     pub const VIRTUAL_MACHINE_FAILED: &str = "VirtualMachineFailed";
+    /// A VM of the Cluster has no InfraMachine: an event's reason.
+    pub const VIRTUAL_MACHINE_ORPHANED: &str = "VirtualMachineOrphaned";
+    /// An InfraMachine has a second VM: an event's reason.
+    pub const VIRTUAL_MACHINE_DUPLICATED: &str = "VirtualMachineDuplicated";
+    /// A VM that had no InfraMachine was deleted: an event's reason.
+    pub const ORPHAN_DELETED: &str = "OrphanDeleted";
     /// The object is being deleted.
     pub const DELETING: &str = "Deleting";
     /// The guest is being shut down.

@@ -10,6 +10,7 @@ mod driver_kind;
 mod drivers;
 mod drivers_file;
 mod duration;
+mod orphans;
 mod plugin_args;
 mod run;
 mod signals;
@@ -49,6 +50,9 @@ enum Command {
     /// Look after the drivers' configuration.
     #[command(subcommand)]
     Drivers(drivers::DriversCommand),
+    /// Look for VMs that no InfraMachine has.
+    #[command(subcommand)]
+    Orphans(orphans::OrphansCommand),
     /// Test a driver against the rules of the driver contract, one by one.
     Conformance(Box<conformance::ConformanceArgs>),
     /// Print what is to be installed beside the provider, or write it to files.
@@ -118,6 +122,10 @@ fn execute(cli: Cli) -> Result<(), Failure> {
         Command::Drivers(command) => {
             telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
             block_on(drivers::execute(command))
+        }
+        Command::Orphans(command) => {
+            telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
+            block_on(orphans::execute(command))
         }
         Command::Conformance(args) => {
             telemetry::init(&cli.log).map_err(Failure::misconfigured)?;

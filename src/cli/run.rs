@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::{ArgAction, Args};
+use clap::{ArgAction, Args, ValueEnum};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use sha2::{Digest as _, Sha256};
 
 use super::address::BindAddress;
 use super::{Failure, drivers, duration, signals};
-use crate::manager::{self, ControllerOptions, Diagnostics, Election, Setup, Timing};
+use crate::manager::{self, ControllerOptions, Diagnostics, Election, OrphanOptions, Setup, Timing};
 
 /// Name of the Lease, after the custom of Cluster API's managers; of a provider that looks at a part of the objects alone,
 /// the beginning of the name.
@@ -101,9 +101,38 @@ struct WorkArgs {
     /// The pause between two lists of the VMs of a driver and class, which find VMs that vanished.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     inventory_interval: Duration,
+    #[command(flatten)]
+    orphans: OrphanArgs,
     /// How long running reconciles may take to end after SIGTERM.
     #[arg(long, value_parser = duration::parse, default_value = "30s", value_name = "TIME")]
     graceful_shutdown_timeout: Duration,
+}
+
+/// What becomes of VMs that no InfraMachine has.
+#[derive(Debug, Args)]
+struct OrphanArgs {
+    /// What to do about VMs of a Cluster that no InfraMachine has: `report` them, or `delete` those that are proven to be left
+    /// over from an InfraMachine whose deletion this process has seen.
+    #[arg(long, value_enum, default_value_t = Orphans::Report, value_name = "MODE")]
+    orphans: Orphans,
+    /// The pause between two looks for orphans; each takes a list for every driver and class.
+    #[arg(long, value_parser = duration::parse, default_value = "10m", value_name = "TIME")]
+    orphans_interval: Duration,
+    /// How old a VM has to be before it is deleted as an orphan.
+    #[arg(long, value_parser = duration::parse, default_value = "1h", value_name = "TIME")]
+    orphans_min_age: Duration,
+    /// The most orphans that one look deletes at a driver.
+    #[arg(long, default_value = "10", value_name = "NUMBER")]
+    orphans_max_deletes: NonZeroU16,
+}
+
+/// What to do about orphans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Orphans {
+    /// Tell of them.
+    Report,
+    /// And delete those that may be.
+    Delete,
 }
 
 /// Runs the manager until it is asked to stop.
@@ -135,7 +164,7 @@ pub(super) async fn run(args: RunArgs) -> Result<(), Failure> {
 }
 
 /// How to reach the API server.
-async fn api_server(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Config> {
+pub(super) async fn api_server(kubeconfig: Option<PathBuf>) -> anyhow::Result<kube::Config> {
     let Some(path) = kubeconfig else {
         return kube::Config::infer()
             .await
@@ -194,6 +223,17 @@ impl ServerArgs {
     }
 }
 
+impl OrphanArgs {
+    fn options(&self) -> OrphanOptions {
+        OrphanOptions {
+            delete: self.orphans == Orphans::Delete,
+            interval: self.orphans_interval,
+            min_age: self.orphans_min_age,
+            most_deletes: self.orphans_max_deletes.get().into(),
+        }
+    }
+}
+
 impl WorkArgs {
     fn options(&self, namespace: String, watch_filter: String) -> ControllerOptions {
         let given = |text: String| (!text.is_empty()).then_some(text);
@@ -204,6 +244,7 @@ impl WorkArgs {
             template_concurrency: self.inframachinetemplate_concurrency.get(),
             cluster_concurrency: self.infracluster_concurrency.get(),
             inventory_interval: self.inventory_interval,
+            orphans: self.orphans.options(),
             reporter: host_name(),
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
@@ -105,6 +106,7 @@ impl Controllers {
 
     pub(super) fn on_infra_machine(&self) -> impl Fn(&News<Guarded<InfraMachine>>) + Send + 'static {
         let (on_own, context) = (on_own(self.machines.clone()), Arc::clone(&self.context));
+        let endings = Arc::clone(&self.endings);
         move |news| {
             let memory = &context.memory;
             for change in &news.changes {
@@ -112,8 +114,14 @@ impl Controllers {
                     Change::Gone(guarded) => {
                         memory.forget(uid(&**guarded));
                         context.providers.withdraw(uid(&**guarded));
+                        let cluster = context.caches.labelled_cluster(guarded.meta());
+                        let is_frozen = cluster.is_none_or(|cluster| cluster.is_paused());
+                        endings.gone(guarded, is_frozen, Timestamp::now());
                     }
                     Change::New(guarded) | Change::Newer { now: guarded, .. } => {
+                        if matches!(change, Change::New(_)) {
+                            endings.came(guarded);
+                        }
                         if let Ok(machine) = &guarded.0 {
                             memory.caught_up(uid(machine), machine);
                         }

@@ -33,9 +33,10 @@ use crate::caches::{Caches, ClusterIds};
 use crate::inventory::Verdict;
 use crate::machine::Suspicion;
 use crate::metrics::{Kind, MachineCount, Metrics};
+pub use crate::orphans::Options as OrphanOptions;
 use crate::provider::{Provider, Providers, Reachability};
 use crate::reconciler::Reconciler;
-use crate::{cluster, inventory, machine, template};
+use crate::{cluster, inventory, machine, orphans, template};
 
 /// How the controllers run.
 #[derive(Clone, Debug)]
@@ -52,6 +53,8 @@ pub struct Options {
     pub template_concurrency: u16,
     /// Between two lists of a driver's VMs.
     pub inventory_interval: Duration,
+    /// How VMs are dealt with that no InfraMachine has.
+    pub orphans: orphans::Options,
     /// Who publishes events: the pod's name, as a rule.
     pub reporter: String,
 }
@@ -67,6 +70,7 @@ pub struct Controllers {
     clusters: Trigger<Guarded<InfraCluster>>,
     templates: Trigger<Guarded<InfraMachineTemplate>>,
     context: Arc<machine::Context>,
+    endings: Arc<orphans::Endings>,
 }
 
 impl Controllers {
@@ -112,6 +116,7 @@ impl Controllers {
             clusters: Trigger::default(),
             templates: Trigger::default(),
             context,
+            endings: Arc::default(),
         }
     }
 
@@ -202,7 +207,11 @@ impl Controllers {
             self.run_templates(shutdown.clone()),
         );
         self.ask_about_nodes();
-        let background = futures::future::join(self.run_inventory(), self.spread_reachability());
+        let background = futures::future::join3(
+            self.run_inventory(),
+            self.run_orphans(),
+            self.spread_reachability(),
+        );
         tokio::select! {
             _ = controllers => {}
             _ = background => {}
@@ -307,6 +316,20 @@ impl Controllers {
             machines.send(reference(machine));
         };
         inventory::run(context, self.options.inventory_interval, tell).await;
+    }
+
+    async fn run_orphans(&self) {
+        let context = orphans::Context {
+            client: self.client.clone(),
+            caches: self.caches.clone(),
+            providers: self.providers.clone(),
+            metrics: Arc::clone(&self.metrics),
+            events: self.context.events.clone(),
+            endings: Arc::clone(&self.endings),
+            namespace: self.options.namespace.clone(),
+            options: self.options.orphans,
+        };
+        orphans::run(context).await;
     }
 
     /// Looks at all machines and clusters of a driver that was lost or is back: DriverReachable has to say so. One that is

@@ -17,10 +17,9 @@ use self::groups::{Group, groups};
 pub use self::plan::Verdict;
 use self::plan::{Absences, Expected, List, judge};
 use crate::api::v1alpha1::InfraMachine;
-use crate::apiserver::secrets::SECRET_REF;
 use crate::caches::Caches;
-use crate::credentials;
-use crate::driver::{Code, ListMachinesRequest, MachineClass, Operation, ProviderSpec};
+use crate::driver::Operation;
+use crate::listing::{self, Unlisted};
 use crate::provider::{Provider, Providers, Share};
 
 /// What a survey works with.
@@ -139,38 +138,24 @@ async fn survey(
 async fn list(ctx: &Context, provider: &Provider, group: &Group) -> Option<HashSet<String>> {
     let turn = provider.turn(Share::Upkeep, LINE).await;
     let secret = group.secret.as_deref();
-    let secrets = match credentials::of(&ctx.client, provider, &group.namespace, secret, SECRET_REF).await {
-        Ok(Ok(secrets)) => secrets,
-        Ok(Err(cause)) => return skipped(provider, &cause.to_string()),
-        Err(error) => return skipped(provider, &error.to_string()),
-    };
-    let provider_spec: ProviderSpec = serde_json::from_str(&group.class).ok()?;
-    let request = ListMachinesRequest {
-        class: MachineClass {
-            provider_spec,
-            secrets,
-        },
-    };
-    match turn.driver().list_machines(request).await {
-        Ok(machines) => Some(
-            machines
+    match listing::list(&ctx.client, &turn, &group.namespace, secret, &group.class).await {
+        Ok(machines) => {
+            let ids = machines
                 .into_iter()
-                .map(|machine| machine.provider_id.to_string())
-                .collect(),
-        ),
+                .map(|machine| machine.provider_id.to_string());
+            Some(ids.collect())
+        }
         // A driver that turns out not to list has the feature off, without noise (CTL-LM-12).
-        Err(status) if status.code() == Code::Unimplemented => None,
-        Err(status) => skipped(provider, status.message()),
+        Err(Unlisted::NotOffered) => None,
+        Err(Unlisted::Failed(why)) => {
+            tracing::warn!(
+                provider = provider.name(),
+                why,
+                "VMs can't be listed; trying again at the next interval"
+            );
+            None
+        }
     }
-}
-
-fn skipped(provider: &Provider, why: &str) -> Option<HashSet<String>> {
-    tracing::warn!(
-        provider = provider.name(),
-        why,
-        "VMs can't be listed; trying again at the next interval"
-    );
-    None
 }
 
 fn expected(machine: &InfraMachine) -> Option<Expected> {

@@ -44,6 +44,14 @@ pub(super) fn ruled(config: Config, leadership: Leadership) -> Result<Client, ku
         .build())
 }
 
+/// A client for who looks and changes nothing: it refuses every write.
+///
+/// # Errors
+/// The configuration can't be used.
+pub fn reading(config: Config) -> Result<Client, kube::Error> {
+    ruled(config, Leadership::elected())
+}
+
 /// kube would retry a refused request for minutes, whatever its verb: a reconcile comes back by itself instead.
 fn prepared(mut config: Config) -> Config {
     config.default_retry = false;

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Health, Pending};
 use crate::controllers::Controllers;
-pub use crate::controllers::Options as ControllerOptions;
+pub use crate::controllers::{Options as ControllerOptions, OrphanOptions};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use crate::provider::Providers;

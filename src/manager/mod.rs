@@ -28,8 +28,8 @@ use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use crate::provider::{DuplicateName, Provider, Providers, Settings};
 
-pub use client::RequestTimedOut;
-pub use controllers::{Context, Controller, ControllerOptions, all as all_controllers};
+pub use client::{RequestTimedOut, reading as reading_client};
+pub use controllers::{Context, Controller, ControllerOptions, OrphanOptions, all as all_controllers};
 pub use elector::{Election, Timing, TimingError, identity};
 pub use health::{Health, Pending};
 

@@ -1,9 +1,329 @@
-//! VMs that no InfraMachine has.
+//! VMs that no InfraMachine has: found by lists, judged by live reads, reported, and deleted where that is asked for and proven.
 //!
-//! Layer 2.
+//! Layer 2. A pass is lists → live read → [`plan`] → report → delete. Lists whose VMs all have an owner by what the caches say, as
+//! all have as a rule, end there: a fleet at rest costs one list for each class, and the API server nothing.
 
+mod dispose;
 pub mod endings;
+mod live;
 pub mod plan;
+mod report;
 pub mod scope;
+mod shown;
 
-pub use endings::{Ended, Endings};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::Client;
+use tokio::task::JoinSet;
+
+pub use self::endings::{Ended, Endings};
+use self::plan::{Clock, Live, LiveMachine, Rules, Scope, Standing, Verdict, judge, standing};
+use self::report::{Known, report};
+use self::scope::{Objects, Watched, watched};
+use self::shown::{LINE, Shown, lists};
+use crate::api::labels;
+use crate::apiserver::{Error, Events};
+use crate::caches::Caches;
+use crate::driver::{Capabilities, ListedMachine, Operation, Status};
+use crate::metrics::{Metrics, OrphanReason};
+use crate::provider::{Provider, Providers, Share};
+
+/// What a pass works with.
+pub struct Context {
+    /// Live reads, and credentials.
+    pub client: Client,
+    /// What says which lists to make.
+    pub caches: Caches,
+    /// The configured drivers.
+    pub providers: Providers,
+    /// Where orphans are counted.
+    pub metrics: Arc<Metrics>,
+    /// Where they are told.
+    pub events: Events,
+    /// The ends of machines that this process has seen.
+    pub endings: Arc<Endings>,
+    /// The only namespace that the provider looks at; all without it.
+    pub namespace: Option<String>,
+    /// How orphans are dealt with.
+    pub options: Options,
+}
+
+/// How orphans are dealt with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Whether those that are proven to be orphans are deleted.
+    pub delete: bool,
+    /// Between two passes, and the least between two sightings of an orphan.
+    pub interval: Duration,
+    /// How old a VM has to be before it is deleted.
+    pub min_age: Duration,
+    /// The most deletions of a pass and driver.
+    pub most_deletes: usize,
+}
+
+impl Default for Options {
+    /// Reports, every ten minutes.
+    fn default() -> Self {
+        Self {
+            delete: false,
+            interval: Duration::from_mins(10),
+            min_age: Duration::from_hours(1),
+            most_deletes: 10,
+        }
+    }
+}
+
+/// What is known of the VMs of a driver, by Cluster.
+type State = HashMap<Scope, Known>;
+
+/// Looks for orphans for ever, at every driver once per interval. To be called when this replica leads: nothing is known then, so
+/// that nothing is reported or deleted before two sightings of its own.
+///
+/// Each driver is looked at by itself, in a task that ends with this future.
+pub async fn run(ctx: Context) {
+    let ctx = Arc::new(ctx);
+    let mut looks = JoinSet::new();
+    for provider in ctx.providers.iter().map(Arc::clone) {
+        let ctx = Arc::clone(&ctx);
+        looks.spawn(async move { keep_looking(&ctx, &provider).await });
+    }
+    while let Some(ended) = looks.join_next().await {
+        if let Err(error) = ended
+            && let Ok(panic) = error.try_into_panic()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
+    // Without a driver there is nothing to do, and what never ends must not.
+    futures::future::pending::<()>().await;
+}
+
+async fn keep_looking(ctx: &Context, provider: &Provider) {
+    let mut state = State::new();
+    loop {
+        // A pause between passes rather than a fixed pace: two lists are at least so far apart.
+        tokio::time::sleep(ctx.options.interval).await;
+        pass(ctx, provider, &mut state).await;
+        count(ctx, provider, &state);
+    }
+}
+
+async fn pass(ctx: &Context, provider: &Provider, state: &mut State) {
+    let Ok(capabilities) = capabilities(provider).await else {
+        return;
+    };
+    let (objects, ended) = (cached(&ctx.caches), ctx.endings.classes());
+    let watched = watched_by(&objects, &ctx.providers, provider, &capabilities, &ended);
+    state.retain(|scope, _| watched.iter().any(|watched| watched.scope == *scope));
+    let mut all = Vec::new();
+    for watched in &watched {
+        if watched.is_paused {
+            state.entry(watched.scope.clone()).or_default().clear();
+            continue;
+        }
+        let shown = lists(&ctx.client, provider, watched).await;
+        for why in &shown.failures {
+            let cluster = watched.scope.cluster.to_string();
+            tracing::warn!(
+                provider = provider.name(),
+                cluster,
+                why,
+                "VMs can't be listed; nothing is concluded"
+            );
+        }
+        all.push(shown);
+    }
+    // The cache may be behind: it can say that a VM has an owner, and never that it has none.
+    let is_all_owned = {
+        let known = live_of(&cached(&ctx.caches));
+        all.iter().all(|shown| are_owned(shown, &known))
+    };
+    let live = if is_all_owned {
+        None
+    } else {
+        match live::read(&ctx.client, ctx.namespace.as_deref()).await {
+            Ok(live) => Some(live),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(
+                    provider = provider.name(),
+                    error,
+                    "looking for owners of VMs failed; nothing is concluded"
+                );
+                return;
+            }
+        }
+    };
+    let rules = Rules {
+        delete: ctx.options.delete,
+        gap: ctx.options.interval.max(capabilities.consistency_window),
+        min_age: ctx.options.min_age,
+    };
+    let mut deletes = ctx.options.most_deletes;
+    for shown in &all {
+        let known = state.entry(shown.scope.clone()).or_default();
+        match &live {
+            Some(live) => conclude(ctx, provider, shown, live, known, (rules, &mut deletes)).await,
+            None if shown.is_complete() => known.clear(),
+            None => {}
+        }
+    }
+}
+
+/// Judges the VMs of a Cluster, tells what is new of them, and deletes those that may be.
+async fn conclude(
+    ctx: &Context,
+    provider: &Provider,
+    shown: &Shown,
+    live: &Live,
+    known: &mut Known,
+    (rules, deletes): (Rules, &mut usize),
+) {
+    let clock = Clock {
+        asked: shown.asked,
+        now: Timestamp::now(),
+    };
+    let (complete, sightings) = (shown.is_complete(), &mut known.sightings);
+    let ended = |id: &str| ctx.endings.of(id).is_some();
+    let verdicts = judge(
+        &shown.scope,
+        &shown.vms,
+        complete,
+        live,
+        ended,
+        sightings,
+        (rules, clock),
+    );
+    let judged: Vec<_> = shown.vms.iter().zip(&verdicts).collect();
+    report(ctx, provider, &shown.scope, known, &judged, complete).await;
+    for (vm, verdict) in judged {
+        let sighting = known.sightings.get(vm.provider_id.as_str()).copied();
+        if let (Verdict::Orphan(holds), Some(sighting)) = (verdict, sighting)
+            && holds.is_empty()
+            && complete
+            && *deletes > 0
+        {
+            *deletes -= 1;
+            dispose::delete(ctx, provider, shown, vm, sighting, rules).await;
+        }
+    }
+}
+
+fn count(ctx: &Context, provider: &Provider, state: &State) {
+    let mut counts: BTreeMap<(String, OrphanReason), u64> = BTreeMap::new();
+    for (scope, known) in state {
+        for (reason, count) in known.counts() {
+            let namespace = scope.cluster.namespace.clone();
+            *counts.entry((namespace, reason)).or_default() += count;
+        }
+    }
+    ctx.metrics.orphans(provider.name(), counts);
+}
+
+/// What the driver can do, if it lists; one that can't be asked or does not list has no orphans to tell.
+async fn capabilities(provider: &Provider) -> Result<Arc<Capabilities>, Option<Status>> {
+    let turn = provider.turn(Share::Upkeep, LINE).await;
+    let capabilities = turn.ask_capabilities().await.map_err(Some)?;
+    if capabilities.offers(Operation::ListMachines) {
+        Ok(capabilities)
+    } else {
+        Err(None)
+    }
+}
+
+fn watched_by(
+    objects: &Objects,
+    providers: &Providers,
+    provider: &Provider,
+    capabilities: &Capabilities,
+    ended: &[endings::EndedClass],
+) -> Vec<Watched> {
+    let resolve = |named: Option<&str>, namespace: &str| {
+        let resolved = providers.resolve(named, namespace).ok()?;
+        Some(resolved.name().to_owned())
+    };
+    watched(objects, provider.name(), resolve, &capabilities.tag_path, ended)
+}
+
+fn cached(caches: &Caches) -> Objects {
+    Objects {
+        clusters: caches.clusters.state(),
+        infra_clusters: caches.infra_clusters.state(),
+        infra_machines: caches.infra_machines.state(),
+        templates: caches.infra_machine_templates.state(),
+    }
+}
+
+fn live_of(objects: &Objects) -> Live {
+    let machines = objects.infra_machines.iter();
+    let machines = machines.map(|guarded| LiveMachine::of(guarded)).collect();
+    Live::new(machines, &objects.infra_clusters, &objects.clusters, false)
+}
+
+fn are_owned(shown: &Shown, known: &Live) -> bool {
+    let is_owned = |vm| matches!(standing(&shown.scope, vm, &shown.vms, known), Standing::Owned(_));
+    shown.vms.iter().all(is_owned)
+}
+
+/// A VM as one look finds it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its Cluster.
+    pub scope: Scope,
+    /// What the driver says of it.
+    pub vm: ListedMachine,
+    /// Whose it is.
+    pub verdict: Verdict,
+}
+
+/// What one look finds.
+#[derive(Clone, Debug, Default)]
+pub struct Look {
+    /// The VMs of all Clusters that are here.
+    pub found: Vec<Found>,
+    /// What could not be looked at, and why.
+    pub failures: Vec<String>,
+}
+
+/// Looks once at the VMs of all drivers, without being the leader. It makes only reads.
+///
+/// # Errors
+/// The API server refused or could not be reached.
+pub async fn look(
+    client: &Client,
+    providers: &Providers,
+    namespace: Option<&str>,
+    watch_filter: Option<&str>,
+) -> Result<HashMap<String, Look>, Error> {
+    let selector = watch_filter.map(|value| format!("{}={value}", labels::WATCH_FILTER));
+    let objects = live::objects(client, namespace, selector.as_deref()).await?;
+    let mut looks = HashMap::new();
+    let mut all = Vec::new();
+    for provider in providers.iter() {
+        let look: &mut Look = looks.entry(provider.name().to_owned()).or_default();
+        match capabilities(provider).await {
+            Ok(capabilities) => {
+                for watched in watched_by(&objects, providers, provider, &capabilities, &[]) {
+                    let mut shown = lists(client, provider, &watched).await;
+                    look.failures.append(&mut shown.failures);
+                    all.push((provider.name(), shown));
+                }
+            }
+            Err(Some(status)) => look.failures.push(status.message().to_owned()),
+            Err(None) => look.failures.push("the driver does not list VMs".to_owned()),
+        }
+    }
+    let live = live::read(client, namespace).await?;
+    for (driver, shown) in all {
+        let found = shown.vms.iter().map(|vm| Found {
+            scope: shown.scope.clone(),
+            vm: vm.clone(),
+            verdict: plan::at_a_glance(&shown.scope, vm, &shown.vms, &live),
+        });
+        looks.entry(driver.to_owned()).or_default().found.extend(found);
+    }
+    Ok(looks)
+}

@@ -14,6 +14,7 @@ mod idle;
 mod leadership;
 mod lifecycle;
 mod moving;
+mod orphans;
 mod pacing;
 mod pause;
 mod permissions;

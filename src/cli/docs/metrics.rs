@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::markdown;
 use crate::driver::Operation;
-use crate::metrics::{Kind, Metrics, Outcome, PermitCount};
+use crate::metrics::{Kind, Metrics, OrphanReason, Outcome, PermitCount};
 
 pub(super) fn table() -> String {
     let text = sample().encode();
@@ -74,5 +74,9 @@ fn sample() -> Metrics {
         })
     });
     metrics.driver_info("driver", "name", "version");
+    metrics.orphans(
+        "driver",
+        [(("namespace".to_owned(), OrphanReason::Orphan), 1)].into(),
+    );
     metrics
 }

@@ -34,6 +34,7 @@ fn watched() -> Watched {
         cluster_concurrency: 1,
         template_concurrency: 1,
         inventory_interval: std::time::Duration::from_mins(1),
+        orphans: crate::orphans::Options::default(),
         reporter: "test".to_owned(),
     };
     let config = kube::Config::new("http://127.0.0.1:9".parse().unwrap());

@@ -1,0 +1,306 @@
+//! `capcmi orphans`: VMs that no InfraMachine has.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand, ValueEnum};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::run::api_server;
+use super::{Failure, drivers};
+use crate::leadership::Leadership;
+use crate::manager;
+use crate::metrics::Metrics;
+use crate::orphans::plan::Verdict;
+use crate::orphans::{self, Found, Look};
+use crate::provider::{Provider, Providers};
+
+/// Look for VMs that no InfraMachine has.
+#[derive(Debug, Subcommand)]
+pub(super) enum OrphansCommand {
+    /// List the VMs of all Clusters that no InfraMachine has, or that are the second one of an InfraMachine. Changes nothing, and
+    /// looks once: a VM that was just made or is just being deleted may be among them, so look twice before you delete one.
+    List(ListArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ListArgs {
+    /// File with the drivers.
+    #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
+    drivers_config: PathBuf,
+    /// Kubeconfig; without it KUBECONFIG, ~/.kube/config, or the service account of the pod.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Look at the Clusters of this namespace; without it, at all.
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// Look only at classes of InfraMachines and InfraMachineTemplates whose label cluster.x-k8s.io/watch-filter has this value.
+    #[arg(long, value_name = "VALUE")]
+    watch_filter: Option<String>,
+    /// List the VMs that have an InfraMachine, too.
+    #[arg(long)]
+    all: bool,
+    /// How to print them.
+    #[arg(short, long, value_enum, default_value_t = Output::Table, value_name = "FORMAT")]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// Columns.
+    Table,
+    /// A JSON array.
+    Json,
+}
+
+/// A VM as it is printed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    verdict: &'static str,
+    driver: String,
+    namespace: String,
+    cluster: String,
+    cluster_id: String,
+    provider_id: String,
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    machine_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    created_at: Option<Timestamp>,
+    /// What more is to be known: the owner, or what keeps an orphan from being deleted.
+    why: Vec<String>,
+}
+
+pub(super) async fn execute(command: OrphansCommand) -> Result<(), Failure> {
+    match command {
+        OrphansCommand::List(args) => list(args).await,
+    }
+}
+
+async fn list(args: ListArgs) -> Result<(), Failure> {
+    let metrics = Arc::new(Metrics::new());
+    let providers = drivers::load(&args.drivers_config)?
+        .into_iter()
+        .map(|(settings, driver)| {
+            Provider::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics))
+        })
+        .collect();
+    let providers = Providers::new(providers).map_err(Failure::misconfigured)?;
+    let config = api_server(args.kubeconfig)
+        .await
+        .map_err(Failure::Misconfigured)?;
+    let client = manager::reading_client(config).map_err(Failure::misconfigured)?;
+    let looks = orphans::look(
+        &client,
+        &providers,
+        args.namespace.as_deref(),
+        args.watch_filter.as_deref(),
+    );
+    let looks = looks.await.map_err(Failure::failed)?;
+    let rows = rows(&looks, args.all);
+    match args.output {
+        Output::Table => print!("{}", table(&rows, Timestamp::now())),
+        Output::Json => println!(
+            "{}",
+            serde_json::to_string_pretty(&rows).map_err(Failure::failed)?
+        ),
+    }
+    let failures: Vec<_> = looks
+        .iter()
+        .flat_map(|(driver, look)| look.failures.iter().map(move |why| format!("{driver}: {why}")))
+        .collect();
+    if failures.is_empty() {
+        return Ok(());
+    }
+    let what = format!("not everything could be looked at: {}", failures.join("; "));
+    Err(Failure::Failed(anyhow::anyhow!(what)))
+}
+
+/// The rows, by driver, Cluster and name.
+fn rows(looks: &HashMap<String, Look>, all: bool) -> Vec<Row> {
+    let by_driver: BTreeMap<_, _> = looks.iter().collect();
+    let mut rows: Vec<Row> = by_driver
+        .into_iter()
+        .flat_map(|(driver, look)| look.found.iter().filter_map(|found| row(driver, found, all)))
+        .collect();
+    rows.sort_by(|one, other| {
+        let key = |row: &Row| {
+            (
+                row.driver.clone(),
+                row.namespace.clone(),
+                row.cluster.clone(),
+                row.name.clone(),
+                row.provider_id.clone(),
+            )
+        };
+        key(one).cmp(&key(other))
+    });
+    rows
+}
+
+fn row(driver: &str, found: &Found, all: bool) -> Option<Row> {
+    let (verdict, why) = match &found.verdict {
+        Verdict::Orphan(holds) => ("orphan", holds.iter().map(ToString::to_string).collect()),
+        Verdict::Duplicate(key) => ("duplicate", vec![format!("InfraMachine {key} has another VM")]),
+        Verdict::Frozen(why) => ("frozen", vec![why.clone()]),
+        Verdict::Owned(key) if all => ("owned", vec![format!("InfraMachine {key}")]),
+        Verdict::Owned(_) | Verdict::Foreign | Verdict::SeenOnce => return None,
+    };
+    let (scope, vm) = (&found.scope, &found.vm);
+    Some(Row {
+        verdict,
+        driver: driver.to_owned(),
+        namespace: scope.cluster.namespace.clone(),
+        cluster: scope.cluster.name.clone(),
+        cluster_id: scope.cluster_id.clone(),
+        provider_id: vm.provider_id.to_string(),
+        name: vm.machine_name.clone(),
+        machine_id: vm.machine_id.clone(),
+        created_at: vm.created_at,
+        why,
+    })
+}
+
+/// Columns as kubectl has them.
+fn table(rows: &[Row], now: Timestamp) -> String {
+    let titles = [
+        "VERDICT",
+        "DRIVER",
+        "NAMESPACE",
+        "CLUSTER",
+        "NAME",
+        "AGE",
+        "PROVIDER ID",
+        "IDENTITY",
+        "WHY",
+    ];
+    let mut lines = vec![titles.map(str::to_owned)];
+    lines.extend(rows.iter().map(|row| {
+        [
+            row.verdict.to_owned(),
+            row.driver.clone(),
+            row.namespace.clone(),
+            row.cluster.clone(),
+            or_unknown(&row.name),
+            row.created_at.map_or_else(unknown, |made| age(made, now)),
+            row.provider_id.clone(),
+            row.machine_id.clone().unwrap_or_else(unknown),
+            row.why.join("; "),
+        ]
+    }));
+    let widths: Vec<usize> = (0..titles.len())
+        .map(|column| {
+            lines
+                .iter()
+                .map(|line| line[column].chars().count())
+                .max()
+                .unwrap_or(0)
+        })
+        .collect();
+    let mut text = String::new();
+    for line in &lines {
+        let cells = line.iter().zip(&widths);
+        let padded: Vec<_> = cells.map(|(cell, width)| format!("{cell:<width$}")).collect();
+        text.push_str(padded.join("   ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn or_unknown(text: &str) -> String {
+    if text.is_empty() {
+        unknown()
+    } else {
+        text.to_owned()
+    }
+}
+
+fn unknown() -> String {
+    "<unknown>".to_owned()
+}
+
+/// How old, in the largest unit that fits.
+fn age(made: Timestamp, now: Timestamp) -> String {
+    let seconds = now.duration_since(made).as_secs().max(0);
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7_200 => format!("{}m", seconds / 60),
+        7_200..172_800 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::ListedMachine;
+    use crate::orphans::plan::{Hold, Key, Scope};
+
+    fn found(name: &str, verdict: Verdict) -> Found {
+        let cluster = key("c");
+        Found {
+            scope: Scope {
+                cluster,
+                uid: "u".to_owned(),
+                cluster_id: "c-1".to_owned(),
+            },
+            vm: ListedMachine {
+                machine_id: Some("m".to_owned()),
+                created_at: Some(Timestamp::UNIX_EPOCH),
+                ..ListedMachine::new(format!("sim://{name}").parse().unwrap(), name)
+            },
+            verdict,
+        }
+    }
+
+    fn key(name: &str) -> Key {
+        Key {
+            namespace: "ns".to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    fn looks() -> HashMap<String, Look> {
+        let found = vec![
+            found("left", Verdict::Orphan(vec![Hold::NoIdentity])),
+            found("a", Verdict::Duplicate(key("a"))),
+            found("owned", Verdict::Owned(key("owned"))),
+            found("theirs", Verdict::Foreign),
+        ];
+        let look = Look {
+            found,
+            failures: vec![],
+        };
+        [("pool".to_owned(), look)].into()
+    }
+
+    #[test]
+    fn orphans_and_duplicates_are_listed_and_owned_vms_on_request() {
+        let names = |all| -> Vec<String> { rows(&looks(), all).into_iter().map(|row| row.name).collect() };
+        assert_eq!(names(false), ["a", "left"]);
+        assert_eq!(names(true), ["a", "left", "owned"]);
+    }
+
+    #[test]
+    fn a_table_says_whose_vm_it_was_how_old_it_is_and_why_it_is_kept() {
+        let now = Timestamp::from_second(7_200).unwrap();
+        let text = table(&rows(&looks(), false), now);
+        assert_eq!(
+            text,
+            "VERDICT     DRIVER   NAMESPACE   CLUSTER   NAME   AGE   PROVIDER ID   IDENTITY   WHY\n\
+             duplicate   pool     ns          c         a      2h    sim://a       m          InfraMachine ns/a has another VM\n\
+             orphan      pool     ns          c         left   2h    sim://left    m          the driver does not tell the VM's tag capcmi.io/machine\n"
+        );
+        assert_eq!(
+            age(Timestamp::UNIX_EPOCH, Timestamp::from_second(61).unwrap()),
+            "61s"
+        );
+        assert_eq!(
+            age(Timestamp::UNIX_EPOCH, Timestamp::from_second(86_400 * 9).unwrap()),
+            "9d"
+        );
+    }
+}

@@ -1,0 +1,62 @@
+//! Lists of VMs: what a driver answers for a class, with the credentials of an account.
+//!
+//! Layer 2.
+
+use kube::Client;
+
+use crate::apiserver::secrets::SECRET_REF;
+use crate::credentials;
+use crate::driver::{Code, ListMachinesRequest, ListedMachine, MachineClass, ProviderSpec};
+use crate::provider::{Provider, Turn};
+
+/// Why there is no list. Nothing follows from that about any VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unlisted {
+    /// The driver does not list after all (CTL-LM-12).
+    NotOffered,
+    /// What went wrong, for a person.
+    Failed(String),
+}
+
+/// All VMs that the list of a class shows: of a provider spec, as JSON, with the credentials of an account: those in a Secret
+/// of the namespace, or the provider's own.
+///
+/// # Errors
+/// [`Unlisted`]: a list is whole or there is none (DRV-37).
+pub async fn list(
+    client: &Client,
+    turn: &Turn<'_>,
+    namespace: &str,
+    secret: Option<&str>,
+    spec: &str,
+) -> Result<Vec<ListedMachine>, Unlisted> {
+    let class = class(client, turn.provider(), namespace, secret, spec).await?;
+    match turn.driver().list_machines(ListMachinesRequest { class }).await {
+        Ok(machines) => Ok(machines),
+        Err(status) if status.code() == Code::Unimplemented => Err(Unlisted::NotOffered),
+        Err(status) => Err(Unlisted::Failed(status.message().to_owned())),
+    }
+}
+
+/// The class of a call: the provider spec, read from JSON, with the credentials.
+///
+/// # Errors
+/// What of it can't be read.
+pub async fn class(
+    client: &Client,
+    provider: &Provider,
+    namespace: &str,
+    secret: Option<&str>,
+    spec: &str,
+) -> Result<MachineClass, Unlisted> {
+    let provider_spec: ProviderSpec = serde_json::from_str(spec)
+        .map_err(|error| Unlisted::Failed(format!("reading the provider spec failed: {error}")))?;
+    let secrets = credentials::of(client, provider, namespace, secret, SECRET_REF)
+        .await
+        .map_err(|error| Unlisted::Failed(error.to_string()))?
+        .map_err(|cause| Unlisted::Failed(cause.to_string()))?;
+    Ok(MachineClass {
+        provider_spec,
+        secrets,
+    })
+}

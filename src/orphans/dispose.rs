@@ -1,0 +1,145 @@
+//! Deleting an orphan, with one more live read immediately before the call.
+
+use std::time::Instant;
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::plan::{Clock, Rules, Sighting, may_still_be_deleted};
+use super::report::publish;
+use super::shown::{LINE, Shown};
+use super::{Context, live};
+use crate::api::conditions::reason;
+use crate::driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, tags};
+use crate::listing::{self, Unlisted};
+use crate::provider::{Provider, Share};
+
+/// Deletes an orphan, unless it has become something else, or anything fails: the next pass judges anew.
+pub async fn delete(
+    ctx: &Context,
+    provider: &Provider,
+    shown: &Shown,
+    vm: &ListedMachine,
+    sighting: Sighting,
+    rules: Rules,
+) {
+    match try_delete(ctx, provider, shown, vm, sighting, rules).await {
+        Ok(Done::Deleted) => {
+            let text = format!(
+                "VM {} of machine `{}` was an orphan and is deleted",
+                vm.provider_id, vm.machine_name
+            );
+            tracing::warn!(cluster = %shown.scope.cluster, provider = provider.name(), "{text}");
+            publish(ctx, &shown.scope, reason::ORPHAN_DELETED, text).await;
+        }
+        Ok(Done::Kept) => {
+            tracing::info!(vm = %vm.provider_id, "an orphan is none any more, and is kept");
+        }
+        Err(why) => {
+            tracing::warn!(vm = %vm.provider_id, why, "an orphan is not deleted; trying again at the next pass");
+        }
+    }
+}
+
+/// How a deletion ended.
+enum Done {
+    Deleted,
+    Kept,
+}
+
+async fn try_delete(
+    ctx: &Context,
+    provider: &Provider,
+    shown: &Shown,
+    vm: &ListedMachine,
+    sighting: Sighting,
+    rules: Rules,
+) -> Result<Done, String> {
+    let turn = provider.turn(Share::Upkeep, LINE).await;
+    let capabilities = turn
+        .ask_capabilities()
+        .await
+        .map_err(|status| status.message().to_owned())?;
+    let class = shown
+        .classes
+        .get(&vm.provider_id)
+        .ok_or("the class that it was listed with is not known")?;
+    let namespace = &shown.scope.cluster.namespace;
+    let class = listing::class(
+        &ctx.client,
+        provider,
+        namespace,
+        class.secret.as_deref(),
+        &class.spec,
+    );
+    let class = class.await.map_err(|unlisted| match unlisted {
+        Unlisted::NotOffered => "the driver does not list".to_owned(),
+        Unlisted::Failed(why) => why,
+    })?;
+    let class = tagged(class, &capabilities, vm).ok_or("the tags can't be put into its provider spec")?;
+    // The last thing before the call: nothing else is waited for in between but the driver's rate.
+    let live = live::read(&ctx.client, ctx.namespace.as_deref())
+        .await
+        .map_err(|error| error.to_string())?;
+    let clock = Clock {
+        asked: Instant::now(),
+        now: Timestamp::now(),
+    };
+    let ended = |id: &str| ctx.endings.of(id).is_some();
+    if !may_still_be_deleted(
+        &shown.scope,
+        vm,
+        &shown.vms,
+        &live,
+        ended,
+        sighting,
+        (rules, clock),
+    ) {
+        return Ok(Done::Kept);
+    }
+    let request = DeleteMachineRequest {
+        machine_name: vm.machine_name.clone(),
+        provider_id: Some(vm.provider_id.clone()),
+        class,
+        last_known_state: None,
+    };
+    let deleted = turn.driver().delete_machine(request).await;
+    deleted
+        .map(|_| Done::Deleted)
+        .map_err(|status| status.message().to_owned())
+}
+
+/// The class with the very tags of the VM: the driver acts on no VM that has others (DRV-20).
+fn tagged(mut class: MachineClass, capabilities: &Capabilities, vm: &ListedMachine) -> Option<MachineClass> {
+    let (cluster, machine) = (vm.cluster_id.clone()?, vm.machine_id.clone()?);
+    let tag_map = class.provider_spec.object_at(&capabilities.tag_path).ok()?;
+    tag_map.insert(tags::CLUSTER.to_owned(), Value::from(cluster));
+    tag_map.insert(tags::MACHINE.to_owned(), Value::from(machine));
+    Some(class)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// DRV-20: what the driver compares with the VM's own tags is what the list said of this VM.
+    #[test]
+    fn the_call_carries_the_tags_of_the_vm_or_is_not_made() {
+        let spec = json!({"size": "s", "tags": {"kubernetes.io/cluster": "c", "kubernetes.io/role": "node"}});
+        let class = || MachineClass {
+            provider_spec: serde_json::from_value(spec.clone()).unwrap(),
+            ..MachineClass::default()
+        };
+        let mut vm = ListedMachine::new("p".parse().unwrap(), "n");
+        assert_eq!(tagged(class(), &Capabilities::minimal(), &vm), None);
+        vm.cluster_id = Some("c".to_owned());
+        assert_eq!(tagged(class(), &Capabilities::minimal(), &vm), None);
+        vm.machine_id = Some("m".to_owned());
+        let tagged = tagged(class(), &Capabilities::minimal(), &vm).unwrap();
+        let tags =
+            json!({"kubernetes.io/cluster": "c", "kubernetes.io/role": "node", "capcmi.io/machine": "m"});
+        assert_eq!(tagged.provider_spec.0["tags"], tags);
+    }
+}

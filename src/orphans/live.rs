@@ -1,0 +1,230 @@
+//! Live reads of the API server: quorum reads, page by page, that no cache answers.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use k8s_openapi::NamespaceResourceScope;
+use kube::api::{Api, ListParams};
+use kube::{Client, Resource};
+use serde::de::DeserializeOwned;
+
+use super::plan::{Live, LiveMachine};
+use super::scope::Objects;
+use crate::api::Guarded;
+use crate::api::cluster_api::Cluster;
+use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
+use crate::apiserver::Error;
+
+/// Objects of a page: of ten thousand machines only these are in memory at once.
+const PAGE: u32 = 100;
+
+/// Reads what says whose VMs are, after these were listed: first the InfraMachines of all namespaces and labels, then InfraClusters
+/// and Clusters, so that a move that took away machines is seen.
+///
+/// A provider that may only read one namespace reads that one: then nothing is deleted.
+///
+/// # Errors
+/// Anything that leaves the answer incomplete.
+pub async fn read(client: &Client, namespace: Option<&str>) -> Result<Live, Error> {
+    let reader = Reader { client, namespace };
+    let machines = reader.all("listing InfraMachines", |machine: Guarded<InfraMachine>| {
+        LiveMachine::of(&machine)
+    });
+    let (machines, every_machine) = machines.await?;
+    let (infra_clusters, _) = reader
+        .all("listing InfraClusters", Arc::<Guarded<InfraCluster>>::new)
+        .await?;
+    let (clusters, every_cluster) = reader.all("listing Clusters", Arc::<Cluster>::new).await?;
+    let whole = every_machine && every_cluster;
+    Ok(Live::new(machines, &infra_clusters, &clusters, whole))
+}
+
+/// Reads what says which lists show VMs: the objects of a namespace, or of all, with a label where one is asked for.
+///
+/// # Errors
+/// The API server refused or could not be reached.
+pub async fn objects(
+    client: &Client,
+    namespace: Option<&str>,
+    selector: Option<&str>,
+) -> Result<Objects, Error> {
+    let ours = selector.unwrap_or_default();
+    Ok(Objects {
+        infra_machines: of_namespace(client, namespace, ours, "listing InfraMachines").await?,
+        templates: of_namespace::<Guarded<InfraMachineTemplate>>(
+            client,
+            namespace,
+            ours,
+            "listing InfraMachineTemplates",
+        )
+        .await?,
+        infra_clusters: of_namespace(client, namespace, ours, "listing InfraClusters").await?,
+        clusters: of_namespace(client, namespace, "", "listing Clusters").await?,
+    })
+}
+
+async fn of_namespace<K>(
+    client: &Client,
+    namespace: Option<&str>,
+    selector: &str,
+    action: &'static str,
+) -> Result<Vec<Arc<K>>, Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+{
+    let api = match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let all = pages(&api, ListParams::default().labels(selector), Arc::new).await;
+    all.map_err(|error| Error::api(action, error))
+}
+
+struct Reader<'a> {
+    client: &'a Client,
+    namespace: Option<&'a str>,
+}
+
+impl Reader<'_> {
+    /// All objects of a kind, and whether they are those of all namespaces.
+    async fn all<K, T>(&self, action: &'static str, slim: fn(K) -> T) -> Result<(Vec<T>, bool), Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+    {
+        let everywhere = pages(&Api::all(self.client.clone()), ListParams::default(), slim).await;
+        let (read, is_whole) = match (everywhere, self.namespace) {
+            (Err(kube::Error::Api(status)), Some(namespace)) if status.code == 403 => {
+                let api = Api::namespaced(self.client.clone(), namespace);
+                (pages(&api, ListParams::default(), slim).await, false)
+            }
+            (read, _) => (read, true),
+        };
+        let read = read.map_err(|error| Error::api(action, error))?;
+        Ok((read, is_whole))
+    }
+}
+
+/// All pages of a list. Without a resource version, the first page is as new as the store (a quorum read), and the others are of
+/// the same moment; a token that expired on the way is an error.
+async fn pages<K, T>(api: &Api<K>, mut list: ListParams, slim: fn(K) -> T) -> Result<Vec<T>, kube::Error>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    list.limit = Some(PAGE);
+    let mut all = Vec::new();
+    loop {
+        let page = api.list(&list).await?;
+        all.extend(page.items.into_iter().map(slim));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => list.continue_token = Some(token),
+            None => return Ok(all),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Mutex;
+
+    use http::{Request, Response, StatusCode};
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    /// A client whose API server has two pages of InfraMachines, and the requests that it gets. It refuses lists of all namespaces
+    /// where these are `forbidden`, and every second page where it is `flaky`.
+    fn api_server(forbidden: bool, flaky: bool) -> (Client, Arc<Mutex<Vec<String>>>) {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&asked);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let uri = request.uri().to_string();
+            let is_second = uri.contains("continue=");
+            let refused = if forbidden && !uri.contains("/namespaces/") {
+                Some((StatusCode::FORBIDDEN, "Forbidden"))
+            } else if flaky && is_second {
+                Some((StatusCode::GONE, "Expired"))
+            } else {
+                None
+            };
+            let more = if uri.contains("inframachines") && !is_second {
+                "more"
+            } else {
+                ""
+            };
+            let item = json!({"metadata": {"name": if is_second {"b"} else {"a"}, "namespace": "ns", "uid": "u"}, "spec": {}});
+            log.lock().unwrap().push(uri);
+            let (status, body) = match refused {
+                Some((status, reason)) => (
+                    status,
+                    json!({"kind": "Status", "status": "Failure", "reason": reason, "code": status.as_u16(), "message": "no"}),
+                ),
+                None => (
+                    StatusCode::OK,
+                    json!({"apiVersion": "v1", "kind": "List", "metadata": {"continue": more}, "items": [item]}),
+                ),
+            };
+            let mut response = Response::new(Body::from(body.to_string().into_bytes()));
+            *response.status_mut() = status;
+            async move { Ok::<_, Infallible>(response) }
+        });
+        (Client::new(service, "default"), asked)
+    }
+
+    fn kinds(asked: &Mutex<Vec<String>>) -> Vec<String> {
+        let kind = |uri: &String| {
+            uri.split('?')
+                .next()
+                .unwrap_or_default()
+                .rsplit('/')
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        asked.lock().unwrap().iter().map(kind).collect()
+    }
+
+    /// A move deletes the machines before the Cluster: read the other way round, it would look as if they had ended.
+    #[tokio::test]
+    async fn machines_are_read_first_and_clusters_last_and_never_out_of_a_cache() {
+        let (client, asked) = api_server(false, false);
+        read(&client, Some("ns")).await.unwrap();
+        assert_eq!(
+            kinds(&asked),
+            ["inframachines", "inframachines", "infraclusters", "clusters"]
+        );
+        for uri in asked.lock().unwrap().iter() {
+            assert!(!uri.contains("resourceVersion"), "{uri}");
+            assert!(
+                !uri.contains("/namespaces/") && !uri.contains("labelSelector"),
+                "{uri}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_list_that_ends_half_way_is_none() {
+        let (client, _) = api_server(false, true);
+        assert!(read(&client, Some("ns")).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn who_may_read_one_namespace_alone_reads_that_and_knows_that_it_is_not_all() {
+        let (client, asked) = api_server(true, false);
+        let live = read(&client, Some("ns")).await.unwrap();
+        assert!(!live.is_whole());
+        assert!(
+            asked
+                .lock()
+                .unwrap()
+                .last()
+                .unwrap()
+                .contains("/namespaces/ns/clusters")
+        );
+        let (client, _) = api_server(true, false);
+        assert!(read(&client, None).await.is_err());
+        let (client, _) = api_server(false, false);
+        assert!(read(&client, None).await.unwrap().is_whole());
+    }
+}

@@ -1,0 +1,253 @@
+//! How orphans are told: an event on the InfraCluster, a line of the log, a gauge.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use kube::runtime::reflector::ObjectRef;
+
+use super::endings::Ended;
+use super::plan::{Scope, Sightings, Verdict};
+use super::{Context, Endings};
+use crate::api::conditions::reason;
+use crate::apiserver::Note;
+use crate::driver::ListedMachine;
+use crate::metrics::OrphanReason;
+use crate::provider::Provider;
+
+/// How often the same is told again.
+const REPEAT: Duration = Duration::from_hours(24);
+/// Events of a Cluster in one pass; how many there are besides is said in one more.
+const MOST_EVENTS: usize = 10;
+
+/// What is known and was told of the VMs of a Cluster.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// Those that are known to be unowned.
+    pub sightings: Sightings,
+    /// Those that were told, by provider id: as what, and when the last time.
+    told: HashMap<String, (OrphanReason, Instant)>,
+}
+
+/// What is to be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct News {
+    reason: OrphanReason,
+    text: String,
+}
+
+impl Known {
+    /// How many there are of each kind.
+    pub fn counts(&self) -> BTreeMap<OrphanReason, u64> {
+        let mut counts = BTreeMap::new();
+        for (reason, _) in self.told.values() {
+            *counts.entry(*reason).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Forgets all of it, as when the Cluster is paused.
+    pub fn clear(&mut self) {
+        self.sightings.clear();
+        self.told.clear();
+    }
+
+    /// What is new of these VMs, or was told long ago. Those that are neither orphans nor duplicates any more are forgotten; of
+    /// those that are not `complete`, nothing is known.
+    fn news(
+        &mut self,
+        judged: &[(&ListedMachine, &Verdict)],
+        complete: bool,
+        ended: impl Fn(&str) -> Option<Ended>,
+        now: Instant,
+    ) -> Vec<News> {
+        if complete {
+            let sightings = &self.sightings;
+            self.told.retain(|id, _| sightings.contains_key(id));
+        }
+        let mut news = Vec::new();
+        for (vm, verdict) in judged {
+            let id = vm.provider_id.as_str();
+            let found = match verdict {
+                Verdict::Orphan(holds) => {
+                    let end = vm.machine_id.as_deref().and_then(&ended);
+                    Some((OrphanReason::Orphan, orphan(vm, end.as_ref(), holds)))
+                }
+                Verdict::Duplicate(key) => {
+                    let text = format!(
+                        "{} is a second VM of InfraMachine {key}: delete the one that its Node does not run on",
+                        described(vm)
+                    );
+                    Some((OrphanReason::Duplicate, text))
+                }
+                Verdict::Owned(_) | Verdict::Foreign | Verdict::Frozen(_) | Verdict::SeenOnce => None,
+            };
+            let Some((reason, text)) = found else {
+                self.told.remove(id);
+                continue;
+            };
+            let is_due = self
+                .told
+                .get(id)
+                .is_none_or(|(before, at)| *before != reason || now.saturating_duration_since(*at) >= REPEAT);
+            if is_due {
+                self.told.insert(id.to_owned(), (reason, now));
+                news.push(News { reason, text });
+            }
+        }
+        news
+    }
+}
+
+fn described(vm: &ListedMachine) -> String {
+    match vm.machine_name.as_str() {
+        "" => format!("VM {}, which has lost its name,", vm.provider_id),
+        name => format!("VM {} of machine `{name}`", vm.provider_id),
+    }
+}
+
+fn orphan(vm: &ListedMachine, end: Option<&Ended>, holds: &[super::plan::Hold]) -> String {
+    let why = match end {
+        Some(Ended { machine, at }) => format!("its InfraMachine {machine} is gone since {at:.0}"),
+        None => "no InfraMachine has it".to_owned(),
+    };
+    let vm = described(vm);
+    if holds.is_empty() {
+        return format!("{vm} is an orphan: {why}; it will be deleted");
+    }
+    let kept: Vec<_> = holds.iter().map(ToString::to_string).collect();
+    format!("{vm} is an orphan: {why}. It is not deleted: {}", kept.join("; "))
+}
+
+/// Tells what is new of the VMs of a Cluster.
+pub async fn report(
+    ctx: &Context,
+    provider: &Provider,
+    scope: &Scope,
+    known: &mut Known,
+    judged: &[(&ListedMachine, &Verdict)],
+    complete: bool,
+) {
+    let endings: &Endings = &ctx.endings;
+    let mut news = known.news(judged, complete, |id| endings.of(id), Instant::now());
+    for News { reason, text } in &news {
+        let (cluster, provider) = (scope.cluster.to_string(), provider.name());
+        tracing::warn!(cluster, provider, reason = reason.name(), "{text}");
+    }
+    let left = news.len().saturating_sub(MOST_EVENTS);
+    news.truncate(MOST_EVENTS);
+    for News { reason, text } in news {
+        publish(ctx, scope, event_reason(reason), text).await;
+    }
+    if left > 0 {
+        let text = format!("{left} more VMs are orphans or duplicates: see `capcmi orphans list`");
+        publish(ctx, scope, event_reason(OrphanReason::Orphan), text).await;
+    }
+}
+
+const fn event_reason(reason: OrphanReason) -> &'static str {
+    match reason {
+        OrphanReason::Orphan => reason::VIRTUAL_MACHINE_ORPHANED,
+        OrphanReason::Duplicate => reason::VIRTUAL_MACHINE_DUPLICATED,
+    }
+}
+
+/// Publishes an event on the InfraCluster, or on the Cluster where that is not ours.
+pub(super) async fn publish(ctx: &Context, scope: &Scope, reason: &str, text: String) {
+    let note = Note {
+        warning: true,
+        reason: reason.to_owned(),
+        action: "ListMachines",
+        text,
+    };
+    let Some(cluster) = ctx.caches.cluster(&scope.cluster.namespace, &scope.cluster.name) else {
+        return;
+    };
+    let infra = super::plan::infra_cluster_of(&cluster).and_then(|key| {
+        ctx.caches
+            .infra_clusters
+            .get(&ObjectRef::new(&key.name).within(&key.namespace))
+    });
+    match infra {
+        Some(infra) => ctx.events.publish(&*infra, note).await,
+        None => ctx.events.publish(&*cluster, note).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::super::plan::{Hold, Key, Sighting};
+    use super::*;
+
+    fn vm() -> ListedMachine {
+        ListedMachine {
+            machine_id: Some("m".to_owned()),
+            ..ListedMachine::new("p".parse().unwrap(), "n")
+        }
+    }
+
+    fn key() -> Key {
+        Key {
+            namespace: "ns".to_owned(),
+            name: "n".to_owned(),
+        }
+    }
+
+    fn known() -> Known {
+        let sighting = Sighting {
+            first: Instant::now(),
+            since: Timestamp::UNIX_EPOCH,
+            is_confirmed: true,
+        };
+        Known {
+            sightings: [("p".to_owned(), sighting)].into(),
+            told: HashMap::new(),
+        }
+    }
+
+    /// The API server pays for each: an orphan that stays costs an event a day.
+    #[test]
+    fn an_orphan_is_told_once_and_again_after_a_day() {
+        let (mut known, vm, start) = (known(), vm(), Instant::now());
+        let kept = Verdict::Orphan(vec![Hold::ReportOnly]);
+        let mut told =
+            |verdict: &Verdict, after| known.news(&[(&vm, verdict)], true, |_| None, start + after).len();
+        assert_eq!(told(&kept, Duration::ZERO), 1);
+        assert_eq!(told(&kept, REPEAT.saturating_sub(Duration::from_secs(1))), 0);
+        assert_eq!(told(&kept, REPEAT), 1);
+        assert_eq!(told(&Verdict::Duplicate(key()), REPEAT), 1, "something else");
+        assert_eq!(told(&Verdict::Owned(key()), REPEAT), 0);
+        assert_eq!(told(&kept, REPEAT), 1, "it was owned in between");
+    }
+
+    #[test]
+    fn orphans_and_duplicates_are_counted_until_they_are_gone() {
+        let (mut known, vm, now) = (known(), vm(), Instant::now());
+        let verdict = Verdict::Orphan(vec![]);
+        known.news(&[(&vm, &verdict)], true, |_| None, now);
+        assert_eq!(known.counts(), [(OrphanReason::Orphan, 1)].into());
+        known.news(&[], false, |_| None, now);
+        assert_eq!(known.counts().len(), 1, "a list is missing: it may be there");
+        known.sightings.clear();
+        known.news(&[], true, |_| None, now);
+        assert!(known.counts().is_empty());
+    }
+
+    #[test]
+    fn an_event_says_which_vm_why_and_what_keeps_it() {
+        let end = Ended {
+            machine: key(),
+            at: Timestamp::UNIX_EPOCH,
+        };
+        assert_eq!(
+            orphan(&vm(), Some(&end), &[Hold::ReportOnly, Hold::NoCluster]),
+            "VM p of machine `n` is an orphan: its InfraMachine ns/n is gone since 1970-01-01T00:00:00Z. It is not deleted: the \
+             provider runs with --orphans=report; the driver does not tell the VM's tag kubernetes.io/cluster"
+        );
+        assert_eq!(
+            orphan(&vm(), None, &[]),
+            "VM p of machine `n` is an orphan: no InfraMachine has it; it will be deleted"
+        );
+    }
+}
