@@ -103,7 +103,7 @@ async fn check(args: CheckArgs) -> Result<(), Failure> {
 async fn describe(provider: &Provider) -> crate::driver::Result<String> {
     let turn = provider.turn(Share::Upkeep, "check").await;
     let driver = turn.driver();
-    let readiness = match driver.probe().await? {
+    let readiness = match super::driver::ready(driver.probe().await)? {
         Readiness::Ready => "ready",
         Readiness::NotYet => "not ready yet",
     };

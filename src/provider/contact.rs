@@ -217,7 +217,6 @@ impl Contact {
             .await;
         let capabilities = match asked {
             Ok(capabilities) => capabilities,
-            Err(status) if status.code() == Code::Unimplemented => Capabilities::minimal(),
             // Nobody was asked.
             Err(status) if is_not_leader(&status) => return Err(status),
             Err(status) => {

@@ -278,6 +278,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::Answers("CreateMachine", b"\x0a\x01a"), "CMI-93"),
     (Flaw::NotServed("Probe"), "CMI-08"),
     (Flaw::NotServed("GetPluginInfo"), "CMI-155"),
+    (Flaw::NotServed("GetPluginCapabilities"), "CMI-58"),
     (Flaw::NotServed("CreateMachine"), "CMI-03"),
     (Flaw::NotServed("GetMachineStatus"), "CMI-114"),
     (Flaw::NotServed("ListMachines"), "CMI-136"),

@@ -11,8 +11,10 @@ use capcmi::cmi::proto::cmi::v1::identity_client::IdentityClient;
 use capcmi::cmi::proto::cmi::v1::machine_client::MachineClient;
 use management_cluster::eventually;
 use serde_json::json;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::process::Command;
+use tokio_stream::wrappers::TcpListenerStream;
 
 use crate::support::{PATIENCE, Plugin, connect, create};
 
@@ -291,4 +293,42 @@ async fn silence(endpoint: &Endpoint) -> Result<Box<dyn Send>> {
             Box::new(TcpStream::connect((address.host.as_str(), address.port)).await?)
         }
     })
+}
+
+/// What is at a wrong endpoint is named, with the endpoint and what to check.
+#[tokio::test]
+async fn a_server_that_is_no_plugin_is_named_with_what_it_answered() -> Result<()> {
+    let (_, health) = tonic_health::server::health_reporter();
+    let grpc = TcpListener::bind("127.0.0.1:0").await?;
+    let grpc_endpoint: Endpoint = format!("tcp://{}", grpc.local_addr()?).parse()?;
+    let served = tonic::transport::Server::builder()
+        .add_service(health)
+        .serve_with_incoming(TcpListenerStream::new(grpc));
+    let grpc = tokio::spawn(served);
+    let http = TcpListener::bind("127.0.0.1:0").await?;
+    let http_endpoint: Endpoint = format!("tcp://{}", http.local_addr()?).parse()?;
+    let http = tokio::spawn(async move {
+        while let Ok((mut stream, _)) = http.accept().await {
+            let _ = stream
+                .write_all(b"HTTP/1.1 505 HTTP Version Not Supported\r\n\r\n")
+                .await;
+        }
+    });
+    for (endpoint, found) in [
+        (grpc_endpoint, "does not serve cmi.v1.Identity"),
+        (
+            http_endpoint,
+            "an HTTP/1 server is there (`HTTP/1.1 505 HTTP Version Not Supported`)",
+        ),
+    ] {
+        let Output { status, stdout, .. } = info(&endpoint, &[]).output().await?;
+        let said = String::from_utf8(stdout)?;
+        ensure!(status.code() == Some(1), "{status}: {said}");
+        for part in [&endpoint.to_string(), found, "check the endpoint"] {
+            ensure!(said.contains(part), "{part} is not in: {said}");
+        }
+    }
+    grpc.abort();
+    http.abort();
+    Ok(())
 }

@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::super::plugin_args::PluginArgs;
 use super::super::{Failure, drivers};
-use crate::driver::{Capabilities, Driver, Operation, PluginInfo, Readiness};
+use crate::driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness};
 use crate::provider::Timeouts;
 
 /// Print what a driver says of itself: name and version, whether it is ready, what it can do, and the JSON Schema of its
@@ -83,8 +83,16 @@ async fn ask(driver: &dyn Driver) -> crate::driver::Result<Introduction> {
     Ok(Introduction {
         info: driver.info().await?,
         capabilities: driver.capabilities().await?,
-        readiness: driver.probe().await?,
+        readiness: ready(driver.probe().await)?,
     })
+}
+
+/// A plugin without Probe is ready.
+pub(in crate::cli) fn ready(probed: crate::driver::Result<Readiness>) -> crate::driver::Result<Readiness> {
+    match probed {
+        Err(status) if status.code() == Code::Unimplemented => Ok(Readiness::Ready),
+        probed => probed,
+    }
 }
 
 impl std::fmt::Display for Introduction {

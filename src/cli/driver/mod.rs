@@ -7,6 +7,8 @@ use clap::Subcommand;
 
 use super::Failure;
 
+pub(super) use info::ready;
+
 /// Work with one driver.
 #[derive(Debug, Subcommand)]
 pub(super) enum DriverCommand {

@@ -5,6 +5,7 @@ use hyper::client::conn::http2::SendRequest;
 use tonic::body::Body;
 
 use super::config::{ConfigError, ENDPOINT_VARIABLE, GrpcConfig, Patience};
+use super::found::FirstBytes;
 use super::line::Line;
 use super::target::{DialError, Target};
 
@@ -51,7 +52,7 @@ impl Connector {
     /// # Errors
     /// [`ConnectError`].
     pub async fn connect(&self) -> Result<(SendRequest<Body>, Uri), ConnectError> {
-        let dialled = self.target.dial().await?;
+        let dialled = self.target.dial(&FirstBytes::default()).await?;
         let line = Line::open(dialled.stream, self.target.origin(), self.patience)
             .await
             .map_err(ConnectError::Http2)?;

@@ -49,7 +49,10 @@ pub(super) struct Witness(Arc<OnceLock<Ending>>);
 pub(super) enum Broken {
     #[error("the connection to the plugin was lost")]
     Connection(#[source] hyper::Error),
-    #[error("the answer is no gRPC: HTTP status {status}, content type `{content_type}`")]
+    #[error(
+        "the answer is no gRPC: HTTP status {status}, content type `{content_type}`: check the endpoint, and the routes of a \
+         proxy in front of the plugin"
+    )]
     NotGrpc {
         status: StatusCode,
         content_type: String,

@@ -40,11 +40,12 @@ pub(super) enum Health {
 }
 
 impl Greeting {
-    /// Asks in the order of the CMI specification (CMI-169), and for the extension last. A call that the plugin doesn't know is
-    /// forgiven: the less it says of itself, the less is asked of it. One that is not healthy introduces itself all the same.
+    /// Asks in the order of the CMI specification (CMI-169), and for the extension last. Every plugin says who it is and what it
+    /// can do (CMI-50, CMI-58): a server that knows these calls not is none. One without Probe or the extension is forgiven, and
+    /// one that is not healthy introduces itself all the same.
     pub(super) async fn receive(line: &Line, deadline: Instant) -> Result<(Self, Health), Status> {
-        let info = info(line, deadline).await?;
-        let declared = forgiven(declared(line, deadline).await)?.unwrap_or_default();
+        let info = info(line, deadline).await.map_err(no_plugin)?;
+        let declared = declared(line, deadline).await.map_err(no_plugin)?;
         let answer = probe(line, deadline).await;
         let health = match Health::told_by(&answer) {
             Some(health) => health,
@@ -91,7 +92,8 @@ impl Health {
     }
 }
 
-async fn info(line: &Line, deadline: Instant) -> Result<PluginInfo, Failure> {
+/// Asks who the plugin is.
+pub(super) async fn info(line: &Line, deadline: Instant) -> Result<PluginInfo, Failure> {
     let request = cmi::GetPluginInfoRequest {};
     let answer = rpc!(
         line,
@@ -99,11 +101,9 @@ async fn info(line: &Line, deadline: Instant) -> Result<PluginInfo, Failure> {
         deadline,
         identity.get_plugin_info(request)
     );
-    let Some(answer) = forgiven(answer.await)? else {
-        return Ok(nobody());
-    };
     // A name against the rules is no reason to leave VMs alone.
     Ok(answer
+        .await?
         .into_inner()
         .try_into()
         .unwrap_or_else(|error: FieldError| {
@@ -113,7 +113,7 @@ async fn info(line: &Line, deadline: Instant) -> Result<PluginInfo, Failure> {
         }))
 }
 
-/// A plugin that does not say who it is.
+/// A plugin that does not say properly who it is.
 fn nobody() -> PluginInfo {
     PluginInfo {
         name: "unknown".to_owned(),
@@ -164,20 +164,32 @@ pub(super) async fn probe(line: &Line, deadline: Instant) -> Result<Readiness, F
     Ok(answer.await?.into_inner().into())
 }
 
-/// Nothing when the plugin doesn't know the call.
-fn forgiven<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
-    match answer {
-        Ok(answer) => Ok(Some(answer)),
-        Err(Failure::Refused(status)) if status.code() == Code::Unimplemented => Ok(None),
-        Err(failure) => Err(failure),
+/// Whether the server doesn't know the call.
+pub(super) fn is_unimplemented<T>(answer: &Result<T, Failure>) -> bool {
+    matches!(answer, Err(Failure::Refused(status)) if status.code() == Code::Unimplemented)
+}
+
+/// Why a call that every plugin answers failed. UNIMPLEMENTED says that there is no plugin.
+pub(super) fn no_plugin(failure: Failure) -> Status {
+    match failure {
+        Failure::Refused(status) if status.code() == Code::Unimplemented => Status::new(
+            Code::Unavailable,
+            format!(
+                "a gRPC server is there that does not serve cmi.v1.Identity as every plugin has to; it answers UNIMPLEMENTED \
+                 (`{}`): check the endpoint, and the routes of a proxy in front of the plugin",
+                status.message()
+            ),
+        ),
+        failure => failure.into(),
     }
 }
 
-/// Nothing either when the plugin's server doesn't know the service. That is said of the extension alone: where Identity is
-/// not served there is no plugin, but a proxy that has lost it.
+/// Nothing when the plugin's server doesn't know the service. That is said of the extension alone: where Identity is not
+/// served there is no plugin, but a proxy that has lost it.
 fn if_served<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match answer {
         Err(Failure::Unserved(_)) => Ok(None),
-        answer => forgiven(answer),
+        answer if is_unimplemented(&answer) => Ok(None),
+        answer => answer.map(Some),
     }
 }

@@ -9,6 +9,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::config::Patience;
+use super::found::FirstBytes;
 use super::greeting::Greeting;
 use super::line::Line;
 use super::session::Session;
@@ -48,6 +49,9 @@ enum OpenError {
     Greeting(String),
     #[error("nobody answered within {} s", .0.as_secs_f32())]
     TimedOut(Duration),
+    /// It failed, and what came from there says why.
+    #[error("{0}")]
+    Found(String),
 }
 
 impl Link {
@@ -139,7 +143,7 @@ impl Link {
     }
 
     fn living(&self) -> Option<Arc<Session>> {
-        self.latest().filter(|session| !session.line.is_closed())
+        self.latest().filter(|session| !session.is_over())
     }
 
     fn latest(&self) -> Option<Arc<Session>> {
@@ -151,8 +155,9 @@ impl Link {
 
     async fn open(&self) -> std::result::Result<Session, OpenError> {
         let deadline = Instant::now() + self.patience.connect;
+        let first = FirstBytes::default();
         let opening = async {
-            let dialled = self.target.dial().await?;
+            let dialled = self.target.dial(&first).await?;
             let line = Line::open(dialled.stream, self.target.origin(), self.patience)
                 .await
                 .map_err(OpenError::Http2)?;
@@ -164,6 +169,21 @@ impl Link {
         timeout_at(deadline, opening)
             .await
             .unwrap_or(Err(OpenError::TimedOut(self.patience.connect)))
+            .map_err(|error| self.found(&first, error))
+    }
+
+    /// Why there is no session, by what came from the endpoint.
+    fn found(&self, first: &FirstBytes, error: OpenError) -> OpenError {
+        match (first.found(self.target.is_secure()), error) {
+            (Some(found), _) => OpenError::Found(found),
+            (None, OpenError::Http2(_) | OpenError::Greeting(_)) if first.is_none() => {
+                OpenError::Found(format!(
+                    "the server closed the connection without a word: {}",
+                    self.target.what_to_check()
+                ))
+            }
+            (None, error) => error,
+        }
     }
 
     /// Uses this session from now on.

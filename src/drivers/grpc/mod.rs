@@ -9,6 +9,7 @@ mod calls;
 mod config;
 mod connector;
 mod exchange;
+mod found;
 mod greeting;
 mod line;
 mod link;
@@ -107,12 +108,12 @@ impl GrpcDriver {
         let call = async {
             let session = self.link.session().await?;
             session.admit(operation)?;
-            run(Call {
+            let answer = run(Call {
                 operation,
-                session,
+                session: Arc::clone(&session),
                 deadline,
-            })
-            .await
+            });
+            session.confirmed(deadline, answer.await).await
         };
         timeout_at(deadline, call)
             .await

@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
+use super::found::{FirstBytes, Watched};
 use crate::cmi::endpoint::Authority;
 
 /// The protocol of gRPC, as TLS negotiates it.
@@ -92,8 +93,8 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Connects.
-    pub(super) async fn dial(&self) -> Result<Dialled, DialError> {
+    /// Connects; `first` is what comes over the network then.
+    pub(super) async fn dial(&self, first: &FirstBytes) -> Result<Dialled, DialError> {
         let plain = |stream| Dialled {
             stream,
             fingerprint: None,
@@ -101,10 +102,26 @@ impl Target {
         match self {
             Self::Unix(path) => {
                 let stream = UnixStream::connect(path).await.map_err(DialError::Connect)?;
-                Ok(plain(Box::new(stream)))
+                Ok(plain(Box::new(Watched::new(stream, first))))
             }
-            Self::Tcp(authority) => Ok(plain(Box::new(tcp(authority).await?))),
-            Self::Tls(authority, files) => files.secure(tcp(authority).await?).await,
+            Self::Tcp(authority) => Ok(plain(Box::new(Watched::new(tcp(authority).await?, first)))),
+            Self::Tls(authority, files) => files.secure(Watched::new(tcp(authority).await?, first)).await,
+        }
+    }
+
+    /// Whether TLS is expected there.
+    pub(super) fn is_secure(&self) -> bool {
+        matches!(self, Self::Tls(..))
+    }
+
+    /// What to check where a server ends connections without an answer.
+    pub(super) fn what_to_check(&self) -> &'static str {
+        match self {
+            Self::Unix(_) => "check that the plugin listens on this socket, and its log",
+            Self::Tcp(_) => {
+                "where it takes TLS alone, use a tls:// endpoint; or else check the endpoint and the plugin's log"
+            }
+            Self::Tls(..) => "check the endpoint and the plugin's log",
         }
     }
 
@@ -154,7 +171,7 @@ impl Contents {
 }
 
 impl TlsFiles {
-    async fn secure(&self, stream: TcpStream) -> Result<Dialled, DialError> {
+    async fn secure(&self, stream: Watched<TcpStream>) -> Result<Dialled, DialError> {
         let contents = self.read().await?;
         let fingerprint = contents.fingerprint();
         let connector = TlsConnector::from(Arc::new(self.client(contents)?));

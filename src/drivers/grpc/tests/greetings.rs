@@ -4,8 +4,8 @@ use super::faults::html;
 use super::plugin::{Ending, Plugin, Reply, capabilities};
 use super::*;
 use crate::cmi::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
-use crate::cmi::proto::cmi::v1::ProbeResponse;
 use crate::cmi::proto::cmi::v1::plugin_capability::rpc::Type as Capability;
+use crate::cmi::proto::cmi::v1::{GetPluginInfoResponse, ProbeResponse};
 
 const GREETING: [&str; 4] = [
     "GetPluginInfo",
@@ -89,11 +89,12 @@ async fn what_is_not_declared_is_unimplemented_without_a_round_trip() {
     assert_eq!(plugin.methods(), GREETING);
 }
 
-/// The least that a plugin may be: it doesn't even say what it is.
+/// The least that a plugin may be: it says who it is.
 #[tokio::test]
 async fn a_plugin_with_create_and_delete_alone_makes_and_deletes_vms() {
     let plugin = Plugin::start();
-    for method in GREETING {
+    plugin.answers("GetPluginCapabilities", Reply::ok(&capabilities(&[])));
+    for method in ["Probe", "GetExtensionCapabilities"] {
         plugin.answers(method, Reply::error(12, "unknown method"));
     }
     let driver = driver(&plugin);
@@ -101,7 +102,62 @@ async fn a_plugin_with_create_and_delete_alone_makes_and_deletes_vms() {
     let machine = driver.create_machine(create()).await.unwrap();
     assert_eq!(machine.provider_id.as_str(), "sim://1");
     driver.delete_machine(delete()).await.unwrap();
-    assert_eq!(driver.info().await.unwrap().name, "unknown");
+    assert_eq!(plugin.connections(), 1);
+}
+
+/// CMI-50, CMI-58, CMI-155: any gRPC server says UNIMPLEMENTED of what it does not know, and so does a proxy without a route.
+#[tokio::test]
+async fn a_grpc_server_that_does_not_serve_the_identity_calls_is_no_plugin() {
+    for method in &GREETING[..2] {
+        let plugin = Plugin::start();
+        plugin.answers(method, Reply::error(12, "unknown service cmi.v1.Identity"));
+        let driver = driver(&plugin);
+        let status = driver.create_machine(create()).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{method}: {status}");
+        for part in [
+            "cmi.sock can't be reached",
+            "does not serve cmi.v1.Identity",
+            "UNIMPLEMENTED (`unknown service cmi.v1.Identity`)",
+            "check the endpoint",
+        ] {
+            assert!(
+                status.message().contains(part),
+                "{method}: {part} is not in {status}"
+            );
+        }
+        assert_eq!(driver.probe().await.unwrap_err().code(), Code::Unavailable);
+        assert_eq!((plugin.count("CreateMachine"), driver.incarnation()), (0, 0));
+    }
+}
+
+/// A proxy that loses its route in the middle of a connection says of every call that it is unimplemented: a look-up that the
+/// driver lacks would lead to a create.
+#[tokio::test]
+async fn unimplemented_counts_only_while_the_plugin_says_who_it_is() {
+    let plugin = Plugin::start();
+    let driver = driver(&plugin);
+    let info = GetPluginInfoResponse {
+        name: "scripted.example.com".to_owned(),
+        version: "1".to_owned(),
+        ..GetPluginInfoResponse::default()
+    };
+    for method in ["GetMachineStatus", "Probe"] {
+        plugin.answers(method, Reply::error(12, ""));
+        driver.info().await.unwrap();
+        plugin.answers("GetPluginInfo", Reply::error(12, ""));
+        let asked = async || match method {
+            "Probe" => driver.probe().await.map(drop),
+            _ => driver.get_machine_status(look_up()).await.map(drop),
+        };
+        let lost = asked().await.unwrap_err();
+        assert_eq!(lost.code(), Code::Unavailable, "{method}: {lost}");
+        let status = driver.create_machine(create()).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{method}: {status}");
+        plugin.answers("GetPluginInfo", Reply::ok(&info));
+        eventually(async || driver.info().await).await;
+        assert_eq!(asked().await.unwrap_err().code(), Code::Unimplemented, "{method}");
+    }
+    assert_eq!(plugin.count("CreateMachine"), 0);
 }
 
 /// A server of HTTP says so of a service that nobody registered: that of Go, and those that mix gRPC with other things.
@@ -234,7 +290,12 @@ async fn a_plugin_that_comes_late_is_waited_for_without_being_hammered() {
             .all(|answer| answer.as_ref().is_err_and(|s| s.code() == Code::Unavailable))
     );
     assert!(plugin.connections() <= 1, "{} connections", plugin.connections());
-    plugin.answers("GetPluginInfo", Reply::error(12, "unknown method"));
+    let info = GetPluginInfoResponse {
+        name: "late.example.com".to_owned(),
+        version: "1".to_owned(),
+        ..GetPluginInfoResponse::default()
+    };
+    plugin.answers("GetPluginInfo", Reply::ok(&info));
     eventually(async || driver.create_machine(create()).await).await;
 }
 

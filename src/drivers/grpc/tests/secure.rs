@@ -230,3 +230,36 @@ async fn files_that_are_not_there_or_hold_something_else_are_named() {
         "{status}"
     );
 }
+
+/// CMI-160: which side has no TLS is said, and no call is made.
+#[tokio::test]
+async fn tls_on_one_side_alone_is_named() {
+    let authority = Authority::new();
+    let secured = Secured::start(&authority).await;
+    let plain = Target::Tcp(crate::cmi::endpoint::Authority {
+        host: "127.0.0.1".to_owned(),
+        port: secured.port,
+    });
+    let status = driver_of(plain, LONG).create_machine(create()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("use a tls:// endpoint"), "{status}");
+
+    let (files, _) = Files::new(&authority);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let open = Plugin::absent();
+    let serve = open.script();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve.serve(Box::new(stream)));
+        }
+    });
+    let status = files
+        .driver(port, NAMED)
+        .create_machine(create())
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("HTTP/2 without TLS"), "{status}");
+    assert!(secured.plugin.calls().is_empty() && open.calls().is_empty());
+}

@@ -1,0 +1,183 @@
+//! What is at an endpoint where no plugin answers, by the first bytes that came from there.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// How many bytes are kept: the first line of HTTP/1, or the head of a frame or of a record.
+const KEPT: usize = 48;
+/// The head of a frame of HTTP/2, and what says there that it is the SETTINGS with which a server begins.
+const FRAME_HEAD: usize = 9;
+const SETTINGS: u8 = 4;
+
+/// The first bytes that came over a connection, as they were on the network. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FirstBytes(Arc<Mutex<Vec<u8>>>);
+
+impl FirstBytes {
+    /// What was found, and what to check; nothing where the bytes are those of the protocol that was expected, or where there
+    /// are none.
+    pub(super) fn found(&self, expects_tls: bool) -> Option<String> {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let bytes = bytes.as_slice();
+        if bytes.is_empty() {
+            return None;
+        }
+        if let Some(line) = http1(bytes) {
+            return Some(if expects_tls {
+                format!("an HTTP/1 server without TLS is there (`{line}`): check the endpoint")
+            } else {
+                format!(
+                    "an HTTP/1 server is there (`{line}`): check the endpoint, and that a proxy in front of the plugin \
+                     passes HTTP/2 on"
+                )
+            });
+        }
+        match (is_tls(bytes), is_http2(bytes), expects_tls) {
+            (true, _, true) | (_, true, false) => None,
+            (true, _, false) => Some(
+                "a server that takes TLS alone is there: use a tls:// endpoint, or check which port it is".to_owned(),
+            ),
+            (_, true, true) => Some(
+                "a server of HTTP/2 without TLS is there: give it its certificates, or check which port it is".to_owned(),
+            ),
+            (false, false, _) => {
+                Some("something else than an HTTP/2 server is there: check the endpoint".to_owned())
+            }
+        }
+    }
+
+    /// Whether nothing came.
+    pub(super) fn is_none(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    fn add(&self, bytes: &[u8]) -> usize {
+        let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = KEPT.saturating_sub(first.len()).min(bytes.len());
+        first.extend(bytes.iter().take(room));
+        KEPT.saturating_sub(first.len())
+    }
+}
+
+/// The first line of an answer of HTTP/1, as far as it can be shown.
+fn http1(bytes: &[u8]) -> Option<String> {
+    bytes.starts_with(b"HTTP/1.").then(|| {
+        let line = bytes.split(|byte| *byte == b'\r' || *byte == b'\n').next();
+        line.unwrap_or_default()
+            .iter()
+            .map(|byte| char::from(*byte))
+            .filter(|c| c.is_ascii_graphic() || *c == ' ')
+            .collect()
+    })
+}
+
+/// A record of TLS 1.0 to 1.3.
+fn is_tls(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x14..=0x17, 3, ..])
+}
+
+fn is_http2(bytes: &[u8]) -> bool {
+    bytes
+        .get(..FRAME_HEAD)
+        .is_some_and(|head| head[0] == 0 && head[3] == SETTINGS && head[5..] == [0; 4])
+}
+
+/// A connection whose first bytes are kept.
+#[derive(Debug)]
+pub(super) struct Watched<IO> {
+    io: IO,
+    first: FirstBytes,
+    is_full: bool,
+}
+
+impl<IO> Watched<IO> {
+    pub(super) fn new(io: IO, first: &FirstBytes) -> Self {
+        Self {
+            io,
+            first: first.clone(),
+            is_full: false,
+        }
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Watched<IO> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.io).poll_read(cx, buffer);
+        if !self.is_full {
+            let bytes = buffer.filled().get(before..).unwrap_or_default();
+            self.is_full = self.first.add(bytes) == 0;
+        }
+        read
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Watched<IO> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(bytes: &[u8], expects_tls: bool) -> Option<String> {
+        let first = FirstBytes::default();
+        for byte in bytes {
+            first.add(&[*byte]);
+        }
+        first.found(expects_tls)
+    }
+
+    #[test]
+    fn the_first_bytes_say_what_is_there_instead_of_a_plugin() {
+        let settings = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 5];
+        let alert = [0x15, 3, 1, 0, 2, 2, 70];
+        let page = b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n\r\n";
+        for (bytes, expects_tls, expected) in [
+            (&settings[..], false, None),
+            (&alert, true, None),
+            (b"", false, None),
+            (&settings, true, Some("HTTP/2 without TLS")),
+            (&alert, false, Some("use a tls:// endpoint")),
+            (page, false, Some("(`HTTP/1.1 400 Bad Request`)")),
+            (page, true, Some("an HTTP/1 server without TLS")),
+            (b"SSH-2.0-OpenSSH_9.6\r\n", false, Some("something else")),
+        ] {
+            let found = found(bytes, expects_tls);
+            match (&found, expected) {
+                (Some(found), Some(expected)) => assert!(found.contains(expected), "{found}"),
+                (found, expected) => assert_eq!(found.as_deref(), expected),
+            }
+        }
+    }
+}
