@@ -8,12 +8,15 @@ use kube::{Api, Client};
 
 use super::Error;
 use crate::api::labels;
-use crate::driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
+use crate::driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT, is_dns_subdomain};
 
 /// Cluster API's key of the bootstrap data.
 const VALUE: &str = "value";
 /// Cluster API's key of the bootstrap data's format.
 const FORMAT: &str = "format";
+
+/// How much of a name is shown that can't be one.
+const LONGEST_SHOWN: usize = 253;
 
 /// `field` of credentials that the spec names.
 pub const SECRET_REF: &str = "spec.secretRef";
@@ -57,6 +60,16 @@ pub enum InvalidSecret {
         provider: String,
         /// What is wrong with them.
         why: String,
+    },
+    /// No Secret can have this name.
+    #[error(
+        "{field} is {name:?}, which is not the name of a Secret: lower case letters, digits, `-` and `.`, at most 253 characters"
+    )]
+    Name {
+        /// The name, or its beginning.
+        name: String,
+        /// Who names it.
+        field: &'static str,
     },
     /// It has no bootstrap data.
     #[error("the Secret `{0}` has no key `value` with the bootstrap data")]
@@ -137,6 +150,20 @@ pub async fn bootstrap_data(
     Ok(Ok(secrets))
 }
 
+/// A name that a Secret can have. The client puts names into the path of a request as they are: one with a slash would lead
+/// elsewhere, and one with a space to no request.
+struct SecretName(String);
+
+impl SecretName {
+    fn new(name: &str, field: &'static str) -> Result<Self, InvalidSecret> {
+        if is_dns_subdomain(name) {
+            return Ok(Self(name.to_owned()));
+        }
+        let name = name.chars().take(LONGEST_SHOWN).collect();
+        Err(InvalidSecret::Name { name, field })
+    }
+}
+
 async fn read(
     client: &Client,
     namespace: &str,
@@ -144,7 +171,10 @@ async fn read(
     field: &'static str,
     action: &'static str,
 ) -> Result<Result<BTreeMap<String, ByteString>, InvalidSecret>, Error> {
-    let name = name.to_owned();
+    let SecretName(name) = match SecretName::new(name, field) {
+        Ok(name) => name,
+        Err(invalid) => return Ok(Err(invalid)),
+    };
     let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
     match secrets.get_opt(&name).await {
         Ok(Some(secret)) => Ok(Ok(secret.data.unwrap_or_default())),
@@ -155,5 +185,63 @@ async fn read(
             Ok(Err(InvalidSecret::Forbidden { name, field, why }))
         }
         Err(error) => Err(Error::api(action, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{Request, Response};
+    use kube::client::Body;
+
+    use super::*;
+
+    /// A client that counts requests, and finds nothing.
+    fn client() -> (Client, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let service = tower::service_fn(move |_: Request<Body>| {
+            count.fetch_add(1, Ordering::SeqCst);
+            let status = r#"{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}"#;
+            let response = Response::builder()
+                .status(404)
+                .body(Body::from(status.as_bytes().to_vec()));
+            async move { Ok::<_, Infallible>(response.unwrap()) }
+        });
+        (Client::new(service, "default"), asked)
+    }
+
+    #[tokio::test]
+    async fn a_name_that_no_secret_has_never_gets_into_a_request() {
+        let (client, asked) = client();
+        let long = "a".repeat(254);
+        for name in [
+            "../../team-b/secrets/creds",
+            "a b\nc",
+            "",
+            ".",
+            "..",
+            "a?watch=true",
+            "a#b",
+            "a%2fb",
+            "A",
+            &long,
+        ] {
+            let secrets = credentials(&client, "ns", name, SECRET_REF).await.unwrap();
+            let data = bootstrap_data(&client, "ns", name, Secrets::default())
+                .await
+                .unwrap();
+            for invalid in [secrets.unwrap_err(), data.unwrap_err()] {
+                assert!(matches!(invalid, InvalidSecret::Name { .. }), "{name}: {invalid}");
+                let text = invalid.to_string();
+                assert!(!text.contains('\n') && text.len() < 512, "{text}");
+            }
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 0);
+        let there = credentials(&client, "ns", "a.b-1", SECRET_REF).await.unwrap();
+        assert!(matches!(there, Err(InvalidSecret::Missing { .. })));
     }
 }

@@ -527,3 +527,36 @@ async fn secret(world: &World, name: &str, data: Value) -> Result<()> {
     management_cluster::apply(&world.admin, secret).await?;
     Ok(())
 }
+
+/// Cluster API's schema takes any text for the name of the bootstrap Secret: it must not lead to another path of the API server,
+/// nor be passed over in silence.
+#[tokio::test]
+async fn a_bootstrap_secret_with_an_impossible_name_is_said_on_the_machine() -> Result<()> {
+    let world = World::new("names").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("c").await?;
+    let names = ["elsewhere", "broken"].map(str::to_owned);
+    let machines =
+        [("elsewhere", "../../team-b/secrets/creds"), ("broken", "a b\nc")].map(|(name, secret)| {
+            ByHand::new(&world, "c", name.to_owned())
+                .kept_by_the_case()
+                .machine("/spec/bootstrap/dataSecretName", json!(secret))
+        });
+    ByHand::create_all(&machines).await?;
+    all_become(&world, "a condition that names it", &names, |_, machine| {
+        let machine = machine.context("is gone")?;
+        condition(machine, conditions::READY, "False", Some("InvalidSecret"))?;
+        let status = machine.status.as_ref().context("no status")?;
+        let ready = conditions::get(&status.conditions, conditions::READY).context("no Ready")?;
+        ensure!(
+            ready.message.contains("not the name of a Secret"),
+            "{}",
+            ready.message
+        );
+        Ok(())
+    })
+    .await?;
+    ensure!(cloud.vms()?.is_empty(), "a VM was made");
+    Ok(())
+}
