@@ -24,7 +24,7 @@ use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use self::trigger::Trigger;
-use self::watch::{slim_infra_machine, slim_machine, watch, without_managed_fields};
+use self::watch::{slim, slim_infra_machine, slim_machine, watch};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{Guarded, labels};
@@ -121,7 +121,7 @@ impl Controllers {
     }
 
     fn watches(&self, writers: Writers) -> Vec<BoxFuture<'static, ()>> {
-        let (all, filtered) = (watcher::Config::default(), self.filtered());
+        let (all, filtered) = (in_pages(), self.filtered());
         let machines = watch(
             self.api(),
             all.clone(),
@@ -129,13 +129,7 @@ impl Controllers {
             slim_machine,
             self.on_machine(),
         );
-        let clusters = watch(
-            self.api(),
-            all,
-            writers.clusters,
-            without_managed_fields,
-            self.on_cluster(),
-        );
+        let clusters = watch(self.api(), all, writers.clusters, slim, self.on_cluster());
         let infra_machines = watch(
             self.api(),
             filtered.clone(),
@@ -147,14 +141,14 @@ impl Controllers {
             self.api(),
             filtered.clone(),
             writers.infra_clusters,
-            without_managed_fields,
+            slim,
             self.on_waiting(self.clusters.clone()),
         );
         let templates = watch(
             self.api(),
             filtered,
             writers.infra_machine_templates,
-            without_managed_fields,
+            slim,
             self.on_waiting(self.templates.clone()),
         );
         vec![
@@ -414,10 +408,18 @@ impl Controllers {
 
     fn filtered(&self) -> watcher::Config {
         match &self.options.watch_filter {
-            Some(value) => watcher::Config::default().labels(&format!("{}={value}", labels::WATCH_FILTER)),
-            None => watcher::Config::default(),
+            Some(value) => in_pages().labels(&format!("{}={value}", labels::WATCH_FILTER)),
+            None => in_pages(),
         }
     }
+}
+
+/// Objects in a page of a list.
+const PAGE: u32 = 32;
+
+/// Lists in pages that fit into memory even when every object is as large as the API server takes it: 1.5 MiB.
+fn in_pages() -> watcher::Config {
+    watcher::Config::default().page_size(PAGE)
 }
 
 /// Which driver was met, and what it said of itself.

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use super::trigger::Trigger;
 use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{Guarded, labels};
+use crate::api::{Guarded, bounded, labels};
 
 /// What became of an object.
 #[derive(Clone, Debug)]
@@ -191,22 +191,16 @@ pub(super) fn fingerprint(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Removes what nobody reads of an object before it is cached: managed fields are a third of it.
-pub(super) fn without_managed_fields<K: Resource>(object: &mut K) {
-    object.meta_mut().managed_fields = None;
+/// Removes what nobody reads of an object before it is cached, managed fields first, and bounds the rest.
+pub(super) fn slim<K: Resource>(object: &mut K) {
+    bounded::bound(object.meta_mut());
 }
 
 /// Makes an InfraMachine small before it is cached. What reads JSON leaves room in every list for more than it found: a fifth of
 /// the object.
 pub(super) fn slim_infra_machine(guarded: &mut Guarded<InfraMachine>) {
-    without_managed_fields(guarded);
+    slim(guarded);
     let Ok(machine) = &mut guarded.0 else { return };
-    if let Some(owners) = &mut machine.metadata.owner_references {
-        owners.shrink_to_fit();
-    }
-    if let Some(finalizers) = &mut machine.metadata.finalizers {
-        finalizers.shrink_to_fit();
-    }
     if let Some(status) = &mut machine.status {
         status.conditions.shrink_to_fit();
         status.addresses.shrink_to_fit();

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 use super::Context;
 use crate::api::MACHINE_FINALIZER;
+use crate::api::bounded;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::{Error, patch_params, publish_status};
@@ -69,11 +70,13 @@ impl<'a> Object<'a> {
     /// [`Error::Conflict`] when the object is not what it was thought to be.
     pub async fn claim(&mut self, claim: &Claim) -> Result<bool, Error> {
         let mut annotations = missing_annotations(&self.latest, claim)?;
-        let finalizers = (!has_finalizer(&self.latest)).then(|| {
-            let mut all = self.latest.metadata.finalizers.clone().unwrap_or_default();
+        let finalizers = if has_finalizer(&self.latest) {
+            None
+        } else {
+            let mut all = self.finalizers("reading the finalizers").await?;
             all.push(MACHINE_FINALIZER.to_owned());
-            all
-        });
+            Some(all)
+        };
         if annotations.is_empty() && finalizers.is_none() {
             return Ok(false);
         }
@@ -258,16 +261,9 @@ impl<'a> Object<'a> {
 
     /// Lets the object go: removes our finalizer and no other.
     pub async fn release(&mut self) -> Result<(), Error> {
-        let rest: Vec<_> = self
-            .latest
-            .metadata
-            .finalizers
-            .iter()
-            .flatten()
-            .filter(|name| *name != MACHINE_FINALIZER)
-            .cloned()
-            .collect();
         let action = "removing the finalizer";
+        let mut rest = self.finalizers(action).await?;
+        rest.retain(|name| name != MACHINE_FINALIZER);
         let body = self.with_resource_version(json!({"metadata": {"finalizers": rest}}));
         // Metadata is enough for an answer, and can be read where the spec can't.
         let released = self
@@ -294,6 +290,8 @@ impl<'a> Object<'a> {
             .get(self.name())
             .await
             .map_err(|error| Error::api(action, error))?;
+        let mut live = live;
+        bounded::bound(&mut live.metadata);
         let same = live.metadata.uid == self.latest.metadata.uid
             && live.metadata.deletion_timestamp.is_none()
             && decides_the_same(&self.latest, &live)
@@ -334,13 +332,26 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
+    /// All finalizers: of an object with very many, a cache holds some. Where it changed meanwhile, the write that follows is
+    /// refused.
+    async fn finalizers(&self, action: &'static str) -> Result<Vec<String>, Error> {
+        let known = self.latest.metadata.finalizers.clone().unwrap_or_default();
+        if known.len() < bounded::MOST_KEPT {
+            return Ok(known);
+        }
+        let live = self.api.get_metadata(self.name()).await;
+        let live = live.map_err(|error| Error::api(action, error))?;
+        Ok(live.metadata.finalizers.unwrap_or_default())
+    }
+
     fn with_resource_version(&self, mut body: Value) -> Value {
         body["metadata"]["resourceVersion"] = json!(self.latest.metadata.resource_version);
         body
     }
 
     fn remember(&mut self, mut written: InfraMachine) {
-        written.metadata.managed_fields = None;
+        // As the cache has it, with which it is compared.
+        bounded::bound(&mut written.metadata);
         self.latest = Arc::new(written);
         self.ctx.memory.wrote(self.uid(), Arc::clone(&self.latest));
         // The watch may have been faster than the answer: then nobody else will notice that the cache has it.

@@ -274,3 +274,42 @@ async fn may(
     let answer = reviews.create(&PostParams::default(), &review).await?;
     Ok(answer.status.context("no answer")?.allowed)
 }
+
+/// A name goes into the path of a request.
+#[tokio::test]
+async fn a_secret_name_that_no_secret_has_is_refused_in_every_kind() -> Result<()> {
+    let namespace = namespace().await?;
+    for (kind, inside_template) in [
+        ("InfraMachine", false),
+        ("InfraMachineTemplate", true),
+        ("InfraCluster", false),
+        ("InfraClusterTemplate", true),
+    ] {
+        let tenant = api(Who::Tenant, &namespace, kind).await?;
+        let long = "a".repeat(254);
+        for (name, fits) in [
+            ("creds.team-a", true),
+            ("../../team-b/secrets/creds", false),
+            ("a b\nc", false),
+            ("a\n", false),
+            ("A", false),
+            ("a..b", false),
+            (&long, false),
+        ] {
+            let spec = json!({"secretRef": {"name": name}});
+            let spec = if inside_template {
+                json!({"template": {"spec": spec}})
+            } else {
+                spec
+            };
+            let answer = create(&tenant, &object(kind, "o", &json!({}), &spec)).await?;
+            if fits {
+                answer?;
+            } else {
+                let message = refusal(answer).with_context(|| format!("{kind} {name:?}"))?;
+                ensure!(message.contains("secretRef.name"), "{message}");
+            }
+        }
+    }
+    Ok(())
+}

@@ -8,10 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::api::conditions::{self, reason};
-use crate::api::schema;
-
-/// The most bytes that a provider spec may have as JSON; it is kept in an annotation as well.
-const MAX_PROVIDER_SPEC_BYTES: usize = 64 * 1024;
+use crate::api::{bounded, schema};
 
 /// The VM that a Machine asks for.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema, Validate)]
@@ -130,10 +127,15 @@ pub struct InfraMachineSpec {
 
     /// The driver's description of the VM; which fields there are is the driver's to say. It may change until the VM is
     /// created, after that only in fields that the driver can update on a living VM. The provider adds the tags
-    /// kubernetes.io/cluster, kubernetes.io/role and capcmi.io/machine, which it may not hold.
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    /// kubernetes.io/cluster, kubernetes.io/role and capcmi.io/machine, which it may not hold. At most 64 KiB as JSON, and 4096
+    /// values.
+    #[serde(
+        default,
+        skip_serializing_if = "Map::is_empty",
+        deserialize_with = "bounded::provider_spec"
+    )]
     #[schemars(schema_with = "schema::open_object")]
-    #[garde(custom(fits_into_an_annotation))]
+    #[garde(custom(is_small_enough))]
     pub provider_spec: Map<String, Value>,
 
     /// Secret in this namespace whose keys are handed to the driver: its credentials.
@@ -197,7 +199,7 @@ fn as_written(path: &str, written: &Value) -> String {
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // garde's signature
-fn fits_into_an_annotation(spec: &Map<String, Value>, _: &()) -> garde::Result {
+fn is_small_enough(spec: &Map<String, Value>, _: &()) -> garde::Result {
     if spec.len() > schema::MAX_PROPERTIES {
         return Err(garde::Error::new(format!(
             "has {} fields; at most {} are allowed",
@@ -205,23 +207,25 @@ fn fits_into_an_annotation(spec: &Map<String, Value>, _: &()) -> garde::Result {
             schema::MAX_PROPERTIES
         )));
     }
-    let bytes = serde_json::to_string(spec)
-        .map_err(|error| garde::Error::new(error.to_string()))?
-        .len();
-    if bytes > MAX_PROVIDER_SPEC_BYTES {
-        return Err(garde::Error::new(format!(
-            "has {bytes} bytes; at most {MAX_PROVIDER_SPEC_BYTES} are allowed"
-        )));
+    if let Some(why) = bounded::not_read(spec) {
+        return Err(garde::Error::new(why));
     }
-    Ok(())
+    let json = serde_json::to_string(spec).map_err(|error| garde::Error::new(error.to_string()))?;
+    bounded::too_large(&json).map_or(Ok(()), |why| Err(garde::Error::new(why)))
 }
 
 /// A Secret in the same namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema, Validate)]
 pub struct SecretReference {
     /// Name of the Secret.
-    #[schemars(length(min = 1, max = 253))]
-    #[garde(length(bytes, min = 1, max = 253))]
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+    )]
+    #[garde(
+        length(bytes, min = 1, max = 253),
+        pattern(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+    )]
     pub name: String,
 }
 
@@ -374,6 +378,7 @@ mod tests {
             "provider",
             "providerID",
             "providerSpec",
+            "secretRef.name",
             "secretRef.name",
             "shutdownTimeoutSeconds",
         ];

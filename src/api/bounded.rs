@@ -1,0 +1,286 @@
+//! How much of an object is kept in memory, whatever its owner has put into it.
+//!
+//! The API server takes objects of more than a MiB from anybody who may create them, and caches hold every object. So the parts
+//! that have no bound of their own get one: a provider spec where it is read, metadata before they are cached.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::de::Error as _;
+use serde::{Deserialize as _, Deserializer};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::MACHINE_FINALIZER;
+use super::labels::RESERVED_ANNOTATIONS;
+
+/// The most bytes that a provider spec may have as JSON; it is kept in an annotation as well.
+pub const MAX_PROVIDER_SPEC_BYTES: usize = 64 * 1024;
+/// The most values that it may have: each costs a hundred bytes of memory, however short it is.
+pub const MAX_PROVIDER_SPEC_VALUES: usize = 4096;
+
+/// The field of a provider spec that stands for one that was not read.
+const NOT_READ: &str = "capcmi.io/not-read";
+/// The annotation of a cached object that stands for all labels and annotations that are not kept: it changes with them.
+const OTHERS: &str = "capcmi.io/others";
+/// Labels and annotations with a meaning to the provider or to Cluster API have names of these domains.
+const DOMAINS: [&str; 2] = ["capcmi.io", "cluster.x-k8s.io"];
+/// The most bytes of a label or annotation with its key.
+const MOST_BYTES: usize = 1024;
+/// The most labels, annotations, owners and finalizers that are kept of an object.
+pub const MOST_KEPT: usize = 64;
+
+/// Reads a provider spec; of one that is too large only that.
+pub(super) fn provider_spec<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Map<String, Value>, D::Error> {
+    let text = Box::<RawValue>::deserialize(deserializer)?;
+    match too_large(text.get()) {
+        Some(why) => Ok([(NOT_READ.to_owned(), Value::String(why))].into_iter().collect()),
+        None => serde_json::from_str(text.get()).map_err(D::Error::custom),
+    }
+}
+
+/// Why a provider spec was not read, where it was not.
+pub fn not_read(spec: &Map<String, Value>) -> Option<&str> {
+    spec.get(NOT_READ).and_then(Value::as_str)
+}
+
+/// What is too much about the JSON of a provider spec.
+pub fn too_large(json: &str) -> Option<String> {
+    if json.len() > MAX_PROVIDER_SPEC_BYTES {
+        return Some(format!(
+            "has {} bytes; at most {MAX_PROVIDER_SPEC_BYTES} are allowed",
+            json.len()
+        ));
+    }
+    let values = values(json);
+    (values > MAX_PROVIDER_SPEC_VALUES)
+        .then(|| format!("has {values} values; at most {MAX_PROVIDER_SPEC_VALUES} are allowed"))
+}
+
+/// How many values a JSON text has, itself included, or one more for every list and object in it that is empty.
+fn values(json: &str) -> usize {
+    let (mut count, mut in_text, mut escaped) = (1, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            b',' | b'[' | b'{' if !in_text => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
+/// Keeps of the metadata what somebody reads, and bounds that. What others write is folded into one annotation, so that a
+/// change of it is seen.
+///
+/// Idempotent: metadata that were bounded stay as they are.
+pub fn bound(meta: &mut ObjectMeta) {
+    meta.managed_fields = None;
+    let mut others = DefaultHasher::new();
+    let mut is_cut = false;
+    let mut fold = |key: &String, value: &String| {
+        is_cut = true;
+        key.hash(&mut others);
+        value.hash(&mut others);
+    };
+    for all in [&mut meta.labels, &mut meta.annotations].into_iter().flatten() {
+        let mut kept = 0;
+        all.retain(|key, value| {
+            if RESERVED_ANNOTATIONS.contains(&key.as_str()) || key == OTHERS {
+                return true;
+            }
+            let keep = kept < MOST_KEPT && key.len() + value.len() <= MOST_BYTES && is_known(key);
+            if keep {
+                kept += 1;
+            } else {
+                fold(key, value);
+            }
+            keep
+        });
+    }
+    if is_cut {
+        let others = format!("{:016x}", others.finish());
+        meta.annotations
+            .get_or_insert_default()
+            .insert(OTHERS.to_owned(), others);
+    }
+    if let Some(owners) = &mut meta.owner_references {
+        let mut kept = 0;
+        owners.sort_by_key(|owner| owner.controller != Some(true));
+        owners.retain(|owner| {
+            let size = owner.api_version.len() + owner.kind.len() + owner.name.len() + owner.uid.len();
+            kept += 1;
+            kept <= MOST_KEPT && size <= MOST_BYTES
+        });
+        owners.shrink_to_fit();
+    }
+    if let Some(finalizers) = &mut meta.finalizers {
+        if finalizers.len() > MOST_KEPT {
+            finalizers.sort_by_key(|name| name != MACHINE_FINALIZER);
+            finalizers.truncate(MOST_KEPT);
+        }
+        finalizers.shrink_to_fit();
+    }
+}
+
+/// Whether a key is of a domain whose keys mean something here.
+fn is_known(key: &str) -> bool {
+    key.split_once('/').is_some_and(|(domain, _)| {
+        DOMAINS.iter().any(|known| {
+            domain
+                .strip_suffix(known)
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::labels;
+    use crate::api::v1alpha1::{InfraMachine, InfraMachineTemplate};
+
+    fn size(value: &impl serde::Serialize) -> usize {
+        serde_json::to_string(value).unwrap().len()
+    }
+
+    #[test]
+    fn a_provider_spec_that_is_too_large_is_not_read_and_said_to_be_so() {
+        let long = json!({"a": "x".repeat(MAX_PROVIDER_SPEC_BYTES)});
+        let many = json!({"a": vec![0; MAX_PROVIDER_SPEC_VALUES]});
+        let deep: Value = (0..50).fold(json!(1), |inner, _| json!([inner]));
+        let largest =
+            json!({"a": vec![0; MAX_PROVIDER_SPEC_VALUES - 4], "b": "[,{\\\"[,".repeat(8), "c": deep});
+        for (spec, expected) in [(long, "bytes"), (many, "values")] {
+            let object = json!({"metadata": {"name": "m"}, "spec": {"providerSpec": spec}});
+            for text in [object.to_string(), format!("{object:#}")] {
+                let read: InfraMachine = serde_json::from_str(&text).unwrap();
+                assert!(size(&read) < 512);
+                let violations = read.spec.violations();
+                assert!(
+                    violations[0].starts_with("providerSpec: has ") && violations[0].contains(expected),
+                    "{violations:?}"
+                );
+            }
+            let object =
+                json!({"metadata": {"name": "t"}, "spec": {"template": {"spec": {"providerSpec": spec}}}});
+            let read: InfraMachineTemplate = serde_json::from_value(object).unwrap();
+            assert!(size(&read) < 512);
+        }
+        let read: InfraMachine =
+            serde_json::from_value(json!({"metadata": {}, "spec": {"providerSpec": largest}})).unwrap();
+        assert!(
+            not_read(&read.spec.provider_spec).is_some(),
+            "lists in lists are values, too"
+        );
+        let fits = json!({"a": vec![0; 4000], "b": "[,{\\\"[,".repeat(2000)});
+        let read: InfraMachine =
+            serde_json::from_value(json!({"metadata": {}, "spec": {"providerSpec": fits}})).unwrap();
+        assert_eq!(read.spec.violations(), Vec::<String>::new());
+    }
+
+    /// What the API server takes at most: 256 KiB of annotations, and labels and owners until the object is full.
+    fn stuffed() -> ObjectMeta {
+        let text = "x".repeat(63);
+        ObjectMeta {
+            name: Some("m".to_owned()),
+            annotations: Some(
+                [
+                    ("note".to_owned(), "x".repeat(200 * 1024)),
+                    ("infrastructure.capcmi.io/long".to_owned(), "x".repeat(20 * 1024)),
+                    (labels::PAUSED.to_owned(), String::new()),
+                    (labels::CLUSTER_ID.to_owned(), "c".to_owned()),
+                ]
+                .into_iter()
+                .chain((0..1000).map(|n| (format!("x{n}.cluster.x-k8s.io/a"), text.clone())))
+                .collect(),
+            ),
+            labels: Some((0..5000).map(|n| (format!("l{n}"), text.clone())).collect()),
+            owner_references: Some(
+                (0..5000)
+                    .map(|n| OwnerReference {
+                        api_version: "v1".to_owned(),
+                        kind: "ConfigMap".to_owned(),
+                        name: if n == 7 {
+                            "x".repeat(1 << 20)
+                        } else {
+                            format!("o{n}")
+                        },
+                        uid: format!("u{n}"),
+                        controller: (n == 4999).then_some(true),
+                        ..OwnerReference::default()
+                    })
+                    .collect(),
+            ),
+            finalizers: Some(
+                (0..5000)
+                    .map(|n| format!("example.com/{n}"))
+                    .chain([MACHINE_FINALIZER.to_owned()])
+                    .collect(),
+            ),
+            ..ObjectMeta::default()
+        }
+    }
+
+    #[test]
+    fn of_metadata_what_is_read_is_kept_and_the_rest_costs_nothing() {
+        let full = stuffed();
+        assert!(size(&full) > 1_000_000);
+        let mut bounded = full.clone();
+        bound(&mut bounded);
+        assert!(size(&bounded) < 32 * 1024, "{}", size(&bounded));
+        let annotations = bounded.annotations.as_ref().unwrap();
+        for key in [labels::PAUSED, labels::CLUSTER_ID] {
+            assert_eq!(annotations.get(key), full.annotations.as_ref().unwrap().get(key));
+        }
+        let finalizers = bounded.finalizers.as_ref().unwrap();
+        assert!(finalizers.contains(&MACHINE_FINALIZER.to_owned()) && finalizers.len() == MOST_KEPT);
+        let owners = bounded.owner_references.as_ref().unwrap();
+        assert_eq!(
+            owners[0].controller,
+            Some(true),
+            "the controller is among those kept"
+        );
+
+        let mut again = bounded.clone();
+        bound(&mut again);
+        assert_eq!(again, bounded);
+    }
+
+    /// Any annotation has a machine tried at once.
+    #[test]
+    fn a_change_of_what_is_not_kept_is_seen() {
+        let mut seen = std::collections::BTreeSet::new();
+        for (annotation, label) in [("a", "a"), ("b", "a"), ("a", "b")] {
+            let mut meta = ObjectMeta {
+                annotations: Some([("note".to_owned(), annotation.to_owned())].into()),
+                labels: Some([("team".to_owned(), label.to_owned())].into()),
+                ..ObjectMeta::default()
+            };
+            bound(&mut meta);
+            assert!(meta.labels.unwrap().is_empty());
+            seen.insert(meta.annotations);
+        }
+        assert_eq!(seen.len(), 3);
+    }
+
+    #[test]
+    fn a_small_object_is_kept_as_it_is() {
+        let meta = ObjectMeta {
+            annotations: Some([(labels::DELETE_FOR_MOVE.to_owned(), String::new())].into()),
+            labels: Some([(labels::CLUSTER_NAME.to_owned(), "c".to_owned())].into()),
+            ..ObjectMeta::default()
+        };
+        let mut bounded = meta.clone();
+        bound(&mut bounded);
+        assert_eq!(bounded, meta);
+        assert!(!is_known("capcmi.io") && !is_known("evilcapcmi.io/a") && is_known("capcmi.io/a"));
+    }
+}
