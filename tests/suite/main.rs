@@ -13,6 +13,7 @@ mod identity;
 mod idle;
 mod leadership;
 mod lifecycle;
+mod memory;
 mod moving;
 mod orphans;
 mod pacing;

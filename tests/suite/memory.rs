@@ -1,0 +1,69 @@
+//! What the largest objects cost the provider, whoever makes them.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use capcmi::api::v1alpha1::InfraMachine;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use kube::api::{Api, DeleteParams, ListParams};
+use serde_json::json;
+
+use crate::support::{Cloud, Provider, World};
+
+/// How many objects there are.
+const OBJECTS: usize = 200;
+/// Just below what the API server takes: 1.5 MiB a request, of which 256 KiB are annotations.
+const SPEC_BYTES: usize = 1_100_000;
+const ANNOTATION_BYTES: usize = 200_000;
+/// What the provider may take at its peak, in MiB: they are 250 together, and its container has 256.
+const MOST_MIB: u64 = 160;
+
+/// The memory at its peak, in MiB, of the provider that was started with a drivers file: it is the child of a shell.
+fn peak_mib(drivers: &Path) -> Result<u64> {
+    let drivers = drivers.to_str().context("a path that is no text")?;
+    let of_provider = |folder: &Path| {
+        std::fs::read_to_string(folder.join("cmdline")).is_ok_and(|line| {
+            let program = line.split('\0').next().unwrap_or_default();
+            program.ends_with("/capcmi") && line.contains(drivers)
+        })
+    };
+    let folders = std::fs::read_dir("/proc")?.filter_map(|entry| Some(entry.ok()?.path()));
+    let folder = folders.into_iter().find(|folder| of_provider(folder));
+    let status = std::fs::read_to_string(folder.context("the provider does not run")?.join("status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|text| text.trim().strip_suffix("kB"));
+    Ok(kib.context("no peak")?.trim().parse::<u64>()? / 1024)
+}
+
+/// A tenant makes them without a Machine. A provider that is ready has listed and cached all of them.
+#[tokio::test]
+async fn two_hundred_of_the_largest_objects_do_not_fill_the_memory() -> Result<()> {
+    let world = World::new("large").await?;
+    let cloud = Cloud::new(&world);
+    let large = |number: usize| {
+        json!({
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
+            "metadata": {
+                "name": format!("large-{number}"), "namespace": world.namespace,
+                "annotations": {"note": "x".repeat(ANNOTATION_BYTES)},
+            },
+            "spec": {"providerSpec": {"vmPool": "x".repeat(SPEC_BYTES)}},
+        })
+    };
+    stream::iter(0..OBJECTS)
+        .map(|number| management_cluster::apply(&world.admin, large(number)))
+        .buffer_unordered(4)
+        .try_for_each(async |_| Ok(()))
+        .await?;
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let peak = peak_mib(&world.folder.join("provider-drivers.yaml"))?;
+    let machines: Api<InfraMachine> = Api::namespaced(world.admin.clone(), &world.namespace);
+    machines
+        .delete_collection(&DeleteParams::default(), &ListParams::default())
+        .await?;
+    ensure!(
+        peak < MOST_MIB,
+        "the provider took {peak} MiB to list {OBJECTS} large objects"
+    );
+    Ok(())
+}
