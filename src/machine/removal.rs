@@ -107,7 +107,7 @@ async fn do_without(
 
 /// What the driver says of the VM.
 async fn read(
-    object: &Object<'_>,
+    object: &mut Object<'_>,
     turn: &Turn<'_>,
     plan: &Delete,
     class: MachineClass,
@@ -117,12 +117,13 @@ async fn read(
         provider_id: plan.provider_id.clone(),
         class,
     };
-    turn.driver().get_machine_status(request).await
+    let call = turn.driver().get_machine_status(request);
+    object.awaiting(Operation::GetMachineStatus, call).await
 }
 
 /// Whether the driver sees the VM.
 async fn look(
-    object: &Object<'_>,
+    object: &mut Object<'_>,
     turn: &Turn<'_>,
     plan: &Delete,
     class: MachineClass,
@@ -235,7 +236,7 @@ async fn remove(
 
 async fn confirm_gone(
     ctx: &Context,
-    object: &Object<'_>,
+    object: &mut Object<'_>,
     turn: &Turn<'_>,
     plan: &Delete,
     class: MachineClass,

@@ -23,6 +23,7 @@ with_every_backing!(
     a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none,
     the_last_known_state_is_kept_and_handed_back,
     a_machines_failure_domain_is_where_its_vm_is,
+    a_look_up_that_turns_out_not_to_be_offered_is_asked_for_once_and_then_the_lists_have_the_word,
 );
 
 /// INI-11, UPD-02, CTL-GS-12, CTL-CR-00: every optional call may be missing, alone or all at once, as in a CMI plugin with
@@ -335,6 +336,31 @@ async fn a_machines_failure_domain_is_where_its_vm_is(backing: Backing) -> Resul
     let free = ByHand::new(&world, "one", "free").infra("/spec/provider", json!("none"));
     free.create().await?.provisioned().await?;
     none.holds(1).await?;
+    Ok(())
+}
+
+/// CMI-37, CTL-GS-12: a driver that offers the look-up, and does not have it.
+async fn a_look_up_that_turns_out_not_to_be_offered_is_asked_for_once_and_then_the_lists_have_the_word(
+    backing: Backing,
+) -> Result<()> {
+    let world = World::new("not-offered").await?;
+    let cloud = Cloud::new(&world);
+    let driver = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    world.cluster("one").await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
+    machine.provisioned().await?;
+    let before = cloud.count(Operation::GetMachineStatus, "m")?;
+    cloud.fail(json!([{"operation": "GetMachineStatus", "code": "Unimplemented"}]))?;
+    let vm = cloud.holds(1).await?.remove(0);
+    cloud.console()?.vanish(vm.id)?;
+    machine
+        .until("a vanished VM", |machine| {
+            says(machine, conditions::READY, "False", "VirtualMachineVanished")
+        })
+        .await?;
+    let asked = cloud.count(Operation::GetMachineStatus, "m")? - before;
+    ensure!(asked == 1, "asked {asked} times for what is not offered");
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use kube::api::DeleteParams;
 use serde_json::json;
 
-use crate::support::by_hand::{event, says};
+use crate::support::by_hand::{event, message, says};
 use crate::support::{Cloud, Provider, Stage, World};
 
 /// The reference of the Machine that owns a machine.
@@ -82,8 +82,15 @@ async fn a_call_that_takes_long_and_a_deletion_that_others_keep_say_so() -> Resu
     ensure!(last.state == OperationState::Processing, "{last:?}");
     ensure!(last.operation.as_deref() == Some("CreateMachine"), "{last:?}");
     machine.provisioned().await?;
-    cloud.fail(json!([]))?;
+    cloud.fail(json!([{"operation": "GetMachineStatus", "latencyMs": 9000}]))?;
     machine.delete().await?;
+    machine
+        .until("a look-up that is under way", |machine| {
+            says(machine, conditions::DELETING, "True", "Deleting")
+                && message(machine, conditions::READY).contains("GetMachineStatus")
+        })
+        .await?;
+    cloud.fail(json!([]))?;
     machine
         .until("a deletion that others keep", |machine| {
             says(machine, conditions::DELETING, "True", "WaitingForFinalizers")

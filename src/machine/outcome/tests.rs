@@ -51,6 +51,27 @@ fn every_call_and_code_waits_as_its_class_says() {
     }
 }
 
+/// CMI-37
+#[test]
+fn what_the_driver_does_not_offer_is_remembered_by_the_call() {
+    let failed = |call| Outcome::Failed(Box::new(failure(call, Code::Unimplemented)));
+    for (outcome, call) in [
+        (failed(Call::Update), Some(Operation::UpdateMachine)),
+        (
+            failed(Call::FinishInitialization),
+            Some(Operation::InitializeMachine),
+        ),
+        (
+            Outcome::NotOffered(Operation::GetMachineStatus),
+            Some(Operation::GetMachineStatus),
+        ),
+        (failed(Call::Recheck), None),
+        (Outcome::Left, None),
+    ] {
+        assert_eq!(outcome.awaits_another_driver(), call, "{outcome:?}");
+    }
+}
+
 #[test]
 fn jitter_only_shortens_a_wait_and_never_to_nothing() {
     for call in Call::ALL {

@@ -188,6 +188,8 @@ fn no_status_ever_holds_a_null() {
 fn what_has_nothing_to_say_writes_nothing() {
     for outcome in [
         Outcome::Left,
+        Outcome::Later(Duration::from_secs(1)),
+        Outcome::NotOffered(Operation::GetMachineStatus),
         Outcome::Gone,
         Outcome::Waiting(Some(Duration::from_secs(1))),
     ] {
