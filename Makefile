@@ -73,10 +73,13 @@ bench: ## Measure what a fleet costs, beside a bare client (MACHINES="2000 10000
 # How long `make soak` kills at random, and the seed of a run to repeat; without one, another one every time.
 SOAK_SECONDS ?= 600
 SOAK_SEED ?=
+# What becomes of orphans meanwhile: `report`, or `delete`, which must not take the VM of a machine that lives.
+SOAK_ORPHANS ?= report
 
 .PHONY: soak
 soak: ## Kill replicas, a plugin and the API server at random while machines come and go (SOAK_SECONDS=600, SOAK_SEED=…).
-	SOAK_SECONDS='$(SOAK_SECONDS)' SOAK_SEED='$(SOAK_SEED)' $(CARGO) test --locked --test suite soak:: -- --ignored --nocapture
+	SOAK_SECONDS='$(SOAK_SECONDS)' SOAK_SEED='$(SOAK_SEED)' SOAK_ORPHANS='$(SOAK_ORPHANS)' \
+		$(CARGO) test --locked --test suite soak:: -- --ignored --nocapture
 
 # How long `make fuzz` tries each target.
 FUZZ_SECONDS ?= 60

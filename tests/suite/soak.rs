@@ -2,7 +2,8 @@
 //! while machines are made, changed, replaced and deleted, and the cloud's journal tells whether one was lost or made twice.
 //!
 //! `SOAK_SECONDS` is how long (600), `SOAK_SEED` what to repeat: the choice of actions, not the moment at which each
-//! strikes.
+//! strikes. `SOAK_ORPHANS=delete` lets the provider delete orphans, as eagerly as it can: a machine that loses its VM is told
+//! all the same, but a VM that is lost is cleared away.
 
 mod chaos;
 mod dice;
@@ -29,6 +30,7 @@ use crate::support::{Cloud, Plugin, World};
 
 const SECONDS: &str = "SOAK_SECONDS";
 const SEED: &str = "SOAK_SEED";
+const ORPHANS: &str = "SOAK_ORPHANS";
 /// How long all may take to be as it is wanted once nothing goes wrong any more: the longest wait between two tries, and
 /// the roll-out of a whole deployment.
 const CONVERGENCE: Duration = Duration::from_mins(8);
@@ -92,6 +94,12 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
         .await?
         .through(service_account(world).await?)
         .flag("--log-level=info,capcmi=debug")
+        .flag(format!(
+            "--orphans={}",
+            std::env::var(ORPHANS).unwrap_or("report".to_owned())
+        ))
+        .flag("--orphans-interval=2s")
+        .flag("--orphans-min-age=1s")
         .flag("--leader-elect-lease-duration=6s")
         .flag("--leader-elect-renew-deadline=4s")
         .flag("--leader-elect-retry-period=500ms");
