@@ -51,6 +51,13 @@ pub enum Event {
         /// Its condition now.
         condition: Condition,
     },
+    /// A VM that was ordered comes into being only later.
+    Deferred {
+        /// Which VM.
+        id: VmId,
+        /// Until when there is none.
+        until: Instant,
+    },
     /// A VM is gone without anybody having ordered it.
     Vanished {
         /// Which VM.
@@ -87,6 +94,8 @@ pub struct Cloud {
     pools: HashMap<String, PoolUse>,
     departures: BinaryHeap<Reverse<(Instant, VmId)>>,
     gone: HashMap<VmId, Instant>,
+    /// What was ordered and is not there yet.
+    deferred: Vec<(Instant, Vm)>,
     quota: Quota,
     mutations: u64,
 }
@@ -201,8 +210,15 @@ impl Cloud {
         subnet.host(next).or_else(|| used.returned.first().copied())
     }
 
-    /// Lets the time pass: VMs whose time has come are gone.
+    /// Lets the time pass: VMs whose time has come are there, or gone.
     pub fn advance(&mut self, now: Instant) {
+        for (_, vm) in self
+            .deferred
+            .extract_if(.., |(at, _)| *at <= now)
+            .collect::<Vec<_>>()
+        {
+            self.add(vm);
+        }
         while let Some(Reverse((at, id))) = self
             .departures
             .peek()
@@ -219,6 +235,8 @@ impl Cloud {
     /// Adds an event. Events about a VM that is gone change nothing.
     pub fn apply(&mut self, entry: Entry) {
         self.mutations += 1;
+        // A journal that is read later: what is deleted has come before.
+        self.advance(entry.at);
         match entry.event {
             Event::Ordered(vm) => self.add(*vm),
             Event::StopOrdered { id, stops_at } => self.change(id, |vm| vm.stops_at = Some(stops_at)),
@@ -229,6 +247,12 @@ impl Cloud {
             Event::SourceDestCheckSet { id, on } => self.change(id, |vm| vm.source_dest_check = on),
             Event::LabelsSet { id, labels } => self.change(id, |vm| vm.labels = labels),
             Event::ConditionSet { id, condition } => self.change(id, |vm| vm.condition = condition),
+            Event::Deferred { id, until } => {
+                let vm = self.vms.get(&id).cloned();
+                self.remove(id, entry.at);
+                self.gone.remove(&id);
+                self.deferred.extend(vm.map(|vm| (until, vm)));
+            }
             Event::Vanished { id } => self.remove(id, entry.at),
             Event::QuotaSet { quota } => self.quota = quota.map_or(Quota::Lifted, Quota::Set),
             Event::CapacitySet { pool, capacity } => {
@@ -305,6 +329,27 @@ mod tests {
         cloud.advance(Instant::from_millis(50));
         assert_eq!((cloud.named("c", "a").count(), cloud.taken("default")), (0, 0));
         assert_eq!(cloud.gone_since(vm.id), Some(Instant::from_millis(50)));
+    }
+
+    #[test]
+    fn a_vm_that_comes_later_is_not_there_before_its_time_also_for_who_reads_the_journal_later() {
+        let vm = vm("a");
+        let until = Instant::from_millis(50);
+        let mut cloud = Cloud::default();
+        cloud.apply(at(0, Event::Ordered(Box::new(vm.clone()))));
+        cloud.apply(at(0, Event::Deferred { id: vm.id, until }));
+        cloud.advance(Instant::from_millis(49));
+        assert_eq!((cloud.total(), cloud.gone_since(vm.id)), (0, None));
+        cloud.apply(at(
+            60,
+            Event::DeletionOrdered {
+                id: vm.id,
+                gone_at: Instant::from_millis(70),
+            },
+        ));
+        assert_eq!(cloud.named("c", "a").count(), 1);
+        cloud.advance(Instant::from_millis(70));
+        assert_eq!(cloud.total(), 0);
     }
 
     #[test]

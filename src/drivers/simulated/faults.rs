@@ -43,6 +43,10 @@ pub struct Fault {
     #[serde(default, deserialize_with = "code")]
     #[garde(skip)]
     pub lose_response: Option<Code>,
+    /// The back end makes the VM so much later, milliseconds, whatever has become of the call and of the process by then; it
+    /// has to name `operation: CreateMachine`. Default: at once.
+    #[garde(range(max = 86_400_000))]
+    pub carry_out_after_ms: Option<u64>,
     /// The machine's VM vanishes after the work was done, and the call answers as if nothing were wrong. Default: false.
     #[serde(default)]
     #[garde(skip)]
@@ -267,18 +271,22 @@ fn code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Code>, D::E
 }
 
 fn does_something<C>(fault: &Fault, _: &C) -> garde::Result {
-    if fault.code.is_some() && (fault.lose_response.is_some() || fault.vanish) {
+    let is_late = fault.carry_out_after_ms.is_some();
+    if fault.code.is_some() && (fault.lose_response.is_some() || fault.vanish || is_late) {
         return Err(garde::Error::new(
-            "`code` does no work, so there is nothing to lose or to vanish",
+            "`code` does no work, so there is nothing to lose, to vanish or to carry out later",
         ));
+    }
+    if is_late && fault.operation != Some(Operation::CreateMachine) {
+        return Err(garde::Error::new("`carryOutAfterMs` is of CreateMachine alone"));
     }
     let nothing = fault.code.is_none() && fault.lose_response.is_none() && fault.hang.is_none();
     if fault.not_ready && fault.operation != Some(Operation::Probe) {
         return Err(garde::Error::new("`notReady` is an answer of Probe alone"));
     }
-    if nothing && fault.latency_ms == 0 && !fault.vanish && !fault.not_ready {
+    if nothing && fault.latency_ms == 0 && !is_late && !fault.vanish && !fault.not_ready {
         return Err(garde::Error::new(
-            "names none of code, loseResponse, hang, latencyMs, vanish and notReady",
+            "names none of code, loseResponse, hang, latencyMs, carryOutAfterMs, vanish and notReady",
         ));
     }
     Ok(())

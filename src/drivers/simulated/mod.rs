@@ -123,6 +123,11 @@ impl SimulatedDriver {
             return Err(self.failure(call, &fault, code));
         }
         let result = work.await;
+        if let (Some(millis), Some(claim)) = (fault.carry_out_after_ms, &call.claim) {
+            let later = Duration::from_millis(millis);
+            self.journal
+                .change(|cloud, now| Ok(orders::defer(cloud, claim, now.after(later))))?;
+        }
         if fault.vanish
             && let Some(claim) = &call.claim
         {

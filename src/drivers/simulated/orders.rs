@@ -327,6 +327,17 @@ pub fn machine(cloud: &Cloud, now: Instant, claim: &Claim) -> Option<Machine> {
         .and_then(|vm| vm.describe(now).ok())
 }
 
+/// Lets the VMs of a claim come into being only later.
+pub fn defer(cloud: &Cloud, claim: &Claim, until: Instant) -> Decision<()> {
+    Decision {
+        events: claim
+            .vms(cloud)
+            .map(|vm| Event::Deferred { id: vm.id, until })
+            .collect(),
+        answer: (),
+    }
+}
+
 /// Lets the VMs of a claim vanish.
 pub fn vanish(cloud: &Cloud, claim: &Claim) -> Decision<()> {
     Decision {

@@ -2,6 +2,23 @@
 
 use super::*;
 
+/// A cancelled call need not stop a back end.
+#[tokio::test(start_paused = true)]
+async fn a_create_whose_caller_has_gone_can_be_carried_out_later() {
+    let driver = driver(
+        "{faults: [{operation: CreateMachine, carryOutAfterMs: 5000, hang: after, count: 1}], deleteSeconds: 0}",
+    );
+    let given_up = tokio::time::timeout(Duration::from_secs(1), driver.create("a", plain("a"))).await;
+    assert!(given_up.is_err());
+    driver.remove("a", None, plain("a")).await.unwrap();
+    let seen = || async { code(driver.status("a", None, plain("a")).await) };
+    assert_eq!(seen().await, Some(Code::NotFound));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(seen().await, None);
+    driver.remove("a", None, plain("a")).await.unwrap();
+    assert_eq!(seen().await, Some(Code::NotFound));
+}
+
 /// DRV-10, DRV-12, DRV-13, DRV-14, DRV-27
 #[tokio::test(start_paused = true)]
 async fn a_create_that_is_repeated_gives_the_same_vm() {
