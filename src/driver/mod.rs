@@ -71,11 +71,18 @@ pub trait Driver: Send + Sync + 'static {
     /// Whether the driver and its back end can serve calls now.
     async fn probe(&self) -> Result<Readiness>;
 
+    /// Makes sure that a create would leave this process now, as far as that can be known beforehand. Makes no call on the
+    /// back end.
+    async fn prepare_create(&self, _class: &MachineClass) -> Result<()> {
+        Ok(())
+    }
+
     /// Makes the VM of this name, or adopts the one that a lost call made before.
     ///
     /// OK when a compatible VM of the same identity exists (DRV-10); ALREADY_EXISTS when the VM of this name has
     /// other parameters or another identity (DRV-CR-06). Any error other than `Uninitialized` may or may not have
-    /// made the VM; only the codes that are [`retry::Next::Terminal`] after a create say that nothing was made.
+    /// made the VM; only the codes that are [`retry::Next::Terminal`] after a create say that none was made, and only those
+    /// of [`retry::ends_a_create`] that none will be made later.
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine>;
 
     /// Deletes the VM and what belongs to it; OK when there is none (DRV-19), UNAUTHENTICATED without the credentials that

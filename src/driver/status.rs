@@ -19,6 +19,7 @@ pub struct Status {
     last_known_state: Option<LastKnownState>,
     machine: Option<Box<Machine>>,
     retry_after: Option<Duration>,
+    never_sent: bool,
     source: Option<Source>,
 }
 
@@ -40,6 +41,7 @@ impl Status {
             last_known_state: None,
             machine: None,
             retry_after: None,
+            never_sent: false,
             source: None,
         }
     }
@@ -70,6 +72,14 @@ impl Status {
     #[must_use]
     pub fn with_retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
+        self
+    }
+
+    /// Marks that the call never left this process: its driver has done nothing, and will do nothing. Only who makes the call
+    /// can know; what a driver or a plugin answers never carries it.
+    #[must_use]
+    pub fn never_sent(mut self) -> Self {
+        self.never_sent = true;
         self
     }
 
@@ -110,6 +120,11 @@ impl Status {
     /// The machine that exists in spite of the error.
     pub fn machine(&self) -> Option<&Machine> {
         self.machine.as_deref()
+    }
+
+    /// Whether the call never left this process.
+    pub fn is_never_sent(&self) -> bool {
+        self.never_sent
     }
 
     /// How long the driver asks to be left alone.

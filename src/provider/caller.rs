@@ -27,9 +27,11 @@ pub(super) struct Caller {
 impl Caller {
     /// CANCELED when this replica may not call.
     pub(super) fn check_leadership(&self) -> Result<()> {
-        self.leadership
-            .check()
-            .map_err(|error| Status::new(Code::Canceled, NOT_LEADER).with_source(error))
+        self.leadership.check().map_err(|error| {
+            Status::new(Code::Canceled, NOT_LEADER)
+                .with_source(error)
+                .never_sent()
+        })
     }
 
     /// Makes the call, if this replica is the leader. When the deadline passes, or the caller drops this future, the

@@ -65,7 +65,9 @@ impl CapacityGate {
             "capacity was exhausted for another machine of this class; creates of the class are held back for {} s",
             left.as_secs().max(1)
         );
-        Err(Status::new(Code::ResourceExhausted, message).with_retry_after(left))
+        Err(Status::new(Code::ResourceExhausted, message)
+            .with_retry_after(left)
+            .never_sent())
     }
 
     /// Takes note of the answer to a create or an initialize: exhausted closes the gate.

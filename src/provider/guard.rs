@@ -43,11 +43,11 @@ impl GuardedDriver {
     /// Whether the call may be made at all; it has not waited for its turn yet.
     async fn admit(&self, operation: Operation) -> Result<Arc<Capabilities>> {
         self.caller.check_leadership()?;
-        let capabilities = self.contact.capabilities().await?;
+        let capabilities = self.contact.capabilities().await.map_err(Status::never_sent)?;
         if capabilities.offers(operation) {
             Ok(capabilities)
         } else {
-            Err(Status::unimplemented(operation))
+            Err(Status::unimplemented(operation).never_sent())
         }
     }
 
@@ -111,6 +111,12 @@ impl Driver for GuardedDriver {
                 driver.probe().await
             })
             .await
+    }
+
+    async fn prepare_create(&self, class: &MachineClass) -> Result<()> {
+        let capabilities = self.admit(Operation::CreateMachine).await?;
+        self.gate.check(&Key::of(class, &capabilities.tag_path))?;
+        self.caller.driver.prepare_create(class).await
     }
 
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {

@@ -85,6 +85,14 @@ impl Driver for GrpcDriver {
             })
     }
 
+    async fn prepare_create(&self, _class: &MachineClass) -> Result<()> {
+        let operation = Operation::CreateMachine;
+        let given = self.deadlines.of(operation);
+        self.ready_session(operation, Instant::now() + given, given)
+            .await?;
+        Ok(())
+    }
+
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
         let request = cmi::CreateMachineRequest::from(request);
         call!(self, CreateMachine, machine.create_machine(request), completed)

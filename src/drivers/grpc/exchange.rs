@@ -36,6 +36,8 @@ pub(super) enum Ending {
     Unserved,
     /// The connection or the stream broke, or something else than a gRPC server answered.
     Lost,
+    /// The connection had ended before the request was sent on it.
+    NeverSent,
     /// The stream ended as it should, but for the status.
     Unsaid,
 }
@@ -74,6 +76,8 @@ impl Broken {
                 status: StatusCode::NOT_FOUND,
                 ..
             } => Ending::Unserved,
+            // So hyper calls a request that it still held when its connection ended.
+            Self::Connection(error) if error.is_canceled() => Ending::NeverSent,
             Self::NotGrpc { .. } | Self::Connection(_) => Ending::Lost,
         }
     }
@@ -142,7 +146,7 @@ impl Service<Request<Body>> for Exchange {
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         let ready = ready!(self.sender.poll_ready(cx));
         Poll::Ready(ready.map_err(|error| {
-            self.witness.note(Ending::Lost);
+            self.witness.note(Ending::NeverSent);
             Broken::Connection(error)
         }))
     }
@@ -154,10 +158,10 @@ impl Service<Request<Body>> for Exchange {
         let answer = self.sender.send_request(request);
         let witness = self.witness.clone();
         Box::pin(async move {
-            let answer = answer.await.map_err(|error| {
-                witness.note(Ending::Lost);
-                Broken::Connection(error)
-            })?;
+            let answer = answer
+                .await
+                .map_err(Broken::Connection)
+                .inspect_err(|broken| witness.note(broken.ending()))?;
             let (head, body) = answer.into_parts();
             if !witness.read(&head.headers) {
                 check_grpc(head.status, &head.headers).inspect_err(|broken| witness.note(broken.ending()))?;

@@ -105,9 +105,8 @@ impl GrpcDriver {
     {
         let given = self.deadlines.of(operation);
         let deadline = Instant::now() + given;
+        let session = self.ready_session(operation, deadline, given).await?;
         let call = async {
-            let session = self.link.session().await?;
-            session.admit(operation)?;
             let answer = run(Call {
                 operation,
                 session: Arc::clone(&session),
@@ -118,6 +117,21 @@ impl GrpcDriver {
         timeout_at(deadline, call)
             .await
             .unwrap_or_else(|_elapsed| Err(too_late(operation, given)))
+    }
+
+    /// A session on which the call may be made. Until there is one, nothing is sent.
+    async fn ready_session(
+        &self,
+        operation: Operation,
+        deadline: Instant,
+        given: Duration,
+    ) -> Result<Arc<Session>> {
+        let session = timeout_at(deadline, self.link.session())
+            .await
+            .unwrap_or_else(|_elapsed| Err(too_late(operation, given)))
+            .map_err(Status::never_sent)?;
+        session.admit(operation).map_err(Status::never_sent)?;
+        Ok(session)
     }
 }
 

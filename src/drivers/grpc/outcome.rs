@@ -46,11 +46,14 @@ pub(super) fn answer<T>(
         ),
         (Err(status), Some(Ending::Unserved)) => Err(Failure::Unserved(lost(operation, status))),
         (Err(status), Some(Ending::Lost)) => Err(Failure::Unheard(lost(operation, status))),
+        (Err(status), Some(Ending::NeverSent)) => Err(Failure::Unheard(lost(operation, status).never_sent())),
         (Err(status), Some(Ending::Ok) | None) => Err(Failure::Unheard(malformed(operation, status))),
-        (Ok(_), Some(Ending::Refused | Ending::Unserved | Ending::Lost) | None) => unheard(
-            Code::Internal,
-            format!("the plugin's answer to {operation} contradicts itself"),
-        ),
+        (Ok(_), Some(Ending::Refused | Ending::Unserved | Ending::Lost | Ending::NeverSent) | None) => {
+            unheard(
+                Code::Internal,
+                format!("the plugin's answer to {operation} contradicts itself"),
+            )
+        }
     }
 }
 
