@@ -21,14 +21,29 @@ pub async fn of(
     secret: Option<&str>,
     field: &'static str,
 ) -> Result<Result<Secrets, InvalidSecret>, Error> {
+    let read = movable(client, provider, namespace, secret, field).await?;
+    Ok(read.map(|(secrets, _)| secrets))
+}
+
+/// As [`of`], and whether they are at the target after `clusterctl move`: the provider's own are not moved.
+///
+/// # Errors
+/// As [`of`].
+pub async fn movable(
+    client: &Client,
+    provider: &Provider,
+    namespace: &str,
+    secret: Option<&str>,
+    field: &'static str,
+) -> Result<Result<(Secrets, bool), InvalidSecret>, Error> {
     match secret {
         Some(name) => secrets::credentials(client, namespace, name, field).await,
-        None => Ok(provider.credentials().await.map_err(|error| {
-            let provider = provider.name().to_owned();
-            InvalidSecret::OfProvider {
-                provider,
+        None => Ok(match provider.credentials().await {
+            Ok(own) => Ok((own, true)),
+            Err(error) => Err(InvalidSecret::OfProvider {
+                provider: provider.name().to_owned(),
                 why: error.to_string(),
-            }
-        })),
+            }),
+        }),
     }
 }

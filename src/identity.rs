@@ -137,13 +137,28 @@ pub fn instance(machine: &InfraMachine) -> Instance {
 
 /// The driver that a create may have been issued to; where there is none, the spec says which one is meant.
 pub fn claimed_driver(machine: &InfraMachine) -> Option<&str> {
-    annotation(machine, labels::DRIVER).filter(|_| instance(machine) == Instance::MayExist)
+    annotation(machine, labels::DRIVER).filter(|_| is_bound(machine))
 }
 
 /// The Secret that is written down as the one with the VM's credentials, when a VM may exist; an empty name where it was made
 /// without any.
 pub fn recorded_secret(machine: &InfraMachine) -> Option<&str> {
-    annotation(machine, labels::SECRET).filter(|_| instance(machine) == Instance::MayExist)
+    annotation(machine, labels::SECRET).filter(|_| is_bound(machine))
+}
+
+/// Whether what was written down for a create counts, and not the spec: where there may be a VM, and for the deletion of what
+/// else was made before a create was refused.
+fn is_bound(machine: &InfraMachine) -> bool {
+    match instance(machine) {
+        Instance::MayExist => true,
+        Instance::Refused => machine.metadata.deletion_timestamp.is_some(),
+        Instance::None => false,
+    }
+}
+
+/// Whether this provider keeps `clusterctl move` from moving the machine.
+pub fn blocks_move(machine: &InfraMachine) -> bool {
+    annotation(machine, labels::BLOCK_MOVE) == Some(labels::BLOCK_MOVE_VALUE)
 }
 
 /// The Secret with the credentials for every call: the one that the VM was made with, else the spec's. Another account

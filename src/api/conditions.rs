@@ -17,6 +17,8 @@ pub const VIRTUAL_MACHINE_INITIALIZED: &str = "VirtualMachineInitialized";
 pub const VIRTUAL_MACHINE_UP_TO_DATE: &str = "VirtualMachineUpToDate";
 /// Whether the failure domains that are shown are those that the driver names now.
 pub const FAILURE_DOMAINS_UP_TO_DATE: &str = "FailureDomainsUpToDate";
+/// Whether `clusterctl move` moves the Secret with the credentials. Only of machines whose Secret it once left behind.
+pub const CREDENTIALS_MOVABLE: &str = "CredentialsMovable";
 /// Where a deletion stands.
 pub const DELETING: &str = "Deleting";
 
@@ -70,6 +72,8 @@ pub mod reason {
     pub const DELETE_FOR_MOVE: &str = "DeleteForMove";
     /// The provider has let the object go, and finalizers of others keep it.
     pub const WAITING_FOR_FINALIZERS: &str = "WaitingForFinalizers";
+    /// A create was never answered and may still be carried out: the VM is looked for until it can't be any more.
+    pub const CREATE_UNANSWERED: &str = "CreateUnanswered";
     /// The object was let go although nobody confirmed that its VM is gone.
     pub const FORCE_DELETED: &str = "ForceDeleted";
     /// The driver answered.
@@ -84,6 +88,10 @@ pub mod reason {
     pub const DRIVER_NOT_CONFIGURED: &str = "DriverNotConfigured";
     /// A secret is missing, can't be read, or its keys collide.
     pub const INVALID_SECRET: &str = "InvalidSecret";
+    /// The Secret with the credentials has no owner, and not the label by which clusterctl moves it.
+    pub const MOVE_LABEL_MISSING: &str = "MoveLabelMissing";
+    /// The Secret with the credentials is moved.
+    pub const MOVABLE: &str = "Movable";
     /// What the driver said that a machine has can't be shown; the message names the resource.
     pub const INVALID_CAPACITY: &str = "InvalidCapacity";
     /// The object does not fit its definition, so that its status can't be written: an event's reason.

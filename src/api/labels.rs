@@ -7,7 +7,7 @@ pub const CLUSTER_ID: &str = "infrastructure.capcmi.io/cluster-id";
 /// Namespace and name are part of it because Cluster API copies annotations from templates and Machines: an identity
 /// that was copied to another object is nobody's.
 pub const MACHINE_ID: &str = "infrastructure.capcmi.io/machine-id";
-/// Annotation: `may-exist` or `none`, see [`Instance`]. Reserved.
+/// Annotation: `may-exist`, `refused` or `none`, see [`Instance`]. Reserved.
 pub const INSTANCE: &str = "infrastructure.capcmi.io/instance";
 /// Annotation: the provider spec, as JSON, that the VM was made from or last updated to. Reserved.
 pub const APPLIED_PROVIDER_SPEC: &str = "infrastructure.capcmi.io/applied-provider-spec";
@@ -18,12 +18,17 @@ pub const DRIVER: &str = "infrastructure.capcmi.io/driver";
 /// Annotation: the Secret whose credentials the VM was made with, nothing where it was made without, so that every later
 /// call goes to the same account whatever becomes of `spec.secretRef`. Reserved.
 pub const SECRET: &str = "infrastructure.capcmi.io/secret";
+/// Annotation: when a CreateMachine was issued whose answer is not known, RFC 3339; where there is another one before it,
+/// that one's time as well, with a comma between. The back end may still carry out such a create. Reserved.
+pub const CREATE_ISSUED_AT: &str = "infrastructure.capcmi.io/create-issued-at";
+/// Annotation: when the driver first accepted to shut the guest down, RFC 3339: the guest's time runs from then. Reserved.
+pub const SHUT_DOWN_ACCEPTED_AT: &str = "infrastructure.capcmi.io/shut-down-accepted-at";
 /// Annotation: `true` lets an InfraMachine go although nobody confirmed that its VM is gone. The last resort, and the
 /// administrator's: reserved, and in a template it would lose every VM.
 pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
 
 /// The annotations that the provider writes.
-pub const OWN_ANNOTATIONS: [&str; 7] = [
+pub const OWN_ANNOTATIONS: [&str; 9] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
@@ -31,11 +36,13 @@ pub const OWN_ANNOTATIONS: [&str; 7] = [
     LAST_KNOWN_STATE,
     DRIVER,
     SECRET,
+    CREATE_ISSUED_AT,
+    SHUT_DOWN_ACCEPTED_AT,
 ];
 
 /// The annotations that only the provider and the administrator may write: who could forge them could claim the VM of
 /// another cluster, or have one forgotten.
-pub const RESERVED_ANNOTATIONS: [&str; 9] = [
+pub const RESERVED_ANNOTATIONS: [&str; 11] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
@@ -43,6 +50,8 @@ pub const RESERVED_ANNOTATIONS: [&str; 9] = [
     LAST_KNOWN_STATE,
     DRIVER,
     SECRET,
+    CREATE_ISSUED_AT,
+    SHUT_DOWN_ACCEPTED_AT,
     FORCE_DELETE,
     DELETE_FOR_MOVE,
 ];
@@ -58,8 +67,14 @@ pub const PAUSED: &str = "cluster.x-k8s.io/paused";
 /// Annotation, any value: `clusterctl move` sets it on an object that is at the target already, before it deletes the one at
 /// the source and removes its finalizers itself. Reserved: it keeps a VM from being deleted.
 pub const DELETE_FOR_MOVE: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
-/// Annotation, any value: `clusterctl move` waits until the object is without it.
+/// Annotation, any value: `clusterctl move` waits until it is gone.
 pub const BLOCK_MOVE: &str = "clusterctl.cluster.x-k8s.io/block-move";
+/// Label of an object that no Cluster owns, any value: `clusterctl move` moves it all the same.
+pub const MOVE: &str = "clusterctl.cluster.x-k8s.io/move";
+/// As [`MOVE`], with what the object owns.
+pub const MOVE_HIERARCHY: &str = "clusterctl.cluster.x-k8s.io/move-hierarchy";
+/// The value of [`BLOCK_MOVE`] while a call that changes the VM is in flight. With any other value it is the user's.
+pub const BLOCK_MOVE_VALUE: &str = "capcmi";
 /// Annotation of an InfraCluster that somebody else looks after.
 pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
 
@@ -68,7 +83,10 @@ pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
 pub enum Instance {
     /// A create was or is about to be issued: only the driver can say whether there is a VM.
     MayExist,
-    /// Every create was refused for good: there is none.
+    /// Every create was refused for good: there is no VM. What else a create makes, such as a disk, may have been made before
+    /// the refusal.
+    Refused,
+    /// No create has reached the driver, or it had nothing to make, because the name was taken: there is nothing.
     None,
 }
 
@@ -77,16 +95,16 @@ impl Instance {
     pub const fn annotation(self) -> &'static str {
         match self {
             Self::MayExist => "may-exist",
+            Self::Refused => "refused",
             Self::None => "none",
         }
     }
 
-    /// What the annotation says. Anything but `none` is taken for the careful answer.
+    /// What the annotation says. An unknown value is taken for the careful answer.
     pub fn from_annotation(value: &str) -> Self {
-        if value == Self::None.annotation() {
-            Self::None
-        } else {
-            Self::MayExist
-        }
+        [Self::None, Self::Refused]
+            .into_iter()
+            .find(|instance| instance.annotation() == value)
+            .unwrap_or(Self::MayExist)
     }
 }

@@ -1,13 +1,11 @@
 //! Secrets: read by name when they are needed, never listed, watched or kept.
 
-use std::collections::BTreeMap;
-
-use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client};
 
 use super::Error;
-use crate::api::labels;
+use crate::api::labels::{self, MOVE, MOVE_HIERARCHY};
 use crate::driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT, is_dns_subdomain};
 
 /// Cluster API's key of the bootstrap data.
@@ -86,7 +84,7 @@ pub enum InvalidSecret {
     },
 }
 
-/// The driver's credentials: all keys of the Secret. `field` says who names it.
+/// The driver's credentials: all keys of the Secret, and whether `clusterctl move` takes it along. `field` says who names it.
 ///
 /// # Errors
 /// The outer error when the API server can't be asked, the inner one when what it answered can't be used.
@@ -95,12 +93,14 @@ pub async fn credentials(
     namespace: &str,
     name: &str,
     field: &'static str,
-) -> Result<Result<Secrets, InvalidSecret>, Error> {
+) -> Result<Result<(Secrets, bool), InvalidSecret>, Error> {
     let action = "reading the Secret with the credentials";
-    let data = match read(client, namespace, name, field, action).await? {
-        Ok(data) => data,
+    let secret = match read(client, namespace, name, field, action).await? {
+        Ok(secret) => secret,
         Err(invalid) => return Ok(Err(invalid)),
     };
+    let is_movable = is_movable(&secret.metadata);
+    let data = secret.data.unwrap_or_default();
     if let Some(key) = data
         .keys()
         .find(|key| [USER_DATA, USER_DATA_FORMAT].contains(&key.as_str()))
@@ -110,10 +110,23 @@ pub async fn credentials(
             key: key.clone(),
         }));
     }
-    Ok(Ok(data
+    let secrets = data
         .into_iter()
         .map(|(key, value)| (key, SecretValue::from(value.0)))
-        .collect()))
+        .collect();
+    Ok(Ok((secrets, is_movable)))
+}
+
+/// Whether `clusterctl move` takes a Secret along: by its label, or with its owner, which is taken for one that is moved.
+fn is_movable(metadata: &ObjectMeta) -> bool {
+    let is_owned = metadata
+        .owner_references
+        .as_ref()
+        .is_some_and(|owners| !owners.is_empty());
+    let labels = metadata.labels.as_ref();
+    let is_labelled =
+        labels.is_some_and(|labels| labels.contains_key(MOVE) || labels.contains_key(MOVE_HIERARCHY));
+    is_owned || is_labelled
 }
 
 /// The credentials with the bootstrap data and their format, for a create.
@@ -129,7 +142,7 @@ pub async fn bootstrap_data(
     let field = "spec.bootstrap.dataSecretName of the Machine";
     let action = "reading the bootstrap data Secret";
     let mut data = match read(client, namespace, name, field, action).await? {
-        Ok(data) => data,
+        Ok(secret) => secret.data.unwrap_or_default(),
         Err(invalid) => return Ok(Err(invalid)),
     };
     let Some(value) = data.remove(VALUE) else {
@@ -170,14 +183,14 @@ async fn read(
     name: &str,
     field: &'static str,
     action: &'static str,
-) -> Result<Result<BTreeMap<String, ByteString>, InvalidSecret>, Error> {
+) -> Result<Result<Secret, InvalidSecret>, Error> {
     let SecretName(name) = match SecretName::new(name, field) {
         Ok(name) => name,
         Err(invalid) => return Ok(Err(invalid)),
     };
     let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
     match secrets.get_opt(&name).await {
-        Ok(Some(secret)) => Ok(Ok(secret.data.unwrap_or_default())),
+        Ok(Some(secret)) => Ok(Ok(secret)),
         Ok(None) => Ok(Err(InvalidSecret::Missing { name, field })),
         // Only who grants rights can change this: it has to be seen where the machine is looked at.
         Err(kube::Error::Api(status)) if status.code == 403 => {
@@ -195,6 +208,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use http::{Request, Response};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
     use kube::client::Body;
 
     use super::*;
@@ -243,5 +257,27 @@ mod tests {
         assert_eq!(asked.load(Ordering::SeqCst), 0);
         let there = credentials(&client, "ns", "a.b-1", SECRET_REF).await.unwrap();
         assert!(matches!(there, Err(InvalidSecret::Missing { .. })));
+    }
+
+    #[test]
+    fn clusterctl_takes_a_secret_along_by_its_label_or_with_its_owner() {
+        let labelled = |label: &str| ObjectMeta {
+            labels: Some([(label.to_owned(), String::new())].into()),
+            ..ObjectMeta::default()
+        };
+        let owned = |owners: &[OwnerReference]| ObjectMeta {
+            owner_references: Some(owners.to_vec()),
+            ..ObjectMeta::default()
+        };
+        for moved in [
+            labelled(MOVE),
+            labelled(MOVE_HIERARCHY),
+            owned(&[OwnerReference::default()]),
+        ] {
+            assert!(is_movable(&moved), "{moved:?}");
+        }
+        for left in [ObjectMeta::default(), labelled("team"), owned(&[])] {
+            assert!(!is_movable(&left), "{left:?}");
+        }
     }
 }

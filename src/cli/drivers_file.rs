@@ -62,6 +62,8 @@ struct DriverEntry {
     #[garde(skip)]
     #[serde(default)]
     timeouts: BTreeMap<CallName, WrittenDuration>,
+    #[garde(skip)]
+    create_settle_time: Option<WrittenDuration>,
     #[garde(dive)]
     credentials: Option<CredentialsEntry>,
     #[garde(dive)]
@@ -177,6 +179,7 @@ impl DriverEntry {
                     .credentials
                     .as_ref()
                     .map(|credentials| CredentialsDirectory::new(credentials.directory.clone())),
+                create_settle_time: self.create_settle_time.map(|WrittenDuration(time)| time),
             },
             kind: self.into_kind()?,
         })
@@ -310,7 +313,7 @@ mod tests {
     fn everything_can_be_said() {
         let drivers = parse(
             "drivers:\n- name: a\n  namespaces: [x, y]\n  maxConcurrentCalls: 4\n  callsPerSecond: 5\n  \
-             timeouts: {default: 20s, createMachine: 1h, getVolumeIDs: 1s}\n  simulated: {quota: 3}\n\
+             timeouts: {default: 20s, createMachine: 1h, getVolumeIDs: 1s}\n  createSettleTime: 2m\n  simulated: {quota: 3}\n\
              - {name: b, namespaces: ['*'], simulated: {}}\n",
         )
         .unwrap();
@@ -329,7 +332,12 @@ mod tests {
             limits.timeouts.of(Operation::GetVolumeIds),
             Duration::from_secs(1)
         );
+        assert_eq!(
+            drivers[0].settings.create_settle_time,
+            Some(Duration::from_mins(2))
+        );
         assert_eq!(drivers[1].settings.namespaces, Namespaces::All);
+        assert_eq!(drivers[1].settings.create_settle_time, None);
     }
 
     /// OPS-13

@@ -21,6 +21,10 @@ pub enum Call {
     LookUp,
     /// The look-up after a create that may have made the VM.
     LookUpAgain,
+    /// The list in which the VM is looked for before the first create, of a driver that can't look up.
+    List,
+    /// The same after a create that may have made the VM.
+    ListAgain,
     /// The create.
     Create,
     /// The initialization after a create or a look-up that did not ask for one.
@@ -91,9 +95,11 @@ pub struct Explanation {
 
 impl Call {
     /// Every call, in the order of a machine's life.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::LookUp,
         Self::LookUpAgain,
+        Self::List,
+        Self::ListAgain,
         Self::Create,
         Self::Initialize,
         Self::FinishInitialization,
@@ -112,6 +118,7 @@ impl Call {
             Self::LookUp | Self::LookUpAgain | Self::Recheck | Self::ConfirmGone => {
                 Operation::GetMachineStatus
             }
+            Self::List | Self::ListAgain => Operation::ListMachines,
             Self::Create => Operation::CreateMachine,
             Self::Initialize | Self::FinishInitialization => Operation::InitializeMachine,
             Self::Update => Operation::UpdateMachine,
@@ -127,6 +134,8 @@ impl Call {
         match self {
             Self::LookUp => "GetMachineStatus before the first create",
             Self::LookUpAgain => "GetMachineStatus after a create",
+            Self::List => "ListMachines before the first create",
+            Self::ListAgain => "ListMachines after a create",
             Self::Create => "CreateMachine",
             Self::Initialize => "InitializeMachine",
             Self::FinishInitialization => "InitializeMachine of a VM that is `Uninitialized`",
@@ -271,7 +280,7 @@ pub const fn next(call: Call, code: Code) -> Next {
         Code::ResourceExhausted => courtesy_or(call, Next::AwaitCapacity),
         Code::InvalidArgument => match call {
             // A look-up that refuses the spec refuses the create, unless a VM may be there.
-            Call::LookUp | Call::Create => Next::Terminal,
+            Call::LookUp | Call::List | Call::Create => Next::Terminal,
             Call::Delete => Next::LookWhetherGone,
             _ => courtesy_or(call, Next::AwaitPerson),
         },
@@ -285,15 +294,20 @@ pub const fn next(call: Call, code: Code) -> Next {
             Call::Recheck => Next::Vanished,
             Call::ShutDown => Next::Delete,
             Call::Delete | Call::ConfirmGone => Next::Gone,
-            Call::ListZones | Call::DescribeClass => Next::Retry,
+            // Only a list without the VM says that there is none.
+            Call::List | Call::ListAgain | Call::ListZones | Call::DescribeClass => Next::Retry,
         },
         Code::Unimplemented => match call {
-            Call::LookUp | Call::Initialize | Call::Recheck | Call::ListZones | Call::DescribeClass => {
-                Next::Fallback
-            }
+            Call::LookUp
+            | Call::List
+            | Call::Initialize
+            | Call::Recheck
+            | Call::ListZones
+            | Call::DescribeClass => Next::Fallback,
             Call::ShutDown => Next::Delete,
             // Required, or offered and not answered, which says nothing about a VM that may exist.
             Call::LookUpAgain
+            | Call::ListAgain
             | Call::Create
             | Call::FinishInitialization
             | Call::Update
@@ -309,10 +323,39 @@ pub const fn next(call: Call, code: Code) -> Next {
             | Call::Recheck => Next::Initialize,
             // A deletion goes on whether or not the VM was ever initialized (INI-24).
             Call::ConfirmGone => Next::StillThere,
-            Call::Update | Call::ShutDown | Call::Delete | Call::ListZones | Call::DescribeClass => {
-                Next::Retry
-            }
+            Call::List
+            | Call::ListAgain
+            | Call::Update
+            | Call::ShutDown
+            | Call::Delete
+            | Call::ListZones
+            | Call::DescribeClass => Next::Retry,
         },
+    }
+}
+
+/// Whether a create that failed with a code is over: the driver decided against it, so that the back end will not carry it out
+/// later. Any other code leaves that open.
+pub const fn ends_a_create(code: Code) -> bool {
+    match code {
+        Code::InvalidArgument
+        | Code::AlreadyExists
+        | Code::OutOfRange
+        | Code::ResourceExhausted
+        | Code::PermissionDenied
+        | Code::Unauthenticated
+        | Code::FailedPrecondition
+        | Code::Unimplemented
+        // The VM is there.
+        | Code::Uninitialized => true,
+        Code::Canceled
+        | Code::Unknown
+        | Code::DeadlineExceeded
+        | Code::NotFound
+        | Code::Aborted
+        | Code::Internal
+        | Code::Unavailable
+        | Code::DataLoss => false,
     }
 }
 
@@ -404,8 +447,10 @@ mod tests {
             (Code::InvalidArgument, Next::Terminal, Next::AwaitPerson),
             (Code::Unimplemented, Next::Fallback, Next::AwaitDriver),
         ] {
-            assert_eq!(next(Call::LookUp, code), before);
-            assert_eq!(next(Call::LookUpAgain, code), after);
+            for (first, again) in [(Call::LookUp, Call::LookUpAgain), (Call::List, Call::ListAgain)] {
+                assert_eq!(next(first, code), before);
+                assert_eq!(next(again, code), after);
+            }
         }
     }
 

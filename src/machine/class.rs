@@ -1,6 +1,7 @@
 //! What the driver gets: the provider spec, and the secrets as far as a call needs them.
 
 use super::Context;
+use super::object::{Credentials, Object};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::{Error, InvalidSecret, secrets};
 use crate::credentials;
@@ -32,16 +33,23 @@ impl From<InvalidSecret> for Stopped {
 /// The class for every call but a create: the spec, and the credentials that the VM was made with or is to be made with.
 pub async fn with_credentials(
     ctx: &Context,
-    machine: &InfraMachine,
+    object: &mut Object<'_>,
     provider: &Provider,
     provider_spec: ProviderSpec,
 ) -> Result<MachineClass, Stopped> {
+    let machine = object.get();
     let field = match identity::recorded_secret(machine) {
         Some(_) if identity::changed_secret(machine).is_some() => SECRET_ANNOTATION,
         _ => secrets::SECRET_REF,
     };
     let name = identity::credentials(machine);
-    let secrets = credentials::of(&ctx.client, provider, namespace(machine), name, field).await??;
+    let read = credentials::movable(&ctx.client, provider, namespace(machine), name, field).await?;
+    let (secrets, is_movable) = read?;
+    let movable = match name {
+        Some(name) if !is_movable => Credentials::LeftBehind(name.to_owned()),
+        Some(_) | None => Credentials::Movable,
+    };
+    object.note_credentials(movable);
     Ok(MachineClass {
         provider_spec,
         secrets,

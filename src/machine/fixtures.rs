@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
-use super::memory::{Remembered, Retry, Suspicion, Unable, Until};
+use super::memory::{Answered, Remembered, Retry, Suspicion, Unable, Until};
 use super::plan::{self, Claim, Driver, DriverFacts, Observed, Owner, Plan};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
@@ -26,6 +26,9 @@ use crate::identity::MachineId;
 const INCARNATION: u64 = 2;
 /// What [`World`] makes of inputs that nobody changed.
 pub const INPUTS: u64 = 7;
+
+/// How long the driver of [`World`] gets to carry out a create that was never answered.
+pub const SETTLE: Duration = Duration::from_mins(1);
 
 /// The moment at which tests happen.
 pub fn now() -> Timestamp {
@@ -226,6 +229,7 @@ impl MachineFixture {
 }
 
 /// Why there is no driver to call.
+#[derive(Clone, Copy)]
 enum NoDriver {
     OutOfContact,
     Busy,
@@ -241,6 +245,7 @@ enum OwnerIs {
 }
 
 /// What is seen besides the machine: a Cluster that is ready, an owner with bootstrap data, a driver that can do it all.
+#[derive(Clone)]
 pub struct World {
     owner: Machine,
     owner_is: OwnerIs,
@@ -428,6 +433,22 @@ impl World {
         self
     }
 
+    /// The create that was issued so many seconds after [`now`] was refused.
+    pub fn answered(mut self, seconds: i64) -> Self {
+        self.remembered.answered = Some(Answered {
+            issued: at(seconds),
+            made: false,
+        });
+        self
+    }
+
+    /// The VM has been absent for so many seconds.
+    pub fn absent_for(mut self, seconds: u64) -> Self {
+        self.remembered.absent_since = Some(self.instant);
+        self.instant += Duration::from_secs(seconds);
+        self
+    }
+
     pub fn resting(mut self, seconds: u64) -> Self {
         self.remembered.rest_until = Some(self.instant + Duration::from_secs(seconds));
         self
@@ -445,6 +466,7 @@ impl World {
                 name: "pool",
                 capabilities: &self.capabilities,
                 current: self.current,
+                create_settle_time: SETTLE,
                 reachable: self.reachable,
             }),
             Some(NoDriver::OutOfContact) => Driver::OutOfContact(Code::Unavailable, "down".to_owned()),

@@ -99,6 +99,7 @@ impl Gathered {
                     name: provider.name(),
                     capabilities,
                     current: *standing == Standing::Current,
+                    create_settle_time: provider.create_settle_time(capabilities),
                     reachable: !matches!(*provider.reachable().borrow(), Reachability::Unreachable(_)),
                 }),
                 Resolved::OutOfContact(_, code, message) => Driver::OutOfContact(*code, message.clone()),
@@ -117,6 +118,11 @@ impl Gathered {
     /// Which driver had been met before the call, if there is one. One that is met during the call may not be who answered it.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// The number of the newest suspicion before the call; see [`super::memory::Remembered::suspicion_number`].
+    pub fn suspicion(&self) -> u64 {
+        self.remembered.suspicion_number
     }
 
     /// The configured driver, when there is one.
@@ -286,7 +292,7 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
     machine.metadata.deletion_timestamp.is_some().hash(&mut hasher);
     let annotations = machine.metadata.annotations.iter().flatten();
     annotations
-        .filter(|(key, _)| !labels::OWN_ANNOTATIONS.contains(&key.as_str()))
+        .filter(|(key, _)| !labels::OWN_ANNOTATIONS.contains(&key.as_str()) && *key != labels::BLOCK_MOVE)
         .for_each(|entry| entry.hash(&mut hasher));
     if let Some(owner) = owner {
         owner.spec.failure_domain.hash(&mut hasher);

@@ -1,9 +1,15 @@
 //! Ask the driver for the VM.
 
+use std::collections::BTreeMap;
+
 use super::object::Object;
 use super::outcome::Failure;
 use crate::driver::retry::{Call, Next};
-use crate::driver::{self, Code, GetMachineStatusRequest, MachineClass, ProviderId, Status};
+use crate::driver::{
+    self, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, MachineClass, Operation,
+    ProviderId, Status,
+};
+use crate::identity::MachineId;
 use crate::provider::Turn;
 
 /// What a look-up saw.
@@ -12,6 +18,8 @@ pub enum Seen {
     Machine(driver::Machine),
     /// It is there and not initialized.
     Uninitialized(Failure),
+    /// The driver, which can't look up, lists it. It may have to be initialized.
+    Listed(ProviderId),
     /// The driver does not see it, and may be behind.
     Absent,
     /// The driver can't look up: its create finds what is there.
@@ -20,7 +28,8 @@ pub enum Seen {
     Failed(Failure),
 }
 
-/// Looks the VM up, by its id where that is known.
+/// Looks the VM up, by its id where that is known. A driver that can't is asked for its list, where no id is known and a create
+/// may follow.
 pub async fn look_up(
     object: &mut Object<'_>,
     turn: &Turn<'_>,
@@ -28,8 +37,17 @@ pub async fn look_up(
     call: Call,
     class: MachineClass,
 ) -> Seen {
-    if !turn.known_capabilities().offers(call.operation()) {
-        return Seen::CannotLook;
+    let capabilities = turn.known_capabilities();
+    if !capabilities.offers(call.operation()) {
+        return match (call, known) {
+            (Call::LookUp, None) if capabilities.offers(Operation::ListMachines) => {
+                list(object, turn, Call::List, class).await
+            }
+            (Call::LookUpAgain, None) if capabilities.offers(Operation::ListMachines) => {
+                list(object, turn, Call::ListAgain, class).await
+            }
+            _ => Seen::CannotLook,
+        };
     }
     let request = GetMachineStatusRequest {
         machine_name: object.name().to_owned(),
@@ -67,6 +85,64 @@ pub async fn look_up(
     }
 }
 
+/// Looks for the VM in the driver's list of the cluster.
+async fn list(object: &mut Object<'_>, turn: &Turn<'_>, call: Call, class: MachineClass) -> Seen {
+    let answer = turn.driver().list_machines(ListMachinesRequest { class });
+    let status = match object.awaiting(call.operation(), answer).await {
+        Ok(machines) => {
+            let id = MachineId::of(object.get()).or_else(|| MachineId::derived(object.get()));
+            let own = id.as_ref().map(MachineId::tag);
+            return among(machines, object.name(), own, call);
+        }
+        Err(status) => status,
+    };
+    let failure = Failure::new(call, status);
+    if failure.next == Next::Fallback {
+        Seen::CannotLook
+    } else {
+        Seen::Failed(failure)
+    }
+}
+
+/// What a list says of the machine of this name, which drivers know as `own`. Where a list does not tell whose a VM is, one of
+/// the name is the machine's only if a create was issued for it.
+fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, call: Call) -> Seen {
+    let is_own = |machine: &ListedMachine| match &machine.machine_id {
+        Some(id) => own == Some(id),
+        None => call == Call::ListAgain,
+    };
+    let (own, others): (BTreeMap<_, _>, BTreeMap<_, _>) = machines
+        .into_iter()
+        .filter(|machine| machine.machine_name == name)
+        .map(|machine| (machine.provider_id.clone(), is_own(&machine)))
+        .partition(|(_, is_own)| *is_own);
+    let ids = |vms: &BTreeMap<ProviderId, bool>| {
+        vms.keys()
+            .map(|id| format!("`{id}`"))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    let failed = |code, message| Seen::Failed(Failure::new(call, Status::new(code, message)));
+    match (own.first_key_value(), others.is_empty()) {
+        (None, true) => Seen::Absent,
+        (Some((id, _)), _) if own.len() == 1 => Seen::Listed(id.clone()),
+        (Some(_), _) => failed(
+            Code::OutOfRange,
+            format!(
+                "the driver lists several VMs of the machine `{name}`: {}",
+                ids(&own)
+            ),
+        ),
+        (None, false) => failed(
+            Code::AlreadyExists,
+            format!(
+                "the driver lists VM {} under the name `{name}`, and none was made for this machine: it is another's; delete that VM, or replace the machine by one of another name",
+                ids(&others)
+            ),
+        ),
+    }
+}
+
 /// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is done to that
 /// one, and its id is not written, since it may be anybody's.
 pub fn another_vm(call: Call, known: Option<&ProviderId>, seen: Option<&driver::Machine>) -> Option<Failure> {
@@ -97,6 +173,59 @@ mod tests {
         assert!(
             failure.machine.is_none(),
             "nothing of the other VM is kept: {failure:?}"
+        );
+    }
+
+    fn listed(of: &[(&str, &str, Option<&str>)]) -> Vec<ListedMachine> {
+        let listed = |(id, name, machine_id): &(&str, &str, Option<&str>)| ListedMachine {
+            machine_id: machine_id.map(str::to_owned),
+            ..ListedMachine::new(id.parse().unwrap(), *name)
+        };
+        of.iter().map(listed).collect()
+    }
+
+    fn seen(of: &[(&str, &str, Option<&str>)], call: Call) -> Result<Option<ProviderId>, Code> {
+        match among(listed(of), "m", Some("u-1"), call) {
+            Seen::Absent => Ok(None),
+            Seen::Listed(id) => Ok(Some(id)),
+            Seen::Failed(failure) => Err(failure.status.code()),
+            Seen::Machine(_) | Seen::Uninitialized(_) | Seen::CannotLook => panic!("no answer of a list"),
+        }
+    }
+
+    /// CTL-GS-12
+    #[test]
+    fn a_list_without_the_name_leads_to_a_create_and_one_with_it_never() {
+        let one: ProviderId = "sim://1".parse().unwrap();
+        for call in [Call::List, Call::ListAgain] {
+            assert_eq!(
+                seen(&[("sim://2", "m-2", None), ("sim://3", "", None)], call),
+                Ok(None)
+            );
+            let own = ("sim://1", "m", Some("u-1"));
+            assert_eq!(
+                seen(&[own, own, ("sim://2", "m", Some("u-2"))], call),
+                Ok(Some(one.clone()))
+            );
+            let another = [("sim://1", "m", Some("u-2"))];
+            assert_eq!(
+                seen(&another, call),
+                Err(Code::AlreadyExists),
+                "it says whose it is"
+            );
+            let twice = [own, ("sim://2", "m", Some("u-1"))];
+            assert_eq!(seen(&twice, call), Err(Code::OutOfRange));
+        }
+        let of_nobody = [("sim://1", "m", None)];
+        assert_eq!(
+            seen(&of_nobody, Call::ListAgain),
+            Ok(Some(one)),
+            "a create was issued for it"
+        );
+        assert_eq!(
+            seen(&of_nobody, Call::List),
+            Err(Code::AlreadyExists),
+            "no create was issued: it is another's"
         );
     }
 }

@@ -2,8 +2,11 @@
 //! a wait begin anew, and never a VM.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
 
 use super::outcome::Outcome;
 use crate::api::v1alpha1::InfraMachine;
@@ -16,6 +19,8 @@ mod tests;
 #[derive(Debug, Default)]
 pub struct Memory {
     machines: Mutex<HashMap<String, Remembered>>,
+    /// Suspicions so far, of all machines.
+    suspicions: AtomicU64,
 }
 
 /// What is remembered of one machine.
@@ -35,6 +40,19 @@ pub struct Remembered {
     pub suspicion: Option<Suspicion>,
     /// That reason has come since the last failure: it does not wait for what failed before it.
     pub suspicion_is_new: bool,
+    /// The number of the newest suspicion: only a call that began after it answers it.
+    pub suspicion_number: u64,
+    /// The last create of this process whose answer is known.
+    pub answered: Option<Answered>,
+}
+
+/// A create that is over: the back end will not carry it out any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// When it was issued, as [`crate::api::labels::CREATE_ISSUED_AT`] says.
+    pub issued: Timestamp,
+    /// Whether it made the VM.
+    pub made: bool,
 }
 
 /// Why somebody believes that a VM changed.
@@ -80,6 +98,13 @@ pub struct Unable {
 }
 
 impl Remembered {
+    /// Forgets the suspicion, unless it is newer than the one of this number.
+    fn answer_suspicion(&mut self, number: u64) {
+        if self.suspicion_number == number {
+            self.suspicion = None;
+        }
+    }
+
     fn says_nothing(&self) -> bool {
         let Self {
             written,
@@ -89,6 +114,8 @@ impl Remembered {
             rest_until,
             suspicion,
             suspicion_is_new: _,
+            suspicion_number: _,
+            answered,
         } = self;
         written.is_none()
             && retry.is_none()
@@ -96,6 +123,7 @@ impl Remembered {
             && *errors == 0
             && rest_until.is_none()
             && suspicion.is_none()
+            && answered.is_none()
     }
 }
 
@@ -208,13 +236,14 @@ impl Memory {
         self.with_known(uid, |known| known.errors = 0);
     }
 
-    /// Remembers a failure. It breaks off an absence: one that nobody saw held over the whole window is not confirmed. A
-    /// suspicion stays, and waits with everything else for the next try.
-    pub fn failed(&self, uid: &str, retry: Retry) {
+    /// Remembers a failure. It breaks off an absence: one that was not seen over the whole window is not confirmed. A
+    /// suspicion stays, and waits with everything else for the next try, but for one that came after the call began: the
+    /// newest by then was that of the number `suspicion`.
+    pub fn failed(&self, uid: &str, suspicion: u64, retry: Retry) {
         self.with(uid, |known| {
             known.retry = Some(retry);
             known.absent_since = None;
-            known.suspicion_is_new = false;
+            known.suspicion_is_new &= known.suspicion_number != suspicion;
         });
     }
 
@@ -227,14 +256,20 @@ impl Memory {
         });
     }
 
-    /// What was open about the VM is settled: forgets failures, suspicion, absence and rest.
-    pub fn succeeded(&self, uid: &str) {
+    /// What was open about the VM is settled: forgets failures, absence and rest, and the suspicion, unless another one has
+    /// come since the call began, when the newest was that of the number `suspicion`.
+    pub fn succeeded(&self, uid: &str, suspicion: u64) {
         self.with_known(uid, |known| {
             known.retry = None;
             known.absent_since = None;
             known.rest_until = None;
-            known.suspicion = None;
+            known.answer_suspicion(suspicion);
         });
+    }
+
+    /// A create is over, and what became of it is known.
+    pub fn answered(&self, uid: &str, answered: Answered) {
+        self.with(uid, |known| known.answered = Some(answered));
     }
 
     /// For how long the driver has been saying that there is no VM, from now on if this is the first time.
@@ -256,12 +291,14 @@ impl Memory {
 
     /// Has the next reconcile ask the driver, whatever failed before. A sign does not take back what lists say.
     pub fn suspect(&self, uid: &str, suspicion: Suspicion) {
+        let number = self.suspicions.fetch_add(1, Ordering::Relaxed) + 1;
         self.with(uid, |known| {
             known.suspicion = match (known.suspicion, suspicion) {
                 (Some(lists @ (Suspicion::Missing | Suspicion::Back)), Suspicion::Sign) => Some(lists),
                 (_, new) => Some(new),
             };
             known.suspicion_is_new = true;
+            known.suspicion_number = number;
         });
     }
 
@@ -277,11 +314,11 @@ impl Memory {
         });
     }
 
-    /// Drops a sign that nobody can follow up.
-    pub fn dismiss_sign(&self, uid: &str) {
+    /// Drops a sign that the driver can't be asked about, unless it is newer than the one of the number `suspicion`.
+    pub fn dismiss_sign(&self, uid: &str, suspicion: u64) {
         self.with_known(uid, |known| {
             if known.suspicion == Some(Suspicion::Sign) {
-                known.suspicion = None;
+                known.answer_suspicion(suspicion);
             }
         });
     }

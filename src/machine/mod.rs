@@ -23,6 +23,7 @@ mod publish;
 mod recheck;
 mod removal;
 mod status;
+mod unanswered;
 mod unreadable;
 mod update;
 
@@ -135,6 +136,9 @@ async fn carry_out(
         (Plan::Hold(mut hold), _) => {
             if let Some(claim) = hold.claim.take() {
                 object.claim(&claim).await?;
+            }
+            if hold.lets_move {
+                object.let_move().await?;
             }
             Ok(Outcome::Held(hold))
         }

@@ -10,7 +10,8 @@ use kube::runtime::reflector::ObjectRef;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use super::Context;
+use super::memory::Answered;
+use super::{Context, status};
 use crate::api::MACHINE_FINALIZER;
 use crate::api::bounded;
 use crate::api::labels::{self, Instance};
@@ -20,12 +21,27 @@ use crate::driver::{LastKnownState, Operation};
 use crate::identity::{self, MachineId};
 use crate::machine::plan::{Claim, has_finalizer};
 use crate::machine::status::under_way;
+use crate::machine::unanswered::Unanswered;
 
 #[cfg(test)]
 mod tests;
 
+/// An annotation and its value; without one, it has to go.
+pub type Note = (&'static str, Option<String>);
+
 /// How often something is written against others who write at the same time.
 const TRIES: u32 = 5;
+
+/// Whether `clusterctl move` takes the Secret with the credentials along.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Credentials {
+    /// They were not read.
+    Unread,
+    /// It does, or there is none.
+    Movable,
+    /// It leaves the one of this name behind.
+    LeftBehind(String),
+}
 
 /// The newest version of an InfraMachine that is known, and the way to write it.
 ///
@@ -36,6 +52,7 @@ pub struct Object<'a> {
     ctx: &'a Context,
     api: Api<InfraMachine>,
     latest: Arc<InfraMachine>,
+    credentials: Credentials,
 }
 
 impl<'a> Object<'a> {
@@ -46,7 +63,13 @@ impl<'a> Object<'a> {
             ctx,
             api: Api::namespaced(ctx.client.clone(), namespace),
             latest,
+            credentials: Credentials::Unread,
         }
+    }
+
+    /// The credentials were read: the status says from now on if clusterctl would leave their Secret behind.
+    pub fn note_credentials(&mut self, credentials: Credentials) {
+        self.credentials = credentials;
     }
 
     /// The newest version.
@@ -64,12 +87,28 @@ impl<'a> Object<'a> {
         self.latest.metadata.name.as_deref().unwrap_or_default()
     }
 
-    /// Write 1: finalizer and identity in one patch; none when the object has them all.
+    /// Finalizer and identity in one patch; none when the object has them all.
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object is not what it was thought to be.
-    pub async fn claim(&mut self, claim: &Claim) -> Result<bool, Error> {
-        let mut annotations = missing_annotations(&self.latest, claim)?;
+    pub async fn claim(&mut self, claim: &Claim) -> Result<(), Error> {
+        let annotations = missing_annotations(&self.latest, claim)?;
+        self.write_claim(annotations).await
+    }
+
+    /// Write 1, before every create: finalizer, identity, and the creates whose answer is not known, the one that comes now
+    /// among them. Until it is answered, `clusterctl move` has to wait.
+    ///
+    /// It is always written, so that a cache that is behind never leads to a create.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the object is not what it was thought to be.
+    pub async fn issue(&mut self, claim: &Claim, unanswered: &Unanswered) -> Result<(), Error> {
+        let annotations = annotations_of_a_create(&self.latest, claim, unanswered)?;
+        self.write_claim(annotations).await
+    }
+
+    async fn write_claim(&mut self, annotations: Map<String, Value>) -> Result<(), Error> {
         let finalizers = if has_finalizer(&self.latest) {
             None
         } else {
@@ -78,28 +117,28 @@ impl<'a> Object<'a> {
             Some(all)
         };
         if annotations.is_empty() && finalizers.is_none() {
-            return Ok(false);
+            return Ok(());
         }
         let mut metadata = Map::new();
-        metadata.insert(
-            "annotations".to_owned(),
-            Value::Object(std::mem::take(&mut annotations)),
-        );
+        metadata.insert("annotations".to_owned(), Value::Object(annotations));
         if let Some(finalizers) = finalizers {
             metadata.insert("finalizers".to_owned(), json!(finalizers));
         }
         self.patch("writing finalizer and identity", Value::Object(metadata), None)
-            .await?;
-        Ok(true)
+            .await
     }
 
-    /// Notes that every create was refused for good: there is no VM. Where it can't be written, the note that a VM may exist
+    /// Takes back that a VM may exist, since the only create is over and made none. Where it can't be written, the note
     /// stays, which is never wrong.
-    pub async fn note_no_instance(&mut self) -> Result<(), Error> {
+    pub async fn note_no_instance(&mut self, instance: Instance) -> Result<(), Error> {
         let action = "noting that no VM was made";
-        let none = [(labels::INSTANCE, Instance::None.annotation().to_owned())];
         for _ in 0..TRIES {
-            match self.annotate(action, &none).await {
+            let mut notes = vec![
+                (labels::INSTANCE, Some(instance.annotation().to_owned())),
+                (labels::CREATE_ISSUED_AT, None),
+            ];
+            notes.extend(self.unblocking());
+            match self.annotate(action, &notes).await {
                 Err(Error::Conflict { .. }) if self.still_stands(action).await? => {}
                 Err(Error::Conflict { .. }) => break,
                 done => return done,
@@ -112,18 +151,45 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
+    /// Lets `clusterctl move` go on, where this provider has kept it waiting.
+    pub async fn let_move(&mut self) -> Result<(), Error> {
+        let unblocking = self.unblocking();
+        self.annotate("letting clusterctl move the machine", &unblocking)
+            .await
+    }
+
+    /// Keeps `clusterctl move` waiting while a call changes the VM.
+    pub async fn block_move(&mut self) -> Result<(), Error> {
+        if identity::annotation(&self.latest, labels::BLOCK_MOVE).is_some() {
+            return Ok(());
+        }
+        let value = Some(labels::BLOCK_MOVE_VALUE.to_owned());
+        self.annotate(
+            "keeping clusterctl from moving the machine",
+            &[(labels::BLOCK_MOVE, value)],
+        )
+        .await
+    }
+
+    /// What has to change for `clusterctl move` to go on, as far as it waits for this provider.
+    pub fn unblocking(&self) -> Vec<Note> {
+        let blocks = identity::blocks_move(&self.latest);
+        blocks.then_some((labels::BLOCK_MOVE, None)).into_iter().collect()
+    }
+
     /// Keeps what the driver wants back with the next call (CTL-01, CTL-03).
     pub async fn keep(&mut self, state: Option<&LastKnownState>) -> Result<(), Error> {
         let Some(state) = state else {
             return Ok(());
         };
-        let annotation = identity::last_known_state_annotation(state);
-        self.note("keeping the last known state", &[annotation]).await
+        let (key, state) = identity::last_known_state_annotation(state);
+        self.note("keeping the last known state", &[(key, Some(state))])
+            .await
     }
 
     /// Sets annotations that say what a driver did: true of the object whoever else writes it at the same time, and lost
     /// when they are not written.
-    pub async fn note(&mut self, action: &'static str, wanted: &[(&str, String)]) -> Result<(), Error> {
+    pub async fn note(&mut self, action: &'static str, wanted: &[Note]) -> Result<(), Error> {
         for _ in 1..TRIES {
             match self.annotate(action, wanted).await {
                 Err(Error::Conflict { .. }) => self.catch_up(action).await?,
@@ -133,13 +199,12 @@ impl<'a> Object<'a> {
         self.annotate(action, wanted).await
     }
 
-    /// Sets annotations that differ.
-    pub async fn annotate(&mut self, action: &'static str, wanted: &[(&str, String)]) -> Result<(), Error> {
-        let present = self.latest.metadata.annotations.as_ref();
+    /// Sets or removes annotations that differ.
+    pub async fn annotate(&mut self, action: &'static str, wanted: &[Note]) -> Result<(), Error> {
         let changed: Map<String, Value> = wanted
             .iter()
-            .filter(|(key, value)| present.and_then(|all| all.get(*key)) != Some(value))
-            .map(|(key, value)| ((*key).to_owned(), Value::String(value.clone())))
+            .filter(|(key, value)| identity::annotation(&self.latest, key) != value.as_deref())
+            .map(|(key, value)| ((*key).to_owned(), json!(value)))
             .collect();
         if changed.is_empty() {
             return Ok(());
@@ -151,7 +216,7 @@ impl<'a> Object<'a> {
     ///
     /// When somebody else wrote meanwhile it is tried again on the object as it is now: a driver may not find the VM yet
     /// that it has just made, so what it answered must not be lost.
-    pub async fn identify(&mut self, provider_id: &str, annotations: &[(&str, String)]) -> Result<(), Error> {
+    pub async fn identify(&mut self, provider_id: &str, annotations: &[Note]) -> Result<(), Error> {
         let action = "reading the machine to write spec.providerID";
         for _ in 1..TRIES {
             match self.try_identify(provider_id, annotations).await {
@@ -199,15 +264,20 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
-    async fn try_identify(&mut self, provider_id: &str, annotations: &[(&str, String)]) -> Result<(), Error> {
+    async fn try_identify(&mut self, provider_id: &str, annotations: &[Note]) -> Result<(), Error> {
         if self.latest.spec.provider_id.as_deref() == Some(provider_id) {
             return self
                 .annotate("writing what the driver said of the VM", annotations)
                 .await;
         }
+        let answered = self.ctx.memory.recall(self.uid()).answered;
+        let over = create_is_over(&self.latest, answered);
         let annotations: Map<String, Value> = annotations
             .iter()
-            .map(|(k, v)| ((*k).to_owned(), Value::String(v.clone())))
+            .cloned()
+            .chain(over)
+            .chain(self.unblocking())
+            .map(|(key, value)| (key.to_owned(), json!(value)))
             .collect();
         self.patch(
             "writing spec.providerID",
@@ -228,6 +298,8 @@ impl<'a> Object<'a> {
         &mut self,
         status: impl Fn(&InfraMachine) -> InfraMachineStatus,
     ) -> Result<bool, Error> {
+        let credentials = self.credentials.clone();
+        let status = |machine: &InfraMachine| status::of_credentials(machine, status(machine), &credentials);
         for _ in 1..TRIES {
             let wanted = status(&self.latest);
             match self.try_publish(&wanted).await {
@@ -275,32 +347,6 @@ impl<'a> Object<'a> {
             // The last finalizer: the object went with it, or somebody was faster.
             Ok(_) | Err(Error::Gone { .. }) => Ok(()),
             Err(error) => Err(error),
-        }
-    }
-
-    /// Whether the object at the API server still is what the plan was made from: a cache may be behind, and what
-    /// follows is a create.
-    ///
-    /// # Errors
-    /// [`Error::Conflict`] when it is not.
-    pub async fn confirm(&mut self) -> Result<(), Error> {
-        let action = "reading the machine before a create";
-        let live = self
-            .api
-            .get(self.name())
-            .await
-            .map_err(|error| Error::api(action, error))?;
-        let mut live = live;
-        bounded::bound(&mut live.metadata);
-        let same = live.metadata.uid == self.latest.metadata.uid
-            && live.metadata.deletion_timestamp.is_none()
-            && decides_the_same(&self.latest, &live)
-            && live.metadata.finalizers == self.latest.metadata.finalizers;
-        self.remember(live);
-        if same {
-            Ok(())
-        } else {
-            Err(Error::Conflict { action })
         }
     }
 
@@ -370,6 +416,29 @@ fn decides_the_same(a: &InfraMachine, b: &InfraMachine) -> bool {
     a.metadata.generation == b.metadata.generation
         && a.metadata.deletion_timestamp == b.metadata.deletion_timestamp
         && a.metadata.annotations == b.metadata.annotations
+}
+
+/// What has to change in the annotations before a create.
+fn annotations_of_a_create(
+    machine: &InfraMachine,
+    claim: &Claim,
+    unanswered: &Unanswered,
+) -> Result<Map<String, Value>, Error> {
+    let mut annotations = missing_annotations(machine, claim)?;
+    annotations.insert(
+        labels::CREATE_ISSUED_AT.to_owned(),
+        json!(unanswered.annotation()),
+    );
+    if identity::annotation(machine, labels::BLOCK_MOVE).is_none() {
+        annotations.insert(labels::BLOCK_MOVE.to_owned(), json!(labels::BLOCK_MOVE_VALUE));
+    }
+    Ok(annotations)
+}
+
+/// What has to change in the annotation about creates once the VM is known.
+fn create_is_over(machine: &InfraMachine, answered: Option<Answered>) -> Option<Note> {
+    let unanswered = Unanswered::of(machine)?.beside_the_vm(answered);
+    Some((labels::CREATE_ISSUED_AT, unanswered.annotation()))
 }
 
 /// What a claim has to change in the annotations.

@@ -207,6 +207,11 @@ impl Failure {
         is_not_leader(&self.status)
     }
 
+    /// Whether a create that failed like this is over, so that the back end will not carry it out later.
+    pub fn ends_a_create(&self) -> bool {
+        self.status.is_never_sent() || retry::ends_a_create(self.status.code())
+    }
+
     /// Whether the answer gives reason to ask if a VM that was up is still there.
     pub fn doubts_the_vm(&self) -> bool {
         self.next == Next::LookUp && self.during == OperationType::Update
@@ -267,6 +272,8 @@ const fn during(call: Call) -> OperationType {
     match call {
         Call::LookUp
         | Call::LookUpAgain
+        | Call::List
+        | Call::ListAgain
         | Call::Create
         | Call::Initialize
         | Call::FinishInitialization

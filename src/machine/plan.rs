@@ -15,13 +15,15 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kube::Resource as _;
 
-pub use self::steps::{Claim, Delete, Hold, Plan, Provision, Recheck, Release, Update};
+pub use self::deletion::SHUT_DOWN_TRIES;
+pub use self::steps::{Claim, Delete, Hold, Plan, Provision, Recheck, Release, Settling, ShutDown, Update};
 pub use self::waits::{is_unsettled, pace, restored};
 
 use self::deletion::plan_deletion;
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
 use super::memory::Remembered;
+use super::unanswered::Unanswered;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
@@ -85,6 +87,8 @@ pub struct DriverFacts<'a> {
     pub capabilities: &'a Capabilities,
     /// Whether it has said so since it was met; else it may be another by now, and nothing is refused in its name.
     pub current: bool,
+    /// How long after a create whose answer is not known its VM may still come to be seen.
+    pub create_settle_time: Duration,
     /// Whether it answered lately.
     pub reachable: bool,
 }
@@ -286,12 +290,15 @@ fn plan_provisioning(
     if let Some(wait) = retry_wait(seen) {
         return Plan::Wait(wait.again());
     }
-    let vm_may_exist = identity::instance(machine) == Instance::MayExist;
-    let applied = if vm_may_exist {
-        identity::applied_spec(machine)
-    } else {
-        None
+    let noted = identity::instance(machine);
+    let (applied, unanswered) = match noted {
+        Instance::MayExist => (identity::applied_spec(machine), Unanswered::of(machine)),
+        Instance::Refused | Instance::None => (None, None),
     };
+    let unanswered = unanswered
+        .unwrap_or_default()
+        .without(seen.remembered.answered)
+        .within(facts.create_settle_time, seen.now);
     let claim = Claim {
         instance: Instance::MayExist,
         driver: Some(facts.name.to_owned()),
@@ -306,26 +313,29 @@ fn plan_provisioning(
         look_up,
         provider_id: known_provider_id(machine),
         bootstrap,
-        vm_may_exist,
+        noted,
+        unanswered,
     }))
 }
 
-fn hold(claim: Option<Claim>, condition: &'static str, reason: &'static str, message: String) -> Plan {
+fn hold(claim: Option<Box<Claim>>, condition: &'static str, reason: &'static str, message: String) -> Plan {
     Plan::Hold(Hold {
         condition,
         reason,
         message,
         claim,
+        lets_move: false,
         again: None,
     })
 }
 
-fn no_driver(machine: &InfraMachine, claim: Option<Claim>, message: &str) -> Plan {
+fn no_driver(machine: &InfraMachine, claim: Option<Box<Claim>>, message: &str) -> Plan {
     Plan::Hold(Hold {
         condition: condition_without_calls(machine),
         reason: reason::DRIVER_NOT_CONFIGURED,
         message: message.to_owned(),
         claim,
+        lets_move: false,
         again: Some(LONG_WAIT),
     })
 }
@@ -357,6 +367,8 @@ fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Hold> {
         reason: reason::PAUSED,
         message,
         claim: None,
+        // clusterctl pauses a Cluster before it moves it, and then waits.
+        lets_move: identity::blocks_move(machine),
         again: None,
     })
 }
@@ -387,8 +399,8 @@ fn wanted_spec(
     )
 }
 
-fn claim_if_missing(machine: &InfraMachine, claim: Claim) -> Option<Claim> {
-    (MachineId::of(machine).is_none() || !has_finalizer(machine)).then_some(claim)
+fn claim_if_missing(machine: &InfraMachine, claim: Claim) -> Option<Box<Claim>> {
+    (MachineId::of(machine).is_none() || !has_finalizer(machine)).then(|| Box::new(claim))
 }
 
 /// Whether somebody took the finalizer from a machine that may have a VM: a restore from a backup, or an object that was

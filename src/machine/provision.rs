@@ -1,31 +1,35 @@
 //! Look up, create, initialize.
 
+use jiff::Timestamp;
+
 use super::Context;
 use super::absence::{behind_for, gone_or_behind};
 use super::class::{self, Stopped};
 use super::initialization::{initialize, made, uninitialized};
 use super::look_up::{Seen, another_vm, look_up};
+use super::memory::Answered;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use super::plan::{Claim, Provision};
+use crate::api::labels::Instance;
 use crate::driver::retry::{Call, Next};
-use crate::driver::{self, CreateMachineRequest, MachineClass, Operation};
+use crate::driver::{self, Code, CreateMachineRequest, MachineClass, Operation};
 use crate::identity;
 use crate::provider::Turn;
 
 /// Brings the VM up, or finds it up.
 ///
 /// # Guarantees
-/// A create is issued only after the driver said NOT_FOUND (or can't look), only with finalizer and identity written,
-/// and only on an object that was read or written at the API server a moment ago.
+/// A create is issued only after the driver said NOT_FOUND (or lists no VM of the name, or can do neither), and only on an object that was written at the
+/// API server a moment ago: finalizer, identity, and when the create was issued.
 pub async fn provision(
     ctx: &Context,
     object: &mut Object<'_>,
     turn: &mut Turn<'_>,
     plan: Provision,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object.get(), turn.provider(), plan.look_up.clone()).await?;
-    let call = if plan.vm_may_exist {
+    let class = class::with_credentials(ctx, object, turn.provider(), plan.look_up.clone()).await?;
+    let call = if plan.vm_may_exist() {
         Call::LookUpAgain
     } else {
         Call::LookUp
@@ -41,6 +45,11 @@ pub async fn provision(
             ctx.memory.seen(object.uid());
             object.claim(&adopted(&plan)).await?;
             initialize(ctx, object, turn, class, uninitialized(plan.provider_id, failure)).await
+        }
+        Seen::Listed(id) => {
+            ctx.memory.seen(object.uid());
+            object.claim(&adopted(&plan)).await?;
+            initialize(ctx, object, turn, class, made(driver::Machine::new(id, ""))).await
         }
         Seen::Absent => absent(ctx, object, turn, plan, class).await,
         Seen::CannotLook => match plan.provider_id.clone() {
@@ -66,7 +75,7 @@ async fn absent(
     if let Some(id) = plan.provider_id.clone() {
         return Ok(gone_or_behind(ctx, object, turn, id));
     }
-    if plan.vm_may_exist
+    if plan.vm_may_exist()
         && let Some(again) = behind_for(ctx, object.uid(), turn.known_capabilities().consistency_window)
     {
         return Ok(Outcome::Absent { again });
@@ -88,10 +97,14 @@ async fn create(
         provider_spec: plan.wanted.clone(),
         ..class
     };
-    let class = class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
-    if !object.claim(&plan.claim).await? {
-        object.confirm().await?;
+    // Nothing is written of a create that would not leave this process: else a driver that is down, or has no capacity,
+    // would cost writes.
+    if let Err(status) = turn.driver().prepare_create(&credentials).await {
+        return Ok(Outcome::Failed(Box::new(Failure::new(Call::Create, status))));
     }
+    let class = class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
+    let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
+    object.issue(&plan.claim, &unanswered).await?;
     // From here on a VM may be: an absence that was seen before says nothing about it.
     ctx.memory.seen(object.uid());
     let request = CreateMachineRequest {
@@ -101,20 +114,51 @@ async fn create(
     };
     let call = turn.driver().create_machine(request);
     let status = match object.awaiting(Operation::CreateMachine, call).await {
-        Ok(machine) => return created(ctx, object, turn, plan, credentials, machine).await,
+        Ok(machine) => {
+            ctx.memory.answered(object.uid(), Answered { issued, made: true });
+            return created(ctx, object, turn, plan, credentials, machine).await;
+        }
         Err(status) => status,
     };
     let failure = Failure::new(Call::Create, status);
-    match failure.next {
-        Next::Initialize => {
-            let vm = uninitialized(plan.provider_id, failure);
-            initialize(ctx, object, turn, credentials, vm).await
-        }
-        Next::Terminal if !plan.vm_may_exist => {
-            object.note_no_instance().await?;
-            Ok(Outcome::Failed(Box::new(failure)))
-        }
-        _ => Ok(Outcome::Failed(Box::new(failure))),
+    if failure.ends_a_create() {
+        let made = failure.next == Next::Initialize;
+        ctx.memory.answered(object.uid(), Answered { issued, made });
+    }
+    if failure.next == Next::Initialize {
+        let vm = uninitialized(plan.provider_id, failure);
+        return initialize(ctx, object, turn, credentials, vm).await;
+    }
+    note_refusal(object, &plan, &failure).await?;
+    Ok(Outcome::Failed(Box::new(failure)))
+}
+
+/// Writes down what a create that failed leaves, where the object says more than that by now.
+async fn note_refusal(object: &mut Object<'_>, plan: &Provision, failure: &Failure) -> Result<(), Stopped> {
+    if failure.is_not_leading() {
+        // For who leads by now to write.
+        return Ok(());
+    }
+    match left_by(plan.noted, failure) {
+        Some(Instance::MayExist) => object.let_move().await?,
+        Some(instance) => object.note_no_instance(instance).await?,
+        None => {}
+    }
+    Ok(())
+}
+
+/// What a create that failed leaves, when it is not tried again as it is or never reached the driver; `noted` is what the object
+/// said before. Nothing is written between the tries of one.
+fn left_by(noted: Instance, failure: &Failure) -> Option<Instance> {
+    if failure.status.is_never_sent() {
+        return (noted != Instance::MayExist).then_some(noted);
+    }
+    match (failure.next, noted) {
+        (Next::Terminal, Instance::MayExist) => Some(Instance::MayExist),
+        // The name was taken, and what has it is not this machine's: there is nothing to be deleted in its name.
+        (Next::Terminal, _) if failure.status.code() == Code::AlreadyExists => Some(Instance::None),
+        (Next::Terminal, _) => Some(Instance::Refused),
+        _ => None,
     }
 }
 
@@ -137,5 +181,87 @@ fn adopted(plan: &Provision) -> Claim {
     Claim {
         applied: Some(plan.look_up.clone()),
         ..plan.claim.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Status, retry};
+
+    fn left(noted: Instance, status: Status) -> Option<Instance> {
+        left_by(noted, &Failure::new(Call::Create, status))
+    }
+
+    #[test]
+    fn a_create_that_never_reached_the_driver_makes_no_vm_possible() {
+        let refused = || Status::new(Code::Unavailable, "connection refused");
+        assert_eq!(left(Instance::None, refused().never_sent()), Some(Instance::None));
+        assert_eq!(
+            left(Instance::Refused, refused().never_sent()),
+            Some(Instance::Refused)
+        );
+        assert_eq!(
+            left(Instance::MayExist, refused().never_sent()),
+            None,
+            "an earlier one may have made it"
+        );
+        assert_eq!(left(Instance::None, refused()), None, "it may have been made");
+    }
+
+    #[test]
+    fn what_a_refused_create_may_have_left_is_noted_and_what_was_anothers_before_is_not() {
+        let refused = |noted, code| left(noted, Status::new(code, "no"));
+        for code in [Code::InvalidArgument, Code::OutOfRange] {
+            assert_eq!(refused(Instance::None, code), Some(Instance::Refused));
+        }
+        assert_eq!(refused(Instance::None, Code::AlreadyExists), Some(Instance::None));
+        assert_eq!(
+            refused(Instance::MayExist, Code::InvalidArgument),
+            Some(Instance::MayExist),
+            "another create may have made it"
+        );
+    }
+
+    /// A machine that waits for its quota would cost a write at every try.
+    #[test]
+    fn nothing_is_written_of_a_create_that_is_tried_again() {
+        for code in Code::ALL {
+            let is_final = retry::next(Call::Create, code) == Next::Terminal;
+            assert_eq!(
+                left(Instance::None, Status::new(code, "no")).is_some(),
+                is_final,
+                "{code}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_an_answer_or_a_call_that_was_never_sent_ends_a_create() {
+        use Code::{
+            AlreadyExists, FailedPrecondition, InvalidArgument, OutOfRange, PermissionDenied,
+            ResourceExhausted, Unauthenticated, Unimplemented, Uninitialized,
+        };
+        let answers = [
+            InvalidArgument,
+            AlreadyExists,
+            PermissionDenied,
+            ResourceExhausted,
+            FailedPrecondition,
+            OutOfRange,
+            Unimplemented,
+            Unauthenticated,
+            Uninitialized,
+        ];
+        for code in Code::ALL {
+            let failure = |status| Failure::new(Call::Create, status);
+            let status = || Status::new(code, "no");
+            assert_eq!(
+                failure(status()).ends_a_create(),
+                answers.contains(&code),
+                "{code}"
+            );
+            assert!(failure(status().never_sent()).ends_a_create(), "{code}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use kube::runtime::controller::Action;
 use super::gather::Gathered;
 use super::jitter::jitter;
 use super::memory::{Retry, Suspicion, Unable, Until};
-use super::object::Object;
+use super::object::{Note, Object};
 use super::outcome::Outcome;
 use super::plan::{is_unsettled, pace};
 use super::status::Moment;
@@ -34,7 +34,8 @@ pub async fn publish(
     // Before any write, which may fail: the call was made, and is not made again before its time.
     if let Some(retry) = retry_of(gathered, &outcome, attempts, wait) {
         let untold = Some(Arc::clone(&outcome));
-        ctx.memory.failed(object.uid(), Retry { untold, ..retry });
+        ctx.memory
+            .failed(object.uid(), gathered.suspicion(), Retry { untold, ..retry });
     }
     suspect(ctx, object.uid(), gathered, &outcome);
     let moment = Moment {
@@ -95,7 +96,7 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a drive
     vm.filter(|vm| known.is_none_or(|known| known == vm.provider_id.as_str()))
 }
 
-fn annotations(vm: &driver::Machine, outcome: &Outcome) -> Vec<(&'static str, String)> {
+fn annotations(vm: &driver::Machine, outcome: &Outcome) -> Vec<Note> {
     let failed = match outcome {
         Outcome::Failed(failure) => failure.last_known_state(),
         _ => None,
@@ -103,6 +104,7 @@ fn annotations(vm: &driver::Machine, outcome: &Outcome) -> Vec<(&'static str, St
     failed
         .or(vm.last_known_state.as_ref())
         .map(identity::last_known_state_annotation)
+        .map(|(key, state)| (key, Some(state)))
         .into_iter()
         .collect()
 }
@@ -178,18 +180,22 @@ fn suspect(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
 fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wait: Option<Duration>) {
     match outcome {
         Outcome::Provisioned(_) => {
-            ctx.memory.succeeded(uid);
+            ctx.memory.succeeded(uid, gathered.suspicion());
             if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
                 ctx.memory.rest(uid, Instant::now() + wait);
             }
         }
-        Outcome::Updated | Outcome::Vanished(_) => ctx.memory.succeeded(uid),
-        Outcome::Kept { .. } if !gathered.can_ask() => ctx.memory.dismiss_sign(uid),
+        Outcome::Updated | Outcome::Vanished(_) => {
+            ctx.memory.succeeded(uid, gathered.suspicion());
+        }
+        Outcome::Kept { .. } if !gathered.can_ask() => {
+            ctx.memory.dismiss_sign(uid, gathered.suspicion());
+        }
         // What lists said before a pause is old when it ends.
         Outcome::Held(hold) if hold.condition == conditions::PAUSED => ctx.memory.dismiss_lists(uid),
         // The VM is there: what somebody wanted to know is answered, and no more can be had.
         Outcome::NotOffered(Operation::InitializeMachine) => {
-            ctx.memory.dismiss_sign(uid);
+            ctx.memory.dismiss_sign(uid, gathered.suspicion());
             ctx.memory.dismiss_lists(uid);
         }
         Outcome::Left

@@ -19,7 +19,7 @@ pub async fn recheck(
     turn: &mut Turn<'_>,
     plan: Recheck,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object.get(), turn.provider(), plan.look_up).await?;
+    let class = class::with_credentials(ctx, object, turn.provider(), plan.look_up).await?;
     match look_up(
         object,
         turn,
@@ -43,7 +43,8 @@ pub async fn recheck(
             initialize(ctx, object, turn, class, vm).await
         }
         Seen::Absent => Ok(gone_or_behind(ctx, object, turn, plan.provider_id)),
-        Seen::CannotLook => Ok(Outcome::NotOffered(Operation::GetMachineStatus)),
+        // The id is known: no list is asked for.
+        Seen::Listed(_) | Seen::CannotLook => Ok(Outcome::NotOffered(Operation::GetMachineStatus)),
         Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
     }
 }

@@ -1,20 +1,22 @@
 //! Shut down and delete, until the VM is gone.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
 
 use super::Context;
 use super::absence::behind_for;
 use super::class::{self, Stopped};
-use super::object::Object;
+use super::object::{Note, Object};
 use super::outcome::{Failure, Outcome};
-use super::plan::Delete;
+use super::plan::{Delete, Release, SHUT_DOWN_TRIES, Settling, ShutDown};
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::driver::retry::{Call, Next};
 use crate::driver::{
-    self, Code, DeleteMachineRequest, GetMachineStatusRequest, Machine, MachineClass, Operation, PowerState,
-    Secrets, ShutDownMachineRequest,
+    self, Code, DeleteMachineRequest, GetMachineStatusRequest, LastKnownState, Machine, MachineClass,
+    Operation, PowerState, ProviderId, Secrets, ShutDownMachineRequest, Status,
 };
 use crate::identity;
 use crate::provider::Turn;
@@ -25,48 +27,98 @@ const SOONEST: Duration = Duration::from_secs(1);
 /// Deletes the VM.
 ///
 /// # Guarantees
-/// [`Outcome::Gone`] only when the driver, where it can be asked, said NOT_FOUND for as long as it may be behind. A
-/// missing Secret does not stop the deletion of a VM that the driver sees without it.
+/// [`Outcome::Gone`] only when the driver, where it can be asked, said NOT_FOUND for as long as it may be behind, and no
+/// create that was never answered can make the VM any more. A missing Secret does not stop the deletion of a VM that the
+/// driver sees without it.
 pub async fn delete(
     ctx: &Context,
     object: &mut Object<'_>,
     turn: &Turn<'_>,
     plan: Delete,
 ) -> Result<Outcome, Stopped> {
-    let class = match class::with_credentials(ctx, object.get(), turn.provider(), plan.spec.clone()).await {
-        Ok(class) => class,
-        Err(Stopped::Secret(InvalidSecret::Missing { name, .. })) => {
-            let class = MachineClass {
-                provider_spec: plan.spec.clone(),
-                secrets: Secrets::default(),
-            };
-            if let Some(failure) = do_without(object, turn, &plan, name, class.clone()).await? {
-                return Ok(Outcome::Failed(Box::new(failure)));
+    // It is none of clusterctl's any more: what is being deleted is not moved.
+    object.let_move().await?;
+    let (class, secret_is_gone) =
+        match class::with_credentials(ctx, object, turn.provider(), plan.spec.clone()).await {
+            Ok(class) => (class, false),
+            Err(Stopped::Secret(InvalidSecret::Missing { name, .. })) => {
+                let class = MachineClass {
+                    provider_spec: plan.spec.clone(),
+                    secrets: Secrets::default(),
+                };
+                if !plan.refused
+                    && let Some(failure) = do_without(object, turn, &plan, name, class.clone()).await?
+                {
+                    return Ok(Outcome::Failed(Box::new(failure)));
+                }
+                (class, true)
             }
-            class
-        }
-        Err(stopped) => return Err(stopped),
-    };
-    if plan.shut_down
-        && let Some(outcome) = shut_down(object, turn, &plan, class.clone()).await?
+            Err(stopped) => return Err(stopped),
+        };
+    if let Some(asking) = plan.shut_down
+        && let Some(outcome) = shut_down(object, turn, &plan, asking, class.clone()).await?
     {
         return Ok(outcome);
     }
-    let Some(failure) = remove(object, turn, &plan, class.clone()).await? else {
-        return Ok(confirm_gone(ctx, object, turn, &plan, class).await);
+    let outcome = match remove(object, turn, &plan, class.clone()).await? {
+        None => confirm_gone(ctx, object, turn, &plan, class).await?,
+        Some(failure) if may_be_gone(&failure, turn) => {
+            match confirm_gone(ctx, object, turn, &plan, class).await? {
+                gone @ (Outcome::Gone
+                | Outcome::Deleting {
+                    reason: reason::CONFIRMING_DELETION | reason::CREATE_UNANSWERED,
+                    ..
+                }) => gone,
+                _ => Outcome::Failed(Box::new(failure)),
+            }
+        }
+        Some(failure) => Outcome::Failed(Box::new(failure)),
     };
-    if failure.next == Next::LookWhetherGone && turn.known_capabilities().offers(Operation::GetMachineStatus)
-    {
-        return Ok(match confirm_gone(ctx, object, turn, &plan, class).await {
-            gone @ (Outcome::Gone
-            | Outcome::Deleting {
-                reason: reason::CONFIRMING_DELETION,
-                ..
-            }) => gone,
-            _ => Outcome::Failed(Box::new(failure)),
-        });
+    Ok(if plan.refused {
+        of_a_refused_spec(outcome, secret_is_gone)
+    } else {
+        outcome
+    })
+}
+
+/// Whether a deletion that failed may have nothing to delete, and the driver can say so.
+fn may_be_gone(failure: &Failure, turn: &Turn<'_>) -> bool {
+    failure.next == Next::LookWhetherGone && turn.known_capabilities().offers(Operation::GetMachineStatus)
+}
+
+/// What the deletion of what a refused create may have left comes to. No VM was made, so that a driver which refuses the same
+/// spec again, or does not open without a Secret that is gone, does not keep the object.
+fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
+    match outcome {
+        Outcome::Gone => Outcome::Released(Release::NeverCreated),
+        Outcome::Failed(failure) => {
+            let refuses = match failure.status.code() {
+                Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists | Code::Unimplemented => true,
+                Code::Unauthenticated | Code::PermissionDenied => secret_is_gone,
+                Code::Canceled
+                | Code::Unknown
+                | Code::DeadlineExceeded
+                | Code::NotFound
+                | Code::ResourceExhausted
+                | Code::FailedPrecondition
+                | Code::Aborted
+                | Code::Internal
+                | Code::Unavailable
+                | Code::DataLoss
+                | Code::Uninitialized => false,
+            };
+            if refuses {
+                tracing::info!(
+                    code = %failure.status.code(),
+                    "the driver refuses to delete what it has refused to make: nothing is left to be done"
+                );
+                Outcome::Released(Release::NeverCreated)
+            } else {
+                Outcome::Failed(failure)
+            }
+        }
+        other => other,
     }
-    Ok(Outcome::Failed(Box::new(failure)))
 }
 
 /// The Secret with the credentials that the VM was made with is gone. A driver that sees the VM without them needs none, and
@@ -88,9 +140,9 @@ async fn do_without(
     if !turn.known_capabilities().offers(Operation::GetMachineStatus) {
         return Ok(None);
     }
-    match look(object, turn, plan, class).await {
-        Ok(true) => {}
-        Ok(false) => return Err(InvalidSecret::Needed { name }.into()),
+    match look(object, turn, plan.provider_id.as_ref(), class).await {
+        Ok(Sight::There(_)) => {}
+        Ok(Sight::Absent) => return Err(InvalidSecret::Needed { name }.into()),
         Err(mut failure) => {
             let said = failure.status.message();
             let message = format!("the Secret `{name}` is gone, and the driver wants what it held: {said}");
@@ -98,7 +150,7 @@ async fn do_without(
             return Ok(Some(failure));
         }
     }
-    let none = (labels::SECRET, String::new());
+    let none = (labels::SECRET, Some(String::new()));
     object
         .annotate("noting that the driver sees the VM without credentials", &[none])
         .await?;
@@ -109,32 +161,42 @@ async fn do_without(
 async fn read(
     object: &mut Object<'_>,
     turn: &Turn<'_>,
-    plan: &Delete,
+    provider_id: Option<&ProviderId>,
     class: MachineClass,
 ) -> driver::Result<Machine> {
     let request = GetMachineStatusRequest {
         machine_name: object.name().to_owned(),
-        provider_id: plan.provider_id.clone(),
+        provider_id: provider_id.cloned(),
         class,
     };
     let call = turn.driver().get_machine_status(request);
     object.awaiting(Operation::GetMachineStatus, call).await
 }
 
-/// Whether the driver sees the VM.
+/// Whether the driver sees a VM.
+enum Sight {
+    /// It does; its id, where the driver says it.
+    There(Option<ProviderId>),
+    /// It does not.
+    Absent,
+}
+
+/// Looks for the VM of this id, or for any of the machine.
 async fn look(
     object: &mut Object<'_>,
     turn: &Turn<'_>,
-    plan: &Delete,
+    provider_id: Option<&ProviderId>,
     class: MachineClass,
-) -> Result<bool, Failure> {
-    let Err(status) = read(object, turn, plan, class).await else {
-        return Ok(true);
+) -> Result<Sight, Failure> {
+    let status = match read(object, turn, provider_id, class).await {
+        Ok(machine) => return Ok(Sight::There(Some(machine.provider_id))),
+        Err(status) => status,
     };
+    let id = status.machine().map(|machine| machine.provider_id.clone());
     let failure = Failure::new(Call::ConfirmGone, status);
     match failure.next {
-        Next::Gone => Ok(false),
-        Next::StillThere => Ok(true),
+        Next::Gone => Ok(Sight::Absent),
+        Next::StillThere => Ok(Sight::There(id)),
         _ => Err(failure),
     }
 }
@@ -144,6 +206,7 @@ async fn shut_down(
     object: &mut Object<'_>,
     turn: &Turn<'_>,
     plan: &Delete,
+    asking: ShutDown,
     class: MachineClass,
 ) -> Result<Option<Outcome>, Error> {
     let request = ShutDownMachineRequest {
@@ -153,61 +216,152 @@ async fn shut_down(
         last_known_state: identity::last_known_state(object.get()),
     };
     let call = turn.driver().shut_down_machine(request);
-    let status = match object.awaiting(Operation::ShutDownMachine, call).await {
+    let answer = object.awaiting(Operation::ShutDownMachine, call).await;
+    let answered = Timestamp::now();
+    let accepted = asking.accepted.unwrap_or(answered);
+    let until = Until::of(accepted, asking.grace);
+    match answer {
         Ok(response) => {
-            object.keep(response.last_known_state.as_ref()).await?;
-            if !turn.known_capabilities().offers(Operation::GetMachineStatus) {
-                return Ok(None);
-            }
-            let seen = read(object, turn, plan, class).await;
-            return Ok(after_acceptance(seen, plan.again));
+            let seen = if turn.known_capabilities().offers(Operation::GetMachineStatus) {
+                Some(read(object, turn, plan.provider_id.as_ref(), class).await)
+            } else {
+                None
+            };
+            let outcome = after_acceptance(seen, until, plan.again);
+            let waits = outcome.is_some();
+            note_acceptance(
+                object,
+                response.last_known_state.as_ref(),
+                waits.then_some(accepted),
+            )
+            .await?;
+            Ok(outcome)
         }
-        Err(status) => status,
-    };
-    let failure = Failure::new(Call::ShutDown, status);
-    object.keep(failure.last_known_state()).await?;
-    Ok(after_shut_down(failure, plan.again))
+        Err(status) => {
+            let failure = Failure::new(Call::ShutDown, status);
+            // It has begun to stop the guest, and waits for that itself.
+            let is_accepted = failure.status.code() == Code::Aborted;
+            note_acceptance(
+                object,
+                failure.last_known_state(),
+                is_accepted.then_some(accepted),
+            )
+            .await?;
+            Ok(after_shut_down(failure, asking, until, plan.again))
+        }
+    }
+}
+
+/// Writes down since when the guest's time runs, and what the driver wants back.
+async fn note_acceptance(
+    object: &mut Object<'_>,
+    state: Option<&LastKnownState>,
+    accepted: Option<Timestamp>,
+) -> Result<(), Error> {
+    let state = state.map(identity::last_known_state_annotation);
+    let state = state.map(|(key, state)| (key, Some(state)));
+    let accepted = accepted.map(|time| (labels::SHUT_DOWN_ACCEPTED_AT, Some(time.to_string())));
+    let notes: Vec<Note> = state.into_iter().chain(accepted).collect();
+    object
+        .note("noting that the driver shuts the guest down", &notes)
+        .await
+}
+
+/// Until when the guest has time, as a message says it.
+#[derive(Clone, Copy)]
+struct Until(Option<Timestamp>);
+
+impl Until {
+    fn of(accepted: Timestamp, grace: Duration) -> Self {
+        Self(accepted.checked_add(grace).ok())
+    }
+}
+
+impl std::fmt::Display for Until {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(time) => write!(f, "the VM is deleted at {time:.0} at the latest"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What a guest leads to that is stopped or has accepted to stop; `None` to the deletion. OK of a shut-down means either
-/// (CMI-127), and a guest that has only accepted needs its time. One whose power state can't be seen does not get it.
-fn after_acceptance(seen: driver::Result<Machine>, again: Duration) -> Option<Outcome> {
+/// (CMI-127), and a guest that has only accepted needs its time. It gets all of it where its power state can't be seen.
+fn after_acceptance(seen: Option<driver::Result<Machine>>, until: Until, again: Duration) -> Option<Outcome> {
     let power = match seen {
-        Ok(machine) => machine.power_state,
-        Err(status) => {
-            let Some(machine) = status.machine() else {
-                let message = format!("looking whether the guest has stopped: {}", status.message());
-                return after_shut_down(Failure::new(Call::ShutDown, status.with_message(message)), again);
-            };
-            machine.power_state
-        }
+        None => None,
+        Some(Ok(machine)) => machine.power_state,
+        Some(Err(status)) => match status.machine() {
+            Some(machine) => machine.power_state,
+            None => return after_lost_sight(status, until, again),
+        },
     };
-    match power? {
-        power @ (PowerState::Starting | PowerState::Running | PowerState::Stopping) => {
-            Some(Outcome::Deleting {
-                reason: reason::SHUTTING_DOWN,
-                message: format!("the guest has accepted to stop, and its VM is {}", power.name()),
-                again,
-            })
+    match power {
+        Some(PowerState::Stopped | PowerState::Failed) => None,
+        Some(power @ (PowerState::Starting | PowerState::Running | PowerState::Stopping)) => {
+            let sight = format!("its VM is {}", power.name());
+            Some(shutting_down(&sight, until, again))
         }
-        PowerState::Stopped | PowerState::Failed => None,
+        None => Some(shutting_down(
+            "the driver does not tell whether it runs",
+            until,
+            again,
+        )),
+    }
+}
+
+/// What it leads to that the VM could not be looked at after its guest had accepted to stop. One that is not there needs no
+/// time.
+fn after_lost_sight(status: Status, until: Until, again: Duration) -> Option<Outcome> {
+    let message = format!("looking whether the guest has stopped: {}", status.message());
+    let failure = Failure::new(Call::ShutDown, status.with_message(message));
+    match (failure.next, failure.status.code()) {
+        (Next::Delete, Code::NotFound) => None,
+        (Next::Delete, _) => Some(shutting_down(failure.status.message(), until, again)),
+        _ => Some(Outcome::Failed(Box::new(failure))),
+    }
+}
+
+fn shutting_down(sight: &str, until: Until, again: Duration) -> Outcome {
+    Outcome::Deleting {
+        reason: reason::SHUTTING_DOWN,
+        message: format!("the guest has accepted to stop, and {sight}; {until}"),
+        again,
     }
 }
 
 /// What a shut-down that failed leads to; `None` to the deletion. `again` is when to look, where the driver does not say.
-fn after_shut_down(failure: Failure, again: Duration) -> Option<Outcome> {
+fn after_shut_down(mut failure: Failure, asking: ShutDown, until: Until, again: Duration) -> Option<Outcome> {
     if failure.next == Next::Delete {
         tracing::info!(code = %failure.status.code(), "the guest can't be shut down; deleting its VM");
         return None;
     }
-    if failure.status.code() != Code::Aborted {
-        return Some(Outcome::Failed(Box::new(failure)));
+    if failure.status.code() == Code::Aborted {
+        return Some(Outcome::Deleting {
+            reason: reason::SHUTTING_DOWN,
+            message: format!("{}; {until}", failure.message()),
+            again: failure.asked().map_or(again, |asked| asked.max(SOONEST)),
+        });
     }
-    Some(Outcome::Deleting {
-        reason: reason::SHUTTING_DOWN,
-        message: failure.message(),
-        again: failure.asked().map_or(again, |asked| asked.max(SOONEST)),
-    })
+    // What can't be reached can't be asked to delete either.
+    if asking.last_try && !failure.status.is_never_sent() {
+        tracing::warn!(
+            code = %failure.status.code(),
+            "the guest could not be shut down, however often the driver was asked; deleting its VM"
+        );
+        return None;
+    }
+    let ends = match asking.accepted {
+        Some(_) => until.to_string(),
+        None => format!(
+            "after {SHUT_DOWN_TRIES} failures in a row and {} s of the deletion, the VM is deleted without a shut-down",
+            asking.grace.as_secs()
+        ),
+    };
+    let message = format!("{}; {ends}", failure.status.message());
+    failure.status = failure.status.with_message(message);
+    Some(Outcome::Failed(Box::new(failure)))
 }
 
 async fn remove(
@@ -216,9 +370,18 @@ async fn remove(
     plan: &Delete,
     class: MachineClass,
 ) -> Result<Option<Failure>, Error> {
+    remove_vm(object, turn, plan.provider_id.clone(), class).await
+}
+
+async fn remove_vm(
+    object: &mut Object<'_>,
+    turn: &Turn<'_>,
+    provider_id: Option<ProviderId>,
+    class: MachineClass,
+) -> Result<Option<Failure>, Error> {
     let request = DeleteMachineRequest {
         machine_name: object.name().to_owned(),
-        provider_id: plan.provider_id.clone(),
+        provider_id,
         class,
         last_known_state: identity::last_known_state(object.get()),
     };
@@ -240,14 +403,29 @@ async fn confirm_gone(
     turn: &Turn<'_>,
     plan: &Delete,
     class: MachineClass,
-) -> Outcome {
+) -> Result<Outcome, Error> {
     let capabilities = turn.known_capabilities();
     if !capabilities.offers(Operation::GetMachineStatus) {
-        return Outcome::Gone;
+        // Since when it has been answering that the VM is deleted.
+        ctx.memory.absent_for(object.uid(), Instant::now());
+        return Ok(plan.settling.map_or(Outcome::Gone, |settling| {
+            awaiting_create("the driver accepted the deletion", settling, plan.again)
+        }));
     }
-    match look(object, turn, plan, class).await {
+    let known = plan.provider_id.as_ref();
+    let mut sight = look(object, turn, known, class.clone()).await;
+    if plan.strays && matches!(sight, Ok(Sight::Absent)) {
+        sight = look(object, turn, None, class.clone()).await;
+        if let Ok(Sight::There(Some(stray))) = &sight {
+            tracing::warn!(name = object.name(), %stray, "a create that was never answered has made another VM: deleting it");
+            if let Some(failure) = remove_vm(object, turn, Some(stray.clone()), class).await? {
+                return Ok(Outcome::Failed(Box::new(failure)));
+            }
+        }
+    }
+    Ok(match sight {
         Err(failure) => Outcome::Failed(Box::new(failure)),
-        Ok(true) => {
+        Ok(Sight::There(_)) => {
             ctx.memory.seen(object.uid());
             Outcome::Deleting {
                 reason: reason::DELETING,
@@ -255,27 +433,85 @@ async fn confirm_gone(
                 again: plan.again,
             }
         }
-        Ok(false) => match behind_for(ctx, object.uid(), capabilities.consistency_window) {
-            None => Outcome::Gone,
-            Some(again) => Outcome::Deleting {
-                reason: reason::CONFIRMING_DELETION,
-                message: "the driver no longer sees the VM; waiting for its consistency window to pass"
-                    .to_owned(),
-                again,
-            },
+        Ok(Sight::Absent) => {
+            let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
+            after_absence(plan.settling, behind, plan.again)
+        }
+    })
+}
+
+/// What the absence of a VM leads to: `behind` is for how much longer the driver may be wrong about it.
+fn after_absence(settling: Option<Settling>, behind: Option<Duration>, again: Duration) -> Outcome {
+    match (settling, behind) {
+        (Some(settling), _) => awaiting_create("the driver does not see the VM", settling, again),
+        (None, Some(again)) => Outcome::Deleting {
+            reason: reason::CONFIRMING_DELETION,
+            message: "the driver no longer sees the VM; waiting for its consistency window to pass"
+                .to_owned(),
+            again,
         },
+        (None, None) => Outcome::Gone,
+    }
+}
+
+/// The VM is looked for again, and deleted where it is there, until no create can make it any more.
+fn awaiting_create(seen: &str, settling: Settling, again: Duration) -> Outcome {
+    const SHORTEST: Duration = Duration::from_millis(100);
+    let seconds = settling.time.as_secs_f64();
+    let until = settling
+        .issued
+        .and_then(|issued| Some((issued, issued.checked_add(settling.time).ok()?)));
+    let why = match until {
+        Some((issued, until)) => format!(
+            "CreateMachine of {issued:.0} was never answered and may still be carried out: the VM is looked for and deleted until {until:.0}, {seconds} s later"
+        ),
+        None => format!(
+            "a CreateMachine may have been issued that was never answered and may still be carried out: the VM is looked for and deleted until it has been absent for {seconds} s"
+        ),
+    };
+    Outcome::Deleting {
+        reason: reason::CREATE_UNANSWERED,
+        message: format!("{seen}, but {why}"),
+        again: again.min(settling.left).max(SHORTEST),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::{Status, retry};
+    use crate::driver::retry;
+    use crate::machine::fixtures::at;
 
     const PACE: Duration = Duration::from_secs(15);
 
+    fn asking(accepted: Option<Timestamp>, last_try: bool) -> ShutDown {
+        ShutDown {
+            grace: Duration::from_mins(1),
+            accepted,
+            last_try,
+        }
+    }
+
+    fn until() -> Until {
+        Until::of(at(0), Duration::from_mins(1))
+    }
+
     fn after(status: Status) -> Option<Outcome> {
-        after_shut_down(Failure::new(Call::ShutDown, status), PACE)
+        after_shut_down(
+            Failure::new(Call::ShutDown, status),
+            asking(None, false),
+            until(),
+            PACE,
+        )
+    }
+
+    #[track_caller]
+    fn message(outcome: Option<Outcome>) -> String {
+        match outcome {
+            Some(Outcome::Deleting { message, .. }) => message,
+            Some(Outcome::Failed(failure)) => failure.message(),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
@@ -305,37 +541,49 @@ mod tests {
         machine
     }
 
-    /// CMI-127: OK says that it is stopped, or that it will.
+    /// CMI-127: OK says that it is stopped, or that it will. A plain plugin does not tell which.
     #[test]
-    fn a_guest_that_has_accepted_to_stop_and_still_runs_gets_its_time() {
-        for power in [PowerState::Starting, PowerState::Running, PowerState::Stopping] {
-            let uninitialized = Status::new(Code::Uninitialized, "not yet").with_machine(seen(Some(power)));
-            for seen in [Ok(seen(Some(power))), Err(uninitialized)] {
-                assert!(
-                    matches!(
-                        after_acceptance(seen, PACE),
-                        Some(Outcome::Deleting {
-                            reason: reason::SHUTTING_DOWN,
-                            again: PACE,
-                            ..
-                        })
-                    ),
-                    "{power:?}"
-                );
-            }
+    fn a_guest_that_has_accepted_to_stop_and_still_may_run_gets_its_time() {
+        let running = [PowerState::Starting, PowerState::Running, PowerState::Stopping];
+        let powers = running.map(Some).into_iter().chain([None]);
+        let sights = powers.flat_map(|power| {
+            let uninitialized = Status::new(Code::Uninitialized, "not yet").with_machine(seen(power));
+            [Some(Ok(seen(power))), Some(Err(uninitialized))]
+        });
+        let denied = Some(Err(Status::new(Code::PermissionDenied, "no")));
+        for seen in sights.chain([None, denied]) {
+            let text = format!("{seen:?}");
+            let outcome = after_acceptance(seen, until(), PACE);
+            assert!(
+                matches!(
+                    outcome,
+                    Some(Outcome::Deleting {
+                        reason: reason::SHUTTING_DOWN,
+                        again: PACE,
+                        ..
+                    })
+                ),
+                "{text}"
+            );
+            let message = message(outcome);
+            assert!(
+                message.contains(&at(60).to_string()),
+                "it does not say until when: {message}"
+            );
         }
     }
 
     #[test]
-    fn a_guest_that_is_stopped_or_that_nobody_can_see_is_deleted_now() {
-        for power in [None, Some(PowerState::Stopped), Some(PowerState::Failed)] {
-            assert!(after_acceptance(Ok(seen(power)), PACE).is_none(), "{power:?}");
+    fn a_guest_that_is_stopped_or_gone_is_deleted_now() {
+        for power in [PowerState::Stopped, PowerState::Failed] {
+            let seen = Some(Ok(seen(Some(power))));
+            assert!(after_acceptance(seen, until(), PACE).is_none(), "{power:?}");
         }
         let gone = Status::new(Code::NotFound, "there is none");
-        assert!(after_acceptance(Err(gone), PACE).is_none());
+        assert!(after_acceptance(Some(Err(gone)), until(), PACE).is_none());
         let outage = Status::new(Code::Unavailable, "it can't be reached");
         assert!(matches!(
-            after_acceptance(Err(outage), PACE),
+            after_acceptance(Some(Err(outage)), until(), PACE),
             Some(Outcome::Failed(_))
         ));
     }
@@ -346,5 +594,104 @@ mod tests {
             let waits = retry::next(Call::ShutDown, code) == Next::Retry;
             assert_eq!(after(Status::new(code, "no")).is_some(), waits, "{code}");
         }
+    }
+
+    #[test]
+    fn a_shut_down_that_fails_holds_a_deletion_up_until_its_last_try_and_says_so() {
+        let unavailable = || Failure::new(Call::ShutDown, Status::new(Code::Unavailable, "down"));
+        let last = asking(None, true);
+        assert!(
+            message(after(Status::new(Code::Unavailable, "down"))).contains("3 failures in a row and 60 s")
+        );
+        assert!(after_shut_down(unavailable(), last, until(), PACE).is_none());
+        let mut never_sent = unavailable();
+        never_sent.status = never_sent.status.never_sent();
+        assert!(
+            matches!(
+                after_shut_down(never_sent, last, until(), PACE),
+                Some(Outcome::Failed(_))
+            ),
+            "a driver that can't be reached was not asked"
+        );
+        let stopping = Failure::new(Call::ShutDown, Status::new(Code::Aborted, "stopping"));
+        assert!(
+            after_shut_down(stopping, last, until(), PACE).is_some(),
+            "it has its time"
+        );
+    }
+
+    fn settling(issued: Option<Timestamp>) -> Settling {
+        Settling {
+            issued,
+            time: Duration::from_mins(5),
+            left: Duration::from_secs(7),
+        }
+    }
+
+    #[test]
+    fn an_absent_vm_is_gone_when_neither_a_create_nor_a_driver_that_is_behind_can_bring_it_back() {
+        let behind = Some(Duration::from_secs(3));
+        assert!(matches!(after_absence(None, None, PACE), Outcome::Gone));
+        assert!(matches!(
+            after_absence(None, behind, PACE),
+            Outcome::Deleting { reason: reason::CONFIRMING_DELETION, again, .. } if Some(again) == behind
+        ));
+        for behind in [None, behind] {
+            assert!(matches!(
+                after_absence(Some(settling(None)), behind, PACE),
+                Outcome::Deleting { reason: reason::CREATE_UNANSWERED, again, .. } if again.as_secs() == 7
+            ));
+        }
+    }
+
+    #[test]
+    fn the_wait_for_a_create_says_until_when_and_why_and_the_same_every_time() {
+        let text = |settling| message(Some(after_absence(Some(settling), None, PACE)));
+        let known = text(settling(Some(at(0))));
+        for part in [
+            at(0).to_string(),
+            at(300).to_string(),
+            "never answered".to_owned(),
+        ] {
+            assert!(known.contains(&part), "no `{part}` in: {known}");
+        }
+        let later = Settling {
+            left: Duration::from_secs(1),
+            ..settling(Some(at(0)))
+        };
+        assert_eq!(text(later), known, "a message that changes is a write");
+        assert!(text(settling(None)).contains("absent for 300 s"));
+    }
+
+    /// A machine whose spec was never valid can be deleted, whatever the driver thinks of the spec.
+    #[test]
+    fn a_driver_that_refuses_to_delete_what_it_refused_to_make_does_not_keep_the_object() {
+        let after = |code, secret_is_gone| {
+            let failure = Failure::new(Call::Delete, Status::new(code, "no"));
+            of_a_refused_spec(Outcome::Failed(Box::new(failure)), secret_is_gone)
+        };
+        let released = |outcome| matches!(outcome, Outcome::Released(Release::NeverCreated));
+        for code in [
+            Code::InvalidArgument,
+            Code::OutOfRange,
+            Code::AlreadyExists,
+            Code::Unimplemented,
+        ] {
+            assert!(released(after(code, false)), "{code}");
+        }
+        for code in [
+            Code::Unavailable,
+            Code::Aborted,
+            Code::FailedPrecondition,
+            Code::Internal,
+        ] {
+            assert!(!released(after(code, false)), "{code}: something may be there");
+        }
+        assert!(released(after(Code::Unauthenticated, true)));
+        assert!(
+            !released(after(Code::Unauthenticated, false)),
+            "the credentials can be repaired"
+        );
+        assert!(released(of_a_refused_spec(Outcome::Gone, false)));
     }
 }

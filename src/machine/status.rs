@@ -5,9 +5,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::object::Credentials;
 use super::outcome::Outcome;
 use super::plan::{Hold, is_refused_uncalled};
 use crate::api::conditions::{self, State, reason};
+use crate::api::labels;
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
     OperationState, OperationType,
@@ -120,6 +122,35 @@ fn draft(
     }
     draft.credentials();
     draft.status.observed_generation = machine.metadata.generation;
+    draft.status
+}
+
+/// A status that says whether `clusterctl move` would leave the Secret with the credentials behind: a machine at the target
+/// could be neither updated nor deleted. Where it never would, nothing is said.
+pub fn of_credentials(
+    machine: &InfraMachine,
+    status: InfraMachineStatus,
+    credentials: &Credentials,
+) -> InfraMachineStatus {
+    let type_ = conditions::CREDENTIALS_MOVABLE;
+    let is_shown = conditions::get(&status.conditions, type_).is_some();
+    let mut draft = Draft {
+        machine,
+        status,
+        now: Timestamp::now(),
+        notes_repeats: false,
+    };
+    match credentials {
+        Credentials::LeftBehind(name) => {
+            let message = format!(
+                "clusterctl move leaves the Secret `{name}` behind, which no object of a Cluster owns: label it {}=\"\"",
+                labels::MOVE
+            );
+            draft.set(type_, State::False, reason::MOVE_LABEL_MISSING, &message);
+        }
+        Credentials::Movable if is_shown => draft.set(type_, State::True, reason::MOVABLE, ""),
+        Credentials::Movable | Credentials::Unread => {}
+    }
     draft.status
 }
 

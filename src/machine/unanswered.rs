@@ -99,9 +99,9 @@ mod tests {
         each.fold(Unanswered::default(), |all, time| all.with(time).0)
     }
 
-    fn answer(second: i64, made: bool) -> Option<Answered> {
+    fn answer(second: i64, made: bool) -> Answered {
         let issued = at(second);
-        Some(Answered { issued, made })
+        Answered { issued, made }
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_was_answered_or_is_too_old_will_not_be_carried_out() {
-        assert_eq!(issued(&[1, 2]).without(answer(2, false)), issued(&[1]));
+        assert_eq!(issued(&[1, 2]).without(Some(answer(2, false))), issued(&[1]));
         assert_eq!(issued(&[1, 2]).without(None), issued(&[1, 2]));
         let settle = Duration::from_secs(10);
         assert_eq!(issued(&[1, 2]).within(settle, at(11)), issued(&[2]));
@@ -145,10 +145,10 @@ mod tests {
             issued(&[]),
             "it was found: its create is over"
         );
-        assert_eq!(issued(&[1]).beside_the_vm(answer(1, true)), issued(&[]));
-        assert_eq!(issued(&[1, 2]).beside_the_vm(answer(2, true)), issued(&[1]));
+        assert_eq!(issued(&[1]).beside_the_vm(Some(answer(1, true))), issued(&[]));
+        assert_eq!(issued(&[1, 2]).beside_the_vm(Some(answer(2, true))), issued(&[1]));
         assert_eq!(
-            issued(&[1, 2]).beside_the_vm(answer(2, false)),
+            issued(&[1, 2]).beside_the_vm(Some(answer(2, false))),
             issued(&[]),
             "the second was refused"
         );

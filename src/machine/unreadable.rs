@@ -48,7 +48,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let wait = wait(&machine, &outcome, attempts);
     let note = events::of(&machine, &outcome, attempts);
     if let Some(retry) = retry_of(&gathered, &outcome, attempts, wait) {
-        ctx.memory.failed(object.uid(), retry);
+        ctx.memory.failed(object.uid(), gathered.suspicion(), retry);
     }
     if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
         object.release().await?;

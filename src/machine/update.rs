@@ -27,7 +27,8 @@ pub async fn update(
     turn: &Turn<'_>,
     plan: Update,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object.get(), turn.provider(), plan.wanted.clone()).await?;
+    let class = class::with_credentials(ctx, object, turn.provider(), plan.wanted.clone()).await?;
+    object.block_move().await?;
     announce(object).await?;
     let request = UpdateMachineRequest {
         machine_name: object.name().to_owned(),
@@ -42,9 +43,9 @@ pub async fn update(
     }
     let action = "noting the applied provider spec";
     let json = serde_json::to_string(&plan.wanted).map_err(|source| Error::Encode { action, source })?;
-    object
-        .note(action, &[(labels::APPLIED_PROVIDER_SPEC, json)])
-        .await?;
+    let mut notes = vec![(labels::APPLIED_PROVIDER_SPEC, Some(json))];
+    notes.extend(object.unblocking());
+    object.note(action, &notes).await?;
     Ok(Outcome::Updated)
 }
 

@@ -112,7 +112,7 @@ impl LiveMachine {
             identity: annotation(labels::MACHINE_ID)
                 .and_then(|carried| carried.rsplit('/').next().map(str::to_owned))
                 .filter(|id| !id.is_empty()),
-            may_have_vm: readable.is_none_or(|machine| identity::instance(machine) == Instance::MayExist),
+            may_have_vm: readable.is_none_or(|machine| identity::instance(machine) != Instance::None),
             provider_id: readable.and_then(|machine| machine.spec.provider_id.clone()),
             is_readable: readable.is_some(),
             is_moving: annotation(labels::DELETE_FOR_MOVE).is_some(),

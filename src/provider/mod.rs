@@ -54,13 +54,20 @@ pub struct Settings {
     pub limits: Limits,
     /// The credentials for machines that name no Secret; nothing where the driver gets none then.
     pub credentials: Option<CredentialsDirectory>,
+    /// How long after a create whose answer is not known its VM may still come to be seen; `None` is for the driver to say.
+    pub create_settle_time: Option<Duration>,
 }
+
+/// How long after a create whose answer is not known its VM may still come to be seen, where neither the configuration nor
+/// the driver says.
+pub const CREATE_SETTLE_TIME: Duration = Duration::from_mins(5);
 
 /// A configured driver, guarded.
 #[derive(Debug)]
 pub struct Provider {
     name: Arc<str>,
     namespaces: Namespaces,
+    create_settle_time: Option<Duration>,
     driver: GuardedDriver,
     contact: Arc<Contact>,
     turns: Arc<Turns>,
@@ -103,6 +110,7 @@ impl Provider {
         Self {
             name,
             namespaces: settings.namespaces,
+            create_settle_time: settings.create_settle_time,
             driver: GuardedDriver::new(
                 caller,
                 Arc::clone(&contact),
@@ -209,6 +217,17 @@ impl Provider {
     /// itself: see [`Provider::incarnation`] and [`Provider::revision`].
     pub fn reachable(&self) -> watch::Receiver<Reachability> {
         self.contact.reachability()
+    }
+
+    /// How long after a create whose answer is not known its VM may still come to be seen: what is configured, but never less
+    /// than the driver's consistency window; without that, the window, where the driver declares one.
+    pub fn create_settle_time(&self, capabilities: &Capabilities) -> Duration {
+        let window = capabilities.consistency_window;
+        match self.create_settle_time {
+            Some(configured) => configured.max(window),
+            None if window.is_zero() => CREATE_SETTLE_TIME,
+            None => window,
+        }
     }
 
     /// Which driver was met, counted from 1 for one outside of this process; see [`Driver::incarnation`].

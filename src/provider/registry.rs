@@ -132,6 +132,7 @@ mod tests {
         };
         let settings = Settings {
             credentials: None,
+            create_settle_time: None,
             name: name.to_owned(),
             namespaces,
             limits: Limits::default(),

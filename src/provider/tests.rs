@@ -115,6 +115,7 @@ pub(crate) fn provider_with_one_turn(driver: FakeDriver) -> Provider {
 fn settings(limits: Limits) -> Settings {
     Settings {
         credentials: None,
+        create_settle_time: None,
         name: "pool".to_owned(),
         namespaces: Namespaces::All,
         limits,

@@ -2,24 +2,26 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use capcmi::api::v1alpha1::{InfraMachine, LastOperation, OperationState, OperationType};
 use capcmi::api::{conditions, labels};
 use capcmi::driver::Operation;
-use capcmi::drivers::simulated::{CallLine, Phase};
+use capcmi::drivers::simulated::{CallLine, Phase, PlantedVm};
 use kube::ResourceExt;
 use serde_json::json;
 
 use crate::support::backing::with_every_backing;
 use crate::support::by_hand::{message, says};
-use crate::support::{Backing, ByHand, Cloud, Provider, World};
+use crate::support::{Backing, ByHand, Cloud, Provider, Stage, World};
 
 with_every_backing!(
     every_optional_call_may_be_missing,
+    a_driver_that_only_lists_is_asked_for_its_list_before_a_create,
     an_initialization_that_fails_is_repeated_until_it_works,
     a_machine_that_is_not_initialized_can_go,
     a_guest_that_has_only_accepted_to_stop_gets_its_time,
+    a_guest_gets_its_time_after_an_outage_and_where_nobody_sees_whether_it_runs,
     a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none,
     the_last_known_state_is_kept_and_handed_back,
     a_machines_failure_domain_is_where_its_vm_is,
@@ -70,7 +72,7 @@ async fn every_optional_call_may_be_missing(backing: Backing) -> Result<()> {
         let machine = ByHand::new(&world, "one", *name)
             .infra("/spec/provider", json!(name))
             .infra("/spec/providerSpec/sourceDestCheck", json!(false))
-            .infra("/spec/shutdownTimeoutSeconds", json!(60));
+            .infra("/spec/shutdownTimeoutSeconds", json!(2));
         machines.push(machine.create().await?);
     }
     for (machine, (name, cloud, _)) in machines.iter().zip(&clouds) {
@@ -93,6 +95,43 @@ async fn every_optional_call_may_be_missing(backing: Backing) -> Result<()> {
         }
         ensure!(cloud.count(Operation::CreateMachine, name)? == 1, "{name}");
     }
+    Ok(())
+}
+
+/// CTL-GS-12, CTL-CR-04: a create whose answer was lost is found in the list, and not repeated; and the VM of another that has the
+/// name is neither taken over nor asked for again.
+async fn a_driver_that_only_lists_is_asked_for_its_list_before_a_create(backing: Backing) -> Result<()> {
+    let world = World::new("lists").await?;
+    let cloud = Cloud::new(&world);
+    let cannot_look = json!({"disabledCalls": ["GetMachineStatus"]});
+    let driver = backing.of(&world, &cloud, cannot_look).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    let stage = Stage::set(&world).await?;
+    let planted = PlantedVm::new(&stage.cluster_id, "taken", "another");
+    let planted = cloud
+        .console()?
+        .plant(planted)
+        .map_err(|status| anyhow!("planting a VM: {status}"))?;
+    cloud.fail(json!([
+        {"operation": "CreateMachine", "loseResponse": "DeadlineExceeded", "count": 1, "retryAfterMs": 100},
+    ]))?;
+    let machine = stage.machine("m").create().await?.provisioned().await?;
+    let made: Vec<_> = cloud.vms()?.into_iter().filter(|vm| vm.name == "m").collect();
+    ensure!(made.len() == 1 && machine.spec.provider_id == Some(made[0].provider_id()));
+    ensure!(cloud.count(Operation::CreateMachine, "m")? == 1);
+
+    let taken = stage.machine("taken").create().await?;
+    let told = taken
+        .until("a name that is taken", |machine| {
+            says(machine, conditions::READY, "False", "AlreadyExists")
+        })
+        .await?;
+    let told = message(&told, conditions::READY);
+    ensure!(told.contains(&planted), "{told}");
+    ensure!(cloud.count(Operation::CreateMachine, "taken")? == 0);
+    taken.delete().await?;
+    taken.gone().await?;
+    cloud.holds(2).await?;
     Ok(())
 }
 
@@ -208,6 +247,65 @@ async fn a_guest_that_has_only_accepted_to_stop_gets_its_time(backing: Backing) 
     let deleted = first(Operation::DeleteMachine).context("the VM was not deleted")?;
     let had = deleted.at.since(asked.at);
     ensure!(had >= Duration::from_secs(STOPS_IN), "the guest had {had:?}");
+    Ok(())
+}
+
+/// CMI-127: the guest's time runs from when the driver accepted to stop it, and not from the deletion of its object, which may be
+/// long ago; where the driver does not tell whether it runs, it gets all of that time.
+async fn a_guest_gets_its_time_after_an_outage_and_where_nobody_sees_whether_it_runs(
+    backing: Backing,
+) -> Result<()> {
+    const GRACE: u64 = 6;
+    const STOPS_IN: u64 = 3;
+    let world = World::new("grace").await?;
+    let (seen, blind) = (Cloud::named(&world, "seen"), Cloud::named(&world, "blind"));
+    let slow = |disabled: serde_json::Value| json!({"acceptsShutDown": true, "shutDownSeconds": STOPS_IN, "disabledCalls": disabled});
+    let looks = backing.named(&world, "seen", &seen, slow(json!([]))).await?;
+    let cannot_look = backing
+        .named(&world, "blind", &blind, slow(json!(["GetMachineStatus"])))
+        .await?;
+    let file = Cloud::several([looks.drivers.clone(), cannot_look.drivers.clone()])?;
+    let provider = Provider::new(file);
+    let mut replica = provider.start(&world).await?;
+    world.cluster("one").await?;
+    let mut machines = Vec::new();
+    for name in ["seen", "blind"] {
+        let machine = ByHand::new(&world, "one", name)
+            .kept_by_the_case()
+            .infra("/spec/provider", json!(name))
+            .infra("/spec/shutdownTimeoutSeconds", json!(GRACE));
+        let machine = machine.create().await?;
+        machine.provisioned().await?;
+        machines.push(machine);
+    }
+    replica.process.kill();
+    for machine in &machines {
+        machine.delete().await?;
+        machine
+            .until("a deletion that is older than the guest's time", |machine| {
+                let deleted = machine.metadata.deletion_timestamp.as_ref();
+                deleted.is_some_and(|deleted| {
+                    jiff::Timestamp::now().duration_since(deleted.0).as_secs() > GRACE.cast_signed()
+                })
+            })
+            .await?;
+    }
+    let _again = provider.named("again").start(&world).await?;
+    for (machine, cloud, least) in [(&machines[0], &seen, STOPS_IN), (&machines[1], &blind, GRACE)] {
+        machine.gone().await?;
+        cloud.holds(0).await?;
+        let calls = cloud.calls()?;
+        let first = |operation| calls.iter().find(|line| line.operation == operation);
+        let asked = first(Operation::ShutDownMachine).context("the guest was not asked to stop")?;
+        let deleted = first(Operation::DeleteMachine).context("the VM was not deleted")?;
+        let had = deleted.at.since(asked.at);
+        // Less the granularity of the clocks.
+        ensure!(
+            had + Duration::from_millis(50) >= Duration::from_secs(least),
+            "{}: the guest had {had:?}",
+            machine.name
+        );
+    }
     Ok(())
 }
 

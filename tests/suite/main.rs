@@ -11,6 +11,7 @@ mod hanging;
 mod health_check;
 mod identity;
 mod idle;
+mod late_create;
 mod leadership;
 mod lifecycle;
 mod memory;

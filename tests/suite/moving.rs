@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
-use capcmi::api::conditions::READY;
+use capcmi::api::conditions::{READY, VIRTUAL_MACHINE_UP_TO_DATE};
 use capcmi::api::labels;
-use capcmi::api::v1alpha1::InfraMachine;
+use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use capcmi::driver::Operation;
 use capcmi::manifests;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -123,6 +123,77 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     target.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
     moved.gone().await?;
     cloud.holds(0).await?;
+    Ok(())
+}
+
+/// clusterctl pauses a Cluster and waits while an object of it has the annotation: a create or an update that is under way is not
+/// cut in two. One that has failed is under way no more.
+#[tokio::test]
+async fn clusterctl_has_to_wait_while_a_create_or_an_update_is_under_way() -> Result<()> {
+    let world = World::new("move-blocked").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let blocks = |machine: &InfraMachine| {
+        let value = machine.annotations().get(labels::BLOCK_MOVE);
+        value.map(String::as_str) == Some(labels::BLOCK_MOVE_VALUE)
+    };
+    let called = async |operation, count| {
+        management_cluster::eventually(crate::support::DEADLINE, "the call", async || {
+            let calls = cloud.count(operation, "m")?;
+            ensure!(calls == count, "{calls} calls");
+            Ok(())
+        })
+        .await
+    };
+    cloud.fail(json!([
+        {"operation": "CreateMachine", "latencyMs": 2000},
+        {"operation": "UpdateMachine", "latencyMs": 2000, "count": 1},
+        {"operation": "UpdateMachine", "code": "Unavailable"},
+    ]))?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
+    called(Operation::CreateMachine, 1).await?;
+    ensure!(blocks(&machine.get().await?), "while it is made");
+    ensure!(!blocks(&machine.provisioned().await?), "when it is made");
+
+    machine.respecify("labels", json!({"round": "1"})).await?;
+    called(Operation::UpdateMachine, 1).await?;
+    ensure!(blocks(&machine.get().await?), "while it is updated");
+    let updated = |machine: &InfraMachine| {
+        let last = machine
+            .status
+            .as_ref()
+            .and_then(|status| status.last_operation.as_ref());
+        last.is_some_and(|last| {
+            last.type_ == OperationType::Update && last.state == OperationState::Successful
+        })
+    };
+    ensure!(
+        !blocks(&machine.until("the update", updated).await?),
+        "when it is updated"
+    );
+
+    machine.respecify("labels", json!({"round": "2"})).await?;
+    machine
+        .until("an update that failed", |machine| {
+            says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "False", "Unavailable") && blocks(machine)
+        })
+        .await?;
+    machine
+        .patch(json!({"metadata": {"annotations": {labels::PAUSED: ""}}}))
+        .await?;
+    machine
+        .until("a machine that may be moved", |machine| !blocks(machine))
+        .await?;
+    let by_a_user = json!({labels::BLOCK_MOVE: "by-hand", labels::PAUSED: null});
+    machine
+        .patch(json!({"metadata": {"annotations": by_a_user}}))
+        .await?;
+    cloud.fail(json!([]))?;
+    machine.respecify("labels", json!({"round": "3"})).await?;
+    let left = machine.until("the last update", updated).await?;
+    let kept = left.annotations().get(labels::BLOCK_MOVE);
+    ensure!(kept.map(String::as_str) == Some("by-hand"), "{kept:?}");
     Ok(())
 }
 

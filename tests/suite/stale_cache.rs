@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use capcmi::api::labels::{MACHINE_ID, RESERVED_ANNOTATIONS};
+use capcmi::api::labels::{APPLIED_PROVIDER_SPEC, MACHINE_ID, RESERVED_ANNOTATIONS, SHUT_DOWN_ACCEPTED_AT};
 use capcmi::api::v1alpha1::InfraMachine;
 use capcmi::driver::Operation;
 use capcmi::drivers::simulated::{Phase, Vm};
@@ -225,7 +225,7 @@ fn ids(vms: &[Vm]) -> Vec<String> {
     vms.iter().map(Vm::provider_id).collect()
 }
 
-/// providerID and identity are as they were; the spec that was applied may have changed.
+/// providerID and identity are as they were; the spec that was applied may have changed, and the guest may be shut down.
 fn keeps_identity(before: &InfraMachine, after: &InfraMachine) -> Result<()> {
     ensure!(
         before.spec.provider_id == after.spec.provider_id,
@@ -235,7 +235,7 @@ fn keeps_identity(before: &InfraMachine, after: &InfraMachine) -> Result<()> {
     );
     for key in RESERVED_ANNOTATIONS
         .iter()
-        .filter(|key| !key.ends_with("applied-provider-spec"))
+        .filter(|key| ![APPLIED_PROVIDER_SPEC, SHUT_DOWN_ACCEPTED_AT].contains(*key))
     {
         let (was, is) = (before.annotations().get(*key), after.annotations().get(*key));
         ensure!(was == is, "annotation {key}: {was:?} became {is:?}");

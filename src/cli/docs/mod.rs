@@ -65,6 +65,7 @@ fn block(name: &str) -> Result<String> {
         "rules of initialization" => compliance::table(Rows::Prose(&["INI", "UPD"])),
         "error classes" => errors::classes(),
         "codes on the way up" => errors::matrix(errors::WAY_UP),
+        "codes of lists on the way up" => errors::matrix(errors::LISTS),
         "codes of a VM that is up" => errors::matrix(errors::UP),
         "codes on the way down" => errors::matrix(errors::WAY_DOWN),
         "codes of calls without a VM" => errors::matrix(errors::WITHOUT_VM),

@@ -57,11 +57,40 @@ fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
         inputs: 0,
         untold: None,
     };
-    memory.failed("u", retry);
+    memory.failed("u", memory.recall("u").suspicion_number, retry);
     let known = memory.recall("u");
     assert!(known.suspicion.is_some() && !known.suspicion_is_new);
-    memory.succeeded("u");
+    memory.succeeded("u", memory.recall("u").suspicion_number);
     assert!(memory.recall("u").suspicion.is_none());
+}
+
+/// A Node goes silent while its VM is asked after, updated, or can't be: what was begun before says nothing about that.
+#[test]
+fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
+    let memory = Memory::default();
+    let suspicion = |uid: &str| memory.recall(uid).suspicion_number;
+    memory.suspect("u", Suspicion::Sign);
+    let before = suspicion("u");
+    memory.suspect("u", Suspicion::Sign);
+    memory.succeeded("u", before);
+    assert_eq!(memory.recall("u").suspicion, Some(Suspicion::Sign));
+    memory.dismiss_sign("u", before);
+    assert_eq!(memory.recall("u").suspicion, Some(Suspicion::Sign));
+    let retry = Retry {
+        attempts: 1,
+        until: Until::Moment(Instant::now()),
+        inputs: 0,
+        untold: None,
+    };
+    memory.failed("u", before, retry);
+    assert!(memory.recall("u").suspicion_is_new, "it waits for nothing");
+    memory.succeeded("u", suspicion("u"));
+    assert_eq!(memory.recall("u").suspicion, None);
+    // Also where nothing was suspected before, and nothing known.
+    let before = suspicion("v");
+    memory.suspect("v", Suspicion::Sign);
+    memory.succeeded("v", before);
+    assert_eq!(memory.recall("v").suspicion, Some(Suspicion::Sign));
 }
 
 #[test]
@@ -73,7 +102,7 @@ fn a_failure_is_kept_until_it_is_published_and_waited_for_after_that() {
         inputs: 0,
         untold: Some(Arc::new(Outcome::Left)),
     };
-    memory.failed("u", retry);
+    memory.failed("u", memory.recall("u").suspicion_number, retry);
     assert!(memory.recall("u").retry.unwrap().untold.is_some());
     memory.told("u");
     assert!(memory.recall("u").retry.unwrap().untold.is_none());
@@ -118,7 +147,7 @@ fn a_failure_in_between_breaks_an_absence_off() {
         inputs: 0,
         untold: None,
     };
-    memory.failed("u", retry);
+    memory.failed("u", memory.recall("u").suspicion_number, retry);
     assert_eq!(
         memory.absent_for("u", start + Duration::from_secs(9)),
         Duration::ZERO
@@ -142,7 +171,7 @@ fn what_only_forgets_remembers_nothing_of_an_object_that_is_gone() {
     let memory = Memory::default();
     memory.freshest("u", || at("1"));
     memory.finished("u");
-    memory.succeeded("u");
+    memory.succeeded("u", memory.recall("u").suspicion_number);
     memory.seen("u");
     assert!(memory.machines.lock().unwrap().is_empty());
 }
@@ -157,7 +186,7 @@ fn a_suspicion_lasts_until_the_driver_was_asked() {
         "it outlives an absence that is not confirmed yet"
     );
     memory.rest("u", Instant::now());
-    memory.succeeded("u");
+    memory.succeeded("u", memory.recall("u").suspicion_number);
     let known = memory.recall("u");
     assert!(known.suspicion.is_none() && known.rest_until.is_none() && known.absent_since.is_none());
 }
@@ -177,7 +206,7 @@ fn a_sign_does_not_take_back_what_lists_say() {
     let memory = Memory::default();
     memory.suspect("u", Suspicion::Missing);
     memory.suspect("u", Suspicion::Sign);
-    memory.dismiss_sign("u");
+    memory.dismiss_sign("u", memory.recall("u").suspicion_number);
     assert_eq!(memory.recall("u").suspicion, Some(Suspicion::Missing));
     memory.suspect("u", Suspicion::Back);
     assert_eq!(

@@ -13,7 +13,7 @@ use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::OperationState;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
-use crate::machine::fixtures::{claim, machine};
+use crate::machine::fixtures::{at, claim, machine};
 use crate::machine::memory::Memory;
 use crate::metrics::Metrics;
 use crate::provider::Providers;
@@ -211,4 +211,45 @@ async fn an_answer_is_not_lost_where_it_could_not_be_told_that_the_call_takes_lo
         "2",
         "what was decided on an older version is not written"
     );
+}
+
+/// A create is issued only on an object that was written a moment ago, so that a cache that is behind creates nothing.
+#[test]
+fn every_create_is_noted_before_it_is_issued_and_keeps_clusterctl_waiting() {
+    let (unanswered, _) = Unanswered::default().with(at(7));
+    let changes =
+        |machine: &InfraMachine| annotations_of_a_create(machine, &claim(machine), &unanswered).unwrap();
+    let first = changes(&machine().build());
+    assert_eq!(first[labels::CREATE_ISSUED_AT], json!(at(7).to_string()));
+    assert_eq!(first[labels::BLOCK_MOVE], labels::BLOCK_MOVE_VALUE);
+    assert_eq!(first[labels::INSTANCE], "may-exist");
+    let again = changes(&machine().claimed().build());
+    assert!(again.contains_key(labels::CREATE_ISSUED_AT), "{again:?}");
+    let blocked_by_a_user = machine().claimed().annotated(labels::BLOCK_MOVE, "").build();
+    assert!(!changes(&blocked_by_a_user).contains_key(labels::BLOCK_MOVE));
+}
+
+#[test]
+fn the_providerid_takes_the_note_of_its_create_with_it() {
+    let noted = |times: &str| {
+        machine()
+            .claimed()
+            .annotated(labels::CREATE_ISSUED_AT, times)
+            .build()
+    };
+    let one = at(7).to_string();
+    assert_eq!(
+        create_is_over(&noted(&one), None),
+        Some((labels::CREATE_ISSUED_AT, None))
+    );
+    let made = Some(Answered {
+        issued: at(9),
+        made: true,
+    });
+    assert_eq!(
+        create_is_over(&noted(&format!("{},{one}", at(9))), made),
+        Some((labels::CREATE_ISSUED_AT, Some(one))),
+        "an earlier one may still be carried out"
+    );
+    assert_eq!(create_is_over(&machine().claimed().build(), None), None);
 }

@@ -37,7 +37,7 @@ fn every_call_and_code_waits_as_its_class_says() {
                 | Code::Internal
                 | Code::DataLoss
                 | Code::Unimplemented => (Some(LONG_WAIT), Some(LONG_WAIT)),
-                Code::InvalidArgument if call == Call::LookUp => (None, None),
+                Code::InvalidArgument if matches!(call, Call::LookUp | Call::List) => (None, None),
                 Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange => {
                     if call == Call::Create {
                         (None, None)

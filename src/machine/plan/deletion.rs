@@ -6,18 +6,22 @@ use jiff::Timestamp;
 
 use super::waits::{pace_of_deletion, retry_wait};
 use super::{
-    Delete, Driver, Observed, Plan, Release, has_finalizer, hold, known_provider_id, no_driver, paused,
-    rest_of_grace,
+    Delete, Driver, Observed, Plan, Release, Settling, ShutDown, has_finalizer, hold, known_provider_id,
+    no_driver, paused, rest_of_grace,
 };
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
-use crate::api::v1alpha1::InfraMachine;
+use crate::api::v1alpha1::{InfraMachine, OperationState};
 use crate::driver::Operation;
 use crate::identity::{self, MachineId};
+use crate::machine::unanswered::{Unanswered, elapsed};
 use crate::provider::TURN_WAIT;
 
 /// How long the guest gets to shut down when the object does not say, in seconds.
 const SHUTDOWN_TIMEOUT: i32 = 60;
+/// ShutDownMachine has to fail so often in a row before the VM is deleted without it, and the guest's time has to be over as
+/// well, from the deletion of the object.
+pub const SHUT_DOWN_TRIES: u32 = 3;
 
 /// What has to be done for a machine that is being deleted.
 pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
@@ -43,15 +47,17 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         );
         return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
     }
-    match identity::instance(machine) {
+    let refused = match identity::instance(machine) {
         // An id of our own writing is a VM, whatever the note says.
         Instance::None if machine.spec.provider_id.is_none() => return Plan::Release(Release::NeverCreated),
-        Instance::None | Instance::MayExist => {}
-    }
+        instance => instance == Instance::Refused && machine.spec.provider_id.is_none(),
+    };
     let facts = match &seen.driver {
         Driver::Known(facts) => facts,
         Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
         Driver::Busy => return Plan::Wait(Some(TURN_WAIT)),
+        // Its spec was never valid, and nobody is left who could say whether anything was made.
+        Driver::NotConfigured(_) if refused => return Plan::Release(Release::NeverCreated),
         Driver::NotConfigured(message) => return no_driver(machine, None, message),
     };
     if let Some(wait) = retry_wait(seen) {
@@ -65,12 +71,16 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         );
         return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
     };
-    let left = time_to_shut_down(machine, seen.now)
-        .filter(|_| facts.capabilities.offers(Operation::ShutDownMachine));
+    let shut_down = shut_down(machine, seen)
+        .filter(|_| facts.capabilities.offers(Operation::ShutDownMachine) && !refused);
+    let left = shut_down.map(|shut_down| shut_down.left(seen.now));
     Plan::Delete(Box::new(Delete {
         provider_id: known_provider_id(machine),
         spec,
-        shut_down: left.is_some(),
+        shut_down,
+        settling: settling(machine, seen, facts.create_settle_time).filter(|_| !refused),
+        strays: machine.spec.provider_id.is_some() && Unanswered::of(machine).is_some(),
+        refused,
         again: pace_of_deletion(deleted_for(machine, seen.now), left),
     }))
 }
@@ -112,6 +122,32 @@ fn moved_away(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     hold(None, conditions::DELETING, reason::DELETE_FOR_MOVE, message)
 }
 
+/// What may still make a VM, whose creates get so much time.
+///
+/// The time runs by two clocks, and is over when one of them says so: the wall clock from when the create was issued, which a
+/// restart does not interrupt, and the monotonic one from when the VM was first absent, which nothing sets back.
+pub(super) fn settling(machine: &InfraMachine, seen: &Observed<'_>, time: Duration) -> Option<Settling> {
+    let noted = identity::annotation(machine, labels::CREATE_ISSUED_AT);
+    let issued = match Unanswered::of(machine) {
+        Some(unanswered) => Some(unanswered.without(seen.remembered.answered).latest()?),
+        // The create that made the VM was answered.
+        None if noted.is_none() && machine.spec.provider_id.is_some() => return None,
+        // From before the time was written down, or it can't be read.
+        None => None,
+    };
+    let absent_for = seen
+        .remembered
+        .absent_since
+        .map(|since| seen.instant.saturating_duration_since(since));
+    let left = [issued.and_then(|issued| elapsed(issued, seen.now)), absent_for]
+        .into_iter()
+        .flatten()
+        .map(|passed| time.saturating_sub(passed))
+        .min()
+        .unwrap_or(time);
+    (!left.is_zero()).then_some(Settling { issued, time, left })
+}
+
 /// For how long the object has been deleted; a clock that was set back makes it no time.
 fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
@@ -120,11 +156,35 @@ fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
         .unwrap_or_default()
 }
 
-/// The time that the guest still has to shut down, if any is left.
-pub(super) fn time_to_shut_down(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
+/// How the guest is asked to stop; nothing where it has no time, or no more.
+pub(super) fn shut_down(machine: &InfraMachine, seen: &Observed<'_>) -> Option<ShutDown> {
     let seconds = machine.spec.shutdown_timeout_seconds.unwrap_or(SHUTDOWN_TIMEOUT);
-    let timeout = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
-    timeout
-        .checked_sub(deleted_for(machine, now))
-        .filter(|left| !left.is_zero())
+    let grace = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
+    // One that lies in the future is of a clock that was set back: the driver is asked anew.
+    let accepted = identity::annotation(machine, labels::SHUT_DOWN_ACCEPTED_AT)
+        .and_then(|time| time.parse().ok())
+        .filter(|accepted| elapsed(*accepted, seen.now).is_some());
+    let shut_down = ShutDown {
+        grace,
+        accepted,
+        last_try: deleted_for(machine, seen.now) >= grace
+            && failed_shut_downs(machine, seen) >= SHUT_DOWN_TRIES,
+    };
+    (!shut_down.left(seen.now).is_zero()).then_some(shut_down)
+}
+
+/// How often in a row the guest could not be asked to stop. The status says that it could not; how often, it may say late.
+fn failed_shut_downs(machine: &InfraMachine, seen: &Observed<'_>) -> u32 {
+    let last = machine
+        .status
+        .as_ref()
+        .and_then(|status| status.last_operation.as_ref());
+    let published = last
+        .filter(|last| {
+            last.state == OperationState::Failed
+                && last.operation.as_deref() == Some(Operation::ShutDownMachine.name())
+        })
+        .and_then(|last| u32::try_from(last.attempts).ok());
+    let remembered = seen.remembered.retry.as_ref().map(|retry| retry.attempts);
+    published.map_or(0, |published| published.max(remembered.unwrap_or_default()))
 }

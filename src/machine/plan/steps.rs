@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use crate::api::labels::Instance;
 use crate::api::v1alpha1::OperationType;
 use crate::driver::{Code, JsonPointer, ProviderId, ProviderSpec};
 use crate::identity::{InvalidSpec, MachineId};
+use crate::machine::unanswered::{Unanswered, elapsed};
 use crate::provider::Share;
 
 /// What has to be done.
@@ -60,7 +63,7 @@ impl Plan {
     pub fn share(&self) -> Option<Share> {
         match self {
             // Where there may be a VM it is looked up first, which must not wait for the creates of others.
-            Self::Provision(plan) if plan.vm_may_exist => Some(Share::Upkeep),
+            Self::Provision(plan) if plan.vm_may_exist() => Some(Share::Upkeep),
             Self::Provision(_) => Some(Share::Create),
             Self::Recheck(_) | Self::Update(_) | Self::Delete(_) => Some(Share::Upkeep),
             Self::Leave(_)
@@ -128,7 +131,9 @@ pub struct Hold {
     /// Its message.
     pub message: String,
     /// The claim that has to be made all the same.
-    pub claim: Option<Claim>,
+    pub claim: Option<Box<Claim>>,
+    /// Whether an earlier call still keeps `clusterctl move` waiting. No call is in flight while the machine is held.
+    pub lets_move: bool,
     /// When to look again, if nothing changes before.
     pub again: Option<Duration>,
 }
@@ -163,8 +168,17 @@ pub struct Provision {
     pub provider_id: Option<ProviderId>,
     /// The Secret with the bootstrap data.
     pub bootstrap: String,
-    /// Whether a create was issued before, so that there may be a VM: a live read has to come before the next.
-    pub vm_may_exist: bool,
+    /// What the object says of a VM before the create.
+    pub noted: Instance,
+    /// Creates before this one that may still be carried out.
+    pub unanswered: Unanswered,
+}
+
+impl Provision {
+    /// Whether a create was issued before, so that there may be a VM.
+    pub fn vm_may_exist(&self) -> bool {
+        self.noted == Instance::MayExist
+    }
 }
 
 /// Look up, initialize where the driver asks for it. Nothing to create with is part of it.
@@ -196,16 +210,53 @@ pub struct Delete {
     pub provider_id: Option<ProviderId>,
     /// What it was made from.
     pub spec: ProviderSpec,
-    /// Whether the guest still has time to shut down.
-    pub shut_down: bool,
+    /// How the guest is asked to stop, while it has time.
+    pub shut_down: Option<ShutDown>,
+    /// What may still make a VM, so that one that is absent is no proof.
+    pub settling: Option<Settling>,
+    /// Whether a create that was never answered may have made another VM beside the one whose id is known.
+    pub strays: bool,
+    /// Whether the driver refused every create for good: it may have made something, but no VM, and may refuse the same spec
+    /// again.
+    pub refused: bool,
     /// When to look again, while the VM is still there.
     pub again: Duration,
+}
+
+/// The guest's time to shut down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShutDown {
+    /// How long it is.
+    pub grace: Duration,
+    /// When the driver accepted to shut the guest down, from when the time runs; `None` where it has not yet.
+    pub accepted: Option<Timestamp>,
+    /// Whether the driver has had its tries: one more that fails does not hold the deletion up.
+    pub last_try: bool,
+}
+
+impl ShutDown {
+    /// What is left of the guest's time.
+    pub fn left(&self, now: Timestamp) -> Duration {
+        let passed = self.accepted.and_then(|accepted| elapsed(accepted, now));
+        self.grace.saturating_sub(passed.unwrap_or_default())
+    }
+}
+
+/// A create that was never answered and may still be carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settling {
+    /// When it was issued; `None` where that is not known.
+    pub issued: Option<Timestamp>,
+    /// How long after it the VM may still come to be seen.
+    pub time: Duration,
+    /// What is left of that; where it is not known when the create was issued, from the first time that the VM was absent.
+    pub left: Duration,
 }
 
 /// Why an object may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// No create was ever issued, or all were refused for good.
+    /// No create was ever issued, or all were refused for good, and the driver has nothing to delete.
     NeverCreated,
     /// The administrator said so.
     Forced,

@@ -346,7 +346,7 @@ fn a_copied_identity_is_replaced_by_the_machines_own() {
     assert_eq!(plan.claim.machine_id.annotation(), "ns1/m1/u-1");
     assert_eq!(plan.claim.cluster_id, "c-1");
     assert!(
-        !plan.vm_may_exist,
+        !plan.vm_may_exist(),
         "what was copied says nothing about this machine"
     );
 }
@@ -365,7 +365,8 @@ fn a_machine_is_looked_up_and_created_with_its_spec_and_tags() {
     let wanted = tagged(&json!({"size": "s"}));
     assert_eq!((&plan.wanted, &plan.look_up), (&wanted, &wanted));
     assert_eq!(plan.bootstrap, "boot");
-    assert_eq!((plan.provider_id, plan.vm_may_exist), (None, false));
+    assert_eq!((&plan.provider_id, plan.vm_may_exist()), (&None, false));
+    assert_eq!(plan.unanswered, Unanswered::default());
     assert_eq!(plan.claim.instance, Instance::MayExist);
     assert_eq!(plan.claim.driver.as_deref(), Some("pool"));
     assert_eq!(plan.claim.applied, Some(wanted));
@@ -389,7 +390,7 @@ fn the_tags_tell_a_control_plane_machine_from_a_node() {
 fn a_machine_that_was_respecified_after_its_create_is_looked_up_with_what_was_created() {
     let respecified = machine().claimed().spec(&json!({"size": "l"}));
     let plan = provision(world().plan(respecified));
-    assert!(plan.vm_may_exist);
+    assert!(plan.vm_may_exist());
     assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
     assert_eq!(plan.wanted, tagged(&json!({"size": "l"})));
 }
@@ -401,7 +402,7 @@ fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
         .annotated(labels::INSTANCE, "none")
         .spec(&json!({"size": "l"}));
     let plan = provision(world().plan(refused));
-    assert!(!plan.vm_may_exist);
+    assert!(!plan.vm_may_exist());
     assert_eq!(plan.look_up, tagged(&json!({"size": "l"})));
 }
 
@@ -409,8 +410,43 @@ fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
 #[test]
 fn a_machine_that_has_an_id_and_no_status_is_looked_up_by_its_id() {
     let plan = provision(world().plan(machine().claimed().provider_id("sim://1")));
+    assert!(plan.vm_may_exist());
     assert_eq!(plan.provider_id.unwrap().as_str(), "sim://1");
-    assert!(plan.vm_may_exist);
+}
+
+/// A create that is refused, or too old, is no create that may still be carried out.
+#[test]
+fn the_creates_before_that_may_still_be_carried_out_are_noted_with_the_next_one() {
+    let noted = |seconds: &[i64]| {
+        let times: Vec<_> = seconds.iter().map(|second| at(*second).to_string()).collect();
+        machine()
+            .claimed()
+            .annotated(labels::CREATE_ISSUED_AT, &times.join(","))
+    };
+    let planned = |world: World, machine: MachineFixture| provision(world.plan(machine)).unanswered;
+    let later = || world().seconds_later(40);
+    assert_eq!(planned(later(), noted(&[20])).latest(), Some(at(20)));
+    assert_eq!(planned(later(), noted(&[-30])), Unanswered::default());
+    assert_eq!(planned(later().answered(20), noted(&[20])), Unanswered::default());
+    assert_eq!(
+        planned(later().answered(20), noted(&[10, 20])).latest(),
+        Some(at(10))
+    );
+    let never = noted(&[20]).annotated(labels::INSTANCE, "none");
+    assert_eq!(planned(later(), never), Unanswered::default());
+    let copied = noted(&[20]).annotated(labels::MACHINE_ID, "ns1/other/u-9");
+    assert_eq!(planned(later(), copied), Unanswered::default());
+}
+
+/// clusterctl pauses a Cluster, and then waits for the annotation to go.
+#[test]
+fn a_paused_machine_lets_clusterctl_go_on_and_leaves_what_a_user_blocks() {
+    let lets_move = |machine: MachineFixture| held(world().paused().plan(machine)).lets_move;
+    let blocked = |by: &str| machine().provisioned().annotated(labels::BLOCK_MOVE, by);
+    assert!(lets_move(blocked(labels::BLOCK_MOVE_VALUE)));
+    assert!(lets_move(blocked(labels::BLOCK_MOVE_VALUE).deleted_at(now())));
+    assert!(!lets_move(blocked("true")));
+    assert!(!lets_move(machine().provisioned()));
 }
 
 #[test]

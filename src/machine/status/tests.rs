@@ -857,3 +857,31 @@ fn a_refused_change_of_a_vm_that_is_up_leaves_its_last_operation() {
     let before = up.status.clone().unwrap().last_operation;
     assert_eq!(after(&up, &refused(), moment()).last_operation, before);
 }
+
+/// What is left behind is missed only when the machine is to be updated or deleted at the target.
+#[test]
+fn a_secret_that_clusterctl_would_leave_behind_is_said_until_it_is_labelled() {
+    let machine = machine().provisioned().build();
+    let before = machine.status.clone().unwrap();
+    let left_behind = || Credentials::LeftBehind("creds".to_owned());
+    let told = |status, credentials: Credentials| of_credentials(&machine, status, &credentials);
+    assert_eq!(
+        told(before.clone(), Credentials::Movable),
+        before,
+        "nothing is said where all is well"
+    );
+    let left = told(before, left_behind());
+    let condition = |status: &InfraMachineStatus| {
+        let shown = conditions::get(&status.conditions, conditions::CREDENTIALS_MOVABLE).unwrap();
+        (shown.status.clone(), shown.message.clone())
+    };
+    let (state, message) = condition(&left);
+    assert_eq!(state, "False");
+    assert!(
+        message.contains("`creds`") && message.contains(labels::MOVE),
+        "{message}"
+    );
+    assert_eq!(told(left.clone(), left_behind()), left, "the same is no write");
+    assert_eq!(told(left.clone(), Credentials::Unread), left);
+    assert_eq!(condition(&told(left.clone(), Credentials::Movable)).0, "True");
+}

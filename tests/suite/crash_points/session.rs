@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use capcmi::driver::Operation;
 use capcmi::drivers::simulated::{Phase, PlantedVm, Vm};
@@ -257,6 +258,8 @@ impl Session {
             .annotations
             .unwrap_or_default()
             .into_keys()
+            // Of a create that was cut short it may be for ever unknown what became of it.
+            .filter(|key| key != labels::CREATE_ISSUED_AT)
             .collect();
         let last = status
             .last_operation

@@ -71,7 +71,9 @@ impl Ledger {
             | Event::LabelsSet { .. }
             | Event::ConditionSet { .. }
             | Event::QuotaSet { .. }
-            | Event::CapacitySet { .. } => None,
+            | Event::CapacitySet { .. }
+            // A fault that the soak does not ask for.
+            | Event::Deferred { .. } => None,
         }
     }
 

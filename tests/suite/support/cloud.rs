@@ -139,9 +139,10 @@ impl Cloud {
     }
 }
 
-/// A drivers file of one driver, called `simulated` unless `entry` says otherwise.
+/// A drivers file of one driver, called `simulated` unless `entry` says otherwise. The cloud carries out what it was asked for
+/// at once, unless the case wants it later.
 pub fn drivers_file(kind: Value, entry: Value) -> String {
-    let mut driver = json!({"name": "simulated"});
+    let mut driver = json!({"name": "simulated", "createSettleTime": "1s"});
     merge(&mut driver, kind);
     merge(&mut driver, entry);
     json!({"drivers": [driver]}).to_string()

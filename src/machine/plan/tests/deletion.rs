@@ -1,7 +1,7 @@
 //! Plans for a machine that is being deleted.
 
 use super::*;
-use crate::machine::plan::deletion::time_to_shut_down;
+use crate::machine::fixtures::SETTLE;
 
 #[track_caller]
 fn delete(plan: Plan) -> Delete {
@@ -164,18 +164,181 @@ fn a_deletion_waits_for_its_driver_to_be_configured() {
     assert!(hold.again.is_some());
 }
 
+/// An outage, a pause or a queue that is longer than the guest's time must not take it away.
 #[test]
-fn the_guest_is_shut_down_while_its_time_lasts() {
-    let shuts_down =
-        |seconds, fixture: MachineFixture| delete(world().seconds_later(seconds).plan(fixture)).shut_down;
-    assert!(shuts_down(0, deleted()));
-    assert!(shuts_down(59, deleted()));
-    assert!(!shuts_down(60, deleted()));
+fn the_guests_time_runs_from_when_the_driver_accepted_to_shut_it_down() {
+    let shut_down = |seconds, fixture| delete(world().seconds_later(seconds).plan(fixture)).shut_down;
+    let accepted =
+        |seconds: i64| deleted().annotated(labels::SHUT_DOWN_ACCEPTED_AT, &at(seconds).to_string());
+    let asked = shut_down(86_400, deleted()).unwrap();
+    assert_eq!((asked.accepted, asked.left(at(86_400)).as_secs()), (None, 60));
+    let left = |seconds, fixture| shut_down(seconds, fixture).map(|given| given.left(at(seconds)).as_secs());
+    assert_eq!(left(86_430, accepted(86_400)), Some(30));
+    assert_eq!(left(86_460, accepted(86_400)), None);
+    assert_eq!(
+        shut_down(0, accepted(30)).unwrap().accepted,
+        None,
+        "after a clock was set back, the driver is asked anew"
+    );
+    let garbled = deleted().annotated(labels::SHUT_DOWN_ACCEPTED_AT, "soon");
+    assert_eq!(left(0, garbled), Some(60));
     let mut at_once = deleted().build();
     at_once.spec.shutdown_timeout_seconds = Some(0);
-    assert_eq!(time_to_shut_down(&at_once, now()), None);
+    assert_eq!(shut_down(0, at_once.into()), None);
     let cannot = world().not_offering(Operation::ShutDownMachine);
-    assert!(!delete(cannot.plan(deleted())).shut_down);
+    assert_eq!(delete(cannot.plan(deleted())).shut_down, None);
+}
+
+/// Else a driver whose shut-down never works would keep every VM for ever.
+#[test]
+fn after_the_guests_time_and_three_failures_in_a_row_a_shut_down_has_its_last_try() {
+    let last_try = |seconds, failures| {
+        let failed = |operation| {
+            let failed = deleted().failed(OperationType::Delete, operation, Code::Unavailable, 0);
+            failed.status(|status| status.last_operation.as_mut().unwrap().attempts = failures)
+        };
+        let of = |operation| delete(world().seconds_later(seconds).plan(failed(operation))).shut_down;
+        assert!(!of(Operation::DeleteMachine).unwrap().last_try);
+        of(Operation::ShutDownMachine).unwrap().last_try
+    };
+    assert!(last_try(60, 3));
+    assert!(!last_try(59, 3), "the guest's time is not over");
+    assert!(!last_try(86_400, 2), "it was asked twice");
+    assert!(
+        !delete(world().seconds_later(86_400).plan(deleted()))
+            .shut_down
+            .unwrap()
+            .last_try
+    );
+}
+
+fn issued(seconds: &[i64]) -> MachineFixture {
+    let times: Vec<_> = seconds.iter().map(|second| at(*second).to_string()).collect();
+    deleted().annotated(labels::CREATE_ISSUED_AT, &times.join(","))
+}
+
+/// A cancelled call need not stop a back end.
+#[test]
+fn after_a_create_that_was_never_answered_an_absent_vm_is_looked_for_until_it_cannot_be_made_any_more() {
+    let settling = |world: World, fixture| delete(world.plan(fixture)).settling;
+    let left = |world: World, fixture| settling(world, fixture).map(|settling| settling.left.as_secs());
+    let later = |seconds| world().seconds_later(seconds);
+    let noted = settling(later(20), issued(&[0])).unwrap();
+    assert_eq!((noted.issued, noted.time), (Some(at(0)), SETTLE));
+    assert_eq!(left(later(20), issued(&[0])), Some(40));
+    assert_eq!(left(later(60), issued(&[0])), None);
+    assert_eq!(left(later(60), issued(&[0, 30])), Some(30), "the latest counts");
+    let known = |fixture: MachineFixture| fixture.provider_id("sim://1");
+    assert_eq!(
+        left(later(20), known(issued(&[0]))),
+        Some(40),
+        "it may make another"
+    );
+    assert_eq!(left(later(0), known(deleted())), None, "it was answered");
+}
+
+#[test]
+fn a_create_that_the_driver_has_answered_is_not_waited_for() {
+    let settling = |world: World, fixture| delete(world.seconds_later(20).plan(fixture)).settling;
+    assert_eq!(settling(world().answered(10), issued(&[10])), None);
+    assert!(
+        settling(world().answered(10), issued(&[5, 10])).is_some(),
+        "one before was not"
+    );
+    assert!(settling(world().answered(5), issued(&[10])).is_some());
+}
+
+/// A clock that was set back, or one that was ahead where the create was issued.
+#[test]
+fn no_clock_makes_the_wait_for_a_create_longer_than_its_time() {
+    let left = |world: World, fixture| {
+        delete(world.plan(fixture))
+            .settling
+            .map(|settling| settling.left.as_secs())
+    };
+    assert_eq!(left(world().seconds_later(-86_400), issued(&[0])), Some(60));
+    assert_eq!(
+        left(world().seconds_later(-86_400).absent_for(45), issued(&[0])),
+        Some(15)
+    );
+    assert_eq!(
+        left(world().seconds_later(-86_400).absent_for(60), issued(&[0])),
+        None
+    );
+    assert_eq!(
+        left(world().seconds_later(50).absent_for(20), issued(&[0])),
+        Some(10)
+    );
+}
+
+proptest::proptest! {
+    /// Whatever the clocks say: a deletion waits no longer than the settle time, not at all when a clock has seen it pass, and
+    /// at least as long as a clock that goes right says.
+    #[test]
+    fn the_wait_for_a_create_is_never_longer_than_its_time_and_never_ends_before_it(
+        issued_at in -100i64..100, seen_at in -200i64..200, absent in proptest::option::of(0u64..100),
+    ) {
+        let world = world().seconds_later(seen_at);
+        let world = absent.map_or(world.clone(), |seconds| world.clone().absent_for(seconds));
+        let left = delete(world.plan(issued(&[issued_at]))).settling.map_or(0, |settling| settling.left.as_secs());
+        let settle = SETTLE.as_secs();
+        let by_wall_clock = u64::try_from(seen_at - issued_at).map_or(settle, |passed| settle.saturating_sub(passed));
+        let by_own_clock = absent.map_or(settle, |passed| settle.saturating_sub(passed));
+        proptest::prop_assert_eq!(left, by_wall_clock.min(by_own_clock));
+        proptest::prop_assert!(left <= settle);
+    }
+}
+
+/// Objects from before creates were noted with their time.
+#[test]
+fn a_create_of_an_unknown_time_is_counted_from_when_the_vm_is_first_absent() {
+    let garbled = || {
+        deleted()
+            .annotated(labels::CREATE_ISSUED_AT, "soon")
+            .provider_id("sim://1")
+    };
+    for fixture in [deleted(), garbled()] {
+        let settling = |world: World| delete(world.seconds_later(86_400).plan(fixture.clone())).settling;
+        let first = settling(world()).unwrap();
+        assert_eq!((first.issued, first.left), (None, SETTLE));
+        assert_eq!(settling(world().absent_for(45)).unwrap().left.as_secs(), 15);
+        assert_eq!(settling(world().absent_for(60)), None);
+    }
+}
+
+#[test]
+fn another_vm_is_looked_for_only_where_a_create_may_have_made_one() {
+    assert!(
+        delete(
+            world()
+                .seconds_later(86_400)
+                .plan(issued(&[0]).provider_id("sim://1"))
+        )
+        .strays
+    );
+    assert!(!delete(world().plan(deleted().provider_id("sim://1"))).strays);
+    assert!(
+        !delete(world().plan(issued(&[0]))).strays,
+        "any VM of the machine is looked for anyway"
+    );
+}
+
+/// A disk may have been made before the spec was refused.
+#[test]
+fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
+    let refused = || deleted().annotated(labels::INSTANCE, "refused");
+    let plan = delete(world().plan(refused()));
+    assert!(plan.refused);
+    assert_eq!((plan.shut_down, plan.settling), (None, None), "there is no VM");
+    assert_eq!(
+        world().driver_not_configured().plan(refused()),
+        Plan::Release(Release::NeverCreated)
+    );
+    assert!(
+        !delete(world().plan(refused().provider_id("sim://1"))).refused,
+        "an id is a VM"
+    );
+    assert!(!delete(world().plan(deleted())).refused);
 }
 
 /// A call every few seconds for every VM that takes its time would be a load on the driver for as long as a cluster goes.
@@ -186,12 +349,17 @@ fn the_longer_a_vm_takes_to_go_the_rarer_it_is_asked_after() {
             .again
             .as_secs()
     };
-    let without = || world().not_offering(Operation::ShutDownMachine);
-    let paced = [-100, 0, 40, 100, 100_000].map(|seconds| again(without(), seconds));
+    let paced = [-100, 0, 40, 100, 100_000].map(|seconds| again(world(), seconds));
     assert_eq!(paced, [5, 5, 10, 25, 60]);
-    assert_eq!(again(world(), 40), 10);
-    assert_eq!(again(world(), 57), 3, "not beyond the time to shut down");
-    assert_eq!(again(world(), 100), 25, "which is over");
+    let accepted = deleted().annotated(labels::SHUT_DOWN_ACCEPTED_AT, &at(0).to_string());
+    let while_it_stops = |seconds| {
+        delete(world().seconds_later(seconds).plan(accepted.clone()))
+            .again
+            .as_secs()
+    };
+    assert_eq!(while_it_stops(40), 10);
+    assert_eq!(while_it_stops(57), 3, "not beyond the time to shut down");
+    assert_eq!(while_it_stops(100), 25, "which is over");
 }
 
 /// CTL-DE-02, CTL-DE-13
