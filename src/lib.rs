@@ -7,6 +7,7 @@
 //! ```text
 //! main → cli → manager → controllers → machine, template, cluster, inventory, orphans
 //!                                        → listing → credentials → provider, apiserver
+//!                                        → admission → manifests, metrics, leadership, apiserver
 //!                                        → reconciler, provider, caches, identity, apiserver → driver, api
 //!            → drivers → cmi → driver
 //!            → conformance → cmi, driver
@@ -24,6 +25,7 @@ pub mod conformance; // the suite that tests drivers and plugins
 pub mod drivers; // the drivers that are part of this program
 
 // Layer 2: what reconcilers work with.
+pub mod admission; // whether identities are guarded
 pub mod apiserver; // writes, events, secrets and errors of the API server
 pub mod caches; // what is watched, and what is derived from it
 pub mod credentials; // of a driver call: of a Secret, or from the provider's side

@@ -89,6 +89,7 @@ pub struct Metrics {
     permits: Arc<Mutex<BTreeMap<String, CountPermits>>>,
     orphans: Arc<Mutex<BTreeMap<String, OrphanCounts>>>,
     leader: Gauge,
+    guarded: Gauge,
     machines: Arc<OnceLock<CountMachines>>,
 }
 
@@ -220,6 +221,7 @@ impl Metrics {
             permits: Arc::default(),
             orphans: Arc::default(),
             leader: Gauge::default(),
+            guarded: Gauge::default(),
             machines: Arc::default(),
         };
         metrics.register_reconciles();
@@ -280,6 +282,11 @@ impl Metrics {
             "leader",
             "1 when this replica is the leader, else 0",
             self.leader.clone(),
+        );
+        self.registry.register(
+            "identities_guarded",
+            "1 when the last check found the admission policies in force that guard identities, else 0; only the leader checks",
+            self.guarded.clone(),
         );
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         self.registry.register("build", "What runs here", build);
@@ -370,6 +377,11 @@ impl Metrics {
     /// Whether this replica is the leader.
     pub fn leads(&self, leader: bool) {
         self.leader.set(leader.into());
+    }
+
+    /// Whether the admission policies guard identities.
+    pub fn guarded(&self, in_force: bool) {
+        self.guarded.set(in_force.into());
     }
 
     /// Everything, as OpenMetrics text.

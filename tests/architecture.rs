@@ -78,6 +78,11 @@ const MAP: &[Rule] = &[
         &["driver", "leadership", "metrics"],
         &["kube", "k8s_openapi", "tonic", "prost"],
     ),
+    rule(
+        "admission",
+        &["api", "apiserver", "leadership", "manifests", "metrics"],
+        WIRE,
+    ),
     rule("credentials", &["driver", "apiserver", "provider"], WIRE),
     rule(
         "listing",
@@ -91,6 +96,7 @@ const MAP: &[Rule] = &[
     rule(
         "machine",
         &[
+            "admission",
             "api",
             "driver",
             "leadership",
@@ -129,6 +135,7 @@ const MAP: &[Rule] = &[
     rule(
         "controllers",
         &[
+            "admission",
             "api",
             "driver",
             "apiserver",
@@ -147,6 +154,7 @@ const MAP: &[Rule] = &[
     rule(
         "manager",
         &[
+            "admission",
             "api",
             "connections",
             "driver",

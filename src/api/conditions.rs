@@ -98,6 +98,8 @@ pub mod reason {
     pub const UNREADABLE: &str = "Unreadable";
     /// The providerID was not written by this provider.
     pub const FOREIGN_PROVIDER_ID: &str = "ForeignProviderID";
+    /// The admission policies do not guard identities, so that none is trusted.
+    pub const IDENTITY_NOT_GUARDED: &str = "IdentityNotGuarded";
     /// The object's identity annotation belongs to another object.
     pub const FOREIGN_IDENTITY: &str = "ForeignIdentity";
     /// Created, initialized, and known to Cluster API.

@@ -25,6 +25,7 @@ use serde::de::DeserializeOwned;
 
 use self::trigger::Trigger;
 use self::watch::{slim, slim_infra_machine, slim_machine, watch};
+use crate::admission::Guard;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{Guarded, labels};
@@ -104,6 +105,7 @@ impl Controllers {
             memory: machine::Memory::default(),
             events: Events::new(client.clone(), options.reporter.clone()),
             metrics: Arc::clone(&metrics),
+            guard: Arc::new(Guard::new(client.clone(), Arc::clone(&metrics))),
             wake: waking(&machines),
         });
         Self {
@@ -158,6 +160,11 @@ impl Controllers {
             infra_clusters.boxed(),
             templates.boxed(),
         ]
+    }
+
+    /// Who says whether identities may be trusted; has to be polled, see [`Guard::keep`].
+    pub fn guard(&self) -> Arc<Guard> {
+        Arc::clone(&self.context.guard)
     }
 
     /// What is watched.

@@ -8,6 +8,7 @@ use kube::runtime::reflector::ObjectRef;
 use super::jitter::jitter;
 use super::memory::Memory;
 use super::outcome::Outcome;
+use crate::admission::Guard;
 use crate::api::Guarded;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
@@ -31,6 +32,8 @@ pub struct Context {
     pub events: Events,
     /// Metrics.
     pub metrics: Arc<Metrics>,
+    /// Says whether identities may be trusted.
+    pub guard: Arc<Guard>,
     /// Queues a machine for reconciling.
     pub wake: Arc<dyn Fn(Reference) + Send + Sync>,
 }

@@ -125,6 +125,11 @@ impl Gathered {
         self.remembered.suspicion_number
     }
 
+    /// A moment after the machine was read.
+    pub fn read_before(&self) -> Instant {
+        self.instant
+    }
+
     /// The configured driver, when there is one.
     pub fn provider(&self) -> Option<&Provider> {
         self.driver.provider()

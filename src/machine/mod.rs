@@ -42,8 +42,9 @@ use self::class::Stopped;
 use self::gather::{Gathered, gather};
 use self::object::Object;
 use self::outcome::{Failure, Outcome};
-use self::plan::{Plan, plan};
+use self::plan::{Plan, Trust, plan};
 use self::publish::{publish, tell};
+use crate::admission::Standing;
 use crate::api::Guarded;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
@@ -72,6 +73,7 @@ async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Actio
     let machine = ctx.memory.freshest(uid, || cached(ctx, queued));
     let gathered = gather(ctx, &machine).await;
     let plan = plan(&machine, &gathered.observed());
+    let plan = guarded(ctx, &machine, &gathered, plan).await;
     let mut object = Object::new(ctx, Arc::clone(&machine));
     if let Some((untold, moment)) = gathered.untold().filter(|_| plan.is_idle()) {
         tell(ctx, &machine, &mut object, &gathered, &untold, moment).await?;
@@ -82,6 +84,19 @@ async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Actio
     let mut turn = None;
     let outcome = execute(ctx, &mut object, &gathered, &mut turn, plan).await?;
     publish(ctx, &machine, &mut object, &gathered, outcome).await
+}
+
+/// The plan, or a wait in its place where it trusts an identity that may be forged.
+async fn guarded(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, plan: Plan) -> Plan {
+    let standing = match plan.trust() {
+        Trust::Nothing => return plan,
+        Trust::LastCheck => ctx.guard.last(),
+        Trust::CheckSinceRead => ctx.guard.since(gathered.read_before()).await,
+    };
+    match standing {
+        Standing::InForce => plan,
+        Standing::Unguarded(why) => plan::unguarded(machine, &plan, &why),
+    }
 }
 
 /// What the cache holds of a machine now: since it was taken out for this reconcile, our own last write may have arrived.

@@ -16,7 +16,9 @@ use jiff::Timestamp;
 use kube::Resource as _;
 
 pub use self::deletion::SHUT_DOWN_TRIES;
-pub use self::steps::{Claim, Delete, Hold, Plan, Provision, Recheck, Release, Settling, ShutDown, Update};
+pub use self::steps::{
+    Claim, Delete, Hold, Plan, Provision, Recheck, Release, Settling, ShutDown, Trust, Update,
+};
 pub use self::waits::{is_unsettled, pace, restored};
 
 use self::deletion::plan_deletion;
@@ -24,6 +26,7 @@ use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
 use super::memory::Remembered;
 use super::unanswered::Unanswered;
+use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
@@ -349,6 +352,22 @@ fn condition_without_calls(machine: &InfraMachine) -> &'static str {
         conditions::DRIVER_REACHABLE
     } else {
         conditions::READY
+    }
+}
+
+/// What is done in place of a plan while identities may be forged. What is up and well stays as it is, and nothing is written
+/// about it: a fleet would be.
+pub fn unguarded(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
+    match plan {
+        Plan::Recheck(_) | Plan::Update(_) => Plan::Wait(Some(admission::EVERY)),
+        _ => Plan::Hold(Hold {
+            condition: condition_without_calls(machine),
+            reason: reason::IDENTITY_NOT_GUARDED,
+            message: why.to_owned(),
+            claim: None,
+            lets_move: false,
+            again: Some(admission::EVERY),
+        }),
     }
 }
 

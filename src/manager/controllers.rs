@@ -1,6 +1,7 @@
 //! The controllers that the manager runs, and what they are given.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -56,7 +57,13 @@ pub fn all(context: &Context) -> Vec<Controller> {
     // The watches go on until the last reconcile is done: what it wrote has to come back to it.
     let done = CancellationToken::new();
     let caches = context.health.wait_for("the caches");
+    let (guard, leadership) = (controllers.guard(), context.leadership.clone());
+    let keep = async move { guard.keep(&leadership).await };
     vec![
+        Controller {
+            name: "the check of the admission policies",
+            run: watch(vec![keep.boxed()], done.clone()).boxed(),
+        },
         Controller {
             name: "the watches",
             run: watch(watches, done.clone()).boxed(),
@@ -83,6 +90,8 @@ async fn reconcile(context: Context, controllers: Controllers, caches: Pending, 
         }
         caches.ready();
         context.leadership.acquired().await;
+        // So that a start does not say of every machine that nothing is known of the policies.
+        controllers.guard().since(Instant::now()).await;
         true
     };
     let stopping = context.stopping.clone();

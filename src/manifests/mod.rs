@@ -93,6 +93,14 @@ pub fn stream(parts: &[Part]) -> Result<String, Error> {
     Ok(texts.join("---\n"))
 }
 
+/// The ValidatingAdmissionPolicies and their bindings, which the provider puts in place by itself.
+///
+/// # Errors
+/// As those of [`Part::files`].
+pub fn policies() -> Result<Vec<serde_json::Value>, Error> {
+    policies::objects()
+}
+
 /// An object could not be written down.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -102,4 +110,7 @@ pub enum Error {
     /// It is no YAML.
     #[error("a generated object can't be expressed as YAML; please report this with the version of capcmi")]
     Yaml(#[from] serde_saphyr::ser::Error),
+    /// It can't be read as YAML.
+    #[error("a generated object can't be read as YAML; please report this with the version of capcmi")]
+    Read(#[from] serde_saphyr::Error),
 }

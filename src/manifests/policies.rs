@@ -41,6 +41,17 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
     ])
 }
 
+/// Every policy and binding, each as an object.
+pub(super) fn objects() -> Result<Vec<Value>, Error> {
+    let mut objects = Vec::new();
+    for file in files()? {
+        for document in file.text.split("---\n") {
+            objects.push(serde_saphyr::from_str(document)?);
+        }
+    }
+    Ok(objects)
+}
+
 /// Variables and validations of a policy.
 struct Rules {
     variables: Value,

@@ -112,6 +112,15 @@ pub const LEADER_ELECTION: &[Rule] = &[Rule {
     why: "One lease says which replica works.",
 }];
 
+/// The provider, for the admission policies of this installation and no others: [`super::policies`] says which.
+pub const ADMISSION: &[Rule] = &[Rule {
+    group: "admissionregistration.k8s.io",
+    resources: &["validatingadmissionpolicies", "validatingadmissionpolicybindings"],
+    verbs: &["get", "create", "patch"],
+    why: "The provider puts the policies that guard identities in place, and trusts no identity while they are not. It \
+          applies them by name, so that the names hold for create as well.",
+}];
+
 /// Cluster API's core controllers, by aggregation.
 pub const CLUSTER_API: &[Rule] = &[
     Rule {

@@ -37,6 +37,10 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
             ],
         ),
         File::new(
+            "admission_role.yaml",
+            &[admission_role()?, binding("ClusterRole", "admission-role")?],
+        ),
+        File::new(
             "aggregated_role.yaml",
             &[role(
                 "ClusterRole",
@@ -121,6 +125,19 @@ fn role(kind: &str, name: &str, aggregate_to: Option<&str>, rules: &[Rule]) -> R
         );
     }
     Ok(text)
+}
+
+/// [`rbac::ADMISSION`] for the policies of this installation alone.
+fn admission_role() -> Result<String, Error> {
+    let mut names: Vec<String> = super::policies()?
+        .iter()
+        .filter_map(|object| object["metadata"]["name"].as_str().map(str::to_owned))
+        .collect();
+    names.sort();
+    names.dedup();
+    let names = serde_json::to_string(&names)?;
+    let role = role("ClusterRole", "admission-role", None, rbac::ADMISSION)?;
+    Ok(role.replace("  verbs: ", &format!("  resourceNames: {names}\n  verbs: ")))
 }
 
 fn binding(role_kind: &str, role: &str) -> Result<String, Error> {

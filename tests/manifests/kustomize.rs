@@ -160,7 +160,11 @@ async fn selectors_and_references_meet_what_they_mean() -> Result<()> {
 #[tokio::test]
 async fn the_provider_may_do_little() -> Result<()> {
     let objects = default().await?;
-    let bound = ["capcmi-manager-role", "capcmi-secrets-role"];
+    let bound = [
+        "capcmi-admission-role",
+        "capcmi-manager-role",
+        "capcmi-secrets-role",
+    ];
     let mut secret_verbs = Vec::new();
     for role in bound {
         for rule in find(&objects, "ClusterRole", role)?["rules"]
@@ -171,6 +175,16 @@ async fn the_provider_may_do_little() -> Result<()> {
             assert!(!words.contains('*'), "{role} has a wildcard: {words}");
             if words.contains("\"secrets\"") {
                 secret_verbs.push(rule["verbs"].clone());
+            }
+            if words.contains("admissionregistration.k8s.io") {
+                let names = rule["resourceNames"].as_array().expect("names of policies");
+                assert!(!names.is_empty());
+                for name in names {
+                    assert!(
+                        name.as_str().is_some_and(|name| name.starts_with("capcmi-")),
+                        "{name}"
+                    );
+                }
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What is installed and documented: the generated files, the kustomization, the clusterctl repository, and what a real API server
 //! makes of definitions, permissions and policies.
 
+mod admission;
 mod agreement;
 mod api_server;
 mod clusterctl;

@@ -7,7 +7,7 @@ use capcmi::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineSpec};
 use capcmi::apiserver::FIELD_MANAGER;
 use capcmi::driver::Operation;
 use capcmi::drivers::simulated::PlantedVm;
-use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, ResourceExt};
 use management_cluster::eventually;
@@ -341,6 +341,69 @@ async fn a_tenant_that_takes_the_finalizer_during_a_deletion_leaves_no_vm_behind
     cloud.fail(json!([]))?;
     machine.gone().await?;
     cloud.holds(0).await?;
+    Ok(())
+}
+
+/// The policies are gone for a moment, and a tenant uses it: what was written then is not acted on before an administrator has
+/// confirmed it.
+#[tokio::test]
+async fn what_was_forged_while_the_policies_were_gone_is_not_acted_on() -> Result<()> {
+    let world = World::new("unguarded").await?.elsewhere().await?;
+    world
+        .apply("{apiVersion: v1, kind: Namespace, metadata: {name: $NS}}")
+        .await?;
+    let cloud = Cloud::new(&world);
+    let provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
+    machine.provisioned().await?;
+    cloud.holds(1).await?;
+
+    let tenant = with_every_right_in(&world).await?;
+    let policies = [
+        "delete",
+        "validatingadmissionpolicybindings",
+        "capcmi-reserved-annotations",
+        "--ignore-not-found",
+    ];
+    let forged = json!({"metadata": {"annotations": {labels::FORCE_DELETE: "true"}}});
+    eventually(DEADLINE, "a forged annotation", async || {
+        // The provider puts it back.
+        world.kubectl(&policies)?;
+        tenant
+            .patch("m", &PatchParams::default(), &Patch::Merge(&forged))
+            .await?;
+        Ok(())
+    })
+    .await?;
+    tenant.delete("m", &DeleteParams::default()).await?;
+    let held = machine
+        .until("a deletion that trusts no identity", |machine| {
+            says(machine, DELETING, "True", "IdentityNotGuarded")
+        })
+        .await?;
+    let said = message(&held, DELETING);
+    ensure!(said.contains("kubectl annotate"), "{said}");
+    let metrics = provider.metrics().await?;
+    ensure!(metrics.contains("capcmi_identities_guarded 0"), "{metrics}");
+    cloud.holds(1).await?;
+
+    machine
+        .patch(json!({"metadata": {"annotations": {labels::FORCE_DELETE: null}}}))
+        .await?;
+    world.kubectl(&[
+        "annotate",
+        "validatingadmissionpolicy",
+        "capcmi-reserved-annotations",
+        &format!("{}-", capcmi::admission::UNCONFIRMED),
+    ])?;
+    machine.delete().await?;
+    machine.gone().await?;
+    cloud.holds(0).await?;
+    ensure!(
+        cloud.count(Operation::DeleteMachine, "m")? > 0,
+        "the VM went without a deletion"
+    );
     Ok(())
 }
 

@@ -18,7 +18,8 @@ pub fn definitions() -> Result<String> {
     stream(&[Part::Crd]).context("printing the definitions")
 }
 
-/// Installs `config/default` as an administrator would, with kustomize, and waits until Cluster API may use the kinds.
+/// Installs `config/default` as an administrator would, with kustomize, and waits until Cluster API may use the kinds. The
+/// admission policies are there as well, as a provider that ran before has left them.
 ///
 /// # Errors
 /// When kustomize or the API server refuses something.
@@ -36,6 +37,8 @@ pub async fn install(management: &ManagementCluster) -> Result<()> {
     );
     let manifests = String::from_utf8(output.stdout).context("what kustomize printed is no text")?;
     management.apply_yaml(&manifests).await?;
+    let policies = stream(&[Part::Policy]).context("printing the admission policies")?;
+    management.apply_yaml(&policies).await?;
     let cluster_roles = kube::Api::<ClusterRole>::all(management.admin_client().await?);
     let what = "the aggregation of the provider's ClusterRole";
     eventually(DEADLINE, what, async || {

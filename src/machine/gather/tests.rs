@@ -8,6 +8,7 @@ use http::{Request, Response};
 use kube::client::{Body, Client};
 
 use super::*;
+use crate::admission::Guard;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::machine::fixtures::machine;
@@ -23,6 +24,7 @@ fn context(driver: FakeDriver) -> Context {
     let client = Client::new(nobody, "default");
     let caches = Caches::empty();
     Context {
+        guard: Arc::new(Guard::trusting(client.clone())),
         client: client.clone(),
         cluster_ids: Arc::new(ClusterIds::new(&caches)),
         caches,

@@ -9,6 +9,7 @@ use kube::client::{Body, Client};
 use tokio::time::{Instant, sleep};
 
 use super::*;
+use crate::admission::Guard;
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::OperationState;
 use crate::apiserver::Events;
@@ -131,6 +132,7 @@ impl Server {
         });
         let (client, caches) = (Client::new(service, "default"), Caches::empty());
         Context {
+            guard: Arc::new(Guard::trusting(client.clone())),
             client: client.clone(),
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches,

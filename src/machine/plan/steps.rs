@@ -80,6 +80,24 @@ impl Plan {
         }
     }
 
+    /// What has to be known of the admission policies before it is carried out.
+    pub fn trust(&self) -> Trust {
+        match self {
+            Self::Delete(_) | Self::Update(_) | Self::Release(_) => Trust::CheckSinceRead,
+            Self::Provision(_) | Self::Recheck(_) | Self::Claim(_) => Trust::LastCheck,
+            Self::Hold(hold) if hold.claim.is_some() => Trust::LastCheck,
+            Self::Hold(_)
+            | Self::Leave(_)
+            | Self::Later(_)
+            | Self::Wait(_)
+            | Self::OutOfContact(..)
+            | Self::Refuse { .. }
+            | Self::Keep { .. }
+            | Self::Vanish(_)
+            | Self::Reappear(_) => Trust::Nothing,
+        }
+    }
+
     /// Whether nothing is done about the machine now, and it is not paused: what has failed before and is not published can be
     /// said first.
     pub fn is_idle(&self) -> bool {
@@ -119,6 +137,17 @@ impl Plan {
             | Self::Reappear(_) => OperationType::Create,
         }
     }
+}
+
+/// How sure a plan has to be that the identity was not forged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// It acts on none.
+    Nothing,
+    /// The last check of the policies is enough: what is done harms no VM of others.
+    LastCheck,
+    /// It harms a VM, or lets one be forgotten: a check has to begin after the machine was read.
+    CheckSinceRead,
 }
 
 /// A wait that the status tells of.

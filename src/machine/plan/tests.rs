@@ -657,3 +657,38 @@ fn the_secret_of_a_create_is_written_down_with_the_claim_and_kept() {
     let refused = claimed.annotated(labels::INSTANCE, "none");
     assert_eq!(secret(refused).as_deref(), Some("b"), "no VM was made");
 }
+
+/// A forged identity names the VM of another machine.
+#[test]
+fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
+    type Fixture = fn() -> MachineFixture;
+    let acting: [(Fixture, Trust, &str); 4] = [
+        (machine, Trust::LastCheck, conditions::READY),
+        (|| machine().claimed(), Trust::LastCheck, conditions::READY),
+        (
+            || machine().claimed().deleted_at(now()),
+            Trust::CheckSinceRead,
+            conditions::DELETING,
+        ),
+        (
+            || {
+                machine()
+                    .claimed()
+                    .deleted_at(now())
+                    .annotated(labels::FORCE_DELETE, "true")
+            },
+            Trust::CheckSinceRead,
+            conditions::DELETING,
+        ),
+    ];
+    for (fixture, trust, condition) in acting {
+        let plan = world().plan(fixture());
+        assert_eq!(plan.trust(), trust, "{plan:?}");
+        let hold = held(unguarded(&fixture().build(), &plan, "the policies are gone"));
+        assert_eq!(
+            (hold.condition, hold.reason),
+            (condition, reason::IDENTITY_NOT_GUARDED)
+        );
+        assert!(hold.claim.is_none() && hold.message.contains("the policies are gone"));
+    }
+}

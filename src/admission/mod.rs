@@ -1,0 +1,325 @@
+//! The admission policies that guard identities: put in place, kept there, and asked for before an identity is trusted.
+//!
+//! Layer 2. clusterctl deletes every component of a provider when it upgrades or deletes it. So the policies are no component:
+//! the provider installs them, and what it installs does not carry clusterctl's label. They stay while no provider is
+//! installed, and they never let anything through that they refuse otherwise.
+//!
+//! # Guarantees
+//! * A machine is deleted, updated or let go only after a check that began after the machine was read, and that found the
+//!   policies in force; everything else that trusts an identity needs the last check, which is at most [`EVERY`] old.
+//! * When the policies were gone while there were identities, none is trusted until an administrator has confirmed them. That is
+//!   noted in the policy itself, so that a restart keeps it.
+
+mod judge;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use kube::Client;
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams};
+use serde_json::json;
+use tokio::sync::{Mutex, watch};
+
+use self::judge::{Expected, Finding, judge, takes_part};
+use crate::api::v1alpha1::{InfraCluster, InfraMachine};
+use crate::apiserver::{Error, FIELD_MANAGER, merge_difference, patch_params};
+use crate::leadership::Leadership;
+use crate::manifests;
+use crate::metrics::Metrics;
+
+/// Between two checks, where no deletion needs one before.
+pub const EVERY: Duration = Duration::from_secs(30);
+/// API servers look for new policies once a second, and each for itself.
+const SETTLE: Duration = Duration::from_secs(3);
+/// The annotation of a policy that says until when identities were not guarded. An administrator removes it.
+pub const UNCONFIRMED: &str = "infrastructure.capcmi.io/unconfirmed";
+/// Objects in one answer of the API server.
+const PAGE: u32 = 500;
+
+/// Whether identities are guarded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The policies are in force, and have been since identities were confirmed.
+    InForce,
+    /// They are not, or could not be checked; the text says what to do. Nothing may be done that trusts an identity.
+    Unguarded(Arc<str>),
+}
+
+/// The one who knows whether identities are guarded.
+pub struct Guard {
+    client: Client,
+    metrics: Arc<Metrics>,
+    standing: watch::Sender<Standing>,
+    checks: Mutex<Checks>,
+}
+
+#[derive(Default)]
+struct Checks {
+    /// When the last one began.
+    last: Option<Instant>,
+    /// UID and generation of what guards identities: what differs was replaced or changed by others meanwhile.
+    seen: BTreeMap<String, (Option<String>, Option<i64>)>,
+}
+
+impl Guard {
+    /// One that has not checked yet, so that nothing is trusted.
+    pub fn new(client: Client, metrics: Arc<Metrics>) -> Self {
+        Self {
+            client,
+            metrics,
+            standing: watch::Sender::new(Standing::Unguarded(
+                "the admission policies are not checked yet".into(),
+            )),
+            checks: Mutex::default(),
+        }
+    }
+
+    /// One that never checks and trusts everything.
+    #[cfg(test)]
+    pub(crate) fn trusting(client: Client) -> Self {
+        let guard = Self::new(client, Arc::new(Metrics::new()));
+        guard.standing.send_replace(Standing::InForce);
+        guard
+    }
+
+    /// What the last check found.
+    pub fn last(&self) -> Standing {
+        self.standing.borrow().clone()
+    }
+
+    /// What a check finds that begins after this moment. Those who ask at the same time share one.
+    pub async fn since(&self, moment: Instant) -> Standing {
+        let mut checks = self.checks.lock().await;
+        if checks.last.is_some_and(|last| last >= moment) {
+            return self.last();
+        }
+        let began = Instant::now();
+        let standing = match self.check(&mut checks).await {
+            Ok(standing) => standing,
+            Err(error) => Standing::Unguarded(
+                format!("the admission policies can't be checked, and nothing is done that trusts an identity: {error}").into(),
+            ),
+        };
+        checks.last = Some(began);
+        self.metrics.guarded(standing == Standing::InForce);
+        let before = self.standing.send_replace(standing.clone());
+        if before != standing {
+            match &standing {
+                Standing::InForce => tracing::info!("the admission policies are in force"),
+                Standing::Unguarded(why) => tracing::error!(%why, "identities are not guarded"),
+            }
+        }
+        standing
+    }
+
+    /// Checks for ever, from when this replica leads.
+    pub async fn keep(&self, leadership: &Leadership) {
+        leadership.acquired().await;
+        let mut ticks = tokio::time::interval(EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.since(Instant::now()).await;
+        }
+    }
+
+    /// Looks at every policy and binding, and puts in place what is not as it should be.
+    async fn check(&self, checks: &mut Checks) -> Result<Standing, Error> {
+        let expected: Vec<Expected> = manifests::policies()
+            .map_err(|source| {
+                Error::api(
+                    "printing the admission policies",
+                    kube::Error::Service(source.into()),
+                )
+            })?
+            .into_iter()
+            .filter_map(Expected::new)
+            .collect();
+        let found = expected.iter().map(|expected| self.find(expected));
+        let mut found = futures::future::try_join_all(found).await?;
+        let was_open = expected
+            .iter()
+            .zip(&found)
+            .any(|(expected, found)| is_gap(expected, found.as_ref(), &checks.seen));
+        let mut until = unconfirmed(&expected, &found);
+        if was_open && until.is_none() {
+            until = Some(Timestamp::now().to_string());
+        }
+        let mut changed = false;
+        for (expected, found) in expected.iter().zip(&mut found) {
+            let mark = until.as_deref().filter(|_| expected.carries_mark());
+            let is_marked = found.as_ref().is_some_and(|found| mark_of(found) == mark);
+            if judge(expected, found.as_ref()) != Finding::AsExpected || (mark.is_some() && !is_marked) {
+                let put = self.put(expected, found.as_ref(), mark).await?;
+                changed |= expected.guards_identities() && judge(expected, Some(&put)) == Finding::AsExpected;
+                remember(&mut checks.seen, expected, &put);
+                *found = Some(put);
+            }
+        }
+        if changed {
+            tokio::time::sleep(SETTLE).await;
+        }
+        // Nothing could be forged where there was nothing. Looked at when the policies are in force again: before, it might
+        // be forged a moment later.
+        if until.is_some() && !self.identities_exist().await? {
+            until = None;
+            for (expected, found) in expected.iter().zip(&mut found) {
+                if expected.carries_mark() {
+                    *found = Some(self.put(expected, found.as_ref(), None).await?);
+                }
+            }
+        }
+        let mut wrong = None;
+        for (expected, found) in expected.iter().zip(&found) {
+            if let Some(found) = found {
+                remember(&mut checks.seen, expected, found);
+            }
+            let what = match judge(expected, found.as_ref()) {
+                Finding::AsExpected => continue,
+                Finding::Missing => format!("{} is missing", expected.key()),
+                Finding::Different(place) => format!("{} has another {place}", expected.key()),
+            };
+            if expected.guards_identities() {
+                wrong = Some(what);
+            } else {
+                tracing::warn!(what, "an admission policy is not as this version has it");
+            }
+        }
+        Ok(match (wrong, until) {
+            (Some(wrong), _) => Standing::Unguarded(
+                format!("the admission policies do not guard identities: {wrong}; an administrator has to delete or repair it").into(),
+            ),
+            (None, Some(until)) => Standing::Unguarded(unconfirmed_since(&until).into()),
+            (None, None) => Standing::InForce,
+        })
+    }
+
+    async fn find(&self, expected: &Expected) -> Result<Option<DynamicObject>, Error> {
+        let found = self.api(&expected.resource).get_opt(&expected.name).await;
+        found.map_err(|error| Error::api("reading an admission policy", error))
+    }
+
+    /// What is there is patched, so that nothing is left that makes it apply to less; what is not is applied, not created:
+    /// RBAC can then name the objects that this provider may make.
+    async fn put(
+        &self,
+        expected: &Expected,
+        found: Option<&DynamicObject>,
+        mark: Option<&str>,
+    ) -> Result<DynamicObject, Error> {
+        tracing::info!(
+            name = expected.key(),
+            ?mark,
+            "putting an admission policy in place"
+        );
+        let api = self.api(&expected.resource);
+        let put = if let Some(found) = found {
+            let body = json!({
+                "metadata": {"annotations": {UNCONFIRMED: mark}},
+                "spec": merge_difference(&found.data["spec"], &expected.object["spec"]),
+            });
+            api.patch(&expected.name, &patch_params(), &Patch::Merge(&body))
+                .await
+        } else {
+            let mut object = expected.object.clone();
+            if let Some(mark) = mark {
+                object["metadata"]["annotations"] = json!({UNCONFIRMED: mark});
+            }
+            let params = PatchParams::apply(FIELD_MANAGER).force();
+            api.patch(&expected.name, &params, &Patch::Apply(&object)).await
+        };
+        put.map_err(|error| Error::api("putting an admission policy in place", error))
+    }
+
+    fn api(&self, resource: &ApiResource) -> Api<DynamicObject> {
+        Api::all_with(self.client.clone(), resource)
+    }
+
+    /// Whether any object of the cluster says which VM is whose.
+    async fn identities_exist(&self) -> Result<bool, Error> {
+        use kube::Resource as _;
+        for resource in [
+            ApiResource::erase::<InfraMachine>(&()),
+            ApiResource::erase::<InfraCluster>(&()),
+        ] {
+            let mut page = ListParams::default().limit(PAGE);
+            loop {
+                let listed = self
+                    .api(&resource)
+                    .list(&page)
+                    .await
+                    .map_err(|error| Error::api("looking for identities", error))?;
+                if listed.items.iter().any(|object| {
+                    let annotations = object.meta().annotations.iter().flatten();
+                    let reserved = annotations.map(|(key, _)| key.as_str()).any(takes_part);
+                    reserved || object.data.pointer("/spec/providerID").is_some()
+                }) {
+                    return Ok(true);
+                }
+                match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+                    Some(token) => page = page.continue_token(&token),
+                    None => break,
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Whether identities may have been written while nothing refused it: the object is gone or is another one, or others have
+/// changed it since the last check. A policy that only differs at the first check is that of another version.
+fn is_gap(
+    expected: &Expected,
+    found: Option<&DynamicObject>,
+    seen: &BTreeMap<String, (Option<String>, Option<i64>)>,
+) -> bool {
+    if !expected.guards_identities() {
+        return false;
+    }
+    let Some(found) = found else { return true };
+    let is_another = seen
+        .get(&expected.key())
+        .is_some_and(|before| *before != version_of(found));
+    is_another || (expected.is_binding() && judge(expected, Some(found)) != Finding::AsExpected)
+}
+
+fn version_of(object: &DynamicObject) -> (Option<String>, Option<i64>) {
+    (object.metadata.uid.clone(), object.metadata.generation)
+}
+
+fn remember(
+    seen: &mut BTreeMap<String, (Option<String>, Option<i64>)>,
+    expected: &Expected,
+    found: &DynamicObject,
+) {
+    if expected.guards_identities() {
+        seen.insert(expected.key(), version_of(found));
+    }
+}
+
+fn mark_of(object: &DynamicObject) -> Option<&str> {
+    let annotations = object.metadata.annotations.as_ref()?;
+    annotations.get(UNCONFIRMED).map(String::as_str)
+}
+
+fn unconfirmed(expected: &[Expected], found: &[Option<DynamicObject>]) -> Option<String> {
+    expected
+        .iter()
+        .zip(found)
+        .filter(|(expected, _)| expected.carries_mark())
+        .find_map(|(_, found)| mark_of(found.as_ref()?).map(str::to_owned))
+}
+
+fn unconfirmed_since(until: &str) -> String {
+    format!(
+        "until {until} the admission policies were not in force, so that identities and providerIDs may be forged, and none is \
+         trusted: an administrator compares them with the VMs, and then confirms them with `kubectl annotate \
+         validatingadmissionpolicy {} {UNCONFIRMED}-`",
+        judge::CARRIER
+    )
+}
+
+#[cfg(test)]
+mod tests;
