@@ -1,6 +1,6 @@
 //! What is watched, and what is derived from it. Shared by the reconcilers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -57,6 +57,28 @@ impl Caches {
     pub fn cluster(&self, namespace: &str, name: &str) -> Option<Arc<Cluster>> {
         self.clusters.get(&ObjectRef::new(name).within(namespace))
     }
+
+    /// The drivers that made the machines of a Cluster, by name.
+    pub fn drivers_of(&self, cluster: &Cluster) -> BTreeSet<String> {
+        let (namespace, name) = (&cluster.metadata.namespace, cluster.metadata.name.as_ref());
+        let machines = self.infra_machines.state();
+        machines
+            .iter()
+            .filter_map(|guarded| guarded.0.as_ref().ok())
+            .filter(|machine| {
+                let labels = machine.metadata.labels.as_ref();
+                machine.metadata.namespace == *namespace
+                    && labels.and_then(|all| all.get(labels::CLUSTER_NAME)) == name
+            })
+            .filter_map(|machine| identity::annotation(machine, labels::DRIVER))
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
+/// Whether a driver has made the VM of a machine, or was about to.
+pub fn uses_driver(machine: &InfraMachine, driver: &str) -> bool {
+    identity::annotation(machine, labels::DRIVER) == Some(driver)
 }
 
 /// The Clusters that own an object, whether they are there or not.

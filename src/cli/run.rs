@@ -101,6 +101,9 @@ struct WorkArgs {
     /// The pause between two lists of the VMs of a driver and class, which find VMs that vanished.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     inventory_interval: Duration,
+    /// For how long a driver has to be away, or back, before that is told on InfraClusters and on machines that are up.
+    #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
+    driver_unreachable_grace: Duration,
     #[command(flatten)]
     orphans: OrphanArgs,
     /// How long running reconciles may take to end after SIGTERM.
@@ -244,6 +247,7 @@ impl WorkArgs {
             template_concurrency: self.inframachinetemplate_concurrency.get(),
             cluster_concurrency: self.infracluster_concurrency.get(),
             inventory_interval: self.inventory_interval,
+            driver_unreachable_grace: self.driver_unreachable_grace,
             orphans: self.orphans.options(),
             reporter: host_name(),
         }

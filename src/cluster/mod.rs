@@ -13,16 +13,18 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use serde_json::{Value, json};
 
-use self::plan::{Observed, Plan, Zones, plan, status};
+use self::plan::{Contact, News, Observed, Plan, Zones, plan, status, tell_contact};
+use crate::api::cluster_api::Cluster;
+use crate::api::conditions::reason;
 use crate::api::v1alpha1::InfraCluster;
 use crate::api::{Guarded, labels};
 use crate::apiserver::secrets::SECRET_REF;
-use crate::apiserver::{Error, patch_params, publish_status};
+use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::credentials;
 use crate::driver::retry::{self, Call, Next};
-use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
-use crate::provider::{Applicant, Providers, ResolveError, Share, TURN_WAIT, Turn};
+use crate::driver::{Capabilities, Code, MachineClass, Operation, ProviderSpec, tags};
+use crate::provider::{Applicant, Providers, ResolveError, Share, Standing, TURN_WAIT, Turn};
 use crate::reconciler::{Again, REFRESH, Reconciler};
 
 /// What every reconcile works with.
@@ -35,6 +37,8 @@ pub struct Context {
     pub cluster_ids: Arc<ClusterIds>,
     /// The configured drivers.
     pub providers: Providers,
+    /// Events.
+    pub events: Events,
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a cluster reconciled.
@@ -83,7 +87,11 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
             None => return Ok(Again::After(TURN_WAIT)),
         },
     };
-    publish(infra, ctx, &plan, &zones).await?;
+    let contact = match (&plan, owner.as_deref()) {
+        (Plan::Provision { .. }, Some(owner)) => Some(contact(infra, owner, ctx)),
+        (Plan::Provision { .. } | Plan::Pause(_) | Plan::Leave, _) => None,
+    };
+    publish(infra, ctx, &plan, &zones, contact.as_ref()).await?;
     Ok(match zones {
         Zones::Known(_) | Zones::None => Again::After(REFRESH),
         Zones::Failed(status) => Again::after(Call::ListZones, &status),
@@ -91,6 +99,34 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
         Zones::NoSecrets(_) => Again::BackOff,
         Zones::Unasked | Zones::NotConfigured(_) => Again::OnChange,
     })
+}
+
+/// Whether the drivers can be reached that the InfraCluster names, and that made the machines of its Cluster.
+fn contact(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Contact {
+    let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
+    let mut names = ctx.caches.drivers_of(owner);
+    if let Ok(provider) = ctx.providers.resolve(infra.spec.provider.as_deref(), namespace) {
+        names.insert(provider.name().to_owned());
+    }
+    let mut lost = Vec::new();
+    let mut is_settled = !names.is_empty();
+    for provider in names.iter().filter_map(|name| ctx.providers.named(name)) {
+        match &*provider.standing().borrow() {
+            Standing::Reachable => {}
+            Standing::Unsettled => is_settled = false,
+            Standing::Unreachable(why) => {
+                lost.push(format!(
+                    "the driver `{}` can't be reached: {why}",
+                    provider.name()
+                ));
+            }
+        }
+    }
+    match (lost.is_empty(), is_settled) {
+        (false, _) => Contact::Lost(lost.join("; ")),
+        (true, true) => Contact::Kept,
+        (true, false) => Contact::Unsettled,
+    }
 }
 
 /// Asks the driver for its failure domains, if it has any; `None` when it is busy.
@@ -157,7 +193,13 @@ fn cluster_spec(capabilities: &Capabilities, cluster_id: &str) -> ProviderSpec {
 }
 
 /// Writes the cluster id first, then the status; neither when it stands there already.
-async fn publish(infra: &InfraCluster, ctx: &Context, plan: &Plan, zones: &Zones) -> Result<(), Error> {
+async fn publish(
+    infra: &InfraCluster,
+    ctx: &Context,
+    plan: &Plan,
+    zones: &Zones,
+    contact: Option<&Contact>,
+) -> Result<(), Error> {
     let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
     let name = infra.metadata.name.as_deref().unwrap_or_default();
     let api: Api<InfraCluster> = Api::namespaced(ctx.client.clone(), namespace);
@@ -177,7 +219,33 @@ async fn publish(infra: &InfraCluster, ctx: &Context, plan: &Plan, zones: &Zones
             .map_err(|error| Error::api("writing the cluster id", error))?
             .metadata;
     }
-    let after = status(infra, plan, zones, Timestamp::now());
+    let now = Timestamp::now();
+    let after = status(infra, plan, zones, now);
+    let (after, news) = match contact {
+        Some(contact) => tell_contact(infra, after, zones, contact, now),
+        None => (after, None),
+    };
     publish_status(&api, &metadata, infra.status.as_ref(), &after).await?;
+    if let Some(news) = news {
+        ctx.events.publish(infra, note(news)).await;
+    }
     Ok(())
+}
+
+/// The event of an outage, and the one of its end.
+fn note(news: News) -> Note {
+    let (warning, reason, text) = match news {
+        News::Lost(message) => (true, Code::Unavailable.name(), message),
+        News::Back => (
+            false,
+            reason::REACHABLE,
+            "the driver can be reached again".to_owned(),
+        ),
+    };
+    Note {
+        warning,
+        reason: reason.to_owned(),
+        action: "Probe",
+        text,
+    }
 }

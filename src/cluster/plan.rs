@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterStatus};
 use crate::api::{labels, paused_by};
-use crate::driver::{Status, Zone};
+use crate::driver::{Code, Status, Zone};
 
 /// Cluster API takes no more failure domains.
 const MAX_ZONES: usize = 100;
@@ -116,6 +117,80 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
         }
     }
     draft.status
+}
+
+/// Whether the drivers of a Cluster can be reached, as their probes have said for a while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Contact {
+    /// There is none, or the probes have not said the same for long enough.
+    Unsettled,
+    /// All of them.
+    Kept,
+    /// Not all of them; a sentence that names those that are away.
+    Lost(String),
+}
+
+/// What has changed in whether the drivers of a Cluster can be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// A driver is away; the condition's message.
+    Lost(String),
+    /// They are back.
+    Back,
+}
+
+/// Says in a status whether the drivers can be reached. What the driver has just answered, or not, is told of the failure
+/// domains: that it is away is told when that has lasted, and once.
+pub fn tell_contact(
+    infra: &InfraCluster,
+    mut status: InfraClusterStatus,
+    zones: &Zones,
+    contact: &Contact,
+    now: Timestamp,
+) -> (InfraClusterStatus, Option<News>) {
+    let before = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let shown = conditions::get(before, conditions::DRIVER_REACHABLE).cloned();
+    let is_lost =
+        |shown: &Condition| shown.status == State::False.as_str() && shown.reason == Code::Unavailable.name();
+    let was_lost = shown.as_ref().is_some_and(is_lost);
+    let mut set = |state, reason: &str, message: &str| {
+        conditions::set(
+            &mut status.conditions,
+            conditions::DRIVER_REACHABLE,
+            state,
+            reason,
+            message,
+            infra.metadata.generation,
+            now,
+        );
+    };
+    let news = match (contact, zones) {
+        // It is not configured, and that is what is said.
+        (_, Zones::NotConfigured(_)) => None,
+        (Contact::Lost(message), _) => {
+            set(State::False, Code::Unavailable.name(), message);
+            (!was_lost).then(|| News::Lost(message.clone()))
+        }
+        (Contact::Kept, _) => {
+            set(State::True, reason::REACHABLE, "");
+            was_lost.then_some(News::Back)
+        }
+        (Contact::Unsettled, _) => {
+            let is_shown = |condition: &Condition| condition.type_ == conditions::DRIVER_REACHABLE;
+            let place = status.conditions.iter().position(is_shown);
+            match (place, shown) {
+                // Another driver, or the same one that is configured again.
+                (_, Some(shown)) if shown.reason == reason::DRIVER_NOT_CONFIGURED => {}
+                (Some(place), Some(shown)) => status.conditions[place] = shown,
+                (Some(place), None) if status.conditions[place].status == State::False.as_str() => {
+                    status.conditions.remove(place);
+                }
+                (Some(_) | None, None) | (None, Some(_)) => {}
+            }
+            None
+        }
+    };
+    (status, news)
 }
 
 impl Draft<'_> {
@@ -241,7 +316,6 @@ mod tests {
     use super::*;
     use crate::api::cluster_api::{ApiEndpoint, ClusterSpec};
     use crate::api::v1alpha1::InfraClusterSpec;
-    use crate::driver::Code;
 
     fn observed(owner: &Cluster) -> Observed<'_> {
         Observed {
@@ -376,6 +450,40 @@ mod tests {
             &later.conditions,
             conditions::DRIVER_REACHABLE
         ));
+    }
+
+    /// One that is away for good is told once, and so is its end; a short outage, which a call may meet, is not.
+    #[test]
+    fn an_outage_of_a_driver_is_told_when_it_has_lasted_and_then_once() {
+        let now = Timestamp::UNIX_EPOCH;
+        let mut infra = zoned();
+        let mut told = |zones: Zones, contact: &Contact| {
+            let after = status(&infra, &provision(), &zones, now);
+            let (after, news) = tell_contact(&infra, after, &zones, contact, now);
+            let shown = conditions::get(&after.conditions, conditions::DRIVER_REACHABLE).cloned();
+            infra.status = Some(after);
+            (shown.map(|shown| (shown.status, shown.message)), news)
+        };
+        let failed = || Zones::Failed(Status::new(Code::Unavailable, "connection refused"));
+        let lost = Contact::Lost("the driver `a` can't be reached: refused".to_owned());
+        let reachable = || Some(("True".to_owned(), String::new()));
+        for contact in [Contact::Unsettled, Contact::Kept] {
+            assert_eq!(told(failed(), &contact), (reachable(), None), "{contact:?}");
+        }
+        let message = "the driver `a` can't be reached: refused".to_owned();
+        let unreachable = Some(("False".to_owned(), message.clone()));
+        // A driver without zones is not called, and is away all the same.
+        let first = told(Zones::None, &lost);
+        assert_eq!(first, (unreachable.clone(), Some(News::Lost(message))));
+        for (zones, contact) in [
+            (failed(), &lost),
+            (Zones::None, &lost),
+            (Zones::None, &Contact::Unsettled),
+        ] {
+            assert_eq!(told(zones, contact), (unreachable.clone(), None));
+        }
+        assert_eq!(told(Zones::None, &Contact::Kept), (reachable(), Some(News::Back)));
+        assert_eq!(told(Zones::None, &Contact::Kept), (reachable(), None));
     }
 
     fn zone(name: &str, attributes: Vec<(String, String)>) -> Zone {

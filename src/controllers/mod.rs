@@ -5,6 +5,7 @@
 
 mod handlers;
 mod nodes;
+mod outages;
 mod trigger;
 mod watch;
 
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
-use kube::api::{Api, ObjectMeta};
+use kube::api::Api;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::store::{Writer, WriterDropped};
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -35,7 +36,7 @@ use crate::inventory::Verdict;
 use crate::machine::Suspicion;
 use crate::metrics::{Kind, MachineCount, Metrics};
 pub use crate::orphans::Options as OrphanOptions;
-use crate::provider::{Provider, Providers, Reachability};
+use crate::provider::Providers;
 use crate::reconciler::Reconciler;
 use crate::{cluster, inventory, machine, orphans, template};
 
@@ -54,6 +55,8 @@ pub struct Options {
     pub template_concurrency: u16,
     /// Between two lists of a driver's VMs.
     pub inventory_interval: Duration,
+    /// For how long a driver has to be away, or back, before that is told.
+    pub driver_unreachable_grace: Duration,
     /// How VMs are dealt with that no InfraMachine has.
     pub orphans: orphans::Options,
     /// Who publishes events: the pod's name, as a rule.
@@ -208,11 +211,8 @@ impl Controllers {
             self.run_templates(shutdown.clone()),
         );
         self.ask_about_nodes();
-        let background = futures::future::join3(
-            self.run_inventory(),
-            self.run_orphans(),
-            self.spread_reachability(),
-        );
+        let background =
+            futures::future::join3(self.run_inventory(), self.run_orphans(), self.follow_drivers());
         tokio::select! {
             _ = controllers => {}
             _ = background => {}
@@ -247,6 +247,7 @@ impl Controllers {
             caches: self.caches.clone(),
             cluster_ids: Arc::clone(&self.context.cluster_ids),
             providers: self.providers.clone(),
+            events: self.context.events.clone(),
             reconciler: Reconciler::new(
                 Kind::InfraCluster,
                 Arc::clone(&self.metrics),
@@ -333,76 +334,6 @@ impl Controllers {
         orphans::run(context).await;
     }
 
-    /// Looks at all machines and clusters of a driver that was lost or is back: DriverReachable has to say so. One that is
-    /// back, or became another, may say something else of its zones and classes.
-    async fn spread_reachability(&self) {
-        let spreads = self.providers.iter().map(|provider| async {
-            let mut news = provider.reachable();
-            let mut was = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
-            let mut met = Met::of(provider);
-            while news.changed().await.is_ok() {
-                let is = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
-                let is_other_state = std::mem::replace(&mut was, is) != is;
-                let is_another = met.becomes(Met::of(provider));
-                if is_other_state || is_another {
-                    self.reconcile_machines_of(provider.name());
-                    self.reconcile_clusters_of(provider.name());
-                    if !is {
-                        self.reconcile_templates_of(provider.name());
-                    }
-                }
-            }
-            futures::future::pending::<()>().await;
-        });
-        futures::future::join_all(spreads).await;
-    }
-
-    /// Also those that it has not made a VM for: what it says of itself may have kept them from being shown to it.
-    fn reconcile_machines_of(&self, driver: &str) {
-        for guarded in self.caches.infra_machines.state() {
-            let uses = |machine: &InfraMachine| {
-                let annotations = machine.metadata.annotations.as_ref();
-                annotations
-                    .and_then(|all| all.get(labels::DRIVER))
-                    .is_some_and(|name| name == driver)
-                    || self.is_served_by(driver, machine.spec.provider.as_deref(), &machine.metadata)
-            };
-            if let Ok(machine) = &guarded.0
-                && uses(machine)
-            {
-                self.machines.send(reference(machine));
-            }
-        }
-    }
-
-    fn reconcile_clusters_of(&self, driver: &str) {
-        for guarded in self.caches.infra_clusters.state() {
-            if let Ok(infra) = &guarded.0
-                && self.is_served_by(driver, infra.spec.provider.as_deref(), &infra.metadata)
-            {
-                self.clusters.send(ObjectRef::from_obj(&*guarded));
-            }
-        }
-    }
-
-    fn reconcile_templates_of(&self, driver: &str) {
-        for guarded in self.caches.infra_machine_templates.state() {
-            if let Ok(template) = &guarded.0
-                && let named = template.spec.template.spec.provider.as_deref()
-                && self.is_served_by(driver, named, &template.metadata)
-            {
-                self.templates.send(ObjectRef::from_obj(&*guarded));
-            }
-        }
-    }
-
-    /// Whether an object that names this driver, or none, gets that one.
-    fn is_served_by(&self, driver: &str, named: Option<&str>, meta: &ObjectMeta) -> bool {
-        let namespace = meta.namespace.as_deref().unwrap_or_default();
-        let resolved = self.providers.resolve(named, namespace);
-        resolved.is_ok_and(|provider| provider.name() == driver)
-    }
-
     fn api<K>(&self) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
@@ -427,29 +358,6 @@ const PAGE: u32 = 32;
 /// Lists in pages that fit into memory even when every object is as large as the API server takes it: 1.5 MiB.
 fn in_pages() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)
-}
-
-/// Which driver was met, and what it said of itself.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Met {
-    incarnation: u64,
-    revision: u64,
-}
-
-impl Met {
-    fn of(provider: &Provider) -> Self {
-        Self {
-            incarnation: provider.incarnation(),
-            revision: provider.revision(),
-        }
-    }
-
-    /// Whether it is another now, or says something else. The first time says nothing new of what was before.
-    fn becomes(&mut self, now: Self) -> bool {
-        let before = std::mem::replace(self, now);
-        (before.incarnation != 0 && before.incarnation != now.incarnation)
-            || (before.revision != 0 && before.revision != now.revision)
-    }
 }
 
 /// What fills the caches.

@@ -165,8 +165,11 @@ fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bo
         return true;
     };
     // A failed recheck of a provisioned VM leaves no last operation: what is remembered, and DriverReachable, say whether
-    // this is news.
+    // this is news. An outage of the driver is told once, of the InfraCluster.
     if failure.during == OperationType::Create && before.is_provisioned() {
+        if failure.is_outage() {
+            return false;
+        }
         let shown = conditions::get(&status.conditions, conditions::DRIVER_REACHABLE)
             .filter(|condition| condition.status == State::False.as_str());
         return match shown.map(|condition| condition.reason.as_str()) {

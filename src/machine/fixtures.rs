@@ -252,7 +252,7 @@ pub struct World {
     pub cluster: Option<Cluster>,
     capabilities: Capabilities,
     current: bool,
-    reachable: bool,
+    reachable: Option<bool>,
     no_driver: Option<NoDriver>,
     violation: Option<String>,
     pub remembered: Remembered,
@@ -289,7 +289,7 @@ pub fn world() -> World {
             ..Capabilities::minimal()
         },
         current: true,
-        reachable: true,
+        reachable: Some(true),
         no_driver: None,
         violation: None,
         remembered: Remembered::default(),
@@ -349,7 +349,13 @@ impl World {
     }
 
     pub fn unreachable(mut self) -> Self {
-        self.reachable = false;
+        self.reachable = Some(false);
+        self
+    }
+
+    /// The probes of the driver have not said the same for long enough.
+    pub fn unsettled(mut self) -> Self {
+        self.reachable = None;
         self
     }
 

@@ -19,7 +19,7 @@ use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
 use crate::identity;
 use crate::leadership::is_not_leader;
-use crate::provider::{Facts, Provider, Reachability};
+use crate::provider::{self, Facts, Provider};
 
 #[cfg(test)]
 mod tests;
@@ -100,7 +100,11 @@ impl Gathered {
                     capabilities,
                     current: *standing == Standing::Current,
                     create_settle_time: provider.create_settle_time(capabilities),
-                    reachable: !matches!(*provider.reachable().borrow(), Reachability::Unreachable(_)),
+                    reachable: match *provider.standing().borrow() {
+                        provider::Standing::Unsettled => None,
+                        provider::Standing::Reachable => Some(true),
+                        provider::Standing::Unreachable(_) => Some(false),
+                    },
                 }),
                 Resolved::OutOfContact(_, code, message) => Driver::OutOfContact(*code, message.clone()),
                 Resolved::Busy(_) => Driver::Busy,

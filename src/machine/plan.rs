@@ -92,8 +92,8 @@ pub struct DriverFacts<'a> {
     pub current: bool,
     /// How long after a create whose answer is not known its VM may still come to be seen.
     pub create_settle_time: Duration,
-    /// Whether it answered lately.
-    pub reachable: bool,
+    /// Whether it can be reached, as its probes have said for a while; `None` when they have not said the same for long enough.
+    pub reachable: Option<bool>,
 }
 
 /// How long to wait for an answer that only a person or a configuration can change.

@@ -329,9 +329,9 @@ impl Draft<'_> {
         }
     }
 
-    fn kept(&mut self, reachable: bool, not_updatable: &[JsonPointer], again: Option<Duration>) {
+    fn kept(&mut self, reachable: Option<bool>, not_updatable: &[JsonPointer], again: Option<Duration>) {
         self.working();
-        if !reachable {
+        if reachable == Some(false) {
             let message = "the driver does not answer; the VM is left as it is";
             self.set(
                 conditions::DRIVER_REACHABLE,
@@ -339,9 +339,9 @@ impl Draft<'_> {
                 Code::Unavailable.name(),
                 message,
             );
-        } else if again.is_none() || !self.is_without_secrets() {
+        } else if reachable == Some(true) && (again.is_none() || !self.is_without_secrets()) {
             self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
-        } // Else it answers and could not be asked after this VM: the question is still open.
+        } // Else nothing is settled, or it answers and could not be asked after this VM: the question is still open.
         if not_updatable.is_empty() {
             self.up_to_date();
         } else {

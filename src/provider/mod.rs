@@ -12,6 +12,7 @@ mod gate;
 mod guard;
 mod limits;
 mod registry;
+mod standing;
 mod turns;
 
 use std::sync::Arc;
@@ -28,6 +29,7 @@ pub use contact::{Facts, Reachability};
 pub use credentials::{CredentialsDirectory, InvalidCredentials};
 pub use limits::{Limits, Namespaces, Timeouts};
 pub use registry::{DuplicateName, Providers, ResolveError};
+pub use standing::Standing;
 pub use turns::{Applicant, Bell, Load, Share};
 
 use caller::Caller;
@@ -70,6 +72,7 @@ pub struct Provider {
     create_settle_time: Option<Duration>,
     driver: GuardedDriver,
     contact: Arc<Contact>,
+    standing: watch::Sender<Standing>,
     turns: Arc<Turns>,
     credentials: Option<CredentialsDirectory>,
 }
@@ -118,6 +121,7 @@ impl Provider {
                 &settings.limits,
             ),
             contact,
+            standing: watch::Sender::new(Standing::Unsettled),
             turns,
             credentials: settings.credentials,
         }
@@ -228,6 +232,16 @@ impl Provider {
             None if window.is_zero() => CREATE_SETTLE_TIME,
             None => window,
         }
+    }
+
+    /// Whether the driver can be reached, for those that are only to hear of an outage that lasts, and news of it.
+    pub fn standing(&self) -> watch::Receiver<Standing> {
+        self.standing.subscribe()
+    }
+
+    /// Keeps [`Provider::standing`] up to date for ever; what the probes say has to last for the whole grace.
+    pub async fn keep_standing(&self, grace: Duration) {
+        standing::debounce(self.reachable(), &self.standing, grace).await;
     }
 
     /// Which driver was met, counted from 1 for one outside of this process; see [`Driver::incarnation`].

@@ -83,10 +83,13 @@ fn whatever_goes_wrong_is_said_once() {
         cases.extend([
             (machine().claimed(), create),
             (machine().claimed(), initialize),
-            (machine().provisioned(), recheck),
             (machine().provisioned(), update),
             (machine().provisioned().deleted_at(now()), delete),
         ]);
+        // An outage is told of the InfraCluster.
+        if !code.is_outage() {
+            cases.push((machine().provisioned(), recheck));
+        }
     }
     for (before, outcome) in cases {
         let (first, repeat) = said(before, &outcome);
@@ -128,6 +131,8 @@ fn an_outage_that_the_status_tells_of_is_no_news_for_any_machine() {
         .condition(conditions::DRIVER_REACHABLE, State::False, "Unavailable");
     let recheck = failed(Call::Recheck, Code::Unavailable);
     assert_eq!(of(&known.build(), &recheck, 1), None);
+    let up = machine().provisioned().build();
+    assert_eq!(of(&up, &recheck, 1), None, "it is told of the InfraCluster");
 }
 
 #[test]
@@ -166,7 +171,7 @@ fn what_only_takes_its_time_is_not_said() {
         again: Duration::ZERO,
     };
     let kept = Outcome::Kept {
-        reachable: false,
+        reachable: Some(false),
         not_updatable: vec!["/disk".parse().unwrap()],
         again: None,
     };

@@ -37,8 +37,8 @@ pub enum Plan {
     Provision(Box<Provision>),
     /// The VM is provisioned and as it should be.
     Keep {
-        /// Whether the driver answered lately.
-        reachable: bool,
+        /// Whether the driver can be reached, where that is settled.
+        reachable: Option<bool>,
         /// Fields in which the spec differs and that a living VM can't change.
         not_updatable: Vec<JsonPointer>,
         /// When to ask after it, if it is not settled.

@@ -30,7 +30,10 @@ impl Draft<'_> {
         if let Some(vm) = &failure.machine {
             self.describe(vm);
         }
-        if failure.is_outage() {
+        let is_recheck = failure.during == OperationType::Create && self.machine.is_provisioned();
+        if failure.is_outage() && is_recheck {
+            // Of a VM that is up it is told when the outage lasts: a fleet is not written for a call that fails.
+        } else if failure.is_outage() {
             self.set(conditions::DRIVER_REACHABLE, State::False, code.name(), &message);
         } else {
             self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");

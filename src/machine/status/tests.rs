@@ -74,7 +74,7 @@ fn refused() -> Outcome {
 
 fn kept(not_updatable: &[&str]) -> Outcome {
     Outcome::Kept {
-        reachable: true,
+        reachable: Some(true),
         not_updatable: not_updatable.iter().map(|path| path.parse().unwrap()).collect(),
         again: None,
     }
@@ -407,11 +407,41 @@ fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_wher
     }
 }
 
+/// CTL-GS-14, CTL-GS-16: of a machine that is up it is told when the outage lasts, whatever becomes of its own call.
+#[test]
+fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
+    let up = || {
+        machine()
+            .provisioned()
+            .condition(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE)
+    };
+    for code in Code::ALL {
+        let status = status_of(up(), &failed(Call::Recheck, code));
+        assert_eq!(
+            state_of(&status, conditions::DRIVER_REACHABLE),
+            ("True", reason::REACHABLE),
+            "{code}"
+        );
+    }
+    let kept = |reachable| Outcome::Kept {
+        reachable,
+        not_updatable: Vec::new(),
+        again: None,
+    };
+    let mut lost = up().build();
+    lost.status = Some(after(&lost, &kept(Some(false)), moment()));
+    let shown = |status: &InfraMachineStatus| state_of(status, conditions::DRIVER_REACHABLE).0.to_owned();
+    assert_eq!(shown(lost.status.as_ref().unwrap()), "False");
+    assert_eq!(shown(&after(&lost, &kept(None), moment())), "False");
+    assert_eq!(shown(&after(&lost, &kept(Some(true)), moment())), "True");
+    assert_eq!(shown(&after(&up().build(), &kept(None), moment())), "True");
+}
+
 /// CTL-GS-14, CTL-GS-16
 #[test]
 fn only_a_driver_that_does_not_answer_is_called_unreachable() {
     for code in Code::ALL {
-        let status = status_of(machine().provisioned(), &failed(Call::Recheck, code));
+        let status = status_of(machine().claimed(), &failed(Call::LookUpAgain, code));
         let outage = matches!(code, Code::Unavailable | Code::DeadlineExceeded);
         let expected = if outage {
             ("False", code.name())
@@ -440,7 +470,7 @@ fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_i
     up.status = Some(after(&up, &no_secrets(OperationType::Create), moment()));
     assert_eq!(shown(up.status.as_ref().unwrap()), without);
     let waiting = Outcome::Kept {
-        reachable: true,
+        reachable: Some(true),
         not_updatable: Vec::new(),
         again: Some(Duration::from_secs(5)),
     };

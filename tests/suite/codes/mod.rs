@@ -295,7 +295,8 @@ fn one_warning(case: Case, all: &BTreeMap<String, Vec<(String, String)>>) -> Res
             vec![warning(operation.name(), code.name())]
         }
         Next::Vanished => vec![warning(operation.name(), "VirtualMachineVanished")],
-        Next::Kept(_) if !matches!(case.code, Code::Unimplemented | Code::Uninitialized) => {
+        // An outage is told of the InfraCluster, and when it lasts.
+        Next::Kept(true) if !matches!(case.code, Code::Unimplemented | Code::Uninitialized) => {
             vec![warning(operation.name(), code.name())]
         }
         Next::Kept(_) | Next::Provisioned | Next::Gone | Next::Deleting => Vec::new(),

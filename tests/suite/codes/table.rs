@@ -51,7 +51,7 @@ pub enum Next {
     Deleting,
     /// The VM is gone and nobody deleted it.
     Vanished,
-    /// The VM stays as it was; whether the driver counts as reachable.
+    /// The VM stays as it was; whether the answer was the driver's, or none came.
     Kept(bool),
 }
 
@@ -207,11 +207,10 @@ impl Case {
                 "False",
                 Some("VirtualMachineVanished"),
             ),
-            Next::Kept(reachable) => {
+            Next::Kept(_) => {
                 provisioned(machine)?;
-                let reason = if reachable { "Reachable" } else { self.code.name() };
-                let state = if reachable { "True" } else { "False" };
-                condition(machine, conditions::DRIVER_REACHABLE, state, Some(reason))
+                // Of a machine that is up an outage is told when it lasts, and the probes are answered.
+                condition(machine, conditions::DRIVER_REACHABLE, "True", Some("Reachable"))
             }
         }
     }
@@ -283,7 +282,11 @@ impl Case {
                 let full = (5.0 * 2f64.powi(operation.attempts.max(1) - 1)).min(300.0);
                 (0.8 * full, full)
             }
-            Next::Asked(seconds) => (0.0, f64::from(seconds)),
+            // A lower bound of the back-off, and a tenth more by jitter.
+            Next::Asked(seconds) => {
+                let full = (5.0 * 2f64.powi(operation.attempts.max(1) - 1)).min(300.0);
+                (f64::from(seconds), full.max(1.1 * f64::from(seconds)))
+            }
             Next::Terminal | Next::NotOffered => {
                 ensure!(wait.is_none(), "is tried again after {wait:?} s");
                 return Ok(());

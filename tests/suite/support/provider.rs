@@ -100,6 +100,7 @@ impl Provider {
         let defaults = [
             "--insecure-diagnostics",
             "--inventory-interval=1s",
+            "--driver-unreachable-grace=1s",
             "--log-level=debug",
         ];
         let is_given = |flag: &&str| self.flags.iter().any(|given| name_of(given) == name_of(flag));

@@ -19,9 +19,9 @@ fn update(plan: Plan) -> Update {
     }
 }
 
-fn kept(reachable: bool, again: Option<u64>) -> Plan {
+fn kept(reachable: impl Into<Option<bool>>, again: Option<u64>) -> Plan {
     Plan::Keep {
-        reachable,
+        reachable: reachable.into(),
         not_updatable: Vec::new(),
         again: again.map(Duration::from_secs),
     }
@@ -46,6 +46,10 @@ fn a_vm_that_is_as_it_should_be_costs_no_call() {
     assert_eq!(
         world().unreachable().plan(machine().provisioned()),
         kept(false, None)
+    );
+    assert_eq!(
+        world().unsettled().plan(machine().provisioned()),
+        kept(None, None)
     );
 }
 

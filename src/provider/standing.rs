@@ -1,0 +1,131 @@
+//! Whether a driver can be reached, for those that are only to hear of an outage that lasts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use super::Reachability;
+
+/// Whether a driver can be reached, debounced: it changes when the probes have said the same for the whole grace. A probe
+/// that fails, or the restart of a plugin, leaves it as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The probes have not said the same for long enough since this replica leads.
+    Unsettled,
+    /// It can be reached.
+    Reachable,
+    /// It can't, for this reason.
+    Unreachable(Arc<str>),
+}
+
+impl Standing {
+    /// What a probe says; nothing before the first one.
+    fn of(reachability: &Reachability) -> Option<Self> {
+        match reachability {
+            Reachability::Unknown => None,
+            Reachability::Reachable => Some(Self::Reachable),
+            Reachability::Unreachable(why) => Some(Self::Unreachable(Arc::clone(why))),
+        }
+    }
+
+    /// Whether both say the same, for whatever reason.
+    fn agrees(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+}
+
+/// Keeps `standing` up to date with what the probes say, for ever.
+pub(super) async fn debounce(
+    mut probed: watch::Receiver<Reachability>,
+    standing: &watch::Sender<Standing>,
+    grace: Duration,
+) {
+    loop {
+        let seen = Standing::of(&probed.borrow_and_update());
+        let Some(seen) = seen.filter(|seen| !standing.borrow().agrees(seen)) else {
+            if probed.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        let Some(lasting) = lasts(&mut probed, seen, Instant::now() + grace).await else {
+            continue;
+        };
+        standing.send_replace(lasting);
+    }
+}
+
+/// What was seen, as it is said last, if it holds until then.
+async fn lasts(
+    probed: &mut watch::Receiver<Reachability>,
+    mut seen: Standing,
+    until: Instant,
+) -> Option<Standing> {
+    while let Ok(changed) = timeout_at(until, probed.changed()).await {
+        changed.ok()?;
+        seen = Standing::of(&probed.borrow_and_update()).filter(|now| now.agrees(&seen))?;
+    }
+    Some(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+
+    const GRACE: Duration = Duration::from_mins(1);
+
+    fn lost(why: &str) -> Reachability {
+        Reachability::Unreachable(why.into())
+    }
+
+    async fn after(standing: &watch::Receiver<Standing>, time: Duration) -> Standing {
+        sleep(time).await;
+        standing.borrow().clone()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_and_its_end_are_told_when_they_have_lasted_and_a_short_one_is_not() {
+        let probed = watch::Sender::new(Reachability::Unknown);
+        let standing = watch::Sender::new(Standing::Unsettled);
+        let told = standing.subscribe();
+        let news = probed.subscribe();
+        tokio::spawn(async move { debounce(news, &standing, GRACE).await });
+        assert_eq!(after(&told, GRACE * 2).await, Standing::Unsettled);
+
+        probed.send_replace(Reachability::Reachable);
+        assert_eq!(after(&told, GRACE / 2).await, Standing::Unsettled);
+        assert_eq!(after(&told, GRACE).await, Standing::Reachable);
+
+        // A plugin that restarts, and one that does so again and again.
+        for _ in 0..10 {
+            probed.send_replace(lost("restarting"));
+            assert_eq!(after(&told, GRACE * 9 / 10).await, Standing::Reachable);
+            probed.send_replace(Reachability::Reachable);
+            assert_eq!(after(&told, GRACE / 10).await, Standing::Reachable);
+        }
+
+        probed.send_replace(lost("refused"));
+        assert_eq!(after(&told, GRACE / 2).await, Standing::Reachable);
+        probed.send_replace(lost("timed out"));
+        assert_eq!(
+            after(&told, GRACE * 6 / 10).await,
+            Standing::Unreachable("timed out".into()),
+            "for another reason it is the same outage"
+        );
+        probed.send_replace(lost("refused"));
+        assert_eq!(
+            after(&told, GRACE * 2).await,
+            Standing::Unreachable("timed out".into()),
+            "it is told once"
+        );
+
+        probed.send_replace(Reachability::Reachable);
+        assert!(matches!(after(&told, GRACE / 2).await, Standing::Unreachable(_)));
+        assert_eq!(after(&told, GRACE).await, Standing::Reachable);
+        advance(GRACE).await;
+    }
+}
