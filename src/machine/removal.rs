@@ -601,7 +601,7 @@ mod tests {
         let unavailable = || Failure::new(Call::ShutDown, Status::new(Code::Unavailable, "down"));
         let last = asking(None, true);
         assert!(
-            message(after(Status::new(Code::Unavailable, "down"))).contains("3 failures in a row and 60 s")
+            message(after(Status::new(Code::Unavailable, "down"))).contains("4 failures in a row and 60 s")
         );
         assert!(after_shut_down(unavailable(), last, until(), PACE).is_none());
         let mut never_sent = unavailable();

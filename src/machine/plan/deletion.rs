@@ -20,8 +20,9 @@ use crate::provider::TURN_WAIT;
 /// How long the guest gets to shut down when the object does not say, in seconds.
 const SHUTDOWN_TIMEOUT: i32 = 60;
 /// ShutDownMachine has to fail so often in a row before the VM is deleted without it, and the guest's time has to be over as
-/// well, from the deletion of the object.
-pub const SHUT_DOWN_TRIES: u32 = 3;
+/// well, from the deletion of the object. The status shows this number of failures: it is one of those at which a failure that
+/// repeats is written.
+pub const SHUT_DOWN_TRIES: u32 = 4;
 
 /// What has to be done for a machine that is being deleted.
 pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
@@ -167,24 +168,21 @@ pub(super) fn shut_down(machine: &InfraMachine, seen: &Observed<'_>) -> Option<S
     let shut_down = ShutDown {
         grace,
         accepted,
-        last_try: deleted_for(machine, seen.now) >= grace
-            && failed_shut_downs(machine, seen) >= SHUT_DOWN_TRIES,
+        last_try: deleted_for(machine, seen.now) >= grace && failed_shut_downs(machine) >= SHUT_DOWN_TRIES,
     };
     (!shut_down.left(seen.now).is_zero()).then_some(shut_down)
 }
 
-/// How often in a row the guest could not be asked to stop. The status says that it could not; how often, it may say late.
-fn failed_shut_downs(machine: &InfraMachine, seen: &Observed<'_>) -> u32 {
+/// How often in a row the guest could not be asked to stop, as far as the status says.
+fn failed_shut_downs(machine: &InfraMachine) -> u32 {
     let last = machine
         .status
         .as_ref()
         .and_then(|status| status.last_operation.as_ref());
-    let published = last
-        .filter(|last| {
-            last.state == OperationState::Failed
-                && last.operation.as_deref() == Some(Operation::ShutDownMachine.name())
-        })
-        .and_then(|last| u32::try_from(last.attempts).ok());
-    let remembered = seen.remembered.retry.as_ref().map(|retry| retry.attempts);
-    published.map_or(0, |published| published.max(remembered.unwrap_or_default()))
+    last.filter(|last| {
+        last.state == OperationState::Failed
+            && last.operation.as_deref() == Some(Operation::ShutDownMachine.name())
+    })
+    .and_then(|last| u32::try_from(last.attempts).ok())
+    .unwrap_or_default()
 }
