@@ -3,6 +3,7 @@
 //! The API server takes objects of more than a MiB from anybody who may create them, and caches hold every object. So the parts
 //! that have no bound of their own get one: a provider spec where it is read, metadata before they are cached.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -12,7 +13,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::MACHINE_FINALIZER;
-use super::labels::RESERVED_ANNOTATIONS;
+use super::labels::{BLOCK_MOVE, CLUSTER_NAME, CONTROL_PLANE, PAUSED, RESERVED_ANNOTATIONS, WATCH_FILTER};
 
 /// The most bytes that a provider spec may have as JSON; it is kept in an annotation as well.
 pub const MAX_PROVIDER_SPEC_BYTES: usize = 64 * 1024;
@@ -21,7 +22,7 @@ pub const MAX_PROVIDER_SPEC_VALUES: usize = 4096;
 
 /// The field of a provider spec that stands for one that was not read.
 const NOT_READ: &str = "capcmi.io/not-read";
-/// The annotation of a cached object that stands for all labels and annotations that are not kept: it changes with them.
+/// The annotation of a cached object that stands for all annotations that are not kept: it changes with them.
 const OTHERS: &str = "capcmi.io/others";
 /// Labels and annotations with a meaning to the provider or to Cluster API have names of these domains.
 const DOMAINS: [&str; 2] = ["capcmi.io", "cluster.x-k8s.io"];
@@ -74,32 +75,55 @@ fn values(json: &str) -> usize {
     count
 }
 
-/// Keeps of the metadata what somebody reads, and bounds that. What others write is folded into one annotation, so that a
-/// change of it is seen.
+/// Whether it is always kept: the provider reads it, and it is short.
+fn is_read(key: &str) -> bool {
+    RESERVED_ANNOTATIONS.contains(&key)
+        || [
+            OTHERS,
+            PAUSED,
+            CLUSTER_NAME,
+            CONTROL_PLANE,
+            WATCH_FILTER,
+            BLOCK_MOVE,
+        ]
+        .contains(&key)
+}
+
+/// Keeps what is known of the labels or annotations, as far as there is room, and hands over the rest.
+fn keep_known(all: &mut BTreeMap<String, String>, mut dropped: impl FnMut(&str, &str)) {
+    let mut kept = 0;
+    all.retain(|key, value| {
+        let fits = key.len() + value.len() <= MOST_BYTES;
+        if RESERVED_ANNOTATIONS.contains(&key.as_str()) || (fits && is_read(key)) {
+            return true;
+        }
+        let keep = kept < MOST_KEPT && fits && is_known(key);
+        if keep {
+            kept += 1;
+        } else {
+            dropped(key, value);
+        }
+        keep
+    });
+}
+
+/// Keeps of the metadata what is read, and bounds that. The annotations of others are folded into one, so that a change of
+/// them is seen; their labels are dropped.
 ///
 /// Idempotent: metadata that were bounded stay as they are.
 pub fn bound(meta: &mut ObjectMeta) {
     meta.managed_fields = None;
     let mut others = DefaultHasher::new();
     let mut is_cut = false;
-    let mut fold = |key: &String, value: &String| {
-        is_cut = true;
-        key.hash(&mut others);
-        value.hash(&mut others);
-    };
-    for all in [&mut meta.labels, &mut meta.annotations].into_iter().flatten() {
-        let mut kept = 0;
-        all.retain(|key, value| {
-            if RESERVED_ANNOTATIONS.contains(&key.as_str()) || key == OTHERS {
-                return true;
-            }
-            let keep = kept < MOST_KEPT && key.len() + value.len() <= MOST_BYTES && is_known(key);
-            if keep {
-                kept += 1;
-            } else {
-                fold(key, value);
-            }
-            keep
+    if let Some(labels) = &mut meta.labels {
+        // No plan depends on the labels of others, so that a change of theirs is no news.
+        keep_known(labels, |_, _| {});
+    }
+    if let Some(annotations) = &mut meta.annotations {
+        keep_known(annotations, |key, value| {
+            is_cut = true;
+            key.hash(&mut others);
+            value.hash(&mut others);
         });
     }
     if is_cut {
@@ -256,7 +280,7 @@ mod tests {
 
     /// Any annotation has a machine tried at once.
     #[test]
-    fn a_change_of_what_is_not_kept_is_seen() {
+    fn a_change_of_an_annotation_that_is_not_kept_is_seen_and_one_of_a_label_is_not() {
         let mut seen = std::collections::BTreeSet::new();
         for (annotation, label) in [("a", "a"), ("b", "a"), ("a", "b")] {
             let mut meta = ObjectMeta {
@@ -268,7 +292,30 @@ mod tests {
             assert!(meta.labels.unwrap().is_empty());
             seen.insert(meta.annotations);
         }
-        assert_eq!(seen.len(), 3);
+        assert_eq!(seen.len(), 2);
+    }
+
+    /// Keys that come before it in the alphabet must not push out what the provider reads.
+    #[test]
+    fn what_the_provider_reads_is_kept_however_much_stands_beside_it() {
+        let crowd = (0..500).map(|n| (format!("a{n}.capcmi.io/x"), String::new()));
+        let mut meta = ObjectMeta {
+            annotations: Some(
+                crowd
+                    .clone()
+                    .chain([(labels::PAUSED.to_owned(), String::new())])
+                    .collect(),
+            ),
+            labels: Some(
+                crowd
+                    .chain([(labels::CLUSTER_NAME.to_owned(), "c".to_owned())])
+                    .collect(),
+            ),
+            ..ObjectMeta::default()
+        };
+        bound(&mut meta);
+        assert!(meta.annotations.unwrap().contains_key(labels::PAUSED));
+        assert!(meta.labels.unwrap().contains_key(labels::CLUSTER_NAME));
     }
 
     #[test]
