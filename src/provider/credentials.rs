@@ -93,11 +93,7 @@ impl CredentialsDirectory {
 
     /// Reads what the link points at now, to the end, so that no key of another version is among them.
     fn read_current(&self) -> Result<Secrets, InvalidCredentials> {
-        let link = self.path.join(CURRENT);
-        let current = match fs::symlink_metadata(&link) {
-            Ok(_) => fs::canonicalize(&link).map_err(|source| failed(&link, source))?,
-            Err(_) => self.path.clone(),
-        };
+        let current = self.current()?;
         let mut room = MOST_BYTES;
         let mut secrets = Vec::new();
         for entry in fs::read_dir(&current).map_err(|source| failed(&self.path, source))? {
@@ -124,10 +120,23 @@ impl CredentialsDirectory {
             let value = fs::read(entry.path()).map_err(|source| failed(&shown, source))?;
             secrets.push((key.to_owned(), SecretValue::from(value)));
         }
+        // The kubelet moves the link and then removes the version before, of which keys may have been missing already.
+        if self.current()? != current {
+            return Err(failed(&self.path, io::ErrorKind::NotFound.into()));
+        }
         if secrets.is_empty() {
             return Err(InvalidCredentials::Empty(self.path.clone()));
         }
         Ok(secrets.into_iter().collect())
+    }
+
+    /// Where the version is that holds now.
+    fn current(&self) -> Result<PathBuf, InvalidCredentials> {
+        let link = self.path.join(CURRENT);
+        match fs::symlink_metadata(&link) {
+            Ok(_) => fs::canonicalize(&link).map_err(|source| failed(&link, source)),
+            Err(_) => Ok(self.path.clone()),
+        }
     }
 }
 
