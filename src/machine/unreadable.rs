@@ -41,6 +41,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let machine = Arc::new(live(ctx, invalid).await?);
     let gathered = gather(ctx, &machine).await;
     let plan = plan(&machine, &gathered.observed());
+    let plan = super::guarded(ctx, &machine, &gathered, plan).await;
     let mut object = Object::new(ctx, Arc::clone(&machine));
     let mut turn = None;
     let outcome = execute(ctx, &mut object, &gathered, &mut turn, plan).await?;
