@@ -61,10 +61,12 @@ impl Endings {
     /// An object is gone; as it was known. `is_cluster_frozen` says that its Cluster is paused or not there, as in a move.
     pub fn gone(&self, object: &Guarded<InfraMachine>, is_cluster_frozen: bool, at: Timestamp) {
         let meta = object.meta();
-        let is_moved = meta
-            .annotations
-            .as_ref()
-            .is_some_and(|all| all.contains_key(labels::DELETE_FOR_MOVE));
+        // The VM of one that was moved is another's now, and force-delete leaves a VM on purpose.
+        let is_to_stay = meta.annotations.as_ref().is_some_and(|all| {
+            [labels::DELETE_FOR_MOVE, labels::FORCE_DELETE]
+                .iter()
+                .any(|mark| all.contains_key(*mark))
+        });
         if is_cluster_frozen {
             return;
         }
@@ -74,7 +76,7 @@ impl Endings {
         {
             seen.keep_class(class);
         }
-        if meta.deletion_timestamp.is_none() || is_moved {
+        if meta.deletion_timestamp.is_none() || is_to_stay {
             return;
         }
         if let Some(id) = MachineId::of_metadata(meta) {
