@@ -59,9 +59,13 @@ lint-python: ## Check format and lints of the Python drivers.
 lint: lint-python ## Check format, lints and, where cargo-deny is installed, dependencies, as CI does.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-# `cargo install --locked cargo-deny` takes minutes. Its advisories want the network: `cargo deny check advisories`.
+# `cargo install --locked cargo-deny` takes minutes. Its advisories want the network: `make audit`.
 	@if command -v cargo-deny > /dev/null; then $(CARGO) deny --locked check bans licenses sources; \
 	else echo 'cargo-deny is not installed: dependencies are not checked'; fi
+
+.PHONY: audit
+audit: ## Check dependencies, advisories included; wants cargo-deny and the network.
+	$(CARGO) deny --locked check
 
 # Fleet sizes of `make bench`.
 MACHINES ?= 2000
