@@ -61,6 +61,9 @@ struct Checks {
     last: Option<Instant>,
     /// UID and generation of what guards identities: what differs was replaced or changed by others meanwhile.
     seen: BTreeMap<String, (Option<String>, Option<i64>)>,
+    /// Whether what guards identities was put in place and not every API server is known to have it. It outlives a check that
+    /// fails after it.
+    unsettled: bool,
 }
 
 impl Guard {
@@ -79,8 +82,9 @@ impl Guard {
     /// One that never checks and trusts everything.
     #[cfg(test)]
     pub(crate) fn trusting(client: Client) -> Self {
-        let guard = Self::new(client, Arc::new(Metrics::new()));
+        let mut guard = Self::new(client, Arc::new(Metrics::new()));
         guard.standing.send_replace(Standing::InForce);
+        guard.checks.get_mut().last = Some(Instant::now() + Duration::from_hours(24));
         guard
     }
 
@@ -147,19 +151,20 @@ impl Guard {
         if was_open && until.is_none() {
             until = Some(Timestamp::now().to_string());
         }
-        let mut changed = false;
         for (expected, found) in expected.iter().zip(&mut found) {
             let mark = until.as_deref().filter(|_| expected.carries_mark());
             let is_marked = found.as_ref().is_some_and(|found| mark_of(found) == mark);
             if judge(expected, found.as_ref()) != Finding::AsExpected || (mark.is_some() && !is_marked) {
                 let put = self.put(expected, found.as_ref(), mark).await?;
-                changed |= expected.guards_identities() && judge(expected, Some(&put)) == Finding::AsExpected;
+                checks.unsettled |=
+                    expected.guards_identities() && judge(expected, Some(&put)) == Finding::AsExpected;
                 remember(&mut checks.seen, expected, &put);
                 *found = Some(put);
             }
         }
-        if changed {
+        if checks.unsettled {
             tokio::time::sleep(SETTLE).await;
+            checks.unsettled = false;
         }
         // Nothing could be forged where there was nothing. Looked at when the policies are in force again: before, it might
         // be forged a moment later.

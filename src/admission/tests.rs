@@ -1,3 +1,8 @@
+use std::convert::Infallible;
+use std::sync::Mutex as StdMutex;
+
+use http::{Method, Request, Response};
+use kube::client::Body;
 use serde_json::Value;
 
 use super::*;
@@ -98,4 +103,72 @@ fn what_was_gone_replaced_or_changed_by_others_may_have_let_a_forged_identity_th
     assert!(is_gap(&binding, Some(&audits), &nothing));
     let templates = one("capcmi-templates", false);
     assert!(!is_gap(&templates, None, &nothing), "a version may add policies");
+}
+
+/// An API server without machines, which stores policies and refuses the first write of one.
+#[derive(Default)]
+struct Server {
+    objects: StdMutex<BTreeMap<String, Value>>,
+    refused: StdMutex<Option<&'static str>>,
+    /// When identities were looked for.
+    looked: StdMutex<Vec<tokio::time::Instant>>,
+}
+
+impl Server {
+    fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Response<Body> {
+        let error = |code: u16, reason: &str| {
+            let status = json!({"kind": "Status", "code": code, "reason": reason, "status": "Failure"});
+            let body = Body::from(status.to_string().into_bytes());
+            Response::builder().status(code).body(body).unwrap()
+        };
+        let ok = |object: &Value| Response::new(Body::from(object.to_string().into_bytes()));
+        if path.contains("/inframachines") || path.contains("/infraclusters") {
+            self.looked.lock().unwrap().push(tokio::time::Instant::now());
+            return ok(&json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": []}));
+        }
+        let mut objects = self.objects.lock().unwrap();
+        if *method != Method::PATCH {
+            return objects.get(path).map_or_else(|| error(404, "NotFound"), ok);
+        }
+        let mut refused = self.refused.lock().unwrap();
+        if refused.take_if(|name| path.ends_with(*name)).is_some() {
+            return error(500, "InternalError");
+        }
+        let object = objects.entry(path.to_owned()).or_insert_with(|| json!({}));
+        json_patch::merge(object, &serde_json::from_slice(body).unwrap());
+        object["metadata"]["generation"] = json!(1);
+        ok(object)
+    }
+}
+
+/// Else an API server that does not know the policy yet would let an identity through between the two.
+#[tokio::test(start_paused = true)]
+async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_place_failed_half_way() {
+    let server = Arc::new(Server::default());
+    *server.refused.lock().unwrap() = Some("capcmi-finalizer");
+    let answering = Arc::clone(&server);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let server = Arc::clone(&answering);
+        async move {
+            let (head, body) = request.into_parts();
+            let body = body.collect_bytes().await.unwrap();
+            Ok::<_, Infallible>(server.answer(&head.method, head.uri.path(), &body))
+        }
+    });
+    let guard = Guard::new(Client::new(service, "default"), Arc::new(Metrics::new()));
+    let failed = guard.since(Instant::now()).await;
+    assert!(matches!(failed, Standing::Unguarded(_)), "{failed:?}");
+    assert_eq!(
+        server.refused.lock().unwrap().take(),
+        None,
+        "the write was refused"
+    );
+    let began = tokio::time::Instant::now();
+    assert_eq!(guard.since(Instant::now()).await, Standing::InForce);
+    let looked = server.looked.lock().unwrap().clone();
+    assert!(!looked.is_empty());
+    assert!(
+        looked.iter().all(|looked| *looked - began >= SETTLE),
+        "identities were looked for too early: {looked:?} after {began:?}"
+    );
 }
