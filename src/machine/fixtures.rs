@@ -448,6 +448,12 @@ impl World {
         self
     }
 
+    /// The guest could not be asked to stop so often in a row.
+    pub fn failed_to_shut_down(mut self, times: u32) -> Self {
+        self.remembered.failed_shut_downs = times;
+        self
+    }
+
     /// The VM has been absent for so many seconds.
     pub fn absent_for(mut self, seconds: u64) -> Self {
         self.remembered.absent_since = Some(self.instant);

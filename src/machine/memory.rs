@@ -44,6 +44,8 @@ pub struct Remembered {
     pub suspicion_number: u64,
     /// The last create of this process whose answer is known.
     pub answered: Option<Answered>,
+    /// How often in a row this process could not have the guest shut down, by calls that may have reached the driver.
+    pub failed_shut_downs: u32,
 }
 
 /// A create that is over: the back end will not carry it out any more.
@@ -116,6 +118,7 @@ impl Remembered {
             suspicion_is_new: _,
             suspicion_number: _,
             answered,
+            failed_shut_downs,
         } = self;
         written.is_none()
             && retry.is_none()
@@ -124,6 +127,7 @@ impl Remembered {
             && rest_until.is_none()
             && suspicion.is_none()
             && answered.is_none()
+            && *failed_shut_downs == 0
     }
 }
 
@@ -270,6 +274,18 @@ impl Memory {
     /// A create is over, and what became of it is known.
     pub fn answered(&self, uid: &str, answered: Answered) {
         self.with(uid, |known| known.answered = Some(answered));
+    }
+
+    /// The guest could not be asked to stop.
+    pub fn shut_down_failed(&self, uid: &str) {
+        self.with(uid, |known| {
+            known.failed_shut_downs = known.failed_shut_downs.saturating_add(1);
+        });
+    }
+
+    /// The guest has accepted to stop.
+    pub fn shut_down_accepted(&self, uid: &str) {
+        self.with_known(uid, |known| known.failed_shut_downs = 0);
     }
 
     /// For how long the driver has been saying that there is no VM, from now on if this is the first time.

@@ -23,6 +23,10 @@ mod publish;
 mod recheck;
 mod removal;
 mod status;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod trial;
 mod unanswered;
 mod unreadable;
 mod update;

@@ -56,7 +56,7 @@ pub async fn delete(
             Err(stopped) => return Err(stopped),
         };
     if let Some(asking) = plan.shut_down
-        && let Some(outcome) = shut_down(object, turn, &plan, asking, class.clone()).await?
+        && let Some(outcome) = shut_down(ctx, object, turn, &plan, asking, class.clone()).await?
     {
         return Ok(outcome);
     }
@@ -203,6 +203,7 @@ async fn look(
 
 /// Asks the guest to stop; `None` when the VM may be deleted now.
 async fn shut_down(
+    ctx: &Context,
     object: &mut Object<'_>,
     turn: &Turn<'_>,
     plan: &Delete,
@@ -222,6 +223,7 @@ async fn shut_down(
     let until = Until::of(accepted, asking.grace);
     match answer {
         Ok(response) => {
+            ctx.memory.shut_down_accepted(object.uid());
             let seen = if turn.known_capabilities().offers(Operation::GetMachineStatus) {
                 Some(read(object, turn, plan.provider_id.as_ref(), class).await)
             } else {
@@ -241,13 +243,18 @@ async fn shut_down(
             let failure = Failure::new(Call::ShutDown, status);
             // It has begun to stop the guest, and waits for that itself.
             let is_accepted = failure.status.code() == Code::Aborted;
+            if is_accepted {
+                ctx.memory.shut_down_accepted(object.uid());
+            } else if !failure.status.is_never_sent() {
+                ctx.memory.shut_down_failed(object.uid());
+            }
             note_acceptance(
                 object,
                 failure.last_known_state(),
                 is_accepted.then_some(accepted),
             )
             .await?;
-            Ok(after_shut_down(failure, asking, until, plan.again))
+            Ok(after_shut_down(failure, asking, until, answered, plan.again))
         }
     }
 }
@@ -331,8 +338,15 @@ fn shutting_down(sight: &str, until: Until, again: Duration) -> Outcome {
     }
 }
 
-/// What a shut-down that failed leads to; `None` to the deletion. `again` is when to look, where the driver does not say.
-fn after_shut_down(mut failure: Failure, asking: ShutDown, until: Until, again: Duration) -> Option<Outcome> {
+/// What a shut-down that failed leads to; `None` to the deletion. `again` is when to look, where the driver does not say; it is
+/// asked again no later than when the guest's time is over.
+fn after_shut_down(
+    mut failure: Failure,
+    asking: ShutDown,
+    until: Until,
+    now: Timestamp,
+    again: Duration,
+) -> Option<Outcome> {
     if failure.next == Next::Delete {
         tracing::info!(code = %failure.status.code(), "the guest can't be shut down; deleting its VM");
         return None;
@@ -341,7 +355,9 @@ fn after_shut_down(mut failure: Failure, asking: ShutDown, until: Until, again: 
         return Some(Outcome::Deleting {
             reason: reason::SHUTTING_DOWN,
             message: format!("{}; {until}", failure.message()),
-            again: failure.asked().map_or(again, |asked| asked.max(SOONEST)),
+            again: failure
+                .asked()
+                .map_or(again, |asked| asked.min(asking.left(now)).max(SOONEST)),
         });
     }
     // What can't be reached can't be asked to delete either.
@@ -501,6 +517,7 @@ mod tests {
             Failure::new(Call::ShutDown, status),
             asking(None, false),
             until(),
+            at(0),
             PACE,
         )
     }
@@ -522,6 +539,22 @@ mod tests {
             outcome,
             Some(Outcome::Deleting { reason: reason::SHUTTING_DOWN, again, .. }) if again == wait
         ));
+    }
+
+    /// What the driver asks for must not take more than the guest's time.
+    #[test]
+    fn a_guest_that_is_stopping_is_not_left_alone_for_longer_than_its_time() {
+        let again = |seconds: i64, accepted: Option<Timestamp>| {
+            let status = Status::new(Code::Aborted, "stopping").with_retry_after(Duration::from_hours(1));
+            let failure = Failure::new(Call::ShutDown, status);
+            match after_shut_down(failure, asking(accepted, false), until(), at(seconds), PACE) {
+                Some(Outcome::Deleting { again, .. }) => again.as_secs(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(again(0, None), 60);
+        assert_eq!(again(20, Some(at(0))), 40);
+        assert_eq!(again(60, Some(at(0))), SOONEST.as_secs());
     }
 
     #[test]
@@ -603,19 +636,19 @@ mod tests {
         assert!(
             message(after(Status::new(Code::Unavailable, "down"))).contains("4 failures in a row and 60 s")
         );
-        assert!(after_shut_down(unavailable(), last, until(), PACE).is_none());
+        assert!(after_shut_down(unavailable(), last, until(), at(0), PACE).is_none());
         let mut never_sent = unavailable();
         never_sent.status = never_sent.status.never_sent();
         assert!(
             matches!(
-                after_shut_down(never_sent, last, until(), PACE),
+                after_shut_down(never_sent, last, until(), at(0), PACE),
                 Some(Outcome::Failed(_))
             ),
             "a driver that can't be reached was not asked"
         );
         let stopping = Failure::new(Call::ShutDown, Status::new(Code::Aborted, "stopping"));
         assert!(
-            after_shut_down(stopping, last, until(), PACE).is_some(),
+            after_shut_down(stopping, last, until(), at(0), PACE).is_some(),
             "it has its time"
         );
     }

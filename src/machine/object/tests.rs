@@ -1,23 +1,14 @@
 //! What a write changes.
 
-use std::convert::Infallible;
 use std::future::ready;
-use std::sync::Mutex;
 
-use http::{Request, Response};
-use kube::client::{Body, Client};
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::admission::Guard;
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::OperationState;
-use crate::apiserver::Events;
-use crate::caches::{Caches, ClusterIds};
 use crate::machine::fixtures::{at, claim, machine};
-use crate::machine::memory::Memory;
-use crate::metrics::Metrics;
-use crate::provider::Providers;
+use crate::machine::trial::Server;
 
 fn changes(machine: &InfraMachine) -> Vec<String> {
     missing_annotations(machine, &claim(machine))
@@ -77,78 +68,10 @@ fn a_state_of_the_driver_is_kept_for_its_own_machine_and_dropped_with_a_copied_i
     );
 }
 
-/// An API server with one machine: it merges what it gets, and refuses what was decided on another version.
-#[derive(Clone)]
-struct Server(Arc<Mutex<Value>>);
-
-impl Server {
-    fn with(machine: &InfraMachine) -> Self {
-        let mut object = serde_json::to_value(machine).unwrap();
-        object["metadata"]["resourceVersion"] = json!("1");
-        Self(Arc::new(Mutex::new(object)))
-    }
-
-    fn object(&self) -> InfraMachine {
-        serde_json::from_value(self.0.lock().unwrap().clone()).unwrap()
-    }
-
-    fn version(&self) -> String {
-        self.object().metadata.resource_version.unwrap()
-    }
-
-    /// Somebody else writes.
-    fn touch(&self) {
-        let next = self.version().parse::<u64>().unwrap() + 1;
-        self.0.lock().unwrap()["metadata"]["resourceVersion"] = json!(next.to_string());
-    }
-
-    fn patch(&self, body: &[u8]) -> Response<Body> {
-        let mut patch: Value = serde_json::from_slice(body).unwrap();
-        let said = patch["metadata"]["resourceVersion"].take();
-        if said != json!(self.version()) {
-            let conflict = json!({"kind": "Status", "code": 409, "reason": "Conflict", "status": "Failure"});
-            let response = Response::builder().status(409);
-            return response
-                .body(Body::from(conflict.to_string().into_bytes()))
-                .unwrap();
-        }
-        patch["metadata"]
-            .as_object_mut()
-            .unwrap()
-            .remove("resourceVersion");
-        json_patch::merge(&mut self.0.lock().unwrap(), &patch);
-        self.touch();
-        Response::new(Body::from(self.0.lock().unwrap().to_string().into_bytes()))
-    }
-
-    fn context(&self) -> Context {
-        let server = self.clone();
-        let service = tower::service_fn(move |request: Request<Body>| {
-            let server = server.clone();
-            async move {
-                let body = request.into_body().collect_bytes().await.unwrap();
-                Ok::<_, Infallible>(server.patch(&body))
-            }
-        });
-        let (client, caches) = (Client::new(service, "default"), Caches::empty());
-        Context {
-            guard: Arc::new(Guard::trusting(client.clone())),
-            client: client.clone(),
-            cluster_ids: Arc::new(ClusterIds::new(&caches)),
-            caches,
-            providers: Providers::new(Vec::new()).unwrap(),
-            memory: Memory::default(),
-            events: Events::new(client, "test".to_owned()),
-            metrics: Arc::new(Metrics::new()),
-            wake: Arc::new(|_| {}),
-        }
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_call_that_takes_long_is_told_of_once_and_its_answer_can_be_written_all_the_same() {
     let server = Server::with(&machine().claimed().build());
-    let ctx = server.context();
+    let ctx = server.context(Vec::new());
     let mut object = Object::new(&ctx, Arc::new(server.object()));
     object.awaiting(Operation::CreateMachine, ready(())).await;
     object
@@ -200,7 +123,7 @@ async fn a_call_that_takes_long_is_told_of_once_and_its_answer_can_be_written_al
 #[tokio::test(start_paused = true)]
 async fn an_answer_is_not_lost_where_it_could_not_be_told_that_the_call_takes_long() {
     let server = Server::with(&machine().claimed().build());
-    let ctx = server.context();
+    let ctx = server.context(Vec::new());
     let mut object = Object::new(&ctx, Arc::new(server.object()));
     server.touch();
     let call = async {

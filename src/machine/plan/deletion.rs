@@ -11,7 +11,7 @@ use super::{
 };
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
-use crate::api::v1alpha1::{InfraMachine, OperationState};
+use crate::api::v1alpha1::InfraMachine;
 use crate::driver::Operation;
 use crate::identity::{self, MachineId};
 use crate::machine::unanswered::{Unanswered, elapsed};
@@ -20,8 +20,8 @@ use crate::provider::TURN_WAIT;
 /// How long the guest gets to shut down when the object does not say, in seconds.
 const SHUTDOWN_TIMEOUT: i32 = 60;
 /// ShutDownMachine has to fail so often in a row before the VM is deleted without it, and the guest's time has to be over as
-/// well, from the deletion of the object. The status shows this number of failures: it is one of those at which a failure that
-/// repeats is written.
+/// well, from the deletion of the object. They are counted by the process: a status counts the failures of all calls together, and
+/// an object that can't be read has none.
 pub const SHUT_DOWN_TRIES: u32 = 4;
 
 /// What has to be done for a machine that is being deleted.
@@ -168,21 +168,8 @@ pub(super) fn shut_down(machine: &InfraMachine, seen: &Observed<'_>) -> Option<S
     let shut_down = ShutDown {
         grace,
         accepted,
-        last_try: deleted_for(machine, seen.now) >= grace && failed_shut_downs(machine) >= SHUT_DOWN_TRIES,
+        last_try: deleted_for(machine, seen.now) >= grace
+            && seen.remembered.failed_shut_downs >= SHUT_DOWN_TRIES,
     };
     (!shut_down.left(seen.now).is_zero()).then_some(shut_down)
-}
-
-/// How often in a row the guest could not be asked to stop, as far as the status says.
-fn failed_shut_downs(machine: &InfraMachine) -> u32 {
-    let last = machine
-        .status
-        .as_ref()
-        .and_then(|status| status.last_operation.as_ref());
-    last.filter(|last| {
-        last.state == OperationState::Failed
-            && last.operation.as_deref() == Some(Operation::ShutDownMachine.name())
-    })
-    .and_then(|last| u32::try_from(last.attempts).ok())
-    .unwrap_or_default()
 }

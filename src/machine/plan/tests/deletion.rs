@@ -192,23 +192,24 @@ fn the_guests_time_runs_from_when_the_driver_accepted_to_shut_it_down() {
 /// Else a driver whose shut-down never works would keep every VM for ever.
 #[test]
 fn after_the_guests_time_and_four_failures_in_a_row_a_shut_down_has_its_last_try() {
-    let last_try = |seconds, failures| {
-        let failed = |operation| {
-            let failed = deleted().failed(OperationType::Delete, operation, Code::Unavailable, 0);
-            failed.status(|status| status.last_operation.as_mut().unwrap().attempts = failures)
-        };
-        let of = |operation| delete(world().seconds_later(seconds).plan(failed(operation))).shut_down;
-        assert!(!of(Operation::DeleteMachine).unwrap().last_try);
-        of(Operation::ShutDownMachine).unwrap().last_try
+    let last_try = |seconds, failures, fixture| {
+        let world = world().seconds_later(seconds).failed_to_shut_down(failures);
+        delete(world.plan(fixture)).shut_down.unwrap().last_try
     };
-    assert!(last_try(60, 4));
-    assert!(!last_try(59, 4), "the guest's time is not over");
-    assert!(!last_try(86_400, 2), "it was asked less often");
+    assert!(last_try(60, 4, deleted()));
+    assert!(!last_try(59, 4, deleted()), "the guest's time is not over");
+    assert!(!last_try(86_400, 3, deleted()), "it was asked less often");
+    let of_all_calls = deleted()
+        .failed(
+            OperationType::Delete,
+            Operation::ShutDownMachine,
+            Code::Unavailable,
+            0,
+        )
+        .status(|status| status.last_operation.as_mut().unwrap().attempts = 64);
     assert!(
-        !delete(world().seconds_later(86_400).plan(deleted()))
-            .shut_down
-            .unwrap()
-            .last_try
+        !last_try(86_400, 1, of_all_calls),
+        "what failed before it was another call"
     );
 }
 

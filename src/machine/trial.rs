@@ -1,0 +1,254 @@
+//! Whole reconciles in tests: an API server with one machine, and a driver that keeps VMs.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::{Method, Request, Response};
+use kube::client::{Body, Client};
+use serde_json::{Value, json};
+
+use super::Context;
+use super::memory::Memory;
+use crate::admission::Guard;
+use crate::api::Guarded;
+use crate::api::v1alpha1::InfraMachine;
+use crate::apiserver::Events;
+use crate::caches::{Caches, ClusterIds};
+use crate::driver::{
+    Capabilities, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
+    GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, Operation, PluginInfo, ProviderId,
+    Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
+};
+use crate::leadership::Leadership;
+use crate::metrics::Metrics;
+use crate::provider::{Limits, Namespaces, Provider, Providers, Settings};
+
+/// An API server with one machine: it merges what it gets, and refuses what was decided on another version.
+#[derive(Clone)]
+pub struct Server(Arc<Mutex<Value>>);
+
+impl Server {
+    pub fn with(machine: &InfraMachine) -> Self {
+        Self::holding(serde_json::to_value(machine).unwrap())
+    }
+
+    /// With an object that need not be one that can be read.
+    pub fn holding(mut object: Value) -> Self {
+        object["metadata"]["resourceVersion"] = json!("1");
+        Self(Arc::new(Mutex::new(object)))
+    }
+
+    pub fn object(&self) -> InfraMachine {
+        serde_json::from_value(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    /// As a watch gives it.
+    pub fn guarded(&self) -> Arc<Guarded<InfraMachine>> {
+        let text = self.0.lock().unwrap().to_string();
+        Arc::new(serde_json::from_str(&text).unwrap())
+    }
+
+    /// Whether a finalizer keeps it.
+    pub fn is_kept(&self) -> bool {
+        let object = self.0.lock().unwrap();
+        let finalizers = object["metadata"]["finalizers"].as_array();
+        finalizers.is_some_and(|finalizers| !finalizers.is_empty())
+    }
+
+    pub fn version(&self) -> String {
+        let version = &self.0.lock().unwrap()["metadata"]["resourceVersion"];
+        version.as_str().unwrap().to_owned()
+    }
+
+    /// Somebody else writes.
+    pub fn touch(&self) {
+        let next = self.version().parse::<u64>().unwrap() + 1;
+        self.0.lock().unwrap()["metadata"]["resourceVersion"] = json!(next.to_string());
+    }
+
+    /// A user asks for another try.
+    pub fn ask_again(&self) {
+        let value = self.version();
+        self.0.lock().unwrap()["metadata"]["annotations"]["example.com/try"] = json!(value);
+        self.touch();
+    }
+
+    fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Response<Body> {
+        if path.contains("/events") {
+            return Response::new(Body::from(body.to_vec()));
+        }
+        if *method == Method::PATCH {
+            return self.patch(body);
+        }
+        Response::new(Body::from(self.0.lock().unwrap().to_string().into_bytes()))
+    }
+
+    fn patch(&self, body: &[u8]) -> Response<Body> {
+        let mut patch: Value = serde_json::from_slice(body).unwrap();
+        let said = patch["metadata"]["resourceVersion"].take();
+        if said != json!(self.version()) {
+            let conflict = json!({"kind": "Status", "code": 409, "reason": "Conflict", "status": "Failure"});
+            let response = Response::builder().status(409);
+            return response
+                .body(Body::from(conflict.to_string().into_bytes()))
+                .unwrap();
+        }
+        patch["metadata"]
+            .as_object_mut()
+            .unwrap()
+            .remove("resourceVersion");
+        json_patch::merge(&mut self.0.lock().unwrap(), &patch);
+        self.touch();
+        Response::new(Body::from(self.0.lock().unwrap().to_string().into_bytes()))
+    }
+
+    /// What a reconcile works with whose API server this is.
+    pub fn context(&self, providers: Vec<Provider>) -> Context {
+        let server = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let server = server.clone();
+            async move {
+                let (head, body) = request.into_parts();
+                let body = body.collect_bytes().await.unwrap();
+                Ok::<_, Infallible>(server.answer(&head.method, head.uri.path(), &body))
+            }
+        });
+        let (client, caches) = (Client::new(service, "default"), Caches::empty());
+        Context {
+            guard: Arc::new(Guard::trusting(client.clone())),
+            client: client.clone(),
+            cluster_ids: Arc::new(ClusterIds::new(&caches)),
+            caches,
+            providers: Providers::new(providers).unwrap(),
+            memory: Memory::default(),
+            events: Events::new(client, "test".to_owned()),
+            metrics: Arc::new(Metrics::new()),
+            wake: Arc::new(|_| {}),
+        }
+    }
+}
+
+/// The back end of [`VmDriver`].
+#[derive(Clone, Default)]
+pub struct Vms {
+    vms: Arc<Mutex<Vec<ListedMachine>>>,
+    calls: Arc<Mutex<Vec<Operation>>>,
+}
+
+/// A driver that finds and deletes VMs of a name by it, or by their id where it is told.
+struct VmDriver {
+    back_end: Vms,
+    /// Optional calls that it makes.
+    offers: Vec<Operation>,
+}
+
+impl Vms {
+    /// There is a VM of this id and name; `machine` says whose it is, where lists tell.
+    pub fn add(&self, id: &str, name: &str, machine: Option<&str>) {
+        self.vms.lock().unwrap().push(ListedMachine {
+            machine_id: machine.map(str::to_owned),
+            ..ListedMachine::new(id.parse().unwrap(), name)
+        });
+    }
+
+    pub fn ids(&self) -> Vec<String> {
+        let vms = self.vms.lock().unwrap();
+        vms.iter().map(|vm| vm.provider_id.to_string()).collect()
+    }
+
+    /// How often this was called.
+    pub fn count(&self, operation: Operation) -> usize {
+        let calls = self.calls.lock().unwrap();
+        calls.iter().filter(|called| **called == operation).count()
+    }
+
+    /// A configured driver called `pool` of this back end, with these optional calls. Its shut-downs never work.
+    pub fn provider(&self, offers: &[Operation], create_settle_time: Duration) -> Provider {
+        let settings = Settings {
+            credentials: None,
+            create_settle_time: Some(create_settle_time),
+            name: "pool".to_owned(),
+            namespaces: Namespaces::All,
+            limits: Limits::default(),
+        };
+        let driver = VmDriver {
+            back_end: self.clone(),
+            offers: offers.to_vec(),
+        };
+        Provider::new(
+            settings,
+            Arc::new(driver),
+            Leadership::unelected(),
+            Arc::new(Metrics::new()),
+        )
+    }
+}
+
+impl VmDriver {
+    fn note(&self, operation: Operation) {
+        self.back_end.calls.lock().unwrap().push(operation);
+    }
+}
+
+#[async_trait]
+impl Driver for VmDriver {
+    async fn info(&self) -> Result<PluginInfo> {
+        Err(Status::unimplemented(Operation::GetPluginInfo))
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities> {
+        Ok(Capabilities {
+            operations: self.offers.iter().copied().collect(),
+            ..Capabilities::minimal()
+        })
+    }
+
+    async fn probe(&self) -> Result<Readiness> {
+        Ok(Readiness::Ready)
+    }
+
+    async fn create_machine(&self, _request: CreateMachineRequest) -> Result<Machine> {
+        self.note(Operation::CreateMachine);
+        Err(Status::new(Code::Unavailable, "no creates here"))
+    }
+
+    /// Without an id it deletes the first of the name, as a back end does that knows VMs by their names.
+    async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+        self.note(Operation::DeleteMachine);
+        let mut vms = self.back_end.vms.lock().unwrap();
+        let meant = |vm: &ListedMachine| {
+            let is_id = |id: &ProviderId| *id == vm.provider_id;
+            vm.machine_name == request.machine_name && request.provider_id.as_ref().is_none_or(is_id)
+        };
+        if let Some(index) = vms.iter().position(meant) {
+            vms.remove(index);
+        }
+        Ok(DeleteMachineResponse::default())
+    }
+
+    async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
+        self.note(Operation::GetMachineStatus);
+        let vms = self.back_end.vms.lock().unwrap();
+        let found = vms.iter().find(|vm| {
+            let is_id = |id: &ProviderId| *id == vm.provider_id;
+            vm.machine_name == request.machine_name && request.provider_id.as_ref().is_none_or(is_id)
+        });
+        let found = found.ok_or_else(|| Status::new(Code::NotFound, "there is none"))?;
+        Ok(Machine::new(
+            found.provider_id.clone(),
+            found.machine_name.clone(),
+        ))
+    }
+
+    async fn list_machines(&self, _request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
+        self.note(Operation::ListMachines);
+        Ok(self.back_end.vms.lock().unwrap().clone())
+    }
+
+    async fn shut_down_machine(&self, _request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
+        self.note(Operation::ShutDownMachine);
+        Err(Status::new(Code::Unavailable, "the guest does not answer"))
+    }
+}
