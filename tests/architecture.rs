@@ -120,6 +120,7 @@ const MAP: &[Rule] = &[
     rule(
         "orphans",
         &[
+            "admission",
             "api",
             "driver",
             "identity",

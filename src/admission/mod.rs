@@ -5,8 +5,9 @@
 //! installed, and they never let anything through that they refuse otherwise.
 //!
 //! # Guarantees
-//! * A machine is deleted, updated or let go only after a check that began after the machine was read, and that found the
-//!   policies in force; everything else that trusts an identity needs the last check, which is at most [`EVERY`] old.
+//! * What acts on a VM that may exist, or lets one be forgotten, comes after a check that began after the machine was read, and
+//!   that found the policies in force; a first create needs the last check, which is at most [`EVERY`] old.
+//! * What was seen of objects is proof for the deletion of a VM only within one [`Unbroken`] stretch.
 //! * When the policies were gone while there were identities, none is trusted until an administrator has confirmed them. That is
 //!   noted in the policy itself, so that a restart keeps it.
 
@@ -31,6 +32,8 @@ use crate::metrics::Metrics;
 
 /// Between two checks, where no deletion needs one before.
 pub const EVERY: Duration = Duration::from_secs(30);
+/// Between the beginnings of two checks, however many machines ask for one: those that ask meanwhile share the next.
+const PACE: Duration = Duration::from_millis(200);
 /// API servers look for new policies once a second, and each for itself.
 const SETTLE: Duration = Duration::from_secs(3);
 /// The annotation of a policy that says until when identities were not guarded. An administrator removes it.
@@ -47,12 +50,34 @@ pub enum Standing {
     Unguarded(Arc<str>),
 }
 
+/// A stretch of time in which, by all checks so far, no identity could be forged. Two that are equal are the same stretch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unbroken(u64);
+
+#[cfg(test)]
+impl Unbroken {
+    /// One of many.
+    pub(crate) const fn nth(number: u64) -> Self {
+        Self(number)
+    }
+}
+
 /// The one who knows whether identities are guarded.
 pub struct Guard {
     client: Client,
     metrics: Arc<Metrics>,
     standing: watch::Sender<Standing>,
+    stretch: watch::Sender<Stretch>,
     checks: Mutex<Checks>,
+}
+
+/// What checks say of the time before them. One that fails says nothing: the next that does not sees what has changed meanwhile.
+#[derive(Clone, Copy, Default)]
+struct Stretch {
+    /// Counts the times at which identities were found to be unguarded.
+    breaks: u64,
+    /// Whether the last check found them guarded.
+    holds: bool,
 }
 
 #[derive(Default)]
@@ -75,6 +100,7 @@ impl Guard {
             standing: watch::Sender::new(Standing::Unguarded(
                 "the admission policies are not checked yet".into(),
             )),
+            stretch: watch::Sender::default(),
             checks: Mutex::default(),
         }
     }
@@ -84,6 +110,7 @@ impl Guard {
     pub(crate) fn trusting(client: Client) -> Self {
         let mut guard = Self::new(client, Arc::new(Metrics::new()));
         guard.standing.send_replace(Standing::InForce);
+        guard.found(true);
         guard.checks.get_mut().last = Some(Instant::now() + Duration::from_hours(24));
         guard
     }
@@ -93,11 +120,31 @@ impl Guard {
         self.standing.borrow().clone()
     }
 
+    /// The stretch of time in which identities are guarded, by the last check: `None` before the first, and while they are not.
+    /// What was seen in another stretch, or in none, may be the doing of a forged identity.
+    pub fn unbroken(&self) -> Option<Unbroken> {
+        let stretch = *self.stretch.borrow();
+        stretch.holds.then_some(Unbroken(stretch.breaks))
+    }
+
+    /// Takes in what a check found.
+    fn found(&self, guarded: bool) {
+        self.stretch.send_modify(|stretch| {
+            if !guarded {
+                stretch.breaks += 1;
+            }
+            stretch.holds = guarded;
+        });
+    }
+
     /// What a check finds that begins after this moment. Those who ask at the same time share one.
     pub async fn since(&self, moment: Instant) -> Standing {
         let mut checks = self.checks.lock().await;
-        if checks.last.is_some_and(|last| last >= moment) {
-            return self.last();
+        if let Some(last) = checks.last {
+            if last >= moment {
+                return self.last();
+            }
+            tokio::time::sleep(PACE.saturating_sub(last.elapsed())).await;
         }
         let began = Instant::now();
         let standing = match self.check(&mut checks).await {
@@ -147,6 +194,10 @@ impl Guard {
             .iter()
             .zip(&found)
             .any(|(expected, found)| is_gap(expected, found.as_ref(), &checks.seen));
+        if was_open {
+            // Whatever becomes of this check: what was seen before it proves nothing.
+            self.found(false);
+        }
         let mut until = unconfirmed(&expected, &found);
         if was_open && until.is_none() {
             until = Some(Timestamp::now().to_string());
@@ -192,13 +243,15 @@ impl Guard {
                 tracing::warn!(what, "an admission policy is not as this version has it");
             }
         }
-        Ok(match (wrong, until) {
+        let standing = match (wrong, until) {
             (Some(wrong), _) => Standing::Unguarded(
                 format!("the admission policies do not guard identities: {wrong}; an administrator has to delete or repair it").into(),
             ),
             (None, Some(until)) => Standing::Unguarded(unconfirmed_since(&until).into()),
             (None, None) => Standing::InForce,
-        })
+        };
+        self.found(standing == Standing::InForce);
+        Ok(standing)
     }
 
     async fn find(&self, expected: &Expected) -> Result<Option<DynamicObject>, Error> {

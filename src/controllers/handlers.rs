@@ -116,7 +116,7 @@ impl Controllers {
                         context.providers.withdraw(uid(&**guarded));
                         let cluster = context.caches.labelled_cluster(guarded.meta());
                         let is_frozen = cluster.is_none_or(|cluster| cluster.is_paused());
-                        endings.gone(guarded, is_frozen, Timestamp::now());
+                        endings.gone(guarded, is_frozen, Timestamp::now(), context.guard.unbroken());
                     }
                     Change::New(guarded) | Change::Newer { now: guarded, .. } => {
                         if matches!(change, Change::New(_)) {

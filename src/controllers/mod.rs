@@ -327,6 +327,7 @@ impl Controllers {
             providers: self.providers.clone(),
             metrics: Arc::clone(&self.metrics),
             events: self.context.events.clone(),
+            guard: self.guard(),
             endings: Arc::clone(&self.endings),
             namespace: self.options.namespace.clone(),
             options: self.options.orphans,

@@ -316,6 +316,7 @@ fn plan_provisioning(
         look_up,
         provider_id: known_provider_id(machine),
         bootstrap,
+        is_identified: MachineId::of(machine).is_some(),
         noted,
         unanswered,
     }))

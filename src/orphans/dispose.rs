@@ -9,6 +9,7 @@ use super::plan::{Clock, Rules, Sighting, may_still_be_deleted};
 use super::report::publish;
 use super::shown::{LINE, Shown};
 use super::{Context, live};
+use crate::admission;
 use crate::api::conditions::reason;
 use crate::driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, tags};
 use crate::listing::{self, Unlisted};
@@ -77,7 +78,7 @@ async fn try_delete(
         Unlisted::Failed(why) => why,
     })?;
     let class = tagged(class, &capabilities, vm).ok_or("the tags can't be put into its provider spec")?;
-    // The last thing before the call: nothing else is waited for in between but the driver's rate.
+    // The last things before the call: nothing else is waited for in between but the driver's rate.
     let live = live::read(&ctx.client, ctx.namespace.as_deref())
         .await
         .map_err(|error| error.to_string())?;
@@ -85,7 +86,11 @@ async fn try_delete(
         asked: Instant::now(),
         now: Timestamp::now(),
     };
-    let ended = |id: &str| ctx.endings.of(id).is_some();
+    // A machine that was robbed of its identity looks as if it had no VM. The check says so also of what was seen before it.
+    if let admission::Standing::Unguarded(why) = ctx.guard.since(clock.asked).await {
+        return Err(why.to_string());
+    }
+    let ended = |id: &str| ctx.ended(id).is_some();
     if !may_still_be_deleted(
         &shown.scope,
         vm,

@@ -8,6 +8,7 @@ use kube::Resource as _;
 
 use super::plan::{Key, labelled};
 use super::scope::Class;
+use crate::admission::Unbroken;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{Guarded, labels};
 use crate::identity::{self, MachineId};
@@ -23,6 +24,8 @@ const MOST_CLASSES: usize = 1_024;
 /// * An end counts where a deletion was asked for, and not by a move. An object that is missing from a list, because a backup was
 ///   restored or because the watch broke off before the deletion was seen, has not ended.
 /// * An object that is there again, as after a restore, has not ended.
+/// * An end counts only as long as identities are guarded without a break since it was seen: what ended may have carried the
+///   forged identity of a machine that lives.
 ///
 /// It does not outlive the process: after a restart orphans of before are reported and not deleted.
 #[derive(Debug, Default)]
@@ -43,6 +46,8 @@ pub struct Ended {
     pub machine: Key,
     /// When it was seen to be gone.
     pub at: Timestamp,
+    /// The stretch in which identities were guarded then.
+    pub during: Unbroken,
 }
 
 /// The class of a machine that ended: its list shows the VM that may have been left behind, also when it was the last of its
@@ -58,8 +63,15 @@ pub struct EndedClass {
 }
 
 impl Endings {
-    /// An object is gone; as it was known. `is_cluster_frozen` says that its Cluster is paused or not there, as in a move.
-    pub fn gone(&self, object: &Guarded<InfraMachine>, is_cluster_frozen: bool, at: Timestamp) {
+    /// An object is gone; as it was known. `is_cluster_frozen` says that its Cluster is paused or not there, as in a move;
+    /// `during`, whether identities are guarded.
+    pub fn gone(
+        &self,
+        object: &Guarded<InfraMachine>,
+        is_cluster_frozen: bool,
+        at: Timestamp,
+        during: Option<Unbroken>,
+    ) {
         let meta = object.meta();
         // The VM of one that was moved is another's now, and force-delete leaves a VM on purpose.
         let is_to_stay = meta.annotations.as_ref().is_some_and(|all| {
@@ -79,9 +91,9 @@ impl Endings {
         if meta.deletion_timestamp.is_none() || is_to_stay {
             return;
         }
-        if let Some(id) = MachineId::of_metadata(meta) {
+        if let Some((id, during)) = MachineId::of_metadata(meta).zip(during) {
             let machine = Key::of(meta);
-            seen.keep_end(id.tag(), Ended { machine, at });
+            seen.keep_end(id.tag(), Ended { machine, at, during });
         }
     }
 
@@ -95,9 +107,11 @@ impl Endings {
         }
     }
 
-    /// The end of the InfraMachine of this identity, if it was seen.
-    pub fn of(&self, identity: &str) -> Option<Ended> {
-        self.lock().ended.get(identity).cloned()
+    /// The end of the InfraMachine of this identity, if it was seen in the stretch that holds `now`.
+    pub fn of(&self, identity: &str, now: Option<Unbroken>) -> Option<Ended> {
+        let seen = self.lock();
+        let ended = seen.ended.get(identity)?;
+        (Some(ended.during) == now).then(|| ended.clone())
     }
 
     /// The classes of machines that ended.
@@ -178,18 +192,20 @@ mod tests {
             .unwrap()
     }
 
+    const NOW: Option<Unbroken> = Some(Unbroken::nth(1));
+
     fn gone(object: &Guarded<InfraMachine>, is_cluster_frozen: bool) -> Endings {
         let endings = Endings::default();
-        endings.gone(object, is_cluster_frozen, Timestamp::UNIX_EPOCH);
+        endings.gone(object, is_cluster_frozen, Timestamp::UNIX_EPOCH, NOW);
         endings
     }
 
     #[test]
     fn an_object_whose_deletion_was_asked_for_has_ended() {
         let endings = gone(&machine("u", |_| {}), false);
-        let ended = endings.of("u").unwrap();
+        let ended = endings.of("u", NOW).unwrap();
         assert_eq!(ended.machine.to_string(), "ns/m");
-        assert_eq!(endings.of("other"), None);
+        assert_eq!(endings.of("other", NOW), None);
     }
 
     #[test]
@@ -209,7 +225,7 @@ mod tests {
             ("copied", gone(&copied, false)),
             ("frozen", gone(&machine("u", |_| {}), true)),
         ] {
-            assert_eq!(endings.of("u"), None, "{what}");
+            assert_eq!(endings.of("u", NOW), None, "{what}");
         }
     }
 
@@ -218,14 +234,30 @@ mod tests {
     fn an_object_that_is_there_again_has_not_ended() {
         let endings = gone(&machine("u", |_| {}), false);
         endings.came(&machine("u", |_| {}));
-        assert_eq!(endings.of("u"), None);
+        assert_eq!(endings.of("u", NOW), None);
         assert!(endings.lock().order.is_empty());
+    }
+
+    /// It may have been an impostor that ended, with the identity of a machine that lives.
+    #[test]
+    fn an_end_that_was_seen_before_identities_were_found_unguarded_proves_nothing_after_it() {
+        let endings = gone(&machine("u", |_| {}), false);
+        assert!(endings.of("u", NOW).is_some());
+        assert_eq!(endings.of("u", None), None, "while they are not guarded");
+        assert_eq!(endings.of("u", Some(Unbroken::nth(2))), None, "after that");
+        endings.gone(&machine("v", |_| {}), false, Timestamp::UNIX_EPOCH, None);
+        assert_eq!(endings.of("v", None), None);
+        assert_eq!(endings.of("v", NOW), None, "seen while they were not guarded");
+        assert!(
+            !endings.classes().is_empty(),
+            "it is looked for and told all the same"
+        );
     }
 
     #[test]
     fn the_class_of_the_last_machine_is_still_looked_at() {
         let endings = gone(&machine("u", |_| {}), false);
-        endings.gone(&machine("v", |_| {}), false, Timestamp::UNIX_EPOCH);
+        endings.gone(&machine("v", |_| {}), false, Timestamp::UNIX_EPOCH, NOW);
         let classes = endings.classes();
         let [class] = classes.as_slice() else {
             panic!("{classes:?}")
@@ -249,10 +281,11 @@ mod tests {
                 &machine(&format!("u-{number}"), |_| {}),
                 false,
                 Timestamp::UNIX_EPOCH,
+                NOW,
             );
         }
-        assert_eq!(endings.of("u-0"), None);
-        assert!(endings.of("u-1").is_some() && endings.of(&format!("u-{MOST_ENDS}")).is_some());
+        assert_eq!(endings.of("u-0", NOW), None);
+        assert!(endings.of("u-1", NOW).is_some() && endings.of(&format!("u-{MOST_ENDS}"), NOW).is_some());
         assert_eq!(endings.lock().ended.len(), MOST_ENDS);
     }
 }

@@ -24,6 +24,7 @@ use self::plan::{Clock, Live, LiveMachine, Rules, Scope, Standing, Verdict, judg
 use self::report::{Known, report};
 use self::scope::{Objects, Watched, watched};
 use self::shown::{LINE, Shown, lists};
+use crate::admission::Guard;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
 use crate::caches::Caches;
@@ -43,12 +44,21 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
     /// Where they are told.
     pub events: Events,
+    /// Says whether identities are guarded.
+    pub guard: Arc<Guard>,
     /// The ends of machines that this process has seen.
     pub endings: Arc<Endings>,
     /// The only namespace that the provider looks at; all without it.
     pub namespace: Option<String>,
     /// How orphans are dealt with.
     pub options: Options,
+}
+
+impl Context {
+    /// The end of the InfraMachine of this identity, where it proves something.
+    fn ended(&self, identity: &str) -> Option<Ended> {
+        self.endings.of(identity, self.guard.unbroken())
+    }
 }
 
 /// How orphans are dealt with.
@@ -187,7 +197,7 @@ async fn conclude(
         now: Timestamp::now(),
     };
     let (complete, sightings) = (shown.is_complete(), &mut known.sightings);
-    let ended = |id: &str| ctx.endings.of(id).is_some();
+    let ended = |id: &str| ctx.ended(id).is_some();
     let verdicts = judge(
         &shown.scope,
         &shown.vms,

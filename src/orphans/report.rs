@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use kube::runtime::reflector::ObjectRef;
 
+use super::Context;
 use super::endings::Ended;
 use super::plan::{Scope, Sightings, Verdict};
-use super::{Context, Endings};
 use crate::api::conditions::reason;
 use crate::apiserver::Note;
 use crate::driver::ListedMachine;
@@ -107,7 +107,11 @@ fn described(vm: &ListedMachine) -> String {
 
 fn orphan(vm: &ListedMachine, end: Option<&Ended>, holds: &[super::plan::Hold]) -> String {
     let why = match end {
-        Some(Ended { machine, at }) => format!("its InfraMachine {machine} is gone since {at:.0}"),
+        Some(Ended {
+            machine,
+            at,
+            during: _,
+        }) => format!("its InfraMachine {machine} is gone since {at:.0}"),
         None => "no InfraMachine has it".to_owned(),
     };
     let vm = described(vm);
@@ -127,8 +131,7 @@ pub async fn report(
     judged: &[(&ListedMachine, &Verdict)],
     complete: bool,
 ) {
-    let endings: &Endings = &ctx.endings;
-    let mut news = known.news(judged, complete, |id| endings.of(id), Instant::now());
+    let mut news = known.news(judged, complete, |id| ctx.ended(id), Instant::now());
     for News { reason, text } in &news {
         let (cluster, provider) = (scope.cluster.to_string(), provider.name());
         tracing::warn!(cluster, provider, reason = reason.name(), "{text}");
@@ -179,6 +182,7 @@ mod tests {
 
     use super::super::plan::{Hold, Key, Sighting};
     use super::*;
+    use crate::admission::Unbroken;
 
     fn vm() -> ListedMachine {
         ListedMachine {
@@ -239,6 +243,7 @@ mod tests {
         let end = Ended {
             machine: key(),
             at: Timestamp::UNIX_EPOCH,
+            during: Unbroken::nth(1),
         };
         assert_eq!(
             orphan(&vm(), Some(&end), &[Hold::ReportOnly, Hold::NoCluster]),

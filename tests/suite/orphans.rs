@@ -37,7 +37,15 @@ impl Leak {
         flags: &[&str],
         through: impl Fn(bool) -> bool + Send + Sync + 'static,
     ) -> Result<Self> {
-        let world = World::new(case).await?;
+        Self::on(World::new(case).await?, flags, through).await
+    }
+
+    /// The same in this namespace.
+    async fn on(
+        world: World,
+        flags: &[&str],
+        through: impl Fn(bool) -> bool + Send + Sync + 'static,
+    ) -> Result<Self> {
         let cloud = Cloud::new(&world);
         world.cluster("c").await?;
         let is_refused = move |request: &management_cluster::proxy::ProxiedRequest| {
@@ -241,6 +249,48 @@ async fn in_delete_mode_the_orphan_goes_and_every_other_vm_stays() -> Result<()>
         machine.spec.provider_id == Some(owned.provider_id()),
         "{:?}",
         machine.name_any()
+    );
+    Ok(())
+}
+
+/// A machine that was robbed of its identity looks as if it had ended, and the object that was seen to end may have carried
+/// the identity of another.
+#[tokio::test]
+async fn once_identities_were_not_guarded_no_orphan_of_before_is_deleted() -> Result<()> {
+    let world = World::new("forgeable").await?.elsewhere().await?;
+    world
+        .apply("{apiVersion: v1, kind: Namespace, metadata: {name: $NS}}")
+        .await?;
+    let leak = Leak::on(world, &["--orphans=delete"], |_| true).await?;
+    let vm = leak.vm("gone")?.context("the VM is gone already")?;
+    let policy = "capcmi-reserved-annotations";
+    let kubectl = |args: &[&str]| leak.world.kubectl(args);
+    leak.event("VirtualMachineOrphaned", &vm.provider_id()).await?;
+    kubectl(&["delete", "validatingadmissionpolicybinding", policy])?;
+    // The look that had checked the policies before is over.
+    leak.lists(2).await?;
+    leak.cloud.fail(json!([]))?;
+    leak.lists(4).await?;
+    ensure!(leak.vm("gone")?.is_some(), "it was deleted");
+
+    eventually(DEADLINE, "a gap that was found", async || {
+        let metrics = leak.replica.metrics().await?;
+        ensure!(metrics.contains("capcmi_identities_guarded 0"), "{metrics}");
+        Ok(())
+    })
+    .await?;
+    let confirm = format!("{}-", capcmi::admission::UNCONFIRMED);
+    kubectl(&["annotate", "validatingadmissionpolicy", policy, &confirm])?;
+    eventually(DEADLINE, "identities that are guarded again", async || {
+        let metrics = leak.replica.metrics().await?;
+        ensure!(metrics.contains("capcmi_identities_guarded 1"), "{metrics}");
+        Ok(())
+    })
+    .await?;
+    leak.lists(4).await?;
+    ensure!(
+        leak.vm("gone")?.is_some(),
+        "what was seen before the gap was believed"
     );
     Ok(())
 }

@@ -83,8 +83,10 @@ impl Plan {
     /// What has to be known of the admission policies before it is carried out.
     pub fn trust(&self) -> Trust {
         match self {
-            Self::Delete(_) | Self::Update(_) | Self::Release(_) => Trust::CheckSinceRead,
-            Self::Provision(_) | Self::Recheck(_) | Self::Claim(_) => Trust::LastCheck,
+            Self::Delete(_) | Self::Update(_) | Self::Recheck(_) | Self::Release(_) => Trust::CheckSinceRead,
+            // It takes over the VM that it finds, and may initialize it.
+            Self::Provision(plan) if plan.is_identified => Trust::CheckSinceRead,
+            Self::Provision(_) | Self::Claim(_) => Trust::LastCheck,
             Self::Hold(hold) if hold.claim.is_some() => Trust::LastCheck,
             Self::Hold(_)
             | Self::Leave(_)
@@ -144,9 +146,9 @@ impl Plan {
 pub enum Trust {
     /// It acts on none.
     Nothing,
-    /// The last check of the policies is enough: what is done harms no VM of others.
+    /// The last check of the policies is enough: what is done reaches no VM that exists.
     LastCheck,
-    /// It harms a VM, or lets one be forgotten: a check has to begin after the machine was read.
+    /// It acts on a VM that may exist, or lets one be forgotten: a check has to begin after the machine was read.
     CheckSinceRead,
 }
 
@@ -197,6 +199,9 @@ pub struct Provision {
     pub provider_id: Option<ProviderId>,
     /// The Secret with the bootstrap data.
     pub bootstrap: String,
+    /// Whether the object carried an identity when it was read: the VM of that identity is looked up, whosever it is. Without
+    /// one, the identity is the object's UID, which can't be forged.
+    pub is_identified: bool,
     /// What the object says of a VM before the create.
     pub noted: Instance,
     /// Creates before this one that may still be carried out.

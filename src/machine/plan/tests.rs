@@ -662,9 +662,15 @@ fn the_secret_of_a_create_is_written_down_with_the_claim_and_kept() {
 #[test]
 fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
     type Fixture = fn() -> MachineFixture;
-    let acting: [(Fixture, Trust, &str); 4] = [
+    let acting: [(Fixture, Trust, &str); 5] = [
         (machine, Trust::LastCheck, conditions::READY),
-        (|| machine().claimed(), Trust::LastCheck, conditions::READY),
+        (|| machine().claimed(), Trust::CheckSinceRead, conditions::READY),
+        (
+            // Also where the object says that there is none: that may be forged as well.
+            || machine().claimed().annotated(labels::INSTANCE, "none"),
+            Trust::CheckSinceRead,
+            conditions::READY,
+        ),
         (
             || machine().claimed().deleted_at(now()),
             Trust::CheckSinceRead,

@@ -291,7 +291,9 @@ fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
 #[test]
 fn a_sign_is_for_the_look_up_to_follow_and_no_word_on_what_is_gone() {
     let seen = world().suspecting(Suspicion::Sign);
-    recheck(seen.plan(machine().provisioned()));
+    let asked = seen.plan(machine().provisioned());
+    assert_eq!(asked.trust(), Trust::CheckSinceRead, "it may initialize the VM");
+    recheck(asked);
     let kept = world()
         .not_offering(Operation::GetMachineStatus)
         .suspecting(Suspicion::Sign)

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 
 use super::*;
+use crate::admission::Unbroken;
 use crate::orphans::Endings;
 
 /// What happens next.
@@ -40,6 +41,8 @@ enum Act {
     MoveEnd,
     /// All of it comes back, paused.
     MoveBack,
+    /// The policies are gone for a while; an object with the forged identity of a machine is made, deleted, and seen to end.
+    Forge(usize),
     /// The provider's watch sees what is so now.
     Watch,
     /// The process restarts.
@@ -84,6 +87,10 @@ struct World {
     /// What the watch has seen.
     cache: Server,
     endings: Endings,
+    /// The stretch in which identities are guarded, by the last check.
+    stretch: u64,
+    /// Whether the policies were gone since then.
+    gap: bool,
     sightings: Sightings,
     step: Step,
     deleted: usize,
@@ -107,6 +114,8 @@ impl World {
             seconds: 0,
             start: Instant::now(),
             endings: Endings::default(),
+            stretch: 1,
+            gap: false,
             sightings: Sightings::new(),
             step: Step::List,
             deleted: 0,
@@ -179,6 +188,19 @@ impl World {
                 self.here = self.there.clone();
                 self.there = Server::default();
             }
+            Act::Forge(index) => self.with_machine(index, |world, machine| {
+                world.gap = true;
+                let mut impostor = machine.clone();
+                let id = identity_of(machine);
+                impostor.metadata.name = Some("impostor".to_owned());
+                impostor.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+                let forged = (labels::MACHINE_ID.to_owned(), format!("ns/impostor/{id}"));
+                impostor.metadata.annotations = Some([forged].into());
+                let (impostor, during) = (Guarded(Ok(impostor)), Some(world.now()));
+                world
+                    .endings
+                    .gone(&impostor, false, Timestamp::UNIX_EPOCH, during);
+            }),
             Act::Watch => self.watch(),
             Act::Restart => {
                 self.endings = Endings::default();
@@ -263,8 +285,9 @@ impl World {
         let is_frozen = self.cache.cluster != Some(false);
         for (name, known) in &self.cache.machines {
             if self.here.machines.get(name).map(uid_of) != Some(uid_of(known)) {
+                let (known, during) = (Guarded(Ok(known.clone())), Some(self.now()));
                 self.endings
-                    .gone(&Guarded(Ok(known.clone())), is_frozen, Timestamp::UNIX_EPOCH);
+                    .gone(&known, is_frozen, Timestamp::UNIX_EPOCH, during);
             }
         }
         for (name, now) in &self.here.machines {
@@ -273,6 +296,10 @@ impl World {
             }
         }
         self.cache = self.here.clone();
+    }
+
+    fn now(&self) -> Unbroken {
+        Unbroken::nth(self.stretch)
     }
 
     fn machines(&self) -> Vec<LiveMachine> {
@@ -311,7 +338,8 @@ impl World {
             Step::ReadMachines(vms) => Step::ReadClusters(vms, self.machines()),
             Step::ReadClusters(vms, machines) => {
                 let (live, at, endings) = (self.live(machines), self.at(), &self.endings);
-                let ended = |id: &str| endings.of(id).is_some();
+                let now = Some(self.now());
+                let ended = |id: &str| endings.of(id, now).is_some();
                 let verdicts = judge(&scope(), &vms, true, &live, ended, &mut self.sightings, at);
                 let mut deletable = vms.iter().zip(verdicts);
                 let chosen = deletable.find(|(_, verdict)| *verdict == Verdict::Orphan(vec![]));
@@ -319,9 +347,16 @@ impl World {
                 chosen.map_or(Step::List, |vm| Step::Again(vms, vm))
             }
             Step::Again(vms, vm) => Step::AgainClusters(vms, vm, self.machines()),
+            // The check finds it, and an administrator sets right and confirms what there is.
+            Step::AgainClusters(..) if self.gap => {
+                self.gap = false;
+                self.stretch += 1;
+                Step::List
+            }
             Step::AgainClusters(vms, vm, machines) => {
                 let (live, at, endings) = (self.live(machines), self.at(), &self.endings);
-                let ended = |id: &str| endings.of(id).is_some();
+                let now = Some(self.now());
+                let ended = |id: &str| endings.of(id, now).is_some();
                 if let Some(sighting) = self.sightings.get(vm.provider_id.as_str())
                     && may_still_be_deleted(&scope(), &vm, &vms, &live, ended, *sighting, at)
                 {
@@ -382,6 +417,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::Restore),
         1 => any::<bool>().prop_map(Act::Pause),
         1 => Just(Act::MoveCopy),
+        1 => index.clone().prop_map(Act::Forge),
         3 => (index, any::<bool>()).prop_map(|(index, seen)| Act::MoveDelete(index, seen)),
         1 => Just(Act::MoveEnd),
         2 => Just(Act::MoveBack),
@@ -395,7 +431,7 @@ fn act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-    /// CTL-LM-00: restore of an old backup, move, stale cache, half-done create, two managers, restarts.
+    /// CTL-LM-00: restore of an old backup, move, stale cache, half-done create, two managers, restarts, forged identities.
     #[test]
     fn no_vm_of_a_living_machine_is_ever_deleted(acts in prop::collection::vec(act(), 1..160)) {
         let mut world = World::new();
@@ -425,4 +461,24 @@ fn a_vm_that_a_late_create_left_behind_is_deleted() {
     do_all(&mut world, &[Act::Wait]);
     do_all(&mut world, &[Act::Step; 5]);
     assert_eq!((world.deleted, world.vms.len()), (1, 0));
+}
+
+/// The object of a living machine is lost later: the end that was seen was not its own.
+#[test]
+fn the_end_of_an_impostor_has_no_vm_deleted() {
+    let mut world = World::new();
+    let do_all = |world: &mut World, acts: &[Act]| acts.iter().for_each(|act| world.act(*act));
+    let leak = [
+        Act::Create(0),
+        Act::MakeVm(0),
+        Act::Watch,
+        Act::Forge(0),
+        Act::Strip(0),
+    ];
+    do_all(&mut world, &leak);
+    for _ in 0..4 {
+        do_all(&mut world, &[Act::Step; 6]);
+        do_all(&mut world, &[Act::Watch, Act::Wait]);
+    }
+    assert_eq!((world.deleted, world.vms.len(), world.stretch), (0, 1, 2));
 }
