@@ -38,6 +38,8 @@ pub mod reason {
     pub const NOT_REFERRED_TO: &str = "NotReferredTo";
     /// The Machine names no bootstrap data secret.
     pub const WAITING_FOR_BOOTSTRAP_DATA: &str = "WaitingForBootstrapData";
+    /// Capacity was exhausted for another machine of the same class, and no create is made meanwhile.
+    pub const WAITING_FOR_CAPACITY: &str = "WaitingForCapacity";
     /// Others call the driver, and it takes no more calls at a time.
     pub const WAITING_FOR_DRIVER: &str = "WaitingForDriver";
     /// Neither the InfraCluster nor the Cluster says where the control plane is reached.

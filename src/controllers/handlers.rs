@@ -113,7 +113,7 @@ impl Controllers {
                 match change {
                     Change::Gone(guarded) => {
                         memory.forget(uid(&**guarded));
-                        context.providers.withdraw(uid(&**guarded));
+                        context.providers.forget(uid(&**guarded));
                         let cluster = context.caches.labelled_cluster(guarded.meta());
                         let is_frozen = cluster.is_none_or(|cluster| cluster.is_paused());
                         endings.gone(guarded, is_frozen, Timestamp::now(), context.guard.unbroken());

@@ -105,7 +105,7 @@ impl Controllers {
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches: caches.clone(),
             providers: providers.clone(),
-            memory: machine::Memory::default(),
+            memory: Arc::default(),
             events: Events::new(client.clone(), options.reporter.clone()),
             metrics: Arc::clone(&metrics),
             guard: Arc::new(Guard::new(client.clone(), Arc::clone(&metrics))),

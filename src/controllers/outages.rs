@@ -2,14 +2,16 @@
 //!
 //! An outage is news at two speeds. What the probes say has those looked at that can do something now. That the driver is
 //! away, or back, is told only when it has lasted: at once of the InfraClusters, and of the machines that are up, of which
-//! nothing is to be done, at a pace that the API server and Cluster API do not notice.
+//! nothing is to be done, at a pace that the API server and Cluster API do not notice. Machines that sit out a back-off for
+//! want of the driver are called when it is back, in doubling numbers.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
+use kube::Resource as _;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Controllers, reference};
 use crate::api::labels;
@@ -18,6 +20,10 @@ use crate::caches::uses_driver;
 use crate::machine::Reference;
 use crate::provider::{Provider, Reachability};
 
+/// Those that wait for a driver are not called again before this time is over.
+const CALLED_AFTER: Duration = Duration::from_mins(1);
+/// The machines that are called in a second when their driver is back, at most.
+const MOST_CALLED: usize = 128;
 /// The machines that are told in a second that their driver is away, or back.
 const TOLD_IN_A_SECOND: u32 = 20;
 
@@ -66,16 +72,49 @@ impl Controllers {
         let mut news = provider.reachable();
         let mut was = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
         let mut met = Met::of(provider);
-        while news.changed().await.is_ok() {
+        let mut calls = Calls::default();
+        loop {
+            tokio::select! {
+                changed = news.changed() => if changed.is_err() { return },
+                () = calls.next() => {
+                    self.call(calls.batch());
+                    continue;
+                }
+            }
             let is = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
             let is_back = std::mem::replace(&mut was, is) && !is;
             let is_another = met.becomes(Met::of(provider));
             if is_another {
                 self.reconcile_machines_of(provider.name());
             }
+            if is {
+                calls.stop();
+            } else if is_back {
+                calls.begin(self.waiting_for(provider.name()), Instant::now());
+            }
             if is_back || is_another {
                 self.reconcile_clusters_of(provider.name());
                 self.reconcile_templates_of(provider.name());
+            }
+        }
+    }
+
+    /// The machines that wait for something to pass by itself, such as an outage of their driver.
+    fn waiting_for(&self, driver: &str) -> Vec<Reference> {
+        let memory = &self.context.memory;
+        self.machines_of(driver, |machine| {
+            memory.waits_to_pass(machine.metadata.uid.as_deref().unwrap_or_default())
+        })
+        .collect()
+    }
+
+    /// Has machines tried again.
+    fn call(&self, machines: Vec<Reference>) {
+        for machine in machines {
+            if let Some(found) = self.caches.infra_machines.get(&machine) {
+                let uid = found.meta().uid.as_deref().unwrap_or_default();
+                self.context.memory.is_over(uid);
+                self.machines.send(machine);
             }
         }
     }
@@ -152,6 +191,53 @@ fn named_cluster(meta: &ObjectMeta) -> Option<(&str, &str)> {
     Some((meta.namespace.as_deref()?, name))
 }
 
+/// The machines that are called after an outage: one, two, four …, a second apart.
+#[derive(Default)]
+struct Calls {
+    left: Vec<Reference>,
+    size: usize,
+    at: Option<Instant>,
+    /// When the last calls began: a driver that comes and goes does not end every back-off.
+    began: Option<Instant>,
+}
+
+impl Calls {
+    fn begin(&mut self, machines: Vec<Reference>, now: Instant) {
+        let at = self.began.map_or(now, |began| now.max(began + CALLED_AFTER));
+        *self = Self {
+            left: machines,
+            size: 1,
+            at: Some(at),
+            began: self.began,
+        };
+    }
+
+    /// The driver is away again.
+    fn stop(&mut self) {
+        self.left.clear();
+        self.at = None;
+    }
+
+    /// Waits for the time of the next batch; for ever where there is none.
+    async fn next(&self) {
+        match self.at {
+            Some(at) => sleep_until(at).await,
+            None => futures::future::pending().await,
+        }
+    }
+
+    fn batch(&mut self) -> Vec<Reference> {
+        if self.size == 1 {
+            self.began = self.at;
+        }
+        let batch = self.left.split_off(self.left.len().saturating_sub(self.size));
+        self.size = (self.size * 2).min(MOST_CALLED);
+        let next = self.at.map(|at| at + Duration::from_secs(1));
+        self.at = next.filter(|_| !self.left.is_empty());
+        batch
+    }
+}
+
 /// Which driver was met, and what it said of itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Met {
@@ -172,5 +258,35 @@ impl Met {
         let before = std::mem::replace(self, now);
         (before.incarnation != 0 && before.incarnation != now.incarnation)
             || (before.revision != 0 && before.revision != now.revision)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_an_outage_machines_are_called_in_doubling_numbers_and_not_each_time_that_a_driver_comes_and_goes()
+     {
+        let machines = || (0..20).map(|n| Reference::new(&format!("m-{n}"))).collect();
+        let (mut calls, start) = (Calls::default(), Instant::now());
+        calls.begin(machines(), start);
+        let mut sizes = Vec::new();
+        let mut times = Vec::new();
+        while let Some(at) = calls.at {
+            times.push(at.duration_since(start).as_secs());
+            sizes.push(calls.batch().len());
+        }
+        assert_eq!((sizes, times), (vec![1, 2, 4, 8, 5], vec![0, 1, 2, 3, 4]));
+        calls.begin(machines(), start + Duration::from_secs(10));
+        assert_eq!(calls.at, Some(start + CALLED_AFTER));
+        calls.stop();
+        assert_eq!(calls.at, None);
+        calls.begin(machines(), start + Duration::from_secs(20));
+        assert_eq!(
+            calls.at,
+            Some(start + CALLED_AFTER),
+            "calls that were never made put nothing off"
+        );
     }
 }

@@ -203,9 +203,9 @@ impl Next {
                 remedy: "Nothing. If it goes on, do what the message says.",
             },
             Self::AwaitCapacity => Explanation {
-                meaning: "A quota or pool is used up. After CreateMachine and InitializeMachine no other machine of the same driver, class and credentials is created until then; deletions go on.",
-                wait: "after 10 min",
-                remedy: "Raise the quota, or wait until something is deleted.",
+                meaning: "A quota or pool is used up. After CreateMachine and InitializeMachine no other machine of the same driver, class and credentials is created until one of them has found room; deletions go on.",
+                wait: "after 10 min, or as long as the driver asks; one machine soon when a VM of the same credentials is gone, an annotation changes or the provider starts; the others when one succeeds",
+                remedy: "Raise the quota and set any annotation on one machine, or wait until something is deleted.",
             },
             Self::AwaitPerson => Explanation {
                 meaning: "A person has to act.",

@@ -13,8 +13,10 @@ use crate::api::Guarded;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
+use crate::driver::MachineClass;
+use crate::driver::retry::LONG_WAIT;
 use crate::metrics::Metrics;
-use crate::provider::{Applicant, Bell, Facts, Provider, Providers, Share, TURN_WAIT, Turn};
+use crate::provider::{Applicant, Bell, Facts, Provider, Providers, Share, TURN_WAIT, Trial, Turn};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -27,7 +29,7 @@ pub struct Context {
     /// The configured drivers.
     pub providers: Providers,
     /// What is remembered between reconciles.
-    pub memory: Memory,
+    pub memory: Arc<Memory>,
     /// Events.
     pub events: Events,
     /// Metrics.
@@ -62,6 +64,41 @@ impl Context {
         let name = machine.metadata.name.as_deref().unwrap_or_default();
         let (wake, reference) = (Arc::clone(&self.wake), ObjectRef::new(name).within(namespace));
         Box::new(move || wake(reference))
+    }
+
+    /// What has a machine tried again, whatever its wait, when there may be room for it.
+    fn alarm(&self, machine: &InfraMachine) -> Bell {
+        let (memory, uid) = (Arc::clone(&self.memory), uid_of(machine).to_owned());
+        let bell = self.bell(machine);
+        Box::new(move || {
+            memory.has_capacity(&uid);
+            bell();
+        })
+    }
+
+    /// The outcome of a machine for which there is known to be no room; nothing when its VM may be created. Asked before
+    /// anything is done for the create.
+    pub fn held_back(
+        &self,
+        machine: &InfraMachine,
+        turn: &Turn<'_>,
+        class: &MachineClass,
+        trial: Trial,
+    ) -> Option<Outcome> {
+        let has_capacity = turn.has_capacity(class, uid_of(machine), trial, self.alarm(machine));
+        (!has_capacity).then(|| Self::awaiting_capacity(machine))
+    }
+
+    /// Has a machine tried again that was refused for want of capacity, when there may be room.
+    pub fn await_capacity(&self, machine: &InfraMachine, turn: &Turn<'_>, class: &MachineClass) {
+        turn.await_capacity(class, uid_of(machine), self.alarm(machine));
+    }
+
+    /// The outcome of a machine that is called when there may be room.
+    pub fn awaiting_capacity(machine: &InfraMachine) -> Outcome {
+        Outcome::HeldBack {
+            again: LONG_WAIT.mul_f64(1.0 - 0.1 * jitter(uid_of(machine), 0)),
+        }
     }
 
     /// Whether a turn may be used to make or finish a VM; else the machine waits for one that may.

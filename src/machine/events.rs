@@ -26,6 +26,7 @@ fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
         | Outcome::NotOffered(_)
         | Outcome::Waiting(_)
         | Outcome::Queued { .. }
+        | Outcome::HeldBack { .. }
         | Outcome::Kept { .. }
         | Outcome::Absent { .. }
         | Outcome::Deleting { .. }
@@ -86,6 +87,7 @@ fn is_news(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> bool {
         | Outcome::NotOffered(_)
         | Outcome::Waiting(_)
         | Outcome::Queued { .. }
+        | Outcome::HeldBack { .. }
         | Outcome::Kept { .. }
         | Outcome::Absent { .. }
         | Outcome::Deleting { .. } => false,

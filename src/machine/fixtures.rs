@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
-use super::memory::{Answered, Remembered, Retry, Suspicion, Unable, Until};
+use super::memory::{Answered, Cause, Remembered, Retry, Suspicion, Unable, Until};
 use super::plan::{self, Claim, Driver, DriverFacts, Observed, Owner, Plan};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
@@ -405,6 +405,7 @@ impl World {
     pub fn remembering(mut self, seconds: u64) -> Self {
         self.remembered.retry = Some(Retry {
             attempts: 1,
+            cause: Cause::Other,
             until: Until::Moment(self.instant + Duration::from_secs(seconds)),
             inputs: INPUTS,
             untold: None,
@@ -429,6 +430,7 @@ impl World {
     pub fn unable_to(mut self, operation: Operation, before: u64) -> Self {
         self.remembered.retry = Some(Retry {
             attempts: 1,
+            cause: Cause::Other,
             until: Until::AnotherDriver(Unable {
                 incarnation: INCARNATION - before,
                 operation,

@@ -66,7 +66,7 @@ pub async fn initialize(
     let request = InitializeMachineRequest {
         machine_name: object.name().to_owned(),
         provider_id: vm.known.clone(),
-        class,
+        class: class.clone(),
         last_known_state: vm
             .state
             .clone()
@@ -74,7 +74,13 @@ pub async fn initialize(
     };
     let call = turn.driver().initialize_machine(request);
     let answer = object.awaiting(Operation::InitializeMachine, call).await;
-    Ok(initialized(vm, answer))
+    let outcome = initialized(vm, answer);
+    if let Outcome::Failed(failure) = &outcome
+        && failure.next == Next::AwaitCapacity
+    {
+        ctx.await_capacity(object.get(), turn, &class);
+    }
+    Ok(outcome)
 }
 
 /// What the answer to an initialization leads to.

@@ -46,6 +46,8 @@ pub struct Remembered {
     pub answered: Option<Answered>,
     /// How often in a row this process could not have the guest shut down, by calls that may have reached the driver.
     pub failed_shut_downs: u32,
+    /// There may be capacity, and that came before the wait for it: the reconcile that is to wait has not ended yet.
+    pub called: bool,
 }
 
 /// A create that is over: the back end will not carry it out any more.
@@ -71,14 +73,27 @@ pub enum Suspicion {
 /// A wait after a failure.
 #[derive(Clone, Debug)]
 pub struct Retry {
-    /// Failures in a row, from 1.
+    /// Failures in a row; none when what they came from is over, or when there was none and capacity is waited for.
     pub attempts: u32,
+    /// What may end the wait before its time.
+    pub cause: Cause,
     /// What has to come first.
     pub until: Until,
     /// What was looked at when it failed; when it differs there is no wait.
     pub inputs: u64,
     /// What failed, until it is published: the call is not made again before its time, so nothing else would tell of it.
     pub untold: Option<Arc<Outcome>>,
+}
+
+/// What a failure came from, as far as something is known to end it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Something that passes by itself, such as an outage of the driver: it is over when the driver is back.
+    Transient,
+    /// Capacity was exhausted: there may be room when another machine is made or deleted.
+    Capacity,
+    /// Anything else.
+    Other,
 }
 
 /// The end of a wait after a failure.
@@ -107,6 +122,22 @@ impl Remembered {
         }
     }
 
+    /// Ends a wait for this: it is tried again now, and its failures are history. Whether there was one.
+    fn end_wait(&mut self, cause: Cause) -> bool {
+        let now = Instant::now();
+        let Some(retry) = self.retry.as_mut().filter(|retry| retry.cause == cause) else {
+            return false;
+        };
+        match &mut retry.until {
+            Until::Moment(until) if *until > now => {
+                *until = now;
+                retry.attempts = 0;
+                true
+            }
+            Until::Moment(_) | Until::AnotherDriver(_) => false,
+        }
+    }
+
     fn says_nothing(&self) -> bool {
         let Self {
             written,
@@ -119,6 +150,7 @@ impl Remembered {
             suspicion_number: _,
             answered,
             failed_shut_downs,
+            called,
         } = self;
         written.is_none()
             && retry.is_none()
@@ -128,6 +160,7 @@ impl Remembered {
             && suspicion.is_none()
             && answered.is_none()
             && *failed_shut_downs == 0
+            && !called
     }
 }
 
@@ -243,12 +276,39 @@ impl Memory {
     /// Remembers a failure. It breaks off an absence: one that was not seen over the whole window is not confirmed. A
     /// suspicion stays, and waits with everything else for the next try, but for one that came after the call began: the
     /// newest by then was that of the number `suspicion`.
-    pub fn failed(&self, uid: &str, suspicion: u64, retry: Retry) {
+    pub fn failed(&self, uid: &str, suspicion: u64, mut retry: Retry) {
         self.with(uid, |known| {
+            if std::mem::take(&mut known.called) && retry.cause == Cause::Capacity {
+                retry.until = Until::Moment(Instant::now());
+            }
             known.retry = Some(retry);
             known.absent_since = None;
             known.suspicion_is_new &= known.suspicion_number != suspicion;
         });
+    }
+
+    /// There may be capacity for a machine that waits for it, or is about to.
+    pub fn has_capacity(&self, uid: &str) {
+        self.with(uid, |known| {
+            known.called = !known.end_wait(Cause::Capacity);
+        });
+    }
+
+    /// What a machine waits for to pass by itself has passed.
+    pub fn is_over(&self, uid: &str) {
+        self.with_known(uid, |known| {
+            known.end_wait(Cause::Transient);
+        });
+    }
+
+    /// Whether a machine waits for something to pass by itself.
+    pub fn waits_to_pass(&self, uid: &str) -> bool {
+        let now = Instant::now();
+        let machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
+        let retry = machines.get(uid).and_then(|known| known.retry.as_ref());
+        retry.is_some_and(|retry| {
+            retry.cause == Cause::Transient && matches!(retry.until, Until::Moment(until) if until > now)
+        })
     }
 
     /// The last failure is published.
@@ -265,6 +325,7 @@ impl Memory {
     pub fn succeeded(&self, uid: &str, suspicion: u64) {
         self.with_known(uid, |known| {
             known.retry = None;
+            known.called = false;
             known.absent_since = None;
             known.rest_until = None;
             known.answer_suspicion(suspicion);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::memory::Cause;
 use super::plan::{Hold, Release};
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::OperationType;
@@ -30,6 +31,12 @@ pub enum Outcome {
     Waiting(Option<Duration>),
     /// Waiting for a permit to call the driver, and for so long that this is said.
     Queued {
+        /// When to look again, should nothing call.
+        again: Duration,
+    },
+    /// Capacity was exhausted for another machine of the class: no create was made, and something calls when there may be
+    /// room.
+    HeldBack {
         /// When to look again, should nothing call.
         again: Duration,
     },
@@ -118,6 +125,7 @@ impl Outcome {
             | Self::Held(_)
             | Self::Waiting(_)
             | Self::Queued { .. }
+            | Self::HeldBack { .. }
             | Self::Refused { .. }
             | Self::Provisioned(_)
             | Self::Kept { .. }
@@ -215,6 +223,25 @@ impl Failure {
     /// Whether the answer gives reason to ask if a VM that was up is still there.
     pub fn doubts_the_vm(&self) -> bool {
         self.next == Next::LookUp && self.during == OperationType::Update
+    }
+
+    /// What may end it before its time.
+    pub fn cause(&self) -> Cause {
+        match self.next {
+            Next::Retry | Next::LookUp => Cause::Transient,
+            Next::AwaitCapacity => Cause::Capacity,
+            Next::Initialize
+            | Next::AwaitPerson
+            | Next::AwaitDriver
+            | Next::Fallback
+            | Next::Terminal
+            | Next::Create
+            | Next::Vanished
+            | Next::Delete
+            | Next::LookWhetherGone
+            | Next::StillThere
+            | Next::Gone => Cause::Other,
+        }
     }
 
     /// What the driver wants back.

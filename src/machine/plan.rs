@@ -24,7 +24,7 @@ pub use self::waits::{is_unsettled, pace, restored};
 use self::deletion::plan_deletion;
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
-use super::memory::Remembered;
+use super::memory::{Cause, Remembered};
 use super::unanswered::Unanswered;
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine};
@@ -34,7 +34,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationState};
 use crate::api::{GROUP, MACHINE_FINALIZER, paused_by};
 use crate::driver::{Capabilities, Code, ProviderId, ProviderSpec};
 use crate::identity::{self, InvalidSpec, MachineId, Role};
-use crate::provider::TURN_WAIT;
+use crate::provider::{TURN_WAIT, Trial};
 
 /// What was read for one reconcile.
 pub struct Observed<'a> {
@@ -319,7 +319,25 @@ fn plan_provisioning(
         is_identified: MachineId::of(machine).is_some(),
         noted,
         unanswered,
+        trial: trial(machine, seen),
     }))
+}
+
+/// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused since, nothing is
+/// recalled.
+fn trial(machine: &InfraMachine, seen: &Observed<'_>) -> Trial {
+    let retry = seen.remembered.retry.as_ref();
+    let status = machine.status.as_ref();
+    let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
+    let last = status.and_then(|status| status.last_operation.as_ref());
+    let exhausted = Code::ResourceExhausted.name();
+    Trial {
+        requested: retry.is_some_and(|retry| retry.cause == Cause::Capacity && retry.inputs != seen.inputs),
+        recalled: ready.is_some_and(|ready| ready.reason == reason::WAITING_FOR_CAPACITY)
+            || last.is_some_and(|last| {
+                last.state == OperationState::Failed && last.code.as_deref() == Some(exhausted)
+            }),
+    }
 }
 
 fn hold(claim: Option<Box<Claim>>, condition: &'static str, reason: &'static str, message: String) -> Plan {

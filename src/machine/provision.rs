@@ -15,7 +15,7 @@ use crate::api::labels::Instance;
 use crate::driver::retry::{Call, Next};
 use crate::driver::{self, Code, CreateMachineRequest, MachineClass, Operation};
 use crate::identity;
-use crate::provider::Turn;
+use crate::provider::{Turn, is_held_back};
 
 /// Brings the VM up, or finds it up.
 ///
@@ -29,6 +29,14 @@ pub async fn provision(
     plan: Provision,
 ) -> Result<Outcome, Stopped> {
     let class = class::with_credentials(ctx, object, turn.provider(), plan.look_up.clone()).await?;
+    // It was refused before, and no other create can have made its VM: there is nothing to look up while nothing may be created.
+    if plan.trial.recalled
+        && plan.provider_id.is_none()
+        && plan.unanswered.latest().is_none()
+        && let Some(held_back) = held_back(ctx, object, turn, &plan, &class)
+    {
+        return Ok(held_back);
+    }
     let call = if plan.vm_may_exist() {
         Call::LookUpAgain
     } else {
@@ -97,8 +105,10 @@ async fn create(
         provider_spec: plan.wanted.clone(),
         ..class
     };
-    // Nothing is written of a create that would not leave this process: else a driver that is down, or has no capacity,
-    // would cost writes.
+    if let Some(held_back) = held_back(ctx, object, turn, &plan, &credentials) {
+        return Ok(held_back);
+    }
+    // Nothing is written of a create that would not leave this process: else a driver that is down would cost writes.
     if let Err(status) = turn.driver().prepare_create(&credentials).await {
         return Ok(Outcome::Failed(Box::new(Failure::new(Call::Create, status))));
     }
@@ -130,6 +140,12 @@ async fn create(
         return initialize(ctx, object, turn, credentials, vm).await;
     }
     note_refusal(object, &plan, &failure).await?;
+    if failure.next == Next::AwaitCapacity {
+        ctx.await_capacity(object.get(), turn, &credentials);
+    }
+    if is_held_back(&failure.status) {
+        return Ok(Context::awaiting_capacity(object.get()));
+    }
     Ok(Outcome::Failed(Box::new(failure)))
 }
 
@@ -160,6 +176,21 @@ fn left_by(noted: Instance, failure: &Failure) -> Option<Instance> {
         (Next::Terminal, _) => Some(Instance::Refused),
         _ => None,
     }
+}
+
+/// The outcome when there is known to be no room for a create of the wanted spec.
+fn held_back(
+    ctx: &Context,
+    object: &Object<'_>,
+    turn: &Turn<'_>,
+    plan: &Provision,
+    class: &MachineClass,
+) -> Option<Outcome> {
+    let wanted = MachineClass {
+        provider_spec: plan.wanted.clone(),
+        secrets: class.secrets.clone(),
+    };
+    ctx.held_back(object.get(), turn, &wanted, plan.trial)
 }
 
 async fn created(

@@ -8,7 +8,7 @@ use kube::runtime::controller::Action;
 
 use super::gather::Gathered;
 use super::jitter::jitter;
-use super::memory::{Retry, Suspicion, Unable, Until};
+use super::memory::{Cause, Retry, Suspicion, Unable, Until};
 use super::object::{Note, Object};
 use super::outcome::Outcome;
 use super::plan::{is_unsettled, pace};
@@ -33,7 +33,8 @@ pub async fn publish(
     let outcome = Arc::new(outcome);
     // Before any write, which may fail: the call was made, and is not made again before its time.
     if let Some(retry) = retry_of(gathered, &outcome, attempts, wait) {
-        let untold = Some(Arc::clone(&outcome));
+        let is_failure = !matches!(*outcome, Outcome::HeldBack { .. });
+        let untold = is_failure.then(|| Arc::clone(&outcome));
         ctx.memory
             .failed(object.uid(), gathered.suspicion(), Retry { untold, ..retry });
     }
@@ -120,7 +121,8 @@ pub fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<D
         Outcome::Later(again)
         | Outcome::Absent { again }
         | Outcome::Deleting { again, .. }
-        | Outcome::Queued { again } => Some(*again),
+        | Outcome::Queued { again }
+        | Outcome::HeldBack { again } => Some(*again),
         Outcome::Waiting(again) | Outcome::Refused { again, .. } | Outcome::Kept { again, .. } => *again,
         Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
             Some(pace(before, Timestamp::now()))
@@ -145,12 +147,13 @@ pub fn retry_of(
     attempts: u32,
     wait: Option<Duration>,
 ) -> Option<Retry> {
-    if !matches!(
-        outcome,
-        Outcome::Failed(_) | Outcome::NoSecrets { .. } | Outcome::NotOffered(_)
-    ) {
-        return None;
-    }
+    let (attempts, cause) = match outcome {
+        Outcome::Failed(failure) => (attempts, failure.cause()),
+        Outcome::NoSecrets { .. } | Outcome::NotOffered(_) => (attempts, Cause::Other),
+        // The driver was not called.
+        Outcome::HeldBack { .. } => (attempts.saturating_sub(1), Cause::Capacity),
+        _ => return None,
+    };
     let until = match outcome.awaits_another_driver() {
         Some(operation) => Until::AnotherDriver(Unable {
             incarnation: gathered.incarnation(),
@@ -160,6 +163,7 @@ pub fn retry_of(
     };
     Some(Retry {
         attempts,
+        cause,
         until,
         inputs: gathered.inputs(),
         untold: None,
@@ -204,6 +208,7 @@ fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wa
         | Outcome::Held(_)
         | Outcome::Waiting(_)
         | Outcome::Queued { .. }
+        | Outcome::HeldBack { .. }
         | Outcome::Refused { .. }
         | Outcome::Kept { .. }
         | Outcome::Failed(_)

@@ -60,6 +60,7 @@ pub async fn delete(
     {
         return Ok(outcome);
     }
+    let secrets = class.secrets.clone();
     let outcome = match remove(object, turn, &plan, class.clone()).await? {
         None => confirm_gone(ctx, object, turn, &plan, class).await?,
         Some(failure) if may_be_gone(&failure, turn) => {
@@ -74,6 +75,9 @@ pub async fn delete(
         }
         Some(failure) => Outcome::Failed(Box::new(failure)),
     };
+    if matches!(outcome, Outcome::Gone) && !plan.refused {
+        turn.note_gone(&secrets);
+    }
     Ok(if plan.refused {
         of_a_refused_spec(outcome, secret_is_gone)
     } else {

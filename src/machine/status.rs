@@ -16,6 +16,7 @@ use crate::api::v1alpha1::{
 };
 use crate::driver::{self, Code, JsonPointer, Operation, PowerState};
 use crate::identity;
+use crate::provider::HeldBack;
 
 mod failure;
 #[cfg(test)]
@@ -91,6 +92,10 @@ fn draft(
         }
         Outcome::Queued { .. } => {
             draft.queued();
+            return draft.status;
+        }
+        Outcome::HeldBack { .. } => {
+            draft.held_back();
             return draft.status;
         }
         // Paused: what the rest of the status says is still of the generation that it was made from. To call it
@@ -205,6 +210,24 @@ impl Draft<'_> {
                 message,
             );
         } // Else the VM is as it was, and `Ready` is a promise to MachineHealthChecks.
+    }
+
+    /// It waits for capacity that another machine was refused for. One that was refused itself says so already.
+    fn held_back(&mut self) {
+        self.unpaused();
+        let is_said = conditions::get(&self.status.conditions, conditions::READY).is_some_and(|shown| {
+            [Code::ResourceExhausted.name(), reason::CREATION_TIMED_OUT].contains(&shown.reason.as_str())
+        });
+        if is_said || self.machine.is_provisioned() {
+            return;
+        }
+        let message = HeldBack.to_string();
+        self.set(
+            conditions::READY,
+            State::False,
+            reason::WAITING_FOR_CAPACITY,
+            &message,
+        );
     }
 
     fn held(&mut self, hold: &Hold) {

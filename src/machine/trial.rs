@@ -10,7 +10,6 @@ use kube::client::{Body, Client};
 use serde_json::{Value, json};
 
 use super::Context;
-use super::memory::Memory;
 use crate::admission::Guard;
 use crate::api::Guarded;
 use crate::api::v1alpha1::InfraMachine;
@@ -122,7 +121,7 @@ impl Server {
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches,
             providers: Providers::new(providers).unwrap(),
-            memory: Memory::default(),
+            memory: Arc::default(),
             events: Events::new(client, "test".to_owned()),
             metrics: Arc::new(Metrics::new()),
             wake: Arc::new(|_| {}),

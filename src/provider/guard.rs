@@ -1,6 +1,6 @@
 //! A driver behind the rules that are the same for all.
 //!
-//! In this order: leadership, capabilities, the capacity gate (creates alone), the driver's rate, and then the gate and
+//! In this order: leadership, capabilities, the circuit breaker (creates alone), the driver's rate, and then the breaker and
 //! leadership again, since the wait may have been long. How many calls run at once is for [`super::Turn`] to say.
 
 use std::sync::Arc;
@@ -9,10 +9,11 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 
 use super::Limits;
+use super::breaker::{Account, Breakers, Key, Trial};
 use super::bucket::TokenBucket;
 use super::caller::Caller;
 use super::contact::Contact;
-use super::gate::{CapacityGate, Key};
+use super::turns::Bell;
 use crate::driver::{
     Capabilities, ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
@@ -26,16 +27,16 @@ use crate::driver::{
 pub(super) struct GuardedDriver {
     caller: Caller,
     contact: Arc<Contact>,
-    gate: CapacityGate,
+    breakers: Breakers,
     tokens: TokenBucket,
 }
 
 impl GuardedDriver {
-    pub(super) fn new(caller: Caller, contact: Arc<Contact>, gate: CapacityGate, limits: &Limits) -> Self {
+    pub(super) fn new(caller: Caller, contact: Arc<Contact>, limits: &Limits) -> Self {
         Self {
             caller,
             contact,
-            gate,
+            breakers: Breakers::default(),
             tokens: TokenBucket::new(limits.calls_per_second, limits.burst),
         }
     }
@@ -51,7 +52,39 @@ impl GuardedDriver {
         }
     }
 
-    /// A call that is no create: the gate does not hold it back.
+    /// Whether `who` may go on to a create of this class; else `bell` rings when there may be room. Makes no call.
+    pub(super) fn admits(&self, class: &MachineClass, who: &str, trial: Trial, bell: Bell) -> bool {
+        let key = self.key(class);
+        let admits = self.breakers.admits(&key, who, trial);
+        if !admits {
+            self.breakers.wait(&key, who, bell);
+        }
+        admits
+    }
+
+    /// Has `bell` ring when there may be room for a create of this class that was refused.
+    pub(super) fn await_capacity(&self, class: &MachineClass, who: &str, bell: Bell) {
+        self.breakers.wait(&self.key(class), who, bell);
+    }
+
+    /// A VM that was made with these credentials is gone: there may be room for others.
+    pub(super) fn note_gone(&self, secrets: &Secrets) {
+        self.breakers.freed(&Account::of(secrets));
+    }
+
+    pub(super) fn breakers(&self) -> &Breakers {
+        &self.breakers
+    }
+
+    fn key(&self, class: &MachineClass) -> Key {
+        let known = self.contact.last_known();
+        match &known {
+            Some(capabilities) => Key::of(class, &capabilities.tag_path),
+            None => Key::of(class, &Capabilities::minimal().tag_path),
+        }
+    }
+
+    /// A call that is no create: no breaker holds it back.
     async fn call<T, F>(
         &self,
         operation: Operation,
@@ -114,8 +147,7 @@ impl Driver for GuardedDriver {
     }
 
     async fn prepare_create(&self, class: &MachineClass) -> Result<()> {
-        let capabilities = self.admit(Operation::CreateMachine).await?;
-        self.gate.check(&Key::of(class, &capabilities.tag_path))?;
+        self.admit(Operation::CreateMachine).await?;
         self.caller.driver.prepare_create(class).await
     }
 
@@ -123,20 +155,17 @@ impl Driver for GuardedDriver {
         let operation = Operation::CreateMachine;
         let capabilities = self.admit(operation).await?;
         let key = Key::of(&request.class, &capabilities.tag_path);
-        self.gate.check(&key)?;
+        let pass = self.breakers.pass(&key)?;
         let secrets = request.class.secrets.clone();
         let answer = self
             .at_its_rate(
                 operation,
                 &secrets,
-                || self.gate.check(&key),
+                || pass.check(),
                 |driver| async move { driver.create_machine(request).await },
             )
             .await;
-        match &answer {
-            Ok(_) => self.gate.open(&key),
-            Err(status) => self.gate.note_failure(&key, status),
-        }
+        pass.answered(&answer);
         answer
     }
 
@@ -178,7 +207,7 @@ impl Driver for GuardedDriver {
             )
             .await;
         if let Err(status) = &answer {
-            self.gate.note_failure(&key, status);
+            self.breakers.note_failure(&key, status);
         }
         answer
     }

@@ -4,11 +4,11 @@
 //! reconciler. Whoever calls a driver needs a [`Turn`], and does it through [`Turn::driver`], which holds every call to the
 //! rules that are the same for all.
 
+mod breaker;
 mod bucket;
 mod caller;
 mod contact;
 mod credentials;
-mod gate;
 mod guard;
 mod limits;
 mod registry;
@@ -21,10 +21,11 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
 
-use crate::driver::{Capabilities, Driver, ProviderSpec, Result, Secrets, Status};
+use crate::driver::{Capabilities, Driver, MachineClass, ProviderSpec, Result, Secrets, Status};
 use crate::leadership::Leadership;
 use crate::metrics::{Metrics, PermitCount};
 
+pub use breaker::{HeldBack, Trial, is_held_back};
 pub use contact::{Facts, Reachability};
 pub use credentials::{CredentialsDirectory, InvalidCredentials};
 pub use limits::{Limits, Namespaces, Timeouts};
@@ -34,15 +35,14 @@ pub use turns::{Applicant, Bell, Load, Share};
 
 use caller::Caller;
 use contact::Contact;
-use gate::CapacityGate;
 use guard::GuardedDriver;
 use turns::Turns;
 
 /// Who waits for a turn is called when there is one, and looks again after this time should the call get lost.
 pub const TURN_WAIT: Duration = Duration::from_mins(1);
-/// How often those are called that have to say that they wait.
-const SHOW_INTERVAL: Duration = Duration::from_secs(1);
-/// How many of them are called at once.
+/// How often those are called for whose creates there may be room, and those that have to say that they wait.
+const CALL_INTERVAL: Duration = Duration::from_secs(1);
+/// How many of these are called at once.
 const SHOWN_AT_ONCE: usize = 20;
 
 /// How a driver is used: the part of its configuration that is the same for every kind of driver.
@@ -114,12 +114,7 @@ impl Provider {
             name,
             namespaces: settings.namespaces,
             create_settle_time: settings.create_settle_time,
-            driver: GuardedDriver::new(
-                caller,
-                Arc::clone(&contact),
-                CapacityGate::default(),
-                &settings.limits,
-            ),
+            driver: GuardedDriver::new(caller, Arc::clone(&contact), &settings.limits),
             contact,
             standing: watch::Sender::new(Standing::Unsettled),
             turns,
@@ -132,9 +127,6 @@ impl Provider {
         &self.name
     }
 
-    /// The right to call the driver now; `None` when it is busy. Nothing waits here, so that no worker is held up: the
-    /// applicant gets a place in the queue, the same one however often it asks, and `bell` rings when it is worth to ask again,
-    /// or to say that it waits: see [`Provider::is_wait_shown`].
     /// Whether calls about machines that name no Secret have credentials all the same.
     pub fn has_credentials(&self) -> bool {
         self.credentials.is_some()
@@ -151,8 +143,9 @@ impl Provider {
         }
     }
 
-    /// The right to call the driver now; `None` when it is busy. Nothing waits here, so that no worker is held up: `who` gets
-    /// a place in the line, the same one however often it asks, and `bell` rings when it is worth to ask again.
+    /// The right to call the driver now; `None` when it is busy. Nothing waits here, so that no worker is held up: the
+    /// applicant gets a place in the queue, the same one however often it asks, and `bell` rings when it is worth to ask again,
+    /// or to say that it waits: see [`Provider::is_wait_shown`].
     ///
     /// Whoever wants no turn any more says so by [`Provider::withdraw`]. A bell may get lost when somebody does not: ask
     /// again now and then.
@@ -189,6 +182,12 @@ impl Provider {
     /// How many turns there are.
     pub fn turns(&self) -> u32 {
         self.turns.all()
+    }
+
+    /// Forgets `who`, which is no more: it stands in no line, and waits for no capacity.
+    pub fn forget(&self, who: &str) {
+        self.withdraw(who);
+        self.driver.breakers().withdraw(who);
     }
 
     /// Takes `who` out of the line: it wants no turn any more. Whoever may stand there and does not come has to, or a turn
@@ -257,13 +256,15 @@ impl Provider {
     /// Probes the driver for ever, from when this replica is the leader, and asks for its capabilities anew when it
     /// comes back. Somebody has to poll this for [`Provider::reachable`] to tell news.
     pub async fn keep_in_contact(&self) {
-        tokio::join!(self.contact.keep(), self.keep_waits_shown());
+        tokio::join!(self.contact.keep(), self.keep_calling());
     }
 
-    /// Has those say so, at a pace that the API server can bear, that wait long for a turn.
-    async fn keep_waits_shown(&self) {
+    /// Calls those for whose creates there may be room, and has those say so, at a pace that the API server can bear, that wait
+    /// long for a turn.
+    async fn keep_calling(&self) {
         loop {
-            sleep(SHOW_INTERVAL).await;
+            sleep(CALL_INTERVAL).await;
+            self.driver.breakers().call_waiting();
             self.turns.have_waits_shown(SHOWN_AT_ONCE);
         }
     }
@@ -275,7 +276,7 @@ impl<'a> Turn<'a> {
         self.provider
     }
 
-    /// The driver, guarded: every call is checked against leadership, capabilities and the capacity gate, waits for the
+    /// The driver, guarded: every call is checked against leadership, capabilities and the circuit breaker, waits for the
     /// driver's rate, has a deadline, is counted, survives a panic, and answers no secrets.
     pub fn driver(&self) -> &dyn Driver {
         &self.provider.driver
@@ -295,6 +296,22 @@ impl<'a> Turn<'a> {
     /// The driver's, when it can't be asked. Nothing is known of its capabilities then, and nothing may be assumed.
     pub async fn ask_capabilities(&self) -> Result<Arc<Capabilities>> {
         self.provider.contact.capabilities().await
+    }
+
+    /// Whether `who` may go on to a create of this class, as far as capacity goes; else `bell` rings when there may be room. To
+    /// be asked before anything is done for the create, which is then expected soon. Makes no call.
+    pub fn has_capacity(&self, class: &MachineClass, who: &str, trial: Trial, bell: Bell) -> bool {
+        self.provider.driver.admits(class, who, trial, bell)
+    }
+
+    /// Has `bell` ring when there may be room for a create of this class that was refused.
+    pub fn await_capacity(&self, class: &MachineClass, who: &str, bell: Bell) {
+        self.provider.driver.await_capacity(class, who, bell);
+    }
+
+    /// Takes note that a VM that was made with these credentials is gone: there may be room for others.
+    pub fn note_gone(&self, secrets: &Secrets) {
+        self.provider.driver.note_gone(secrets);
     }
 
     /// Whether this turn may be used to make a VM: it was taken for that, or there is still a turn besides the reserve.

@@ -111,6 +111,11 @@ impl Providers {
         self.iter().for_each(|provider| provider.withdraw(who));
     }
 
+    /// Forgets `who`, which is no more; see [`Provider::forget`].
+    pub fn forget(&self, who: &str) {
+        self.iter().for_each(|provider| provider.forget(who));
+    }
+
     /// All drivers, by name.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Provider>> {
         self.by_name.values()

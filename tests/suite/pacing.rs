@@ -1,18 +1,22 @@
 //! How often a driver that is in trouble is called, who is next, and what all of that costs the API server.
 
+use std::collections::HashMap;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::api::conditions::READY;
+use capcmi::api::conditions::{DRIVER_REACHABLE, READY};
 use capcmi::api::labels::WATCH_FILTER;
 use capcmi::driver::Operation;
 use capcmi::drivers::simulated::{CallLine, Phase};
+use jiff::Timestamp;
 use management_cluster::eventually;
 use serde_json::json;
 
-use crate::support::by_hand::says;
+use crate::codes::{condition, provisioned};
+use crate::support::by_hand::{all_become, says};
 use crate::support::fleet::bootstrap_secret;
-use crate::support::{ByHand, Cloud, DEADLINE, Provider, World, audit};
+use crate::support::{ByHand, Cloud, DEADLINE, Plugin, Provider, World, audit};
 
 /// What a driver asks for is a lower bound: one that asks for a second for ever is called after 5 s, 10 s …, and that it says
 /// the same again is not written each time.
@@ -120,6 +124,133 @@ async fn a_namespace_whose_creates_hang_keeps_no_other_waiting_and_its_machines_
         .collect();
     ensure!(written.len() == waiting.len(), "one write each: {written:?}");
     cloud.fail(json!([]))?;
+    Ok(())
+}
+
+/// A plugin that restarts costs a fleet nothing; one that stays away is told once of the InfraCluster, and of each machine.
+#[tokio::test]
+async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_told_once() -> Result<()> {
+    const MACHINES: usize = 10;
+    let world = World::new("outage-told").await?;
+    let cloud = Cloud::new(&world);
+    let mut plugin = Plugin::start(&world, "simulated", &cloud.config(json!({}))).await?;
+    let provider = Provider::new(plugin.drivers(json!({})))
+        .flag("--driver-unreachable-grace=8s")
+        .start(&world)
+        .await?;
+    world.cluster("c").await?;
+    let names: Vec<_> = (0..MACHINES).map(|n| format!("m-{n}")).collect();
+    let machines: Vec<_> = names.iter().map(|name| ByHand::new(&world, "c", name)).collect();
+    ByHand::create_all(&machines).await?;
+    let is_up = |_: &str, machine: Option<&_>| provisioned(machine.context("is gone")?);
+    all_become(&world, "machines", &names, is_up).await?;
+    let reachable = async |is: &str| {
+        let shown = format!("capcmi_driver_reachable{{provider=\"simulated\"}} {is}");
+        eventually(DEADLINE, &shown, async || {
+            ensure!(provider.metrics().await?.contains(&shown));
+            Ok(())
+        })
+        .await
+    };
+    let cluster = ["get", "infracluster", "c", "-o"];
+    let path = "jsonpath={.status.conditions[?(@.type==\"DriverReachable\")].status}";
+    let told = async |is: &str| {
+        eventually(DEADLINE, "what is told of the InfraCluster", async || {
+            let shown = world.kubectl(&[&cluster[..], &[path]].concat())?;
+            ensure!(shown == is, "DriverReachable is {shown}");
+            Ok(())
+        })
+        .await
+    };
+    reachable("1").await?;
+    told("True").await?;
+
+    let before = audit::writes(&world)?.len();
+    plugin.kill();
+    reachable("0").await?;
+    plugin.listen(&world).await?;
+    reachable("1").await?;
+    // Lists of the inventory: what the return leads to has happened.
+    let lists = || -> Result<usize> {
+        let calls = cloud.calls()?;
+        Ok(calls
+            .iter()
+            .filter(|call| call.operation == Operation::ListMachines)
+            .count())
+    };
+    let seen = lists()?;
+    eventually(DEADLINE, "lists after the return", async || {
+        ensure!(lists()? > seen + 5, "{} lists", lists()? - seen);
+        Ok(())
+    })
+    .await?;
+    let writes = audit::writes(&world)?.split_off(before);
+    ensure!(writes.is_empty(), "a restart wrote: {writes:?}");
+
+    plugin.kill();
+    told("False").await?;
+    let says = |state: &'static str| {
+        move |_: &str, machine: Option<&_>| {
+            condition(machine.context("is gone")?, DRIVER_REACHABLE, state, None)
+        }
+    };
+    all_become(&world, "an outage that all machines show", &names, says("False")).await?;
+    plugin.listen(&world).await?;
+    told("True").await?;
+    all_become(&world, "its end", &names, says("True")).await?;
+    let writes = audit::writes(&world)?.split_off(before);
+    let count = |resource: &str| writes.iter().filter(|write| write.resource == resource).count();
+    let (machines, clusters, events) = (
+        count("inframachines/status"),
+        count("infraclusters/status"),
+        count("events"),
+    );
+    ensure!(
+        machines == 2 * MACHINES && events == 2,
+        "{machines} writes of {MACHINES} machines, {clusters} of the InfraCluster, {events} events: {writes:?}"
+    );
+    Ok(())
+}
+
+/// Machines whose back-off has grown during an outage do not sit it out when the driver is back.
+#[tokio::test]
+async fn a_driver_that_is_back_ends_the_back_off_of_the_machines_that_wait_for_it() -> Result<()> {
+    let world = World::new("back-again").await?;
+    let cloud = Cloud::new(&world);
+    let mut plugin = Plugin::start(&world, "simulated", &cloud.config(json!({}))).await?;
+    let _provider = Provider::new(plugin.drivers(json!({}))).start(&world).await?;
+    world.cluster("c").await?;
+    let is_up = |_: &str, machine: Option<&_>| provisioned(machine.context("is gone")?);
+    ByHand::new(&world, "c", "before").create().await?;
+    all_become(
+        &world,
+        "a machine before the outage",
+        &["before".to_owned()],
+        is_up,
+    )
+    .await?;
+    plugin.kill();
+    let names: Vec<_> = (0..5).map(|n| format!("m-{n}")).collect();
+    let machines: Vec<_> = names.iter().map(|name| ByHand::new(&world, "c", name)).collect();
+    ByHand::create_all(&machines).await?;
+    let waits: Mutex<HashMap<String, Timestamp>> = Mutex::default();
+    all_become(&world, "waits of half a minute", &names, |name, machine| {
+        let status = machine.context("is gone")?.status.clone().unwrap_or_default();
+        let last = status.last_operation.context("has no operation")?;
+        ensure!(last.attempts >= 4, "{} attempts", last.attempts);
+        let next = last.next_retry_time.context("has no next try")?.0;
+        waits.lock().unwrap().insert(name.to_owned(), next);
+        Ok(())
+    })
+    .await?;
+    plugin.listen(&world).await?;
+    all_become(&world, "machines", &names, is_up).await?;
+    let now = Timestamp::now();
+    let waits = waits.into_inner().unwrap();
+    ensure!(
+        waits.values().all(|next| now < *next),
+        "at {now}, up at the end of {waits:?}"
+    );
     Ok(())
 }
 

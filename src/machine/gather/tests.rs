@@ -12,7 +12,7 @@ use crate::admission::Guard;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::machine::fixtures::machine;
-use crate::machine::memory::{Memory, Retry, Unable};
+use crate::machine::memory::{Cause, Retry, Unable};
 use crate::metrics::Metrics;
 use crate::provider::Providers;
 use crate::provider::tests::{FakeDriver, provider};
@@ -29,7 +29,7 @@ fn context(driver: FakeDriver) -> Context {
         cluster_ids: Arc::new(ClusterIds::new(&caches)),
         caches,
         providers: Providers::new(vec![provider(driver)]).unwrap(),
-        memory: Memory::default(),
+        memory: Arc::default(),
         events: Events::new(client, "test".to_owned()),
         metrics: Arc::new(Metrics::new()),
         wake: Arc::new(|_| {}),
@@ -61,6 +61,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
         remembered: Remembered {
             retry: Some(Retry {
                 attempts: 3,
+                cause: Cause::Other,
                 until,
                 inputs,
                 untold: Some(Arc::new(Outcome::Left)),

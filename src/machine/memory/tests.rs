@@ -53,6 +53,7 @@ fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
     memory.suspect("u", Suspicion::Sign);
     let retry = Retry {
         attempts: 1,
+        cause: Cause::Other,
         until: Until::Moment(Instant::now()),
         inputs: 0,
         untold: None,
@@ -78,6 +79,7 @@ fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
     assert_eq!(memory.recall("u").suspicion, Some(Suspicion::Sign));
     let retry = Retry {
         attempts: 1,
+        cause: Cause::Other,
         until: Until::Moment(Instant::now()),
         inputs: 0,
         untold: None,
@@ -98,6 +100,7 @@ fn a_failure_is_kept_until_it_is_published_and_waited_for_after_that() {
     let memory = Memory::default();
     let retry = Retry {
         attempts: 1,
+        cause: Cause::Other,
         until: Until::Moment(Instant::now()),
         inputs: 0,
         untold: Some(Arc::new(Outcome::Left)),
@@ -143,6 +146,7 @@ fn a_failure_in_between_breaks_an_absence_off() {
     memory.absent_for("u", start);
     let retry = Retry {
         attempts: 1,
+        cause: Cause::Other,
         until: Until::Moment(start),
         inputs: 0,
         untold: None,
@@ -228,4 +232,44 @@ fn a_list_that_has_the_vm_takes_back_what_lists_said_and_no_sign() {
         memory.dismiss_lists("u");
         assert_eq!(memory.recall("u").suspicion, left);
     }
+}
+
+/// Something calls a machine while its reconcile has not ended that is to wait.
+#[test]
+fn a_call_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
+    let later = || Until::Moment(Instant::now() + Duration::from_mins(10));
+    let retry = |cause| Retry {
+        attempts: 3,
+        cause,
+        until: later(),
+        inputs: 7,
+        untold: None,
+    };
+    let waits = |memory: &Memory| {
+        let retry = memory.recall("u").retry.unwrap();
+        let Until::Moment(until) = retry.until else {
+            panic!("{retry:?}");
+        };
+        until > Instant::now()
+    };
+    let memory = Memory::default();
+    memory.has_capacity("u");
+    memory.failed("u", 0, retry(Cause::Capacity));
+    assert!(!waits(&memory), "it was called already");
+    memory.failed("u", 0, retry(Cause::Capacity));
+    assert!(waits(&memory), "one call ends one wait");
+    memory.is_over("u");
+    assert!(waits(&memory) && !memory.waits_to_pass("u"));
+    memory.has_capacity("u");
+    assert!(!waits(&memory));
+    assert_eq!(
+        memory.recall("u").retry.unwrap().attempts,
+        0,
+        "what failed is history"
+    );
+    memory.failed("u", 0, retry(Cause::Transient));
+    memory.has_capacity("u");
+    assert!(waits(&memory) && memory.waits_to_pass("u"));
+    memory.is_over("u");
+    assert!(!waits(&memory));
 }

@@ -9,7 +9,7 @@ use crate::api::v1alpha1::OperationType;
 use crate::driver::{Code, JsonPointer, ProviderId, ProviderSpec};
 use crate::identity::{InvalidSpec, MachineId};
 use crate::machine::unanswered::{Unanswered, elapsed};
-use crate::provider::Share;
+use crate::provider::{Share, Trial};
 
 /// What has to be done.
 #[derive(Debug, PartialEq)]
@@ -206,6 +206,8 @@ pub struct Provision {
     pub noted: Instance,
     /// Creates before this one that may still be carried out.
     pub unanswered: Unanswered,
+    /// Why its create may be let through though capacity was exhausted.
+    pub trial: Trial,
 }
 
 impl Provision {

@@ -605,6 +605,35 @@ fn after_a_restart_a_failure_that_may_have_repeated_unseen_is_not_repeated_soone
     );
 }
 
+/// One machine of each class is let through to find out, and so is one that a person asks for.
+#[test]
+fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_and_says_what_it_recalls() {
+    let refused = || {
+        failing(600)
+            .failed(
+                OperationType::Create,
+                Operation::CreateMachine,
+                Code::ResourceExhausted,
+                600,
+            )
+            .condition(conditions::READY, State::False, "ResourceExhausted")
+    };
+    let Plan::Wait(Some(left)) = world().plan(refused()) else {
+        panic!("all of them would come at once");
+    };
+    assert!(left <= Duration::from_secs(10), "{left:?}");
+    let trial = provision(world().remembering(0).plan(refused())).trial;
+    assert_eq!((trial.recalled, trial.requested), (true, false));
+    let held_back = machine().condition(conditions::READY, State::False, "WaitingForCapacity");
+    assert!(provision(world().plan(held_back)).trial.recalled);
+    assert_eq!(provision(world().plan(machine())).trial, Trial::default());
+    let mut annotated = world().remembering(600).inputs_changed();
+    if let Some(retry) = &mut annotated.remembered.retry {
+        retry.cause = Cause::Capacity;
+    }
+    assert!(provision(annotated.plan(refused())).trial.requested);
+}
+
 /// There is nothing to compare an annotation with that was set before the start: what is seen first is what counts.
 #[test]
 fn after_a_restart_a_change_of_annotations_ends_the_wait_that_the_status_tells_of() {

@@ -7,10 +7,13 @@ use jiff::Timestamp;
 use super::Observed;
 use crate::api::conditions::{self, State};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use crate::driver::Operation;
 use crate::driver::retry::{FIRST_BACKOFF, LONGEST_BACKOFF};
+use crate::driver::{Code, Operation};
 use crate::machine::jitter::jitter;
-use crate::machine::memory::{Retry, Unable, Until};
+use crate::machine::memory::{Cause, Retry, Unable, Until};
+
+/// The machines that waited for capacity come within this time after a start.
+const RECALLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a call that failed waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +65,20 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     let meant = Duration::try_from(next.duration_since(last.last_update_time.0)).unwrap_or_default();
     let left = Duration::try_from(next.duration_since(now)).unwrap_or_default();
     let shown = u32::try_from(last.attempts).unwrap_or_default();
-    let left = if left.is_zero() && shown > 1 {
+    let code = last.code.as_deref().and_then(code_named);
+    let cause = match code {
+        Some(Code::ResourceExhausted) => Cause::Capacity,
+        Some(Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable) => {
+            Cause::Transient
+        }
+        Some(_) | None => Cause::Other,
+    };
+    let awaits_create = cause == Cause::Capacity && last.type_ == OperationType::Create;
+    let left = if awaits_create {
+        // There may be room by now: one machine of each class finds out.
+        let uid = machine.metadata.uid.as_deref().unwrap_or_default();
+        left.min(meant).min(RECALLED_WITHIN.mul_f64(jitter(uid, shown)))
+    } else if left.is_zero() && shown > 1 {
         let uid = machine.metadata.uid.as_deref().unwrap_or_default();
         meant.mul_f64(jitter(uid, shown))
     } else {
@@ -70,10 +86,15 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     };
     Some(Retry {
         attempts: shown.saturating_mul(2).saturating_sub(1),
+        cause,
         until: Until::Moment(instant + left),
         inputs,
         untold: None,
     })
+}
+
+fn code_named(name: &str) -> Option<Code> {
+    Code::ALL.into_iter().find(|code| code.name() == name)
 }
 
 fn remembered_wait(seen: &Observed<'_>) -> Option<Wait> {

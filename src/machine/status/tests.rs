@@ -608,6 +608,36 @@ fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word()
     }
 }
 
+/// No driver was called for it: it is told once, and as a wait.
+#[test]
+fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_refused_itself() {
+    let held_back = || Outcome::HeldBack {
+        again: Duration::from_mins(10),
+    };
+    let mut new = machine().build();
+    let status = after(&new, &held_back(), moment());
+    assert_eq!(
+        state_of(&status, conditions::READY),
+        ("False", reason::WAITING_FOR_CAPACITY)
+    );
+    assert_eq!(status.last_operation, None);
+    new.status = Some(status.clone());
+    let later = Moment {
+        now: at(99),
+        attempts: 7,
+        ..moment()
+    };
+    assert_eq!(after(&new, &held_back(), later), status);
+    new.status = Some(after(
+        &new,
+        &failed(Call::Create, Code::ResourceExhausted),
+        moment(),
+    ));
+    assert_eq!(Some(after(&new, &held_back(), later)), new.status);
+    let up = machine().provisioned().build();
+    assert_eq!(Some(after(&up, &held_back(), moment())), up.status);
+}
+
 #[test]
 fn an_update_that_failed_is_told_where_updates_are_told() {
     for code in Code::ALL {

@@ -4,11 +4,12 @@ use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions;
 use capcmi::driver::Operation;
 use capcmi::drivers::simulated::{CallLine, Phase};
+use management_cluster::eventually;
 use serde_json::json;
 
 use super::table::{condition, provisioned};
 use crate::support::by_hand::{all_become, delete_all};
-use crate::support::{ByHand, Cloud, Provider, World};
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 /// How long the cloud asks to be left alone. Long enough for all that has to happen meanwhile.
 const CLOSED_MS: u64 = 40_000;
@@ -26,8 +27,10 @@ async fn exhausted_capacity_holds_back_creates_of_its_class_and_credential_alone
     let is_up = |_: &str, machine: Option<&_>| provisioned(machine.context("is gone")?);
     let named = |name: &str| vec![name.to_owned()];
     let by_hand = |name: &str| ByHand::new(&world, "c", name);
-    by_hand("before").create().await?;
-    all_become(&world, "a machine of the class", &named("before"), is_up).await?;
+    // Of another account: what it leaves is no room for this one.
+    let before = by_hand("before").infra("/spec/secretRef", json!({"name": "other"}));
+    before.create().await?;
+    all_become(&world, "a machine", &named("before"), is_up).await?;
 
     let full = json!([{"operation": "CreateMachine", "machine": "full", "code": "ResourceExhausted", "count": 1, "retryAfterMs": CLOSED_MS}]);
     cloud.fail(full)?;
@@ -44,7 +47,11 @@ async fn exhausted_capacity_holds_back_creates_of_its_class_and_credential_alone
     ];
     ByHand::create_all(&others).await?;
     delete_all(&world, &named("before")).await?;
-    all_become(&world, "a wait of the same class", &named("same"), exhausted).await?;
+    let held_back = |_: &str, machine: Option<&_>| {
+        let machine = machine.context("is gone")?;
+        condition(machine, conditions::READY, "False", Some("WaitingForCapacity"))
+    };
+    all_become(&world, "a wait of the same class", &named("same"), held_back).await?;
     let free = ["larger", "credential"].map(str::to_owned);
     all_become(&world, "machines of another class or credential", &free, is_up).await?;
     all_become(&world, "a delete", &named("before"), |_, machine| {
@@ -68,6 +75,69 @@ async fn exhausted_capacity_holds_back_creates_of_its_class_and_credential_alone
     }
     cloud.holds(4).await?;
     Ok(())
+}
+
+/// What ends the cause ends the waits, one machine first: a VM of the class that is deleted, an annotation that a person sets
+/// after a restart, and a create that succeeds.
+#[tokio::test]
+async fn room_that_there_is_again_calls_those_that_wait_for_it() -> Result<()> {
+    const WAITING: usize = 6;
+    let world = World::new("room").await?;
+    let cloud = Cloud::new(&world);
+    let provider = Provider::new(cloud.drivers(json!({})));
+    let mut first = provider.start(&world).await?;
+    world.cluster("c").await?;
+    let is_up = |_: &str, machine: Option<&_>| provisioned(machine.context("is gone")?);
+    let first_vm = vec!["before".to_owned()];
+    let by_hand = |name: &str| ByHand::new(&world, "c", name);
+    by_hand("before").create().await?;
+    all_become(&world, "a machine of the class", &first_vm, is_up).await?;
+
+    // A driver that does not say when there will be room: ten minutes.
+    let full = json!([{"operation": "CreateMachine", "machine": "m-*", "code": "ResourceExhausted"}]);
+    cloud.fail(full)?;
+    let names: Vec<_> = (0..WAITING).map(|n| format!("m-{n}")).collect();
+    let machines: Vec<_> = names.iter().map(|name| by_hand(name)).collect();
+    ByHand::create_all(&machines).await?;
+    let waits = |_: &str, machine: Option<&_>| {
+        let machine = machine.context("is gone")?;
+        condition(machine, conditions::READY, "False", Some("WaitingForCapacity"))
+            .or_else(|_| condition(machine, conditions::READY, "False", Some("ResourceExhausted")))
+    };
+    all_become(&world, "a wait for capacity", &names, waits).await?;
+
+    // The quota is raised while no provider runs: of all that were refused, one finds out.
+    first.process.terminate(DEADLINE).await?;
+    let before = creates(&cloud)?;
+    let mut second = provider.clone().named("second").start(&world).await?;
+    eventually(DEADLINE, "a machine that finds out", async || {
+        ensure!(creates(&cloud)? > before, "no create after the restart");
+        Ok(())
+    })
+    .await?;
+    // A machine that is deleted leaves room: another finds out, though it is not ten minutes later.
+    let before = creates(&cloud)?;
+    delete_all(&world, &first_vm).await?;
+    eventually(DEADLINE, "another that finds out", async || {
+        ensure!(creates(&cloud)? > before, "no create after the deletion");
+        Ok(())
+    })
+    .await?;
+    let tries = creates(&cloud)?;
+    ensure!(tries <= 2 * WAITING, "{tries} creates");
+
+    // There is room, and a person asks for a try: the others come by themselves.
+    cloud.fail(json!([]))?;
+    let retry = json!({"metadata": {"annotations": {"example.com/retry": "now"}}});
+    machines[0].patch(retry).await?;
+    all_become(&world, "machines that were called", &names, is_up).await?;
+    second.process.terminate(DEADLINE).await?;
+    cloud.holds(WAITING).await?;
+    Ok(())
+}
+
+fn creates(cloud: &Cloud) -> Result<usize> {
+    Ok(cloud.calls()?.iter().filter(|call| is_create(call)).count())
 }
 
 fn is_create(call: &CallLine) -> bool {
