@@ -21,7 +21,6 @@ use crate::support::{ByHand, Cloud, DEADLINE, Plugin, Provider, World, audit};
 /// What a driver asks for is a lower bound: one that asks for a second for ever is called after 5 s, 10 s …, and that it says
 /// the same again is not written each time.
 #[tokio::test]
-#[ignore = "a third status is written of some machines since each create is noted before it is made: to be found and mended"]
 async fn a_driver_that_asks_for_a_second_each_time_costs_ever_fewer_calls_and_writes() -> Result<()> {
     const MACHINES: usize = 20;
     const CREATES: usize = 3;
@@ -29,6 +28,12 @@ async fn a_driver_that_asks_for_a_second_each_time_costs_ever_fewer_calls_and_wr
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("c").await?;
+    // Else a machine that comes before its cluster is ready says so first, which is one more status.
+    ByHand::new(&world, "c", "before")
+        .create()
+        .await?
+        .provisioned()
+        .await?;
     cloud.fail(json!([{"operation": "CreateMachine", "code": "Unavailable", "retryAfterMs": 1000}]))?;
     let names: Vec<_> = (0..MACHINES).map(|n| format!("m-{n}")).collect();
     let machines: Vec<_> = names.iter().map(|name| ByHand::new(&world, "c", name)).collect();
@@ -54,7 +59,7 @@ async fn a_driver_that_asks_for_a_second_each_time_costs_ever_fewer_calls_and_wr
     let count = |resource: &str| {
         let of = writes
             .iter()
-            .filter(|write| write.resource == resource && write.name != "c");
+            .filter(|write| write.resource == resource && write.name.starts_with("m-"));
         of.count()
     };
     let (statuses, events) = (count("inframachines/status"), count("events"));
