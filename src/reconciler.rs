@@ -13,11 +13,11 @@ use kube::runtime::controller::Action;
 use crate::api::Guarded;
 use crate::apiserver::{Error, Events, Note};
 use crate::driver::Status;
-use crate::driver::retry::{self, Call, LONG_WAIT, LONGEST_BACKOFF, Next};
+use crate::driver::retry::{self, Call, LONG_WAIT, LONGEST_ASKED, Next};
 use crate::metrics::{Kind, Metrics, Outcome};
 
 /// Failures further apart than this are not in a row: nothing waits for longer.
-const FORGOTTEN_AFTER: Duration = LONGEST_BACKOFF.saturating_mul(2);
+const FORGOTTEN_AFTER: Duration = LONGEST_ASKED.saturating_mul(2);
 
 /// How often what a driver said of itself and of its classes is asked anew.
 pub const REFRESH: Duration = Duration::from_mins(10);
@@ -44,13 +44,15 @@ pub enum Again {
     OnChange,
     /// After this long.
     After(Duration),
-    /// Something failed that may pass by itself: after 5 s, doubling up to 5 min.
-    BackOff,
+    /// Something failed that may pass by itself: after 5 s, doubling up to 5 min, and not before this long.
+    BackOff(Duration),
 }
 
 impl Again {
-    /// After a call of a driver that failed, by the table of codes.
+    /// After a call of a driver that failed, by the table of codes. As for machines, what the driver asks for is a lower bound; where
+    /// the wait is otherwise a long one, a driver that knows better may say so, and the call is repeated by the back-off.
     pub fn after(call: Call, status: &Status) -> Self {
+        let asked = retry::asked(status);
         match retry::next(call, status.code()) {
             Next::Retry
             | Next::Initialize
@@ -59,13 +61,11 @@ impl Again {
             | Next::Vanished
             | Next::Delete
             | Next::StillThere
-            | Next::Gone => Self::BackOff,
-            Next::AwaitCapacity
-            | Next::AwaitPerson
-            | Next::AwaitDriver
-            | Next::Fallback
-            | Next::Terminal
-            | Next::LookWhetherGone => Self::After(LONG_WAIT),
+            | Next::Gone => Self::BackOff(asked.unwrap_or_default()),
+            Next::AwaitCapacity | Next::AwaitPerson | Next::Fallback | Next::LookWhetherGone => {
+                asked.map_or(Self::After(LONG_WAIT), Self::BackOff)
+            }
+            Next::AwaitDriver | Next::Terminal => Self::After(LONG_WAIT),
         }
     }
 }
@@ -108,7 +108,7 @@ impl Reconciler {
         };
         let outcome = match &result {
             Ok(Again::OnChange) => Outcome::Success,
-            Ok(Again::After(_) | Again::BackOff) => Outcome::Requeue,
+            Ok(Again::After(_) | Again::BackOff(_)) => Outcome::Requeue,
             Err(Error::Conflict { .. }) => Outcome::Conflict,
             Err(_) => Outcome::Error,
         };
@@ -123,7 +123,9 @@ impl Reconciler {
                 self.succeeded(uid);
                 Action::requeue(wait)
             }
-            Again::BackOff => Action::requeue(retry::backoff(self.failed(uid, started), 0.0)),
+            Again::BackOff(least) => {
+                Action::requeue(retry::backoff(self.failed(uid, started), 0.0).max(least))
+            }
         })
     }
 
@@ -177,6 +179,8 @@ mod tests {
     use crate::apiserver::recorded;
     use crate::driver::Code;
 
+    const BACK_OFF: Again = Again::BackOff(Duration::ZERO);
+
     fn reconciler() -> Reconciler {
         let (events, _) = recorded();
         Reconciler::new(Kind::InfraCluster, Arc::new(Metrics::new()), events)
@@ -213,15 +217,35 @@ mod tests {
         let (reconciler, object) = (reconciler(), object("u-1"));
         let run = async |again| reconciler.run(&object, async |_| Ok(again)).await.unwrap();
         for seconds in [5, 10, 20] {
-            assert_eq!(
-                run(Again::BackOff).await,
-                Action::requeue(Duration::from_secs(seconds))
-            );
+            assert_eq!(run(BACK_OFF).await, Action::requeue(Duration::from_secs(seconds)));
         }
         assert_eq!(run(Again::OnChange).await, Action::await_change());
-        assert_eq!(run(Again::BackOff).await, Action::requeue(Duration::from_secs(5)));
+        assert_eq!(run(BACK_OFF).await, Action::requeue(Duration::from_secs(5)));
         reconciler.retry(&object, &Error::Gone { action: "test" });
         assert!(reconciler.failures.lock().unwrap().is_empty());
+    }
+
+    /// One that asks for a second for ever is called ever more rarely, and one that asks for a minute not before.
+    #[tokio::test]
+    async fn what_the_driver_asks_for_is_a_lower_bound_of_the_wait() {
+        let asks = |code, seconds| {
+            let status = Status::new(code, "no").with_retry_after(Duration::from_secs(seconds));
+            Again::after(Call::ListZones, &status)
+        };
+        for (code, asked, waits) in [
+            (Code::Unavailable, 1, [5, 10, 20]),
+            (Code::Unavailable, 12, [12, 12, 20]),
+            (Code::ResourceExhausted, 12, [12, 12, 20]),
+            (Code::Unavailable, 1_000_000, [3600, 3600, 3600]),
+        ] {
+            let (reconciler, object) = (reconciler(), object("u-1"));
+            for wait in waits {
+                let action = reconciler.run(&object, async |_| Ok(asks(code, asked))).await;
+                let wanted = Action::requeue(Duration::from_secs(wait));
+                assert_eq!(action.unwrap(), wanted, "{code} {asked}");
+            }
+        }
+        assert_eq!(asks(Code::PermissionDenied, 0), Again::After(LONG_WAIT));
     }
 
     #[tokio::test]
@@ -231,7 +255,7 @@ mod tests {
         let text = r#"{"metadata": {"name": "c", "namespace": "ns", "uid": "u"}, "spec": {"provider": 7}}"#;
         let object: Guarded<InfraCluster> = serde_json::from_str(text).unwrap();
         for _ in 0..2 {
-            let action = reconciler.run(&object, async |_| Ok(Again::BackOff)).await;
+            let action = reconciler.run(&object, async |_| Ok(BACK_OFF)).await;
             assert_eq!(action.unwrap(), Action::await_change());
         }
         let published = published.lock().unwrap();
@@ -264,7 +288,7 @@ mod tests {
     #[test]
     fn what_a_person_has_to_repair_is_asked_rarely_and_what_passes_by_itself_soon() {
         let after = |code| Again::after(Call::ListZones, &Status::new(code, "no"));
-        assert_eq!(after(Code::Unavailable), Again::BackOff);
+        assert_eq!(after(Code::Unavailable), BACK_OFF);
         assert_eq!(after(Code::PermissionDenied), Again::After(LONG_WAIT));
         assert_eq!(after(Code::InvalidArgument), Again::After(LONG_WAIT));
     }

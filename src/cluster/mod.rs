@@ -5,6 +5,7 @@
 mod plan;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Client;
@@ -96,7 +97,7 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
         Zones::Known(_) | Zones::None => Again::After(REFRESH),
         Zones::Failed(status) => Again::after(Call::ListZones, &status),
         // Secrets are not watched.
-        Zones::NoSecrets(_) => Again::BackOff,
+        Zones::NoSecrets(_) => Again::BackOff(Duration::ZERO),
         Zones::Unasked | Zones::NotConfigured(_) => Again::OnChange,
     })
 }

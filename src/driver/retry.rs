@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Code, Operation};
+use super::{Code, Operation, Status};
 
 /// First wait of an exponential back-off.
 pub const FIRST_BACKOFF: Duration = Duration::from_secs(5);
@@ -366,6 +366,12 @@ const fn courtesy_or(call: Call, otherwise: Next) -> Next {
         Call::ShutDown => Next::Delete,
         _ => otherwise,
     }
+}
+
+/// The wait that a driver asks for; it gets an hour at most. No time at all is none that was asked for.
+pub fn asked(status: &Status) -> Option<Duration> {
+    let asked = status.retry_after().filter(|wait| !wait.is_zero())?;
+    Some(asked.min(LONGEST_ASKED))
 }
 
 /// The wait before attempt `attempt + 1`, when `attempt` (from 1) has just failed: 5 s, 10 s, … up to 5 min, less up to

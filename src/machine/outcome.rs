@@ -280,8 +280,7 @@ impl Failure {
 
     /// The wait that the driver asks for; it gets an hour at most. No time at all is none that was asked for.
     pub fn asked(&self) -> Option<Duration> {
-        let asked = self.status.retry_after().filter(|wait| !wait.is_zero())?;
-        Some(asked.min(retry::LONGEST_ASKED))
+        retry::asked(&self.status)
     }
 
     /// What a person reads: the call and what the driver said.

@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use super::turns::Bell;
-use crate::driver::retry::{LONG_WAIT, LONGEST_ASKED, backoff};
+use crate::driver::retry::{self, LONG_WAIT, backoff};
 use crate::driver::{Code, JsonPointer, MachineClass, Secrets, Status, USER_DATA, USER_DATA_FORMAT, tags};
 
 /// One that may create, and does not within this time, is not waited for: it may have been deleted meanwhile.
@@ -233,7 +233,7 @@ impl Breakers {
         classes
             .entry(key.clone())
             .or_insert_with(|| Breaker::new(State::HalfOpen(None, now), now))
-            .exhausted(status.retry_after(), counted, now);
+            .exhausted(retry::asked(status), counted, now);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Breaker>> {
@@ -362,8 +362,8 @@ impl Breaker {
                 None
             }
         };
-        let wait = match asked.filter(|asked| !asked.is_zero()) {
-            Some(asked) => asked.min(LONGEST_ASKED).max(backoff(self.failures, 0.0)),
+        let wait = match asked {
+            Some(asked) => asked.max(backoff(self.failures, 0.0)),
             None => LONG_WAIT,
         };
         self.exhausted_at = now;

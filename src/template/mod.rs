@@ -7,6 +7,7 @@ mod plan;
 mod status;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Client;
@@ -104,7 +105,7 @@ fn again(described: &Described) -> Again {
         // Another version of the driver may take it.
         Described::Refused(_) | Described::Unusable(_) => Again::After(LONG_WAIT),
         // Secrets are not watched.
-        Described::NoSecrets(_) => Again::BackOff,
+        Described::NoSecrets(_) => Again::BackOff(Duration::ZERO),
         Described::Failed(status) => Again::after(Call::DescribeClass, status),
     }
 }
