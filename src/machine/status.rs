@@ -200,6 +200,9 @@ impl Draft<'_> {
     fn queued(&mut self) {
         let message = "waiting for a permit to call the driver, which is busy with the calls of others";
         self.unpaused();
+        if self.tells_of_a_call() {
+            return;
+        }
         if self.machine.metadata.deletion_timestamp.is_some() {
             self.deleting(reason::WAITING_FOR_DRIVER, message);
         } else if !self.machine.is_provisioned() {
@@ -210,6 +213,32 @@ impl Draft<'_> {
                 message,
             );
         } // Else the VM is as it was, and `Ready` is a promise to MachineHealthChecks.
+    }
+
+    /// Whether what is shown is what came of a call: to say in its place that the next one waits would hide it, and cost two
+    /// writes for each call.
+    fn tells_of_a_call(&self) -> bool {
+        let (during, condition) = if self.machine.metadata.deletion_timestamp.is_some() {
+            (OperationType::Delete, conditions::DELETING)
+        } else {
+            (OperationType::Create, conditions::READY)
+        };
+        let Some(shown) = conditions::get(&self.status.conditions, condition) else {
+            return false;
+        };
+        let came_of_deletion = [
+            reason::DELETING,
+            reason::SHUTTING_DOWN,
+            reason::CONFIRMING_DELETION,
+            reason::CREATE_UNANSWERED,
+        ];
+        let has_failed = self.status.last_operation.as_ref().is_some_and(|last| {
+            let codes = [last.code.as_deref(), Some(reason::CREATION_TIMED_OUT)];
+            last.type_ == during
+                && last.state == OperationState::Failed
+                && codes.contains(&Some(shown.reason.as_str()))
+        });
+        has_failed || (during == OperationType::Delete && came_of_deletion.contains(&shown.reason.as_str()))
     }
 
     /// It waits for capacity that another machine was refused for. One that was refused itself says so already.

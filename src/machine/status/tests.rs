@@ -608,6 +608,60 @@ fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word()
     }
 }
 
+/// Between the calls of a machine that fails, or whose deletion takes long, it waits for permits: that would cost two writes for
+/// each call.
+#[test]
+fn a_wait_for_a_permit_hides_nothing_that_came_of_a_call() {
+    let queued = || Outcome::Queued {
+        again: Duration::from_secs(30),
+    };
+    let deletion = |reason| Outcome::Deleting {
+        reason,
+        message: "in words".to_owned(),
+        again: Duration::from_secs(5),
+    };
+    let deleted = || machine().claimed().deleted_at(now());
+    let outcomes = [
+        (machine().claimed(), failed(Call::Create, Code::Unavailable)),
+        (machine().claimed(), failed(Call::LookUp, Code::PermissionDenied)),
+        (machine().claimed(), no_secrets(OperationType::Create)),
+        (deleted(), failed(Call::Delete, Code::Internal)),
+        (deleted(), no_secrets(OperationType::Delete)),
+        (deleted(), deletion(reason::SHUTTING_DOWN)),
+        (deleted(), deletion(reason::DELETING)),
+        (deleted(), deletion(reason::CONFIRMING_DELETION)),
+        (deleted(), deletion(reason::CREATE_UNANSWERED)),
+    ];
+    for (fixture, outcome) in outcomes {
+        let mut machine = fixture.build();
+        machine.status = Some(after(&machine, &outcome, moment()));
+        let later = Moment {
+            now: at(99),
+            ..moment()
+        };
+        let shown = after(&machine, &queued(), later);
+        assert_eq!(Some(shown), machine.status, "{outcome:?}");
+    }
+    let bootstrap = failing_and_held();
+    assert_eq!(
+        state_of(&status_of(bootstrap, &queued()), conditions::READY),
+        ("False", reason::WAITING_FOR_DRIVER),
+        "the failure is not what is shown any more"
+    );
+}
+
+/// Failed, and waits for its bootstrap data since.
+fn failing_and_held() -> MachineFixture {
+    let failing = machine().claimed();
+    let code = Code::Unavailable;
+    let failing = failing.failed(OperationType::Create, Operation::CreateMachine, code, 9);
+    failing.condition(
+        conditions::READY,
+        State::False,
+        reason::WAITING_FOR_BOOTSTRAP_DATA,
+    )
+}
+
 /// No driver was called for it: it is told once, and as a wait.
 #[test]
 fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_refused_itself() {
