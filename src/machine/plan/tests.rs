@@ -597,12 +597,22 @@ fn after_a_restart_a_failure_that_may_have_repeated_unseen_is_not_repeated_soone
         panic!("it is tried with all others that waited when the process ended");
     };
     assert!(left < Duration::from_mins(5), "{left:?}");
-    let shown = failing(300).build();
-    let restored = restored(&shown, now(), Instant::now(), 0).unwrap();
-    assert_eq!(
-        restored.attempts, 5,
-        "of 3 that are shown, the sixth is written next"
-    );
+}
+
+/// Else each change of the leader would double what is shown, and the wait with it.
+#[test]
+fn after_a_restart_there_were_no_more_attempts_than_are_shown_and_there_was_time_for() {
+    let attempts = |seconds| {
+        let shown = failing(300).build();
+        restored(&shown, at(seconds), Instant::now(), 0).unwrap().attempts
+    };
+    for next_is_ahead in [0, 200, 299] {
+        assert_eq!(attempts(next_is_ahead), 3);
+    }
+    assert_eq!(attempts(300), 4);
+    assert_eq!(attempts(500), 5);
+    assert_eq!(attempts(86_400), 5, "the sixth would be shown");
+    assert_eq!(attempts(-86_400), 3, "the clock was set back");
 }
 
 /// One machine of each class is let through to find out, and so is one that a person asks for.

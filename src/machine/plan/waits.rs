@@ -47,7 +47,8 @@ pub fn retry_wait(seen: &Observed<'_>) -> Option<Wait> {
 ///
 /// # Guarantees
 /// It is never shorter than the wait that the process before meant: a failure that repeats is not written each time (see
-/// [`crate::machine::status`]), so there may have been more attempts than the status shows, and a last one that it does not show.
+/// [`crate::machine::status`]), so once the next try that is shown was due, there may have been more attempts than the status
+/// shows, as many as there was time for. Until then what is shown is all that there was.
 pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs: u64) -> Option<Retry> {
     let status = machine.status.as_ref()?;
     let last = status
@@ -65,6 +66,12 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     let meant = Duration::try_from(next.duration_since(last.last_update_time.0)).unwrap_or_default();
     let left = Duration::try_from(next.duration_since(now)).unwrap_or_default();
     let shown = u32::try_from(last.attempts).unwrap_or_default();
+    let elapsed = Duration::try_from(now.duration_since(last.last_update_time.0)).unwrap_or_default();
+    let unshown = if left.is_zero() {
+        most_unshown(shown, meant, elapsed)
+    } else {
+        0
+    };
     let code = last.code.as_deref().and_then(code_named);
     let cause = match code {
         Some(Code::ResourceExhausted) => Cause::Capacity,
@@ -85,12 +92,21 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
         left.min(meant)
     };
     Some(Retry {
-        attempts: shown.saturating_mul(2).saturating_sub(1),
+        attempts: shown.saturating_add(unshown),
         cause,
         until: Until::Moment(instant + left),
         inputs,
         untold: None,
     })
+}
+
+/// How often a failure that is shown after its attempt `shown` may have repeated since without being shown, where the first wait
+/// was `meant` to be so long: each took at least as long as jitter leaves of that, and the status would show twice as many.
+fn most_unshown(shown: u32, meant: Duration, elapsed: Duration) -> u32 {
+    let most = shown.saturating_sub(1);
+    let shortest = meant.mul_f64(0.8).as_millis();
+    let there_was_time_for = elapsed.as_millis().checked_div(shortest).unwrap_or(u128::MAX);
+    u32::try_from(there_was_time_for).map_or(most, |there_was| there_was.min(most))
 }
 
 fn code_named(name: &str) -> Option<Code> {
