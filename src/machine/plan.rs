@@ -111,13 +111,7 @@ pub fn plan(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
 fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let owner = match seen.owner {
         Owner::None => return plan_unowned(machine, seen, &nobody_owns(machine)),
-        Owner::Missing if machine.is_provisioned() => {
-            return Plan::Leave("the owner Machine is not in the cache yet");
-        }
-        Owner::Missing => {
-            let message = "the Machine that `metadata.ownerReferences` names as controller can't be found";
-            return plan_unowned(machine, seen, message);
-        }
+        Owner::Missing => return plan_unowned(machine, seen, &owner_is_missing(machine)),
         Owner::Found(owner) => owner,
     };
     // Before anything else that there is to say: a person who paused it looks for this.
@@ -207,6 +201,15 @@ fn nobody_owns(machine: &InfraMachine) -> String {
         "nothing is made for it"
     };
     format!("no Machine is the controller in `metadata.ownerReferences`: {nothing}")
+}
+
+fn owner_is_missing(machine: &InfraMachine) -> String {
+    let message = "the Machine that `metadata.ownerReferences` names as controller can't be found";
+    if machine.is_provisioned() {
+        format!("{message}: its VM is left as it is, and changes of its spec have no effect")
+    } else {
+        message.to_owned()
+    }
 }
 
 fn is_labelled_with_a_cluster(machine: &InfraMachine) -> bool {

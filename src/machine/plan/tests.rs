@@ -123,8 +123,17 @@ fn of_a_vm_that_is_up_and_that_nobody_owns_any_more_ready_is_kept() {
         reason_of(orphaned.plan(machine().provisioned())),
         (conditions::VIRTUAL_MACHINE_UP_TO_DATE, reason::WAITING_FOR_OWNER)
     );
-    let unseen = world().owner_not_cached().seconds_later(60);
-    assert_left(&unseen, machine().provisioned());
+    let missing = held(
+        world()
+            .owner_not_cached()
+            .seconds_later(60)
+            .plan(machine().provisioned()),
+    );
+    assert_eq!(
+        (missing.condition, missing.reason),
+        (conditions::VIRTUAL_MACHINE_UP_TO_DATE, reason::WAITING_FOR_OWNER)
+    );
+    assert!(missing.message.contains("can't be found"), "{}", missing.message);
 }
 
 /// A fleet that is put back object by object gets no write for every one of them.
