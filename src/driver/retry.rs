@@ -41,6 +41,8 @@ pub enum Call {
     Delete,
     /// The look-up after the delete.
     ConfirmGone,
+    /// The list in which a VM of an unanswered create is looked for after the delete, of a driver that can't look up.
+    ListAfterDelete,
     /// The question for failure domains, before there is a machine.
     ListZones,
     /// The question what a machine has, before there is one.
@@ -95,7 +97,7 @@ pub struct Explanation {
 
 impl Call {
     /// Every call, in the order of a machine's life.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::LookUp,
         Self::LookUpAgain,
         Self::List,
@@ -108,6 +110,7 @@ impl Call {
         Self::ShutDown,
         Self::Delete,
         Self::ConfirmGone,
+        Self::ListAfterDelete,
         Self::ListZones,
         Self::DescribeClass,
     ];
@@ -118,7 +121,7 @@ impl Call {
             Self::LookUp | Self::LookUpAgain | Self::Recheck | Self::ConfirmGone => {
                 Operation::GetMachineStatus
             }
-            Self::List | Self::ListAgain => Operation::ListMachines,
+            Self::List | Self::ListAgain | Self::ListAfterDelete => Operation::ListMachines,
             Self::Create => Operation::CreateMachine,
             Self::Initialize | Self::FinishInitialization => Operation::InitializeMachine,
             Self::Update => Operation::UpdateMachine,
@@ -144,6 +147,7 @@ impl Call {
             Self::ShutDown => "ShutDownMachine",
             Self::Delete => "DeleteMachine",
             Self::ConfirmGone => "GetMachineStatus after a delete",
+            Self::ListAfterDelete => "ListMachines after a delete",
             Self::ListZones => "ListZones",
             Self::DescribeClass => "DescribeClass",
         }
@@ -295,13 +299,17 @@ pub const fn next(call: Call, code: Code) -> Next {
             Call::ShutDown => Next::Delete,
             Call::Delete | Call::ConfirmGone => Next::Gone,
             // Only a list without the VM says that there is none.
-            Call::List | Call::ListAgain | Call::ListZones | Call::DescribeClass => Next::Retry,
+            Call::List | Call::ListAgain | Call::ListAfterDelete | Call::ListZones | Call::DescribeClass => {
+                Next::Retry
+            }
         },
         Code::Unimplemented => match call {
             Call::LookUp
             | Call::List
             | Call::Initialize
             | Call::Recheck
+            // The delete was answered, and the time that a create gets is waited for all the same.
+            | Call::ListAfterDelete
             | Call::ListZones
             | Call::DescribeClass => Next::Fallback,
             Call::ShutDown => Next::Delete,
@@ -325,6 +333,7 @@ pub const fn next(call: Call, code: Code) -> Next {
             Call::ConfirmGone => Next::StillThere,
             Call::List
             | Call::ListAgain
+            | Call::ListAfterDelete
             | Call::Update
             | Call::ShutDown
             | Call::Delete

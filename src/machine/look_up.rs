@@ -1,6 +1,6 @@
 //! Ask the driver for the VM.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::object::Object;
 use super::outcome::Failure;
@@ -102,6 +102,39 @@ async fn list(object: &mut Object<'_>, turn: &Turn<'_>, call: Call, class: Machi
     } else {
         Seen::Failed(failure)
     }
+}
+
+/// The VMs of the machine in the driver's list, for a deletion: whatever their name, where the list tells whose a VM is, and
+/// otherwise those of its name. Nothing where the driver can't list after all.
+pub async fn own_in_list(
+    object: &mut Object<'_>,
+    turn: &Turn<'_>,
+    class: MachineClass,
+) -> Result<Option<BTreeSet<ProviderId>>, Failure> {
+    let call = Call::ListAfterDelete;
+    let answer = turn.driver().list_machines(ListMachinesRequest { class });
+    let failure = match object.awaiting(call.operation(), answer).await {
+        Ok(machines) => {
+            let id = MachineId::of(object.get());
+            let own = id.as_ref().map(MachineId::tag);
+            return Ok(Some(own_among(machines, object.name(), own)));
+        }
+        Err(status) => Failure::new(call, status),
+    };
+    if failure.next == Next::Fallback {
+        Ok(None)
+    } else {
+        Err(failure)
+    }
+}
+
+fn own_among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>) -> BTreeSet<ProviderId> {
+    let is_own = |machine: &ListedMachine| match &machine.machine_id {
+        Some(id) => own == Some(id),
+        None => machine.machine_name == name,
+    };
+    let own = machines.into_iter().filter(is_own);
+    own.map(|machine| machine.provider_id).collect()
 }
 
 /// What a list says of the machine of this name, which drivers know as `own`. Where a list does not tell whose a VM is, one of
@@ -227,5 +260,22 @@ mod tests {
             Err(Code::AlreadyExists),
             "no create was issued: it is another's"
         );
+    }
+
+    #[test]
+    fn a_deletion_takes_of_a_list_what_is_the_machines_by_its_tag_and_else_by_its_name() {
+        let own = own_among(
+            listed(&[
+                ("sim://1", "m", Some("u-1")),
+                ("sim://2", "", Some("u-1")),
+                ("sim://3", "m", None),
+                ("sim://4", "m", Some("u-2")),
+                ("sim://5", "n", None),
+            ]),
+            "m",
+            Some("u-1"),
+        );
+        let own: Vec<_> = own.iter().map(ProviderId::as_str).collect();
+        assert_eq!(own, ["sim://1", "sim://2", "sim://3"]);
     }
 }

@@ -307,6 +307,6 @@ const fn during(call: Call) -> OperationType {
         | Call::ListZones
         | Call::DescribeClass => OperationType::Create,
         Call::Update => OperationType::Update,
-        Call::ShutDown | Call::Delete | Call::ConfirmGone => OperationType::Delete,
+        Call::ShutDown | Call::Delete | Call::ConfirmGone | Call::ListAfterDelete => OperationType::Delete,
     }
 }

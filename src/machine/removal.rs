@@ -1,5 +1,6 @@
 //! Shut down and delete, until the VM is gone.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -7,6 +8,7 @@ use jiff::Timestamp;
 use super::Context;
 use super::absence::behind_for;
 use super::class::{self, Stopped};
+use super::look_up::own_in_list;
 use super::object::{Note, Object};
 use super::outcome::{Failure, Outcome};
 use super::plan::{Delete, Release, SHUT_DOWN_TRIES, Settling, ShutDown};
@@ -426,21 +428,17 @@ async fn confirm_gone(
 ) -> Result<Outcome, Error> {
     let capabilities = turn.known_capabilities();
     if !capabilities.offers(Operation::GetMachineStatus) {
-        // Since when it has been answering that the VM is deleted.
-        ctx.memory.absent_for(object.uid(), Instant::now());
-        return Ok(plan.settling.map_or(Outcome::Gone, |settling| {
-            awaiting_create("the driver accepted the deletion", settling, plan.again)
-        }));
+        return confirm_without_look_up(ctx, object, turn, plan, class).await;
     }
     let known = plan.provider_id.as_ref();
     let mut sight = look(object, turn, known, class.clone()).await;
     if plan.strays && matches!(sight, Ok(Sight::Absent)) {
         sight = look(object, turn, None, class.clone()).await;
-        if let Ok(Sight::There(Some(stray))) = &sight {
-            tracing::warn!(name = object.name(), %stray, "a create that was never answered has made another VM: deleting it");
-            if let Some(failure) = remove_vm(object, turn, Some(stray.clone()), class).await? {
-                return Ok(Outcome::Failed(Box::new(failure)));
-            }
+        // Where the driver does not say its id, its name is all there is to delete it by.
+        if let Ok(Sight::There(stray)) = &sight
+            && let Some(failure) = remove_stray(object, turn, stray.clone(), class).await?
+        {
+            return Ok(Outcome::Failed(Box::new(failure)));
         }
     }
     Ok(match sight {
@@ -458,6 +456,89 @@ async fn confirm_gone(
             after_absence(plan.settling, behind, plan.again)
         }
     })
+}
+
+/// What the deletion comes to of a driver that can't look up and has answered that the VM is deleted. Its list shows what it knows
+/// nothing of by then: the VM of a create that was never answered. It is asked for only where there may be one, since a list is
+/// one of all VMs of the cluster.
+async fn confirm_without_look_up(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    turn: &Turn<'_>,
+    plan: &Delete,
+    class: MachineClass,
+) -> Result<Outcome, Error> {
+    let capabilities = turn.known_capabilities();
+    let is_unanswered = plan.strays || plan.settling.is_some();
+    if is_unanswered && capabilities.offers(Operation::ListMachines) {
+        match own_in_list(object, turn, class.clone()).await {
+            Ok(Some(listed)) if listed.is_empty() => {
+                let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
+                return Ok(after_absence(plan.settling, behind, plan.again));
+            }
+            Ok(Some(listed)) => {
+                ctx.memory.seen(object.uid());
+                return remove_listed(object, turn, plan, listed, class).await;
+            }
+            Ok(None) => {}
+            Err(failure) => return Ok(Outcome::Failed(Box::new(failure))),
+        }
+    }
+    // The name is all there is to find another VM by. Whether a driver that was told an id before can do so is its own affair.
+    if plan.strays
+        && let Some(failure) = remove_vm(object, turn, None, class).await?
+    {
+        if failure.next == Next::Retry {
+            return Ok(Outcome::Failed(Box::new(failure)));
+        }
+        tracing::warn!(
+            name = object.name(),
+            code = %failure.status.code(),
+            "the driver does not delete by name alone: a VM of a create that was never answered may be left"
+        );
+    }
+    // Since when it has been answering that the VM is deleted.
+    ctx.memory.absent_for(object.uid(), Instant::now());
+    Ok(plan.settling.map_or(Outcome::Gone, |settling| {
+        awaiting_create("the driver accepted the deletion", settling, plan.again)
+    }))
+}
+
+/// Deletes the VMs of the machine that a list still has, besides the one whose deletion the driver has answered.
+async fn remove_listed(
+    object: &mut Object<'_>,
+    turn: &Turn<'_>,
+    plan: &Delete,
+    listed: BTreeSet<ProviderId>,
+    class: MachineClass,
+) -> Result<Outcome, Error> {
+    let strays = listed
+        .into_iter()
+        .filter(|id| plan.provider_id.as_ref() != Some(id));
+    for stray in strays {
+        if let Some(failure) = remove_stray(object, turn, Some(stray), class.clone()).await? {
+            return Ok(Outcome::Failed(Box::new(failure)));
+        }
+    }
+    Ok(Outcome::Deleting {
+        reason: reason::DELETING,
+        message: "the driver accepted the deletion and still lists a VM of the machine".to_owned(),
+        again: plan.again,
+    })
+}
+
+async fn remove_stray(
+    object: &mut Object<'_>,
+    turn: &Turn<'_>,
+    stray: Option<ProviderId>,
+    class: MachineClass,
+) -> Result<Option<Failure>, Error> {
+    tracing::warn!(
+        name = object.name(),
+        stray = stray.as_ref().map(ProviderId::as_str),
+        "a create that was never answered has made a VM: deleting it"
+    );
+    remove_vm(object, turn, stray, class).await
 }
 
 /// What the absence of a VM leads to: `behind` is for how much longer the driver may be wrong about it.

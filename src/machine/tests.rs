@@ -10,6 +10,7 @@ use super::fixtures::{MachineFixture, machine};
 use super::plan::SHUT_DOWN_TRIES;
 use super::trial::{Server, Vms};
 use super::{Context, reconcile};
+use crate::api::labels;
 use crate::driver::Operation;
 
 const NO_SETTLE_TIME: Duration = Duration::ZERO;
@@ -47,6 +48,70 @@ async fn a_deletion_of_an_object_that_cannot_be_read_ends_though_its_guest_can_n
         assert!(server.is_kept(), "after {tried} tries");
     }
     again(&server, &ctx).await;
+    assert_eq!(vms.ids(), Vec::<String>::new());
+    assert!(!server.is_kept());
+}
+
+/// A machine with this VM, of which a second create may have made another, deleted long after.
+fn with_unanswered(known: &str) -> MachineFixture {
+    let issued = Timestamp::now() - Duration::from_hours(1);
+    deleted()
+        .provider_id(known)
+        .annotated(labels::CREATE_ISSUED_AT, &issued.to_string())
+}
+
+/// CTL-DE-00: it has no look-up that would show it.
+#[tokio::test]
+async fn a_second_vm_is_found_in_the_list_by_the_machines_tag_and_deleted_by_its_id() {
+    let vms = Vms::default();
+    vms.add("sim://1", "m1", Some("u-1"));
+    vms.add("sim://2", "", Some("u-1"));
+    vms.add("sim://3", "m1", Some("u-3"));
+    let server = Server::with(&with_unanswered("sim://1").build());
+    let ctx = Arc::new(server.context(vec![vms.provider(&[Operation::ListMachines], NO_SETTLE_TIME)]));
+    again(&server, &ctx).await;
+    assert_eq!(vms.ids(), ["sim://3"], "that of another machine stays");
+    assert!(server.is_kept(), "until a list shows none");
+    again(&server, &ctx).await;
+    assert!(!server.is_kept());
+}
+
+#[tokio::test]
+async fn a_vm_that_comes_while_its_create_may_be_carried_out_is_found_in_the_list() {
+    let vms = Vms::default();
+    let issued = Timestamp::now().to_string();
+    let server = Server::with(&deleted().annotated(labels::CREATE_ISSUED_AT, &issued).build());
+    let settle = Duration::from_hours(1);
+    let ctx = Arc::new(server.context(vec![vms.provider(&[Operation::ListMachines], settle)]));
+    again(&server, &ctx).await;
+    // Its name is lost, so that a deletion by name does not find it.
+    vms.add("sim://1", "", Some("u-1"));
+    again(&server, &ctx).await;
+    assert_eq!(vms.ids(), Vec::<String>::new());
+    assert!(server.is_kept(), "another may come");
+}
+
+#[tokio::test]
+async fn a_second_vm_is_deleted_by_name_where_nothing_shows_it() {
+    let vms = Vms::default();
+    vms.add("sim://1", "m1", None);
+    vms.add("sim://2", "m1", None);
+    let server = Server::with(&with_unanswered("sim://1").build());
+    let ctx = Arc::new(server.context(vec![vms.provider(&[], NO_SETTLE_TIME)]));
+    again(&server, &ctx).await;
+    assert_eq!(vms.ids(), Vec::<String>::new());
+    assert!(!server.is_kept());
+}
+
+/// A list is one of all VMs of the cluster.
+#[tokio::test]
+async fn a_deletion_costs_no_list_where_every_create_was_answered() {
+    let vms = Vms::default();
+    vms.add("sim://1", "m1", Some("u-1"));
+    let server = Server::with(&deleted().provider_id("sim://1").build());
+    let ctx = Arc::new(server.context(vec![vms.provider(&[Operation::ListMachines], NO_SETTLE_TIME)]));
+    again(&server, &ctx).await;
+    assert_eq!(vms.count(Operation::ListMachines), 0);
     assert_eq!(vms.ids(), Vec::<String>::new());
     assert!(!server.is_kept());
 }

@@ -217,9 +217,9 @@ impl Driver for VmDriver {
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
         self.note(Operation::DeleteMachine);
         let mut vms = self.back_end.vms.lock().unwrap();
-        let meant = |vm: &ListedMachine| {
-            let is_id = |id: &ProviderId| *id == vm.provider_id;
-            vm.machine_name == request.machine_name && request.provider_id.as_ref().is_none_or(is_id)
+        let meant = |vm: &ListedMachine| match &request.provider_id {
+            Some(id) => *id == vm.provider_id,
+            None => vm.machine_name == request.machine_name,
         };
         if let Some(index) = vms.iter().position(meant) {
             vms.remove(index);

@@ -13,7 +13,7 @@ pub(super) const WAY_UP: &[Call] = &[
     Call::FinishInitialization,
 ];
 /// What stands for a look-up, where a driver lists and can't look up.
-pub(super) const LISTS: &[Call] = &[Call::List, Call::ListAgain];
+pub(super) const LISTS: &[Call] = &[Call::List, Call::ListAgain, Call::ListAfterDelete];
 /// The calls about a VM that is up.
 pub(super) const UP: &[Call] = &[Call::Recheck, Call::Update];
 /// The calls of a deletion.

@@ -107,7 +107,12 @@ fn harmless() -> Vec<Outcome> {
             again: Duration::from_secs(1),
         },
     ];
-    let deletes = |call: &Call| matches!(call, Call::ShutDown | Call::Delete | Call::ConfirmGone);
+    let deletes = |call: &Call| {
+        matches!(
+            call,
+            Call::ShutDown | Call::Delete | Call::ConfirmGone | Call::ListAfterDelete
+        )
+    };
     for call in Call::ALL.into_iter().filter(|call| !deletes(call)) {
         all.extend(Code::ALL.map(|code| failed(call, code)));
     }
@@ -845,7 +850,12 @@ fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready()
             Outcome::Waiting(Some(Duration::from_mins(1))),
         ),
     ];
-    for call in [Call::ShutDown, Call::Delete, Call::ConfirmGone] {
+    for call in [
+        Call::ShutDown,
+        Call::Delete,
+        Call::ConfirmGone,
+        Call::ListAfterDelete,
+    ] {
         all.extend(Code::ALL.map(|code| (deleted(), failed(call, code))));
     }
     for (fixture, outcome) in all {
