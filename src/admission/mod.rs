@@ -39,7 +39,7 @@ const SETTLE: Duration = Duration::from_secs(3);
 /// The annotation of a policy that says until when identities were not guarded. An administrator removes it.
 pub const UNCONFIRMED: &str = "infrastructure.capcmi.io/unconfirmed";
 /// Objects in one answer of the API server.
-const PAGE: u32 = 500;
+const PAGE: u32 = 100;
 
 /// Whether identities are guarded.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -353,10 +353,9 @@ impl Controllers {
     }
 }
 
-/// Objects in a page of a list.
-const PAGE: u32 = 32;
+/// Objects in a page of a list. Where they are large, the client has smaller pages.
+const PAGE: u32 = 500;
 
-/// Lists in pages that fit into memory even when every object is as large as the API server takes it: 1.5 MiB.
 fn in_pages() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)
 }

@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tower::{BoxError, Layer, Service};
 
+use super::pages::{MOST_BYTES, Page, Pages};
 use crate::leadership::Leadership;
 
 /// Requests at the same time, but for watches: each needs a connection.
@@ -38,6 +39,7 @@ pub(super) fn ruled(config: Config, leadership: Leadership) -> Result<Client, ku
     let rules = Rules {
         leadership,
         slots: Arc::new(Semaphore::new(MOST_REQUESTS)),
+        pages: Arc::default(),
     };
     Ok(ClientBuilder::try_from(prepared(config))?
         .with_layer(&rules)
@@ -66,6 +68,7 @@ fn prepared(mut config: Config) -> Config {
 struct Rules {
     leadership: Leadership,
     slots: Arc<Semaphore>,
+    pages: Arc<Pages>,
 }
 
 struct Ruled<S> {
@@ -103,13 +106,14 @@ where
         self.inner.poll_ready(cx).map_err(Into::into)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let rules = self.rules.clone();
         let is_write = is_write(request.method());
         let lasts = is_watch(&request);
         if is_write && let Err(error) = rules.leadership.check() {
             return Box::pin(async move { Err(error.into()) });
         }
+        let page = rules.pages.ask(&mut request).filter(|_| !lasts);
         // Nothing is sent before this future is polled.
         let response = self.inner.call(request);
         Box::pin(async move {
@@ -124,14 +128,15 @@ where
                 rules.leadership.check()?;
             }
             let (head, body) = in_time(response).await?.map_err(Into::into)?.into_parts();
-            let whole = Full::new(collect(body).await?);
+            let whole = Full::new(collect(body, page, &rules.pages).await?);
             Ok(Response::from_parts(head, Either::Left(whole)))
         })
     }
 }
 
-/// Reads a body to its end: an API server that stalls in the middle of an answer is one that does not answer.
-async fn collect<B>(mut body: B) -> Result<Bytes, BoxError>
+/// Reads a body to its end, that of a page no further than it may be large. An API server that stalls in the middle of an answer
+/// is one that does not answer.
+async fn collect<B>(mut body: B, mut page: Option<Page>, pages: &Pages) -> Result<Bytes, BoxError>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
@@ -140,6 +145,9 @@ where
     while let Some(frame) = in_time(body.frame()).await? {
         if let Ok(data) = frame.map_err(Into::into)?.into_data() {
             whole.extend_from_slice(&data);
+        }
+        if let Some(page) = page.take_if(|_| whole.len() > MOST_BYTES) {
+            return Err(pages.too_large(page).into());
         }
     }
     Ok(whole.into())
@@ -175,6 +183,7 @@ mod tests {
 
     use super::*;
     use crate::leadership::{NotLeader, is_not_leader};
+    use crate::manager::pages::PageTooLarge;
 
     fn request(method: Method, uri: &str) -> Request<Body> {
         let mut request = Request::new(Body::empty());
@@ -194,6 +203,7 @@ mod tests {
         let rules = Rules {
             leadership,
             slots: Arc::new(Semaphore::new(slots)),
+            pages: Arc::default(),
         };
         rules.layer(service_fn(move |_| answer()))
     }
@@ -245,6 +255,46 @@ mod tests {
         advance(Duration::from_hours(1)).await;
         assert!(watch.now_or_never().is_none());
     }
+
+    /// Else 500 of the largest objects that a tenant can make would be in memory at once.
+    #[tokio::test]
+    async fn a_page_that_is_too_large_is_not_read_to_its_end_and_the_next_is_smaller() {
+        let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let noted = Arc::clone(&asked);
+        let rules = Rules {
+            leadership: Leadership::unelected(),
+            slots: Arc::new(Semaphore::new(1)),
+            pages: Arc::default(),
+        };
+        let mut service = rules.layer(service_fn(move |request: Request<Body>| {
+            noted.lock().unwrap().push(request.uri().to_string());
+            // 1.5 MiB an object.
+            let query = request.uri().query().unwrap().to_owned();
+            let objects = query.strip_prefix("limit=").unwrap().parse::<usize>().unwrap();
+            let object = Bytes::from(vec![b'x'; 3 << 19]);
+            let pieces = (0..objects).map(move |_| Ok::<_, BoxError>(Frame::data(object.clone())));
+            let body = StreamBody::new(futures::stream::iter(pieces));
+            async { Ok::<_, BoxError>(Response::new(body)) }
+        }));
+        for _ in 0..2 {
+            let refused = service.call(request(Method::GET, "/machines?limit=500")).await;
+            assert!(refused.is_err_and(|error| error.is::<PageTooLarge>()));
+        }
+        let read = service
+            .call(request(Method::GET, "/machines?limit=500"))
+            .await
+            .ok()
+            .unwrap();
+        assert_eq!(
+            read.into_body().collect().await.unwrap().to_bytes().len(),
+            32 * (3 << 19)
+        );
+        assert_eq!(
+            *asked.lock().unwrap(),
+            [500, 125, 32].map(|limit| format!("/machines?limit={limit}"))
+        );
+    }
+
     /// What a stalled connection is: the head of the answer has come, and then nothing more.
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_stalls_half_way_is_given_up_and_its_slot_is_free_again() {
@@ -253,6 +303,7 @@ mod tests {
         let rules = Rules {
             leadership: Leadership::unelected(),
             slots: Arc::new(Semaphore::new(1)),
+            pages: Arc::default(),
         };
         let mut service = rules.layer(service_fn(move |_| {
             let answers = Arc::clone(&answers);

@@ -12,6 +12,7 @@ mod controllers;
 mod diagnostics;
 mod elector;
 mod health;
+mod pages;
 mod reviewer;
 mod serve;
 mod tasks;

@@ -1,0 +1,127 @@
+//! How many objects a page of a list has: many where they are small, as they are as a rule, and so few where they are large that
+//! a page fits into memory even when every object is as large as the API server takes it.
+//!
+//! Nothing tells beforehand how large a page will be. So the answer to a page of many objects is read up to a bound and dropped
+//! beyond it, and from then on lists of this path have smaller pages. Who lists begins anew, as after any other list that failed.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use http::uri::PathAndQuery;
+use http::{Request, Uri};
+
+/// A page of so many objects is taken however large it is: of 1.5 MiB each they are 48 MiB.
+const FEWEST: u32 = 32;
+/// The most bytes of a page of more objects. 500 ordinary InfraMachines have 4 MiB.
+pub(super) const MOST_BYTES: usize = 16 * 1024 * 1024;
+/// How much smaller the next pages are.
+const STEP: u32 = 4;
+
+/// A page of a list had more bytes than are read. Lists of its path have smaller pages from now on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a page of {limit} objects of {path} has more than {MOST_BYTES} bytes: listing in smaller pages")]
+pub struct PageTooLarge {
+    path: String,
+    limit: u32,
+}
+
+/// The sizes of pages, by path, where they are smaller than what is asked for.
+#[derive(Debug, Default)]
+pub(super) struct Pages(Mutex<HashMap<String, u32>>);
+
+/// A page that is asked for, and whose answer is bounded.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Page {
+    path: String,
+    limit: u32,
+}
+
+impl Pages {
+    /// Makes the page that a request asks for no larger than one of this path may be; the page, if its answer is bounded.
+    pub(super) fn ask<B>(&self, request: &mut Request<B>) -> Option<Page> {
+        let uri = request.uri();
+        let (path, query) = (uri.path().to_owned(), uri.query()?);
+        let is_limit = |pair: &&str| pair.starts_with("limit=");
+        let asked: u32 = query
+            .split('&')
+            .find(is_limit)?
+            .strip_prefix("limit=")?
+            .parse()
+            .ok()?;
+        let known = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&path)
+            .copied();
+        let limit = known.map_or(asked, |known| known.min(asked));
+        if limit < asked {
+            let pairs = query.split('&').map(|pair| {
+                if is_limit(&pair) {
+                    format!("limit={limit}")
+                } else {
+                    pair.to_owned()
+                }
+            });
+            let query: Vec<_> = pairs.collect();
+            *request.uri_mut() = with_query(uri, &format!("{path}?{}", query.join("&")))?;
+        }
+        (limit > FEWEST).then_some(Page { path, limit })
+    }
+
+    /// Has the next lists of this path come in smaller pages.
+    pub(super) fn too_large(&self, page: Page) -> PageTooLarge {
+        let Page { path, limit } = page;
+        let smaller = (limit / STEP).max(FEWEST);
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = known.entry(path.clone()).or_insert(smaller);
+        *next = smaller.min(*next);
+        PageTooLarge { path, limit }
+    }
+}
+
+fn with_query(uri: &Uri, path_and_query: &str) -> Option<Uri> {
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(PathAndQuery::try_from(path_and_query).ok()?);
+    Uri::from_parts(parts).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATH: &str = "https://server/apis/g/v1/machines";
+
+    fn asked(pages: &Pages, query: &str) -> (String, Option<u32>) {
+        let mut request = Request::new(());
+        *request.uri_mut() = format!("{PATH}{query}").parse().unwrap();
+        let page = pages.ask(&mut request);
+        let sent = request.uri().to_string().replace(PATH, "");
+        (sent, page.map(|page| page.limit))
+    }
+
+    #[test]
+    fn pages_of_a_path_get_smaller_until_any_objects_fit_and_the_rest_of_the_request_stays() {
+        let pages = Pages::default();
+        let query = |limit: u32| format!("?limit={limit}&continue=a%3D&labelSelector=x");
+        for (sent, bounded) in [(500, Some(500)), (125, Some(125)), (32, None), (32, None)] {
+            assert_eq!(asked(&pages, &query(500)), (query(sent), bounded));
+            let path = "/apis/g/v1/machines".to_owned();
+            if let Some(limit) = bounded {
+                pages.too_large(Page { path, limit });
+            }
+        }
+        assert_eq!(asked(&pages, &query(10)), (query(10), None), "it asks for less");
+    }
+
+    #[test]
+    fn what_is_no_list_in_pages_and_other_paths_stay_as_they_are() {
+        let pages = Pages::default();
+        let path = "/apis/g/v1/machines/one".to_owned();
+        pages.too_large(Page { path, limit: 500 });
+        for query in ["", "?limit=x", "?watch=1&resourceVersion=7", "?limit=32"] {
+            assert_eq!(asked(&pages, query), (query.to_owned(), None));
+        }
+        assert_eq!(asked(&pages, "?limit=500"), ("?limit=500".to_owned(), Some(500)));
+    }
+}
