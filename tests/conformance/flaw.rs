@@ -166,6 +166,10 @@ pub enum Flaw {
     ListSwapsNames,
     /// The list leads from ids to no names.
     ListNoNames,
+    /// The list gives each VM to the machine of another.
+    ListSwapsOwners,
+    /// The list says of every VM that it is of one cluster, whichever that is.
+    ListKnowsOneCluster,
     /// An empty cluster is NOT_FOUND.
     ListEmptyNotFound,
     /// Without a cluster everything is listed.

@@ -175,6 +175,8 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (ListKeepsDeleted, "DRV-34"),
     (ListSwapsNames, "DRV-36"),
     (ListNoNames, "CMI-138"),
+    (ListSwapsOwners, "DRV-07"),
+    (ListKnowsOneCluster, "DRV-03"),
     (ListEmptyNotFound, "DRV-LM-00"),
     (ListEverything, "DRV-LM-03"),
     (LeavesHalf(ListMachines), "DRV-LM-01"),

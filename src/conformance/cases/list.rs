@@ -3,9 +3,10 @@
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 
 use super::case;
-use crate::conformance::answer::{Outcome, ensure};
+use crate::conformance::answer::{Halt, Outcome, ensure};
+use crate::conformance::order::Order;
 use crate::conformance::{Case, Hook, Need, Trial};
-use crate::driver::{Code, Operation};
+use crate::driver::{Code, Operation, ProviderId, tags};
 
 const LIST: Need = Need::Call(Operation::ListMachines);
 /// How many VMs of a long list are ordered at once.
@@ -46,6 +47,13 @@ pub(super) const CASES: &[Case] = &[
         proves: ["DRV-03", "CMI-49", "CMI-137"],
         needs: [LIST],
         other_cluster
+    ),
+    case!(
+        "list-tags",
+        "a list that tells whose a VM is tells the tags that it was made with",
+        proves: ["DRV-03", "DRV-07", "CMI-49", "CMI-79"],
+        needs: [LIST],
+        tags_of_each
     ),
     case!(
         "list-planted-vm",
@@ -116,6 +124,49 @@ async fn other_cluster(t: Trial) -> Outcome {
     let (one, two) = (t.prepare(&here).await?, t.prepare(&there).await?);
     t.has_exactly(&here, &[(&here, &one.provider_id)]).await?;
     t.has_exactly(&there, &[(&there, &two.provider_id)]).await
+}
+
+/// What is done about a VM that no machine has follows from these tags. A plain list has none, and so none that is wrong.
+async fn tags_of_each(t: Trial) -> Outcome {
+    let (one, two) = (t.order("a"), t.order("b").with_identity("conformance.of-b"));
+    let (first, second) = (t.prepare(&one).await?, t.prepare(&two).await?);
+    let owners = [(&one, &first.provider_id), (&two, &second.provider_id)];
+    if !tells_owners(&t, &one, &owners).await? {
+        return Err(Halt::Skipped(
+            "the list tells neither cluster nor machine of a VM".to_owned(),
+        ));
+    }
+    // What comes under the name of a VM that is gone is another machine's.
+    t.remove(&one, Some(&first.provider_id)).await?;
+    t.settle().await;
+    let after = t.order("a").with_identity("conformance.of-another");
+    let third = t.prepare(&after).await?;
+    let owners = [(&after, &third.provider_id), (&two, &second.provider_id)];
+    tells_owners(&t, &after, &owners).await.map(drop)
+}
+
+/// Fails where a list tells other tags of these VMs than they were made with; whether it tells any.
+async fn tells_owners(t: &Trial, order: &Order, owners: &[(&Order, &ProviderId)]) -> Outcome<bool> {
+    // That it can't be had is for other cases.
+    let listed = t.list(order).await?.ok().map_err(Halt::in_preparation)?;
+    let mut tells = false;
+    for (owner, id) in owners {
+        let found = listed.iter().filter(|vm| vm.provider_id == **id);
+        for vm in found {
+            for (tag, told) in [(tags::CLUSTER, &vm.cluster_id), (tags::MACHINE, &vm.machine_id)] {
+                let Some(told) = told else { continue };
+                tells = true;
+                let made_with = owner.tag(tag);
+                ensure(*told == made_with, || {
+                    format!(
+                        "the VM `{id}` of `{}` was made with the tag {tag}={made_with}, and the list says {told}",
+                        owner.name
+                    )
+                })?;
+            }
+        }
+    }
+    Ok(tells)
 }
 
 async fn planted(t: Trial) -> Outcome {

@@ -81,6 +81,16 @@ impl Mutant {
                 let name = std::mem::take(&mut list[0].machine_name);
                 list[0].machine_name = std::mem::replace(&mut list[1].machine_name, name);
             }
+            Flaw::ListSwapsOwners if list.len() > 1 => {
+                let owner = list[0].machine_id.take();
+                list[0].machine_id = std::mem::replace(&mut list[1].machine_id, owner);
+            }
+            Flaw::ListKnowsOneCluster => {
+                let one = Some("the-cluster".to_owned());
+                for vm in &mut list {
+                    vm.cluster_id.clone_from(&one);
+                }
+            }
             Flaw::ListNoNames => list.iter_mut().for_each(|vm| vm.machine_name.clear()),
             Flaw::ListEmptyNotFound if list.is_empty() => {
                 return Err(Status::new(Code::NotFound, "there is no VM at all"));
