@@ -51,7 +51,7 @@ pub enum Event {
         /// Its condition now.
         condition: Condition,
     },
-    /// A VM that was ordered comes into being only later.
+    /// A VM that was ordered comes into being only later, or, if it was to come later, now.
     Deferred {
         /// Which VM.
         id: VmId,
@@ -162,6 +162,12 @@ impl Cloud {
         ids.filter_map(|id| self.vms.get(id))
     }
 
+    /// Every VM of this name in a cluster that was ordered and is not there yet.
+    pub fn deferred(&self, cluster: &str, name: &str) -> impl Iterator<Item = &Vm> {
+        let vms = self.deferred.iter().map(|(_, vm)| vm);
+        vms.filter(move |vm| vm.cluster() == cluster && vm.name == name)
+    }
+
     /// How many VMs there are.
     pub fn total(&self) -> usize {
         self.vms.len()
@@ -247,18 +253,24 @@ impl Cloud {
             Event::SourceDestCheckSet { id, on } => self.change(id, |vm| vm.source_dest_check = on),
             Event::LabelsSet { id, labels } => self.change(id, |vm| vm.labels = labels),
             Event::ConditionSet { id, condition } => self.change(id, |vm| vm.condition = condition),
-            Event::Deferred { id, until } => {
-                let vm = self.vms.get(&id).cloned();
-                self.remove(id, entry.at);
-                self.gone.remove(&id);
-                self.deferred.extend(vm.map(|vm| (until, vm)));
-            }
+            Event::Deferred { id, until } => self.defer(id, until, entry.at),
             Event::Vanished { id } => self.remove(id, entry.at),
             Event::QuotaSet { quota } => self.quota = quota.map_or(Quota::Lifted, Quota::Set),
             Event::CapacitySet { pool, capacity } => {
                 self.pools.entry(pool).or_default().capacity = Some(capacity);
             }
         }
+    }
+
+    fn defer(&mut self, id: VmId, until: Instant, at: Instant) {
+        if let Some((due, _)) = self.deferred.iter_mut().find(|(_, vm)| vm.id == id) {
+            *due = until;
+            return;
+        }
+        let vm = self.vms.get(&id).cloned();
+        self.remove(id, at);
+        self.gone.remove(&id);
+        self.deferred.extend(vm.map(|vm| (until, vm)));
     }
 
     fn change(&mut self, id: VmId, change: impl FnOnce(&mut Vm)) {

@@ -94,6 +94,19 @@ pub fn create(
             return Err(Status::new(Code::FailedPrecondition, message));
         }
     }
+    if let Some(vm) = cloud
+        .deferred(&claim.cluster, &claim.name)
+        .find(|vm| vm.machine() == claim.machine)
+    {
+        // The repeat of a create that is not carried out yet: it is the same VM, and it is there when this is answered.
+        return Ok(Decision {
+            events: vec![Event::Deferred {
+                id: vm.id,
+                until: now,
+            }],
+            answer: adopt(vm, now, spec, wanted)?,
+        });
+    }
     if let Some(other) = cloud.named(&claim.cluster, &claim.name).next() {
         return Err(Status::new(
             Code::AlreadyExists,

@@ -17,6 +17,8 @@ pub struct Ledger {
     unjudged: BTreeSet<VmId>,
     /// VMs that were ordered so far.
     pub creates: usize,
+    /// Those whose create was carried out late, or would have been if it had not been repeated.
+    pub late: usize,
     /// VMs whose deletion was ordered so far.
     pub deletes: usize,
     /// Deletions of VMs whose InfraMachine was gone before it could be seen in deletion.
@@ -29,6 +31,8 @@ struct Record {
     provider_id: String,
     deletion: Option<Instant>,
     gone: Option<Instant>,
+    /// From when it is there, where its create is carried out late.
+    there_from: Option<Instant>,
 }
 
 /// An InfraMachine, as the API server shows it.
@@ -71,9 +75,14 @@ impl Ledger {
             | Event::LabelsSet { .. }
             | Event::ConditionSet { .. }
             | Event::QuotaSet { .. }
-            | Event::CapacitySet { .. }
-            // A fault that the soak does not ask for.
-            | Event::Deferred { .. } => None,
+            | Event::CapacitySet { .. } => None,
+            Event::Deferred { id, until } => {
+                if let Some(vm) = self.vms.get_mut(id) {
+                    self.late += usize::from(vm.there_from.is_none());
+                    vm.there_from = Some(*until);
+                }
+                None
+            }
         }
     }
 
@@ -102,6 +111,7 @@ impl Ledger {
                 provider_id: vm.provider_id(),
                 deletion: None,
                 gone: None,
+                there_from: None,
             },
         );
         broken
@@ -178,6 +188,11 @@ impl Ledger {
             return Some(format!(
                 "InfraMachine {name} is ready with {provider_id}, the VM of {}",
                 vm.name
+            ));
+        }
+        if let Some(from) = vm.there_from.filter(|from| *from > asked) {
+            return Some(format!(
+                "InfraMachine {name} is ready at {asked:?}, and its VM {provider_id} is there only from {from:?} on"
             ));
         }
         let gone = vm.gone.filter(|gone| *gone < asked)?;
@@ -309,6 +324,22 @@ mod tests {
             ..seen(&mine)
         };
         assert_eq!(ledger.compare(at(2), &[stolen]).len(), 1, "it names another's");
+        let defer = |millis, until| Entry {
+            at: at(millis),
+            event: Event::Deferred {
+                id: mine.id,
+                until: at(until),
+            },
+        };
+        ledger.enter(&defer(2, 9));
+        assert_eq!(
+            ledger.compare(at(3), &[seen(&mine)]).len(),
+            1,
+            "its VM is not there yet"
+        );
+        ledger.enter(&defer(3, 3));
+        assert_eq!(ledger.compare(at(3), &[seen(&mine)]), Vec::<String>::new());
+        assert_eq!(ledger.late, 1);
         ledger.enter(&Entry {
             at: at(5),
             event: Event::Vanished { id: mine.id },

@@ -19,6 +19,24 @@ async fn a_create_whose_caller_has_gone_can_be_carried_out_later() {
     assert_eq!(seen().await, Some(Code::NotFound));
 }
 
+/// DRV-12
+#[tokio::test(start_paused = true)]
+async fn the_repeat_of_a_create_that_is_not_carried_out_yet_gives_its_vm_and_makes_no_other() {
+    let driver =
+        driver("{faults: [{operation: CreateMachine, carryOutAfterMs: 5000, hang: after, count: 1}]}");
+    let given_up = tokio::time::timeout(Duration::from_secs(1), driver.create("a", plain("a"))).await;
+    assert!(given_up.is_err());
+    let made = driver.create("a", plain("a")).await.unwrap();
+    let seen = driver.status("a", None, plain("a")).await.unwrap();
+    assert_eq!(
+        seen.provider_id, made.provider_id,
+        "it is there once it is answered"
+    );
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(driver.list(plain("a")).await.unwrap().len(), 1);
+    assert_eq!(driver.mutations(), 3, "it was ordered once");
+}
+
 /// DRV-10, DRV-12, DRV-13, DRV-14, DRV-27
 #[tokio::test(start_paused = true)]
 async fn a_create_that_is_repeated_gives_the_same_vm() {
