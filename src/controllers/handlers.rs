@@ -16,7 +16,7 @@ use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{self, Guarded, labels};
 use crate::caches::cluster_owners;
-use crate::machine::Suspicion;
+use crate::machine::{self, Suspicion};
 
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&News<Machine>) + Send + 'static {
@@ -128,6 +128,9 @@ impl Controllers {
                     }
                 }
             }
+            for erased in erased(news) {
+                tokio::spawn(machine::remove_vm(Arc::clone(&context), erased.clone()));
+            }
             if news.listed {
                 let all = context.caches.infra_machines.state();
                 let there = uids(all.iter().map(|guarded| guarded.meta()));
@@ -152,6 +155,16 @@ impl Controllers {
             on_own(news);
         }
     }
+}
+
+/// The InfraMachines that the API server let go in spite of their finalizer. A list does not tell how what it lacks has gone.
+fn erased(news: &News<Guarded<InfraMachine>>) -> Vec<&InfraMachine> {
+    let changes = news.changes.iter().filter(|_| !news.listed);
+    let gone = changes.filter_map(|change| match change {
+        Change::Gone(guarded) => guarded.0.as_ref().ok(),
+        Change::New(_) | Change::Newer { .. } => None,
+    });
+    gone.filter(|last| machine::is_erased(last)).collect()
 }
 
 fn what_counts_of_a_machine(machine: &Machine) -> u64 {

@@ -6,6 +6,7 @@
 mod absence;
 mod class;
 mod context;
+mod erased;
 mod events;
 #[cfg(test)]
 mod fixtures;
@@ -39,6 +40,7 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 
 pub use context::{Context, Reference};
+pub use erased::{is_erased, remove_vm};
 pub use memory::{Memory, Suspicion};
 pub use phase::{PHASES, phase};
 

@@ -53,6 +53,8 @@ pub struct Object<'a> {
     api: Api<InfraMachine>,
     latest: Arc<InfraMachine>,
     credentials: Credentials,
+    /// The API server has it no more: there is nothing to write.
+    is_erased: bool,
 }
 
 impl<'a> Object<'a> {
@@ -64,6 +66,15 @@ impl<'a> Object<'a> {
             api: Api::namespaced(ctx.client.clone(), namespace),
             latest,
             credentials: Credentials::Unread,
+            is_erased: false,
+        }
+    }
+
+    /// One that the API server has no more, as it was at last. Nothing of it is written.
+    pub fn erased(ctx: &'a Context, last: Arc<InfraMachine>) -> Self {
+        Self {
+            is_erased: true,
+            ..Self::new(ctx, last)
         }
     }
 
@@ -322,6 +333,9 @@ impl<'a> Object<'a> {
     }
 
     async fn try_publish(&mut self, status: &InfraMachineStatus) -> Result<bool, Error> {
+        if self.is_erased {
+            return Ok(false);
+        }
         let before = self.latest.status.as_ref();
         let published = publish_status(&self.api, &self.latest.metadata, before, status).await?;
         let is_written = published.is_some();
@@ -357,6 +371,9 @@ impl<'a> Object<'a> {
         metadata: Value,
         provider_id: Option<&str>,
     ) -> Result<(), Error> {
+        if self.is_erased {
+            return Ok(());
+        }
         let mut body = json!({"metadata": metadata});
         if let Some(provider_id) = provider_id {
             body["spec"] = json!({"providerID": provider_id});

@@ -67,6 +67,11 @@ impl Server {
         self.0.lock().unwrap()["metadata"]["resourceVersion"] = json!(next.to_string());
     }
 
+    /// It is there no more.
+    pub fn erase(&self) {
+        *self.0.lock().unwrap() = Value::Null;
+    }
+
     /// A user asks for another try.
     pub fn ask_again(&self) {
         let value = self.version();
@@ -78,6 +83,9 @@ impl Server {
         if path.contains("/events") {
             return Response::new(Body::from(body.to_vec()));
         }
+        if self.0.lock().unwrap().is_null() {
+            return refusal(404, "NotFound");
+        }
         if *method == Method::PATCH {
             return self.patch(body);
         }
@@ -88,11 +96,7 @@ impl Server {
         let mut patch: Value = serde_json::from_slice(body).unwrap();
         let said = patch["metadata"]["resourceVersion"].take();
         if said != json!(self.version()) {
-            let conflict = json!({"kind": "Status", "code": 409, "reason": "Conflict", "status": "Failure"});
-            let response = Response::builder().status(409);
-            return response
-                .body(Body::from(conflict.to_string().into_bytes()))
-                .unwrap();
+            return refusal(409, "Conflict");
         }
         patch["metadata"]
             .as_object_mut()
@@ -127,6 +131,14 @@ impl Server {
             wake: Arc::new(|_| {}),
         }
     }
+}
+
+fn refusal(code: u16, reason: &str) -> Response<Body> {
+    let status = json!({"kind": "Status", "code": code, "reason": reason, "status": "Failure"});
+    let response = Response::builder().status(code);
+    response
+        .body(Body::from(status.to_string().into_bytes()))
+        .unwrap()
 }
 
 /// The back end of [`VmDriver`].

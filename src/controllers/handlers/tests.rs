@@ -320,3 +320,21 @@ async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_
     watched.controllers.reconcile_machines_of("pool");
     assert_eq!((watched.woken)(), set(["machine m", "machine made"]));
 }
+
+/// A list does not tell how what it lacks has gone: by a move, for instance.
+#[tokio::test]
+async fn what_a_watch_shows_to_go_with_its_finalizer_on_was_let_go_in_spite_of_it() {
+    let held = json!({"metadata": {
+        "finalizers": [api::MACHINE_FINALIZER],
+        "annotations": {labels::MACHINE_ID: "ns/m/u-m", labels::INSTANCE: "may-exist"},
+    }});
+    let gone = Event::Delete(infra_machine("m", 3, &held));
+    for (events, expected) in [(vec![gone], 1), (vec![Event::Init, Event::InitDone], 0)] {
+        let mut watched = watched();
+        let keeper = &mut watched.infra_machines;
+        keeper.take(&Event::Apply(infra_machine("m", 2, &held)));
+        let news = events.iter().filter_map(|event| keeper.take(event));
+        let found: usize = news.map(|news| erased(&news).len()).sum();
+        assert_eq!(found, expected);
+    }
+}

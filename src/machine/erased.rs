@@ -1,0 +1,178 @@
+//! An InfraMachine that the API server let go though the finalizer was on it.
+//!
+//! It looks at an object's finalizers before it deletes the object, and not again (`Store.Delete` of k8s.io/apiserver): a finalizer
+//! that is written in between is lost with the object. A Machine that is deleted on its way up can come to that: the delete has
+//! begun when the finalizer is written, and the create that follows it makes a VM of no object. The VM is deleted by what the
+//! watch has shown of the object.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::Api;
+use tokio::time::sleep;
+
+use super::gather::gather;
+use super::object::Object;
+use super::outcome::Outcome;
+use super::plan::{has_finalizer, plan};
+use super::publish::{retry_of, wait};
+use super::{Context, events, execute};
+use crate::api::labels::{self, Instance};
+use crate::api::v1alpha1::InfraMachine;
+use crate::apiserver::Error;
+use crate::driver::retry::LONG_WAIT;
+use crate::identity::{self, MachineId};
+
+/// How long it is tried at most: what is left then, the report of orphans tells of.
+const LONGEST: Duration = Duration::from_hours(1);
+
+/// Whether an object that a watch has shown to go, and that was like this at last, was let go in spite of the finalizer. Any other
+/// way to go begins with a deletion that was asked for, or takes the finalizer away before: a move, a force, a VM that is gone.
+pub fn is_erased(last: &InfraMachine) -> bool {
+    let is_marked = |mark| identity::annotation(last, mark).is_some();
+    last.metadata.deletion_timestamp.is_none()
+        && has_finalizer(last)
+        && MachineId::of(last).is_some()
+        && identity::instance(last) == Instance::MayExist
+        && ![labels::DELETE_FOR_MOVE, labels::FORCE_DELETE]
+            .into_iter()
+            .any(is_marked)
+}
+
+/// Deletes the VM of such an object, as its deletion would have, until no create of it can make one any more. `last` is the
+/// object as it was at last.
+pub async fn remove_vm(ctx: Arc<Context>, last: InfraMachine) {
+    let name = last.metadata.name.clone().unwrap_or_default();
+    tracing::warn!(
+        name,
+        "the API server deleted the InfraMachine while the finalizer was written: deleting its VM"
+    );
+    let (began, mut errors) = (Instant::now(), 0);
+    let machine = Arc::new(as_deleted(last));
+    loop {
+        let wait = match attempt(&ctx, &machine).await {
+            Ok(None) => return,
+            Ok(Some(wait)) => wait,
+            Err(error) => {
+                errors += 1;
+                tracing::warn!(name, %error, "deleting the VM of an InfraMachine that is gone");
+                error.wait(errors)
+            }
+        };
+        if began.elapsed() + wait > LONGEST {
+            tracing::error!(
+                name,
+                "the VM of an InfraMachine that is gone could not be deleted"
+            );
+            return;
+        }
+        sleep(wait).await;
+    }
+}
+
+/// As if its deletion had been asked for. The guest gets no time: it has not come up.
+fn as_deleted(mut machine: InfraMachine) -> InfraMachine {
+    machine.metadata.deletion_timestamp = Some(Time(Timestamp::now()));
+    machine.spec.shutdown_timeout_seconds = Some(0);
+    machine
+}
+
+/// When to try again; nothing where there is nothing more to do.
+async fn attempt(ctx: &Context, machine: &Arc<InfraMachine>) -> Result<Option<Duration>, Error> {
+    if is_there_again(ctx, machine).await? {
+        return Ok(None);
+    }
+    let gathered = gather(ctx, machine).await;
+    let plan = plan(machine, &gathered.observed());
+    let plan = super::guarded(ctx, machine, &gathered, plan).await;
+    let mut object = Object::erased(ctx, Arc::clone(machine));
+    let mut turn = None;
+    let outcome = execute(ctx, &mut object, &gathered, &mut turn, plan).await?;
+    let attempts = gathered.attempts(machine);
+    if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
+        ctx.memory.forget(object.uid());
+        if let Some(note) = events::of(machine, &outcome, attempts) {
+            ctx.events.publish(&**machine, note).await;
+        }
+        return Ok(None);
+    }
+    let wait = wait(machine, &outcome, attempts);
+    if let Some(retry) = retry_of(&gathered, &outcome, attempts, wait) {
+        ctx.memory.failed(object.uid(), gathered.suspicion(), retry);
+    }
+    Ok(Some(wait.unwrap_or(LONG_WAIT)))
+}
+
+/// Whether an object has the identity again: one that was restored has the VM.
+async fn is_there_again(ctx: &Context, machine: &InfraMachine) -> Result<bool, Error> {
+    let action = "looking whether an InfraMachine that is gone is there again";
+    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    let name = machine.metadata.name.as_deref().unwrap_or_default();
+    let api: Api<InfraMachine> = Api::namespaced(ctx.client.clone(), namespace);
+    let found = api.get_metadata_opt(name).await;
+    let found = found.map_err(|error| Error::api(action, error))?;
+    let identity = found.and_then(|found| MachineId::of_metadata(&found.metadata));
+    Ok(identity.is_some() && identity == MachineId::of(machine))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Operation;
+    use crate::machine::fixtures::{MachineFixture, at, machine};
+    use crate::machine::trial::{Server, Vms};
+
+    fn made() -> MachineFixture {
+        machine()
+            .provider("pool")
+            .claimed()
+            .annotated(labels::CREATE_ISSUED_AT, &at(0).to_string())
+    }
+
+    #[test]
+    fn only_an_object_that_nobody_asked_to_delete_or_let_go_was_let_go_in_spite_of_its_finalizer() {
+        assert!(is_erased(&made().build()));
+        for other in [
+            made().deleted_at(at(0)),
+            made().without_finalizer(),
+            made().without(labels::MACHINE_ID),
+            made().annotated(labels::MACHINE_ID, "ns1/other/u-9"),
+            made().annotated(labels::INSTANCE, "none"),
+            made().annotated(labels::DELETE_FOR_MOVE, ""),
+            made().annotated(labels::FORCE_DELETE, "true"),
+        ] {
+            let other = other.build();
+            assert!(!is_erased(&other), "{other:?}");
+        }
+    }
+
+    async fn left_by(server: &Server, vms: &Vms) -> Vec<String> {
+        let offers = [Operation::GetMachineStatus, Operation::ShutDownMachine];
+        let ctx = Arc::new(server.context(vec![vms.provider(&offers, Duration::ZERO)]));
+        remove_vm(ctx, made().build()).await;
+        vms.ids()
+    }
+
+    /// CTL-CR-14
+    #[tokio::test]
+    async fn the_vm_of_an_object_that_was_let_go_in_spite_of_its_finalizer_is_deleted() {
+        let (server, vms) = (Server::with(&made().build()), Vms::default());
+        vms.add("sim://1", "m1", Some("u-1"));
+        server.erase();
+        assert_eq!(left_by(&server, &vms).await, Vec::<String>::new());
+        assert_eq!(
+            vms.count(Operation::ShutDownMachine),
+            0,
+            "the guest has not come up"
+        );
+    }
+
+    #[tokio::test]
+    async fn the_vm_of_an_object_that_is_there_again_stays() {
+        let (server, vms) = (Server::with(&made().build()), Vms::default());
+        vms.add("sim://1", "m1", Some("u-1"));
+        assert_eq!(left_by(&server, &vms).await, ["sim://1"]);
+    }
+}
