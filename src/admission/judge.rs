@@ -1,13 +1,16 @@
 //! Whether a policy or binding is what it should be. Pure.
 
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use semver::Version;
 use serde_json::Value;
 
+use super::stamp::{Stamp, is_empty};
 use crate::api::labels;
 
 /// The policy that carries the note that identities are unconfirmed.
 pub const CARRIER: &str = "capcmi-reserved-annotations";
-/// The policies without which an identity can be forged. A version may add others: those are put in place beside them.
+/// The policies without which an identity can be forged. A version may add others: those are put in place beside them. No version
+/// takes one away, or lets one guard less than the version before: an older provider relies on it.
 const GUARDS: [&str; 2] = [CARRIER, "capcmi-provider-id"];
 const BINDING: &str = "ValidatingAdmissionPolicyBinding";
 
@@ -17,8 +20,10 @@ pub struct Expected {
     pub name: String,
     /// Its kind at the API server.
     pub resource: ApiResource,
-    /// The whole object.
+    /// The whole object, without its stamp.
     pub object: Value,
+    /// What says that this version has put it in place.
+    pub stamp: Stamp,
 }
 
 /// What was found in its place.
@@ -26,22 +31,55 @@ pub struct Expected {
 pub enum Finding {
     /// What should be there, or the same with defaults.
     AsExpected,
+    /// The same, without the stamp of this version.
+    Unstamped,
+    /// What a newer version has put there, and nothing has changed since. It guards all that this version's does.
+    Newer,
+    /// What an older version has put there, or another build of this one, and nothing has changed since.
+    Older,
     /// Nothing.
     Missing,
-    /// Something else, first of all in this place.
+    /// Something that no version has put there, first of all in this place.
     Different(String),
 }
 
+impl Finding {
+    /// Whether it refuses all that this version's refuses.
+    pub fn is_in_force(&self) -> bool {
+        match self {
+            Self::AsExpected | Self::Unstamped | Self::Newer => true,
+            Self::Older | Self::Missing | Self::Different(_) => false,
+        }
+    }
+
+    /// Whether a version of the provider has put it there, so that none of what that version guards can have been forged.
+    pub fn is_of_a_version(&self) -> bool {
+        match self {
+            Self::AsExpected | Self::Unstamped | Self::Newer | Self::Older => true,
+            Self::Missing | Self::Different(_) => false,
+        }
+    }
+
+    /// Whether it has to be written: a newer version's is left alone.
+    pub fn has_to_be_put(&self) -> bool {
+        match self {
+            Self::AsExpected | Self::Newer => false,
+            Self::Unstamped | Self::Older | Self::Missing | Self::Different(_) => true,
+        }
+    }
+}
+
 impl Expected {
-    /// `None` for what is no named object.
-    pub fn new(object: Value) -> Option<Self> {
-        let (version, kind) = (object["apiVersion"].as_str()?, object["kind"].as_str()?);
-        let (group, version) = version.split_once('/')?;
+    /// As this version of the provider puts it in place; `None` for what is no named object.
+    pub fn new(object: Value, version: &Version) -> Option<Self> {
+        let (api_version, kind) = (object["apiVersion"].as_str()?, object["kind"].as_str()?);
+        let (group, api_version) = api_version.split_once('/')?;
         let name = object["metadata"]["name"].as_str()?.to_owned();
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, api_version, kind));
         Some(Self {
             name,
             resource,
+            stamp: Stamp::new(version.clone(), &object["spec"]),
             object,
         })
     }
@@ -56,7 +94,7 @@ impl Expected {
         GUARDS.contains(&self.name.as_str())
     }
 
-    /// Whether it is a binding, which no version of the provider changes.
+    /// Whether it is a binding.
     pub fn is_binding(&self) -> bool {
         self.resource.kind == BINDING
     }
@@ -73,8 +111,16 @@ pub fn judge(expected: &Expected, found: Option<&DynamicObject>) -> Finding {
     let Some(found) = found else {
         return Finding::Missing;
     };
+    let stamp = Stamp::intact_of(found);
+    let is_newer = |stamp: &Stamp| stamp.version.cmp_precedence(&expected.stamp.version).is_gt();
     let place = difference(&expected.object["spec"], &found.data["spec"], "spec");
-    place.map_or(Finding::AsExpected, Finding::Different)
+    match (stamp, place) {
+        (Some(stamp), _) if is_newer(&stamp) => Finding::Newer,
+        (Some(stamp), None) if stamp == expected.stamp => Finding::AsExpected,
+        (_, None) => Finding::Unstamped,
+        (Some(_), Some(_)) => Finding::Older,
+        (None, Some(place)) => Finding::Different(place),
+    }
 }
 
 /// The first place in which they differ.
@@ -101,15 +147,6 @@ fn difference(expected: &Value, found: &Value, place: &str) -> Option<String> {
             .enumerate()
             .find_map(|(index, (expected, found))| difference(expected, found, &format!("{place}[{index}]"))),
         (expected, found) => (expected != found).then(|| place.to_owned()),
-    }
-}
-
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Object(fields) => fields.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
     }
 }
 

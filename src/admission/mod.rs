@@ -7,11 +7,14 @@
 //! # Guarantees
 //! * What acts on a VM that may exist, or lets one be forgotten, comes after a check that began after the machine was read, and
 //!   that found the policies in force; a first create needs the last check, which is at most [`EVERY`] old.
+//! * Providers of several versions in one management cluster do not take the policies from each other: the newest version's stand,
+//!   and guard for the older ones, because no version's guard less than those of the version before. [`stamp`] says whose they are.
 //! * What was seen of objects is proof for the deletion of a VM only within one [`Unbroken`] stretch.
 //! * When the policies were gone while there were identities, none is trusted until an administrator has confirmed them. That is
 //!   noted in the policy itself, so that a restart keeps it.
 
 mod judge;
+mod stamp;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,8 +23,10 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams};
-use serde_json::json;
+use semver::Version;
+use serde_json::{Value, json};
 use tokio::sync::{Mutex, watch};
+use tower::BoxError;
 
 use self::judge::{Expected, Finding, judge, takes_part};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
@@ -38,6 +43,8 @@ const PACE: Duration = Duration::from_millis(200);
 const SETTLE: Duration = Duration::from_secs(3);
 /// The annotation of a policy that says until when identities were not guarded. An administrator removes it.
 pub const UNCONFIRMED: &str = "infrastructure.capcmi.io/unconfirmed";
+/// How often a check begins anew, because another provider has written in between.
+const TRIES: u32 = 3;
 /// Objects in one answer of the API server.
 const PAGE: u32 = 100;
 
@@ -84,11 +91,35 @@ struct Stretch {
 struct Checks {
     /// When the last one began.
     last: Option<Instant>,
-    /// UID and generation of what guards identities: what differs was replaced or changed by others meanwhile.
-    seen: BTreeMap<String, (Option<String>, Option<i64>)>,
+    /// What should be there; `None` before the first check.
+    expected: Option<Arc<[Expected]>>,
+    /// What guards identities, as it was at the end of the last one.
+    seen: BTreeMap<String, Incarnation>,
     /// Whether what guards identities was put in place and not every API server is known to have it. It outlives a check that
     /// fails after it.
     unsettled: bool,
+}
+
+/// UID and generation of an object: where they differ, others have replaced or changed it meanwhile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Incarnation {
+    uid: Option<String>,
+    generation: Option<i64>,
+}
+
+impl Incarnation {
+    fn of(object: &DynamicObject) -> Self {
+        Self {
+            uid: object.metadata.uid.clone(),
+            generation: object.metadata.generation,
+        }
+    }
+
+    /// Whether the spec of the same object was written once since, and not more often.
+    fn is_one_write_after(&self, before: &Self) -> bool {
+        let next = before.generation.map(|generation| generation + 1);
+        self.uid == before.uid && next.is_some() && self.generation == next
+    }
 }
 
 impl Guard {
@@ -113,6 +144,13 @@ impl Guard {
         guard.found(true);
         guard.checks.get_mut().last = Some(Instant::now() + Duration::from_hours(24));
         guard
+    }
+
+    /// The same as another version of the provider, which has these policies and bindings.
+    #[must_use]
+    pub fn of_version(mut self, version: &Version, policies: Vec<Value>) -> Self {
+        self.checks.get_mut().expected = Some(expected(version, policies));
+        self
     }
 
     /// What the last check found.
@@ -147,7 +185,15 @@ impl Guard {
             tokio::time::sleep(PACE.saturating_sub(last.elapsed())).await;
         }
         let began = Instant::now();
-        let standing = match self.check(&mut checks).await {
+        let mut checked = self.check(&mut checks).await;
+        for _ in 1..TRIES {
+            if !matches!(checked, Err(Error::Conflict { .. })) {
+                break;
+            }
+            // Another provider has written in between: what is there now may do.
+            checked = self.check(&mut checks).await;
+        }
+        let standing = match checked {
             Ok(standing) => standing,
             Err(error) => Standing::Unguarded(
                 format!("the admission policies can't be checked, and nothing is done that trusts an identity: {error}").into(),
@@ -178,16 +224,10 @@ impl Guard {
 
     /// Looks at every policy and binding, and puts in place what is not as it should be.
     async fn check(&self, checks: &mut Checks) -> Result<Standing, Error> {
-        let expected: Vec<Expected> = manifests::policies()
-            .map_err(|source| {
-                Error::api(
-                    "printing the admission policies",
-                    kube::Error::Service(source.into()),
-                )
-            })?
-            .into_iter()
-            .filter_map(Expected::new)
-            .collect();
+        let expected = match &checks.expected {
+            Some(expected) => Arc::clone(expected),
+            None => Arc::clone(checks.expected.insert(own()?)),
+        };
         let found = expected.iter().map(|expected| self.find(expected));
         let mut found = futures::future::try_join_all(found).await?;
         let was_open = expected
@@ -205,10 +245,11 @@ impl Guard {
         for (expected, found) in expected.iter().zip(&mut found) {
             let mark = until.as_deref().filter(|_| expected.carries_mark());
             let is_marked = found.as_ref().is_some_and(|found| mark_of(found) == mark);
-            if judge(expected, found.as_ref()) != Finding::AsExpected || (mark.is_some() && !is_marked) {
+            if judge(expected, found.as_ref()).has_to_be_put() || (mark.is_some() && !is_marked) {
+                let mark = mark.map_or(Mark::Leave, Mark::Set);
+                let before = found.as_ref().map(Incarnation::of);
                 let put = self.put(expected, found.as_ref(), mark).await?;
-                checks.unsettled |=
-                    expected.guards_identities() && judge(expected, Some(&put)) == Finding::AsExpected;
+                checks.unsettled |= expected.guards_identities() && before != Some(Incarnation::of(&put));
                 remember(&mut checks.seen, expected, &put);
                 *found = Some(put);
             }
@@ -223,7 +264,7 @@ impl Guard {
             until = None;
             for (expected, found) in expected.iter().zip(&mut found) {
                 if expected.carries_mark() {
-                    *found = Some(self.put(expected, found.as_ref(), None).await?);
+                    *found = Some(self.put(expected, found.as_ref(), Mark::Clear).await?);
                 }
             }
         }
@@ -233,7 +274,8 @@ impl Guard {
                 remember(&mut checks.seen, expected, found);
             }
             let what = match judge(expected, found.as_ref()) {
-                Finding::AsExpected => continue,
+                Finding::AsExpected | Finding::Unstamped | Finding::Newer => continue,
+                Finding::Older => format!("{} is that of another version", expected.key()),
                 Finding::Missing => format!("{} is missing", expected.key()),
                 Finding::Different(place) => format!("{} has another {place}", expected.key()),
             };
@@ -265,7 +307,7 @@ impl Guard {
         &self,
         expected: &Expected,
         found: Option<&DynamicObject>,
-        mark: Option<&str>,
+        mark: Mark<'_>,
     ) -> Result<DynamicObject, Error> {
         tracing::info!(
             name = expected.key(),
@@ -274,17 +316,20 @@ impl Guard {
         );
         let api = self.api(&expected.resource);
         let put = if let Some(found) = found {
-            let body = json!({
-                "metadata": {"annotations": {UNCONFIRMED: mark}},
-                "spec": merge_difference(&found.data["spec"], &expected.object["spec"]),
-            });
+            // What another provider has written meanwhile is not overwritten unread.
+            let mut body =
+                json!({"metadata": {"resourceVersion": found.metadata.resource_version, "annotations": {}}});
+            if judge(expected, Some(found)).has_to_be_put() {
+                body["metadata"]["annotations"] = expected.stamp.annotations();
+                body["spec"] = merge_difference(&found.data["spec"], &expected.object["spec"]);
+            }
+            mark.write(&mut body["metadata"]["annotations"]);
             api.patch(&expected.name, &patch_params(), &Patch::Merge(&body))
                 .await
         } else {
             let mut object = expected.object.clone();
-            if let Some(mark) = mark {
-                object["metadata"]["annotations"] = json!({UNCONFIRMED: mark});
-            }
+            object["metadata"]["annotations"] = expected.stamp.annotations();
+            mark.write(&mut object["metadata"]["annotations"]);
             let params = PatchParams::apply(FIELD_MANAGER).force();
             api.patch(&expected.name, &params, &Patch::Apply(&object)).await
         };
@@ -326,34 +371,60 @@ impl Guard {
     }
 }
 
-/// Whether identities may have been written while nothing refused it: the object is gone or is another one, or others have
-/// changed it since the last check. A policy that only differs at the first check is that of another version.
-fn is_gap(
-    expected: &Expected,
-    found: Option<&DynamicObject>,
-    seen: &BTreeMap<String, (Option<String>, Option<i64>)>,
-) -> bool {
+/// What becomes of the note that identities are unconfirmed.
+#[derive(Clone, Copy, Debug)]
+enum Mark<'a> {
+    /// Whether there is one is for others to say.
+    Leave,
+    Set(&'a str),
+    Clear,
+}
+
+impl Mark<'_> {
+    fn write(self, annotations: &mut Value) {
+        match self {
+            Self::Leave => {}
+            Self::Set(until) => annotations[UNCONFIRMED] = Value::from(until),
+            Self::Clear => annotations[UNCONFIRMED] = Value::Null,
+        }
+    }
+}
+
+/// The policies and bindings of this version.
+fn own() -> Result<Arc<[Expected]>, Error> {
+    let unprintable =
+        |source: BoxError| Error::api("printing the admission policies", kube::Error::Service(source));
+    let policies = manifests::policies().map_err(|error| unprintable(error.into()))?;
+    let version = Version::parse(env!("CARGO_PKG_VERSION")).map_err(|error| unprintable(error.into()))?;
+    Ok(expected(&version, policies))
+}
+
+fn expected(version: &Version, policies: Vec<Value>) -> Arc<[Expected]> {
+    let all = policies.into_iter();
+    all.filter_map(|object| Expected::new(object, version)).collect()
+}
+
+/// Whether identities may have been written while nothing refused it: the object is gone or another one, others have changed it
+/// since the last check, or it is as no version of the provider has put it in place.
+///
+/// What a newer version has put in place of this one's is no gap. It is one write of the spec, and what that left is as the newer
+/// version made it: nothing came in between.
+fn is_gap(expected: &Expected, found: Option<&DynamicObject>, seen: &BTreeMap<String, Incarnation>) -> bool {
     if !expected.guards_identities() {
         return false;
     }
     let Some(found) = found else { return true };
-    let is_another = seen
-        .get(&expected.key())
-        .is_some_and(|before| *before != version_of(found));
-    is_another || (expected.is_binding() && judge(expected, Some(found)) != Finding::AsExpected)
+    let (finding, now) = (judge(expected, Some(found)), Incarnation::of(found));
+    let was_changed = seen.get(&expected.key()).is_some_and(|before| {
+        let was_taken_over = finding == Finding::Newer && now.is_one_write_after(before);
+        now != *before && !was_taken_over
+    });
+    was_changed || !finding.is_of_a_version()
 }
 
-fn version_of(object: &DynamicObject) -> (Option<String>, Option<i64>) {
-    (object.metadata.uid.clone(), object.metadata.generation)
-}
-
-fn remember(
-    seen: &mut BTreeMap<String, (Option<String>, Option<i64>)>,
-    expected: &Expected,
-    found: &DynamicObject,
-) {
+fn remember(seen: &mut BTreeMap<String, Incarnation>, expected: &Expected, found: &DynamicObject) {
     if expected.guards_identities() {
-        seen.insert(expected.key(), version_of(found));
+        seen.insert(expected.key(), Incarnation::of(found));
     }
 }
 

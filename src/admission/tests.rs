@@ -9,13 +9,21 @@ use super::*;
 
 fn expected() -> Vec<Expected> {
     let policies = manifests::policies().unwrap();
-    policies.into_iter().filter_map(Expected::new).collect()
+    of_version("1.0.0", policies)
 }
 
+fn of_version(version: &str, policies: Vec<Value>) -> Vec<Expected> {
+    let version = version.parse().unwrap();
+    let all = policies.into_iter();
+    all.filter_map(|object| Expected::new(object, &version)).collect()
+}
+
+/// As this version has put it in place, and then changed.
 fn as_found(expected: &Expected, change: impl FnOnce(&mut Value)) -> DynamicObject {
     let mut object = expected.object.clone();
     object["metadata"]["uid"] = json!("1");
     object["metadata"]["generation"] = json!(1);
+    object["metadata"]["annotations"] = expected.stamp.annotations();
     change(&mut object);
     serde_json::from_value(object).unwrap()
 }
@@ -84,7 +92,7 @@ fn what_was_gone_replaced_or_changed_by_others_may_have_let_a_forged_identity_th
     let (policy, binding) = (one(judge::CARRIER, false), one(judge::CARRIER, true));
     let nothing = BTreeMap::new();
     let found = as_found(&policy, |_| {});
-    let seen = BTreeMap::from([(policy.key(), version_of(&found))]);
+    let seen = BTreeMap::from([(policy.key(), Incarnation::of(&found))]);
     assert!(is_gap(&policy, None, &nothing));
     assert!(!is_gap(&policy, Some(&found), &nothing));
     assert!(!is_gap(&policy, Some(&found), &seen));
@@ -92,17 +100,98 @@ fn what_was_gone_replaced_or_changed_by_others_may_have_let_a_forged_identity_th
     assert!(is_gap(&policy, Some(&replaced), &seen));
     let changed_and_back = as_found(&policy, |object| object["metadata"]["generation"] = json!(3));
     assert!(is_gap(&policy, Some(&changed_and_back), &seen));
-    let older = as_found(&policy, |object| object["spec"]["variables"] = json!([]));
-    assert!(
-        !is_gap(&policy, Some(&older), &nothing),
-        "that of another version"
-    );
+    let of_no_version = as_found(&policy, |object| object["spec"]["variables"] = json!([]));
+    assert!(is_gap(&policy, Some(&of_no_version), &nothing));
     let audits = as_found(&binding, |object| {
         object["spec"]["validationActions"] = json!(["Audit"]);
     });
     assert!(is_gap(&binding, Some(&audits), &nothing));
     let templates = one("capcmi-templates", false);
     assert!(!is_gap(&templates, None, &nothing), "a version may add policies");
+}
+
+/// The policies of three versions, each of which refuses more than the one before.
+fn versions() -> [Expected; 3] {
+    ["0.9.0", "1.0.0", "1.1.0-rc.1"].map(|version| {
+        let mut policies = manifests::policies().unwrap();
+        for policy in &mut policies {
+            policy["spec"]["of"] = json!(version);
+        }
+        let mut all = of_version(version, policies).into_iter();
+        all.find(|expected| expected.carries_mark()).unwrap()
+    })
+}
+
+#[test]
+fn the_policies_of_a_newer_version_guard_for_an_older_one_which_leaves_them() {
+    let [older, own, newer] = versions();
+    let judged = |found| judge(&own, Some(&as_found(found, |_| {})));
+    assert_eq!(judged(&own), Finding::AsExpected);
+    let finding = judged(&newer);
+    assert_eq!(finding, Finding::Newer);
+    assert!(finding.is_in_force() && !finding.has_to_be_put());
+    let finding = judged(&older);
+    assert_eq!(finding, Finding::Older);
+    assert!(!finding.is_in_force() && finding.has_to_be_put() && finding.is_of_a_version());
+    // Else a still older provider would take it for its own to replace.
+    let unstamped = as_found(&own, |object| {
+        object["metadata"]["annotations"] = older.stamp.annotations();
+    });
+    let finding = judge(&own, Some(&unstamped));
+    assert_eq!(finding, Finding::Unstamped);
+    assert!(finding.is_in_force() && finding.has_to_be_put());
+}
+
+#[test]
+fn the_stamp_of_a_version_says_nothing_of_what_others_have_made_of_its_policy() {
+    let [_, own, newer] = versions();
+    let narrowed = as_found(&newer, |object| {
+        object["spec"]["matchConditions"] = json!([{"name": "a"}])
+    });
+    let finding = judge(&own, Some(&narrowed));
+    assert!(matches!(finding, Finding::Different(_)), "{finding:?}");
+    assert!(!finding.is_of_a_version() && finding.has_to_be_put());
+    for annotations in [
+        json!({}),
+        json!({stamp::VERSION: "2.0.0"}),
+        json!({stamp::VERSION: "two"}),
+    ] {
+        let unstamped = as_found(&newer, |object| {
+            object["metadata"]["annotations"] = annotations.clone()
+        });
+        let finding = judge(&own, Some(&unstamped));
+        assert!(
+            matches!(finding, Finding::Different(_)),
+            "{annotations}: {finding:?}"
+        );
+    }
+}
+
+/// Else two providers of different versions would freeze each other's machines.
+#[test]
+fn what_a_newer_version_puts_in_place_of_an_older_ones_at_one_stroke_is_no_gap() {
+    let [older, own, newer] = versions();
+    let of = |expected: &Expected, uid: &str, generation: i64| {
+        as_found(expected, |object| {
+            object["metadata"]["uid"] = json!(uid);
+            object["metadata"]["generation"] = json!(generation);
+        })
+    };
+    let seen = BTreeMap::from([(own.key(), Incarnation::of(&of(&own, "1", 4)))]);
+    assert!(!is_gap(&own, Some(&of(&newer, "1", 5)), &seen));
+    assert!(
+        is_gap(&own, Some(&of(&newer, "1", 6)), &seen),
+        "others came in between"
+    );
+    assert!(is_gap(&own, Some(&of(&newer, "2", 1)), &seen), "it was gone");
+    assert!(
+        is_gap(&own, Some(&of(&older, "1", 5)), &seen),
+        "no older version does that"
+    );
+    // At a start: an upgrade, or one that is taken back.
+    for found in [&older, &newer] {
+        assert!(!is_gap(&own, Some(&of(found, "1", 1)), &BTreeMap::new()));
+    }
 }
 
 /// An API server without machines, which stores policies and refuses the first write of one.

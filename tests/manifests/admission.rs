@@ -208,12 +208,12 @@ async fn identities_that_were_not_guarded_for_a_while_are_not_trusted_before_the
     confirm().await?;
     in_force(&restarted.since(Instant::now()).await)?;
 
-    // That of another version is replaced where it stands.
-    let older = Patch::Merge(json!({"spec": {"validations": [{"expression": "true"}]}}));
+    // Made to refuse nothing, and found so by a start: no version of the provider has put that there.
+    let void = Patch::Merge(json!({"spec": {"validations": [{"expression": "true"}]}}));
     of(&admin, POLICY)
-        .patch(name, &PatchParams::default(), &older)
+        .patch(name, &PatchParams::default(), &void)
         .await?;
-    in_force(&guard(&client).since(Instant::now()).await)?;
+    unconfirmed(&guard(&client).since(Instant::now()).await)?;
     let expected = manifests::policies()?
         .into_iter()
         .find(|object| object["metadata"]["name"] == name)
@@ -223,6 +223,59 @@ async fn identities_that_were_not_guarded_for_a_while_are_not_trusted_before_the
         found.data["spec"]["validations"][0]["expression"]
             == expected["spec"]["validations"][0]["expression"]
     );
+    Ok(())
+}
+
+/// The policies of an older version, which refuse less than those of this one, and with a policy less.
+fn older_policies() -> Result<Vec<Value>> {
+    let mut policies = manifests::policies()?;
+    policies.retain(|object| object["metadata"]["name"] != "capcmi-finalizer");
+    for policy in policies.iter_mut().filter(|object| object["kind"] == POLICY) {
+        policy["spec"]["validations"][0]["message"] = json!("refused by an older version");
+    }
+    Ok(policies)
+}
+
+#[tokio::test]
+async fn providers_of_two_versions_leave_the_newer_ones_policies_in_force_and_neither_is_frozen() -> Result<()>
+{
+    let cluster = unguarded().await?;
+    let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);
+    let older = || -> Result<Guard> { Ok(guard(&client).of_version(&"0.0.1".parse()?, older_policies()?)) };
+    let (old, new) = (older()?, guard(&client));
+    in_force(&old.since(Instant::now()).await)?;
+    let namespace = cluster.namespace("machines").await?;
+    let metadata = json!({"annotations": {IDENTITY: "x"}, "namespace": namespace});
+    let machine = object("InfraMachine", "m", &metadata, &json!({}));
+    cluster.apply_yaml(&machine.to_string()).await?;
+    in_force(&old.since(Instant::now()).await)?;
+
+    // The newer one comes, while the older one runs: it takes the policies over, and there they stay.
+    in_force(&new.since(Instant::now()).await)?;
+    let installed = versions(&admin).await?;
+    for _ in 0..3 {
+        in_force(&old.since(Instant::now()).await)?;
+        in_force(&new.since(Instant::now()).await)?;
+    }
+    // Both start anew; at last the newer one is gone, as when an upgrade is taken back.
+    in_force(&guard(&client).since(Instant::now()).await)?;
+    in_force(&older()?.since(Instant::now()).await)?;
+    ensure!(versions(&admin).await? == installed, "they were written again");
+    let spec = of(&admin, POLICY).get("capcmi-reserved-annotations").await?.data["spec"].clone();
+    let said = spec["validations"][0]["message"].as_str().unwrap_or_default();
+    ensure!(!said.contains("older"), "{spec}");
+
+    // What nobody but a newer version may change is a gap to both, if others change it.
+    let narrowed = json!({"spec": {"matchConditions": [{"name": "none", "expression": "false"}]}});
+    of(&admin, POLICY)
+        .patch(
+            "capcmi-provider-id",
+            &PatchParams::default(),
+            &Patch::Merge(&narrowed),
+        )
+        .await?;
+    unconfirmed(&old.since(Instant::now()).await)?;
+    unconfirmed(&new.since(Instant::now()).await)?;
     Ok(())
 }
 
