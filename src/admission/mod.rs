@@ -13,6 +13,7 @@
 //! * When the policies were gone while there were identities, none is trusted until an administrator has confirmed them. That is
 //!   noted in the policy itself, so that a restart keeps it.
 
+mod identities;
 mod judge;
 mod stamp;
 
@@ -22,14 +23,14 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::Client;
-use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use semver::Version;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, watch};
 use tower::BoxError;
 
-use self::judge::{Expected, Finding, judge, takes_part};
-use crate::api::v1alpha1::{InfraCluster, InfraMachine};
+use self::identities::Identities;
+use self::judge::{Expected, Finding, judge};
 use crate::apiserver::{Error, FIELD_MANAGER, merge_difference, patch_params};
 use crate::leadership::Leadership;
 use crate::manifests;
@@ -45,8 +46,6 @@ const SETTLE: Duration = Duration::from_secs(3);
 pub const UNCONFIRMED: &str = "infrastructure.capcmi.io/unconfirmed";
 /// How often a check begins anew, because another provider has written in between.
 const TRIES: u32 = 3;
-/// Objects in one answer of the API server.
-const PAGE: u32 = 100;
 
 /// Whether identities are guarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +72,8 @@ impl Unbroken {
 pub struct Guard {
     client: Client,
     metrics: Arc<Metrics>,
+    /// The only namespace that the provider looks at; all without it.
+    namespace: Option<String>,
     standing: watch::Sender<Standing>,
     stretch: watch::Sender<Stretch>,
     checks: Mutex<Checks>,
@@ -98,6 +99,10 @@ struct Checks {
     /// Whether what guards identities was put in place and not every API server is known to have it. It outlives a check that
     /// fails after it.
     unsettled: bool,
+    /// The note that this process has written. Another one's is for the other, or an administrator, to take away.
+    noted: Option<String>,
+    /// What was said of policies that guard no identity: once is enough.
+    told: Vec<String>,
 }
 
 /// UID and generation of an object: where they differ, others have replaced or changed it meanwhile.
@@ -128,6 +133,7 @@ impl Guard {
         Self {
             client,
             metrics,
+            namespace: None,
             standing: watch::Sender::new(Standing::Unguarded(
                 "the admission policies are not checked yet".into(),
             )),
@@ -150,6 +156,13 @@ impl Guard {
     #[must_use]
     pub fn of_version(mut self, version: &Version, policies: Vec<Value>) -> Self {
         self.checks.get_mut().expected = Some(expected(version, policies));
+        self
+    }
+
+    /// The same of a provider that looks at this namespace alone, if there is one.
+    #[must_use]
+    pub fn within(mut self, namespace: Option<String>) -> Self {
+        self.namespace = namespace;
         self
     }
 
@@ -196,7 +209,7 @@ impl Guard {
         let standing = match checked {
             Ok(standing) => standing,
             Err(error) => Standing::Unguarded(
-                format!("the admission policies can't be checked, and nothing is done that trusts an identity: {error}").into(),
+                format!("the admission policies can't be checked, and nothing is done that trusts an identity: {}", advice(&error)).into(),
             ),
         };
         checks.last = Some(began);
@@ -228,27 +241,35 @@ impl Guard {
             Some(expected) => Arc::clone(expected),
             None => Arc::clone(checks.expected.insert(own()?)),
         };
-        let found = expected.iter().map(|expected| self.find(expected));
-        let mut found = futures::future::try_join_all(found).await?;
-        let was_open = expected
+        let mut told = Vec::new();
+        let mut all = self.find_all(&expected, &mut told).await?;
+        let was_open = all
             .iter()
-            .zip(&found)
             .any(|(expected, found)| is_gap(expected, found.as_ref(), &checks.seen));
         if was_open {
             // Whatever becomes of this check: what was seen before it proves nothing.
             self.found(false);
         }
-        let mut until = unconfirmed(&expected, &found);
+        let mut until = unconfirmed(&all);
         if was_open && until.is_none() {
             until = Some(Timestamp::now().to_string());
         }
-        for (expected, found) in expected.iter().zip(&mut found) {
+        for (expected, found) in &mut all {
             let mark = until.as_deref().filter(|_| expected.carries_mark());
             let is_marked = found.as_ref().is_some_and(|found| mark_of(found) == mark);
             if judge(expected, found.as_ref()).has_to_be_put() || (mark.is_some() && !is_marked) {
                 let mark = mark.map_or(Mark::Leave, Mark::Set);
                 let before = found.as_ref().map(Incarnation::of);
-                let put = self.put(expected, found.as_ref(), mark).await?;
+                let put = match self.put(expected, found.as_ref(), mark).await {
+                    Err(error) if !expected.guards_identities() && is_refused(&error) => {
+                        told.push(format!("{}: {}", expected.key(), advice(&error)));
+                        continue;
+                    }
+                    put => put?,
+                };
+                if let Mark::Set(until) = mark {
+                    checks.noted = Some(until.to_owned());
+                }
                 checks.unsettled |= expected.guards_identities() && before != Some(Incarnation::of(&put));
                 remember(&mut checks.seen, expected, &put);
                 *found = Some(put);
@@ -260,16 +281,26 @@ impl Guard {
         }
         // Nothing could be forged where there was nothing. Looked at when the policies are in force again: before, it might
         // be forged a moment later.
-        if until.is_some() && !self.identities_exist().await? {
-            until = None;
-            for (expected, found) in expected.iter().zip(&mut found) {
-                if expected.carries_mark() {
-                    *found = Some(self.put(expected, found.as_ref(), Mark::Clear).await?);
+        let mut unknown = None;
+        if until.is_some() {
+            let is_none = match identities::look(&self.client, self.namespace.as_deref()).await? {
+                Identities::Exist => false,
+                Identities::Nowhere => true,
+                // Another provider's note may be about identities elsewhere.
+                Identities::NotInNamespace => checks.noted == until,
+                Identities::Unknown(why) => {
+                    unknown = Some(why);
+                    false
                 }
+            };
+            let carrier = all.iter_mut().find(|(expected, _)| expected.carries_mark());
+            if let Some((expected, found)) = carrier.filter(|_| is_none) {
+                *found = Some(self.put(expected, found.as_ref(), Mark::Clear).await?);
+                until = None;
             }
         }
         let mut wrong = None;
-        for (expected, found) in expected.iter().zip(&found) {
+        for (expected, found) in &all {
             if let Some(found) = found {
                 remember(&mut checks.seen, expected, found);
             }
@@ -282,18 +313,44 @@ impl Guard {
             if expected.guards_identities() {
                 wrong = Some(what);
             } else {
-                tracing::warn!(what, "an admission policy is not as this version has it");
+                told.push(what);
             }
         }
+        for what in told.iter().filter(|what| !checks.told.contains(*what)) {
+            tracing::warn!(
+                what,
+                "an admission policy that guards no identity is not as this version has it"
+            );
+        }
+        checks.told = told;
         let standing = match (wrong, until) {
             (Some(wrong), _) => Standing::Unguarded(
                 format!("the admission policies do not guard identities: {wrong}; an administrator has to delete or repair it").into(),
             ),
-            (None, Some(until)) => Standing::Unguarded(unconfirmed_since(&until).into()),
+            (None, Some(until)) => Standing::Unguarded(unconfirmed_since(&until, unknown.as_deref()).into()),
             (None, None) => Standing::InForce,
         };
         self.found(standing == Standing::InForce);
         Ok(standing)
+    }
+
+    /// What there is in the place of everything expected; without what guards no identity and may not be read.
+    async fn find_all<'a>(
+        &self,
+        expected: &'a [Expected],
+        told: &mut Vec<String>,
+    ) -> Result<Vec<(&'a Expected, Option<DynamicObject>)>, Error> {
+        let found = expected.iter().map(|expected| self.find(expected));
+        let mut all = Vec::new();
+        for (expected, found) in expected.iter().zip(futures::future::join_all(found).await) {
+            match found {
+                Err(error) if !expected.guards_identities() && is_refused(&error) => {
+                    told.push(format!("{}: {}", expected.key(), advice(&error)));
+                }
+                found => all.push((expected, found?)),
+            }
+        }
+        Ok(all)
     }
 
     async fn find(&self, expected: &Expected) -> Result<Option<DynamicObject>, Error> {
@@ -339,36 +396,6 @@ impl Guard {
     fn api(&self, resource: &ApiResource) -> Api<DynamicObject> {
         Api::all_with(self.client.clone(), resource)
     }
-
-    /// Whether any object of the cluster says which VM is whose.
-    async fn identities_exist(&self) -> Result<bool, Error> {
-        use kube::Resource as _;
-        for resource in [
-            ApiResource::erase::<InfraMachine>(&()),
-            ApiResource::erase::<InfraCluster>(&()),
-        ] {
-            let mut page = ListParams::default().limit(PAGE);
-            loop {
-                let listed = self
-                    .api(&resource)
-                    .list(&page)
-                    .await
-                    .map_err(|error| Error::api("looking for identities", error))?;
-                if listed.items.iter().any(|object| {
-                    let annotations = object.meta().annotations.iter().flatten();
-                    let reserved = annotations.map(|(key, _)| key.as_str()).any(takes_part);
-                    reserved || object.data.pointer("/spec/providerID").is_some()
-                }) {
-                    return Ok(true);
-                }
-                match listed.metadata.continue_.filter(|token| !token.is_empty()) {
-                    Some(token) => page = page.continue_token(&token),
-                    None => break,
-                }
-            }
-        }
-        Ok(false)
-    }
 }
 
 /// What becomes of the note that identities are unconfirmed.
@@ -388,6 +415,19 @@ impl Mark<'_> {
             Self::Clear => annotations[UNCONFIRMED] = Value::Null,
         }
     }
+}
+
+/// The policies and bindings as a provider of this version puts them in place.
+///
+/// # Errors
+/// They can't be printed, which would be a fault of the provider.
+pub fn as_installed() -> Result<Vec<Value>, Error> {
+    let stamped = |expected: &Expected| {
+        let mut object = expected.object.clone();
+        object["metadata"]["annotations"] = expected.stamp.annotations();
+        object
+    };
+    Ok(own()?.iter().map(stamped).collect())
 }
 
 /// The policies and bindings of this version.
@@ -433,19 +473,50 @@ fn mark_of(object: &DynamicObject) -> Option<&str> {
     annotations.get(UNCONFIRMED).map(String::as_str)
 }
 
-fn unconfirmed(expected: &[Expected], found: &[Option<DynamicObject>]) -> Option<String> {
-    expected
-        .iter()
-        .zip(found)
+fn unconfirmed(all: &[(&Expected, Option<DynamicObject>)]) -> Option<String> {
+    all.iter()
         .filter(|(expected, _)| expected.carries_mark())
         .find_map(|(_, found)| mark_of(found.as_ref()?).map(str::to_owned))
 }
 
-fn unconfirmed_since(until: &str) -> String {
+/// Whether the API server does not let the provider do it.
+fn is_refused(error: &Error) -> bool {
+    let Error::Api { source, .. } = error else {
+        return false;
+    };
+    matches!(&**source, kube::Error::Api(status) if status.code == 403)
+}
+
+/// What went wrong, with what led to it.
+fn explained(error: &Error) -> String {
+    let chain = std::iter::successors(Some(error as &dyn std::error::Error), |&error| error.source());
+    let mut texts: Vec<String> = Vec::new();
+    for text in chain.map(ToString::to_string) {
+        if !texts.last().is_some_and(|before| before.contains(&text)) {
+            texts.push(text);
+        }
+    }
+    texts.join(": ")
+}
+
+/// The same, and what to do where the provider lacks a right.
+fn advice(error: &Error) -> String {
+    let what = explained(error);
+    if is_refused(error) {
+        format!(
+            "{what}; bind the ClusterRole capcmi-admission-role of this version to the provider's ServiceAccount"
+        )
+    } else {
+        what
+    }
+}
+
+fn unconfirmed_since(until: &str, unknown: Option<&str>) -> String {
+    let unknown = unknown.map(|why| format!("; {why}")).unwrap_or_default();
     format!(
         "until {until} the admission policies were not in force, so that identities and providerIDs may be forged, and none is \
          trusted: an administrator compares them with the VMs, and then confirms them with `kubectl annotate \
-         validatingadmissionpolicy {} {UNCONFIRMED}-`",
+         validatingadmissionpolicy {} {UNCONFIRMED}-`{unknown}",
         judge::CARRIER
     )
 }

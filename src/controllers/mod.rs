@@ -108,7 +108,9 @@ impl Controllers {
             memory: Arc::default(),
             events: Events::new(client.clone(), options.reporter.clone()),
             metrics: Arc::clone(&metrics),
-            guard: Arc::new(Guard::new(client.clone(), Arc::clone(&metrics))),
+            guard: Arc::new(
+                Guard::new(client.clone(), Arc::clone(&metrics)).within(options.namespace.clone()),
+            ),
             wake: waking(&machines),
         });
         Self {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use capcmi::admission::as_installed;
 use capcmi::manifests::{Part, stream};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use management_cluster::{AGGREGATED_ROLE, ManagementCluster, eventually};
@@ -37,8 +38,9 @@ pub async fn install(management: &ManagementCluster) -> Result<()> {
     );
     let manifests = String::from_utf8(output.stdout).context("what kustomize printed is no text")?;
     management.apply_yaml(&manifests).await?;
-    let policies = stream(&[Part::Policy]).context("printing the admission policies")?;
-    management.apply_yaml(&policies).await?;
+    for policy in as_installed().context("printing the admission policies")? {
+        management.apply_yaml(&policy.to_string()).await?;
+    }
     let cluster_roles = kube::Api::<ClusterRole>::all(management.admin_client().await?);
     let what = "the aggregation of the provider's ClusterRole";
     eventually(DEADLINE, what, async || {
