@@ -44,14 +44,6 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// Whether it refuses all that this version's refuses.
-    pub fn is_in_force(&self) -> bool {
-        match self {
-            Self::AsExpected | Self::Unstamped | Self::Newer => true,
-            Self::Older | Self::Missing | Self::Different(_) => false,
-        }
-    }
-
     /// Whether a version of the provider has put it there, so that none of what that version guards can have been forged.
     pub fn is_of_a_version(&self) -> bool {
         match self {

@@ -38,6 +38,8 @@ use crate::metrics::Metrics;
 
 /// Between two checks, where no deletion needs one before.
 pub const EVERY: Duration = Duration::from_secs(30);
+/// The same, until the policies are in place for the first time: the installation waits for that.
+const FIRST: Duration = Duration::from_secs(2);
 /// Between the beginnings of two checks, however many machines ask for one: those that ask meanwhile share the next.
 const PACE: Duration = Duration::from_millis(200);
 /// API servers look for new policies once a second, and each for itself.
@@ -54,6 +56,15 @@ pub enum Standing {
     InForce,
     /// They are not, or could not be checked; the text says what to do. Nothing may be done that trusts an identity.
     Unguarded(Arc<str>),
+}
+
+/// Whether the policies have been in force since this process was started. What comes to the cluster after that is guarded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// They were seen in force.
+    Seen,
+    /// Not yet; the text says why.
+    NotYet(Arc<str>),
 }
 
 /// A stretch of time in which, by all checks so far, no identity could be forged. Two that are equal are the same stretch.
@@ -75,6 +86,7 @@ pub struct Guard {
     /// The only namespace that the provider looks at; all without it.
     namespace: Option<String>,
     standing: watch::Sender<Standing>,
+    place: watch::Sender<Place>,
     stretch: watch::Sender<Stretch>,
     checks: Mutex<Checks>,
 }
@@ -103,6 +115,16 @@ struct Checks {
     noted: Option<String>,
     /// What was said of policies that guard no identity: once is enough.
     told: Vec<String>,
+}
+
+impl Checks {
+    /// What should be there.
+    fn expected(&mut self) -> Result<Arc<[Expected]>, Error> {
+        Ok(match &self.expected {
+            Some(expected) => Arc::clone(expected),
+            None => Arc::clone(self.expected.insert(own()?)),
+        })
+    }
 }
 
 /// UID and generation of an object: where they differ, others have replaced or changed it meanwhile.
@@ -137,6 +159,7 @@ impl Guard {
             standing: watch::Sender::new(Standing::Unguarded(
                 "the admission policies are not checked yet".into(),
             )),
+            place: watch::Sender::new(Place::NotYet("they are not checked yet".into())),
             stretch: watch::Sender::default(),
             checks: Mutex::default(),
         }
@@ -178,6 +201,26 @@ impl Guard {
         stretch.holds.then_some(Unbroken(stretch.breaks))
     }
 
+    /// Whether the policies have been in force, as it changes.
+    pub fn place(&self) -> watch::Receiver<Place> {
+        self.place.subscribe()
+    }
+
+    /// Takes in whether the policies are in force: once they were, it stays so.
+    fn saw(&self, in_force: Result<(), String>) {
+        self.place.send_if_modified(|place| {
+            let now = match in_force {
+                Ok(()) => Place::Seen,
+                Err(why) => Place::NotYet(why.into()),
+            };
+            let is_news = *place != Place::Seen && *place != now;
+            if is_news {
+                *place = now;
+            }
+            is_news
+        });
+    }
+
     /// Takes in what a check found.
     fn found(&self, guarded: bool) {
         self.stretch.send_modify(|stretch| {
@@ -208,9 +251,13 @@ impl Guard {
         }
         let standing = match checked {
             Ok(standing) => standing,
-            Err(error) => Standing::Unguarded(
-                format!("the admission policies can't be checked, and nothing is done that trusts an identity: {}", advice(&error)).into(),
-            ),
+            Err(error) => {
+                let why = advice(&error);
+                self.saw(Err(why.clone()));
+                Standing::Unguarded(
+                    format!("the admission policies can't be checked, and nothing is done that trusts an identity: {why}").into(),
+                )
+            }
         };
         checks.last = Some(began);
         self.metrics.guarded(standing == Standing::InForce);
@@ -224,23 +271,56 @@ impl Guard {
         standing
     }
 
-    /// Checks for ever, from when this replica leads.
+    /// Checks for ever. A replica that does not lead only looks: it knows then what becomes of the policies until it does.
     pub async fn keep(&self, leadership: &Leadership) {
-        leadership.acquired().await;
-        let mut ticks = tokio::time::interval(EVERY);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            ticks.tick().await;
-            self.since(Instant::now()).await;
+            let leads = leadership.is_held();
+            if leads {
+                self.since(Instant::now()).await;
+            } else if let Err(error) = self.look().await {
+                self.saw(Err(advice(&error)));
+            }
+            let is_seen = *self.place.borrow() == Place::Seen;
+            tokio::select! {
+                () = tokio::time::sleep(if is_seen { EVERY } else { FIRST }) => {}
+                () = leadership.acquired(), if !leads => {}
+            }
         }
+    }
+
+    /// Looks at what guards identities, and changes nothing. The policies of any version will do: the replica that leads may be
+    /// of another one, and waits for this one before it goes.
+    async fn look(&self) -> Result<(), Error> {
+        let mut checks = self.checks.lock().await;
+        let expected = checks.expected()?;
+        let all = self.find_all(&expected, &mut Vec::new()).await?;
+        let is_open = all
+            .iter()
+            .any(|(expected, found)| is_gap(expected, found.as_ref(), &checks.seen));
+        self.found(!is_open && unconfirmed(&all).is_none());
+        let guards = all.iter().filter(|(expected, _)| expected.guards_identities());
+        let mut open = guards.filter_map(|(expected, found)| {
+            let finding = judge(expected, found.as_ref());
+            (!finding.is_of_a_version())
+                .then(|| fault(expected, &finding))
+                .flatten()
+        });
+        let what = open.next();
+        drop(open);
+        self.saw(what.map_or(Ok(()), |what| {
+            Err(format!("{what}, and the replica that leads puts it in place"))
+        }));
+        for (expected, found) in &all {
+            if let Some(found) = found {
+                remember(&mut checks.seen, expected, found);
+            }
+        }
+        Ok(())
     }
 
     /// Looks at every policy and binding, and puts in place what is not as it should be.
     async fn check(&self, checks: &mut Checks) -> Result<Standing, Error> {
-        let expected = match &checks.expected {
-            Some(expected) => Arc::clone(expected),
-            None => Arc::clone(checks.expected.insert(own()?)),
-        };
+        let expected = checks.expected()?;
         let mut told = Vec::new();
         let mut all = self.find_all(&expected, &mut told).await?;
         let was_open = all
@@ -304,11 +384,8 @@ impl Guard {
             if let Some(found) = found {
                 remember(&mut checks.seen, expected, found);
             }
-            let what = match judge(expected, found.as_ref()) {
-                Finding::AsExpected | Finding::Unstamped | Finding::Newer => continue,
-                Finding::Older => format!("{} is that of another version", expected.key()),
-                Finding::Missing => format!("{} is missing", expected.key()),
-                Finding::Different(place) => format!("{} has another {place}", expected.key()),
+            let Some(what) = fault(expected, &judge(expected, found.as_ref())) else {
+                continue;
             };
             if expected.guards_identities() {
                 wrong = Some(what);
@@ -323,6 +400,7 @@ impl Guard {
             );
         }
         checks.told = told;
+        self.saw(wrong.clone().map_or(Ok(()), Err));
         let standing = match (wrong, until) {
             (Some(wrong), _) => Standing::Unguarded(
                 format!("the admission policies do not guard identities: {wrong}; an administrator has to delete or repair it").into(),
@@ -477,6 +555,17 @@ fn unconfirmed(all: &[(&Expected, Option<DynamicObject>)]) -> Option<String> {
     all.iter()
         .filter(|(expected, _)| expected.carries_mark())
         .find_map(|(_, found)| mark_of(found.as_ref()?).map(str::to_owned))
+}
+
+/// What is wrong with what was found, if anything is.
+fn fault(expected: &Expected, finding: &Finding) -> Option<String> {
+    let key = expected.key();
+    match finding {
+        Finding::AsExpected | Finding::Unstamped | Finding::Newer => None,
+        Finding::Older => Some(format!("{key} is that of another version")),
+        Finding::Missing => Some(format!("{key} is missing")),
+        Finding::Different(place) => Some(format!("{key} has another {place}")),
+    }
 }
 
 /// Whether the API server does not let the provider do it.

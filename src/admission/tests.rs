@@ -6,6 +6,7 @@ use kube::client::Body;
 use serde_json::Value;
 
 use super::*;
+use crate::api::labels;
 
 fn expected() -> Vec<Expected> {
     let policies = manifests::policies().unwrap();
@@ -118,7 +119,7 @@ fn versions() -> [Expected; 3] {
             policy["spec"]["of"] = json!(version);
         }
         let mut all = of_version(version, policies).into_iter();
-        all.find(|expected| expected.carries_mark()).unwrap()
+        all.find(Expected::carries_mark).unwrap()
     })
 }
 
@@ -129,24 +130,24 @@ fn the_policies_of_a_newer_version_guard_for_an_older_one_which_leaves_them() {
     assert_eq!(judged(&own), Finding::AsExpected);
     let finding = judged(&newer);
     assert_eq!(finding, Finding::Newer);
-    assert!(finding.is_in_force() && !finding.has_to_be_put());
+    assert!(fault(&own, &finding).is_none() && !finding.has_to_be_put());
     let finding = judged(&older);
     assert_eq!(finding, Finding::Older);
-    assert!(!finding.is_in_force() && finding.has_to_be_put() && finding.is_of_a_version());
+    assert!(fault(&own, &finding).is_some() && finding.has_to_be_put() && finding.is_of_a_version());
     // Else a still older provider would take it for its own to replace.
     let unstamped = as_found(&own, |object| {
         object["metadata"]["annotations"] = older.stamp.annotations();
     });
     let finding = judge(&own, Some(&unstamped));
     assert_eq!(finding, Finding::Unstamped);
-    assert!(finding.is_in_force() && finding.has_to_be_put());
+    assert!(fault(&own, &finding).is_none() && finding.has_to_be_put());
 }
 
 #[test]
 fn the_stamp_of_a_version_says_nothing_of_what_others_have_made_of_its_policy() {
     let [_, own, newer] = versions();
     let narrowed = as_found(&newer, |object| {
-        object["spec"]["matchConditions"] = json!([{"name": "a"}])
+        object["spec"]["matchConditions"] = json!([{"name": "a"}]);
     });
     let finding = judge(&own, Some(&narrowed));
     assert!(matches!(finding, Finding::Different(_)), "{finding:?}");
@@ -157,7 +158,7 @@ fn the_stamp_of_a_version_says_nothing_of_what_others_have_made_of_its_policy() 
         json!({stamp::VERSION: "two"}),
     ] {
         let unstamped = as_found(&newer, |object| {
-            object["metadata"]["annotations"] = annotations.clone()
+            object["metadata"]["annotations"] = annotations.clone();
         });
         let finding = judge(&own, Some(&unstamped));
         assert!(
@@ -194,11 +195,17 @@ fn what_a_newer_version_puts_in_place_of_an_older_ones_at_one_stroke_is_no_gap()
     }
 }
 
-/// An API server without machines, which stores policies and refuses the first write of one.
+/// An API server that stores policies and refuses the first write of one.
 #[derive(Default)]
 struct Server {
     objects: StdMutex<BTreeMap<String, Value>>,
     refused: StdMutex<Option<&'static str>>,
+    /// The ends of requests, method and path, that the provider may not make.
+    forbidden: StdMutex<Vec<&'static str>>,
+    /// The machines of the namespace `ns`.
+    machines: StdMutex<Vec<Value>>,
+    /// The writes.
+    written: StdMutex<usize>,
     /// When identities were looked for.
     looked: StdMutex<Vec<tokio::time::Instant>>,
 }
@@ -211,14 +218,31 @@ impl Server {
             Response::builder().status(code).body(body).unwrap()
         };
         let ok = |object: &Value| Response::new(Body::from(object.to_string().into_bytes()));
+        let request = format!("{method} {path}");
+        if self
+            .forbidden
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|end| request.ends_with(end))
+        {
+            return error(403, "Forbidden");
+        }
         if path.contains("/inframachines") || path.contains("/infraclusters") {
             self.looked.lock().unwrap().push(tokio::time::Instant::now());
-            return ok(&json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": []}));
+            let machines = self.machines.lock().unwrap().clone();
+            let items = if path.ends_with("/inframachines") {
+                machines
+            } else {
+                Vec::new()
+            };
+            return ok(&json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items}));
         }
         let mut objects = self.objects.lock().unwrap();
         if *method != Method::PATCH {
             return objects.get(path).map_or_else(|| error(404, "NotFound"), ok);
         }
+        *self.written.lock().unwrap() += 1;
         let mut refused = self.refused.lock().unwrap();
         if refused.take_if(|name| path.ends_with(*name)).is_some() {
             return error(500, "InternalError");
@@ -230,21 +254,196 @@ impl Server {
     }
 }
 
-/// Else an API server that does not know the policy yet would let an identity through between the two.
-#[tokio::test(start_paused = true)]
-async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_place_failed_half_way() {
-    let server = Arc::new(Server::default());
-    *server.refused.lock().unwrap() = Some("capcmi-finalizer");
-    let answering = Arc::clone(&server);
+/// A process that has just been started.
+fn guard_at(server: &Arc<Server>) -> Guard {
+    let server = Arc::clone(server);
     let service = tower::service_fn(move |request: Request<Body>| {
-        let server = Arc::clone(&answering);
+        let server = Arc::clone(&server);
         async move {
             let (head, body) = request.into_parts();
             let body = body.collect_bytes().await.unwrap();
             Ok::<_, Infallible>(server.answer(&head.method, head.uri.path(), &body))
         }
     });
-    let guard = Guard::new(Client::new(service, "default"), Arc::new(Metrics::new()));
+    Guard::new(Client::new(service, "default"), Arc::new(Metrics::new()))
+}
+
+const CARRIER: &str =
+    "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/capcmi-reserved-annotations";
+
+impl Server {
+    fn forbids(self: &Arc<Self>, ends: &[&'static str]) -> Arc<Self> {
+        *self.forbidden.lock().unwrap() = ends.to_vec();
+        Arc::clone(self)
+    }
+
+    /// What says until when identities are unconfirmed; `None` to confirm them.
+    fn note(&self, until: Option<&str>) {
+        let mut objects = self.objects.lock().unwrap();
+        let note = json!({"metadata": {"annotations": {UNCONFIRMED: until}}});
+        json_patch::merge(objects.get_mut(CARRIER).unwrap(), &note);
+    }
+
+    fn identified(&self) {
+        let annotations = json!({labels::MACHINE_ID: "ns/m/u"});
+        let machine = json!({"metadata": {"name": "m", "namespace": "ns", "annotations": annotations}});
+        *self.machines.lock().unwrap() = vec![machine];
+    }
+}
+
+async fn check(guard: &Guard) -> Standing {
+    guard.since(Instant::now()).await
+}
+
+#[track_caller]
+fn why(standing: &Standing) -> &str {
+    match standing {
+        Standing::Unguarded(why) => why,
+        Standing::InForce => panic!("identities are trusted"),
+    }
+}
+
+/// All namespaces.
+const LIST: &str = "GET /apis/infrastructure.capcmi.io/v1alpha1/inframachines";
+/// One of them.
+const LIST_ONE: &str = "GET /apis/infrastructure.capcmi.io/v1alpha1/namespaces/ns/inframachines";
+
+#[tokio::test(start_paused = true)]
+async fn a_provider_that_may_list_its_namespace_alone_looks_for_identities_there() {
+    let server = Arc::new(Server::default()).forbids(&[LIST]);
+    let guard = || guard_at(&server).within(Some("ns".to_owned()));
+    assert_eq!(check(&guard()).await, Standing::InForce);
+    // What another provider has noted may be about identities elsewhere.
+    server.note(Some("long ago"));
+    assert!(why(&check(&guard()).await).contains("long ago"));
+    server.note(None);
+    assert_eq!(check(&guard()).await, Standing::InForce);
+    // With identities in the namespace, a gap is one.
+    server.identified();
+    server.objects.lock().unwrap().remove(CARRIER);
+    assert!(why(&check(&guard()).await).contains("kubectl annotate"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_no_list_is_allowed_the_policies_stay_in_place_and_an_administrator_confirms_instead() {
+    for (namespace, forbidden, place) in [
+        (None, &[LIST][..], "in the whole cluster"),
+        (Some("ns"), &[LIST, LIST_ONE][..], "in the namespace ns"),
+    ] {
+        let server = Arc::new(Server::default()).forbids(forbidden);
+        let guard = guard_at(&server).within(namespace.map(str::to_owned));
+        for _ in 0..2 {
+            let standing = check(&guard).await;
+            let why = why(&standing);
+            assert!(
+                why.contains(place) && why.contains("grant") && why.contains("kubectl annotate"),
+                "{why}"
+            );
+        }
+        let installed = server.objects.lock().unwrap().len();
+        assert_eq!(installed, expected().len(), "nothing is taken back");
+        server.note(None);
+        assert_eq!(check(&guard).await, Standing::InForce);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_that_guards_no_identity_stops_nothing_where_it_is_refused() {
+    for refused in [
+        "PATCH /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/capcmi-finalizer",
+        "GET /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/capcmi-finalizer",
+        "PATCH /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/capcmi-templates",
+    ] {
+        let server = Arc::new(Server::default()).forbids(&[refused]);
+        assert_eq!(check(&guard_at(&server)).await, Standing::InForce, "{refused}");
+        let installed = server.objects.lock().unwrap().len();
+        assert_eq!(installed, expected().len() - 1, "all others are in place");
+    }
+    for refused in [
+        "PATCH /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/capcmi-provider-id",
+        "GET /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/capcmi-provider-id",
+    ] {
+        let guard = guard_at(&Arc::new(Server::default()).forbids(&[refused]));
+        let standing = check(&guard).await;
+        assert!(why(&standing).contains("capcmi-admission-role"), "{standing:?}");
+    }
+}
+
+/// Else what is restored or moved to a new installation would have to be confirmed by hand.
+#[tokio::test(start_paused = true)]
+async fn the_policies_are_in_place_from_when_they_were_first_seen_in_force() {
+    let refused =
+        "PATCH /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/capcmi-provider-id";
+    let server = Arc::new(Server::default()).forbids(&[refused]);
+    let guard = guard_at(&server);
+    let place = guard.place();
+    check(&guard).await;
+    let now = place.borrow().clone();
+    assert!(
+        matches!(&now, Place::NotYet(why) if why.contains("capcmi-admission-role")),
+        "{now:?}"
+    );
+    server.forbids(&[]);
+    check(&guard).await;
+    assert_eq!(*place.borrow(), Place::Seen);
+    // A gap is said elsewhere: a replica that is not ready would stop an upgrade that mends it.
+    server.identified();
+    server.objects.lock().unwrap().remove(CARRIER);
+    server.forbids(&["/capcmi-reserved-annotations"]);
+    why(&check(&guard).await);
+    assert_eq!(*place.borrow(), Place::Seen);
+    server.forbids(&[]);
+    let confirmed_later = guard_at(&server);
+    why(&check(&confirmed_later).await);
+    assert_eq!(
+        *confirmed_later.place().borrow(),
+        Place::Seen,
+        "unconfirmed, and in force"
+    );
+}
+
+/// The old replica of a rolling upgrade holds the Lease until the new one is ready.
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_does_not_lead_writes_nothing_and_takes_the_policies_of_any_version() {
+    let server = Arc::new(Server::default());
+    let standby = || guard_at(&server);
+    let first = standby();
+    first.look().await.unwrap();
+    let now = first.place().borrow().clone();
+    assert!(
+        matches!(&now, Place::NotYet(why) if why.contains("is missing")),
+        "{now:?}"
+    );
+    assert_eq!((first.unbroken(), *server.written.lock().unwrap()), (None, 0));
+
+    let mut policies = manifests::policies().unwrap();
+    for policy in &mut policies {
+        policy["spec"]["of"] = json!("another version");
+    }
+    let leader = standby().of_version(&"0.0.1".parse().unwrap(), policies);
+    assert_eq!(check(&leader).await, Standing::InForce);
+    let written = *server.written.lock().unwrap();
+    first.look().await.unwrap();
+    assert_eq!(*first.place().borrow(), Place::Seen);
+    let stretch = first.unbroken();
+    assert!(stretch.is_some(), "what it sees now is proof when it leads");
+    server.objects.lock().unwrap().remove(CARRIER);
+    first.look().await.unwrap();
+    assert_eq!(
+        (first.unbroken(), *server.written.lock().unwrap()),
+        (None, written)
+    );
+    assert_eq!(check(&leader).await, Standing::InForce);
+    first.look().await.unwrap();
+    assert!(first.unbroken().is_some() && first.unbroken() != stretch);
+}
+
+/// Else an API server that does not know the policy yet would let an identity through between the two.
+#[tokio::test(start_paused = true)]
+async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_place_failed_half_way() {
+    let server = Arc::new(Server::default());
+    *server.refused.lock().unwrap() = Some("capcmi-finalizer");
+    let guard = guard_at(&server);
     let failed = guard.since(Instant::now()).await;
     assert!(matches!(failed, Standing::Unguarded(_)), "{failed:?}");
     assert_eq!(

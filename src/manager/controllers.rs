@@ -6,9 +6,11 @@ use std::time::Instant;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::Client;
+use tokio::sync::watch::Receiver;
 use tokio_util::sync::CancellationToken;
 
 use super::{Health, Pending};
+use crate::admission::Place;
 use crate::controllers::Controllers;
 pub use crate::controllers::{Options as ControllerOptions, OrphanOptions};
 use crate::leadership::Leadership;
@@ -58,11 +60,13 @@ pub fn all(context: &Context) -> Vec<Controller> {
     let done = CancellationToken::new();
     let caches = context.health.wait_for("the caches");
     let (guard, leadership) = (controllers.guard(), context.leadership.clone());
+    let policies = context.health.wait_for("the admission policies to be in force");
+    let shown = show_policies(guard.place(), policies);
     let keep = async move { guard.keep(&leadership).await };
     vec![
         Controller {
             name: "the check of the admission policies",
-            run: watch(vec![keep.boxed()], done.clone()).boxed(),
+            run: watch(vec![keep.boxed(), shown.boxed()], done.clone()).boxed(),
         },
         Controller {
             name: "the watches",
@@ -73,6 +77,23 @@ pub fn all(context: &Context) -> Vec<Controller> {
             run: reconcile(context.clone(), controllers, caches, done).boxed(),
         },
     ]
+}
+
+/// Makes readiness wait until identities are guarded: what is restored or moved here when this replica is ready needs no
+/// confirmation by an administrator. Never ends.
+async fn show_policies(mut place: Receiver<Place>, policies: Pending) {
+    loop {
+        let now = place.borrow_and_update().clone();
+        match now {
+            Place::Seen => break,
+            Place::NotYet(why) => policies.because(&why),
+        }
+        if place.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+    policies.ready();
+    std::future::pending::<()>().await;
 }
 
 async fn watch(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToken) {

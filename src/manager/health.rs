@@ -1,6 +1,7 @@
 //! Liveness and readiness, both of which can fail.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -22,11 +23,28 @@ pub struct Health(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    pending: Mutex<BTreeMap<u64, &'static str>>,
+    pending: Mutex<BTreeMap<u64, Waiting>>,
     next: AtomicU64,
     stopping: AtomicBool,
     failure: OnceLock<String>,
     last_beat: Mutex<Instant>,
+}
+
+/// What readiness waits for, and why it is not done, where that is known.
+#[derive(Debug)]
+struct Waiting {
+    what: &'static str,
+    why: Option<String>,
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.what)?;
+        match &self.why {
+            Some(why) => write!(f, " ({why})"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Something that has to be done before this replica is ready. Dropping it does not make it ready: a task that died
@@ -39,6 +57,13 @@ pub struct Pending {
 }
 
 impl Pending {
+    /// It is not done yet, for this reason.
+    pub fn because(&self, why: &str) {
+        if let Some(waiting) = lock(&self.health.0.pending).get_mut(&self.id) {
+            waiting.why = Some(why.to_owned());
+        }
+    }
+
     /// It is done.
     pub fn ready(self) {
         lock(&self.health.0.pending).remove(&self.id);
@@ -66,7 +91,7 @@ impl Health {
     /// Makes readiness wait for something: `the InfraMachine cache`.
     pub fn wait_for(&self, what: &'static str) -> Pending {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
-        lock(&self.0.pending).insert(id, what);
+        lock(&self.0.pending).insert(id, Waiting { what, why: None });
         Pending {
             health: self.clone(),
             id,
@@ -125,8 +150,8 @@ impl Health {
         if pending.is_empty() {
             return Ok(());
         }
-        let names: Vec<_> = pending.values().copied().collect();
-        Err(format!("waiting for {}", names.join(", ")))
+        let all: Vec<_> = pending.values().map(ToString::to_string).collect();
+        Err(format!("waiting for {}", all.join(", ")))
     }
 }
 
@@ -156,8 +181,13 @@ mod tests {
             Err("waiting for machines, clusters".to_owned())
         );
         machines.ready();
+        clusters.because("there are none");
+        clusters.because("they are refused");
         drop(clusters);
-        assert_eq!(health.readiness(), Err("waiting for clusters".to_owned()));
+        assert_eq!(
+            health.readiness(),
+            Err("waiting for clusters (they are refused)".to_owned())
+        );
 
         let health = Health::new();
         health.wait_for("machines").ready();

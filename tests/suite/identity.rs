@@ -12,6 +12,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, ResourceExt};
 use management_cluster::eventually;
 use serde_json::{Value, json};
+use testbed::get;
 
 use crate::support::by_hand::{event, message, says};
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
@@ -404,6 +405,60 @@ async fn what_was_forged_while_the_policies_were_gone_is_not_acted_on() -> Resul
         cloud.count(Operation::DeleteMachine, "m")? > 0,
         "the VM went without a deletion"
     );
+    Ok(())
+}
+
+/// What is moved or restored to a new installation when it says that it is ready needs no confirmation.
+#[tokio::test]
+async fn a_new_installation_is_ready_when_identities_are_guarded_and_says_what_that_waits_for() -> Result<()>
+{
+    let world = World::new("install").await?.elsewhere().await?;
+    world
+        .apply("{apiVersion: v1, kind: Namespace, metadata: {name: $NS}}")
+        .await?;
+    let ours = "--selector=cluster.x-k8s.io/provider=infrastructure-cmi";
+    world.kubectl(&[
+        "delete",
+        "validatingadmissionpolicies,validatingadmissionpolicybindings",
+        ours,
+    ])?;
+    let right = ["clusterrolebinding", "capcmi-admission-rolebinding"];
+    let granted = world.kubectl(&[&["get", "-o", "json"], &right[..]].concat())?;
+    world.kubectl(&[&["delete"], &right[..]].concat())?;
+    let cloud = Cloud::new(&world);
+    let provider = Provider::new(cloud.drivers(json!({}))).launch(&world).await?;
+    let readiness = async || get(&provider.health, "/readyz").await;
+    eventually(DEADLINE, "a replica that says what it waits for", async || {
+        let (code, text) = readiness().await?;
+        let waits = "waiting for the admission policies to be in force (";
+        ensure!(
+            code == 503 && text.contains(waits) && text.contains("capcmi-admission-role"),
+            "{code}: {text}"
+        );
+        Ok(())
+    })
+    .await?;
+    let mut granted: Value = serde_json::from_str(&granted)?;
+    granted["metadata"] = json!({"name": right[1]});
+    world.apply(&granted.to_string()).await?;
+    eventually(DEADLINE, "a replica that is ready", async || {
+        let (code, text) = readiness().await?;
+        ensure!(code == 200, "{text}");
+        Ok(())
+    })
+    .await?;
+    world
+        .apply(&format!(
+            "{{apiVersion: infrastructure.capcmi.io/v1alpha1, kind: InfraMachine, spec: {{}},
+               metadata: {{name: restored, namespace: $NS, annotations: {{{}: x}}}}}}",
+            labels::MACHINE_ID
+        ))
+        .await?;
+    world.cluster("c").await?;
+    let machine = ByHand::new(&world, "c", "m").create().await?;
+    machine.provisioned().await?;
+    machine.delete().await?;
+    machine.gone().await?;
     Ok(())
 }
 
