@@ -287,11 +287,11 @@ mod tests {
             .unwrap();
         assert_eq!(
             read.into_body().collect().await.unwrap().to_bytes().len(),
-            32 * (3 << 19)
+            16 * (3 << 19)
         );
         assert_eq!(
             *asked.lock().unwrap(),
-            [500, 125, 32].map(|limit| format!("/machines?limit={limit}"))
+            [500, 62, 16].map(|limit| format!("/machines?limit={limit}"))
         );
     }
 

@@ -10,12 +10,12 @@ use std::sync::{Mutex, PoisonError};
 use http::uri::PathAndQuery;
 use http::{Request, Uri};
 
-/// A page of so many objects is taken however large it is: of 1.5 MiB each they are 48 MiB.
-const FEWEST: u32 = 32;
+/// A page of so many objects is taken however large it is: of 1.5 MiB each they are 24 MiB.
+const FEWEST: u32 = 16;
 /// The most bytes of a page of more objects. 500 ordinary InfraMachines have 4 MiB.
-pub(super) const MOST_BYTES: usize = 16 * 1024 * 1024;
+pub(super) const MOST_BYTES: usize = 8 * 1024 * 1024;
 /// How much smaller the next pages are.
-const STEP: u32 = 4;
+const STEP: u32 = 8;
 
 /// A page of a list had more bytes than are read. Lists of its path have smaller pages from now on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -104,7 +104,7 @@ mod tests {
     fn pages_of_a_path_get_smaller_until_any_objects_fit_and_the_rest_of_the_request_stays() {
         let pages = Pages::default();
         let query = |limit: u32| format!("?limit={limit}&continue=a%3D&labelSelector=x");
-        for (sent, bounded) in [(500, Some(500)), (125, Some(125)), (32, None), (32, None)] {
+        for (sent, bounded) in [(500, Some(500)), (62, Some(62)), (16, None), (16, None)] {
             assert_eq!(asked(&pages, &query(500)), (query(sent), bounded));
             let path = "/apis/g/v1/machines".to_owned();
             if let Some(limit) = bounded {
@@ -119,7 +119,7 @@ mod tests {
         let pages = Pages::default();
         let path = "/apis/g/v1/machines/one".to_owned();
         pages.too_large(Page { path, limit: 500 });
-        for query in ["", "?limit=x", "?watch=1&resourceVersion=7", "?limit=32"] {
+        for query in ["", "?limit=x", "?watch=1&resourceVersion=7", "?limit=16"] {
             assert_eq!(asked(&pages, query), (query.to_owned(), None));
         }
         assert_eq!(asked(&pages, "?limit=500"), ("?limit=500".to_owned(), Some(500)));
