@@ -3,6 +3,9 @@
 //! The moments are found by recording a run: before and after each driver call and each write to the API server. A call
 //! "after" has done its work and its answer is lost, and so it is with a write. A driver in the provider's process dies with
 //! it; a plugin lives on, and only the call is lost.
+//!
+//! A collector knows of no end that it has not seen itself, so that a replica that starts anew deletes no orphan of before. There
+//! the other replica goes on, which has seen it.
 
 mod session;
 
@@ -30,6 +33,8 @@ enum Scenario {
     /// The spec of a VM that is up changes in what the driver can change.
     Update,
     Delete,
+    /// The machine got away and left its VM, beside that of another machine: the collector deletes the one.
+    Collect,
 }
 
 impl Scenario {
@@ -37,7 +42,7 @@ impl Scenario {
     fn has_vm(self) -> bool {
         match self {
             Self::Create | Self::RefusedCreate => false,
-            Self::Update | Self::Delete => true,
+            Self::Update | Self::Delete | Self::Collect => true,
         }
     }
 }
@@ -74,6 +79,7 @@ async fn killed_before_and_after_every_call_and_write_the_provider_reaches_the_s
         Scenario::RefusedCreate,
         Scenario::Update,
         Scenario::Delete,
+        Scenario::Collect,
     ];
     let recordings: Vec<_> = stream::iter(scenarios)
         .map(|scenario| record(backing, scenario))
@@ -143,7 +149,8 @@ async fn record(backing: Backing, scenario: Scenario) -> Result<Recording> {
         end,
     };
     ensure!(
-        !recording.calls.is_empty() && !recording.writes.is_empty(),
+        // A collector writes nothing but events.
+        !recording.calls.is_empty() && (scenario == Scenario::Collect || !recording.writes.is_empty()),
         "nothing was recorded: {recording:?}"
     );
     Ok(recording)
@@ -153,6 +160,7 @@ async fn record(backing: Backing, scenario: Scenario) -> Result<Recording> {
 async fn kill_at(run: &Recording, point: Point) -> Result<()> {
     let mut session = Session::new(run.backing, run.scenario).await?;
     let mut replica = session.provider.start(&session.world).await?;
+    let standby = session.standby(&replica).await?;
     let gate = session.set_trap(point)?;
     session.begin().await?;
     session
@@ -161,8 +169,17 @@ async fn kill_at(run: &Recording, point: Point) -> Result<()> {
         .context("the point was found in the recorded run and is not reached in this one")?;
     replica.process.kill();
     session.remove_trap()?;
-    let again = session.provider.clone().named("again");
-    let _again = again.start(&session.world).await?;
+    let _again = match standby {
+        Some(standby) => standby,
+        None => {
+            session
+                .provider
+                .clone()
+                .named("again")
+                .start(&session.world)
+                .await?
+        }
+    };
     eventually(DEADLINE, "the end of the recorded run", async || {
         let end = session.end().await?;
         ensure!(end == run.end, "{end} and not {}", run.end);

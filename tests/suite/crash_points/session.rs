@@ -8,16 +8,21 @@ use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use capcmi::driver::Operation;
 use capcmi::drivers::simulated::{Phase, PlantedVm, Vm};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{Api, ListParams};
 use management_cluster::eventually;
 use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
 use serde_json::{Value, json};
 
 use super::{Point, Recording, Scenario, Side};
+use crate::leadership::elected;
 use crate::support::backing::Backed;
 use crate::support::provider::{Replica, service_account};
 use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, Stage, World};
 
 const MACHINE: &str = "m";
+/// The machine that lives on while the collector is at work.
+const STAYS: &str = "stays";
 /// What the simulated driver logs when a call hangs.
 const HANGS: &str = "a fault lets the call hang";
 
@@ -34,6 +39,9 @@ pub struct Session {
     pub world: World,
     cloud: Cloud,
     machine: ByHand,
+    stays: ByHand,
+    /// The call that hangs, where that is for the collector's to do.
+    hang: Option<Value>,
     cluster_id: String,
     scenario: Scenario,
     trap: Arc<Mutex<Trap>>,
@@ -73,10 +81,24 @@ impl Session {
         let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
         let backed = backing.of(&world, &cloud, json!({})).await?;
         // No survey comes in between: it would be one more call at no certain time.
-        let provider = Provider::new(backed.drivers.clone())
-            .through(kubeconfig)
-            .flag("--inventory-interval=1h");
+        let drivers = backed.drivers.clone();
+        let provider = match scenario {
+            Scenario::Collect => elected(&world, drivers)
+                .await?
+                .flag("--leader-elect-lease-duration=8s")
+                .flag("--leader-elect-renew-deadline=6s")
+                .flag("--leader-elect-retry-period=1s")
+                .flag("--orphans=delete")
+                .flag("--orphans-interval=1s")
+                .flag("--orphans-min-age=1ms"),
+            Scenario::Create | Scenario::RefusedCreate | Scenario::Update | Scenario::Delete => {
+                Provider::new(drivers)
+            }
+        };
+        let provider = provider.through(kubeconfig).flag("--inventory-interval=1h");
         Ok(Self {
+            stays: stage.machine(STAYS),
+            hang: None,
             world,
             cloud,
             machine,
@@ -94,13 +116,28 @@ impl Session {
         self.trap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A replica that waits for the end of the one that leads, where the scenario takes two.
+    pub async fn standby(&self, leader: &Replica) -> Result<Option<Replica>> {
+        if self.scenario != Scenario::Collect {
+            return Ok(None);
+        }
+        eventually(DEADLINE, "a leader", async || {
+            let metrics = leader.metrics().await?;
+            ensure!(metrics.contains("capcmi_leader 1"), "none yet");
+            Ok(())
+        })
+        .await?;
+        let standby = self.provider.clone().named("standby");
+        standby.start(&self.world).await.map(Some)
+    }
+
     /// The writes since the scenario began.
     pub fn writes(&self) -> Vec<String> {
         self.trap().writes.clone()
     }
 
     /// Lays the trap; it is armed when the scenario begins.
-    pub fn set_trap(&self, point: Point) -> Result<Gate> {
+    pub fn set_trap(&mut self, point: Point) -> Result<Gate> {
         let gate = Gate::new();
         match point {
             Point::Write(write, side) => {
@@ -109,6 +146,10 @@ impl Session {
                     Side::After => Fault::HoldAfter(gate.clone()),
                 };
                 self.trap().fault = Some((write, fault));
+            }
+            Point::Call(call, side) if self.scenario == Scenario::Collect => {
+                let hang = if side == Side::Before { "before" } else { "after" };
+                self.hang = Some(json!({"machine": MACHINE, "after": call, "count": 1, "hang": hang}));
             }
             Point::Call(call, side) => {
                 // The calls of the creation before the scenario are counted too.
@@ -146,6 +187,11 @@ impl Session {
                 self.calls()?
             );
         }
+        if self.scenario == Scenario::Collect {
+            self.deletion_that_fails().await?;
+            self.earlier += self.calls()?.len();
+            self.cloud.fail(json!(Vec::from_iter(self.hang.clone())))?;
+        }
         self.trap().armed = true;
         match self.scenario {
             Scenario::Create | Scenario::RefusedCreate => self.machine.clone().create().await.map(drop),
@@ -154,7 +200,35 @@ impl Session {
                 changed.map(drop)
             }
             Scenario::Delete => self.machine.delete().await,
+            Scenario::Collect => {
+                self.machine
+                    .patch(json!({"metadata": {"finalizers": null}}))
+                    .await?;
+                self.machine.gone().await
+            }
         }
+    }
+
+    /// The other machine comes up, and the deletion of the machine runs, has failed, and says so.
+    async fn deletion_that_fails(&self) -> Result<()> {
+        self.stays.clone().create().await?;
+        self.stays.provisioned().await?;
+        self.cloud.fail(
+            json!([{"operation": "DeleteMachine", "machine": MACHINE, "code": "FailedPrecondition"}]),
+        )?;
+        self.machine.delete().await?;
+        self.event("FailedPrecondition").await
+    }
+
+    async fn event(&self, reason: &str) -> Result<()> {
+        let events: Api<Event> = Api::namespaced(self.world.admin.clone(), &self.world.namespace);
+        eventually(DEADLINE, &format!("an event {reason}"), async || {
+            let all = events.list(&ListParams::default()).await?.items;
+            let is_there = all.iter().any(|event| event.reason.as_deref() == Some(reason));
+            ensure!(is_there, "none yet");
+            Ok(())
+        })
+        .await
     }
 
     /// Waits until the scenario is over.
@@ -175,6 +249,7 @@ impl Session {
             Scenario::RefusedCreate => self.machine.until("refused", refused).await.map(drop),
             Scenario::Update => self.machine.until("updated", updated).await.map(drop),
             Scenario::Delete => self.machine.gone().await,
+            Scenario::Collect => self.event("OrphanDeleted").await,
         }
     }
 
@@ -211,8 +286,12 @@ impl Session {
 
     /// Deletes the machine, and waits until it is gone.
     pub async fn clean_up(&self) -> Result<()> {
-        self.machine.delete().await?;
-        self.machine.gone().await
+        let left = match self.scenario {
+            Scenario::Collect => &self.stays,
+            Scenario::Create | Scenario::RefusedCreate | Scenario::Update | Scenario::Delete => &self.machine,
+        };
+        left.delete().await?;
+        left.gone().await
     }
 
     /// The calls for the machine since the scenario began.
@@ -238,15 +317,15 @@ impl Session {
     /// All that a user sees of how it ended, without what differs from run to run.
     pub async fn end(&self) -> Result<Value> {
         let vms = self.own_vms()?;
+        let kept: Vec<_> = vms.iter().map(|vm| json!([vm.name, vm.labels])).collect();
         let Some(machine) = self.machine.api().get_opt(MACHINE).await? else {
-            return Ok(json!({"vms": vms, "machine": null}));
+            return Ok(json!({"vms": kept, "machine": null}));
         };
         if let Some(id) = &machine.spec.provider_id
             && !vms.iter().any(|vm| vm.provider_id() == *id)
         {
             bail!("providerID {id} is that of no VM: {vms:?}");
         }
-        let labels: Vec<_> = vms.iter().map(|vm| &vm.labels).collect();
         let status = machine.status.unwrap_or_default();
         let conditions: BTreeSet<_> = status
             .conditions
@@ -265,7 +344,7 @@ impl Session {
             .last_operation
             .map(|last| json!([last.type_, last.state, last.operation, last.code]));
         Ok(json!({
-            "vms": labels,
+            "vms": kept,
             "machine": {
                 "identified": machine.spec.provider_id.is_some(), "finalizers": machine.metadata.finalizers,
                 "annotations": annotations, "provisioned": status.initialization,
@@ -282,7 +361,7 @@ const CALLS_OF_A_CREATE: usize = 3;
 /// The faults of a scenario, besides the one that lets a call hang.
 fn refusals(scenario: Scenario) -> Vec<Value> {
     match scenario {
-        Scenario::Create | Scenario::Update | Scenario::Delete => Vec::new(),
+        Scenario::Create | Scenario::Update | Scenario::Delete | Scenario::Collect => Vec::new(),
         Scenario::RefusedCreate => {
             vec![json!({"operation": "DeleteMachine", "machine": MACHINE, "code": "InvalidArgument"})]
         }
@@ -291,7 +370,8 @@ fn refusals(scenario: Scenario) -> Vec<Value> {
 
 impl Trap {
     fn spring(&mut self, request: &ProxiedRequest) -> Fault {
-        if !self.armed || request.write.is_none() {
+        // Both replicas write to their Lease, at no certain time.
+        if !self.armed || request.write.is_none() || request.path.contains("/leases") {
             return Fault::None;
         }
         let index = self.writes.len();
