@@ -20,8 +20,10 @@ use crate::caches::uses_driver;
 use crate::machine::Reference;
 use crate::provider::{Provider, Reachability};
 
-/// Those that wait for a driver are not called again before this time is over.
+/// Those that wait for a driver are not called again before this time is over, twice as long each time that it goes again: what
+/// they tell of each row of failures costs writes.
 const CALLED_AFTER: Duration = Duration::from_mins(1);
+const LONGEST_CALLED_AFTER: Duration = Duration::from_mins(10);
 /// The machines that are called in a second when their driver is back, at most.
 const MOST_CALLED: usize = 128;
 /// The machines that are told in a second that their driver is away, or back.
@@ -199,17 +201,15 @@ struct Calls {
     at: Option<Instant>,
     /// When the last calls began: a driver that comes and goes does not end every back-off.
     began: Option<Instant>,
+    /// How long after that others may.
+    pause: Duration,
 }
 
 impl Calls {
     fn begin(&mut self, machines: Vec<Reference>, now: Instant) {
-        let at = self.began.map_or(now, |began| now.max(began + CALLED_AFTER));
-        *self = Self {
-            left: machines,
-            size: 1,
-            at: Some(at),
-            began: self.began,
-        };
+        self.left = machines;
+        self.size = 1;
+        self.at = Some(self.began.map_or(now, |began| now.max(began + self.pause)));
     }
 
     /// The driver is away again.
@@ -228,6 +228,11 @@ impl Calls {
 
     fn batch(&mut self) -> Vec<Reference> {
         if self.size == 1 {
+            let since = self.at.zip(self.began).map(|(at, began)| at - began);
+            self.pause = match since {
+                Some(since) if since < 2 * LONGEST_CALLED_AFTER => (self.pause * 2).min(LONGEST_CALLED_AFTER),
+                Some(_) | None => CALLED_AFTER,
+            };
             self.began = self.at;
         }
         let batch = self.left.split_off(self.left.len().saturating_sub(self.size));
@@ -287,6 +292,21 @@ mod tests {
             calls.at,
             Some(start + CALLED_AFTER),
             "calls that were never made put nothing off"
+        );
+        let mut began = Vec::new();
+        for minute in (2..40).chain(120..122) {
+            let now = start + Duration::from_mins(minute);
+            calls.begin(machines(), now);
+            if calls.at == Some(now) {
+                calls.batch();
+                began.push(minute);
+            }
+            calls.stop();
+        }
+        assert_eq!(
+            began,
+            [2, 4, 8, 16, 26, 36, 120, 121],
+            "ever more rarely, until it has stayed"
         );
     }
 }
