@@ -33,8 +33,7 @@ pub async fn publish(
     let outcome = Arc::new(outcome);
     // Before any write, which may fail: the call was made, and is not made again before its time.
     if let Some(retry) = retry_of(gathered, &outcome, attempts, wait) {
-        let is_failure = !matches!(*outcome, Outcome::HeldBack { .. });
-        let untold = is_failure.then(|| Arc::clone(&outcome));
+        let untold = Some(Arc::clone(&outcome));
         ctx.memory
             .failed(object.uid(), gathered.suspicion(), Retry { untold, ..retry });
     }

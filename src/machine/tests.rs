@@ -1,4 +1,4 @@
-//! Whole reconciles of a deletion.
+//! Whole reconciles of a deletion, and what a write that fails leaves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,10 +7,15 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::fixtures::{MachineFixture, machine};
+use super::gather::gather;
+use super::object::Object;
+use super::outcome::Outcome;
 use super::plan::SHUT_DOWN_TRIES;
+use super::publish::publish;
 use super::trial::{Server, Vms};
 use super::{Context, reconcile};
 use crate::api::labels;
+use crate::apiserver::Error;
 use crate::driver::Operation;
 
 const NO_SETTLE_TIME: Duration = Duration::ZERO;
@@ -114,4 +119,24 @@ async fn a_deletion_costs_no_list_where_every_create_was_answered() {
     assert_eq!(vms.count(Operation::ListMachines), 0);
     assert_eq!(vms.ids(), Vec::<String>::new());
     assert!(!server.is_kept());
+}
+
+/// Nothing is done for it for ten minutes: a person who looks meanwhile has to find why.
+#[tokio::test]
+async fn a_wait_for_capacity_that_could_not_be_written_is_told_by_the_next_reconcile() {
+    let server = Server::with(&machine().build());
+    let ctx = server.context(Vec::new());
+    let before = server.object();
+    let gathered = gather(&ctx, &before).await;
+    let mut object = Object::new(&ctx, Arc::new(before.clone()));
+    server.ask_again();
+    let again = Duration::from_mins(10);
+    let written = publish(&ctx, &before, &mut object, &gathered, Outcome::HeldBack { again }).await;
+    assert!(matches!(written, Err(Error::Conflict { .. })), "{written:?}");
+    let next = gather(&ctx, &before).await;
+    let untold = next.untold().map(|(outcome, _)| outcome);
+    assert!(
+        matches!(untold.as_deref(), Some(Outcome::HeldBack { .. })),
+        "{untold:?}"
+    );
 }
