@@ -1,10 +1,11 @@
 //! Secrets: read by name when they are needed, never listed, watched or kept.
 
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Api, Client};
 
 use super::Error;
+use crate::api::GROUP;
 use crate::api::labels::{self, MOVE, MOVE_HIERARCHY};
 use crate::driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT, is_dns_subdomain};
 
@@ -117,12 +118,15 @@ pub async fn credentials(
     Ok(Ok((secrets, is_movable)))
 }
 
-/// Whether `clusterctl move` takes a Secret along: by its label, or with its owner, which is taken for one that is moved.
+/// Whether `clusterctl move` takes a Secret along: by its label, or with an owner of Cluster API or of this provider.
+/// clusterctl goes along no other owners; what makes a Secret of something else, as ExternalSecrets do, stays behind.
 fn is_movable(metadata: &ObjectMeta) -> bool {
-    let is_owned = metadata
-        .owner_references
-        .as_ref()
-        .is_some_and(|owners| !owners.is_empty());
+    let moves = |owner: &OwnerReference| {
+        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+        group == GROUP || group == "cluster.x-k8s.io" || group.ends_with(".cluster.x-k8s.io")
+    };
+    let owners = metadata.owner_references.as_deref().unwrap_or_default();
+    let is_owned = owners.iter().any(moves);
     let labels = metadata.labels.as_ref();
     let is_labelled =
         labels.is_some_and(|labels| labels.contains_key(MOVE) || labels.contains_key(MOVE_HIERARCHY));
@@ -269,14 +273,30 @@ mod tests {
             owner_references: Some(owners.to_vec()),
             ..ObjectMeta::default()
         };
+        let by = |api_version: &str| {
+            let api_version = api_version.to_owned();
+            owned(&[OwnerReference {
+                api_version,
+                ..OwnerReference::default()
+            }])
+        };
         for moved in [
             labelled(MOVE),
             labelled(MOVE_HIERARCHY),
-            owned(&[OwnerReference::default()]),
+            by("cluster.x-k8s.io/v1beta2"),
+            by("bootstrap.cluster.x-k8s.io/v1beta2"),
+            by("infrastructure.capcmi.io/v1alpha1"),
         ] {
             assert!(is_movable(&moved), "{moved:?}");
         }
-        for left in [ObjectMeta::default(), labelled("team"), owned(&[])] {
+        for left in [
+            ObjectMeta::default(),
+            labelled("team"),
+            owned(&[]),
+            by("external-secrets.io/v1"),
+            by("v1"),
+            by("mycluster.x-k8s.io/v1"),
+        ] {
             assert!(!is_movable(&left), "{left:?}");
         }
     }
