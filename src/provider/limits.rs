@@ -20,7 +20,7 @@ pub enum Namespaces {
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Calls that run at the same time, at most. Creates leave an eighth of them to look-ups and deletions, and one namespace
-    /// leaves an eighth of them to the others, where there may be others.
+    /// leaves an eighth of them, and one at least, to the others, where there may be others.
     pub max_concurrent_calls: NonZeroU32,
     /// Calls that are started in a second, on average at most.
     pub calls_per_second: NonZeroU32,

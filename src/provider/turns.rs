@@ -177,20 +177,22 @@ impl Shares<u32> {
 
 impl Turns {
     /// So many permits. An eighth of them, and one at least, is kept from creates; a single permit is for everything. Where
-    /// several namespaces may use the driver, one leaves another eighth to the others.
+    /// several namespaces may use the driver, one leaves another eighth, and one at least, to the others.
     pub(super) fn new(all: NonZeroU32, shared: bool) -> Self {
         let all = all.get();
         let reserve = if all > 1 { (all / 8).max(1) } else { 0 };
-        let for_others = if shared { all / 8 } else { 0 };
         let limits = Shares {
             upkeep: all,
             create: all - reserve,
         };
+        let for_others = if shared { reserve } else { 0 };
+        // A single one can't be shared.
+        let for_one = |most: u32| (most - for_others).max(1);
         Self {
             limits,
             for_one: Shares {
-                upkeep: limits.upkeep - for_others,
-                create: limits.create - for_others,
+                upkeep: for_one(limits.upkeep),
+                create: for_one(limits.create),
             },
             state: Mutex::default(),
         }
@@ -725,7 +727,7 @@ mod tests {
     /// A call that hangs gives its permit back at its timeout only.
     #[test]
     fn of_a_driver_that_several_namespaces_share_no_namespace_holds_all_permits() {
-        for (all, creates, permits) in [(4, 3, 4), (8, 6, 7), (32, 24, 28)] {
+        for (all, creates, permits) in [(2, 1, 1), (3, 1, 2), (4, 2, 3), (8, 6, 7), (32, 24, 28)] {
             let (turns, calls) = shared(all);
             let ask = |namespace: &str, share, n: u32| {
                 let who = format!("{namespace}-{share:?}-{n}");
@@ -734,11 +736,14 @@ mod tests {
             let creating = (0..all).filter(|n| ask("a", Share::Create, *n)).count();
             let upkeep = (0..all).filter(|n| ask("a", Share::Upkeep, *n)).count();
             assert_eq!((creating, creating + upkeep), (creates, permits), "of {all}");
-            if all >= 8 {
-                assert!(ask("b", Share::Create, 0), "of {all}");
-                turns.give_back("b", Share::Create);
-                assert!(calls.take().is_empty(), "the permit stays for the others");
-            }
+            // The one of two that is left is not for creates.
+            let share = if all == 2 { Share::Upkeep } else { Share::Create };
+            assert!(ask("b", share, 0), "of {all}");
+            turns.give_back("b", share);
+            assert!(
+                calls.take().is_empty(),
+                "of {all}, the permit stays for the others"
+            );
             turns.give_back("a", Share::Create);
             assert_eq!(calls.take().len(), 1, "of {all}");
         }
