@@ -29,6 +29,8 @@ pub const INPUTS: u64 = 7;
 
 /// How long the driver of [`World`] gets to carry out a create that was never answered.
 pub const SETTLE: Duration = Duration::from_mins(1);
+/// How long a create may be under way: longer than that.
+pub const CREATE_TIMEOUT: Duration = Duration::from_mins(10);
 
 /// The moment at which tests happen.
 pub fn now() -> Timestamp {
@@ -480,6 +482,7 @@ impl World {
                 name: "pool",
                 capabilities: &self.capabilities,
                 current: self.current,
+                create_timeout: CREATE_TIMEOUT,
                 create_settle_time: SETTLE,
                 reachable: self.reachable,
             }),

@@ -99,6 +99,7 @@ impl Gathered {
                     name: provider.name(),
                     capabilities,
                     current: *standing == Standing::Current,
+                    create_timeout: provider.create_timeout(),
                     create_settle_time: provider.create_settle_time(capabilities),
                     reachable: match *provider.standing().borrow() {
                         provider::Standing::Unsettled => None,

@@ -21,7 +21,7 @@ pub use self::steps::{
 };
 pub use self::waits::{is_unsettled, pace, restored};
 
-use self::deletion::plan_deletion;
+use self::deletion::{plan_deletion, settling};
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
 use super::memory::{Cause, Remembered};
@@ -90,7 +90,9 @@ pub struct DriverFacts<'a> {
     pub capabilities: &'a Capabilities,
     /// Whether it has said so since it was met; else it may be another by now, and nothing is refused in its name.
     pub current: bool,
-    /// How long after a create whose answer is not known its VM may still come to be seen.
+    /// How long a create may be under way before it is given up.
+    pub create_timeout: Duration,
+    /// How long after a create that was given up its VM may still come to be seen.
     pub create_settle_time: Duration,
     /// Whether it can be reached, as its probes have said for a while; `None` when they have not said the same for long enough.
     pub reachable: Option<bool>,
@@ -304,7 +306,12 @@ fn plan_provisioning(
     let unanswered = unanswered
         .unwrap_or_default()
         .without(seen.remembered.answered)
-        .within(facts.create_settle_time, seen.now);
+        .within(
+            facts.create_timeout.saturating_add(facts.create_settle_time),
+            seen.now,
+        );
+    let changed = applied.as_ref().is_some_and(|applied| *applied != wanted) && unanswered.latest().is_some();
+    let settling = settling(machine, seen, facts).filter(|_| changed);
     let claim = Claim {
         instance: Instance::MayExist,
         driver: Some(facts.name.to_owned()),
@@ -322,6 +329,7 @@ fn plan_provisioning(
         is_identified: MachineId::of(machine).is_some(),
         noted,
         unanswered,
+        settling,
         trial: trial(machine, seen),
     }))
 }

@@ -1,5 +1,7 @@
 //! Look up, create, initialize.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 
 use super::Context;
@@ -10,12 +12,16 @@ use super::look_up::{Seen, another_vm, look_up};
 use super::memory::Answered;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
-use super::plan::{Claim, Provision};
+use super::plan::{Claim, Hold, Provision, Settling};
+use crate::api::conditions::{self, reason};
 use crate::api::labels::Instance;
 use crate::driver::retry::{Call, Next};
 use crate::driver::{self, Code, CreateMachineRequest, MachineClass, Operation};
 use crate::identity;
 use crate::provider::{Turn, is_held_back};
+
+/// How often a VM is looked for that a create may still make.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// Brings the VM up, or finds it up.
 ///
@@ -98,6 +104,10 @@ async fn create(
     plan: Provision,
     class: MachineClass,
 ) -> Result<Outcome, Stopped> {
+    if let Some(settling) = plan.settling {
+        object.let_move().await?;
+        return Ok(Outcome::Held(awaiting_create_of_another_spec(settling)));
+    }
     if !ctx.may_create(object.get(), turn) {
         return Ok(ctx.waiting_for_a_turn(object.get(), turn.provider()));
     }
@@ -147,6 +157,23 @@ async fn create(
         return Ok(Context::awaiting_capacity(object.get()));
     }
     Ok(Outcome::Failed(Box::new(failure)))
+}
+
+/// The spec has changed since a create that may still be carried out. The VM that it makes is looked for and deleted by the
+/// spec that is written down, so that one stays until there is no such VM.
+fn awaiting_create_of_another_spec(settling: Settling) -> Hold {
+    const SHORTEST: Duration = Duration::from_millis(100);
+    Hold {
+        condition: conditions::READY,
+        reason: reason::CREATE_UNANSWERED,
+        message: format!(
+            "the VM is not yet made from the changed spec: one of the spec before may still come: {}",
+            settling.in_words()
+        ),
+        claim: None,
+        lets_move: false,
+        again: Some(settling.left.min(LOOK_AGAIN).max(SHORTEST)),
+    }
 }
 
 /// Writes down what a create that failed leaves, where the object says more than that by now.

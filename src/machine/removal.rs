@@ -558,21 +558,9 @@ fn after_absence(settling: Option<Settling>, behind: Option<Duration>, again: Du
 /// The VM is looked for again, and deleted where it is there, until no create can make it any more.
 fn awaiting_create(seen: &str, settling: Settling, again: Duration) -> Outcome {
     const SHORTEST: Duration = Duration::from_millis(100);
-    let seconds = settling.time.as_secs_f64();
-    let until = settling
-        .issued
-        .and_then(|issued| Some((issued, issued.checked_add(settling.time).ok()?)));
-    let why = match until {
-        Some((issued, until)) => format!(
-            "CreateMachine of {issued:.0} was never answered and may still be carried out: the VM is looked for and deleted until {until:.0}, {seconds} s later"
-        ),
-        None => format!(
-            "a CreateMachine may have been issued that was never answered and may still be carried out: the VM is looked for and deleted until it has been absent for {seconds} s"
-        ),
-    };
     Outcome::Deleting {
         reason: reason::CREATE_UNANSWERED,
-        message: format!("{seen}, but {why}"),
+        message: format!("{seen}, but {}", settling.in_words()),
         again: again.min(settling.left).max(SHORTEST),
     }
 }
@@ -740,7 +728,7 @@ mod tests {
 
     fn settling(issued: Option<Timestamp>) -> Settling {
         Settling {
-            issued,
+            issued: issued.map(|issued| (issued, issued + Duration::from_secs(900))),
             time: Duration::from_mins(5),
             left: Duration::from_secs(7),
         }
@@ -768,7 +756,8 @@ mod tests {
         let known = text(settling(Some(at(0))));
         for part in [
             at(0).to_string(),
-            at(300).to_string(),
+            "absent for 300 s".to_owned(),
+            at(900).to_string(),
             "never answered".to_owned(),
         ] {
             assert!(known.contains(&part), "no `{part}` in: {known}");

@@ -9,8 +9,9 @@ use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity;
 
-/// The latest counts for how long a deletion looks again, and the one before is the latest when that one is answered.
-const KEPT: usize = 2;
+/// The latest counts for how long a deletion looks again. Where an earlier one is dropped, at least two have to stay when the
+/// latest is answered: one alone would be taken for the create that made the VM, which the dropped one may have been.
+const KEPT: usize = 3;
 
 /// The creates of a machine whose answer is not known, by the time at which they were issued.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -120,8 +121,8 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_and_the_one_before_are_kept_and_two_are_never_taken_for_one() {
-        assert_eq!(issued(&[1, 2, 3]), issued(&[2, 3]));
+    fn the_latest_are_kept_and_two_are_never_taken_for_one() {
+        assert_eq!(issued(&[1, 2, 3, 4]), issued(&[2, 3, 4]));
         assert_eq!(issued(&[3]).latest(), Some(at(3)));
         let (one, _) = Unanswered::default().with(at(1));
         let (_, time) = one.with(at(1) + Duration::from_nanos(7));
@@ -156,6 +157,12 @@ mod tests {
             issued(&[1, 2]).beside_the_vm(None),
             issued(&[1, 2]),
             "either may have made it"
+        );
+        let refused_at_last = issued(&[1, 2, 3, 4]).beside_the_vm(Some(answer(4, false)));
+        assert_eq!(
+            refused_at_last,
+            issued(&[2, 3]),
+            "the one that is not kept may have made it, and these one more"
         );
     }
 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
 
-use crate::driver::{Capabilities, Driver, MachineClass, ProviderSpec, Result, Secrets, Status};
+use crate::driver::{Capabilities, Driver, MachineClass, Operation, ProviderSpec, Result, Secrets, Status};
 use crate::leadership::Leadership;
 use crate::metrics::{Metrics, PermitCount};
 
@@ -56,11 +56,11 @@ pub struct Settings {
     pub limits: Limits,
     /// The credentials for machines that name no Secret; nothing where the driver gets none then.
     pub credentials: Option<CredentialsDirectory>,
-    /// How long after a create whose answer is not known its VM may still come to be seen; `None` is for the driver to say.
+    /// How long after a create that was given up its VM may still come to be seen; `None` is for the driver to say.
     pub create_settle_time: Option<Duration>,
 }
 
-/// How long after a create whose answer is not known its VM may still come to be seen, where neither the configuration nor
+/// How long after a create that was given up its VM may still come to be seen, where neither the configuration nor
 /// the driver says.
 pub const CREATE_SETTLE_TIME: Duration = Duration::from_mins(5);
 
@@ -69,6 +69,7 @@ pub const CREATE_SETTLE_TIME: Duration = Duration::from_mins(5);
 pub struct Provider {
     name: Arc<str>,
     namespaces: Namespaces,
+    create_timeout: Duration,
     create_settle_time: Option<Duration>,
     driver: GuardedDriver,
     contact: Arc<Contact>,
@@ -113,6 +114,7 @@ impl Provider {
         Self {
             name,
             namespaces: settings.namespaces,
+            create_timeout: settings.limits.timeouts.of(Operation::CreateMachine),
             create_settle_time: settings.create_settle_time,
             driver: GuardedDriver::new(caller, Arc::clone(&contact), &settings.limits),
             contact,
@@ -222,8 +224,12 @@ impl Provider {
         self.contact.reachability()
     }
 
-    /// How long after a create whose answer is not known its VM may still come to be seen: what is configured, but never less
-    /// than the driver's consistency window; without that, the window, where the driver declares one.
+    /// How long a create may be under way before it is given up.
+    pub fn create_timeout(&self) -> Duration {
+        self.create_timeout
+    }
+
+    /// How long after a create that was given up its VM may still come to be seen: what is configured, but never less than the driver's consistency window; without that, the window, where the driver declares one.
     pub fn create_settle_time(&self, capabilities: &Capabilities) -> Duration {
         let window = capabilities.consistency_window;
         match self.create_settle_time {

@@ -122,6 +122,14 @@ fn settings(limits: Limits) -> Settings {
     }
 }
 
+/// No permit is kept for another namespace.
+fn of_one_namespace(limits: Limits) -> Settings {
+    Settings {
+        namespaces: Namespaces::Only(["ns".to_owned()].into()),
+        ..settings(limits)
+    }
+}
+
 /// As [`provider`], with credentials from the provider's side.
 fn provider_with_credentials(driver: FakeDriver, directory: &std::path::Path) -> Provider {
     let settings = Settings {
@@ -324,7 +332,7 @@ async fn no_more_calls_run_at_once_than_the_cap_allows() {
         max_concurrent_calls: std::num::NonZeroU32::new(4).unwrap(),
         ..Limits::default()
     };
-    let provider = provider_of(settings(limits), driver, Leadership::unelected());
+    let provider = provider_of(of_one_namespace(limits), driver, Leadership::unelected());
     let provider = &provider;
     let answers = join_all((0..20).map(async |n| {
         let turn = provider.turn(Share::Upkeep, &n.to_string()).await;
@@ -487,7 +495,7 @@ async fn creates_that_hang_leave_turns_for_deletions_and_who_waits_is_called() {
         ..Limits::default()
     };
     let driver = FakeDriver::creating(std::future::pending);
-    let provider = provider_of(settings(limits), driver, Leadership::unelected());
+    let provider = provider_of(of_one_namespace(limits), driver, Leadership::unelected());
     let rung = Arc::new(AtomicUsize::new(0));
     let turn = |share, who: &str| {
         let rung = Arc::clone(&rung);

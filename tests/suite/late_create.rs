@@ -14,6 +14,7 @@ use crate::support::{Backing, ByHand, Cloud, Plugin, Provider, World};
 
 with_every_backing!(
     a_vm_that_is_made_after_its_machine_was_deleted_is_deleted_as_well,
+    a_spec_that_changes_after_a_create_that_may_still_be_carried_out_makes_no_second_vm,
     a_create_that_was_answered_holds_no_deletion_up,
 );
 
@@ -52,6 +53,48 @@ async fn a_vm_that_is_made_after_its_machine_was_deleted_is_deleted_as_well(back
     let changes = cloud.console()?.mutations()?;
     ensure!(changes == 3, "the cloud changed {changes} times");
     ensure!(cloud.count(Operation::CreateMachine, "m")? == 1);
+    Ok(())
+}
+
+/// CTL-CR-00: the VM of the spec before comes late, and is the machine's own.
+async fn a_spec_that_changes_after_a_create_that_may_still_be_carried_out_makes_no_second_vm(
+    backing: Backing,
+) -> Result<()> {
+    let world = World::new("changed").await?;
+    let cloud = Cloud::new(&world);
+    let entry = json!({"timeouts": {"createMachine": "1s"}, "createSettleTime": "1h"});
+    let driver = backing.with(&world, &cloud, entry, json!({})).await?;
+    let _provider = Provider::new(&driver.drivers).start(&world).await?;
+    world.cluster("one").await?;
+    cloud.fail(json!([
+        {"operation": "CreateMachine", "carryOutAfterMs": 8000, "hang": "after", "count": 1},
+    ]))?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
+    machine
+        .until("a create that took too long", |machine| {
+            says(machine, READY, "False", "DeadlineExceeded")
+        })
+        .await?;
+    machine
+        .patch(json!({"spec": {"providerSpec": {"size": "large"}}}))
+        .await?;
+    machine
+        .until("the wait for the create", |machine| {
+            says(machine, READY, "False", "CreateUnanswered")
+        })
+        .await?;
+    let found = machine
+        .until("the VM of the spec before", |machine| {
+            machine.spec.provider_id.is_some()
+        })
+        .await?;
+    cloud.holds(1).await?;
+    ensure!(cloud.count(Operation::CreateMachine, "m")? == 1);
+    let applied = found.annotations().get(labels::APPLIED_PROVIDER_SPEC);
+    ensure!(
+        applied.is_some_and(|applied| !applied.contains("large")),
+        "the VM is noted as one of the changed spec: {applied:?}"
+    );
     Ok(())
 }
 

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 
 use super::waits::{pace_of_deletion, retry_wait};
 use super::{
-    Delete, Driver, Observed, Plan, Release, Settling, ShutDown, has_finalizer, hold, known_provider_id,
-    no_driver, paused, rest_of_grace,
+    Delete, Driver, DriverFacts, Observed, Plan, Release, Settling, ShutDown, has_finalizer, hold,
+    known_provider_id, no_driver, paused, rest_of_grace,
 };
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
@@ -79,7 +79,7 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         provider_id: known_provider_id(machine),
         spec,
         shut_down,
-        settling: settling(machine, seen, facts.create_settle_time).filter(|_| !refused),
+        settling: settling(machine, seen, facts).filter(|_| !refused),
         strays: machine.spec.provider_id.is_some() && Unanswered::of(machine).is_some(),
         refused,
         again: pace_of_deletion(deleted_for(machine, seen.now), left),
@@ -123,11 +123,16 @@ fn moved_away(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     hold(None, conditions::DELETING, reason::DELETE_FOR_MOVE, message)
 }
 
-/// What may still make a VM, whose creates get so much time.
+/// What may still make a VM.
 ///
-/// The time runs by two clocks, and is over when one of them says so: the wall clock from when the create was issued, which a
-/// restart does not interrupt, and the monotonic one from when the VM was first absent, which nothing sets back.
-pub(super) fn settling(machine: &InfraMachine, seen: &Observed<'_>, time: Duration) -> Option<Settling> {
+/// The settle time runs by two clocks, and is over when one of them says so: the wall clock from when the create was given up
+/// at the latest, which a restart does not interrupt, and the monotonic one from when the VM was first absent, which nothing
+/// sets back. No call is under way then: one that was, ended with this process's call or with the process.
+pub(super) fn settling(
+    machine: &InfraMachine,
+    seen: &Observed<'_>,
+    facts: &DriverFacts<'_>,
+) -> Option<Settling> {
     let noted = identity::annotation(machine, labels::CREATE_ISSUED_AT);
     let issued = match Unanswered::of(machine) {
         Some(unanswered) => Some(unanswered.without(seen.remembered.answered).latest()?),
@@ -136,16 +141,18 @@ pub(super) fn settling(machine: &InfraMachine, seen: &Observed<'_>, time: Durati
         // From before the time was written down, or it can't be read.
         None => None,
     };
+    let time = facts.create_settle_time;
     let absent_for = seen
         .remembered
         .absent_since
         .map(|since| seen.instant.saturating_duration_since(since));
-    let left = [issued.and_then(|issued| elapsed(issued, seen.now)), absent_for]
-        .into_iter()
-        .flatten()
-        .map(|passed| time.saturating_sub(passed))
-        .min()
-        .unwrap_or(time);
+    let by_own_clock = time.saturating_sub(absent_for.unwrap_or_default());
+    let whole = facts.create_timeout.saturating_add(time);
+    let by_wall_clock = issued
+        .and_then(|issued| elapsed(issued, seen.now))
+        .map(|passed| whole.saturating_sub(passed));
+    let left = by_wall_clock.map_or(by_own_clock, |left| left.min(by_own_clock));
+    let issued = issued.and_then(|issued| Some((issued, issued.checked_add(whole).ok()?)));
     (!left.is_zero()).then_some(Settling { issued, time, left })
 }
 

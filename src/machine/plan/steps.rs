@@ -206,6 +206,9 @@ pub struct Provision {
     pub noted: Instance,
     /// Creates before this one that may still be carried out.
     pub unanswered: Unanswered,
+    /// What may still make a VM of another spec: a create now would write down its own, by which alone the VM is looked for
+    /// and deleted.
+    pub settling: Option<Settling>,
     /// Why its create may be let through though capacity was exhausted.
     pub trial: Trial,
 }
@@ -281,12 +284,29 @@ impl ShutDown {
 /// A create that was never answered and may still be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settling {
-    /// When it was issued; `None` where that is not known.
-    pub issued: Option<Timestamp>,
-    /// How long after it the VM may still come to be seen.
+    /// When it was issued, and when it can't be carried out any more, at the latest; `None` where that is not known.
+    pub issued: Option<(Timestamp, Timestamp)>,
+    /// How long the VM has to be absent once the create was given up.
     pub time: Duration,
-    /// What is left of that; where it is not known when the create was issued, from the first time that the VM was absent.
+    /// What is left until one of these has come.
     pub left: Duration,
+}
+
+impl Settling {
+    /// Until when the VM is looked for, in words that stay the same.
+    pub fn in_words(&self) -> String {
+        let seconds = self.time.as_secs_f64();
+        match self.issued {
+            Some((issued, latest)) => format!(
+                "CreateMachine of {issued:.0} was never answered and may still be carried out, until the VM has been absent for \
+                 {seconds} s, or until {latest:.0}"
+            ),
+            None => format!(
+                "a CreateMachine may have been issued that was never answered and may still be carried out, until the VM has \
+                 been absent for {seconds} s"
+            ),
+        }
+    }
 }
 
 /// Why an object may go.

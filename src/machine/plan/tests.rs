@@ -9,7 +9,7 @@ use crate::api::conditions::State;
 use crate::api::v1alpha1::{OperationState, OperationType};
 use crate::driver::retry::Call;
 use crate::driver::{Operation, Status};
-use crate::machine::fixtures::{INPUTS, MachineFixture, World, at, machine, now, tagged, world};
+use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::status::{self, Moment};
 use crate::provider::Share;
@@ -435,7 +435,12 @@ fn the_creates_before_that_may_still_be_carried_out_are_noted_with_the_next_one(
     let planned = |world: World, machine: MachineFixture| provision(world.plan(machine)).unanswered;
     let later = || world().seconds_later(40);
     assert_eq!(planned(later(), noted(&[20])).latest(), Some(at(20)));
-    assert_eq!(planned(later(), noted(&[-30])), Unanswered::default());
+    assert_eq!(
+        planned(later(), noted(&[-30])).latest(),
+        Some(at(-30)),
+        "it had ten minutes, and the time to settle begins then"
+    );
+    assert_eq!(planned(later(), noted(&[-620])), Unanswered::default());
     assert_eq!(planned(later().answered(20), noted(&[20])), Unanswered::default());
     assert_eq!(
         planned(later().answered(20), noted(&[10, 20])).latest(),
@@ -445,6 +450,31 @@ fn the_creates_before_that_may_still_be_carried_out_are_noted_with_the_next_one(
     assert_eq!(planned(later(), never), Unanswered::default());
     let copied = noted(&[20]).annotated(labels::MACHINE_ID, "ns1/other/u-9");
     assert_eq!(planned(later(), copied), Unanswered::default());
+}
+
+/// The VM is looked for, and deleted, by the spec that is written down: that of the newest create.
+#[test]
+fn a_changed_spec_waits_for_a_create_of_the_one_before_that_may_still_be_carried_out() {
+    let noted = || {
+        machine()
+            .claimed()
+            .annotated(labels::CREATE_ISSUED_AT, &at(0).to_string())
+    };
+    let changed = || noted().spec(&json!({"size": "l"}));
+    let waits = |world: World, machine: MachineFixture| {
+        let plan = provision(world.plan(machine));
+        assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
+        plan.settling.map(|settling| settling.left)
+    };
+    assert_eq!(waits(world().seconds_later(20), changed()), Some(SETTLE));
+    assert_eq!(
+        waits(world().seconds_later(20), noted()),
+        None,
+        "the same is repeated"
+    );
+    assert_eq!(waits(world().seconds_later(20).answered(0), changed()), None);
+    assert_eq!(waits(world().seconds_later(20).absent_for(60), changed()), None);
+    assert_eq!(waits(world().seconds_later(660), changed()), None);
 }
 
 /// clusterctl pauses a Cluster, and then waits for the annotation to go.

@@ -1,7 +1,7 @@
 //! Plans for a machine that is being deleted.
 
 use super::*;
-use crate::machine::fixtures::SETTLE;
+use crate::machine::fixtures::{CREATE_TIMEOUT, SETTLE};
 
 #[track_caller]
 fn delete(plan: Plan) -> Delete {
@@ -223,18 +223,25 @@ fn issued(seconds: &[i64]) -> MachineFixture {
 fn after_a_create_that_was_never_answered_an_absent_vm_is_looked_for_until_it_cannot_be_made_any_more() {
     let settling = |world: World, fixture| delete(world.plan(fixture)).settling;
     let left = |world: World, fixture| settling(world, fixture).map(|settling| settling.left.as_secs());
-    let later = |seconds| world().seconds_later(seconds);
-    let noted = settling(later(20), issued(&[0])).unwrap();
-    assert_eq!((noted.issued, noted.time), (Some(at(0)), SETTLE));
-    assert_eq!(left(later(20), issued(&[0])), Some(40));
-    assert_eq!(left(later(60), issued(&[0])), None);
-    assert_eq!(left(later(60), issued(&[0, 30])), Some(30), "the latest counts");
+    let after = |seconds: i64| world().seconds_later(600 + seconds);
+    let noted = settling(after(20), issued(&[0])).unwrap();
+    let latest = at(0) + CREATE_TIMEOUT + SETTLE;
+    assert_eq!((noted.issued, noted.time), (Some((at(0), latest)), SETTLE));
+    assert_eq!(left(after(20), issued(&[0])), Some(40));
+    assert_eq!(left(after(60), issued(&[0])), None);
+    assert_eq!(left(after(60), issued(&[0, 30])), Some(30), "the latest counts");
+    assert_eq!(
+        left(after(0), issued(&[0])),
+        Some(60),
+        "it may have been under way until now"
+    );
     let known = |fixture: MachineFixture| fixture.provider_id("sim://1");
     assert_eq!(
-        left(later(20), known(issued(&[0]))),
+        left(after(20), known(issued(&[0]))),
         Some(40),
         "it may make another"
     );
+    let later = |seconds| world().seconds_later(seconds);
     assert_eq!(left(later(0), known(deleted())), None, "it was answered");
 }
 
@@ -267,8 +274,13 @@ fn no_clock_makes_the_wait_for_a_create_longer_than_its_time() {
         None
     );
     assert_eq!(
-        left(world().seconds_later(50).absent_for(20), issued(&[0])),
+        left(world().seconds_later(650).absent_for(20), issued(&[0])),
         Some(10)
+    );
+    assert_eq!(
+        left(world().seconds_later(2).absent_for(20), issued(&[0])),
+        Some(40),
+        "it was given up long before its timeout"
     );
 }
 
@@ -277,13 +289,14 @@ proptest::proptest! {
     /// at least as long as a clock that goes right says.
     #[test]
     fn the_wait_for_a_create_is_never_longer_than_its_time_and_never_ends_before_it(
-        issued_at in -100i64..100, seen_at in -200i64..200, absent in proptest::option::of(0u64..100),
+        issued_at in -100i64..100, seen_at in -200i64..900, absent in proptest::option::of(0u64..100),
     ) {
         let world = world().seconds_later(seen_at);
         let world = absent.map_or(world.clone(), |seconds| world.clone().absent_for(seconds));
         let left = delete(world.plan(issued(&[issued_at]))).settling.map_or(0, |settling| settling.left.as_secs());
         let settle = SETTLE.as_secs();
-        let by_wall_clock = u64::try_from(seen_at - issued_at).map_or(settle, |passed| settle.saturating_sub(passed));
+        let whole = settle + CREATE_TIMEOUT.as_secs();
+        let by_wall_clock = u64::try_from(seen_at - issued_at).map_or(settle, |passed| whole.saturating_sub(passed));
         let by_own_clock = absent.map_or(settle, |passed| settle.saturating_sub(passed));
         proptest::prop_assert_eq!(left, by_wall_clock.min(by_own_clock));
         proptest::prop_assert!(left <= settle);
