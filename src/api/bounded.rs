@@ -13,7 +13,9 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::MACHINE_FINALIZER;
-use super::labels::{BLOCK_MOVE, CLUSTER_NAME, CONTROL_PLANE, PAUSED, RESERVED_ANNOTATIONS, WATCH_FILTER};
+use super::labels::{
+    BLOCK_MOVE, CLUSTER_NAME, CONTROL_PLANE, MANAGED_BY, PAUSED, RESERVED_ANNOTATIONS, WATCH_FILTER,
+};
 
 /// The most bytes that a provider spec may have as JSON; it is kept in an annotation as well.
 pub const MAX_PROVIDER_SPEC_BYTES: usize = 64 * 1024;
@@ -75,26 +77,36 @@ fn values(json: &str) -> usize {
     count
 }
 
-/// Whether it is always kept: the provider reads it, and it is short.
+/// Whether it is always kept: the provider reads it. Only that it is there counts, or whether it has one short value.
 fn is_read(key: &str) -> bool {
-    RESERVED_ANNOTATIONS.contains(&key)
-        || [
-            OTHERS,
-            PAUSED,
-            CLUSTER_NAME,
-            CONTROL_PLANE,
-            WATCH_FILTER,
-            BLOCK_MOVE,
-        ]
-        .contains(&key)
+    [
+        OTHERS,
+        PAUSED,
+        MANAGED_BY,
+        CLUSTER_NAME,
+        CONTROL_PLANE,
+        WATCH_FILTER,
+        BLOCK_MOVE,
+    ]
+    .contains(&key)
 }
 
-/// Keeps what is known of the labels or annotations, as far as there is room, and hands over the rest.
+/// Keeps what is known of the labels or annotations, as far as there is room, and hands over what is not kept, or only in part.
+///
+/// What is read is kept however long its value is, and that is cut: an object with a long reason to be paused is paused.
 fn keep_known(all: &mut BTreeMap<String, String>, mut dropped: impl FnMut(&str, &str)) {
     let mut kept = 0;
     all.retain(|key, value| {
+        if RESERVED_ANNOTATIONS.contains(&key.as_str()) {
+            return true;
+        }
         let fits = key.len() + value.len() <= MOST_BYTES;
-        if RESERVED_ANNOTATIONS.contains(&key.as_str()) || (fits && is_read(key)) {
+        if is_read(key) {
+            if !fits {
+                dropped(key, value);
+                value.truncate(value.floor_char_boundary(MOST_BYTES - key.len()));
+                value.shrink_to_fit();
+            }
             return true;
         }
         let keep = kept < MOST_KEPT && fits && is_known(key);
@@ -316,6 +328,30 @@ mod tests {
         bound(&mut meta);
         assert!(meta.annotations.unwrap().contains_key(labels::PAUSED));
         assert!(meta.labels.unwrap().contains_key(labels::CLUSTER_NAME));
+    }
+
+    /// A machine that is not known to be paused would be deleted, and a move that is not known to be blocked would be let go.
+    #[test]
+    fn a_long_value_is_cut_where_the_key_alone_says_what_to_do() {
+        let bounded = |last: &str| {
+            let value = format!("{}{last}", "é".repeat(100_000));
+            let keys = [labels::PAUSED, labels::BLOCK_MOVE, labels::MANAGED_BY];
+            let mut meta = ObjectMeta {
+                annotations: Some(keys.map(|key| (key.to_owned(), value.clone())).into()),
+                ..ObjectMeta::default()
+            };
+            bound(&mut meta);
+            for key in keys {
+                let kept = &meta.annotations.as_ref().unwrap()[key];
+                assert!(value.starts_with(kept) && kept.len() > 900, "{key}");
+            }
+            assert!(size(&meta) < 4 * 1024, "{}", size(&meta));
+            let mut again = meta.clone();
+            bound(&mut again);
+            assert_eq!(again, meta);
+            meta
+        };
+        assert_ne!(bounded("a"), bounded("b"), "a change of what is cut off is seen");
     }
 
     #[test]
