@@ -4,6 +4,7 @@
 
 use kube::Client;
 
+use crate::apiserver::InvalidSecret;
 use crate::apiserver::secrets::SECRET_REF;
 use crate::credentials;
 use crate::driver::{Code, ListMachinesRequest, ListedMachine, MachineClass, ProviderSpec};
@@ -16,6 +17,8 @@ pub enum Unlisted {
     NotOffered,
     /// What went wrong, for a person.
     Failed(String),
+    /// The same, where only a person changes it: the Secret is not there, or the driver does not take this provider spec.
+    Impossible(String),
 }
 
 /// All VMs that the list of a class shows: of a provider spec, as JSON, with the credentials of an account: those in a Secret
@@ -34,6 +37,9 @@ pub async fn list(
     match turn.driver().list_machines(ListMachinesRequest { class }).await {
         Ok(machines) => Ok(machines),
         Err(status) if status.code() == Code::Unimplemented => Err(Unlisted::NotOffered),
+        Err(status) if status.code() == Code::InvalidArgument => {
+            Err(Unlisted::Impossible(status.message().to_owned()))
+        }
         Err(status) => Err(Unlisted::Failed(status.message().to_owned())),
     }
 }
@@ -50,11 +56,16 @@ pub async fn class(
     spec: &str,
 ) -> Result<MachineClass, Unlisted> {
     let provider_spec: ProviderSpec = serde_json::from_str(spec)
-        .map_err(|error| Unlisted::Failed(format!("reading the provider spec failed: {error}")))?;
+        .map_err(|error| Unlisted::Impossible(format!("reading the provider spec failed: {error}")))?;
     let secrets = credentials::of(client, provider, namespace, secret, SECRET_REF)
         .await
         .map_err(|error| Unlisted::Failed(error.to_string()))?
-        .map_err(|cause| Unlisted::Failed(cause.to_string()))?;
+        .map_err(|cause| match cause {
+            InvalidSecret::Missing { .. } | InvalidSecret::Name { .. } => {
+                Unlisted::Impossible(cause.to_string())
+            }
+            _ => Unlisted::Failed(cause.to_string()),
+        })?;
     Ok(MachineClass {
         provider_spec,
         secrets,

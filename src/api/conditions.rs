@@ -64,6 +64,8 @@ pub mod reason {
     pub const VIRTUAL_MACHINE_DUPLICATED: &str = "VirtualMachineDuplicated";
     /// A VM that had no InfraMachine was deleted: an event's reason.
     pub const ORPHAN_DELETED: &str = "OrphanDeleted";
+    /// What deleted machines of a class may have left behind can't be looked for: an event's reason.
+    pub const ORPHANS_NOT_LOOKED_FOR: &str = "OrphansNotLookedFor";
     /// The object is being deleted.
     pub const DELETING: &str = "Deleting";
     /// The guest is being shut down.

@@ -118,7 +118,7 @@ struct OrphanArgs {
     /// over from an InfraMachine whose deletion this process has seen.
     #[arg(long, value_enum, default_value_t = Orphans::Report, value_name = "MODE")]
     orphans: Orphans,
-    /// The pause between two looks for orphans; each takes a list for every driver and class.
+    /// The pause between two looks for orphans; each takes a list for every driver and class, and at most 512 for a driver.
     #[arg(long, value_parser = duration::parse, default_value = "10m", value_name = "TIME")]
     orphans_interval: Duration,
     /// How old a VM has to be before it is deleted as an orphan.

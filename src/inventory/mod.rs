@@ -147,7 +147,7 @@ async fn list(ctx: &Context, provider: &Provider, group: &Group) -> Option<HashS
         }
         // A driver that turns out not to list has the feature off, without noise (CTL-LM-12).
         Err(Unlisted::NotOffered) => None,
-        Err(Unlisted::Failed(why)) => {
+        Err(Unlisted::Failed(why) | Unlisted::Impossible(why)) => {
             tracing::warn!(
                 provider = provider.name(),
                 why,

@@ -75,7 +75,7 @@ async fn try_delete(
     );
     let class = class.await.map_err(|unlisted| match unlisted {
         Unlisted::NotOffered => "the driver does not list".to_owned(),
-        Unlisted::Failed(why) => why,
+        Unlisted::Failed(why) | Unlisted::Impossible(why) => why,
     })?;
     let class = tagged(class, &capabilities, vm).ok_or("the tags can't be put into its provider spec")?;
     // The last things before the call: nothing else is waited for in between but the driver's rate.

@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use jiff::Timestamp;
 use kube::Resource as _;
 
+use super::classes::{EndedClass, EndedClasses};
 use super::plan::{Key, labelled};
 use super::scope::Class;
 use crate::admission::Unbroken;
@@ -15,8 +16,6 @@ use crate::identity::{self, MachineId};
 
 /// How many ends are remembered; an orphan of an older one is reported and not deleted.
 const MOST_ENDS: usize = 16_384;
-/// How many classes are remembered of machines that ended.
-const MOST_CLASSES: usize = 1_024;
 
 /// The ends of InfraMachines that this process has seen, and the classes of their VMs.
 ///
@@ -36,7 +35,7 @@ struct Seen {
     ended: HashMap<String, Ended>,
     /// The identities in the order in which their ends were seen.
     order: VecDeque<String>,
-    classes: VecDeque<EndedClass>,
+    classes: EndedClasses,
 }
 
 /// The end of an InfraMachine.
@@ -48,18 +47,6 @@ pub struct Ended {
     pub at: Timestamp,
     /// The stretch in which identities were guarded then.
     pub during: Unbroken,
-}
-
-/// The class of a machine that ended: its list shows the VM that may have been left behind, also when it was the last of its
-/// class.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct EndedClass {
-    /// The configured driver.
-    pub driver: String,
-    /// The Cluster.
-    pub cluster: Key,
-    /// The class.
-    pub class: Class,
 }
 
 impl Endings {
@@ -86,7 +73,7 @@ impl Endings {
         if let Ok(machine) = &object.0
             && let Some(class) = ended_class(machine)
         {
-            seen.keep_class(class);
+            seen.classes.keep(class);
         }
         if meta.deletion_timestamp.is_none() || is_to_stay {
             return;
@@ -119,6 +106,16 @@ impl Endings {
         self.lock().classes.iter().cloned().collect()
     }
 
+    /// The list of a class was made.
+    pub fn listed(&self, class: &EndedClass) {
+        self.lock().classes.listed(class);
+    }
+
+    /// The list of a class can't be made until a person acts. Whether that is now believed, and the class forgotten.
+    pub fn unlistable(&self, class: &EndedClass) -> bool {
+        self.lock().classes.unlistable(class)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Seen> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -134,15 +131,6 @@ impl Seen {
             if let Some(oldest) = self.order.pop_front() {
                 self.ended.remove(&oldest);
             }
-        }
-    }
-
-    fn keep_class(&mut self, class: EndedClass) {
-        // The last to be seen is the last to be forgotten.
-        self.classes.retain(|known| *known != class);
-        self.classes.push_back(class);
-        if self.classes.len() > MOST_CLASSES {
-            self.classes.pop_front();
         }
     }
 }

@@ -3,15 +3,17 @@
 //! Layer 2. A pass is lists → live read → [`plan`] → report → delete. Lists whose VMs all have an owner by what the caches say, as
 //! all have as a rule, end there: a fleet at rest costs one list for each class, and the API server nothing.
 
+mod classes;
 mod dispose;
 pub mod endings;
 mod live;
 pub mod plan;
 mod report;
+mod rotation;
 pub mod scope;
 mod shown;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,10 +21,12 @@ use jiff::Timestamp;
 use kube::Client;
 use tokio::task::JoinSet;
 
+pub use self::classes::EndedClass;
 pub use self::endings::{Ended, Endings};
 use self::plan::{Clock, Live, LiveMachine, Rules, Scope, Standing, Verdict, judge, standing};
-use self::report::{Known, report};
-use self::scope::{Objects, Watched, watched};
+use self::report::{Known, given_up, report};
+use self::rotation::{MOST_LISTS, Rotation};
+use self::scope::{Class, Objects, Watched, watched};
 use self::shown::{LINE, Shown, lists};
 use crate::admission::Guard;
 use crate::api::labels;
@@ -86,8 +90,12 @@ impl Default for Options {
     }
 }
 
-/// What is known of the VMs of a driver, by Cluster.
-type State = HashMap<Scope, Known>;
+/// What is known of the VMs of a driver.
+#[derive(Default)]
+struct State {
+    known: HashMap<Scope, Known>,
+    rotation: Rotation,
+}
 
 /// Looks for orphans for ever, at every driver once per interval. To be called when this replica leads: nothing is known then, so
 /// that nothing is reported or deleted before two sightings of its own.
@@ -112,7 +120,7 @@ pub async fn run(ctx: Context) {
 }
 
 async fn keep_looking(ctx: &Context, provider: &Provider) {
-    let mut state = State::new();
+    let mut state = State::default();
     loop {
         // A pause between passes rather than a fixed pace: two lists are at least so far apart.
         tokio::time::sleep(ctx.options.interval).await;
@@ -127,23 +135,28 @@ async fn pass(ctx: &Context, provider: &Provider, state: &mut State) {
     };
     let (objects, ended) = (cached(&ctx.caches), ctx.endings.classes());
     let watched = watched_by(&objects, &ctx.providers, provider, &capabilities, &ended);
-    state.retain(|scope, _| watched.iter().any(|watched| watched.scope == *scope));
+    let scopes: HashSet<_> = watched.iter().map(|watched| &watched.scope).collect();
+    state.known.retain(|scope, _| scopes.contains(scope));
+    let due = state.rotation.next(&watched, MOST_LISTS);
     let mut all = Vec::new();
     for watched in &watched {
+        let scope = &watched.scope;
         if watched.is_paused {
-            state.entry(watched.scope.clone()).or_default().clear();
+            state.known.entry(scope.clone()).or_default().clear();
             continue;
         }
-        let shown = lists(&ctx.client, provider, watched).await;
+        let is_due = |class| due.contains(&(scope.cluster.clone(), class));
+        let shown = lists(&ctx.client, provider, watched, is_due).await;
         for why in &shown.failures {
-            let cluster = watched.scope.cluster.to_string();
+            let cluster = scope.cluster.to_string();
             tracing::warn!(
                 provider = provider.name(),
                 cluster,
                 why,
-                "VMs can't be listed; nothing is concluded"
+                "VMs can't be listed; nothing is concluded of those"
             );
         }
+        give_up(ctx, provider, watched, &shown).await;
         all.push(shown);
     }
     // The cache may be behind: it can say that a VM has an owner, and never that it has none.
@@ -174,11 +187,31 @@ async fn pass(ctx: &Context, provider: &Provider, state: &mut State) {
     };
     let mut deletes = ctx.options.most_deletes;
     for shown in &all {
-        let known = state.entry(shown.scope.clone()).or_default();
+        let known = state.known.entry(shown.scope.clone()).or_default();
         match &live {
             Some(live) => conclude(ctx, provider, shown, live, known, (rules, &mut deletes)).await,
-            None if shown.is_complete() => known.clear(),
-            None => {}
+            None => known.all_owned(shown),
+        }
+    }
+}
+
+/// Forgets the classes of machines that ended whose lists can't be made any more: their Secret is gone, or the driver does not
+/// take their spec. They would fail at every look, for ever.
+async fn give_up(ctx: &Context, provider: &Provider, watched: &Watched, shown: &Shown) {
+    let of = |class: &Class| EndedClass {
+        driver: provider.name().to_owned(),
+        cluster: watched.scope.cluster.clone(),
+        class: class.clone(),
+    };
+    let is_ended = |class: &&Class| watched.ended.contains(&class.id());
+    for class in watched.classes.iter().filter(is_ended) {
+        if !shown.unknown.contains(&class.id()) {
+            ctx.endings.listed(&of(class));
+        }
+    }
+    for (class, why) in &shown.impossible {
+        if is_ended(&class) && ctx.endings.unlistable(&of(class)) {
+            given_up(ctx, provider, &watched.scope, class, why).await;
         }
     }
 }
@@ -196,24 +229,23 @@ async fn conclude(
         asked: shown.asked,
         now: Timestamp::now(),
     };
-    let (complete, sightings) = (shown.is_complete(), &mut known.sightings);
+    let is_gone = known.locate(shown);
     let ended = |id: &str| ctx.ended(id).is_some();
     let verdicts = judge(
         &shown.scope,
         &shown.vms,
-        complete,
+        is_gone,
         live,
         ended,
-        sightings,
+        &mut known.sightings,
         (rules, clock),
     );
     let judged: Vec<_> = shown.vms.iter().zip(&verdicts).collect();
-    report(ctx, provider, &shown.scope, known, &judged, complete).await;
+    report(ctx, provider, &shown.scope, known, &judged).await;
     for (vm, verdict) in judged {
         let sighting = known.sightings.get(vm.provider_id.as_str()).copied();
         if let (Verdict::Orphan(holds), Some(sighting)) = (verdict, sighting)
             && holds.is_empty()
-            && complete
             && *deletes > 0
         {
             *deletes -= 1;
@@ -224,7 +256,7 @@ async fn conclude(
 
 fn count(ctx: &Context, provider: &Provider, state: &State) {
     let mut counts: BTreeMap<(String, OrphanReason), u64> = BTreeMap::new();
-    for (scope, known) in state {
+    for (scope, known) in &state.known {
         for (reason, count) in known.counts() {
             let namespace = scope.cluster.namespace.clone();
             *counts.entry((namespace, reason)).or_default() += count;
@@ -249,7 +281,7 @@ fn watched_by(
     providers: &Providers,
     provider: &Provider,
     capabilities: &Capabilities,
-    ended: &[endings::EndedClass],
+    ended: &[EndedClass],
 ) -> Vec<Watched> {
     let resolve = |named: Option<&str>, namespace: &str| {
         let resolved = providers.resolve(named, namespace).ok()?;
@@ -317,7 +349,7 @@ pub async fn look(
         match capabilities(provider).await {
             Ok(capabilities) => {
                 for watched in watched_by(&objects, providers, provider, &capabilities, &[]) {
-                    let mut shown = lists(client, provider, &watched).await;
+                    let mut shown = lists(client, provider, &watched, |_| true).await;
                     look.failures.append(&mut shown.failures);
                     all.push((provider.name(), shown));
                 }
@@ -337,3 +369,6 @@ pub async fn look(
     }
     Ok(looks)
 }
+
+#[cfg(test)]
+mod tests;

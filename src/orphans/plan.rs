@@ -446,20 +446,18 @@ pub enum Verdict {
 
 /// What becomes of every VM of a scope. `ended` says of an identity whether this process saw the deletion of its InfraMachine.
 ///
-/// VMs that are not listed any more are forgotten where the lists are `complete`.
+/// A VM that is not listed any more is forgotten where the lists show that it `is_gone`: one that is in a list which failed is not.
 pub fn judge(
     scope: &Scope,
     vms: &[ListedMachine],
-    complete: bool,
+    is_gone: impl Fn(&str) -> bool,
     live: &Live,
     ended: impl Fn(&str) -> bool,
     sightings: &mut Sightings,
     (rules, clock): (Rules, Clock),
 ) -> Vec<Verdict> {
-    if complete {
-        let listed: HashSet<_> = vms.iter().map(|vm| vm.provider_id.as_str()).collect();
-        sightings.retain(|id, _| listed.contains(id.as_str()));
-    }
+    let listed: HashSet<_> = vms.iter().map(|vm| vm.provider_id.as_str()).collect();
+    sightings.retain(|id, _| listed.contains(id.as_str()) || !is_gone(id));
     vms.iter()
         .map(|vm| {
             let id = vm.provider_id.as_str();

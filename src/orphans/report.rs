@@ -1,6 +1,6 @@
 //! How orphans are told: an event on the InfraCluster, a line of the log, a gauge.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use kube::runtime::reflector::ObjectRef;
@@ -8,6 +8,8 @@ use kube::runtime::reflector::ObjectRef;
 use super::Context;
 use super::endings::Ended;
 use super::plan::{Scope, Sightings, Verdict};
+use super::scope::{Class, ClassId};
+use super::shown::Shown;
 use crate::api::conditions::reason;
 use crate::apiserver::Note;
 use crate::driver::ListedMachine;
@@ -26,6 +28,8 @@ pub struct Known {
     pub sightings: Sightings,
     /// Those that were told, by provider id: as what, and when the last time.
     told: HashMap<String, (OrphanReason, Instant)>,
+    /// The class in whose list each of them was the last time, by provider id.
+    lists: HashMap<String, ClassId>,
 }
 
 /// What is to be told.
@@ -49,21 +53,47 @@ impl Known {
     pub fn clear(&mut self) {
         self.sightings.clear();
         self.told.clear();
+        self.lists.clear();
     }
 
-    /// What is new of these VMs, or was told long ago. Those that are neither orphans nor duplicates any more are forgotten; of
-    /// those that are not `complete`, nothing is known.
+    /// Takes in which list each VM is in. What it answers says of a VM that is in none of them whether it is gone: whether the
+    /// list that it was in is there, or is not asked for any more. Of a list that failed, or is not due, nothing is known.
+    pub fn locate(&mut self, shown: &Shown) -> impl Fn(&str) -> bool + use<> {
+        for (vm, class) in &shown.classes {
+            self.lists.insert(vm.as_str().to_owned(), class.id());
+        }
+        let may_be_there: HashSet<String> = self
+            .lists
+            .iter()
+            .filter(|(_, class)| shown.unknown.contains(class))
+            .map(|(vm, _)| vm.clone())
+            .collect();
+        move |vm| !may_be_there.contains(vm)
+    }
+
+    /// All VMs that are listed have an owner. Forgets them, and those that are gone.
+    pub fn all_owned(&mut self, shown: &Shown) {
+        let is_gone = self.locate(shown);
+        let is_listed = |id: &str| shown.classes.keys().any(|listed| listed.as_str() == id);
+        self.sightings.retain(|id, _| !is_listed(id) && !is_gone(id));
+        self.forget();
+    }
+
+    /// Forgets what is not known to be unowned any more.
+    fn forget(&mut self) {
+        let sightings = &self.sightings;
+        self.told.retain(|id, _| sightings.contains_key(id));
+        self.lists.retain(|id, _| sightings.contains_key(id));
+    }
+
+    /// What is new of these VMs, or was told long ago. Those that are neither orphans nor duplicates any more are forgotten.
     fn news(
         &mut self,
         judged: &[(&ListedMachine, &Verdict)],
-        complete: bool,
         ended: impl Fn(&str) -> Option<Ended>,
         now: Instant,
     ) -> Vec<News> {
-        if complete {
-            let sightings = &self.sightings;
-            self.told.retain(|id, _| sightings.contains_key(id));
-        }
+        self.forget();
         let mut news = Vec::new();
         for (vm, verdict) in judged {
             let id = vm.provider_id.as_str();
@@ -129,9 +159,8 @@ pub async fn report(
     scope: &Scope,
     known: &mut Known,
     judged: &[(&ListedMachine, &Verdict)],
-    complete: bool,
 ) {
-    let mut news = known.news(judged, complete, |id| ctx.ended(id), Instant::now());
+    let mut news = known.news(judged, |id| ctx.ended(id), Instant::now());
     for News { reason, text } in &news {
         let (cluster, provider) = (scope.cluster.to_string(), provider.name());
         tracing::warn!(cluster, provider, reason = reason.name(), "{text}");
@@ -152,6 +181,21 @@ const fn event_reason(reason: OrphanReason) -> &'static str {
         OrphanReason::Orphan => reason::VIRTUAL_MACHINE_ORPHANED,
         OrphanReason::Duplicate => reason::VIRTUAL_MACHINE_DUPLICATED,
     }
+}
+
+/// Tells that a list of machines that ended can't be made, and will not be tried again: what they may have left behind is not
+/// found.
+pub async fn given_up(ctx: &Context, provider: &Provider, scope: &Scope, class: &Class, why: &str) {
+    let account = match class.secret.as_deref() {
+        Some("") | None => "the provider's credentials".to_owned(),
+        Some(name) => format!("the credentials of Secret `{name}`"),
+    };
+    let text = format!(
+        "The VMs that deleted InfraMachines had with {account} are not looked for any more: {why}. Look at the back end yourself \
+         for what they may have left behind"
+    );
+    tracing::warn!(cluster = %scope.cluster, provider = provider.name(), "{text}");
+    publish(ctx, scope, reason::ORPHANS_NOT_LOOKED_FOR, text).await;
 }
 
 /// Publishes an event on the InfraCluster, or on the Cluster where that is not ours.
@@ -206,7 +250,7 @@ mod tests {
         };
         Known {
             sightings: [("p".to_owned(), sighting)].into(),
-            told: HashMap::new(),
+            ..Known::default()
         }
     }
 
@@ -216,7 +260,7 @@ mod tests {
         let (mut known, vm, start) = (known(), vm(), Instant::now());
         let kept = Verdict::Orphan(vec![Hold::ReportOnly]);
         let mut told =
-            |verdict: &Verdict, after| known.news(&[(&vm, verdict)], true, |_| None, start + after).len();
+            |verdict: &Verdict, after| known.news(&[(&vm, verdict)], |_| None, start + after).len();
         assert_eq!(told(&kept, Duration::ZERO), 1);
         assert_eq!(told(&kept, REPEAT.saturating_sub(Duration::from_secs(1))), 0);
         assert_eq!(told(&kept, REPEAT), 1);
@@ -225,17 +269,65 @@ mod tests {
         assert_eq!(told(&kept, REPEAT), 1, "it was owned in between");
     }
 
+    fn class(spec: &str) -> Class {
+        Class {
+            secret: None,
+            spec: spec.to_owned(),
+        }
+    }
+
+    /// What lists show: the VM in that of a class, and what is not known of others.
+    fn shown(listed: Option<&str>, unknown: &[&str]) -> Shown {
+        let scope = Scope {
+            cluster: key(),
+            uid: "u".to_owned(),
+            cluster_id: "c".to_owned(),
+        };
+        Shown {
+            scope,
+            asked: Instant::now(),
+            vms: listed.map(|_| vm()).into_iter().collect(),
+            classes: listed
+                .map(|spec| (vm().provider_id, class(spec)))
+                .into_iter()
+                .collect(),
+            unknown: unknown.iter().map(|spec| class(spec).id()).collect(),
+            impossible: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    /// One list that fails for ever says nothing of what is in the others.
     #[test]
-    fn orphans_and_duplicates_are_counted_until_they_are_gone() {
-        let (mut known, vm, now) = (known(), vm(), Instant::now());
-        let verdict = Verdict::Orphan(vec![]);
-        known.news(&[(&vm, &verdict)], true, |_| None, now);
-        assert_eq!(known.counts(), [(OrphanReason::Orphan, 1)].into());
-        known.news(&[], false, |_| None, now);
-        assert_eq!(known.counts().len(), 1, "a list is missing: it may be there");
-        known.sightings.clear();
-        known.news(&[], true, |_| None, now);
-        assert!(known.counts().is_empty());
+    fn orphans_are_counted_until_the_list_that_they_were_in_is_there_without_them() {
+        let counted_after = |next: &Shown| {
+            let (mut known, vm, now) = (known(), vm(), Instant::now());
+            let _ = known.locate(&shown(Some("a"), &["b"]));
+            known.news(&[(&vm, &Verdict::Orphan(vec![]))], |_| None, now);
+            assert_eq!(known.counts(), [(OrphanReason::Orphan, 1)].into());
+            known.all_owned(next);
+            assert_eq!(known.told.len(), known.lists.len());
+            known.counts().len()
+        };
+        assert_eq!(counted_after(&shown(None, &["a"])), 1, "its list failed");
+        assert_eq!(counted_after(&shown(None, &["b"])), 0, "its list is there");
+        assert_eq!(
+            counted_after(&shown(Some("b"), &["a"])),
+            0,
+            "another list has it, and an owner is known"
+        );
+    }
+
+    /// As above, where something is judged in the same look.
+    #[test]
+    fn a_vm_is_gone_when_the_list_that_it_was_in_is_there_or_is_not_asked_for_any_more() {
+        let mut known = known();
+        assert!(known.locate(&shown(None, &[]))("p"), "nothing is known of it");
+        let _ = known.locate(&shown(Some("a"), &[]));
+        assert!(!known.locate(&shown(None, &["a"]))("p"));
+        assert!(known.locate(&shown(None, &["b"]))("p"));
+        let _ = known.locate(&shown(Some("b"), &["a"]));
+        assert!(!known.locate(&shown(None, &["b"]))("p") && known.locate(&shown(None, &["a"]))("p"));
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Which lists show the VMs of which Cluster.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use kube::Resource as _;
 use serde_json::{Map, Value};
 
-use super::endings::EndedClass;
+use super::classes::EndedClass;
 use super::plan::{Key, Scope, infra_cluster_of, labelled};
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
@@ -24,6 +25,19 @@ pub struct Class {
     pub spec: String,
 }
 
+impl Class {
+    /// What stands for it where it is only compared: it may be long.
+    pub fn id(&self) -> ClassId {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        ClassId(hasher.finish())
+    }
+}
+
+/// Stands for a [`Class`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClassId(u64);
+
 /// A Cluster and the lists of one driver that show its VMs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Watched {
@@ -33,6 +47,8 @@ pub struct Watched {
     pub is_paused: bool,
     /// The lists.
     pub classes: BTreeSet<Class>,
+    /// Those of them that only machines had that ended.
+    pub ended: BTreeSet<ClassId>,
 }
 
 /// The objects that say what to list. They may be out of date: what follows from a list is judged by a live read.
@@ -61,13 +77,13 @@ pub fn watched(
 ) -> Vec<Watched> {
     let scopes = scopes(objects);
     let mut found: BTreeMap<&Key, BTreeSet<Class>> = BTreeMap::new();
+    // Whether it was not known before.
     let mut add = |cluster: &Key, class: Class| {
         let Some((key, (scope, _))) = scopes.get_key_value(cluster) else {
-            return;
+            return false;
         };
-        if cluster_of(&class, tag_path).as_ref() == Some(&scope.cluster_id) {
-            found.entry(key).or_default().insert(class);
-        }
+        cluster_of(&class, tag_path).as_ref() == Some(&scope.cluster_id)
+            && found.entry(key).or_default().insert(class)
     };
     for machine in readable(&objects.infra_machines) {
         if identity::claimed_driver(machine) == Some(driver)
@@ -76,8 +92,12 @@ pub fn watched(
             add(&cluster, class);
         }
     }
+    let mut ended_alone: HashMap<&Key, BTreeSet<ClassId>> = HashMap::new();
     for ended in ended.iter().filter(|ended| ended.driver == driver) {
-        add(&ended.cluster, ended.class.clone());
+        if add(&ended.cluster, ended.class.clone()) {
+            let of_cluster = ended_alone.entry(&ended.cluster).or_default();
+            of_cluster.insert(ended.class.id());
+        }
     }
     let with_machines: Vec<(Key, Class)> = found
         .iter()
@@ -107,6 +127,7 @@ pub fn watched(
                 scope,
                 is_paused,
                 classes,
+                ended: ended_alone.remove(key).unwrap_or_default(),
             }
         })
         .collect()
@@ -339,7 +360,9 @@ mod tests {
                 spec: json!({"tags": {"kubernetes.io/cluster": "u-c"}}).to_string(),
             },
         };
-        assert_eq!(specs(&of_pool(&objects, std::slice::from_ref(&ended))).len(), 1);
+        let watched = of_pool(&objects, std::slice::from_ref(&ended));
+        assert_eq!(specs(&watched).len(), 1);
+        assert_eq!(watched[0].ended, [ended.class.id()].into());
         let of_another_driver = EndedClass {
             driver: "other".to_owned(),
             ..ended

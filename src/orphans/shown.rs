@@ -1,12 +1,12 @@
 //! What the lists of a Cluster show.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use kube::Client;
 
 use super::plan::{Scope, each_once};
-use super::scope::{Class, Watched};
+use super::scope::{Class, ClassId, Watched};
 use crate::driver::{ListedMachine, ProviderId};
 use crate::listing::{self, Unlisted};
 use crate::provider::{Provider, Share};
@@ -23,30 +23,46 @@ pub struct Shown {
     pub asked: Instant,
     /// Each VM once.
     pub vms: Vec<ListedMachine>,
-    /// The class in whose list a VM was.
+    /// The class in whose list a VM was: that list is whole, whatever became of others.
     pub classes: HashMap<ProviderId, Class>,
-    /// Why a list is missing, for each that is: what the others lack may be in it.
+    /// The classes whose list is not known now: nothing follows from it that a VM is in none of the others.
+    pub unknown: HashSet<ClassId>,
+    /// Those of them whose list can't be made until a person acts, and why.
+    pub impossible: Vec<(Class, String)>,
+    /// Why a list is missing that was asked for.
     pub failures: Vec<String>,
 }
 
 impl Shown {
-    /// Whether no list is missing.
-    pub fn is_complete(&self) -> bool {
-        self.failures.is_empty()
+    fn failed(&mut self, class: ClassId, why: String) {
+        self.unknown.insert(class);
+        self.failures.push(why);
     }
 }
 
-/// Makes the lists of a Cluster. One class that fails must not keep the others from being looked at (CTL-LM-03).
-pub async fn lists(client: &Client, provider: &Provider, watched: &Watched) -> Shown {
+/// Makes the lists of a Cluster that are due. One class that fails must not keep the others from being looked at (CTL-LM-03).
+pub async fn lists(
+    client: &Client,
+    provider: &Provider,
+    watched: &Watched,
+    is_due: impl Fn(ClassId) -> bool,
+) -> Shown {
     let mut shown = Shown {
         scope: watched.scope.clone(),
         asked: Instant::now(),
         vms: Vec::new(),
         classes: HashMap::new(),
+        unknown: HashSet::new(),
+        impossible: Vec::new(),
         failures: Vec::new(),
     };
     let namespace = &watched.scope.cluster.namespace;
     for class in &watched.classes {
+        let id = class.id();
+        if !is_due(id) {
+            shown.unknown.insert(id);
+            continue;
+        }
         // A turn for each: others get theirs in between.
         let turn = provider.turn(Share::Upkeep, LINE).await;
         let secret = class.secret.as_deref();
@@ -59,7 +75,11 @@ pub async fn lists(client: &Client, provider: &Provider, watched: &Watched) -> S
                 shown.vms.extend(vms);
             }
             Err(Unlisted::NotOffered) => {}
-            Err(Unlisted::Failed(why)) => shown.failures.push(why),
+            Err(Unlisted::Failed(why)) => shown.failed(id, why),
+            Err(Unlisted::Impossible(why)) => {
+                shown.impossible.push((class.clone(), why.clone()));
+                shown.failed(id, why);
+            }
         }
     }
     shown.vms = each_once(std::mem::take(&mut shown.vms));

@@ -99,7 +99,11 @@ impl Driver for FakeDriver {
     }
 }
 
-pub(crate) fn provider_of(settings: Settings, driver: FakeDriver, leadership: Leadership) -> Provider {
+pub(crate) fn provider_of(
+    settings: Settings,
+    driver: impl Driver + 'static,
+    leadership: Leadership,
+) -> Provider {
     Provider::new(settings, Arc::new(driver), leadership, Arc::new(Metrics::new()))
 }
 
@@ -140,7 +144,7 @@ fn provider_with_credentials(driver: FakeDriver, directory: &std::path::Path) ->
 }
 
 /// A provider called `pool`, without limits of its own.
-pub(crate) fn provider(driver: FakeDriver) -> Provider {
+pub(crate) fn provider(driver: impl Driver + 'static) -> Provider {
     provider_of(settings(Limits::default()), driver, Leadership::unelected())
 }
 

@@ -100,7 +100,7 @@ impl Passes {
         judge(
             &scope(),
             vms,
-            true,
+            |_| true,
             live,
             ended,
             &mut self.sightings,
@@ -170,7 +170,7 @@ fn a_pass_that_lacks_a_list_forgets_nothing() {
     judge(
         &scope(),
         &[],
-        false,
+        |_| false,
         &live,
         |_| true,
         &mut passes.sightings,

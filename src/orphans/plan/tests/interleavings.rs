@@ -340,7 +340,7 @@ impl World {
                 let (live, at, endings) = (self.live(machines), self.at(), &self.endings);
                 let now = Some(self.now());
                 let ended = |id: &str| endings.of(id, now).is_some();
-                let verdicts = judge(&scope(), &vms, true, &live, ended, &mut self.sightings, at);
+                let verdicts = judge(&scope(), &vms, |_| true, &live, ended, &mut self.sightings, at);
                 let mut deletable = vms.iter().zip(verdicts);
                 let chosen = deletable.find(|(_, verdict)| *verdict == Verdict::Orphan(vec![]));
                 let chosen = chosen.map(|(vm, _)| vm.clone());

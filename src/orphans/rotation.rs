@@ -1,0 +1,140 @@
+//! Which lists a look makes where there are more than it may make.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::plan::Key;
+use super::scope::{ClassId, Watched};
+
+/// The most lists of a look and driver.
+pub(super) const MOST_LISTS: usize = 512;
+
+/// Which lists a look makes.
+///
+/// # Guarantees
+/// Each namespace has the same share as long as it has something to list, and each Cluster the same of that: many classes of one
+/// take longer to be looked at, and those of the others do not. What was not looked at for longest comes first.
+#[derive(Debug, Default)]
+pub(super) struct Rotation {
+    look: u64,
+    /// When each was listed the last time.
+    listed: HashMap<(Key, ClassId), u64>,
+}
+
+impl Rotation {
+    /// The lists that this look makes, at most so many.
+    pub fn next(&mut self, watched: &[Watched], most: usize) -> HashSet<(Key, ClassId)> {
+        self.look += 1;
+        let mut by_namespace: BTreeMap<&str, Vec<(usize, u64, &Key, ClassId)>> = BTreeMap::new();
+        for watched in watched.iter().filter(|watched| !watched.is_paused) {
+            let cluster = &watched.scope.cluster;
+            let mut classes: Vec<_> = watched
+                .classes
+                .iter()
+                .map(|class| (self.last(cluster, class.id()), class.id()))
+                .collect();
+            classes.sort_unstable();
+            let ranked = classes.into_iter().enumerate();
+            let of_namespace = by_namespace.entry(&cluster.namespace).or_default();
+            of_namespace.extend(ranked.map(|(rank, (last, class))| (rank, last, cluster, class)));
+        }
+        let mut all = Vec::new();
+        for mut of_namespace in by_namespace.into_values() {
+            of_namespace.sort_unstable();
+            let ranked = of_namespace.into_iter().enumerate();
+            all.extend(ranked.map(|(rank, (_, last, cluster, class))| (rank, last, cluster, class)));
+        }
+        all.sort_unstable();
+        let is_watched: HashSet<_> = all
+            .iter()
+            .map(|(_, _, cluster, class)| (*cluster, *class))
+            .collect();
+        self.listed
+            .retain(|(cluster, class), _| is_watched.contains(&(cluster, *class)));
+        let next: HashSet<_> = all
+            .into_iter()
+            .take(most)
+            .map(|(_, _, cluster, class)| (cluster.clone(), class))
+            .collect();
+        let look = self.look;
+        self.listed.extend(next.iter().map(|list| (list.clone(), look)));
+        next
+    }
+
+    fn last(&self, cluster: &Key, class: ClassId) -> u64 {
+        self.listed
+            .get(&(cluster.clone(), class))
+            .copied()
+            .unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::plan::Scope;
+    use super::super::scope::Class;
+    use super::*;
+
+    /// A Cluster with so many classes.
+    fn watched(namespace: &str, cluster: &str, classes: usize) -> Watched {
+        let class = |number: usize| Class {
+            secret: None,
+            spec: format!("{namespace}/{cluster}/{number}"),
+        };
+        Watched {
+            scope: Scope {
+                cluster: Key {
+                    namespace: namespace.to_owned(),
+                    name: cluster.to_owned(),
+                },
+                uid: cluster.to_owned(),
+                cluster_id: cluster.to_owned(),
+            },
+            is_paused: false,
+            classes: (0..classes).map(class).collect(),
+            ended: BTreeSet::new(),
+        }
+    }
+
+    fn of(lists: &HashSet<(Key, ClassId)>, namespace: &str) -> usize {
+        lists.iter().filter(|(key, _)| key.namespace == namespace).count()
+    }
+
+    #[test]
+    fn a_look_makes_so_many_lists_and_one_tenant_takes_none_of_another() {
+        let all = [
+            watched("crowd", "a", 5_000),
+            watched("crowd", "b", 1),
+            watched("small", "c", 3),
+        ];
+        let mut rotation = Rotation::default();
+        for _ in 0..3 {
+            let lists = rotation.next(&all, 100);
+            assert_eq!((of(&lists, "small"), of(&lists, "crowd")), (3, 97));
+            assert!(lists.iter().any(|(key, _)| key.name == "b"));
+        }
+    }
+
+    #[test]
+    fn what_a_look_leaves_out_comes_next() {
+        let all = [watched("ns", "a", 7), watched("other", "b", 5)];
+        let mut rotation = Rotation::default();
+        let mut seen = HashSet::new();
+        for _ in 0..3 {
+            let lists = rotation.next(&all, 4);
+            assert_eq!(lists.len(), 4);
+            seen.extend(lists);
+        }
+        seen.extend(rotation.next(&all, 4));
+        assert_eq!(seen.len(), 12);
+        let mut paused = all.to_vec();
+        paused[0].is_paused = true;
+        assert_eq!(of(&rotation.next(&paused, 12), "ns"), 0);
+        assert_eq!(
+            rotation.listed.len(),
+            5,
+            "what is not watched any more is forgotten"
+        );
+    }
+}

@@ -1,0 +1,276 @@
+//! Whole looks, at a driver that lists and an API server that has the Cluster and none of its machines.
+
+use std::convert::Infallible;
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use http::{Method, Request, Response, StatusCode};
+use kube::client::Body;
+use kube::runtime::reflector;
+use kube::runtime::watcher::Event;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::api::Guarded;
+use crate::api::v1alpha1::InfraMachine;
+use crate::driver::{
+    Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver, ListMachinesRequest,
+    Machine, PluginInfo, Readiness,
+};
+use crate::provider::tests::provider;
+
+/// A back end that has VMs of the class `kept` alone, and what was deleted.
+#[derive(Clone, Default)]
+struct Cloud {
+    vms: Arc<Mutex<Vec<ListedMachine>>>,
+    deleted: Arc<Mutex<Vec<String>>>,
+    /// A size that it does not take any more.
+    refused: Option<&'static str>,
+}
+
+#[async_trait]
+impl Driver for Cloud {
+    fn incarnation(&self) -> u64 {
+        1
+    }
+
+    async fn info(&self) -> Result<PluginInfo, Status> {
+        Err(Status::unimplemented(Operation::GetPluginInfo))
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities, Status> {
+        Ok(Capabilities {
+            operations: [Operation::ListMachines].into(),
+            ..Capabilities::minimal()
+        })
+    }
+
+    async fn probe(&self) -> Result<Readiness, Status> {
+        Ok(Readiness::Ready)
+    }
+
+    async fn create_machine(&self, _: CreateMachineRequest) -> Result<Machine, Status> {
+        Err(Status::unimplemented(Operation::CreateMachine))
+    }
+
+    async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse, Status> {
+        self.deleted.lock().unwrap().push(request.machine_name);
+        Ok(DeleteMachineResponse::default())
+    }
+
+    async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>, Status> {
+        let size = request.class.provider_spec.0["size"].as_str().unwrap_or_default();
+        if Some(size) == self.refused {
+            return Err(Status::new(Code::InvalidArgument, format!("no size {size}")));
+        }
+        let all = self.vms.lock().unwrap();
+        Ok(all.iter().filter(|_| size == "kept").cloned().collect())
+    }
+}
+
+fn cluster() -> Value {
+    json!({
+        "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster",
+        "metadata": {"namespace": "ns", "name": "c", "uid": "u-c"},
+        "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": "c"}},
+    })
+}
+
+fn infra_cluster() -> Value {
+    json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster",
+        "metadata": {"namespace": "ns", "name": "c", "uid": "u-i", "annotations": {labels::CLUSTER_ID: "c-1"}}, "spec": {},
+    })
+}
+
+/// A template whose class has this size and credentials.
+fn template(size: &str, secret: &str) -> Value {
+    json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
+        "metadata": {"namespace": "ns", "name": "t", "uid": "u-t", "labels": {labels::CLUSTER_NAME: "c"}},
+        "spec": {"template": {"spec": {"providerSpec": {"size": size}, "secretRef": {"name": secret}}}},
+    })
+}
+
+/// An API server that has no Secret `gone`, and the notes of the events that it gets.
+fn api_server() -> (Client, Arc<Mutex<Vec<String>>>) {
+    let notes = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&notes);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let log = Arc::clone(&log);
+        async move {
+            let path = request.uri().path().to_owned();
+            let items = |items: Vec<Value>| json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items});
+            let (status, answer) = if request.method() == Method::POST && path.ends_with("/events") {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let event: Value = serde_json::from_slice(&body).unwrap();
+                log.lock()
+                    .unwrap()
+                    .push(event["note"].as_str().unwrap_or_default().to_owned());
+                (StatusCode::CREATED, event)
+            } else if path.ends_with("/secrets/gone") {
+                let code = StatusCode::NOT_FOUND.as_u16();
+                let status = json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": code, "message": "no"});
+                (StatusCode::NOT_FOUND, status)
+            } else if path.contains("/secrets/") {
+                (StatusCode::OK, json!({"metadata": {"name": "there"}, "data": {}}))
+            } else if path.ends_with("/infraclusters") {
+                (StatusCode::OK, items(vec![infra_cluster()]))
+            } else if path.ends_with("/clusters") {
+                (StatusCode::OK, items(vec![cluster()]))
+            } else {
+                (StatusCode::OK, items(vec![]))
+            };
+            let mut response = Response::new(Body::from(answer.to_string().into_bytes()));
+            *response.status_mut() = status;
+            Ok::<_, Infallible>(response)
+        }
+    });
+    (Client::new(service, "default"), notes)
+}
+
+fn filled<K>(objects: Vec<Value>) -> reflector::Store<K>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned + 'static,
+{
+    let (store, mut writer) = reflector::store();
+    for object in objects {
+        // Guarded objects can be read from text alone.
+        let object = serde_json::from_str(&object.to_string()).unwrap();
+        writer.apply_watcher_event(&Event::Apply(object));
+    }
+    store
+}
+
+/// Looks at the VMs of a Cluster with these templates.
+struct Looks {
+    ctx: Context,
+    state: State,
+    notes: Arc<Mutex<Vec<String>>>,
+}
+
+impl Looks {
+    fn new(cloud: &Cloud, templates: Vec<Value>) -> Self {
+        let (client, notes) = api_server();
+        let ctx = Context {
+            client: client.clone(),
+            caches: Caches {
+                clusters: filled(vec![cluster()]),
+                infra_clusters: filled(vec![infra_cluster()]),
+                infra_machine_templates: filled(templates),
+                ..Caches::empty()
+            },
+            providers: Providers::new(vec![provider(cloud.clone())]).unwrap(),
+            metrics: Arc::new(Metrics::new()),
+            events: Events::new(client.clone(), "test".to_owned()),
+            guard: Arc::new(Guard::trusting(client)),
+            endings: Arc::default(),
+            namespace: None,
+            options: Options {
+                delete: true,
+                interval: Duration::ZERO,
+                min_age: Duration::ZERO,
+                most_deletes: 10,
+            },
+        };
+        Self {
+            ctx,
+            state: State::default(),
+            notes,
+        }
+    }
+
+    /// A machine ended whose VM was of this size, and made with these credentials.
+    fn ended(&self, name: &str, size: &str, secret: &str) {
+        let spec = json!({"size": size, "tags": {"capcmi.io/machine": name, "kubernetes.io/cluster": "c-1"}});
+        let machine: InfraMachine = serde_json::from_value(json!({
+            "metadata": {
+                "namespace": "ns", "name": name, "uid": name, "deletionTimestamp": "2026-01-01T00:00:00Z",
+                "labels": {labels::CLUSTER_NAME: "c"},
+                "annotations": {
+                    labels::MACHINE_ID: format!("ns/{name}/{name}"), labels::DRIVER: "pool", labels::SECRET: secret,
+                    labels::APPLIED_PROVIDER_SPEC: spec.to_string(),
+                },
+            },
+            "spec": {"providerSpec": {}},
+        }))
+        .unwrap();
+        let guarded = Guarded(Ok(machine));
+        let during = self.ctx.guard.unbroken();
+        self.ctx.endings.gone(&guarded, false, Timestamp::now(), during);
+    }
+
+    async fn look(&mut self, times: usize) {
+        let provider = Arc::clone(self.ctx.providers.iter().next().unwrap());
+        for _ in 0..times {
+            pass(&self.ctx, &provider, &mut self.state).await;
+        }
+    }
+
+    fn orphans(&self) -> u64 {
+        let counts = self.state.known.values().map(Known::counts);
+        counts.flat_map(BTreeMap::into_values).sum()
+    }
+
+    fn notes(&self, about: &str) -> usize {
+        let notes = self.notes.lock().unwrap();
+        notes.iter().filter(|note| note.contains(about)).count()
+    }
+}
+
+/// The VM of a machine.
+fn vm(name: &str) -> ListedMachine {
+    ListedMachine {
+        cluster_id: Some("c-1".to_owned()),
+        machine_id: Some(name.to_owned()),
+        created_at: Some(Timestamp::UNIX_EPOCH),
+        ..ListedMachine::new(format!("p-{name}").parse().unwrap(), name)
+    }
+}
+
+/// Credentials rotate, and a driver takes other specs than it did: no list with the old ones will ever be made again.
+#[tokio::test]
+async fn a_list_that_no_look_can_make_is_told_once_and_keeps_no_orphan_of_another_list_from_being_deleted() {
+    for (refused, secret, why) in [
+        (None, "gone", "`gone` that"),
+        (Some("old"), "there", "no size old"),
+    ] {
+        let cloud = Cloud {
+            refused,
+            ..Cloud::default()
+        };
+        cloud.vms.lock().unwrap().push(vm("left"));
+        let mut looks = Looks::new(&cloud, vec![]);
+        looks.ended("rolled", "old", secret);
+        looks.ended("left", "kept", "there");
+        looks.look(5).await;
+        assert!(
+            cloud.deleted.lock().unwrap().contains(&"left".to_owned()),
+            "{why}"
+        );
+        assert_eq!(looks.notes(why), 1, "{:?}", looks.notes.lock().unwrap());
+        let classes = looks.ctx.endings.classes();
+        assert!(
+            classes.len() == 1 && classes[0].class.spec.contains("kept"),
+            "{classes:?}"
+        );
+    }
+}
+
+/// A template whose Secret is missing may stay so for as long as its owner likes.
+#[tokio::test]
+async fn an_orphan_that_went_by_hand_is_forgotten_though_another_list_of_its_cluster_always_fails() {
+    let cloud = Cloud::default();
+    cloud.vms.lock().unwrap().push(ListedMachine {
+        machine_id: None,
+        ..vm("left")
+    });
+    let mut looks = Looks::new(&cloud, vec![template("new", "gone")]);
+    looks.ended("left", "kept", "there");
+    looks.look(3).await;
+    assert_eq!((looks.orphans(), looks.notes("p-left")), (1, 1));
+    cloud.vms.lock().unwrap().clear();
+    looks.look(1).await;
+    assert_eq!(looks.orphans(), 0);
+    assert!(cloud.deleted.lock().unwrap().is_empty());
+}
