@@ -1,16 +1,15 @@
 //! Whether any object says which VM is whose.
 
+use std::ops::ControlFlow;
+
 use kube::Client;
 use kube::Resource as _;
-use kube::api::{Api, ApiResource, DynamicObject, ListParams};
+use kube::api::ListParams;
 
-use super::judge::takes_part;
+use super::traces::Trace;
 use super::{explained, is_refused};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
-use crate::apiserver::Error;
-
-/// Objects in one answer of the API server.
-const PAGE: u32 = 100;
+use crate::apiserver::{Error, pages};
 
 /// Whether there are identities.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,32 +60,24 @@ fn unlisted(error: &Error, place: &str) -> String {
 }
 
 async fn exist(client: &Client, namespace: Option<&str>) -> Result<bool, Error> {
-    for resource in [
-        ApiResource::erase::<InfraMachine>(&()),
-        ApiResource::erase::<InfraCluster>(&()),
+    for path in [
+        InfraMachine::url_path(&(), namespace),
+        InfraCluster::url_path(&(), namespace),
     ] {
-        let api: Api<DynamicObject> = match namespace {
-            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-            None => Api::all_with(client.clone(), &resource),
-        };
-        let mut page = ListParams::default().limit(PAGE);
-        loop {
-            let listed = api.list(&page).await;
-            let listed = listed.map_err(|error| Error::api("looking for identities", error))?;
-            if listed.items.iter().any(is_identified) {
-                return Ok(true);
+        let mut found = false;
+        let read = pages::each(client, &path, ListParams::default(), |Trace { is_there }| {
+            found = is_there;
+            if found {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
             }
-            match listed.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => page = page.continue_token(&token),
-                None => break,
-            }
+        });
+        read.await
+            .map_err(|error| Error::api("looking for identities", error))?;
+        if found {
+            return Ok(true);
         }
     }
     Ok(false)
-}
-
-fn is_identified(object: &DynamicObject) -> bool {
-    let annotations = object.meta().annotations.iter().flatten();
-    let reserved = annotations.map(|(key, _)| key.as_str()).any(takes_part);
-    reserved || object.data.pointer("/spec/providerID").is_some()
 }

@@ -16,6 +16,7 @@
 mod identities;
 mod judge;
 mod stamp;
+mod traces;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::api::labels;
+use crate::apiserver::pages;
 
 fn expected() -> Vec<Expected> {
     let policies = manifests::policies().unwrap();
@@ -459,4 +460,36 @@ async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_pla
         looked.iter().all(|looked| *looked - began >= SETTLE),
         "identities were looked for too early: {looked:?} after {began:?}"
     );
+}
+
+/// A tenant's objects are as large and as deep as the API server takes them: of each only what is looked for is read.
+#[tokio::test]
+async fn identities_are_looked_for_page_by_page_among_objects_that_cannot_be_read_and_no_further_than_the_first()
+ {
+    let asked = Arc::new(StdMutex::new(Vec::new()));
+    let log = Arc::clone(&asked);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let uri = request.uri().to_string();
+        let (is_second, is_cluster) = (uri.contains("continue="), uri.contains("/infraclusters"));
+        log.lock().unwrap().push(uri);
+        let annotations = if is_cluster && is_second {
+            json!({labels::CLUSTER_ID: "c"})
+        } else {
+            json!({"note": "n"})
+        };
+        let more = if is_second && !is_cluster { "" } else { "more" };
+        let deep = format!("{}1{}", r#"{"a":"#.repeat(300), "}".repeat(300));
+        let list = format!(
+            r#"{{"apiVersion": "v1", "kind": "List", "metadata": {{"continue": "{more}"}},
+                "items": [{{"metadata": {{"annotations": {annotations}}}, "spec": {{"providerSpec": {deep}}}}}]}}"#
+        );
+        async move { Ok::<_, Infallible>(Response::new(Body::from(list.into_bytes()))) }
+    });
+    let client = Client::new(service, "default");
+    assert_eq!(identities::look(&client, None).await.unwrap(), Identities::Exist);
+    let asked = asked.lock().unwrap();
+    assert_eq!(asked.len(), 4, "{asked:?}");
+    let limit = format!("limit={}", pages::PAGE);
+    let is_limited = |uri: &String| uri.split(['?', '&']).any(|part| part == limit);
+    assert!(asked.iter().all(is_limited), "{asked:?}");
 }

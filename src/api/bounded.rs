@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
 use serde::de::Error as _;
-use serde::{Deserialize as _, Deserializer};
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -163,6 +164,18 @@ pub fn bound(meta: &mut ObjectMeta) {
     }
 }
 
+/// An object whose metadata are bounded where it is read: of a list of large objects, one at a time is there as a whole.
+#[derive(Clone, Debug)]
+pub struct Bounded<K>(pub K);
+
+impl<'de, K: Deserialize<'de> + Resource> Deserialize<'de> for Bounded<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut object = K::deserialize(deserializer)?;
+        bound(object.meta_mut());
+        Ok(Self(object))
+    }
+}
+
 /// Whether a key is of a domain whose keys mean something here.
 fn is_known(key: &str) -> bool {
     key.split_once('/').is_some_and(|(domain, _)| {
@@ -180,8 +193,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::labels;
     use crate::api::v1alpha1::{InfraMachine, InfraMachineTemplate};
+    use crate::api::{Guarded, labels};
 
     fn size(value: &impl serde::Serialize) -> usize {
         serde_json::to_string(value).unwrap().len()
@@ -288,6 +301,14 @@ mod tests {
         let mut again = bounded.clone();
         bound(&mut again);
         assert_eq!(again, bounded);
+    }
+
+    #[test]
+    fn an_object_is_bounded_where_it_is_read() {
+        let text =
+            json!({"metadata": stuffed(), "spec": {"providerSpec": {"a": "x".repeat(100_000)}}}).to_string();
+        let Bounded(read): Bounded<Guarded<InfraMachine>> = serde_json::from_str(&text).unwrap();
+        assert!(text.len() > 1_000_000 && size(&read.0.unwrap()) < 32 * 1024);
     }
 
     /// Any annotation has a machine tried at once.

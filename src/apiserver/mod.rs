@@ -1,9 +1,10 @@
 //! Reading and writing at the API server: errors by what they lead to, merge patches, statuses, events,
-//! secrets.
+//! secrets, lists read page by page.
 
 mod error;
 mod events;
 mod merge_patch;
+pub mod pages;
 pub mod secrets;
 mod status;
 

@@ -31,6 +31,7 @@ use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{Guarded, labels};
 use crate::apiserver::Events;
+use crate::apiserver::pages::PAGE;
 use crate::caches::{Caches, ClusterIds};
 use crate::inventory::Verdict;
 use crate::machine::Suspicion;
@@ -354,9 +355,6 @@ impl Controllers {
         }
     }
 }
-
-/// Objects in a page of a list. Where they are large, the client has smaller pages.
-const PAGE: u32 = 500;
 
 fn in_pages() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)

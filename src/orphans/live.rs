@@ -1,22 +1,21 @@
-//! Live reads of the API server: quorum reads, page by page, that no cache answers.
+//! Live reads of the API server: quorum reads, page by page, that no cache answers. Of each object little is kept.
 
 use std::fmt::Debug;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use k8s_openapi::NamespaceResourceScope;
-use kube::api::{Api, ListParams};
+use kube::api::ListParams;
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::plan::{Live, LiveMachine};
 use super::scope::Objects;
 use crate::api::Guarded;
+use crate::api::bounded::Bounded;
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::apiserver::Error;
-
-/// Objects of a page: of ten thousand machines only these are in memory at once.
-const PAGE: u32 = 100;
+use crate::apiserver::{Error, pages};
 
 /// Reads what says whose VMs are, after these were listed: first the InfraMachines of all namespaces and labels, then InfraClusters
 /// and Clusters, so that a move that took away machines is seen.
@@ -72,11 +71,13 @@ async fn of_namespace<K>(
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
 {
-    let api = match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
-    let all = pages(&api, ListParams::default().labels(selector), Arc::new).await;
+    let all = all(
+        client,
+        namespace,
+        ListParams::default().labels(selector),
+        Arc::<K>::new,
+    );
+    let all = all.await;
     all.map_err(|error| Error::api(action, error))
 }
 
@@ -91,11 +92,11 @@ impl Reader<'_> {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
     {
-        let everywhere = pages(&Api::all(self.client.clone()), ListParams::default(), slim).await;
+        let everywhere = all(self.client, None, ListParams::default(), slim).await;
         let (read, is_whole) = match (everywhere, self.namespace) {
             (Err(kube::Error::Api(status)), Some(namespace)) if status.code == 403 => {
-                let api = Api::namespaced(self.client.clone(), namespace);
-                (pages(&api, ListParams::default(), slim).await, false)
+                let there = all(self.client, Some(namespace), ListParams::default(), slim);
+                (there.await, false)
             }
             (read, _) => (read, true),
         };
@@ -104,22 +105,23 @@ impl Reader<'_> {
     }
 }
 
-/// All pages of a list. Without a resource version, the first page is as new as the store (a quorum read), and the others are of
-/// the same moment; a token that expired on the way is an error.
-async fn pages<K, T>(api: &Api<K>, mut list: ListParams, slim: fn(K) -> T) -> Result<Vec<T>, kube::Error>
+/// All objects of a kind, of a namespace or of all, each as small as what is read of it.
+async fn all<K, T>(
+    client: &Client,
+    namespace: Option<&str>,
+    list: ListParams,
+    slim: fn(K) -> T,
+) -> Result<Vec<T>, kube::Error>
 where
-    K: Clone + DeserializeOwned + Debug,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
 {
-    list.limit = Some(PAGE);
-    let mut all = Vec::new();
-    loop {
-        let page = api.list(&list).await?;
-        all.extend(page.items.into_iter().map(slim));
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => list.continue_token = Some(token),
-            None => return Ok(all),
-        }
-    }
+    let (path, mut all) = (K::url_path(&(), namespace), Vec::new());
+    let read = pages::each(client, &path, list, |Bounded(object)| {
+        all.push(slim(object));
+        ControlFlow::Continue(())
+    });
+    read.await?;
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -196,6 +198,9 @@ mod tests {
         );
         for uri in asked.lock().unwrap().iter() {
             assert!(!uri.contains("resourceVersion"), "{uri}");
+            let limit = format!("limit={}", pages::PAGE);
+            let is_limited = uri.split(['?', '&']).any(|part| part == limit);
+            assert!(is_limited, "a tenant's objects fill the memory: {uri}");
             assert!(
                 !uri.contains("/namespaces/") && !uri.contains("labelSelector"),
                 "{uri}"
