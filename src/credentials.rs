@@ -6,8 +6,8 @@
 use kube::Client;
 
 use crate::apiserver::{Error, InvalidSecret, secrets};
-use crate::driver::Secrets;
 use crate::provider::Provider;
+use cmi_driver::Secrets;
 
 /// The credentials for a call of the provider's driver: all keys of the Secret, or, where none is named, those that the
 /// drivers file gives the driver; none without either. `field` says who names the Secret.

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
-use crate::driver::tags::{self, ReservedKey};
-use crate::driver::{Capabilities, LastKnownState, ProviderSpec};
+use cmi_driver::tags::{self, ReservedKey};
+use cmi_driver::{Capabilities, LastKnownState, ProviderSpec};
 
 /// The identity of one InfraMachine, bound to its namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,30 +1,24 @@
 //! Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
 //!
-//! Layer 0 is what is talked about: types that know no other module of this crate. Layer 1 is the drivers and their wire, which
-//! know no Kubernetes. Layer 2 is Kubernetes on one side and the driver's trait on the other: it knows no concrete driver. Arrows
-//! go one way; a test guards them:
+//! The crates below this one know no Kubernetes: `cmi-driver` is the contract with a back end, `cmi-grpc` its wire,
+//! `cmi-simulated` a driver, `cmi-conformance` the suite. Of this crate, layer 0 is types that know no other module.
+//! Layer 1 is Kubernetes on one side and the driver's trait on the other: it knows no concrete driver. Arrows go one
+//! way; a test guards them:
 //!
 //! ```text
 //! main → cli → manager → controllers → machine, template, cluster, inventory, orphans
 //!                                        → listing → credentials → provider, apiserver
 //!                                        → admission → manifests, metrics, leadership, apiserver
-//!                                        → reconciler, provider, caches, identity, apiserver → driver, api
-//!            → drivers → cmi → driver
-//!            → conformance → cmi, driver
+//!                                        → reconciler, provider, caches, identity, apiserver → retry, api → cmi-driver
+//!            → cmi-grpc, cmi-simulated, cmi-conformance → cmi-driver
 //! ```
-// Layer 0: what is talked about, and what servers share.
+// Layer 0: what is talked about.
 // The lint takes the fields of two print columns for one attribute said twice.
 #[allow(clippy::duplicated_attributes)]
 pub mod api; // the objects that are served, and what is read of those of Cluster API
-pub mod connections; // how many a server has, and which one makes room
-pub mod driver; // the contract with a back end
+pub mod retry; // what happens after a code of a driver
 
-// Layer 1: drivers and their wire.
-pub mod cmi; // the Common Machine Interface over gRPC
-pub mod conformance; // the suite that tests drivers and plugins
-pub mod drivers; // the drivers that are part of this program
-
-// Layer 2: what reconcilers work with.
+// Layer 1: what reconcilers work with.
 pub mod admission; // whether identities are guarded
 pub mod apiserver; // writes, events, secrets and errors of the API server
 pub mod caches; // what is watched, and what is derived from it
@@ -38,7 +32,7 @@ pub mod provider; // a configured driver, and the rules for calling it
 pub mod reconciler; // what is around every reconcile of an object that has no VM
 pub mod telemetry; // logs
 
-// Layer 2: reconcilers. None knows another.
+// Layer 1: reconcilers. None knows another.
 pub mod cluster; // InfraClusters
 pub mod inventory; // VMs that vanished, found by lists
 pub mod machine; // InfraMachines

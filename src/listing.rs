@@ -7,8 +7,8 @@ use kube::Client;
 use crate::apiserver::InvalidSecret;
 use crate::apiserver::secrets::SECRET_REF;
 use crate::credentials;
-use crate::driver::{Code, ListMachinesRequest, ListedMachine, MachineClass, ProviderSpec};
 use crate::provider::{Provider, Turn};
+use cmi_driver::{Code, ListMachinesRequest, ListedMachine, MachineClass, ProviderSpec};
 
 /// Why there is no list. Nothing follows from that about any VM.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,9 +12,9 @@ use kube::runtime::controller::Action;
 
 use crate::api::Guarded;
 use crate::apiserver::{Error, Events, Note};
-use crate::driver::Status;
-use crate::driver::retry::{self, Call, LONG_WAIT, LONGEST_ASKED, Next};
 use crate::metrics::{Kind, Metrics, Outcome};
+use crate::retry::{self, Call, LONG_WAIT, LONGEST_ASKED, Next};
+use cmi_driver::Status;
 
 /// Failures further apart than this are not in a row: nothing waits for longer.
 const FORGOTTEN_AFTER: Duration = LONGEST_ASKED.saturating_mul(2);
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
     use crate::api::v1alpha1::{InfraCluster, InfraClusterSpec};
     use crate::apiserver::recorded;
-    use crate::driver::Code;
+    use cmi_driver::Code;
 
     const BACK_OFF: Again = Again::BackOff(Duration::ZERO);
 

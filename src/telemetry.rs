@@ -9,7 +9,21 @@ use std::panic::PanicHookInfo;
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-use crate::driver;
+/// The crates of this workspace that log, at a level.
+macro_rules! ours {
+    ($level:literal) => {
+        concat!(
+            "capcmi=",
+            $level,
+            ",cmi_driver=",
+            $level,
+            ",cmi_grpc=",
+            $level,
+            ",cmi_simulated=",
+            $level
+        )
+    };
+}
 
 /// What is logged and how. The flags are those of Kubernetes components.
 #[derive(Clone, Debug, Args)]
@@ -99,7 +113,7 @@ pub fn init(args: &LogArgs) -> Result<(), TelemetryError> {
 /// A panic as any other line of the log: one that JSON is made of stays whole. Of one in a driver's call the place has to do,
 /// since what it says may hold the secrets of the call (OPS-11).
 fn log_panic(panic: &PanicHookInfo<'_>) {
-    let message = if driver::is_in_call() {
+    let message = if cmi_driver::is_in_call() {
         "not shown: it may hold what the driver's call was given"
     } else {
         panic.payload_as_str().unwrap_or("no text")
@@ -121,9 +135,9 @@ fn filter(args: &LogArgs) -> Result<EnvFilter, TelemetryError> {
         (Some(filter), _) if !filter.is_empty() => filter.as_str(),
         // Never the client of the API server: of an answer that it can't read it logs all, be it a list of a whole fleet.
         (Some(_) | None, 0..=3) => "info,kube_client::client=off",
-        (Some(_) | None, 4..=5) => "info,kube_client::client=off,capcmi=debug",
+        (Some(_) | None, 4..=5) => concat!("info,kube_client::client=off,", ours!("debug")),
         // Not more of other crates: on their lowest level some log what goes over the wire (OPS-11).
-        (Some(_) | None, 6..) => "debug,kube_client::client=off,capcmi=trace",
+        (Some(_) | None, 6..) => concat!("debug,kube_client::client=off,", ours!("trace")),
     };
     EnvFilter::try_new(filter).map_err(|source| TelemetryError::Filter {
         filter: filter.to_owned(),
@@ -149,7 +163,7 @@ mod tests {
         assert_eq!(filter_of(0, None).unwrap(), "kube_client::client=off,info");
         assert_eq!(
             filter_of(4, None).unwrap(),
-            "kube_client::client=off,capcmi=debug,info"
+            "kube_client::client=off,cmi_simulated=debug,cmi_driver=debug,cmi_grpc=debug,capcmi=debug,info"
         );
         assert_eq!(filter_of(9, Some("warn")).unwrap(), "warn");
     }

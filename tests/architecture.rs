@@ -20,7 +20,8 @@ struct Rule {
     never: &'static [&'static str],
 }
 
-const WIRE: &[&str] = &["tonic", "prost"];
+/// The wire, and concrete drivers.
+const WIRE: &[&str] = &["tonic", "prost", "cmi_grpc", "cmi_simulated", "cmi_conformance"];
 const CLIENT: &[&str] = &[
     "kube::Client",
     "kube::Api",
@@ -32,7 +33,7 @@ const CLIENT: &[&str] = &[
 /// What reconcilers work with.
 const TOOLS: &[&str] = &[
     "api",
-    "driver",
+    "retry",
     "apiserver",
     "caches",
     "credentials",
@@ -47,7 +48,6 @@ const fn rule(module: &'static str, may: &'static [&'static str], never: &'stati
 
 const MAP: &[Rule] = &[
     // L0: what is talked about.
-    rule("driver", &[], &["kube", "k8s_openapi", "tonic", "prost"]),
     rule(
         "api",
         &[],
@@ -62,43 +62,55 @@ const MAP: &[Rule] = &[
             "kube::runtime",
         ],
     ),
-    rule("connections", &[], &["kube", "k8s_openapi", "tonic", "prost"]),
-    // L1: drivers and their wire. No Kubernetes.
-    rule("cmi", &["driver", "connections"], &["kube", "k8s_openapi"]),
-    rule("drivers", &["driver", "cmi"], &["kube", "k8s_openapi"]),
-    rule("conformance", &["driver", "cmi"], &["kube", "k8s_openapi"]),
-    // L2: tools.
-    rule("apiserver", &["api", "driver"], WIRE),
-    rule("identity", &["api", "driver"], WIRE),
+    rule(
+        "retry",
+        &[],
+        &[
+            "kube",
+            "k8s_openapi",
+            "tonic",
+            "prost",
+            "cmi_grpc",
+            "cmi_simulated",
+            "cmi_conformance",
+        ],
+    ),
+    // L1: tools.
+    rule("apiserver", &["api"], WIRE),
+    rule("identity", &["api"], WIRE),
     rule("caches", &["api", "identity"], WIRE),
     rule("leadership", &[], WIRE),
-    rule("metrics", &["driver"], WIRE),
+    rule("metrics", &[], WIRE),
     rule(
         "provider",
-        &["driver", "leadership", "metrics"],
-        &["kube", "k8s_openapi", "tonic", "prost"],
+        &["leadership", "metrics", "retry"],
+        &[
+            "kube",
+            "k8s_openapi",
+            "tonic",
+            "prost",
+            "cmi_grpc",
+            "cmi_simulated",
+            "cmi_conformance",
+        ],
     ),
     rule(
         "admission",
         &["api", "apiserver", "leadership", "manifests", "metrics"],
         WIRE,
     ),
-    rule("credentials", &["driver", "apiserver", "provider"], WIRE),
-    rule(
-        "listing",
-        &["apiserver", "credentials", "driver", "provider"],
-        WIRE,
-    ),
-    rule("reconciler", &["api", "driver", "apiserver", "metrics"], WIRE),
-    rule("telemetry", &["driver"], &["kube", "tonic", "prost"]),
+    rule("credentials", &["apiserver", "provider"], WIRE),
+    rule("listing", &["apiserver", "credentials", "provider"], WIRE),
+    rule("reconciler", &["api", "retry", "apiserver", "metrics"], WIRE),
+    rule("telemetry", &[], &["kube", "tonic", "prost"]),
     rule("manifests", &["api"], WIRE),
-    // L2: reconcilers. None knows another, or a concrete driver.
+    // L1: reconcilers. None knows another, or a concrete driver.
     rule(
         "machine",
         &[
             "admission",
             "api",
-            "driver",
+            "retry",
             "leadership",
             "identity",
             "apiserver",
@@ -114,7 +126,7 @@ const MAP: &[Rule] = &[
     rule("template", TOOLS, WIRE),
     rule(
         "inventory",
-        &["api", "driver", "identity", "caches", "provider", "listing"],
+        &["api", "identity", "caches", "provider", "listing"],
         WIRE,
     ),
     rule(
@@ -122,7 +134,6 @@ const MAP: &[Rule] = &[
         &[
             "admission",
             "api",
-            "driver",
             "identity",
             "apiserver",
             "caches",
@@ -138,7 +149,6 @@ const MAP: &[Rule] = &[
         &[
             "admission",
             "api",
-            "driver",
             "apiserver",
             "caches",
             "provider",
@@ -157,8 +167,6 @@ const MAP: &[Rule] = &[
         &[
             "admission",
             "api",
-            "connections",
-            "driver",
             "apiserver",
             "caches",
             "provider",
@@ -168,17 +176,15 @@ const MAP: &[Rule] = &[
             "controllers",
             "machine",
         ],
-        WIRE,
+        // `cmi_grpc::connections` bounds its own ports, too.
+        &["tonic", "prost", "cmi_simulated", "cmi_conformance"],
     ),
     // The one place that names concrete drivers.
     rule(
         "cli",
         &[
             "api",
-            "driver",
-            "drivers",
-            "cmi",
-            "conformance",
+            "retry",
             "provider",
             "metrics",
             "leadership",

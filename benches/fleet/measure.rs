@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use capcmi::driver::{
+use cmi_driver::{
     CreateMachineRequest, Driver, GetMachineStatusRequest, MachineClass, ProviderSpec, Secrets, USER_DATA,
 };
-use capcmi::drivers::simulated::{SimulatedConfig, SimulatedDriver};
+use cmi_simulated::{SimulatedConfig, SimulatedDriver};
 use futures::StreamExt as _;
 use kube::Client;
 

@@ -3,9 +3,9 @@
 
 use std::fmt::Debug;
 
-use capcmi::cmi::convert::{Declaration, FieldError, MachinePage, PageRequest};
-use capcmi::cmi::proto::{capcmi as extended, cmi};
-use capcmi::driver::*;
+use cmi_grpc::convert::{Declaration, FieldError, MachinePage, PageRequest};
+use cmi_grpc::proto::{capcmi as extended, cmi};
+use cmi_driver::*;
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
 

@@ -2,8 +2,8 @@
 //! passed on to a client of any language: what finds no room is cut once, and not again. And the text form of errors: what is read is written alike.
 #![no_main]
 
-use capcmi::cmi::trailers::{self, LAST_KNOWN_STATE, MACHINE_CODE, MOST_METADATA, RESPONSE, RETRY_AFTER};
-use capcmi::driver::{Machine, Status};
+use cmi_grpc::trailers::{self, LAST_KNOWN_STATE, MACHINE_CODE, MOST_METADATA, RESPONSE, RETRY_AFTER};
+use cmi_driver::{Machine, Status};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use libfuzzer_sys::fuzz_target;
 use tonic::metadata::MetadataMap;

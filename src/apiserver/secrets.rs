@@ -7,7 +7,7 @@ use kube::{Api, Client};
 use super::Error;
 use crate::api::GROUP;
 use crate::api::labels::{self, MOVE, MOVE_HIERARCHY};
-use crate::driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT, is_dns_subdomain};
+use cmi_driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT, is_dns_subdomain};
 
 /// Cluster API's key of the bootstrap data.
 const VALUE: &str = "value";

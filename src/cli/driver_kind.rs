@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use crate::driver::{Driver, Operation};
-use crate::drivers::grpc::{Deadlines, GrpcConfig, GrpcDriver};
-use crate::drivers::simulated::{SimulatedConfig, SimulatedDriver};
 use crate::provider::Timeouts;
+use cmi_driver::{Driver, Operation};
+use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
+use cmi_simulated::{SimulatedConfig, SimulatedDriver};
 
 /// A driver that can be built.
 #[derive(Debug)]

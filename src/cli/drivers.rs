@@ -9,10 +9,10 @@ use clap::{Args, Subcommand};
 use super::Failure;
 use super::driver_kind::DriverKind;
 use super::drivers_file::{self, ConfiguredDriver};
-use crate::driver::{Driver, Operation, Readiness};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use crate::provider::{Provider, Settings, Share};
+use cmi_driver::{Driver, Operation, Readiness};
 
 /// Look after the drivers' configuration.
 #[derive(Debug, Subcommand)]
@@ -100,7 +100,7 @@ async fn check(args: CheckArgs) -> Result<(), Failure> {
 }
 
 /// What a driver says of itself, in a line.
-async fn describe(provider: &Provider) -> crate::driver::Result<String> {
+async fn describe(provider: &Provider) -> cmi_driver::Result<String> {
     let turn = provider.turn(Share::Upkeep, "check").await;
     let driver = turn.driver();
     let readiness = match super::driver::ready(driver.probe().await)? {

@@ -10,10 +10,10 @@ use serde::{Deserialize, Deserializer};
 use super::driver_kind::DriverKind;
 use super::duration::WrittenDuration;
 use super::yaml;
-use crate::driver::Operation;
-use crate::drivers::grpc::GrpcConfig;
-use crate::drivers::simulated::SimulatedConfig;
 use crate::provider::{CredentialsDirectory, Limits, Namespaces, Settings, Timeouts};
+use cmi_driver::Operation;
+use cmi_grpc::client::GrpcConfig;
+use cmi_simulated::SimulatedConfig;
 
 /// What stands for every namespace.
 const EVERY: &str = "*";

@@ -236,8 +236,8 @@ fn age(made: Timestamp, now: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::ListedMachine;
     use crate::orphans::plan::{Hold, Key, Scope};
+    use cmi_driver::ListedMachine;
 
     fn found(name: &str, verdict: Verdict) -> Found {
         let cluster = key("c");

@@ -10,9 +10,9 @@ use tokio::time::{sleep, timeout};
 
 use super::driver_kind::DriverKind;
 use super::{Failure, duration};
-use crate::driver::Driver;
-use crate::drivers::grpc::{Connector, GrpcConfig, TlsConfig};
 use crate::provider::Timeouts;
+use cmi_driver::Driver;
+use cmi_grpc::client::{Connector, GrpcConfig, TlsConfig};
 
 /// A plugin at an endpoint.
 #[derive(Debug, Args)]

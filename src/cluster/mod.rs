@@ -23,10 +23,10 @@ use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::credentials;
-use crate::driver::retry::{self, Call, Next};
-use crate::driver::{Capabilities, Code, MachineClass, Operation, ProviderSpec, tags};
 use crate::provider::{Applicant, Providers, ResolveError, Share, Standing, TURN_WAIT, Turn};
 use crate::reconciler::{Again, REFRESH, Reconciler};
+use crate::retry::{self, Call, Next};
+use cmi_driver::{Capabilities, Code, MachineClass, Operation, ProviderSpec, tags};
 
 /// What every reconcile works with.
 pub struct Context {

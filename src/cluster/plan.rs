@@ -9,7 +9,7 @@ use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterStatus};
 use crate::api::{labels, paused_by};
-use crate::driver::{Code, Status, Zone};
+use cmi_driver::{Code, Status, Zone};
 
 /// Cluster API takes no more failure domains.
 const MAX_ZONES: usize = 100;

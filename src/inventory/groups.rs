@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{Guarded, labels};
 use crate::caches::Caches;
-use crate::driver::{JsonPointer, tags};
 use crate::identity;
+use cmi_driver::{JsonPointer, tags};
 
 /// The machines that one list answers for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

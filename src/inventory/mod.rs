@@ -18,9 +18,9 @@ pub use self::plan::Verdict;
 use self::plan::{Absences, Expected, List, judge};
 use crate::api::v1alpha1::InfraMachine;
 use crate::caches::Caches;
-use crate::driver::Operation;
 use crate::listing::{self, Unlisted};
 use crate::provider::{Provider, Providers, Share};
+use cmi_driver::Operation;
 
 /// What a survey works with.
 pub struct Context {

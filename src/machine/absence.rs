@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::Context;
 use super::object::Object;
 use super::outcome::Outcome;
-use crate::driver::ProviderId;
 use crate::provider::Turn;
+use cmi_driver::ProviderId;
 
 /// How much longer the driver may be behind, whose consistency window is `window` and which does not see the VM now;
 /// `None` when its word is the truth.

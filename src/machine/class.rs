@@ -5,9 +5,9 @@ use super::object::{Credentials, Object};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::{Error, InvalidSecret, secrets};
 use crate::credentials;
-use crate::driver::{MachineClass, ProviderSpec, Secrets};
 use crate::identity;
 use crate::provider::Provider;
+use cmi_driver::{MachineClass, ProviderSpec, Secrets};
 
 /// Why nothing came of a plan.
 #[derive(Debug)]

@@ -13,10 +13,10 @@ use crate::api::Guarded;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
-use crate::driver::MachineClass;
-use crate::driver::retry::LONG_WAIT;
 use crate::metrics::Metrics;
 use crate::provider::{Applicant, Bell, Facts, Provider, Providers, Share, TURN_WAIT, Trial, Turn};
+use crate::retry::LONG_WAIT;
+use cmi_driver::MachineClass;
 
 /// What every reconcile works with.
 pub struct Context {

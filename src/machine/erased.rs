@@ -22,8 +22,8 @@ use super::{Context, events, execute};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
-use crate::driver::retry::LONG_WAIT;
 use crate::identity::{self, MachineId};
+use crate::retry::LONG_WAIT;
 
 /// How long it is tried at most: what is left then, the report of orphans tells of.
 const LONGEST: Duration = Duration::from_hours(1);
@@ -120,9 +120,9 @@ async fn is_there_again(ctx: &Context, machine: &InfraMachine) -> Result<bool, E
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::Operation;
     use crate::machine::fixtures::{MachineFixture, at, machine};
     use crate::machine::trial::{Server, Vms};
+    use cmi_driver::Operation;
 
     fn made() -> MachineFixture {
         machine()

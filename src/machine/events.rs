@@ -6,7 +6,7 @@ use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Note;
-use crate::driver::Code;
+use cmi_driver::Code;
 
 #[cfg(test)]
 mod tests;

@@ -19,8 +19,8 @@ use crate::api::v1alpha1::{
     OperationState, OperationType, SecretReference,
 };
 use crate::api::{GROUP, MACHINE_FINALIZER};
-use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
 use crate::identity::MachineId;
+use cmi_driver::{Capabilities, Code, Operation, ProviderSpec};
 
 /// Which driver [`World`] has met.
 const INCARNATION: u64 = 2;

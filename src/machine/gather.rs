@@ -16,10 +16,10 @@ use super::status::Moment;
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
-use crate::driver::{Capabilities, Code, Operation, ProviderSpec};
 use crate::identity;
 use crate::leadership::is_not_leader;
 use crate::provider::{self, Facts, Provider};
+use cmi_driver::{Capabilities, Code, Operation, ProviderSpec};
 
 #[cfg(test)]
 mod tests;

@@ -5,17 +5,17 @@ use super::class::Stopped;
 use super::look_up::another_vm;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
-use crate::driver::retry::{Call, Next};
-use crate::driver::{self, InitializeMachineRequest, LastKnownState, MachineClass, Operation, ProviderId};
 use crate::identity;
 use crate::provider::Turn;
+use crate::retry::{Call, Next};
+use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, Operation, ProviderId};
 
 /// A VM that exists and may have to be initialized.
 pub struct ToInitialize {
     /// Its id, as far as anybody knows.
     known: Option<ProviderId>,
     /// What the driver said of it.
-    machine: Option<driver::Machine>,
+    machine: Option<cmi_driver::Machine>,
     /// What the driver wants back with the initialization.
     state: Option<LastKnownState>,
     /// Whether the driver said that it is not initialized.
@@ -23,7 +23,7 @@ pub struct ToInitialize {
 }
 
 /// A VM that the driver says nothing bad of.
-pub fn made(machine: driver::Machine) -> ToInitialize {
+pub fn made(machine: cmi_driver::Machine) -> ToInitialize {
     ToInitialize {
         known: Some(machine.provider_id.clone()),
         state: machine.last_known_state.clone(),
@@ -84,7 +84,7 @@ pub async fn initialize(
 }
 
 /// What the answer to an initialization leads to.
-fn initialized(vm: ToInitialize, answer: driver::Result<driver::Machine>) -> Outcome {
+fn initialized(vm: ToInitialize, answer: cmi_driver::Result<cmi_driver::Machine>) -> Outcome {
     let call = if vm.required {
         Call::FinishInitialization
     } else {
@@ -108,7 +108,7 @@ fn initialized(vm: ToInitialize, answer: driver::Result<driver::Machine>) -> Out
     match (failure.next, vm.machine) {
         (Next::Fallback, Some(machine)) => Outcome::Provisioned(Box::new(machine)),
         (_, machine) => {
-            failure.machine = failure.machine.or(machine).map(|machine| driver::Machine {
+            failure.machine = failure.machine.or(machine).map(|machine| cmi_driver::Machine {
                 last_known_state: machine.last_known_state.clone().or(vm.state),
                 ..machine
             });
@@ -120,10 +120,10 @@ fn initialized(vm: ToInitialize, answer: driver::Result<driver::Machine>) -> Out
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::{Code, Operation, Status};
+    use cmi_driver::{Code, Operation, Status};
 
-    fn vm(id: &str) -> driver::Machine {
-        driver::Machine::new(id.parse().unwrap(), "node")
+    fn vm(id: &str) -> cmi_driver::Machine {
+        cmi_driver::Machine::new(id.parse().unwrap(), "node")
     }
 
     fn to_initialize(required: bool) -> ToInitialize {
@@ -178,7 +178,7 @@ mod tests {
     /// INI-18, INI-19: the driver may know no more of the VM than that it is not initialized.
     #[test]
     fn an_initialization_begins_with_what_is_known_of_the_vm() {
-        let said = |machine: Option<driver::Machine>| {
+        let said = |machine: Option<cmi_driver::Machine>| {
             let status = Status::new(Code::Uninitialized, "no");
             match machine {
                 Some(machine) => status.with_machine(machine),
@@ -222,7 +222,7 @@ mod tests {
         for (answer, kept) in [
             (Ok(bare.clone()), "s1"),
             (
-                Ok(driver::Machine {
+                Ok(cmi_driver::Machine {
                     last_known_state: Some(state("s2")),
                     ..bare.clone()
                 }),

@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::object::Object;
 use super::outcome::Failure;
-use crate::driver::retry::{Call, Next};
-use crate::driver::{
+use crate::identity::MachineId;
+use crate::provider::Turn;
+use crate::retry::{Call, Next};
+use cmi_driver::{
     self, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, MachineClass, Operation,
     ProviderId, Status,
 };
-use crate::identity::MachineId;
-use crate::provider::Turn;
 
 /// What a look-up saw.
 pub enum Seen {
     /// The VM is there.
-    Machine(driver::Machine),
+    Machine(cmi_driver::Machine),
     /// It is there and not initialized.
     Uninitialized(Failure),
     /// The driver, which can't look up, lists it. It may have to be initialized.
@@ -178,7 +178,11 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, call: Call
 
 /// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is done to that
 /// one, and its id is not written, since it may be anybody's.
-pub fn another_vm(call: Call, known: Option<&ProviderId>, seen: Option<&driver::Machine>) -> Option<Failure> {
+pub fn another_vm(
+    call: Call,
+    known: Option<&ProviderId>,
+    seen: Option<&cmi_driver::Machine>,
+) -> Option<Failure> {
     let (known, seen) = (known?, &seen?.provider_id);
     (known != seen).then(|| {
         let message =
@@ -191,8 +195,8 @@ pub fn another_vm(call: Call, known: Option<&ProviderId>, seen: Option<&driver::
 mod tests {
     use super::*;
 
-    fn vm(id: &str) -> driver::Machine {
-        driver::Machine::new(id.parse().unwrap(), "node")
+    fn vm(id: &str) -> cmi_driver::Machine {
+        cmi_driver::Machine::new(id.parse().unwrap(), "node")
     }
 
     #[test]

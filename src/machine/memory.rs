@@ -10,7 +10,7 @@ use jiff::Timestamp;
 
 use super::outcome::Outcome;
 use crate::api::v1alpha1::InfraMachine;
-use crate::driver::Operation;
+use cmi_driver::Operation;
 
 #[cfg(test)]
 mod tests;
@@ -108,7 +108,7 @@ pub enum Until {
 /// A driver that answered that it does not offer a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unable {
-    /// Which driver; see [`crate::driver::Driver::incarnation`].
+    /// Which driver; see [`cmi_driver::Driver::incarnation`].
     pub incarnation: u64,
     /// The call.
     pub operation: Operation,

@@ -54,9 +54,9 @@ use crate::admission::Standing;
 use crate::api::Guarded;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
-use crate::driver::{self, Code, Status};
 use crate::metrics::{Kind, Outcome as Measured};
 use crate::provider::Turn;
+use cmi_driver::{Code, Status};
 
 /// Stands for a driver's message that may hold what must not be shown.
 const UNSAFE_TO_SHOW: &str =
@@ -188,7 +188,7 @@ async fn carry_out(
             again,
         }),
         (Plan::Vanish(provider_id), _) => Ok(Outcome::Vanished(provider_id)),
-        (Plan::Reappear(provider_id), _) => Ok(Outcome::Provisioned(Box::new(driver::Machine::new(
+        (Plan::Reappear(provider_id), _) => Ok(Outcome::Provisioned(Box::new(cmi_driver::Machine::new(
             provider_id,
             "",
         )))),

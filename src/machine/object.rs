@@ -17,11 +17,11 @@ use crate::api::bounded;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::{Error, patch_params, publish_status};
-use crate::driver::{LastKnownState, Operation};
 use crate::identity::{self, MachineId};
 use crate::machine::plan::{Claim, has_finalizer};
 use crate::machine::status::under_way;
 use crate::machine::unanswered::Unanswered;
+use cmi_driver::{LastKnownState, Operation};
 
 #[cfg(test)]
 mod tests;

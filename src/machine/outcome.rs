@@ -7,10 +7,10 @@ use super::plan::{Hold, Release};
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
-use crate::driver::retry::{self, Call, Next};
-use crate::driver::{self, Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
 use crate::identity::InvalidSpec;
 use crate::leadership::is_not_leader;
+use crate::retry::{self, Call, Next};
+use cmi_driver::{Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
 
 #[cfg(test)]
 mod tests;
@@ -48,7 +48,7 @@ pub enum Outcome {
         again: Option<Duration>,
     },
     /// The VM exists, is initialized, and has this state.
-    Provisioned(Box<driver::Machine>),
+    Provisioned(Box<cmi_driver::Machine>),
     /// The VM is provisioned and as it should be.
     Kept {
         /// Whether the driver can be reached, where that is settled.
@@ -173,7 +173,7 @@ pub struct Failure {
     /// What happens now.
     pub next: Next,
     /// The machine's own VM, which exists in spite of it: that of an initialization, or one that is not initialized.
-    pub machine: Option<driver::Machine>,
+    pub machine: Option<cmi_driver::Machine>,
 }
 
 impl Failure {
@@ -217,7 +217,7 @@ impl Failure {
 
     /// Whether a create that failed like this is over, so that the back end will not carry it out later.
     pub fn ends_a_create(&self) -> bool {
-        self.status.is_never_sent() || retry::ends_a_create(self.status.code())
+        self.status.is_never_sent() || self.status.code().ends_a_create()
     }
 
     /// Whether the answer gives reason to ask if a VM that was up is still there.

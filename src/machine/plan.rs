@@ -32,9 +32,9 @@ use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationState};
 use crate::api::{GROUP, MACHINE_FINALIZER, paused_by};
-use crate::driver::{Capabilities, Code, ProviderId, ProviderSpec};
 use crate::identity::{self, InvalidSpec, MachineId, Role};
 use crate::provider::{TURN_WAIT, Trial};
+use cmi_driver::{Capabilities, Code, ProviderId, ProviderSpec};
 
 /// What was read for one reconcile.
 pub struct Observed<'a> {
@@ -52,7 +52,7 @@ pub struct Observed<'a> {
     pub remembered: &'a Remembered,
     /// Fingerprint of all that may change the outcome of a failed call.
     pub inputs: u64,
-    /// Which driver was met; see [`crate::driver::Driver::incarnation`].
+    /// Which driver was met; see [`cmi_driver::Driver::incarnation`].
     pub incarnation: u64,
     /// The wall clock.
     pub now: Timestamp,
@@ -99,7 +99,7 @@ pub struct DriverFacts<'a> {
 }
 
 /// How long to wait for an answer that only a person or a configuration can change.
-const LONG_WAIT: Duration = crate::driver::retry::LONG_WAIT;
+const LONG_WAIT: Duration = crate::retry::LONG_WAIT;
 
 /// What has to be done for a machine.
 pub fn plan(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {

@@ -15,10 +15,10 @@ use super::outcome::{Failure, Outcome};
 use super::plan::{Claim, Hold, Provision, Settling};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::Instance;
-use crate::driver::retry::{Call, Next};
-use crate::driver::{self, Code, CreateMachineRequest, MachineClass, Operation};
 use crate::identity;
 use crate::provider::{Turn, is_held_back};
+use crate::retry::{Call, Next};
+use cmi_driver::{Code, CreateMachineRequest, MachineClass, Operation};
 
 /// How often a VM is looked for that a create may still make.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
@@ -63,13 +63,13 @@ pub async fn provision(
         Seen::Listed(id) => {
             ctx.memory.seen(object.uid());
             object.claim(&adopted(&plan)).await?;
-            initialize(ctx, object, turn, class, made(driver::Machine::new(id, ""))).await
+            initialize(ctx, object, turn, class, made(cmi_driver::Machine::new(id, ""))).await
         }
         Seen::Absent => absent(ctx, object, turn, plan, class).await,
         Seen::CannotLook => match plan.provider_id.clone() {
             // The id is known, so a create has succeeded: another one would make a second VM if the first is gone.
             Some(id) => {
-                let vm = made(driver::Machine::new(id, ""));
+                let vm = made(cmi_driver::Machine::new(id, ""));
                 initialize(ctx, object, turn, class, vm).await
             }
             None => create(ctx, object, turn, plan, class).await,
@@ -226,7 +226,7 @@ async fn created(
     turn: &mut Turn<'_>,
     plan: Provision,
     class: MachineClass,
-    machine: driver::Machine,
+    machine: cmi_driver::Machine,
 ) -> Result<Outcome, Stopped> {
     if let Some(failure) = another_vm(Call::Create, plan.provider_id.as_ref(), Some(&machine)) {
         return Ok(Outcome::Failed(Box::new(failure)));
@@ -245,7 +245,8 @@ fn adopted(plan: &Provision) -> Claim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::{Status, retry};
+    use crate::retry;
+    use cmi_driver::Status;
 
     fn left(noted: Instance, status: Status) -> Option<Instance> {
         left_by(noted, &Failure::new(Call::Create, status))

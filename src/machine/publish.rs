@@ -17,8 +17,9 @@ use super::{Context, events, phase, status};
 use crate::api::conditions;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
-use crate::driver::{self, Operation, PowerState, retry};
 use crate::identity;
+use crate::retry;
+use cmi_driver::{Operation, PowerState};
 
 /// Remembers what came of it and tells of it.
 pub async fn publish(
@@ -86,7 +87,7 @@ pub async fn tell(
 }
 
 /// The VM that an outcome is about, when its id may be new.
-fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a driver::Machine> {
+fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_driver::Machine> {
     let vm = match outcome {
         Outcome::Provisioned(vm) => Some(vm.as_ref()),
         Outcome::Failed(failure) if failure.during == OperationType::Create => failure.machine.as_ref(),
@@ -96,7 +97,7 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a drive
     vm.filter(|vm| known.is_none_or(|known| known == vm.provider_id.as_str()))
 }
 
-fn annotations(vm: &driver::Machine, outcome: &Outcome) -> Vec<Note> {
+fn annotations(vm: &cmi_driver::Machine, outcome: &Outcome) -> Vec<Note> {
     let failed = match outcome {
         Outcome::Failed(failure) => failure.last_known_state(),
         _ => None,

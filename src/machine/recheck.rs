@@ -8,9 +8,9 @@ use super::look_up::{Seen, look_up};
 use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::Recheck;
-use crate::driver::Operation;
-use crate::driver::retry::Call;
 use crate::provider::Turn;
+use crate::retry::Call;
+use cmi_driver::Operation;
 
 /// Asks after a VM that is provisioned.
 pub async fn recheck(

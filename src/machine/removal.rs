@@ -15,13 +15,13 @@ use super::plan::{Delete, Release, SHUT_DOWN_TRIES, Settling, ShutDown};
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::{Error, InvalidSecret};
-use crate::driver::retry::{Call, Next};
-use crate::driver::{
+use crate::identity;
+use crate::provider::Turn;
+use crate::retry::{Call, Next};
+use cmi_driver::{
     self, Code, DeleteMachineRequest, GetMachineStatusRequest, LastKnownState, Machine, MachineClass,
     Operation, PowerState, ProviderId, Secrets, ShutDownMachineRequest, Status,
 };
-use crate::identity;
-use crate::provider::Turn;
 
 /// How soon at the earliest a guest that is stopping is asked again, whatever the driver asks for.
 const SOONEST: Duration = Duration::from_secs(1);
@@ -169,7 +169,7 @@ async fn read(
     turn: &Turn<'_>,
     provider_id: Option<&ProviderId>,
     class: MachineClass,
-) -> driver::Result<Machine> {
+) -> cmi_driver::Result<Machine> {
     let request = GetMachineStatusRequest {
         machine_name: object.name().to_owned(),
         provider_id: provider_id.cloned(),
@@ -301,7 +301,11 @@ impl std::fmt::Display for Until {
 
 /// What a guest leads to that is stopped or has accepted to stop; `None` to the deletion. OK of a shut-down means either
 /// (CMI-127), and a guest that has only accepted needs its time. It gets all of it where its power state can't be seen.
-fn after_acceptance(seen: Option<driver::Result<Machine>>, until: Until, again: Duration) -> Option<Outcome> {
+fn after_acceptance(
+    seen: Option<cmi_driver::Result<Machine>>,
+    until: Until,
+    again: Duration,
+) -> Option<Outcome> {
     let power = match seen {
         None => None,
         Some(Ok(machine)) => machine.power_state,
@@ -568,8 +572,8 @@ fn awaiting_create(seen: &str, settling: Settling, again: Duration) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::retry;
     use crate::machine::fixtures::at;
+    use crate::retry;
 
     const PACE: Duration = Duration::from_secs(15);
 

@@ -14,9 +14,9 @@ use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
     OperationState, OperationType,
 };
-use crate::driver::{self, Code, JsonPointer, Operation, PowerState};
 use crate::identity;
 use crate::provider::HeldBack;
+use cmi_driver::{Code, JsonPointer, Operation, PowerState};
 
 mod failure;
 #[cfg(test)]
@@ -316,7 +316,7 @@ impl Draft<'_> {
         self.set(conditions::READY, State::False, code.name(), message);
     }
 
-    fn provisioned(&mut self, vm: &driver::Machine) {
+    fn provisioned(&mut self, vm: &cmi_driver::Machine) {
         let first = !self.machine.is_provisioned();
         self.working();
         self.status.ready = true;
@@ -354,7 +354,7 @@ impl Draft<'_> {
         }
     }
 
-    fn describe(&mut self, vm: &driver::Machine) {
+    fn describe(&mut self, vm: &cmi_driver::Machine) {
         // What the schema would refuse is left out: the rest of the status has to be written all the same.
         if (1..=MAX_NODE_NAME).contains(&vm.node_name.len()) {
             self.status.node_name = Some(vm.node_name.clone());
@@ -512,13 +512,13 @@ impl Draft<'_> {
     }
 }
 
-fn address(address: &driver::Address) -> Option<MachineAddress> {
+fn address(address: &cmi_driver::Address) -> Option<MachineAddress> {
     let type_ = match address.kind {
-        driver::AddressType::Hostname => "Hostname",
-        driver::AddressType::ExternalIP => "ExternalIP",
-        driver::AddressType::InternalIP => "InternalIP",
-        driver::AddressType::ExternalDNS => "ExternalDNS",
-        driver::AddressType::InternalDNS => "InternalDNS",
+        cmi_driver::AddressType::Hostname => "Hostname",
+        cmi_driver::AddressType::ExternalIP => "ExternalIP",
+        cmi_driver::AddressType::InternalIP => "InternalIP",
+        cmi_driver::AddressType::ExternalDNS => "ExternalDNS",
+        cmi_driver::AddressType::InternalDNS => "InternalDNS",
     };
     // One that Cluster API would refuse must not keep it from taking the others.
     (1..=256)

@@ -16,7 +16,7 @@ use super::trial::{Server, Vms};
 use super::{Context, reconcile};
 use crate::api::labels;
 use crate::apiserver::Error;
-use crate::driver::Operation;
+use cmi_driver::Operation;
 
 const NO_SETTLE_TIME: Duration = Duration::ZERO;
 

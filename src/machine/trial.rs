@@ -15,14 +15,14 @@ use crate::api::Guarded;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
-use crate::driver::{
+use crate::leadership::Leadership;
+use crate::metrics::Metrics;
+use crate::provider::{Limits, Namespaces, Provider, Providers, Settings};
+use cmi_driver::{
     Capabilities, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
     GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, Operation, PluginInfo, ProviderId,
     Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
 };
-use crate::leadership::Leadership;
-use crate::metrics::Metrics;
-use crate::provider::{Limits, Namespaces, Provider, Providers, Settings};
 
 /// An API server with one machine: it merges what it gets, and refuses what was decided on another version.
 #[derive(Clone)]

@@ -11,10 +11,10 @@ use super::plan::Update;
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
-use crate::driver::retry::Call;
-use crate::driver::{Operation, UpdateMachineRequest};
 use crate::identity;
 use crate::provider::Turn;
+use crate::retry::Call;
+use cmi_driver::{Operation, UpdateMachineRequest};
 
 /// Updates the VM (UPD-01..UPD-03).
 ///

@@ -24,10 +24,10 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::driver::Driver;
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use crate::provider::{DuplicateName, Provider, Providers, Settings};
+use cmi_driver::Driver;
 
 pub use client::{RequestTimedOut, reading as reading_client};
 pub use controllers::{Context, Controller, ControllerOptions, OrphanOptions, all as all_controllers};

@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
-use crate::connections::{Connections, Ticket};
+use cmi_grpc::connections::{Connections, Ticket};
 
 /// Connections at the same time.
 const MOST_CONNECTIONS: usize = 256;

@@ -11,9 +11,9 @@ use super::shown::{LINE, Shown};
 use super::{Context, live};
 use crate::admission;
 use crate::api::conditions::reason;
-use crate::driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, tags};
 use crate::listing::{self, Unlisted};
 use crate::provider::{Provider, Share};
+use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, tags};
 
 /// Deletes an orphan, unless it has become something else, or anything fails: the next pass judges anew.
 pub async fn delete(

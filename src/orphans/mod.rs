@@ -32,9 +32,9 @@ use crate::admission::Guard;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
 use crate::caches::Caches;
-use crate::driver::{Capabilities, ListedMachine, Operation, Status};
 use crate::metrics::{Metrics, OrphanReason};
 use crate::provider::{Provider, Providers, Share};
+use cmi_driver::{Capabilities, ListedMachine, Operation, Status};
 
 /// What a pass works with.
 pub struct Context {

@@ -36,8 +36,8 @@ use crate::api::cluster_api::Cluster;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{self, Guarded};
-use crate::driver::ListedMachine;
 use crate::identity;
+use cmi_driver::ListedMachine;
 
 /// Namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

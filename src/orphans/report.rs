@@ -12,9 +12,9 @@ use super::scope::{Class, ClassId};
 use super::shown::Shown;
 use crate::api::conditions::reason;
 use crate::apiserver::Note;
-use crate::driver::ListedMachine;
 use crate::metrics::OrphanReason;
 use crate::provider::Provider;
+use cmi_driver::ListedMachine;
 
 /// How often the same is told again.
 const REPEAT: Duration = Duration::from_hours(24);

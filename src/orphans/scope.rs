@@ -13,8 +13,8 @@ use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{Guarded, labels};
 use crate::caches::cluster_owners;
-use crate::driver::{JsonPointer, ProviderSpec, tags};
 use crate::identity::{self, MachineId, Role};
+use cmi_driver::{JsonPointer, ProviderSpec, tags};
 
 /// What is listed at once: a provider spec with the credentials of an account.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

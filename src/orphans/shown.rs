@@ -7,9 +7,9 @@ use kube::Client;
 
 use super::plan::{Scope, each_once};
 use super::scope::{Class, ClassId, Watched};
-use crate::driver::{ListedMachine, ProviderId};
 use crate::listing::{self, Unlisted};
 use crate::provider::{Provider, Share};
+use cmi_driver::{ListedMachine, ProviderId};
 
 /// The name under which a look waits for its turn.
 pub(super) const LINE: &str = "orphans";

@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::Guarded;
 use crate::api::v1alpha1::InfraMachine;
-use crate::driver::{
+use crate::provider::tests::provider;
+use cmi_driver::{
     Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver, ListMachinesRequest,
     Machine, PluginInfo, Readiness,
 };
-use crate::provider::tests::provider;
 
 /// A back end that has VMs of the class `kept` alone, and what was deleted.
 #[derive(Clone, Default)]

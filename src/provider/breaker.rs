@@ -20,8 +20,8 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use super::turns::Bell;
-use crate::driver::retry::{self, LONG_WAIT, backoff};
-use crate::driver::{Code, JsonPointer, MachineClass, Secrets, Status, USER_DATA, USER_DATA_FORMAT, tags};
+use crate::retry::{self, LONG_WAIT, backoff};
+use cmi_driver::{Code, JsonPointer, MachineClass, Secrets, Status, USER_DATA, USER_DATA_FORMAT, tags};
 
 /// One that may create, and does not within this time, is not waited for: it may have been deleted meanwhile.
 const EXPECTED: Duration = Duration::from_secs(10);
@@ -470,7 +470,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::driver::{ProviderSpec, SecretValue};
+    use cmi_driver::{ProviderSpec, SecretValue};
 
     fn class(spec: &Value, secrets: &[(&str, &str)]) -> MachineClass {
         MachineClass {

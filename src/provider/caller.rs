@@ -6,9 +6,9 @@ use std::sync::Arc;
 use tokio::time::{Instant, timeout};
 
 use super::{CredentialsDirectory, Timeouts};
-use crate::driver::{self, Code, Driver, Operation, Result, Secrets, Status};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
+use cmi_driver::{Code, Driver, Operation, Result, Secrets, Status};
 
 /// The message of the CANCELED that a replica answers which is not the leader; the driver was not called.
 pub(super) const NOT_LEADER: &str = "this replica is not the leader";
@@ -48,7 +48,7 @@ impl Caller {
         self.check_leadership()?;
         let deadline = self.timeouts.of(operation);
         let started = Instant::now();
-        let call = driver::contained(operation, run(Arc::clone(&self.driver)));
+        let call = cmi_driver::contained(operation, run(Arc::clone(&self.driver)));
         let answer = match timeout(deadline, call).await {
             Ok(answer) => answer,
             Err(_elapsed) => Err(Status::new(

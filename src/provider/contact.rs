@@ -10,10 +10,10 @@ use tokio::time::{Instant, sleep};
 
 use super::caller::Caller;
 use super::turns::Bell;
-use crate::driver::{
+use crate::leadership::is_not_leader;
+use cmi_driver::{
     Capabilities, Code, Operation, PluginInfo, ProviderSpec, Readiness, Result, Secrets, SpecSchema, Status,
 };
-use crate::leadership::is_not_leader;
 
 /// Between two probes of a driver that answers.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
+use cmi_driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
 
 /// What a Secret may hold.
 const MOST_BYTES: u64 = 1024 * 1024;

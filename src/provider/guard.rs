@@ -14,7 +14,7 @@ use super::bucket::TokenBucket;
 use super::caller::Caller;
 use super::contact::Contact;
 use super::turns::Bell;
-use crate::driver::{
+use cmi_driver::{
     Capabilities, ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, Operation,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::driver::Operation;
+use cmi_driver::Operation;
 
 /// The namespaces whose machines may use a driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! A configured driver: what `InfraMachine.spec.provider` names.
 //!
-//! Layer 2: knows [`crate::driver`], [`crate::leadership`] and [`crate::metrics`], no concrete driver and no
+//! Layer 2: knows [`cmi_driver`], [`crate::leadership`] and [`crate::metrics`], no concrete driver and no
 //! reconciler. Whoever calls a driver needs a [`Turn`], and does it through [`Turn::driver`], which holds every call to the
 //! rules that are the same for all.
 
@@ -21,9 +21,9 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
 
-use crate::driver::{Capabilities, Driver, MachineClass, Operation, ProviderSpec, Result, Secrets, Status};
 use crate::leadership::Leadership;
 use crate::metrics::{Metrics, PermitCount};
+use cmi_driver::{Capabilities, Driver, MachineClass, Operation, ProviderSpec, Result, Secrets, Status};
 
 pub use breaker::{HeldBack, Trial, is_held_back};
 pub use contact::{Facts, Reachability};

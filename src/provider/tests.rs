@@ -11,7 +11,7 @@ use tokio::time::{Instant, advance, sleep};
 
 use super::caller::NOT_LEADER;
 use super::*;
-use crate::driver::{
+use cmi_driver::{
     Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, GetMachineStatusRequest,
     Machine, MachineClass, Operation, PluginInfo, Readiness, SecretValue,
 };

@@ -23,10 +23,10 @@ use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
 use crate::credentials;
-use crate::driver::retry::{self, Call, LONG_WAIT, Next};
-use crate::driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
 use crate::provider::{Applicant, Provider, Providers, Share, TURN_WAIT, Turn};
 use crate::reconciler::{Again, REFRESH, Reconciler};
+use crate::retry::{self, Call, LONG_WAIT, Next};
+use cmi_driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -191,7 +191,7 @@ fn violation(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::ClassDescription;
+    use cmi_driver::ClassDescription;
 
     /// A plugin that is replaced by one that can describe classes need not restart the provider.
     #[test]

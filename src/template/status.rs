@@ -11,7 +11,7 @@ use crate::api::schema;
 use crate::api::v1alpha1::{
     Architecture, InfraMachineTemplate, InfraMachineTemplateStatus, NodeInfo, OperatingSystem,
 };
-use crate::driver::{ClassDescription, Code, Operation, Status};
+use cmi_driver::{ClassDescription, Code, Operation, Status};
 
 /// What came of the question what a machine has.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capcmi::cli::conformance::simulated::Simulated;
-use capcmi::conformance::{Config, NoHooks, Report, Selection, Target, Verdict, run};
-use capcmi::driver::Operation;
+use cmi_conformance::{Config, NoHooks, Report, Selection, Target, Verdict, run};
+use cmi_driver::Operation;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -98,9 +98,9 @@ async fn tags_of_the_author_do_not_make_the_cluster_tag_one_that_may_be_left_out
 #[tokio::test(flavor = "multi_thread")]
 async fn volumes_that_need_no_back_end_show_nothing_about_one_that_is_broken() {
     for (code, rule) in [
-        (capcmi::driver::Code::Unavailable, "DRV-GV-14"),
-        (capcmi::driver::Code::Unknown, "DRV-GV-02"),
-        (capcmi::driver::Code::Internal, "DRV-GV-13"),
+        (cmi_driver::Code::Unavailable, "DRV-GV-14"),
+        (cmi_driver::Code::Unknown, "DRV-GV-02"),
+        (cmi_driver::Code::Internal, "DRV-GV-13"),
     ] {
         let report = mutant(Pretends(Operation::GetVolumeIds, code), &[rule]).await;
         let Verdict::Skipped { reason } = &report.rule(rule).unwrap().verdict else {

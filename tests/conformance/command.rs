@@ -92,7 +92,7 @@ fn the_list_names_every_rule_with_its_cases_or_the_reason_why_there_is_none() {
 
 /// The names that an error lists after `expected`, up to the end of its line.
 fn listed(yaml: &str) -> Vec<String> {
-    let error = capcmi::conformance::Config::read(yaml).unwrap_err().to_string();
+    let error = cmi_conformance::Config::read(yaml).unwrap_err().to_string();
     let (_, names) = error.split_once("expected one of ").unwrap();
     let line = names.lines().next().unwrap();
     line.split(", ")
@@ -127,5 +127,5 @@ fn the_minimal_configuration_of_the_documentation_is_one() {
         .next()
         .unwrap();
     assert_eq!(yaml.lines().count(), 5);
-    capcmi::conformance::Config::read(yaml).unwrap();
+    cmi_conformance::Config::read(yaml).unwrap();
 }

@@ -1,6 +1,6 @@
 //! What can be wrong with a driver: each breaks one rule.
 
-use capcmi::driver::{Code, Operation};
+use cmi_driver::{Code, Operation};
 
 /// What is wrong with a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

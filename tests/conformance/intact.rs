@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capcmi::cli::conformance::simulated::Simulated;
-use capcmi::conformance::rules::{self, Proof};
-use capcmi::conformance::{Report, Selection, Target, Verdict, run};
-use capcmi::driver::Operation;
-use capcmi::drivers::simulated::{SimulatedConfig, SimulatedDriver};
+use cmi_conformance::rules::{self, Proof};
+use cmi_conformance::{Report, Selection, Target, Verdict, run};
+use cmi_driver::Operation;
+use cmi_simulated::{SimulatedConfig, SimulatedDriver};
 use tokio_util::sync::CancellationToken;
 
 use crate::judged;
@@ -66,7 +66,7 @@ async fn every_rule_is_judged_but_those_that_only_the_wire_shows_or_nothing_test
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_driver_does_not_offer_is_skipped_with_the_reason_and_breaks_nothing() {
     let simulated = Simulated::new().unwrap();
-    let required = capcmi::driver::Capabilities::minimal();
+    let required = cmi_driver::Capabilities::minimal();
     let config = SimulatedConfig {
         delete_seconds: 0.02,
         disabled_calls: Operation::ALL
@@ -85,7 +85,7 @@ async fn what_a_driver_does_not_offer_is_skipped_with_the_reason_and_breaks_noth
     let report = run(
         Target::in_process("minimal", driver.clone()),
         config,
-        Arc::new(capcmi::conformance::NoHooks),
+        Arc::new(cmi_conformance::NoHooks),
         &Selection::default(),
         &(),
         CancellationToken::new(),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capcmi::cli::conformance::simulated::Simulated;
-use capcmi::conformance::{NoHooks, RunError, Selection, Target, Verdict, run};
-use capcmi::driver::Operation;
+use cmi_conformance::{NoHooks, RunError, Selection, Target, Verdict, run};
+use cmi_driver::Operation;
 use tokio_util::sync::CancellationToken;
 
 use crate::peculiar::Peculiar;

@@ -19,8 +19,8 @@ mod wire;
 use std::sync::Arc;
 
 use capcmi::cli::conformance::simulated::Simulated;
-use capcmi::conformance::{Report, Selection, Target, run};
-use capcmi::driver::Driver;
+use cmi_conformance::{Report, Selection, Target, run};
+use cmi_driver::Driver;
 use tokio_util::sync::CancellationToken;
 
 /// Runs the suite against a driver on the simulated cloud.

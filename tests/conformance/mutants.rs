@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capcmi::cli::conformance::simulated::Simulated;
-use capcmi::conformance::Verdict;
-use capcmi::driver::Code::*;
-use capcmi::driver::Operation::{self, *};
+use cmi_conformance::Verdict;
+use cmi_driver::Code::*;
+use cmi_driver::Operation::{self, *};
 use futures::stream::{self, StreamExt as _};
 
 use crate::flaw::Flaw::{self, *};

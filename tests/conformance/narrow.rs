@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use capcmi::cli::conformance::connect;
 use capcmi::cli::conformance::simulated::Simulated;
-use capcmi::cmi::server::{Listener, serve};
-use capcmi::conformance::{ConnectionWire, NoHooks, Report, Selection, Target, Verdict, run};
-use capcmi::driver::{Capabilities, Driver, Operation};
-use capcmi::drivers::grpc::{Deadlines, GrpcConfig, GrpcDriver};
+use cmi_conformance::{ConnectionWire, NoHooks, Report, Selection, Target, Verdict, run};
+use cmi_driver::{Capabilities, Driver, Operation};
+use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
+use cmi_grpc::server::{Listener, serve};
 use futures::stream::{self, StreamExt as _};
 use tokio_util::sync::{CancellationToken, DropGuard};
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capcmi::cli::conformance::simulated::Simulated;
-use capcmi::conformance::{NoHooks, Report, Selection, Target, Verdict, run};
-use capcmi::driver::{Driver, Operation};
+use cmi_conformance::{NoHooks, Report, Selection, Target, Verdict, run};
+use cmi_driver::{Driver, Operation};
 use futures::stream::{self, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 
@@ -23,7 +23,7 @@ enum Shape {
 
 impl Shape {
     fn offers(self) -> Vec<Operation> {
-        let required = capcmi::driver::Capabilities::minimal();
+        let required = cmi_driver::Capabilities::minimal();
         let all = Operation::ALL.into_iter();
         all.filter(|operation| self == Self::Full || required.offers(*operation))
             .collect()

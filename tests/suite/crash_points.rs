@@ -10,7 +10,7 @@
 mod session;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::driver::Operation;
+use cmi_driver::Operation;
 use futures::{StreamExt, stream};
 use management_cluster::eventually;
 use serde_json::Value;

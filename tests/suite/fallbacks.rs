@@ -6,8 +6,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use capcmi::api::v1alpha1::{InfraMachine, LastOperation, OperationState, OperationType};
 use capcmi::api::{conditions, labels};
-use capcmi::driver::Operation;
-use capcmi::drivers::simulated::{CallLine, Phase, PlantedVm};
+use cmi_driver::Operation;
+use cmi_simulated::{CallLine, Phase, PlantedVm};
 use kube::ResourceExt;
 use serde_json::json;
 

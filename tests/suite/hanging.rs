@@ -2,8 +2,8 @@
 
 use anyhow::{Result, ensure};
 use capcmi::api::conditions::READY;
-use capcmi::driver::Operation;
-use capcmi::drivers::simulated::Phase;
+use cmi_driver::Operation;
+use cmi_simulated::Phase;
 use management_cluster::eventually;
 use serde_json::json;
 
@@ -110,8 +110,7 @@ async fn a_driver_that_hangs_from_the_start_holds_nobody_up() -> Result<()> {
         on("mute", &format!("mute-{number}")).create().await?;
     }
     eventually(DEADLINE, "a question that hangs", async || {
-        let asked =
-            |call: &capcmi::drivers::simulated::CallLine| call.operation == Operation::GetPluginCapabilities;
+        let asked = |call: &cmi_simulated::CallLine| call.operation == Operation::GetPluginCapabilities;
         ensure!(mute.calls()?.iter().any(asked), "nobody has asked");
         Ok(())
     })

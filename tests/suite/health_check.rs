@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{DRIVER_REACHABLE, READY};
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::driver::Operation;
-use capcmi::drivers::simulated::{Condition, VmId};
+use cmi_driver::Operation;
+use cmi_simulated::{Condition, VmId};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::driver::Operation;
-use capcmi::drivers::simulated::{CallLine, Phase};
+use cmi_driver::Operation;
+use cmi_simulated::{CallLine, Phase};
 use management_cluster::eventually;
 use serde_json::json;
 

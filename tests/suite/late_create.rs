@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{DELETING, READY};
 use capcmi::api::labels;
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::driver::Operation;
+use cmi_driver::Operation;
 use kube::ResourceExt;
 use serde_json::json;
 

@@ -4,8 +4,8 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use capcmi::drivers::simulated::Phase;
 use capcmi::manifests::{Part, stream};
+use cmi_simulated::Phase;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::ResourceExt;

@@ -1,8 +1,8 @@
 //! A MachineDeployment from its first machine to the last trace of it.
 
 use anyhow::{Result, ensure};
-use capcmi::driver::Operation;
-use capcmi::drivers::simulated::{CallLine, Phase};
+use cmi_driver::Operation;
+use cmi_simulated::{CallLine, Phase};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use kube::api::Api;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use capcmi::driver::Operation;
-use capcmi::drivers::simulated::{PlantedVm, Vm};
+use cmi_driver::Operation;
+use cmi_simulated::{PlantedVm, Vm};
 use http::StatusCode;
 use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt;

@@ -5,7 +5,7 @@ use capcmi::api::conditions::{self, PAUSED};
 use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
 use capcmi::apiserver::FIELD_MANAGER;
-use capcmi::driver::Operation;
+use cmi_driver::Operation;
 use kube::ResourceExt;
 use kube::api::{Api, Patch, PatchParams};
 use management_cluster::{eventually, stand_in};

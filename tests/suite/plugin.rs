@@ -4,8 +4,8 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 use capcmi::api::conditions::{DRIVER_REACHABLE, READY, VIRTUAL_MACHINE_UP_TO_DATE};
-use capcmi::driver::{Capabilities, Operation};
-use capcmi::drivers::simulated::Phase;
+use cmi_driver::{Capabilities, Operation};
+use cmi_simulated::Phase;
 use management_cluster::eventually;
 use serde_json::json;
 

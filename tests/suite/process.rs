@@ -4,8 +4,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use capcmi::driver::Operation;
-use capcmi::drivers::simulated::{CallLine, Phase, Vm};
+use cmi_driver::Operation;
+use cmi_simulated::{CallLine, Phase, Vm};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps,
 };

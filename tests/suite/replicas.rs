@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use capcmi::driver::Operation;
-use capcmi::drivers::simulated::{CallLine, Phase, Vm};
+use cmi_driver::Operation;
+use cmi_simulated::{CallLine, Phase, Vm};
 use management_cluster::eventually;
 use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
 use serde_json::json;

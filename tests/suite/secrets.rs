@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use capcmi::api::conditions;
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::driver::Operation;
+use cmi_driver::Operation;
 use http::StatusCode;
 use management_cluster::eventually;
 use management_cluster::proxy::{Fault, Proxy};

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use capcmi::drivers::simulated::{Clock as _, PlantedVm, WallClock};
+use cmi_simulated::{Clock as _, PlantedVm, WallClock};
 use serde_json::json;
 
 use self::chaos::Chaos;

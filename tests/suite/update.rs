@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use capcmi::api::conditions::{self, VIRTUAL_MACHINE_UP_TO_DATE};
 use capcmi::api::v1alpha1::OperationType;
-use capcmi::driver::Operation;
+use cmi_driver::Operation;
 use management_cluster::eventually;
 use serde_json::{Value, json};
 

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Result, ensure};
-use capcmi::cmi::proto::{capcmi as extended, cmi};
-use capcmi::cmi::trailers;
-use capcmi::driver::{LastKnownState, Machine};
+use cmi_driver::{LastKnownState, Machine};
+use cmi_grpc::proto::{capcmi as extended, cmi};
+use cmi_grpc::trailers;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use capcmi::driver::{Driver, Machine};
+use cmi_driver::{Driver, Machine};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::timeout;
@@ -34,7 +34,7 @@ fn hanging() -> (Arc<dyn Driver>, UnboundedReceiver<Event>) {
         let watched = Watched(tell.clone());
         async move {
             let _heard = watched.0.send(Event::Begun);
-            std::future::pending::<capcmi::driver::Result<Machine>>().await
+            std::future::pending::<cmi_driver::Result<Machine>>().await
         }
     });
     (driver, events)

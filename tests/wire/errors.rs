@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use capcmi::cmi::proto::{capcmi as extended, cmi};
-use capcmi::cmi::trailers;
-use capcmi::driver::{Code, CreateMachineRequest, LastKnownState, Machine, SecretValue, Status};
+use cmi_driver::{Code, CreateMachineRequest, LastKnownState, Machine, SecretValue, Status};
+use cmi_grpc::proto::{capcmi as extended, cmi};
+use cmi_grpc::trailers;
 use tokio::net::UnixStream;
 
 use crate::support::{Connection, Scripted, Served, create, provider_spec};
@@ -25,7 +25,7 @@ fn machine() -> Result<Machine> {
 }
 
 /// A driver's create that is done.
-fn created(machine: Machine) -> Ready<capcmi::driver::Result<Machine>> {
+fn created(machine: Machine) -> Ready<cmi_driver::Result<Machine>> {
     ready(Ok(machine))
 }
 

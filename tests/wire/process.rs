@@ -5,10 +5,10 @@ use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use capcmi::cmi::endpoint::Endpoint;
-use capcmi::cmi::proto::cmi::v1;
-use capcmi::cmi::proto::cmi::v1::identity_client::IdentityClient;
-use capcmi::cmi::proto::cmi::v1::machine_client::MachineClient;
+use cmi_grpc::endpoint::Endpoint;
+use cmi_grpc::proto::cmi::v1;
+use cmi_grpc::proto::cmi::v1::identity_client::IdentityClient;
+use cmi_grpc::proto::cmi::v1::machine_client::MachineClient;
 use management_cluster::eventually;
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;

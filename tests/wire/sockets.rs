@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 
 use anyhow::{Context as _, Result, ensure};
-use capcmi::cmi::endpoint::Endpoint;
-use capcmi::cmi::server::{ListenError, Listener};
+use cmi_grpc::endpoint::Endpoint;
+use cmi_grpc::server::{ListenError, Listener};
 
 async fn refused(endpoint: &Endpoint) -> Result<ListenError> {
     Listener::bind(endpoint, None)

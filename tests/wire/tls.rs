@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use capcmi::cmi::endpoint::Endpoint;
-use capcmi::cmi::server::{CertificateFiles, ListenError, Listener, ServerTls};
+use cmi_grpc::endpoint::Endpoint;
+use cmi_grpc::server::{CertificateFiles, ListenError, Listener, ServerTls};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use capcmi::drivers::simulated::{CloudView, Vm, WallClock};
+use cmi_simulated::{CloudView, Vm, WallClock};
 use futures::Stream;
 use management_cluster::hollow_kubelet::{Guest, GuestEvent};
 

@@ -13,13 +13,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::plugin_args::PluginArgs;
 use super::{Failure, signals};
-use crate::conformance::rules::{self, Proof};
-use crate::conformance::{
+use crate::provider::Timeouts;
+use cmi_conformance::rules::{self, Proof};
+use cmi_conformance::{
     Case, CaseReport, CommandHooks, Config, Connect, ConnectionWire, Hooks, NoHooks, Progress, Report, Rule,
     Selection, Target, cases, report, run,
 };
-use crate::drivers::grpc::Connector;
-use crate::provider::Timeouts;
+use cmi_grpc::client::Connector;
 
 /// Test a driver against the rules of the driver contract, one by one.
 ///

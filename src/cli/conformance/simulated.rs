@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result};
 use async_trait::async_trait;
 use tempfile::TempDir;
 
-use crate::conformance::{Config, Hook, Hooks, Pull};
-use crate::drivers::simulated::{CloudConsole, Condition, PlantedVm, SimulatedConfig, SimulatedDriver, VmId};
+use cmi_conformance::{Config, Hook, Hooks, Pull};
+use cmi_simulated::{CloudConsole, Condition, PlantedVm, SimulatedConfig, SimulatedDriver, VmId};
 
 /// What the suite knows of the driver.
 const CONFIG: &str = include_str!("simulated.yaml");

@@ -1,8 +1,8 @@
 //! The rules on drivers and plugins, each with the cases that prove it.
 
 use super::markdown;
-use crate::conformance::rules::{self, Proof, Rule};
-use crate::conformance::{Case, Level, cases};
+use cmi_conformance::rules::{self, Proof, Rule};
+use cmi_conformance::{Case, Level, cases};
 
 /// Which rows a table has.
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,8 @@
 //! What each machine code means, out of the table that the controller works by.
 
 use super::markdown;
-use crate::driver::Code;
-use crate::driver::retry::{Call, Next, next};
+use crate::retry::{Call, Next, next};
+use cmi_driver::Code;
 
 /// The calls until a VM is up. With the groups below, every call is in one table, and no table is too wide to be read.
 pub(super) const WAY_UP: &[Call] = &[

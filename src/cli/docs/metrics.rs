@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::markdown;
-use crate::driver::Operation;
 use crate::metrics::{Kind, Metrics, OrphanReason, Outcome, PermitCount};
+use cmi_driver::Operation;
 
 pub(super) fn table() -> String {
     let text = sample().encode();

@@ -8,8 +8,8 @@ use clap::Args;
 
 use super::super::plugin_args::PluginArgs;
 use super::super::{Failure, drivers};
-use crate::driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness};
 use crate::provider::Timeouts;
+use cmi_driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness};
 
 /// Print what a driver says of itself: name and version, whether it is ready, what it can do, and the JSON Schema of its
 /// provider spec.
@@ -79,7 +79,7 @@ fn chosen(args: &InfoArgs) -> Result<Chosen, Failure> {
 }
 
 /// Asks in the order of the CMI specification.
-async fn ask(driver: &dyn Driver) -> crate::driver::Result<Introduction> {
+async fn ask(driver: &dyn Driver) -> cmi_driver::Result<Introduction> {
     Ok(Introduction {
         info: driver.info().await?,
         capabilities: driver.capabilities().await?,
@@ -88,7 +88,7 @@ async fn ask(driver: &dyn Driver) -> crate::driver::Result<Introduction> {
 }
 
 /// A plugin without Probe is ready.
-pub(in crate::cli) fn ready(probed: crate::driver::Result<Readiness>) -> crate::driver::Result<Readiness> {
+pub(in crate::cli) fn ready(probed: cmi_driver::Result<Readiness>) -> cmi_driver::Result<Readiness> {
     match probed {
         Err(status) if status.code() == Code::Unimplemented => Ok(Readiness::Ready),
         probed => probed,

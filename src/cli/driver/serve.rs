@@ -8,10 +8,10 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
 use crate::cli::{Failure, duration, signals, yaml};
-use crate::cmi::endpoint::Endpoint;
-use crate::cmi::server::{self, CertificateFiles, Listener, ServerTls};
-use crate::driver::Driver;
-use crate::drivers::simulated::{SimulatedConfig, SimulatedDriver};
+use cmi_driver::Driver;
+use cmi_grpc::endpoint::Endpoint;
+use cmi_grpc::server::{self, CertificateFiles, Listener, ServerTls};
+use cmi_simulated::{SimulatedConfig, SimulatedDriver};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ServeArgs {

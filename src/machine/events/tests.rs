@@ -5,19 +5,19 @@ use std::time::Duration;
 use super::*;
 use crate::api::v1alpha1::InfraMachineStatus;
 use crate::apiserver::InvalidSecret;
-use crate::driver::retry::Call;
-use crate::driver::{self, Operation, Status};
 use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
 use crate::machine::plan::Plan;
 use crate::machine::status::{self, Moment};
+use crate::retry::Call;
+use cmi_driver::{Operation, Status};
 
 fn failed(call: Call, code: Code) -> Outcome {
     Outcome::Failed(Box::new(Failure::new(call, Status::new(code, "no room"))))
 }
 
 fn vm() -> Outcome {
-    let vm = driver::Machine::new("sim://1".parse().unwrap(), "node-1");
+    let vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "node-1");
     Outcome::Provisioned(Box::new(vm))
 }
 

@@ -1,8 +1,8 @@
 //! How long every failure is waited for, and what it says.
 
 use super::*;
-use crate::driver::retry::{FIRST_BACKOFF, LONG_WAIT, LONGEST_BACKOFF};
 use crate::leadership::NotLeader;
+use crate::retry::{FIRST_BACKOFF, LONG_WAIT, LONGEST_BACKOFF};
 
 fn failure(call: Call, code: Code) -> Failure {
     Failure::new(call, Status::new(code, "no"))
@@ -156,7 +156,7 @@ fn only_an_update_that_finds_no_vm_gives_reason_to_look_for_it() {
 /// CTL-CR-06: what a driver says beside ALREADY_EXISTS is the VM that has the name, and its id would be written for good.
 #[test]
 fn only_a_vm_that_is_the_machines_own_is_taken_from_an_error() {
-    let vm = driver::Machine::new("sim://1".parse().unwrap(), "node");
+    let vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "node");
     for call in Call::ALL {
         for code in Code::ALL {
             let failure = Failure::new(call, Status::new(code, "no").with_machine(vm.clone()));

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::driver::{JsonPointer, ProviderSpec};
+use cmi_driver::{JsonPointer, ProviderSpec};
 
 /// The places in which two specs differ, as deep as both are objects.
 pub fn difference(old: &ProviderSpec, new: &ProviderSpec) -> Vec<JsonPointer> {

@@ -4,9 +4,9 @@ use super::difference::difference;
 use super::waits::{is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
 use super::{DriverFacts, Observed, Plan, Recheck, Update, known_provider_id};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use crate::driver::{Operation, ProviderSpec};
 use crate::identity::{self, InvalidSpec};
 use crate::machine::memory::Suspicion;
+use cmi_driver::{Operation, ProviderSpec};
 
 /// What has to be done for a machine whose VM was handed to Cluster API and that is not paused. `wanted` is its spec as the driver
 /// would get it, where that can be had.

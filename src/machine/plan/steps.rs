@@ -6,10 +6,10 @@ use jiff::Timestamp;
 
 use crate::api::labels::Instance;
 use crate::api::v1alpha1::OperationType;
-use crate::driver::{Code, JsonPointer, ProviderId, ProviderSpec};
 use crate::identity::{InvalidSpec, MachineId};
 use crate::machine::unanswered::{Unanswered, elapsed};
 use crate::provider::{Share, Trial};
+use cmi_driver::{Code, JsonPointer, ProviderId, ProviderSpec};
 
 /// What has to be done.
 #[derive(Debug, PartialEq)]

@@ -7,10 +7,10 @@ use jiff::Timestamp;
 use super::Observed;
 use crate::api::conditions::{self, State};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use crate::driver::retry::{FIRST_BACKOFF, LONGEST_BACKOFF};
-use crate::driver::{Code, Operation};
 use crate::machine::jitter::jitter;
 use crate::machine::memory::{Cause, Retry, Unable, Until};
+use crate::retry::{FIRST_BACKOFF, LONGEST_BACKOFF};
+use cmi_driver::{Code, Operation};
 
 /// The machines that waited for capacity come within this time after a start.
 const RECALLED_WITHIN: Duration = Duration::from_secs(10);

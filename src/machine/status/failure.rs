@@ -6,9 +6,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{Draft, MAX_MESSAGE, Moment};
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
-use crate::driver::Operation;
-use crate::driver::retry::Next;
 use crate::machine::outcome::Failure;
+use crate::retry::Next;
+use cmi_driver::Operation;
 
 /// How long a creation may take when the object does not say, in seconds.
 const CREATION_TIMEOUT: i32 = 1200;

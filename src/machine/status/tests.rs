@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::labels;
 use crate::apiserver::InvalidSecret;
-use crate::driver::Status;
-use crate::driver::retry::Call;
 use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
 use crate::machine::outcome::Failure;
 use crate::machine::plan::Plan;
+use crate::retry::Call;
+use cmi_driver::Status;
 
 const LONG: usize = 20_000;
 
@@ -50,10 +50,10 @@ fn no_secrets(during: OperationType) -> Outcome {
     Outcome::NoSecrets { during, cause }
 }
 
-fn vm() -> driver::Machine {
-    let mut vm = driver::Machine::new("sim://1".parse().unwrap(), "node-1");
-    vm.addresses = vec![driver::Address {
-        kind: driver::AddressType::InternalIP,
+fn vm() -> cmi_driver::Machine {
+    let mut vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "node-1");
+    vm.addresses = vec![cmi_driver::Address {
+        kind: cmi_driver::AddressType::InternalIP,
         address: "10.0.0.1".to_owned(),
     }];
     vm.power_state = Some(PowerState::Running);
@@ -61,7 +61,7 @@ fn vm() -> driver::Machine {
     vm
 }
 
-fn provisioned(vm: driver::Machine) -> Outcome {
+fn provisioned(vm: cmi_driver::Machine) -> Outcome {
     Outcome::Provisioned(Box::new(vm))
 }
 
@@ -329,7 +329,7 @@ fn a_provisioned_machine_tells_cluster_api_all_that_it_reads() {
 fn a_recheck_that_knows_less_does_not_unsay_what_was_known() {
     let mut once = machine().provisioned().build();
     once.status = Some(after(&once, &provisioned(vm()), moment()));
-    let bare = provisioned(driver::Machine::new("sim://1".parse().unwrap(), ""));
+    let bare = provisioned(cmi_driver::Machine::new("sim://1".parse().unwrap(), ""));
     assert_eq!(after(&once, &bare, moment()), once.status.unwrap());
 }
 

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::Draft;
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
-use crate::driver::Operation;
+use cmi_driver::Operation;
 
 /// The status of a machine for which this call has been under way since `since`, and takes long; the same as before where it
 /// says already how such calls have ended, or where it is one about a VM that is up.

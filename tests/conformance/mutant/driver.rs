@@ -1,7 +1,7 @@
 //! Every call, with the flaws that every call may have.
 
 use async_trait::async_trait;
-use capcmi::driver::{
+use cmi_driver::{
     Capabilities, ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, Operation,

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use capcmi::driver::{
+use cmi_driver::{
     Address, AddressType, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     Driver as _, LastKnownState, Machine, Result, Status, USER_DATA, tags,
 };
-use capcmi::drivers::simulated::Vm;
+use cmi_simulated::Vm;
 
 use super::{MOMENT, Mutant, broken, machine, tag, text};
 use crate::flaw::Flaw;

@@ -1,6 +1,6 @@
 //! Status and list, with their flaws.
 
-use capcmi::driver::{
+use cmi_driver::{
     Code, Driver as _, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, PowerState,
     Result, Status, tags,
 };

@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use capcmi::driver::{
+use cmi_driver::{
     Code, ListedMachine, Machine, MachineClass, Operation, ProviderId, Result, Status, USER_DATA, tags,
 };
-use capcmi::drivers::simulated::{CloudConsole, PlantedVm, SimulatedDriver, Vm};
+use cmi_simulated::{CloudConsole, PlantedVm, SimulatedDriver, Vm};
 use serde_json::Value;
 
 use crate::flaw::Flaw;

@@ -1,11 +1,11 @@
 //! The other calls, with their flaws.
 
-use capcmi::driver::{
+use cmi_driver::{
     ClassDescription, Code, Driver as _, GetVolumeIdsRequest, InitializeMachineRequest, Machine,
     MachineClass, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status, UpdateMachineRequest,
     Zone, tags,
 };
-use capcmi::drivers::simulated::Vm;
+use cmi_simulated::Vm;
 
 use super::{Mutant, tag};
 use crate::flaw::Flaw;

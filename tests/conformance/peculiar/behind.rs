@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use capcmi::driver::{Code, DeleteMachineResponse, ListedMachine, Machine, ProviderId, Result, Status};
+use cmi_driver::{Code, DeleteMachineResponse, ListedMachine, Machine, ProviderId, Result, Status};
 
 use super::Key;
 

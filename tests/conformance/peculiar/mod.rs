@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use capcmi::driver::{
+use cmi_driver::{
     Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, PluginInfo,
     ProviderId, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest,
     Zone, tags,
 };
-use capcmi::drivers::simulated::CloudConsole;
+use cmi_simulated::CloudConsole;
 use serde_json::{Map, Value};
 
 use behind::Behind;

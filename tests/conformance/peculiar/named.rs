@@ -1,7 +1,7 @@
 //! Ids that are made of cluster and name.
 
-use capcmi::driver::{ListedMachine, Machine, ProviderId, Result, Status};
-use capcmi::drivers::simulated::{CloudConsole, Vm};
+use cmi_driver::{ListedMachine, Machine, ProviderId, Result, Status};
+use cmi_simulated::{CloudConsole, Vm};
 
 use super::Key;
 

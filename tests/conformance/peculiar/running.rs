@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use capcmi::driver::{Code, Result, Status};
+use cmi_driver::{Code, Result, Status};
 
 use super::Key;
 

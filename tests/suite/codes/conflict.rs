@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, ensure};
 use capcmi::api::{conditions, labels};
-use capcmi::driver::Operation;
+use cmi_driver::Operation;
 use http::StatusCode;
 use kube::ResourceExt;
 use management_cluster::eventually;

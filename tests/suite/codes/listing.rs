@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions;
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::driver::{Code, Operation};
-use capcmi::drivers::simulated::{CallLine, Phase};
+use cmi_driver::{Code, Operation};
+use cmi_simulated::{CallLine, Phase};
 use kube::ResourceExt;
 use kube::api::ListParams;
 use management_cluster::eventually;

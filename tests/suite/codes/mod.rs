@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::driver::{Code, Operation};
-use capcmi::drivers::simulated::{CallLine, Phase};
+use cmi_driver::{Code, Operation};
+use cmi_simulated::{CallLine, Phase};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
@@ -322,7 +322,7 @@ async fn every_machine_has_one_vm(world: &World, cloud: &Cloud, cases: &[Case]) 
             let ids: Vec<_> = vms
                 .iter()
                 .filter(|vm| vm.name == name)
-                .map(capcmi::drivers::simulated::Vm::provider_id)
+                .map(cmi_simulated::Vm::provider_id)
                 .collect();
             let id = machine.and_then(|machine| machine.spec.provider_id.clone());
             ensure!(

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use capcmi::driver::{Code, Operation};
+use cmi_driver::{Code, Operation};
 
 /// A driver call at the point of a machine's life where it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{self, READY};
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::drivers::simulated::Vm;
+use cmi_simulated::Vm;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::json;

@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use capcmi::driver::tags;
-use capcmi::drivers::simulated::{Entry, Event, Instant, Vm, VmId};
+use cmi_driver::tags;
+use cmi_simulated::{Entry, Event, Instant, Vm, VmId};
 
 /// The VMs that there ever were, and what is known of the machines that they are for.
 #[derive(Default)]
@@ -206,7 +206,7 @@ impl Ledger {
 mod tests {
     use std::collections::BTreeMap;
 
-    use capcmi::drivers::simulated::CloudConsole;
+    use cmi_simulated::CloudConsole;
 
     use super::*;
 
@@ -219,9 +219,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let console = CloudConsole::open(&folder.path().join("cloud")).expect("a cloud");
         console
-            .plant(capcmi::drivers::simulated::PlantedVm {
+            .plant(cmi_simulated::PlantedVm {
                 tags: BTreeMap::from([(tags::MACHINE.to_owned(), machine.to_owned())]),
-                ..capcmi::drivers::simulated::PlantedVm::new("c", name, machine)
+                ..cmi_simulated::PlantedVm::new("c", name, machine)
             })
             .expect("a VM");
         console.vms().expect("the VMs").remove(0)

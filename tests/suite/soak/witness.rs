@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use capcmi::api::conditions;
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::drivers::simulated::{Clock as _, Entry, Instant, WallClock};
+use cmi_simulated::{Clock as _, Entry, Instant, WallClock};
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams};
 use tokio::task::JoinHandle;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use capcmi::driver::Operation;
-use capcmi::drivers::simulated::{CallLine, CloudConsole, Phase, Vm};
+use cmi_driver::Operation;
+use cmi_simulated::{CallLine, CloudConsole, Phase, Vm};
 use management_cluster::eventually;
 use management_cluster::hollow_kubelet::HollowKubelet;
 use serde_json::{Value, json};

@@ -8,8 +8,8 @@ mod served;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use capcmi::cmi::proto::cmi::v1;
-use capcmi::driver::tags;
+use cmi_driver::tags;
+use cmi_grpc::proto::cmi::v1;
 use serde_json::json;
 
 pub use process::Plugin;

@@ -3,7 +3,7 @@
 use std::process::{ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use capcmi::cmi::endpoint::Endpoint;
+use cmi_grpc::endpoint::Endpoint;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 use tokio::time::timeout;

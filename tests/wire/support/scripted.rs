@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use capcmi::driver::{
+use cmi_driver::{
     Capabilities, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
     ListMachinesRequest, ListedMachine, Machine, PluginInfo, Readiness, Result,
 };

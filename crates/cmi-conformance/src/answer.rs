@@ -1,0 +1,157 @@
+//! What a call answered, and what a case makes of it.
+
+use cmi_driver::{Code, Operation, Status};
+
+/// Why a case ends early.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Halt {
+    /// A rule is broken: a sentence for the driver's author.
+    #[error("{0}")]
+    Failed(String),
+    /// What the case is for was not reached: something else, that it needs, does not work.
+    #[error("{0}")]
+    Unjudged(String),
+    /// The case can't be run here.
+    #[error("{0}")]
+    Skipped(String),
+}
+
+/// How a case ends.
+pub type Outcome<T = ()> = Result<T, Halt>;
+
+impl Halt {
+    /// A broken rule.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::Failed(message.into())
+    }
+
+    /// The same, met while a case was prepared: it is no word about what the case is for.
+    #[must_use]
+    pub fn in_preparation(self) -> Self {
+        match self {
+            Self::Failed(reason) => Self::Unjudged(format!("preparation failed: {reason}")),
+            Self::Unjudged(_) | Self::Skipped(_) => self,
+        }
+    }
+}
+
+/// Fails with a message unless something holds.
+///
+/// # Errors
+/// [`Halt::Failed`] with the message.
+pub fn ensure(holds: bool, message: impl FnOnce() -> String) -> Outcome {
+    if holds {
+        Ok(())
+    } else {
+        Err(Halt::Failed(message()))
+    }
+}
+
+/// The answer of a call, not judged yet.
+#[derive(Debug)]
+#[must_use = "an answer that nobody looks at proves nothing"]
+pub struct Answer<T> {
+    /// Which call.
+    pub operation: Operation,
+    /// What it was about, for messages: a machine's name or a class.
+    pub about: String,
+    /// What was answered.
+    pub result: cmi_driver::Result<T>,
+}
+
+impl<T> Answer<T> {
+    /// The response; anything else is a failure.
+    ///
+    /// # Errors
+    /// [`Halt::Failed`] when the call was refused.
+    pub fn ok(self) -> Outcome<T> {
+        let (operation, about) = (self.operation, self.about);
+        self.result.map_err(|status| {
+            Halt::failed(format!(
+                "{operation} of {about} has to answer OK, and answered {status}"
+            ))
+        })
+    }
+
+    /// The error, which has to have this very code.
+    ///
+    /// # Errors
+    /// [`Halt::Failed`] when the call succeeded or has another code.
+    pub fn refused(self, code: Code) -> Outcome<Status> {
+        self.refused_with(&[code])
+    }
+
+    /// The error, which has to have one of these codes.
+    ///
+    /// # Errors
+    /// [`Halt::Failed`] when the call succeeded or has another code.
+    pub fn refused_with(self, codes: &[Code]) -> Outcome<Status> {
+        let wanted = names(codes);
+        let (operation, about) = (self.operation, self.about);
+        match self.result {
+            Err(status) if codes.contains(&status.code()) => Ok(status),
+            Err(status) => Err(Halt::failed(format!(
+                "{operation} of {about} has to answer {wanted}, and answered {status}"
+            ))),
+            Ok(_) => Err(Halt::failed(format!(
+                "{operation} of {about} has to answer {wanted}, and answered OK"
+            ))),
+        }
+    }
+
+    /// The response, or nothing when the call was refused with one of these codes.
+    ///
+    /// # Errors
+    /// [`Halt::Failed`] for every other code.
+    pub fn ok_or(self, codes: &[Code]) -> Outcome<Option<T>> {
+        match &self.result {
+            Err(status) if codes.contains(&status.code()) => Ok(None),
+            Ok(_) | Err(_) => self.ok().map(Some),
+        }
+    }
+
+    /// Without the response: for what only asks how a call ended.
+    pub fn bare(self) -> Answer<()> {
+        Answer {
+            operation: self.operation,
+            about: self.about,
+            result: self.result.map(|_| ()),
+        }
+    }
+}
+
+fn names(codes: &[Code]) -> String {
+    let names: Vec<_> = codes.iter().map(|code| code.name()).collect();
+    names.join(" or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(result: cmi_driver::Result<u8>) -> Answer<u8> {
+        Answer {
+            operation: Operation::CreateMachine,
+            about: "machine `a`".to_owned(),
+            result,
+        }
+    }
+
+    #[test]
+    fn another_code_than_the_one_asked_for_is_a_failure_that_names_both() {
+        let halt = answer(Err(Status::new(Code::Internal, "a disk is missing")))
+            .refused(Code::NotFound)
+            .unwrap_err();
+        let message = halt.to_string();
+        assert!(
+            message.contains("NotFound") && message.contains("Internal"),
+            "{message}"
+        );
+        assert!(answer(Ok(1)).refused(Code::NotFound).is_err());
+        assert!(
+            answer(Err(Status::new(Code::Aborted, "it is pending")))
+                .ok()
+                .is_err()
+        );
+    }
+}

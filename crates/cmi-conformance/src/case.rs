@@ -1,0 +1,115 @@
+//! A case of the suite, and what it needs in order to run.
+
+use std::fmt;
+
+use futures::future::BoxFuture;
+
+use super::answer::Outcome;
+use super::hooks::Hook;
+use super::trial::Trial;
+use cmi_driver::Operation;
+
+/// A case. Cases are told apart by their names, which stay as they are.
+pub struct Case {
+    /// `create-again`: begins with the call.
+    pub name: &'static str,
+    /// What holds when it passes.
+    pub title: &'static str,
+    /// The rows of the requirements that it proves.
+    pub proves: &'static [&'static str],
+    /// What it can't run without.
+    pub needs: &'static [Need],
+    /// Makes the calls and judges the answers.
+    pub run: fn(Trial) -> BoxFuture<'static, Outcome>,
+}
+
+/// What a case can't run without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// The driver offers this call.
+    Call(Operation),
+    /// The back end can be made to do this.
+    Hook(Hook),
+    /// The configuration says this.
+    Setting(Setting),
+    /// The driver is a plugin behind an endpoint.
+    Endpoint,
+}
+
+/// What a configuration may say besides the provider spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// `badSecrets`.
+    BadSecrets,
+    /// `restrictedSecrets`.
+    RestrictedSecrets,
+    /// `mandatoryFields`.
+    MandatoryFields,
+    /// `invalidSpecs`.
+    InvalidSpecs,
+    /// `outOfRangeSpecs`.
+    OutOfRangeSpecs,
+    /// `quotaBreakingSpec`.
+    QuotaBreakingSpec,
+    /// `incompatibleChange`.
+    IncompatibleChange,
+    /// `hotUpdates`.
+    HotUpdates,
+    /// `persistentVolumes.own`.
+    OwnVolumes,
+    /// `persistentVolumes.foreign`.
+    ForeignVolumes,
+    /// `migration`.
+    Migration,
+    /// `migration.broken`.
+    BrokenMigration,
+    /// `logs`.
+    Logs,
+}
+
+impl Setting {
+    /// Where it stands in the configuration.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::BadSecrets => "badSecrets",
+            Self::RestrictedSecrets => "restrictedSecrets",
+            Self::MandatoryFields => "mandatoryFields",
+            Self::InvalidSpecs => "invalidSpecs",
+            Self::OutOfRangeSpecs => "outOfRangeSpecs",
+            Self::QuotaBreakingSpec => "quotaBreakingSpec",
+            Self::IncompatibleChange => "incompatibleChange",
+            Self::HotUpdates => "hotUpdates",
+            Self::OwnVolumes => "persistentVolumes.own",
+            Self::ForeignVolumes => "persistentVolumes.foreign",
+            Self::Migration => "migration",
+            Self::BrokenMigration => "migration.broken",
+            Self::Logs => "logs",
+        }
+    }
+}
+
+impl Case {
+    /// Whether it disturbs every call of the back end, so that nothing else may run meanwhile.
+    pub fn disturbs(&self) -> bool {
+        self.needs.iter().any(|need| matches!(need, Need::Hook(_)))
+    }
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Call(operation) => write!(f, "{operation}"),
+            Self::Hook(hook) => write!(f, "hook `{hook}`"),
+            Self::Setting(setting) => write!(f, "`{}`", setting.path()),
+            Self::Endpoint => f.write_str("an endpoint"),
+        }
+    }
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Case")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}

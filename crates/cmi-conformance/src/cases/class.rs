@@ -1,0 +1,212 @@
+//! What is asked of a class before there is a machine: its schema, ListZones and DescribeClass.
+
+use std::collections::BTreeSet;
+
+use super::case;
+use super::requests::reaches_the_plugin;
+use crate::answer::{Halt, Outcome, ensure};
+use crate::{Case, Need, Trial};
+use cmi_driver::{ClassDescription, Code, Operation, ProviderSpec, SpecSchema, Zone, tags};
+use cmi_grpc::proto::capcmi::v1::{DescribeClassResponse, ListZonesResponse};
+
+const ZONES: Need = Need::Call(Operation::ListZones);
+const DESCRIBE: Need = Need::Call(Operation::DescribeClass);
+/// The architectures and operating systems that Cluster API's autoscaling knows.
+const ARCHITECTURES: [&str; 4] = ["amd64", "arm64", "s390x", "ppc64le"];
+const OPERATING_SYSTEMS: [&str; 2] = ["linux", "windows"];
+/// The most characters of a quantity.
+const LONGEST_QUANTITY: usize = 64;
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "schema-takes-the-sample",
+        "the published schema takes the sample spec, also with the changes that UpdateMachine can make",
+        proves: ["DRV-04", "DRV-CR-00", "PLG-CR-00"],
+        needs: [],
+        |t: Trial| async move { schema(&t) }
+    ),
+    case!(
+        "zones-offered",
+        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
+        proves: ["CMI-03", "CMI-36"],
+        needs: [],
+        |t| offered(t, Operation::ListZones)
+    ),
+    case!(
+        "zones-are-sound",
+        "each failure domain has a name of its own, and the next answer is the same",
+        proves: ["CMI-14", "CMI-15"],
+        needs: [ZONES],
+        zones_are_sound
+    ),
+    case!(
+        "zones-can-be-asked-for",
+        "a machine that asks for a failure domain of the list is made there",
+        proves: ["CMI-02"],
+        needs: [ZONES],
+        zones_can_be_asked_for
+    ),
+    case!(
+        "class-offered",
+        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
+        proves: ["CMI-03", "CMI-36"],
+        needs: [],
+        |t| offered(t, Operation::DescribeClass)
+    ),
+    case!(
+        "class-is-sound",
+        "capacities are quantities, architecture and operating system are known ones, and the next answer is the same",
+        proves: ["CMI-14", "CMI-15"],
+        needs: [DESCRIBE],
+        class_is_sound
+    ),
+];
+
+fn schema(t: &Trial) -> Outcome {
+    let Some(published) = &t.capabilities().provider_spec_schema else {
+        return Err(Halt::Skipped("the driver publishes no schema".to_owned()));
+    };
+    let schema = SpecSchema::compile(published)
+        .map_err(|error| Halt::failed(format!("the published schema can't be used: {error}")))?;
+    let sample = t.sample().provider_spec;
+    takes(&schema, &sample, "`providerSpec`")?;
+    for change in &t.config().hot_updates {
+        let changed = t.order("a").changed(change).class.provider_spec;
+        takes(
+            &schema,
+            &changed,
+            &format!("`providerSpec` with the change {change}"),
+        )?;
+    }
+    Ok(())
+}
+
+fn takes(schema: &SpecSchema, spec: &ProviderSpec, what: &str) -> Outcome {
+    schema.check(spec).map_err(|status| {
+        Halt::failed(format!(
+            "the published schema refuses {what}, so no machine of it is ever made: {}",
+            status.message()
+        ))
+    })
+}
+
+async fn offered(t: Trial, operation: Operation) -> Outcome {
+    reaches_the_plugin(&t, operation)?;
+    let order = t.order("a");
+    for _ in 0..3 {
+        let answer = t.touch(operation, &order).await?;
+        if t.offers(operation) {
+            answer.ok()?;
+        } else {
+            answer.refused(Code::Unimplemented)?;
+        }
+    }
+    Ok(())
+}
+
+async fn zones_are_sound(t: Trial) -> Outcome {
+    let zones = t.zones().await?.ok()?;
+    let read = Vec::<Zone>::try_from(ListZonesResponse::from(zones.clone()));
+    read.map_err(|error| Halt::failed(format!("ListZones answered what can't be used: {error}")))?;
+    let names: BTreeSet<_> = zones.iter().map(|zone| &zone.name).collect();
+    ensure(names.len() == zones.len(), || {
+        "ListZones answered a failure domain twice".to_owned()
+    })?;
+    if !zones.is_empty() && !t.capabilities().zones {
+        t.warn("there are failure domains, and the driver declares that no machine may ask for one");
+    }
+    let sorted = |mut zones: Vec<Zone>| {
+        zones.sort_by(|one, other| one.name.cmp(&other.name));
+        zones
+    };
+    let again = t.zones().await?.ok()?;
+    ensure(sorted(zones) == sorted(again), || {
+        "the failure domains changed from one question to the next".to_owned()
+    })
+}
+
+async fn zones_can_be_asked_for(t: Trial) -> Outcome {
+    if !t.capabilities().zones {
+        return Err(Halt::Skipped(
+            "the driver declares that no machine may ask for a failure domain".to_owned(),
+        ));
+    }
+    let zones = t.zones().await?.ok().map_err(Halt::in_preparation)?;
+    let Some(zone) = zones.first() else {
+        return Err(Halt::Skipped("the class has no failure domain".to_owned()));
+    };
+    let order = t
+        .order("a")
+        .changed(&serde_json::json!({tags::FAILURE_DOMAIN: zone.name}));
+    let first = t.create(&order).await?;
+    if matches!(&first.result, Err(status) if status.code() == Code::ResourceExhausted) {
+        return Err(Halt::Skipped(format!("there is no room in `{}`", zone.name)));
+    }
+    let made = t.make(&order).await?;
+    let placed = made.failure_domain.as_ref();
+    ensure(placed.is_none_or(|placed| *placed == zone.name), || {
+        format!("a machine that asked for `{}` was made in {placed:?}", zone.name)
+    })
+}
+
+async fn class_is_sound(t: Trial) -> Outcome {
+    let described = t.describe_class().await?.ok()?;
+    let read = ClassDescription::try_from(DescribeClassResponse::from(described.clone()));
+    read.map_err(|error| Halt::failed(format!("DescribeClass answered what can't be used: {error}")))?;
+    for (resource, quantity) in &described.capacity {
+        ensure(!resource.is_empty() && is_capacity(quantity), || {
+            format!("the capacity `{quantity}` of `{resource}` is no quantity, such as 4 or 16Gi")
+        })?;
+    }
+    for (what, found, known) in [
+        ("architecture", &described.architecture, ARCHITECTURES.as_slice()),
+        (
+            "operating system",
+            &described.operating_system,
+            &OPERATING_SYSTEMS,
+        ),
+    ] {
+        let known_one = found.as_deref().is_none_or(|found| known.contains(&found));
+        ensure(known_one, || {
+            let found = found.as_deref().unwrap_or_default();
+            format!("the {what} `{found}` is none of {}", known.join(", "))
+        })?;
+    }
+    let again = t.describe_class().await?.ok()?;
+    ensure(described == again, || {
+        "the class changed from one question to the next".to_owned()
+    })
+}
+
+/// Whether this is a quantity as Kubernetes writes them, and not below zero.
+fn is_capacity(text: &str) -> bool {
+    const SUFFIXES: [&str; 16] = [
+        "", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei",
+    ];
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, suffix) = text.split_at(end);
+    let is_number = number.bytes().any(|byte| byte.is_ascii_digit()) && number.matches('.').count() <= 1;
+    let exponent = suffix
+        .strip_prefix(['e', 'E'])
+        .and_then(|power| power.parse::<i8>().ok());
+    text.len() <= LONGEST_QUANTITY && is_number && (SUFFIXES.contains(&suffix) || exponent.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capacity_is_a_quantity_that_is_not_below_zero() {
+        for good in [
+            "4", "16Gi", "0", "1.5", ".5", "250m", "2e3", "1E6", "1E", "20G", "3.",
+        ] {
+            assert!(is_capacity(good), "{good}");
+        }
+        for bad in ["", "-1", "Gi", "4 Gi", "4GB", "1.2.3", ".", "many", "2e", "16gi"] {
+            assert!(!is_capacity(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! DeleteMachine.
+
+use super::case;
+use crate::answer::{Outcome, ensure};
+use crate::{Case, Hook, Need, Trial};
+use cmi_driver::{Code, Operation};
+
+const STATUS: Need = Need::Call(Operation::GetMachineStatus);
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "delete-deletes",
+        "a VM is deleted",
+        proves: ["DRV-18", "DRV-DE-00", "DRV-DE-12", "PLG-DE-00", "PLG-DE-12", "CMI-107", "CMI-110"],
+        needs: [],
+        |t| deletes(t, false)
+    ),
+    case!(
+        "delete-by-id",
+        "a VM is deleted with its id as well as without",
+        proves: ["CMI-108"],
+        needs: [],
+        |t| deletes(t, true)
+    ),
+    case!(
+        "delete-means-gone",
+        "after OK the VM is gone, at once",
+        proves: ["DRV-23", "CMI-111"],
+        needs: [],
+        means_gone
+    ),
+    case!(
+        "delete-never-made",
+        "to delete what was never made is OK",
+        proves: ["DRV-19", "CMI-100"],
+        needs: [],
+        never_made
+    ),
+    case!(
+        "delete-again",
+        "to delete what is gone is OK, with and without its id",
+        proves: ["DRV-19", "DRV-21", "CMI-100", "CMI-102"],
+        needs: [],
+        |t| again(t, 1)
+    ),
+    case!(
+        "delete-ten-times",
+        "to delete ten more times is OK",
+        proves: ["DRV-21", "CMI-102"],
+        needs: [],
+        |t| again(t, 10)
+    ),
+    case!(
+        "delete-just-its-vm",
+        "of three VMs the one that is meant goes",
+        proves: ["DRV-07", "DRV-22", "CMI-79", "CMI-103"],
+        needs: [],
+        just_its_vm
+    ),
+    case!(
+        "delete-other-cluster",
+        "a VM of the same name in another cluster stays, whether by name or by its id",
+        proves: ["DRV-20", "CMI-101"],
+        needs: [],
+        other_cluster
+    ),
+    case!(
+        "delete-other-machine-id",
+        "the id of another machine's VM deletes no VM but that of the name",
+        proves: ["DRV-07", "DRV-20", "DRV-22", "CMI-79", "CMI-101"],
+        needs: [],
+        other_machine_id
+    ),
+    case!(
+        "delete-other-identity",
+        "a VM of the same name that belongs to another machine object stays",
+        proves: ["DRV-20", "CMI-101"],
+        needs: [],
+        other_identity
+    ),
+    case!(
+        "delete-planted-vm",
+        "a VM that was made behind the driver's back and is somebody else's stays",
+        proves: ["DRV-20", "CMI-101"],
+        needs: [STATUS, Need::Hook(Hook::Plant)],
+        planted
+    ),
+    case!(
+        "delete-vanished-vm",
+        "to delete what is gone without the driver is OK",
+        proves: ["DRV-19", "CMI-100"],
+        needs: [Need::Hook(Hook::Vanish)],
+        vanished
+    ),
+    case!(
+        "delete-uninitialized",
+        "a VM that was never initialized can be deleted",
+        proves: ["DRV-DE-00", "PLG-DE-00"],
+        needs: [Need::Hook(Hook::Uninitialize)],
+        uninitialized
+    ),
+];
+
+async fn deletes(t: Trial, by_id: bool) -> Outcome {
+    let order = t.order("a");
+    let machine = t.prepare(&order).await?;
+    t.remove(&order, by_id.then_some(&machine.provider_id)).await?;
+    t.is_gone(&order).await
+}
+
+async fn means_gone(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let machine = t.prepare(&order).await?;
+    t.remove(&order, Some(&machine.provider_id)).await?;
+    t.is_gone(&order).await
+}
+
+async fn never_made(t: Trial) -> Outcome {
+    t.delete(&t.order("a"), None).await?.ok().map(|_| ())
+}
+
+async fn again(t: Trial, times: usize) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    t.remove(&order, Some(&id)).await?;
+    for _ in 0..times {
+        t.delete(&order, None).await?.ok()?;
+        t.delete(&order, Some(&id)).await?.ok()?;
+    }
+    t.is_gone(&order).await
+}
+
+async fn just_its_vm(t: Trial) -> Outcome {
+    let [a, b, c] = ["a", "b", "c"].map(|label| t.order(label));
+    let (first, second, third) = (t.prepare(&a).await?, t.prepare(&b).await?, t.prepare(&c).await?);
+    t.remove(&b, Some(&second.provider_id)).await?;
+    t.settle().await;
+    let left = [(&a, &first.provider_id), (&c, &third.provider_id)];
+    t.has_exactly(&a, &left).await?;
+    for (order, id) in left {
+        t.survives(order, id).await?;
+    }
+    Ok(())
+}
+
+async fn other_cluster(t: Trial) -> Outcome {
+    let here = t.order("a");
+    let there = here.clone().in_cluster(&t.other_cluster());
+    let id = t.prepare(&there).await?.provider_id;
+    t.delete(&here, None).await?.ok()?;
+    t.survives(&there, &id).await?;
+    // Whether a foreign id is refused or passed over is the driver's choice.
+    t.delete(&here, Some(&id)).await?.ok_or(&[
+        Code::InvalidArgument,
+        Code::NotFound,
+        Code::PermissionDenied,
+    ])?;
+    t.survives(&there, &id).await
+}
+
+async fn other_machine_id(t: Trial) -> Outcome {
+    let (one, other) = (t.order("a"), t.order("b"));
+    t.prepare(&one).await?;
+    let id = t.prepare(&other).await?.provider_id;
+    // Whether the VM of the name goes, or the contradiction is refused, is the driver's choice.
+    let refusals = [Code::InvalidArgument, Code::NotFound, Code::FailedPrecondition];
+    t.remove_unless(&one, Some(&id), &refusals).await?;
+    t.survives(&other, &id).await
+}
+
+async fn other_identity(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    let other = order.clone().with_identity("somebody-else");
+    t.delete(&other, None).await?.ok()?;
+    t.survives(&order, &id).await
+}
+
+async fn planted(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let foreign = order
+        .clone()
+        .in_cluster(&t.other_cluster())
+        .with_identity("somebody-else");
+    t.track(&foreign);
+    t.pull_on(Hook::Plant, &foreign).await?;
+    t.settle().await;
+    t.delete(&order, None).await?.ok()?;
+    ensure(t.seen(&foreign).await?.is_some(), || {
+        "the VM of another cluster was deleted".to_owned()
+    })
+}
+
+async fn vanished(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    t.pull_on(Hook::Vanish, &order).await?;
+    t.settle().await;
+    t.delete(&order, Some(&id)).await?.ok()?;
+    t.has_none(&order).await
+}
+
+async fn uninitialized(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    t.pull_on(Hook::Uninitialize, &order).await?;
+    t.remove(&order, Some(&id)).await?;
+    t.is_gone(&order).await
+}

@@ -1,0 +1,371 @@
+//! What the calls answer when something is wrong that is not theirs: the back end, the state of a VM.
+
+use super::case;
+use crate::answer::{Answer, Outcome, ensure};
+use crate::{Case, Halt, Hook, Need, Order, Pull, Trial};
+use cmi_driver::{Code, Operation, ProviderId};
+
+/// How much longer than the deadline a slow call takes.
+const TIMES_THE_DEADLINE: u64 = 40;
+/// Codes after which a controller tries again.
+const TRANSIENT: &[Code] = &[
+    Code::Canceled,
+    Code::Unknown,
+    Code::DeadlineExceeded,
+    Code::Aborted,
+    Code::Unavailable,
+];
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "create-unavailable",
+        "a back end that can't be reached is UNAVAILABLE, and all is well afterwards",
+        proves: ["DRV-CR-14", "PLG-CR-14", "CMI-26", "DRV-16", "CMI-96", "DRV-15", "CMI-95"],
+        needs: [Need::Hook(Hook::Unavailable)],
+        |t| unavailable(t, Operation::CreateMachine)
+    ),
+    case!(
+        "delete-unavailable",
+        "a back end that can't be reached is UNAVAILABLE, and all is well afterwards",
+        proves: ["DRV-DE-14", "PLG-DE-14", "DRV-24", "CMI-112", "DRV-23", "CMI-111"],
+        needs: [Need::Hook(Hook::Unavailable)],
+        |t| unavailable(t, Operation::DeleteMachine)
+    ),
+    case!(
+        "status-unavailable",
+        "a back end that can't be reached is UNAVAILABLE, and all is well afterwards",
+        proves: ["DRV-GS-14", "PLG-GS-14", "DRV-31", "CMI-124", "DRV-30", "CMI-123"],
+        needs: [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Unavailable)],
+        |t| unavailable(t, Operation::GetMachineStatus)
+    ),
+    case!(
+        "list-unavailable",
+        "a back end that can't be reached is UNAVAILABLE, and all is well afterwards",
+        proves: ["DRV-LM-14", "PLG-LM-14", "DRV-38", "CMI-143", "DRV-37", "CMI-142"],
+        needs: [Need::Call(Operation::ListMachines), Need::Hook(Hook::Unavailable)],
+        |t| unavailable(t, Operation::ListMachines)
+    ),
+    case!(
+        "shut-down-unavailable",
+        "a back end that can't be reached is UNAVAILABLE, and all is well afterwards",
+        proves: ["PLG-SD-14", "CMI-134", "CMI-133"],
+        needs: [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Unavailable)],
+        |t| unavailable(t, Operation::ShutDownMachine)
+    ),
+    case!(
+        "volumes-unavailable",
+        "a back end that can't be reached is UNAVAILABLE, and all is well afterwards",
+        proves: ["DRV-GV-14", "PLG-GV-14"],
+        needs: [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Unavailable)],
+        |t| unavailable(t, Operation::GetVolumeIds)
+    ),
+    case!(
+        "create-unknown",
+        "an error that nobody foresaw is UNKNOWN or INTERNAL, and all is well afterwards",
+        proves: ["DRV-CR-02", "PLG-CR-02", "DRV-15", "CMI-95"],
+        needs: [Need::Hook(Hook::Unknown)],
+        |t| unknown(t, Operation::CreateMachine)
+    ),
+    case!(
+        "delete-unknown",
+        "an error that nobody foresaw is UNKNOWN or INTERNAL, and all is well afterwards",
+        proves: ["DRV-DE-02", "PLG-DE-02", "DRV-23", "CMI-111"],
+        needs: [Need::Hook(Hook::Unknown)],
+        |t| unknown(t, Operation::DeleteMachine)
+    ),
+    case!(
+        "status-unknown",
+        "an error that nobody foresaw is UNKNOWN or INTERNAL, and all is well afterwards",
+        proves: ["DRV-GS-02", "PLG-GS-02", "DRV-30", "CMI-123"],
+        needs: [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Unknown)],
+        |t| unknown(t, Operation::GetMachineStatus)
+    ),
+    case!(
+        "list-unknown",
+        "an error that nobody foresaw is UNKNOWN or INTERNAL, and all is well afterwards",
+        proves: ["DRV-LM-02", "PLG-LM-02", "DRV-37", "CMI-142"],
+        needs: [Need::Call(Operation::ListMachines), Need::Hook(Hook::Unknown)],
+        |t| unknown(t, Operation::ListMachines)
+    ),
+    case!(
+        "shut-down-unknown",
+        "an error that nobody foresaw is UNKNOWN or INTERNAL, and all is well afterwards",
+        proves: ["PLG-SD-02", "CMI-133"],
+        needs: [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Unknown)],
+        |t| unknown(t, Operation::ShutDownMachine)
+    ),
+    case!(
+        "volumes-unknown",
+        "an error that nobody foresaw is UNKNOWN or INTERNAL, and all is well afterwards",
+        proves: ["DRV-GV-02", "PLG-GV-02"],
+        needs: [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Unknown)],
+        |t| unknown(t, Operation::GetVolumeIds)
+    ),
+    case!(
+        "create-internal",
+        "a broken invariant of the back end is INTERNAL, and all is well afterwards",
+        proves: ["DRV-CR-13", "PLG-CR-13"],
+        needs: [Need::Hook(Hook::Internal)],
+        |t| internal(t, Operation::CreateMachine)
+    ),
+    case!(
+        "delete-internal",
+        "a broken invariant of the back end is INTERNAL, and all is well afterwards",
+        proves: ["DRV-DE-13", "PLG-DE-13"],
+        needs: [Need::Hook(Hook::Internal)],
+        |t| internal(t, Operation::DeleteMachine)
+    ),
+    case!(
+        "status-internal",
+        "a broken invariant of the back end is INTERNAL, and all is well afterwards",
+        proves: ["DRV-GS-13", "PLG-GS-13"],
+        needs: [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Internal)],
+        |t| internal(t, Operation::GetMachineStatus)
+    ),
+    case!(
+        "list-internal",
+        "a broken invariant of the back end is INTERNAL, and all is well afterwards",
+        proves: ["DRV-LM-13", "PLG-LM-13"],
+        needs: [Need::Call(Operation::ListMachines), Need::Hook(Hook::Internal)],
+        |t| internal(t, Operation::ListMachines)
+    ),
+    case!(
+        "shut-down-internal",
+        "a broken invariant of the back end is INTERNAL, and all is well afterwards",
+        proves: ["PLG-SD-13"],
+        needs: [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Internal)],
+        |t| internal(t, Operation::ShutDownMachine)
+    ),
+    case!(
+        "volumes-internal",
+        "a broken invariant of the back end is INTERNAL, and all is well afterwards",
+        proves: ["DRV-GV-13", "PLG-GV-13"],
+        needs: [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Internal)],
+        |t| internal(t, Operation::GetVolumeIds)
+    ),
+    case!(
+        "create-locked",
+        "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards",
+        proves: ["DRV-CR-09", "PLG-CR-09"],
+        needs: [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)],
+        |t| locked(t, Operation::CreateMachine)
+    ),
+    case!(
+        "delete-locked",
+        "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards",
+        proves: ["DRV-DE-09", "PLG-DE-09"],
+        needs: [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)],
+        |t| locked(t, Operation::DeleteMachine)
+    ),
+    case!(
+        "status-locked",
+        "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards",
+        proves: ["DRV-GS-09", "PLG-GS-09"],
+        needs: [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)],
+        |t| locked(t, Operation::GetMachineStatus)
+    ),
+    case!(
+        "shut-down-locked",
+        "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards",
+        proves: ["PLG-SD-09"],
+        needs: [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)],
+        |t| locked(t, Operation::ShutDownMachine)
+    ),
+    case!(
+        "create-deadline",
+        "a call that takes too long ends at its deadline, and a repeat is sound",
+        proves: ["DRV-CR-04", "PLG-CR-04"],
+        needs: [Need::Hook(Hook::Slow)],
+        |t| deadline(t, Operation::CreateMachine)
+    ),
+    case!(
+        "delete-deadline",
+        "a call that takes too long ends at its deadline, and a repeat is sound",
+        proves: ["DRV-DE-04", "PLG-DE-04"],
+        needs: [Need::Hook(Hook::Slow)],
+        |t| deadline(t, Operation::DeleteMachine)
+    ),
+    case!(
+        "status-deadline",
+        "a call that takes too long ends at its deadline, and a repeat is sound",
+        proves: ["DRV-GS-04", "PLG-GS-04"],
+        needs: [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Slow)],
+        |t| deadline(t, Operation::GetMachineStatus)
+    ),
+    case!(
+        "list-deadline",
+        "a call that takes too long ends at its deadline, and a repeat is sound",
+        proves: ["DRV-LM-04", "PLG-LM-04"],
+        needs: [Need::Call(Operation::ListMachines), Need::Hook(Hook::Slow)],
+        |t| deadline(t, Operation::ListMachines)
+    ),
+    case!(
+        "shut-down-deadline",
+        "a call that takes too long ends at its deadline, and a repeat is sound",
+        proves: ["PLG-SD-04"],
+        needs: [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Slow)],
+        |t| deadline(t, Operation::ShutDownMachine)
+    ),
+    case!(
+        "volumes-deadline",
+        "a call that takes too long ends at its deadline, and a repeat is sound",
+        proves: ["DRV-GV-04", "PLG-GV-04"],
+        needs: [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Slow)],
+        |t| deadline(t, Operation::GetVolumeIds)
+    ),
+    case!(
+        "create-lost-response",
+        "a VM whose answer was lost is the one that a repeat gives",
+        proves: ["DRV-12", "CMI-22", "CMI-84"],
+        needs: [Need::Hook(Hook::LoseResponse)],
+        create_lost
+    ),
+    case!(
+        "delete-lost-response",
+        "a deletion whose answer was lost is OK when it is repeated",
+        proves: ["DRV-21", "CMI-22", "CMI-102"],
+        needs: [Need::Hook(Hook::LoseResponse)],
+        delete_lost
+    ),
+    case!(
+        "create-exhausted",
+        "a back end without room is RESOURCE_EXHAUSTED, and makes one VM when it has room again",
+        proves: ["DRV-CR-08", "PLG-CR-08"],
+        needs: [Need::Hook(Hook::Exhaust)],
+        exhausted
+    ),
+];
+
+/// A machine on which the call can be tried: one that is there, but for a create.
+pub(super) async fn prepared(t: &Trial, operation: Operation) -> Outcome<(Order, Option<ProviderId>)> {
+    let order = t.order("a");
+    let id = match operation {
+        Operation::CreateMachine | Operation::GetVolumeIds => None,
+        _ => Some(t.prepare(&order).await?.provider_id),
+    };
+    Ok((order, id))
+}
+
+/// The VM of before is untouched; where there was none, there is none or the one that a create gives.
+pub(super) async fn sound(
+    t: &Trial,
+    operation: Operation,
+    order: &Order,
+    id: Option<&ProviderId>,
+) -> Outcome {
+    if operation == Operation::GetVolumeIds {
+        return t.touch(operation, order).await?.ok();
+    }
+    if let Some(id) = id {
+        t.survives(order, id).await?;
+    }
+    let now = t.make(order).await?.provider_id;
+    ensure(id.is_none_or(|id| *id == now), || {
+        format!("the VM of `{}` is another one now: `{now}`", order.name)
+    })?;
+    t.has_exactly(order, &[(order, &now)]).await
+}
+
+async fn unavailable(t: Trial, operation: Operation) -> Outcome {
+    broken(&t, operation, Hook::Unavailable, &[Code::Unavailable]).await
+}
+
+async fn unknown(t: Trial, operation: Operation) -> Outcome {
+    broken(&t, operation, Hook::Unknown, &[Code::Unknown, Code::Internal]).await
+}
+
+async fn internal(t: Trial, operation: Operation) -> Outcome {
+    broken(&t, operation, Hook::Internal, &[Code::Internal]).await
+}
+
+async fn broken(t: &Trial, operation: Operation, hook: Hook, codes: &[Code]) -> Outcome {
+    let (order, id) = prepared(t, operation).await?;
+    t.pull(Pull::new(hook)).await?;
+    let answer = t.touch(operation, &order).await?;
+    t.restore().await?;
+    needs_back_end(operation, &answer)?;
+    answer.refused_with(codes)?;
+    sound(t, operation, &order, id.as_ref()).await
+}
+
+/// Most drivers read volume ids out of the specs: then a back end that is broken breaks nothing, and shows nothing.
+fn needs_back_end(operation: Operation, answer: &Answer<()>) -> Outcome {
+    if operation == Operation::GetVolumeIds && answer.result.is_ok() {
+        return Err(Halt::Skipped(format!("{operation} needs no back end here")));
+    }
+    Ok(())
+}
+
+async fn locked(t: Trial, operation: Operation) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    t.pull_on(Hook::Lock, &order).await?;
+    let answer = t.touch(operation, &order).await;
+    t.pull_on(Hook::Unlock, &order).await?;
+    answer?.refused(Code::FailedPrecondition)?;
+    sound(&t, operation, &order, Some(&id)).await
+}
+
+/// Every call of the back end takes much longer than the deadline, until it is restored.
+pub(super) async fn slow_down(t: &Trial) -> Outcome {
+    let slow = t.config().short_deadline_ms.saturating_mul(TIMES_THE_DEADLINE);
+    t.pull(Pull::new(Hook::Slow).amount(slow)).await.map(|_| ())
+}
+
+/// A call that ended at its deadline, and may still run, can be repeated, and leaves nothing half done.
+pub(super) async fn after_deadline(
+    t: &Trial,
+    operation: Operation,
+    order: &Order,
+    id: Option<&ProviderId>,
+) -> Outcome {
+    if operation == Operation::DeleteMachine {
+        t.remove(order, id).await?;
+        return t.is_gone(order).await;
+    }
+    sound(t, operation, order, id).await
+}
+
+async fn deadline(t: Trial, operation: Operation) -> Outcome {
+    let (order, id) = prepared(&t, operation).await?;
+    let deadline = t.config().short_deadline();
+    slow_down(&t).await?;
+    // What a caller in the process does at its deadline is to drop the call.
+    let ended = tokio::time::timeout(deadline, t.touch(operation, &order)).await;
+    t.restore().await?;
+    if let Ok(answer) = ended {
+        let answer = answer?;
+        needs_back_end(operation, &answer)?;
+        answer.refused(Code::DeadlineExceeded)?;
+    }
+    after_deadline(&t, operation, &order, id.as_ref()).await
+}
+
+async fn create_lost(t: Trial) -> Outcome {
+    let order = t.order("a");
+    t.pull(Pull::new(Hook::LoseResponse)).await?;
+    t.create(&order).await?.ok_or(TRANSIENT)?;
+    t.restore().await?;
+    let id = t.make(&order).await?.provider_id;
+    t.has_exactly(&order, &[(&order, &id)]).await
+}
+
+async fn delete_lost(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    t.pull(Pull::new(Hook::LoseResponse)).await?;
+    t.delete(&order, Some(&id)).await?.ok_or(TRANSIENT)?;
+    t.restore().await?;
+    t.remove(&order, Some(&id)).await?;
+    t.is_gone(&order).await
+}
+
+async fn exhausted(t: Trial) -> Outcome {
+    let order = t.order("a");
+    t.pull(Pull::new(Hook::Exhaust)).await?;
+    let answer = t.create(&order).await;
+    t.restore().await?;
+    answer?.refused(Code::ResourceExhausted)?;
+    t.has_none(&order).await?;
+    sound(&t, Operation::CreateMachine, &order, None).await
+}

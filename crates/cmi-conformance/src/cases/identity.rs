@@ -1,0 +1,226 @@
+//! Name, version, capabilities and health.
+
+use std::future::Future;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::case;
+use super::published::extended;
+use super::requests::{INFO, raw};
+use super::wire::declared;
+use crate::answer::{Answer, Halt, Outcome, ensure};
+use crate::judge::Said;
+use crate::{Case, Hook, Need, Pull, Trial};
+use cmi_driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Secrets};
+use cmi_grpc::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
+use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
+
+const BETWEEN_PROBES: Duration = Duration::from_millis(100);
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "info-names-the-driver",
+        "name and version are there and not too long, and the name is a domain name: the client takes the answer",
+        proves: ["CMI-14", "CMI-50", "CMI-51", "CMI-53", "CMI-54", "CMI-55", "CMI-56"],
+        needs: [],
+        names_the_driver
+    ),
+    case!(
+        "info-has-a-host-name",
+        "the name holds the host name of whoever made the driver",
+        proves: ["CMI-52"],
+        needs: [],
+        has_a_host_name
+    ),
+    case!(
+        "capabilities-stay",
+        "ten questions about capabilities have one answer",
+        proves: ["CMI-58", "CMI-59"],
+        needs: [],
+        capabilities_stay
+    ),
+    case!(
+        "probe-ready",
+        "the driver becomes ready",
+        proves: ["CMI-64", "CMI-70"],
+        needs: [],
+        becomes_ready
+    ),
+    case!(
+        "probe-unhealthy",
+        "a driver that is not healthy says FAILED_PRECONDITION",
+        proves: ["CMI-68", "CMI-72", "CMI-73", "CMI-75", "CMI-77"],
+        needs: [Need::Hook(Hook::Unhealthy)],
+        unhealthy
+    ),
+    case!(
+        "probe-starting",
+        "a driver that still starts is healthy and not ready",
+        proves: ["CMI-69"],
+        needs: [Need::Hook(Hook::Starting)],
+        starting
+    ),
+];
+
+async fn ask<T: Said>(
+    t: &Trial,
+    operation: Operation,
+    call: impl Future<Output = cmi_driver::Result<T>>,
+) -> Outcome<Answer<T>> {
+    t.timed(operation, "the driver".to_owned(), &Secrets::default(), call)
+        .await
+}
+
+/// Name and version: from the plugin itself where there is one, since the client takes what breaks the rules for unknown.
+async fn info(t: &Trial) -> Outcome<GetPluginInfoResponse> {
+    if t.target().wire().is_some() {
+        return raw(t, INFO, &[]).await?.ok();
+    }
+    let info = ask(t, Operation::GetPluginInfo, t.target().driver.info()).await?;
+    info.ok().map(Into::into)
+}
+
+async fn probe(t: &Trial) -> Outcome<Answer<Readiness>> {
+    ask(t, Operation::Probe, t.target().driver.probe()).await
+}
+
+/// The rules are those of the client, in the one place where it reads the answer.
+async fn names_the_driver(t: Trial) -> Outcome {
+    let info = info(&t).await?;
+    PluginInfo::try_from(info)
+        .map(|_| ())
+        .map_err(|error| Halt::failed(format!("the client refuses the answer of GetPluginInfo: {error}")))
+}
+
+async fn has_a_host_name(t: Trial) -> Outcome {
+    let name = info(&t).await?.name;
+    ensure(name.contains('.'), || {
+        format!("the name `{name}` has no dot: `driver.example.com` says whose it is")
+    })
+}
+
+async fn capabilities_stay(t: Trial) -> Outcome {
+    if t.target().wire().is_some() {
+        return declarations_stay(&t).await;
+    }
+    let first = settled(t.capabilities().clone());
+    for _ in 0..10 {
+        let call = t.target().driver.capabilities();
+        let again = ask(&t, Operation::GetPluginCapabilities, call).await?.ok()?;
+        ensure(settled(again) == first, changed)?;
+    }
+    Ok(())
+}
+
+/// The client asks once for each connection: only the wire shows what a plugin says the next time.
+async fn declarations_stay(t: &Trial) -> Outcome {
+    let first = Declared::new(declared(t).await?, extended(t).await?);
+    for _ in 0..10 {
+        let again = Declared::new(declared(t).await?, extended(t).await?);
+        ensure(again == first, changed)?;
+    }
+    Ok(())
+}
+
+fn changed() -> String {
+    "the capabilities changed from one question to the next".to_owned()
+}
+
+/// Without an order where it says nothing.
+fn settled(mut capabilities: Capabilities) -> Capabilities {
+    capabilities.hot_updatable.sort_unstable();
+    capabilities
+}
+
+/// What a plugin declares, without an order where it says nothing.
+#[derive(Debug, PartialEq)]
+struct Declared {
+    calls: Vec<i32>,
+    extension: Option<GetExtensionCapabilitiesResponse>,
+    /// The schema, whose fields may come in any order; bytes that are no JSON are compared as they are.
+    schema: Result<Value, Vec<u8>>,
+}
+
+impl Declared {
+    fn new(mut calls: Vec<i32>, mut extension: Option<GetExtensionCapabilitiesResponse>) -> Self {
+        calls.sort_unstable();
+        let mut schema = Vec::new();
+        if let Some(extension) = &mut extension {
+            extension.calls.sort_unstable();
+            extension.hot_updatable.sort_unstable();
+            schema = std::mem::take(&mut extension.provider_spec_schema);
+        }
+        Self {
+            calls,
+            extension,
+            schema: serde_json::from_slice(&schema).map_err(|_| schema),
+        }
+    }
+}
+
+async fn becomes_ready(t: Trial) -> Outcome {
+    let until = tokio::time::Instant::now() + t.config().call_limit();
+    while probe(&t).await?.ok()? != Readiness::Ready {
+        ensure(tokio::time::Instant::now() < until, || {
+            "the driver is healthy and does not become ready".to_owned()
+        })?;
+        tokio::time::sleep(BETWEEN_PROBES).await;
+    }
+    Ok(())
+}
+
+async fn unhealthy(t: Trial) -> Outcome {
+    t.pull(Pull::new(Hook::Unhealthy)).await?;
+    probe(&t).await?.refused(Code::FailedPrecondition)?;
+    t.restore().await?;
+    probe(&t).await?.ok().map(|_| ())
+}
+
+async fn starting(t: Trial) -> Outcome {
+    t.pull(Pull::new(Hook::Starting)).await?;
+    let readiness = probe(&t).await?.ok()?;
+    ensure(readiness == Readiness::NotYet, || {
+        "a driver that still starts has to say that it is not ready".to_owned()
+    })?;
+    t.restore().await?;
+    becomes_ready(t).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn declared(calls: &[i32], hot_updatable: &[&str], schema: &str) -> Declared {
+        let extension = GetExtensionCapabilitiesResponse {
+            hot_updatable: hot_updatable.iter().map(ToString::to_string).collect(),
+            provider_spec_schema: schema.as_bytes().to_vec(),
+            ..Default::default()
+        };
+        Declared::new(calls.to_vec(), Some(extension))
+    }
+
+    /// CMI-59: they are sets, and so are the fields of a schema.
+    #[test]
+    fn capabilities_in_another_order_are_the_same() {
+        let schema = r#"{"type":"object","required":["a"]}"#;
+        let first = declared(&[1, 2], &["/a", "/b"], schema);
+        let turned = r#"{ "required": ["a"], "type": "object" }"#;
+        assert_eq!(first, declared(&[2, 1], &["/b", "/a"], turned));
+        for other in [
+            declared(&[1, 2, 3], &["/a", "/b"], schema),
+            declared(&[1, 2], &["/a"], schema),
+            declared(&[1, 2], &["/a", "/b"], r#"{"type":"object","required":["b"]}"#),
+            declared(&[1, 2], &["/a", "/b"], "no JSON"),
+            Declared::new(vec![1, 2], None),
+        ] {
+            assert_ne!(first, other);
+        }
+        let places = |places: [&str; 2]| Capabilities {
+            hot_updatable: places.map(|place| place.parse().unwrap()).to_vec(),
+            ..Capabilities::minimal()
+        };
+        assert_eq!(settled(places(["/a", "/b"])), settled(places(["/b", "/a"])));
+        assert_ne!(settled(places(["/a", "/b"])), settled(places(["/a", "/c"])));
+    }
+}

@@ -1,0 +1,132 @@
+//! InitializeMachine.
+
+use super::case;
+use super::requests::reaches_the_plugin;
+use super::status::mutations;
+use crate::answer::{Outcome, ensure};
+use crate::{Case, Halt, Hook, Need, Pull, Trial};
+use cmi_driver::{Code, Operation};
+
+const INITIALIZE: Need = Need::Call(Operation::InitializeMachine);
+const STATUS: Need = Need::Call(Operation::GetMachineStatus);
+const FAILURES: u64 = 3;
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "initialize-offered",
+        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
+        proves: ["INI-11"],
+        needs: [],
+        offered
+    ),
+    case!(
+        "initialize-ten-times",
+        "to initialize ten more times is OK, and it is the same VM",
+        proves: ["INI-22"],
+        needs: [INITIALIZE],
+        ten_times
+    ),
+    case!(
+        "initialize-changes-once",
+        "a VM that is initialized is not changed again",
+        proves: ["INI-22"],
+        needs: [INITIALIZE, Need::Hook(Hook::Mutations)],
+        changes_once
+    ),
+    case!(
+        "initialize-never-made",
+        "what was never made is not initialized, and not made",
+        proves: ["INI-22"],
+        needs: [INITIALIZE],
+        never_made
+    ),
+    case!(
+        "initialize-fails",
+        "an initialization that fails is code 17, and is done when it is repeated",
+        proves: ["INI-12", "INI-21"],
+        needs: [INITIALIZE, Need::Hook(Hook::FailInitialize)],
+        fails
+    ),
+    case!(
+        "initialize-status",
+        "a VM whose initialization was taken back is code 17 with its id, and whole again when it is repeated",
+        proves: ["INI-18", "INI-23"],
+        needs: [INITIALIZE, STATUS, Need::Hook(Hook::Uninitialize)],
+        taken_back
+    ),
+];
+
+async fn offered(t: Trial) -> Outcome {
+    reaches_the_plugin(&t, Operation::InitializeMachine)?;
+    let order = t.order("a");
+    // What has to be initialized is, in here; that it fails is what this case is about.
+    let made = t.make(&order).await?;
+    let answer = t.initialize(&order).await?;
+    if !t.offers(Operation::InitializeMachine) {
+        return answer.refused(Code::Unimplemented).map(|_| ());
+    }
+    let initialized = answer.ok()?;
+    ensure(initialized.provider_id == made.provider_id, || {
+        "InitializeMachine answered with another VM".to_owned()
+    })
+}
+
+async fn ten_times(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let made = t.prepare(&order).await?;
+    for _ in 0..10 {
+        let again = t.initialize(&order).await?.ok()?;
+        ensure(again.provider_id == made.provider_id, || {
+            "InitializeMachine answered with another VM".to_owned()
+        })?;
+    }
+    t.has_exactly(&order, &[(&order, &made.provider_id)]).await
+}
+
+async fn changes_once(t: Trial) -> Outcome {
+    let order = t.order("a");
+    t.prepare(&order).await?;
+    let before = mutations(&t).await?;
+    t.initialize(&order).await?.ok()?;
+    let after = mutations(&t).await?;
+    ensure(before == after, || {
+        "a VM that was initialized was changed again".to_owned()
+    })
+}
+
+async fn never_made(t: Trial) -> Outcome {
+    let order = t.order("a");
+    t.initialize(&order).await?.refused(Code::NotFound)?;
+    t.has_none(&order).await
+}
+
+async fn fails(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let made = t.created(&order).await;
+    let id = made.map_err(Halt::in_preparation)?.provider_id;
+    t.pull(Pull::new(Hook::FailInitialize).amount(FAILURES)).await?;
+    for _ in 0..FAILURES {
+        t.initialize(&order).await?.refused(Code::Uninitialized)?;
+    }
+    let initialized = t.initialize(&order).await?.ok()?;
+    ensure(initialized.provider_id == id, || {
+        "the VM is another one since its initialization failed".to_owned()
+    })?;
+    t.settle().await;
+    t.has_exactly(&order, &[(&order, &id)]).await
+}
+
+async fn taken_back(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let made = t.prepare(&order).await?;
+    t.pull_on(Hook::Uninitialize, &order).await?;
+    let status = t.status(&order, None).await?.refused(Code::Uninitialized)?;
+    let known = status
+        .machine()
+        .map(|machine| (&machine.provider_id, &machine.node_name));
+    ensure(known == Some((&made.provider_id, &made.node_name)), || {
+        "code 17 has to come with the id and the node name of the VM".to_owned()
+    })?;
+    t.initialize(&order).await?.ok()?;
+    t.status(&order, None).await?.ok().map(|_| ())
+}

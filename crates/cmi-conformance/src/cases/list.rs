@@ -1,0 +1,183 @@
+//! ListMachines.
+
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+
+use super::case;
+use crate::answer::{Halt, Outcome, ensure};
+use crate::order::Order;
+use crate::{Case, Hook, Need, Trial};
+use cmi_driver::{Code, Operation, ProviderId, tags};
+
+const LIST: Need = Need::Call(Operation::ListMachines);
+/// How many VMs of a long list are ordered at once.
+const AT_ONCE: usize = 8;
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "list-offered",
+        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
+        proves: ["DRV-33", "DRV-LM-12", "PLG-LM-12", "CMI-136"],
+        needs: [],
+        offered
+    ),
+    case!(
+        "list-all",
+        "a list that is longer than a page is whole, and what was deleted is not in it",
+        proves: ["DRV-34", "CMI-137"],
+        needs: [LIST],
+        all
+    ),
+    case!(
+        "list-keys",
+        "the list leads from provider ids to machine names",
+        proves: ["DRV-36", "DRV-LM-00", "PLG-LM-00", "CMI-138", "CMI-140"],
+        needs: [LIST],
+        keys
+    ),
+    case!(
+        "list-empty",
+        "a cluster without VMs has an empty list",
+        proves: ["DRV-LM-00", "PLG-LM-00", "CMI-17", "CMI-141"],
+        needs: [LIST],
+        empty
+    ),
+    case!(
+        "list-other-cluster",
+        "two clusters have no VM in common",
+        proves: ["DRV-03", "CMI-49", "CMI-137"],
+        needs: [LIST],
+        other_cluster
+    ),
+    case!(
+        "list-tags",
+        "a list that tells whose a VM is tells the tags that it was made with",
+        proves: ["DRV-03", "DRV-07", "CMI-49", "CMI-79"],
+        needs: [LIST],
+        tags_of_each
+    ),
+    case!(
+        "list-planted-vm",
+        "a VM of another cluster that was made behind the driver's back is not in the list",
+        proves: ["DRV-03", "CMI-49"],
+        needs: [LIST, Need::Hook(Hook::Plant)],
+        planted
+    ),
+];
+
+async fn offered(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let wanted = t.offers(Operation::ListMachines);
+    for _ in 0..3 {
+        let answer = t.list(&order).await?;
+        if wanted {
+            answer.ok()?;
+        } else {
+            answer.refused(Code::Unimplemented)?;
+        }
+    }
+    Ok(())
+}
+
+async fn all(t: Trial) -> Outcome {
+    let orders: Vec<_> = (0..t.config().many_machines)
+        .map(|n| t.order(&format!("n{n}")))
+        .collect();
+    let machines: Vec<_> = stream::iter(orders.clone())
+        .map(|order| {
+            let t = t.clone();
+            async move { t.prepare(&order).await }
+        })
+        .buffered(AT_ONCE)
+        .try_collect()
+        .await?;
+    let wanted: Vec<_> = orders
+        .iter()
+        .zip(&machines)
+        .map(|(order, machine)| (order, &machine.provider_id))
+        .collect();
+    t.has_exactly(&orders[0], &wanted).await?;
+    let (gone, left) = wanted.split_at(wanted.len() / 5 + 1);
+    for (order, id) in gone {
+        t.remove(order, Some(id)).await?;
+    }
+    t.settle().await;
+    t.has_exactly(&orders[0], left).await
+}
+
+async fn keys(t: Trial) -> Outcome {
+    let (a, b) = (t.order("a"), t.order("b"));
+    let (first, second) = (t.prepare(&a).await?, t.prepare(&b).await?);
+    t.has_exactly(&a, &[(&a, &first.provider_id), (&b, &second.provider_id)])
+        .await
+}
+
+async fn empty(t: Trial) -> Outcome {
+    let listed = t.list(&t.order("a")).await?.ok()?;
+    ensure(listed.is_empty(), || {
+        format!("a cluster without VMs has {} in its list", listed.len())
+    })
+}
+
+async fn other_cluster(t: Trial) -> Outcome {
+    let here = t.order("a");
+    let there = t.order("b").in_cluster(&t.other_cluster());
+    let (one, two) = (t.prepare(&here).await?, t.prepare(&there).await?);
+    t.has_exactly(&here, &[(&here, &one.provider_id)]).await?;
+    t.has_exactly(&there, &[(&there, &two.provider_id)]).await
+}
+
+/// What is done about a VM that no machine has follows from these tags. A plain list has none, and so none that is wrong.
+async fn tags_of_each(t: Trial) -> Outcome {
+    let (one, two) = (t.order("a"), t.order("b").with_identity("conformance.of-b"));
+    let (first, second) = (t.prepare(&one).await?, t.prepare(&two).await?);
+    let owners = [(&one, &first.provider_id), (&two, &second.provider_id)];
+    if !tells_owners(&t, &one, &owners).await? {
+        return Err(Halt::Skipped(
+            "the list tells neither cluster nor machine of a VM".to_owned(),
+        ));
+    }
+    // What comes under the name of a VM that is gone is another machine's.
+    t.remove(&one, Some(&first.provider_id)).await?;
+    t.settle().await;
+    let after = t.order("a").with_identity("conformance.of-another");
+    let third = t.prepare(&after).await?;
+    let owners = [(&after, &third.provider_id), (&two, &second.provider_id)];
+    tells_owners(&t, &after, &owners).await.map(drop)
+}
+
+/// Fails where a list tells other tags of these VMs than they were made with; whether it tells any.
+async fn tells_owners(t: &Trial, order: &Order, owners: &[(&Order, &ProviderId)]) -> Outcome<bool> {
+    // That it can't be had is for other cases.
+    let listed = t.list(order).await?.ok().map_err(Halt::in_preparation)?;
+    let mut tells = false;
+    for (owner, id) in owners {
+        let found = listed.iter().filter(|vm| vm.provider_id == **id);
+        for vm in found {
+            for (tag, told) in [(tags::CLUSTER, &vm.cluster_id), (tags::MACHINE, &vm.machine_id)] {
+                let Some(told) = told else { continue };
+                tells = true;
+                let made_with = owner.tag(tag);
+                ensure(*told == made_with, || {
+                    format!(
+                        "the VM `{id}` of `{}` was made with the tag {tag}={made_with}, and the list says {told}",
+                        owner.name
+                    )
+                })?;
+            }
+        }
+    }
+    Ok(tells)
+}
+
+async fn planted(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let foreign = order.clone().in_cluster(&t.other_cluster());
+    t.track(&foreign);
+    t.pull_on(Hook::Plant, &foreign).await?;
+    t.settle().await;
+    t.has_none(&order).await?;
+    let listed = t.list(&foreign).await?.ok()?;
+    ensure(listed.len() == 1, || {
+        format!("the planted VM's own cluster has {} VMs", listed.len())
+    })
+}

@@ -1,0 +1,135 @@
+//! GenerateMachineClassForMigration.
+
+use serde_json::{Map, Value, json};
+
+use super::case;
+use super::requests::reaches_the_plugin;
+use crate::answer::{Answer, Outcome, ensure};
+use crate::{Case, Migration, Need, Setting, Trial};
+use cmi_driver::{Code, GenerateMachineClassRequest, MachineClassKind, Operation};
+
+const MIGRATE: Need = Need::Call(Operation::GenerateMachineClassForMigration);
+const SAMPLE: Need = Need::Setting(Setting::Migration);
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "migrate-offered",
+        "the call is UNIMPLEMENTED when it is not declared, and never when it is",
+        proves: ["DRV-48", "DRV-MG-12"],
+        needs: [],
+        offered
+    ),
+    case!(
+        "migrate-fills-the-class",
+        "the sample class is converted, and what was there stays",
+        proves: ["DRV-49", "DRV-50", "DRV-MG-00"],
+        needs: [MIGRATE, SAMPLE],
+        fills
+    ),
+    case!(
+        "migrate-again",
+        "to convert again, also into the filled class, gives the same",
+        proves: ["DRV-51"],
+        needs: [MIGRATE, SAMPLE],
+        again
+    ),
+    case!(
+        "migrate-broken",
+        "a class that can't be converted is INTERNAL, in a message that says why",
+        proves: ["DRV-MG-13", "DRV-52"],
+        needs: [MIGRATE, Need::Setting(Setting::BrokenMigration)],
+        broken
+    ),
+];
+
+async fn convert(
+    t: &Trial,
+    kind: MachineClassKind,
+    class: &Map<String, Value>,
+    into: Map<String, Value>,
+) -> Outcome<Answer<Map<String, Value>>> {
+    t.migrate(GenerateMachineClassRequest {
+        provider_specific_machine_class: class.clone(),
+        machine_class: into,
+        class_kind: kind,
+    })
+    .await
+}
+
+fn sample(t: &Trial) -> Outcome<Migration> {
+    t.config()
+        .migration
+        .clone()
+        .ok_or_else(|| crate::Halt::Skipped("the configuration has no `migration`".to_owned()))
+}
+
+fn empty() -> Map<String, Value> {
+    Map::from_iter([("metadata".to_owned(), json!({"name": "kept"}))])
+}
+
+async fn offered(t: Trial) -> Outcome {
+    reaches_the_plugin(&t, Operation::GenerateMachineClassForMigration)?;
+    let sample = t.config().migration.clone();
+    let (kind, class) = sample.map_or_else(
+        || {
+            let kind = MachineClassKind {
+                api_group: "example.com".to_owned(),
+                kind: "Unknown".to_owned(),
+            };
+            (kind, Map::new())
+        },
+        |sample| (sample.class_kind(), sample.class),
+    );
+    let answer = convert(&t, kind, &class, empty()).await?;
+    if !t.offers(Operation::GenerateMachineClassForMigration) {
+        return answer.refused(Code::Unimplemented).map(|_| ());
+    }
+    let code = answer.result.as_ref().err().map(cmi_driver::Status::code);
+    ensure(code != Some(Code::Unimplemented), || {
+        "the call is declared and not implemented".to_owned()
+    })
+}
+
+async fn fills(t: Trial) -> Outcome {
+    let sample = sample(&t)?;
+    let filled = convert(&t, sample.class_kind(), &sample.class, empty())
+        .await?
+        .ok()?;
+    equal(&filled, &sample.expected)
+}
+
+fn equal(found: &Map<String, Value>, wanted: &Map<String, Value>) -> Outcome {
+    ensure(found == wanted, || {
+        format!(
+            "the class has to be {}, and is {}",
+            Value::from(wanted.clone()),
+            Value::from(found.clone())
+        )
+    })
+}
+
+async fn again(t: Trial) -> Outcome {
+    let sample = sample(&t)?;
+    let first = convert(&t, sample.class_kind(), &sample.class, empty())
+        .await?
+        .ok()?;
+    let second = convert(&t, sample.class_kind(), &sample.class, empty())
+        .await?
+        .ok()?;
+    equal(&second, &first)?;
+    let third = convert(&t, sample.class_kind(), &sample.class, first.clone())
+        .await?
+        .ok()?;
+    equal(&third, &first)
+}
+
+async fn broken(t: Trial) -> Outcome {
+    let sample = sample(&t)?;
+    for class in &sample.broken {
+        let status = convert(&t, sample.class_kind(), class, empty())
+            .await?
+            .refused(Code::Internal)?;
+        super::secrets::speaks(&status)?;
+    }
+    Ok(())
+}

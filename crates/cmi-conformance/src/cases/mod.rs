@@ -1,0 +1,90 @@
+//! The cases, by call.
+
+mod class;
+mod concurrency;
+mod create;
+mod credentials;
+mod delete;
+mod faults;
+mod identity;
+mod initialize;
+mod list;
+mod migrate;
+mod published;
+mod requests;
+mod secrets;
+mod shut_down;
+mod status;
+mod update;
+mod validation;
+mod volumes;
+mod wire;
+
+use super::case::Case;
+
+/// Every case, in the order in which they are reported.
+pub fn all() -> impl Iterator<Item = &'static Case> {
+    [
+        identity::CASES,
+        create::CASES,
+        delete::CASES,
+        status::CASES,
+        list::CASES,
+        shut_down::CASES,
+        initialize::CASES,
+        update::CASES,
+        class::CASES,
+        volumes::CASES,
+        migrate::CASES,
+        validation::CASES,
+        credentials::CASES,
+        concurrency::CASES,
+        secrets::CASES,
+        wire::CASES,
+        published::CASES,
+        faults::CASES,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// A row of a table of cases.
+macro_rules! case {
+    ($name:literal, $title:literal, proves: $proves:expr, needs: $needs:expr, $run:expr) => {
+        $crate::Case {
+            name: $name,
+            title: $title,
+            proves: &$proves,
+            needs: &$needs,
+            run: |trial| Box::pin(($run)(trial)),
+        }
+    };
+}
+use case;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::rules;
+
+    #[test]
+    fn every_case_has_a_name_of_its_own_and_proves_rows_that_exist() {
+        let mut names = BTreeSet::new();
+        for case in all() {
+            assert!(names.insert(case.name), "{} is there twice", case.name);
+            assert!(!case.proves.is_empty(), "{} proves nothing", case.name);
+            for id in case.proves {
+                let rule = rules::find(id);
+                assert!(rule.is_some(), "{} proves {id}, which is no row", case.name);
+                assert_eq!(
+                    rule.map(|rule| rule.proof),
+                    Some(rules::Proof::Cases),
+                    "{} proves {id}, which says that it is not tested",
+                    case.name
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Calls made bare that the client replaces by others, or answers itself.
+
+use prost::Message as _;
+use tonic::Code as Grpc;
+
+use super::case;
+use super::requests::{
+    DESCRIBE, EXTENSION, Fields, GET_MACHINE, INITIALIZE, LIST, LIST_PAGED, MIGRATE, STATUS, UPDATE, ZONES,
+    raw,
+};
+use crate::answer::{Halt, Outcome, ensure};
+use crate::{Case, Need, Order, Trial};
+use cmi_driver::{Operation, ProviderId};
+use cmi_grpc::proto::capcmi::v1::get_extension_capabilities_response::Call;
+use cmi_grpc::proto::capcmi::v1::{
+    DescribeClassRequest, GenerateMachineClassForMigrationRequest, GetExtensionCapabilitiesResponse,
+    GetMachineRequest, InitializeMachineRequest, ListMachinesPagedRequest, ListMachinesPagedResponse,
+    ListZonesRequest, UpdateMachineRequest,
+};
+use cmi_grpc::proto::cmi::v1::{GetMachineStatusResponse, ListMachinesResponse};
+
+const CALLED_STATUS: Need = Need::Call(Operation::GetMachineStatus);
+const CALLED_LIST: Need = Need::Call(Operation::ListMachines);
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "wire-status-answers",
+        "the published GetMachineStatus names the VM, and no other, also when the extension has a call for it",
+        proves: ["PLG-GS-00", "PLG-GS-05", "CMI-115", "CMI-116", "CMI-121", "CMI-122"],
+        needs: [Need::Endpoint, CALLED_STATUS],
+        status_answers
+    ),
+    case!(
+        "wire-list-answers",
+        "the published ListMachines holds the VMs of its cluster alone, also when the extension has a call for it",
+        proves: ["PLG-LM-00", "CMI-49", "CMI-137", "CMI-138", "CMI-141"],
+        needs: [Need::Endpoint, CALLED_LIST],
+        list_answers
+    ),
+    case!(
+        "wire-undeclared-extension",
+        "a call of the extension that is not declared is UNIMPLEMENTED, and one that is declared is not",
+        proves: ["INI-11", "UPD-02", "DRV-48", "DRV-MG-12", "CMI-03", "CMI-36"],
+        needs: [Need::Endpoint],
+        undeclared_extension
+    ),
+    case!(
+        "wire-list-pages",
+        "no page of a list is longer than asked for, and all pages together hold every VM once",
+        proves: ["DRV-34", "CMI-137", "CMI-30"],
+        needs: [Need::Endpoint, CALLED_LIST],
+        list_pages
+    ),
+];
+
+/// How many VMs the list in pages has: more than one page of the smallest size.
+const LISTED: usize = 6;
+/// The pages that are asked for: several, and one that everything is on. Some back ends have no page below 5.
+const PAGE_SIZES: [i32; 2] = [5, 100];
+/// A page may be empty and not the last; a list whose pages never end is broken.
+const MOST_PAGES: usize = 100;
+
+async fn status_answers(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let ask = async |order: &Order| raw(&t, STATUS, &Fields::of(order).request(STATUS)).await;
+    ask(&order).await?.is(Grpc::NotFound)?;
+    let made = t.prepare(&order).await?;
+    let read: GetMachineStatusResponse = ask(&order).await?.ok()?;
+    ensure(
+        (read.provider_id.as_str(), &read.node_name) == (made.provider_id.as_str(), &made.node_name),
+        || {
+            format!(
+                "CreateMachine answered `{}` and `{}`, {STATUS} `{}` and `{}`",
+                made.provider_id, made.node_name, read.provider_id, read.node_name
+            )
+        },
+    )?;
+    for foreign in [
+        order.clone().in_cluster(&t.other_cluster()),
+        order.clone().with_identity("somebody-else"),
+    ] {
+        ask(&foreign).await?.is(Grpc::NotFound)?;
+    }
+    Ok(())
+}
+
+async fn list_answers(t: Trial) -> Outcome {
+    let (one, two) = (t.order("a"), t.order("b"));
+    let there = t.order("c").in_cluster(&t.other_cluster());
+    lists(&t, &one, &[]).await?;
+    let (first, second) = (t.prepare(&one).await?, t.prepare(&two).await?);
+    let other = t.prepare(&there).await?;
+    let here = [(&one, &first.provider_id), (&two, &second.provider_id)];
+    lists(&t, &one, &here).await?;
+    lists(&t, &there, &[(&there, &other.provider_id)]).await
+}
+
+async fn lists(t: &Trial, order: &Order, wanted: &[(&Order, &ProviderId)]) -> Outcome {
+    let listed: ListMachinesResponse = raw(t, LIST, &Fields::of(order).request(LIST)).await?.ok()?;
+    let mut found: Vec<_> = listed.machine_list.into_iter().collect();
+    found.sort();
+    let mut wanted: Vec<_> = wanted
+        .iter()
+        .map(|(order, id)| (id.to_string(), order.name.clone()))
+        .collect();
+    wanted.sort();
+    ensure(found == wanted, || {
+        format!(
+            "{LIST} of cluster `{}` has to answer {wanted:?}, and answered {found:?}",
+            order.cluster()
+        )
+    })
+}
+
+/// What the extension declares; none when the plugin does not serve it.
+pub(super) async fn extended(t: &Trial) -> Outcome<Option<GetExtensionCapabilitiesResponse>> {
+    let answer = raw(t, EXTENSION, &[]).await?;
+    if answer.is_code(Grpc::Unimplemented) {
+        return Ok(None);
+    }
+    answer.ok().map(Some)
+}
+
+async fn undeclared_extension(t: Trial) -> Outcome {
+    let declared = extended(&t).await?.unwrap_or_default().calls;
+    let order = t.order("a");
+    for (call, path) in [
+        (Call::InitializeMachine, INITIALIZE),
+        (Call::UpdateMachine, UPDATE),
+        (Call::GenerateMachineClassForMigration, MIGRATE),
+        (Call::GetMachine, GET_MACHINE),
+        (Call::ListMachinesPaged, LIST_PAGED),
+        (Call::ListZones, ZONES),
+        (Call::DescribeClass, DESCRIBE),
+    ] {
+        let answer = raw(&t, path, &extension_request(&order, call)).await?;
+        let wanted = declared.contains(&(call as i32));
+        ensure(answer.is_code(Grpc::Unimplemented) != wanted, || {
+            let word = if wanted { "declared" } else { "not declared" };
+            format!("{path} is {word}, and answered code {}", answer.code)
+        })?;
+    }
+    Ok(())
+}
+
+/// A request of the extension that is well formed, about a machine that nobody made.
+fn extension_request(order: &Order, call: Call) -> Vec<u8> {
+    let Fields { name, spec, secrets } = Fields::of(order);
+    match call {
+        Call::Unspecified => Vec::new(),
+        Call::InitializeMachine => InitializeMachineRequest {
+            machine_name: name,
+            provider_spec: spec,
+            secrets,
+            ..Default::default()
+        }
+        .encode_to_vec(),
+        Call::UpdateMachine => UpdateMachineRequest {
+            machine_name: name,
+            provider_id: "conformance:///nobody".to_owned(),
+            last_applied_provider_spec: spec.clone(),
+            provider_spec: spec,
+            secrets,
+            ..Default::default()
+        }
+        .encode_to_vec(),
+        Call::GenerateMachineClassForMigration => GenerateMachineClassForMigrationRequest {
+            provider_specific_machine_class: b"{}".to_vec(),
+            machine_class: b"{}".to_vec(),
+            class_api_group: "example.com".to_owned(),
+            class_kind: "Unknown".to_owned(),
+        }
+        .encode_to_vec(),
+        Call::GetMachine => GetMachineRequest {
+            machine_name: name,
+            provider_spec: spec,
+            secrets,
+            ..Default::default()
+        }
+        .encode_to_vec(),
+        Call::ListMachinesPaged => page_request(order, 0, String::new()),
+        Call::ListZones => ListZonesRequest {
+            provider_spec: spec,
+            secrets,
+        }
+        .encode_to_vec(),
+        Call::DescribeClass => DescribeClassRequest {
+            provider_spec: spec,
+            secrets,
+        }
+        .encode_to_vec(),
+    }
+}
+
+fn page_request(order: &Order, page_size: i32, page_token: String) -> Vec<u8> {
+    let Fields { spec, secrets, .. } = Fields::of(order);
+    ListMachinesPagedRequest {
+        provider_spec: spec,
+        secrets,
+        page_size,
+        page_token,
+    }
+    .encode_to_vec()
+}
+
+async fn list_pages(t: Trial) -> Outcome {
+    let declared = extended(&t).await?.unwrap_or_default().calls;
+    if !declared.contains(&(Call::ListMachinesPaged as i32)) {
+        return Err(Halt::Skipped("ListMachinesPaged is not declared".to_owned()));
+    }
+    let mut wanted = Vec::new();
+    for number in 0..LISTED {
+        let order = t.order(&format!("n{number}"));
+        let id = t.prepare(&order).await?.provider_id;
+        wanted.push((id.to_string(), order.name));
+    }
+    wanted.sort();
+    let order = t.order("n0");
+    for size in PAGE_SIZES {
+        let mut found = all_pages(&t, &order, size).await?;
+        found.sort();
+        ensure(found == wanted, || {
+            format!("{LIST_PAGED} in pages of {size} has to answer {wanted:?}, and answered {found:?}")
+        })?;
+    }
+    let foreign = page_request(&order, 1, "conformance:no-token".to_owned());
+    raw(&t, LIST_PAGED, &foreign).await?.is(Grpc::InvalidArgument)
+}
+
+async fn all_pages(t: &Trial, order: &Order, size: i32) -> Outcome<Vec<(String, String)>> {
+    let (mut all, mut token) = (Vec::new(), String::new());
+    for _ in 0..MOST_PAGES {
+        let request = page_request(order, size, std::mem::take(&mut token));
+        let page: ListMachinesPagedResponse = raw(t, LIST_PAGED, &request).await?.ok()?;
+        let (machines, most) = (
+            page.machines.into_iter(),
+            usize::try_from(size).unwrap_or_default(),
+        );
+        ensure(machines.len() <= most, || {
+            format!("a page of at most {most} machines has {}", machines.len())
+        })?;
+        all.extend(machines.map(|machine| (machine.provider_id, machine.machine_name)));
+        if page.next_page_token.is_empty() {
+            return Ok(all);
+        }
+        token = page.next_page_token;
+    }
+    Err(Halt::failed(format!(
+        "{LIST_PAGED} in pages of {size} does not end after {MOST_PAGES} pages"
+    )))
+}

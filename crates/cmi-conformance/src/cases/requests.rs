@@ -1,0 +1,136 @@
+//! Requests as bytes, for the cases of the wire.
+
+use std::time::Duration;
+
+use prost::Message as _;
+
+use crate::answer::{Halt, Outcome};
+use crate::wire::{RawAnswer, call};
+use crate::{Order, Trial};
+use cmi_driver::Operation;
+use cmi_grpc::proto::cmi::v1::{
+    CreateMachineRequest, DeleteMachineRequest, GetMachineStatusRequest, GetVolumeIDsRequest,
+    ListMachinesRequest, ShutDownMachineRequest,
+};
+
+pub(super) const INFO: &str = "/cmi.v1.Identity/GetPluginInfo";
+pub(super) const CAPABILITIES: &str = "/cmi.v1.Identity/GetPluginCapabilities";
+pub(super) const PROBE: &str = "/cmi.v1.Identity/Probe";
+pub(super) const CREATE: &str = "/cmi.v1.Machine/CreateMachine";
+pub(super) const DELETE: &str = "/cmi.v1.Machine/DeleteMachine";
+pub(super) const STATUS: &str = "/cmi.v1.Machine/GetMachineStatus";
+pub(super) const LIST: &str = "/cmi.v1.Machine/ListMachines";
+pub(super) const SHUT_DOWN: &str = "/cmi.v1.Machine/ShutDownMachine";
+pub(super) const VOLUMES: &str = "/cmi.v1.Machine/GetVolumeIDs";
+pub(super) const EXTENSION: &str = "/capcmi.v1.MachineExtension/GetExtensionCapabilities";
+pub(super) const INITIALIZE: &str = "/capcmi.v1.MachineExtension/InitializeMachine";
+pub(super) const UPDATE: &str = "/capcmi.v1.MachineExtension/UpdateMachine";
+pub(super) const MIGRATE: &str = "/capcmi.v1.MachineExtension/GenerateMachineClassForMigration";
+pub(super) const GET_MACHINE: &str = "/capcmi.v1.MachineExtension/GetMachine";
+pub(super) const LIST_PAGED: &str = "/capcmi.v1.MachineExtension/ListMachinesPaged";
+pub(super) const ZONES: &str = "/capcmi.v1.MachineExtension/ListZones";
+pub(super) const DESCRIBE: &str = "/capcmi.v1.MachineExtension/DescribeClass";
+
+/// Skips a case about a call that the client answers itself, since the plugin did not declare it.
+pub(super) fn reaches_the_plugin(t: &Trial, operation: Operation) -> Outcome {
+    if t.target().wire().is_some() && !t.offers(operation) {
+        return Err(Halt::Skipped(format!(
+            "{operation} is not declared, so the client does not call it; `wire-undeclared-extension` does"
+        )));
+    }
+    Ok(())
+}
+
+pub(super) async fn raw(t: &Trial, path: &'static str, request: &[u8]) -> Outcome<RawAnswer> {
+    before(t, path, request, None).await
+}
+
+/// With a deadline that the plugin is told, and that nobody else keeps.
+pub(super) async fn before(
+    t: &Trial,
+    path: &'static str,
+    request: &[u8],
+    deadline: Option<Duration>,
+) -> Outcome<RawAnswer> {
+    let Some(wire) = t.target().wire() else {
+        return Err(Halt::Skipped("the driver is not behind an endpoint".to_owned()));
+    };
+    t.goes_on()?;
+    let answered = call(wire, path, request, deadline);
+    let answer = tokio::time::timeout(t.config().call_limit(), answered)
+        .await
+        .map_err(|_| Halt::Failed(format!("{path} did not answer in time")))??;
+    t.look_raw(&answer);
+    Ok(answer)
+}
+
+/// The fields that all requests about a machine have.
+pub(super) struct Fields {
+    pub name: String,
+    pub spec: Vec<u8>,
+    pub secrets: std::collections::HashMap<String, Vec<u8>>,
+}
+
+impl Fields {
+    pub fn of(order: &Order) -> Self {
+        let secrets = order.class.secrets.iter();
+        Self {
+            name: order.name.clone(),
+            spec: serde_json::Value::Object(order.class.provider_spec.0.clone())
+                .to_string()
+                .into_bytes(),
+            secrets: secrets
+                .map(|(key, value)| (key.to_owned(), value.expose().to_vec()))
+                .collect(),
+        }
+    }
+
+    /// The request of a call about a machine, or about its cluster.
+    pub fn request(&self, path: &str) -> Vec<u8> {
+        let (machine_name, provider_spec) = (self.name.clone(), self.spec.clone());
+        let secrets = self.secrets.clone();
+        match path {
+            CREATE => CreateMachineRequest {
+                machine_name,
+                provider_spec,
+                secrets,
+                ..Default::default()
+            }
+            .encode_to_vec(),
+            DELETE => DeleteMachineRequest {
+                machine_name,
+                provider_spec,
+                secrets,
+                ..Default::default()
+            }
+            .encode_to_vec(),
+            STATUS => GetMachineStatusRequest {
+                machine_name,
+                provider_spec,
+                secrets,
+                ..Default::default()
+            }
+            .encode_to_vec(),
+            SHUT_DOWN => ShutDownMachineRequest {
+                machine_name,
+                provider_spec,
+                secrets,
+                ..Default::default()
+            }
+            .encode_to_vec(),
+            LIST => ListMachinesRequest {
+                provider_spec,
+                secrets,
+            }
+            .encode_to_vec(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+pub(super) fn volumes(list: &[u8]) -> Vec<u8> {
+    GetVolumeIDsRequest {
+        pv_spec_list: list.to_vec(),
+    }
+    .encode_to_vec()
+}

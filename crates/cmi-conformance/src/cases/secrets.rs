@@ -1,0 +1,90 @@
+//! Secrets stay secret, and errors speak.
+
+use super::case;
+use crate::answer::{Outcome, ensure};
+use crate::judge::{echoes, problem};
+use crate::{Case, Halt, Need, Setting, Trial};
+use cmi_driver::{Code, Operation, Status, USER_DATA, tags};
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "secrets-do-not-come-back",
+        "no answer and no message holds credentials or bootstrap data",
+        proves: ["OPS-11", "CMI-13", "CMI-165", "CMI-186"],
+        needs: [],
+        do_not_come_back
+    ),
+    case!(
+        "secrets-are-not-logged",
+        "no log holds credentials or bootstrap data",
+        proves: ["OPS-11", "CMI-13", "CMI-165", "CMI-186"],
+        needs: [Need::Setting(Setting::Logs)],
+        are_not_logged
+    ),
+];
+
+/// Fails unless an error says in words what is wrong, and can be written as text and read back (DRV-06, DRV-17).
+pub(super) fn speaks(status: &Status) -> Outcome {
+    if let Some(problem) = problem(status) {
+        return Err(Halt::Failed(format!("{status}: {problem}")));
+    }
+    let read: Option<Status> = status.to_string().parse().ok();
+    ensure(read.is_some_and(|read| read.code() == status.code()), || {
+        format!("`{status}` can't be read back")
+    })
+}
+
+/// Makes calls that go well and calls that do not; the judge looks at every answer.
+async fn calls(t: &Trial) -> Outcome {
+    let order = t.order("a");
+    let invalid = order.clone().untagged(tags::CLUSTER);
+    t.create(&invalid).await?.refused(Code::InvalidArgument)?;
+    t.prepare(&order).await?;
+    for operation in [
+        Operation::GetMachineStatus,
+        Operation::ListMachines,
+        Operation::ShutDownMachine,
+        Operation::DeleteMachine,
+    ] {
+        if t.offers(operation) {
+            t.touch(operation, &invalid)
+                .await?
+                .refused(Code::InvalidArgument)?;
+            t.touch(operation, &order).await?.ok_or(&[Code::Aborted])?;
+        }
+    }
+    for secrets in t.config().bad_secrets.clone() {
+        let wrong = order.clone().with_secrets(&secrets);
+        t.create(&wrong).await?.refused(Code::Unauthenticated)?;
+    }
+    Ok(())
+}
+
+async fn do_not_come_back(t: Trial) -> Outcome {
+    calls(&t).await.map_err(Halt::in_preparation)?;
+    match t.leaks().first() {
+        None => Ok(()),
+        Some(leak) => Err(Halt::Failed(leak.clone())),
+    }
+}
+
+async fn are_not_logged(t: Trial) -> Outcome {
+    calls(&t).await.map_err(Halt::in_preparation)?;
+    let order = t.order("a");
+    for path in &t.config().logs {
+        let log = std::fs::read(path)
+            .map_err(|error| Halt::Failed(format!("the log {} can't be read: {error}", path.display())))?;
+        let log = String::from_utf8_lossy(&log);
+        ensure(!log.contains(&t.canary()), || {
+            format!("the log {} holds the value of `{USER_DATA}`", path.display())
+        })?;
+        let public = &t.config().public_secret_keys;
+        let secret = |key: &str| key != USER_DATA && !public.contains(key);
+        for (key, value) in order.class.secrets.iter().filter(|(key, _)| secret(key)) {
+            ensure(!echoes(&log, value.expose()), || {
+                format!("the log {} holds the value of `{key}`", path.display())
+            })?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! ShutDownMachine: OK says that the guest is stopped, or has accepted to stop. Whether it does can be seen by its power
+//! state alone.
+
+use std::time::Duration;
+
+use super::case;
+use crate::answer::{Halt, Outcome, ensure};
+use crate::{Case, Need, Order, Trial};
+use cmi_driver::{Code, Operation, PowerState};
+
+const SHUT_DOWN: Need = Need::Call(Operation::ShutDownMachine);
+const BETWEEN_CALLS: Duration = Duration::from_millis(20);
+/// Between two looks at a guest that takes its time.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "shut-down-offered",
+        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
+        proves: ["PLG-SD-12", "CMI-126"],
+        needs: [],
+        offered
+    ),
+    case!(
+        "shut-down-keeps-the-vm",
+        "the VM is still there after its guest was asked to stop",
+        proves: ["CMI-127", "CMI-132"],
+        needs: [SHUT_DOWN],
+        keeps_the_vm
+    ),
+    case!(
+        "shut-down-stops",
+        "after OK the guest stops, in its own time",
+        proves: ["PLG-SD-00", "CMI-127"],
+        needs: [SHUT_DOWN, Need::Call(Operation::GetMachineStatus)],
+        stops
+    ),
+    case!(
+        "shut-down-again",
+        "to stop what was asked to stop is OK, or ABORTED while it is stopping",
+        proves: ["CMI-127", "CMI-129"],
+        needs: [SHUT_DOWN],
+        |t| again(t, 1)
+    ),
+    case!(
+        "shut-down-ten-times",
+        "to stop ten more times is OK, or ABORTED while it is stopping",
+        proves: ["CMI-129"],
+        needs: [SHUT_DOWN],
+        |t| again(t, 10)
+    ),
+    case!(
+        "shut-down-other-cluster",
+        "a VM of the same name in another cluster goes on",
+        proves: ["CMI-128"],
+        needs: [SHUT_DOWN, Need::Call(Operation::GetMachineStatus)],
+        other_cluster
+    ),
+];
+
+/// Repeats while the guest is stopping.
+async fn until_accepted(t: &Trial, order: &Order) -> Outcome {
+    let until = tokio::time::Instant::now() + t.config().shut_down_limit();
+    while t.shut_down(order).await?.ok_or(&[Code::Aborted])?.is_none() {
+        ensure(tokio::time::Instant::now() < until, || {
+            format!("ShutDownMachine of `{}` still answers ABORTED", order.name)
+        })?;
+        tokio::time::sleep(BETWEEN_CALLS).await;
+    }
+    Ok(())
+}
+
+/// Whether the guest runs, as far as the driver can tell. That it can't be asked is for the cases about GetMachineStatus.
+async fn is_up(t: &Trial, order: &Order) -> Outcome<bool> {
+    let read = t.status(order, None).await?.ok();
+    match read.map_err(Halt::in_preparation)?.power_state {
+        Some(PowerState::Starting | PowerState::Running) => Ok(true),
+        Some(PowerState::Stopping | PowerState::Stopped | PowerState::Failed) => Ok(false),
+        None => Err(Halt::Skipped(
+            "GetMachineStatus says nothing of the power state, so nobody can see whether a guest stops"
+                .to_owned(),
+        )),
+    }
+}
+
+/// Waits until the guest runs, or does not run any more: it takes its own time for either.
+async fn until(t: &Trial, order: &Order, up: bool, limit: Duration, otherwise: &str) -> Outcome {
+    let until = tokio::time::Instant::now() + limit;
+    while is_up(t, order).await? != up {
+        ensure(tokio::time::Instant::now() < until, || {
+            format!("{otherwise} after {} s", limit.as_secs_f64())
+        })?;
+        tokio::time::sleep(BETWEEN_LOOKS).await;
+    }
+    Ok(())
+}
+
+async fn until_down(t: &Trial, order: &Order) -> Outcome {
+    let otherwise = "ShutDownMachine answered OK, and the guest still runs";
+    until(t, order, false, t.config().shut_down_limit(), otherwise).await
+}
+
+/// A VM whose guest runs.
+async fn running(t: &Trial, order: &Order) -> Outcome {
+    t.prepare(order).await?;
+    let up = until(t, order, true, t.config().call_limit(), "the guest does not run").await;
+    up.map_err(Halt::in_preparation)
+}
+
+async fn offered(t: Trial) -> Outcome {
+    let order = t.order("a");
+    t.prepare(&order).await?;
+    if t.offers(Operation::ShutDownMachine) {
+        return until_accepted(&t, &order).await;
+    }
+    for _ in 0..3 {
+        t.shut_down(&order).await?.refused(Code::Unimplemented)?;
+    }
+    Ok(())
+}
+
+async fn keeps_the_vm(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    until_accepted(&t, &order).await?;
+    t.settle().await;
+    t.has_exactly(&order, &[(&order, &id)]).await
+}
+
+async fn stops(t: Trial) -> Outcome {
+    let order = t.order("a");
+    running(&t, &order).await?;
+    until_accepted(&t, &order).await?;
+    until_down(&t, &order).await
+}
+
+async fn again(t: Trial, times: usize) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    until_accepted(&t, &order).await?;
+    for _ in 0..times {
+        until_accepted(&t, &order).await?;
+    }
+    t.has_exactly(&order, &[(&order, &id)]).await
+}
+
+async fn other_cluster(t: Trial) -> Outcome {
+    let here = t.order("a");
+    let there = here.clone().in_cluster(&t.other_cluster());
+    running(&t, &there).await?;
+    // There is nothing to stop: OK and NOT_FOUND both say so.
+    t.shut_down(&here).await?.ok_or(&[Code::NotFound])?;
+    // How long a guest takes is seen by one that has to stop.
+    running(&t, &here).await?;
+    until_accepted(&t, &here).await.map_err(Halt::in_preparation)?;
+    until_down(&t, &here).await.map_err(Halt::in_preparation)?;
+    ensure(is_up(&t, &there).await?, || {
+        "the guest of the other cluster's VM was stopped".to_owned()
+    })
+}

@@ -1,0 +1,242 @@
+//! GetMachineStatus.
+
+use super::case;
+use crate::answer::{Outcome, ensure};
+use crate::{Case, Halt, Hook, Need, Trial};
+use cmi_driver::{Code, Operation};
+
+const STATUS: Need = Need::Call(Operation::GetMachineStatus);
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "status-offered",
+        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
+        proves: ["DRV-26", "DRV-GS-12", "PLG-GS-12", "CMI-114"],
+        needs: [],
+        offered
+    ),
+    case!(
+        "status-like-create",
+        "the answer names the VM as CreateMachine did, with and without its id",
+        proves: ["DRV-27", "DRV-GS-00", "PLG-GS-00", "CMI-115", "CMI-120", "CMI-121", "CMI-122"],
+        needs: [STATUS],
+        like_create
+    ),
+    case!(
+        "status-never-made",
+        "what was never made is NOT_FOUND",
+        proves: ["DRV-GS-05", "PLG-GS-05"],
+        needs: [STATUS],
+        never_made
+    ),
+    case!(
+        "status-after-delete",
+        "what is deleted is NOT_FOUND, also by its id",
+        proves: ["DRV-GS-05", "PLG-GS-05"],
+        needs: [STATUS],
+        after_delete
+    ),
+    case!(
+        "status-other-cluster",
+        "a VM of another cluster is NOT_FOUND, whether by name or by its id",
+        proves: ["DRV-28", "CMI-116"],
+        needs: [STATUS],
+        other_cluster
+    ),
+    case!(
+        "status-other-machine-id",
+        "the id of another machine's VM does not lead to that VM",
+        proves: ["DRV-27", "CMI-79", "CMI-115"],
+        needs: [STATUS],
+        other_machine_id
+    ),
+    case!(
+        "status-other-identity",
+        "a VM of the same name that belongs to another machine object is NOT_FOUND",
+        proves: ["DRV-28", "CMI-116"],
+        needs: [STATUS],
+        other_identity
+    ),
+    case!(
+        "status-ten-times",
+        "ten questions have one answer",
+        proves: ["DRV-29", "CMI-117"],
+        needs: [STATUS],
+        ten_times
+    ),
+    case!(
+        "status-changes-nothing",
+        "the back end sees no change when a VM is read",
+        proves: ["DRV-29", "CMI-117", "INI-01"],
+        needs: [STATUS, Need::Hook(Hook::Mutations)],
+        changes_nothing
+    ),
+    case!(
+        "status-vanished-vm",
+        "a VM that is gone without the driver is NOT_FOUND",
+        proves: ["DRV-GS-05", "PLG-GS-05"],
+        needs: [STATUS, Need::Hook(Hook::Vanish)],
+        vanished
+    ),
+    case!(
+        "status-several-vms",
+        "several VMs of one machine are OUT_OF_RANGE, and the message names them",
+        proves: ["DRV-GS-11", "PLG-GS-11"],
+        needs: [STATUS, Need::Hook(Hook::Plant)],
+        several
+    ),
+];
+
+async fn offered(t: Trial) -> Outcome {
+    let order = t.order("a");
+    t.prepare(&order).await?;
+    let wanted = t.offers(Operation::GetMachineStatus);
+    for _ in 0..3 {
+        let answer = t.status(&order, None).await?;
+        if wanted {
+            answer.ok()?;
+        } else {
+            answer.refused(Code::Unimplemented)?;
+        }
+    }
+    Ok(())
+}
+
+async fn like_create(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let made = t.prepare(&order).await?;
+    for id in [None, Some(&made.provider_id)] {
+        let read = t.status(&order, id).await?.ok()?;
+        ensure(
+            (&read.provider_id, &read.node_name) == (&made.provider_id, &made.node_name),
+            || {
+                format!(
+                    "CreateMachine answered `{}` and `{}`, GetMachineStatus `{}` and `{}`",
+                    made.provider_id, made.node_name, read.provider_id, read.node_name
+                )
+            },
+        )?;
+    }
+    Ok(())
+}
+
+async fn never_made(t: Trial) -> Outcome {
+    t.status(&t.order("a"), None).await?.refused(Code::NotFound)?;
+    // Nor when another VM of the cluster is there.
+    t.prepare(&t.order("b")).await?;
+    t.status(&t.order("a"), None)
+        .await?
+        .refused(Code::NotFound)
+        .map(|_| ())
+}
+
+async fn after_delete(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    t.remove(&order, Some(&id)).await?;
+    t.settle().await;
+    t.status(&order, None).await?.refused(Code::NotFound)?;
+    t.status(&order, Some(&id))
+        .await?
+        .refused(Code::NotFound)
+        .map(|_| ())
+}
+
+async fn other_cluster(t: Trial) -> Outcome {
+    let here = t.order("a");
+    let there = here.clone().in_cluster(&t.other_cluster());
+    let id = t.prepare(&there).await?.provider_id;
+    t.status(&here, None).await?.refused(Code::NotFound)?;
+    t.status(&here, Some(&id))
+        .await?
+        .refused(Code::NotFound)
+        .map(|_| ())
+}
+
+async fn other_machine_id(t: Trial) -> Outcome {
+    let (one, other) = (t.order("a"), t.order("b"));
+    t.prepare(&one).await?;
+    let id = t.prepare(&other).await?.provider_id;
+    let read = t
+        .status(&one, Some(&id))
+        .await?
+        .ok_or(&[Code::NotFound, Code::InvalidArgument])?;
+    ensure(read.is_none_or(|read| read.provider_id != id), || {
+        format!(
+            "the VM `{id}` of `{}` is shown as that of `{}`",
+            other.name, one.name
+        )
+    })
+}
+
+async fn other_identity(t: Trial) -> Outcome {
+    let order = t.order("a");
+    t.prepare(&order).await?;
+    let other = order.with_identity("somebody-else");
+    t.status(&other, None).await?.refused(Code::NotFound).map(|_| ())
+}
+
+async fn ten_times(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let made = t.prepare(&order).await?;
+    for _ in 0..10 {
+        let read = t.status(&order, None).await?.ok()?;
+        ensure(
+            (&read.provider_id, &read.node_name) == (&made.provider_id, &made.node_name),
+            || "the answer changed from one question to the next".to_owned(),
+        )?;
+    }
+    t.has_exactly(&order, &[(&order, &made.provider_id)]).await
+}
+
+/// How many changes the back end has seen.
+pub(super) async fn mutations(t: &Trial) -> Outcome<u64> {
+    let printed = t.pull(crate::Pull::new(Hook::Mutations)).await?;
+    let text = String::from_utf8_lossy(&printed);
+    text.trim().parse().map_err(|_| {
+        Halt::Unjudged(format!(
+            "the hook `mutations` has to print a number, and printed `{text}`"
+        ))
+    })
+}
+
+async fn changes_nothing(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    let before = mutations(&t).await?;
+    for _ in 0..5 {
+        t.status(&order, Some(&id)).await?.ok()?;
+    }
+    let after = mutations(&t).await?;
+    ensure(after == before, || {
+        format!(
+            "five GetMachineStatus made {} changes",
+            after.saturating_sub(before)
+        )
+    })
+}
+
+async fn vanished(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    t.pull_on(Hook::Vanish, &order).await?;
+    t.settle().await;
+    t.status(&order, Some(&id))
+        .await?
+        .refused(Code::NotFound)
+        .map(|_| ())
+}
+
+async fn several(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    t.pull_on(Hook::Plant, &order).await?;
+    t.settle().await;
+    let status = t.status(&order, None).await?.refused(Code::OutOfRange)?;
+    ensure(status.message().contains(id.as_str()), || {
+        format!(
+            "the message has to name the VMs, `{id}` among them: {}",
+            status.message()
+        )
+    })
+}

@@ -1,0 +1,112 @@
+//! UpdateMachine.
+
+use serde_json::Value;
+
+use super::case;
+use super::requests::reaches_the_plugin;
+use super::status::mutations;
+use crate::answer::{Outcome, ensure};
+use crate::{Case, Hook, Need, Order, Setting, Trial};
+use cmi_driver::{Code, Operation, ProviderId};
+
+const UPDATE: Need = Need::Call(Operation::UpdateMachine);
+const HOT_UPDATES: Need = Need::Setting(Setting::HotUpdates);
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "update-offered",
+        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
+        proves: ["UPD-02"],
+        needs: [],
+        offered
+    ),
+    case!(
+        "update-there-and-back",
+        "each change is answered OK and taken back, also when it was half done, on the same VM, and may be repeated",
+        proves: ["UPD-02"],
+        needs: [UPDATE, HOT_UPDATES],
+        there_and_back
+    ),
+    case!(
+        "update-changes-once",
+        "the back end sees each change when it is made and when it is taken back, and none when that is repeated",
+        proves: ["UPD-03"],
+        needs: [UPDATE, HOT_UPDATES, Need::Hook(Hook::Mutations)],
+        changes_once
+    ),
+];
+
+async fn offered(t: Trial) -> Outcome {
+    reaches_the_plugin(&t, Operation::UpdateMachine)?;
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    let answer = t.update(&order, &order, &id).await?;
+    if t.offers(Operation::UpdateMachine) {
+        answer.ok()
+    } else {
+        answer.refused(Code::Unimplemented).map(|_| ())
+    }
+}
+
+/// The spec with each hot update.
+fn updated(t: &Trial, order: &Order) -> Outcome<Vec<(Order, Value)>> {
+    let updates = t.config().hot_updates.iter();
+    updates
+        .map(|change| {
+            let wanted = order.clone().changed(change);
+            ensure(wanted.class.provider_spec != order.class.provider_spec, || {
+                format!("the change {change} changes nothing")
+            })?;
+            Ok((wanted, change.clone()))
+        })
+        .collect()
+}
+
+async fn there_and_back(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    for (wanted, _) in updated(&t, &order)? {
+        for _ in 0..2 {
+            t.update(&order, &wanted, &id).await?.ok()?;
+        }
+        // What was half done is taken back although the spec of before was the last that was applied in full.
+        t.update(&order, &order, &id).await?.ok()?;
+        is_the_same(&t, &order, &id).await?;
+    }
+    t.has_exactly(&order, &[(&order, &id)]).await
+}
+
+/// What UpdateMachine does can't be seen by its answers: one that does nothing gives the same.
+async fn changes_once(t: Trial) -> Outcome {
+    let order = t.order("a");
+    let id = t.prepare(&order).await?.provider_id;
+    for (wanted, change) in updated(&t, &order)? {
+        is_made_once(&t, &order, &wanted, &id, &format!("the change {change}")).await?;
+        let back = format!("what takes the change {change} back");
+        is_made_once(&t, &wanted, &order, &id, &back).await?;
+        is_the_same(&t, &order, &id).await?;
+    }
+    t.has_exactly(&order, &[(&order, &id)]).await
+}
+
+/// Updates twice: the first time there is something to do, the second time it is done.
+async fn is_made_once(t: &Trial, from: &Order, to: &Order, id: &ProviderId, what: &str) -> Outcome {
+    let before = mutations(t).await?;
+    t.update(from, to, id).await?.ok()?;
+    let made = mutations(t).await?;
+    ensure(made > before, || {
+        format!("UpdateMachine answered OK, and the back end has not seen {what}")
+    })?;
+    t.settle().await;
+    t.update(from, to, id).await?.ok()?;
+    ensure(mutations(t).await? == made, || {
+        format!("the VM was changed again although {what} had been made")
+    })
+}
+
+async fn is_the_same(t: &Trial, order: &Order, id: &ProviderId) -> Outcome {
+    let again = t.create(order).await?.ok()?;
+    ensure(again.provider_id == *id, || {
+        "the VM is another one since it was updated".to_owned()
+    })
+}

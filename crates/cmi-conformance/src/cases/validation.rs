@@ -1,0 +1,277 @@
+//! What every call checks before it does anything: name, provider spec, tags.
+
+use serde_json::Map;
+
+use super::case;
+use super::secrets::speaks;
+use crate::answer::{Outcome, ensure};
+use crate::{Case, Need, Order, Setting, Trial};
+use cmi_driver::{Code, Operation, ProviderSpec, tags};
+
+/// Longer than any name that a back end or Kubernetes takes.
+const TOO_LONG: usize = 1000;
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "create-blank-name",
+        "a blank name is INVALID_ARGUMENT",
+        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-15", "CMI-19", "CMI-28", "CMI-87"],
+        needs: [],
+        |t| blank_name(t, Operation::CreateMachine)
+    ),
+    case!(
+        "delete-blank-name",
+        "a blank name is INVALID_ARGUMENT",
+        proves: ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112", "CMI-28", "CMI-105"],
+        needs: [],
+        |t| blank_name(t, Operation::DeleteMachine)
+    ),
+    case!(
+        "status-blank-name",
+        "a blank name is INVALID_ARGUMENT",
+        proves: ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124", "CMI-28", "CMI-118"],
+        needs: [Need::Call(Operation::GetMachineStatus)],
+        |t| blank_name(t, Operation::GetMachineStatus)
+    ),
+    case!(
+        "shut-down-blank-name",
+        "a blank name is INVALID_ARGUMENT",
+        proves: ["PLG-SD-03", "CMI-134", "CMI-28", "CMI-130"],
+        needs: [Need::Call(Operation::ShutDownMachine)],
+        |t| blank_name(t, Operation::ShutDownMachine)
+    ),
+    case!(
+        "create-too-long-name",
+        "a name beyond every limit is INVALID_ARGUMENT and makes nothing",
+        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
+        needs: [],
+        too_long_name
+    ),
+    case!(
+        "create-empty-spec",
+        "an empty provider spec is INVALID_ARGUMENT",
+        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-28", "CMI-88", "CMI-89"],
+        needs: [],
+        |t| empty_spec(t, Operation::CreateMachine)
+    ),
+    case!(
+        "delete-empty-spec",
+        "an empty provider spec is INVALID_ARGUMENT",
+        proves: ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112", "CMI-28", "CMI-106"],
+        needs: [],
+        |t| empty_spec(t, Operation::DeleteMachine)
+    ),
+    case!(
+        "status-empty-spec",
+        "an empty provider spec is INVALID_ARGUMENT",
+        proves: ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124", "CMI-28", "CMI-119"],
+        needs: [Need::Call(Operation::GetMachineStatus)],
+        |t| empty_spec(t, Operation::GetMachineStatus)
+    ),
+    case!(
+        "list-empty-spec",
+        "an empty provider spec is INVALID_ARGUMENT",
+        proves: ["DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143", "CMI-28", "CMI-139"],
+        needs: [Need::Call(Operation::ListMachines)],
+        |t| empty_spec(t, Operation::ListMachines)
+    ),
+    case!(
+        "shut-down-empty-spec",
+        "an empty provider spec is INVALID_ARGUMENT",
+        proves: ["PLG-SD-03", "CMI-134", "CMI-28", "CMI-131"],
+        needs: [Need::Call(Operation::ShutDownMachine)],
+        |t| empty_spec(t, Operation::ShutDownMachine)
+    ),
+    case!(
+        "create-cluster-tag",
+        "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing",
+        proves: ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
+        needs: [],
+        |t| no_cluster(t, Operation::CreateMachine)
+    ),
+    case!(
+        "delete-cluster-tag",
+        "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing",
+        proves: ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"],
+        needs: [],
+        |t| no_cluster(t, Operation::DeleteMachine)
+    ),
+    case!(
+        "status-cluster-tag",
+        "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing",
+        proves: ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"],
+        needs: [Need::Call(Operation::GetMachineStatus)],
+        |t| no_cluster(t, Operation::GetMachineStatus)
+    ),
+    case!(
+        "list-cluster-tag",
+        "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing",
+        proves: ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"],
+        needs: [Need::Call(Operation::ListMachines)],
+        |t| no_cluster(t, Operation::ListMachines)
+    ),
+    case!(
+        "create-mandatory-fields",
+        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it",
+        proves: ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
+        needs: [Need::Setting(Setting::MandatoryFields)],
+        |t| mandatory_fields(t, Operation::CreateMachine)
+    ),
+    case!(
+        "delete-mandatory-fields",
+        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it",
+        proves: ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"],
+        needs: [Need::Setting(Setting::MandatoryFields)],
+        |t| mandatory_fields(t, Operation::DeleteMachine)
+    ),
+    case!(
+        "status-mandatory-fields",
+        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it",
+        proves: ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"],
+        needs: [Need::Call(Operation::GetMachineStatus), Need::Setting(Setting::MandatoryFields)],
+        |t| mandatory_fields(t, Operation::GetMachineStatus)
+    ),
+    case!(
+        "list-mandatory-fields",
+        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it",
+        proves: ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"],
+        needs: [Need::Call(Operation::ListMachines), Need::Setting(Setting::MandatoryFields)],
+        |t| mandatory_fields(t, Operation::ListMachines)
+    ),
+    case!(
+        "create-invalid-specs",
+        "a spec that is not valid is INVALID_ARGUMENT and makes nothing",
+        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-30"],
+        needs: [Need::Setting(Setting::InvalidSpecs)],
+        invalid_specs
+    ),
+    case!(
+        "create-out-of-range",
+        "a size that there is not is OUT_OF_RANGE and makes nothing",
+        proves: ["DRV-CR-11", "PLG-CR-11"],
+        needs: [Need::Setting(Setting::OutOfRangeSpecs)],
+        out_of_range
+    ),
+    case!(
+        "create-messages",
+        "an error says in words what is wrong",
+        proves: ["DRV-06", "DRV-17", "CMI-40", "CMI-98"],
+        needs: [],
+        |t| messages(t, Operation::CreateMachine)
+    ),
+    case!(
+        "delete-messages",
+        "an error says in words what is wrong",
+        proves: ["DRV-25", "CMI-113"],
+        needs: [],
+        |t| messages(t, Operation::DeleteMachine)
+    ),
+    case!(
+        "status-messages",
+        "an error says in words what is wrong",
+        proves: ["DRV-32", "CMI-125"],
+        needs: [Need::Call(Operation::GetMachineStatus)],
+        |t| messages(t, Operation::GetMachineStatus)
+    ),
+    case!(
+        "list-messages",
+        "an error says in words what is wrong",
+        proves: ["DRV-39", "CMI-145"],
+        needs: [Need::Call(Operation::ListMachines)],
+        |t| messages(t, Operation::ListMachines)
+    ),
+    case!(
+        "shut-down-messages",
+        "an error says in words what is wrong",
+        proves: ["CMI-135"],
+        needs: [Need::Call(Operation::ShutDownMachine)],
+        |t| messages(t, Operation::ShutDownMachine)
+    ),
+];
+
+/// Refused as invalid; a create has made nothing, and a VM that is there is still there.
+async fn refused(t: &Trial, operation: Operation, wrong: &Order) -> Outcome {
+    let right = t.order("a");
+    if operation == Operation::CreateMachine {
+        t.create(wrong).await?.refused(Code::InvalidArgument)?;
+        return t.has_none(&right).await;
+    }
+    t.touch(operation, wrong)
+        .await?
+        .refused(Code::InvalidArgument)
+        .map(|_| ())
+}
+
+async fn blank_name(t: Trial, operation: Operation) -> Outcome {
+    let order = t.order("a");
+    for blank in ["", " ", "\t"] {
+        refused(&t, operation, &order.clone().named(blank)).await?;
+    }
+    Ok(())
+}
+
+async fn too_long_name(t: Trial) -> Outcome {
+    let order = t.order("a").named("a".repeat(TOO_LONG));
+    refused(&t, Operation::CreateMachine, &order).await
+}
+
+async fn empty_spec(t: Trial, operation: Operation) -> Outcome {
+    let mut order = t.order("a");
+    order.class.provider_spec = ProviderSpec(Map::new());
+    refused(&t, operation, &order).await
+}
+
+async fn no_cluster(t: Trial, operation: Operation) -> Outcome {
+    let there = t.order("b");
+    let id = t.prepare(&there).await?.provider_id;
+    for order in [
+        there.clone().untagged(tags::CLUSTER),
+        there.clone().in_cluster(""),
+    ] {
+        t.touch(operation, &order).await?.refused(Code::InvalidArgument)?;
+    }
+    t.has_exactly(&there, &[(&there, &id)]).await
+}
+
+async fn mandatory_fields(t: Trial, operation: Operation) -> Outcome {
+    let order = t.order("a");
+    for field in t.config().mandatory() {
+        let wrong = order.clone().without(&field);
+        let status = t.touch(operation, &wrong).await?.refused(Code::InvalidArgument)?;
+        let name = field.segments().last().cloned().unwrap_or_default();
+        ensure(status.message().contains(&name), || {
+            format!("the message has to name the field {field}: {}", status.message())
+        })?;
+    }
+    t.has_none(&order).await
+}
+
+async fn invalid_specs(t: Trial) -> Outcome {
+    for change in t.config().invalid_specs.clone() {
+        let order = t.order("a").changed(&change);
+        t.create(&order).await?.refused(Code::InvalidArgument)?;
+    }
+    t.has_none(&t.order("a")).await
+}
+
+async fn out_of_range(t: Trial) -> Outcome {
+    for change in t.config().out_of_range_specs.clone() {
+        let order = t.order("a").changed(&change);
+        let status = t
+            .create(&order)
+            .await?
+            .refused_with(&[Code::OutOfRange, Code::InvalidArgument])?;
+        if status.code() == Code::InvalidArgument {
+            t.warn(format!(
+                "{change} should be OUT_OF_RANGE: the field is there, and its value is not"
+            ));
+        }
+    }
+    t.has_none(&t.order("a")).await
+}
+
+async fn messages(t: Trial, operation: Operation) -> Outcome {
+    let order = t.order("a");
+    let wrong = order.untagged(tags::CLUSTER);
+    speaks(&t.touch(operation, &wrong).await?.refused(Code::InvalidArgument)?)
+}

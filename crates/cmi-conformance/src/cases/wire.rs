@@ -1,0 +1,397 @@
+//! What only the wire shows: services, fields, status, capabilities.
+
+use prost::Message as _;
+use tonic::Code as Grpc;
+
+use super::case;
+use super::faults::{after_deadline, prepared, slow_down};
+use super::requests::{
+    CAPABILITIES, CREATE, DELETE, Fields, INFO, LIST, PROBE, SHUT_DOWN, STATUS, VOLUMES, before, raw, volumes,
+};
+use crate::answer::{Halt, Outcome, ensure};
+use crate::wire::RawAnswer;
+use crate::{Case, Hook, Need, Pull, Trial};
+use cmi_driver::Operation;
+use cmi_grpc::proto::cmi::v1::plugin_capability::Type;
+use cmi_grpc::proto::cmi::v1::plugin_capability::rpc::Type as Capability;
+use cmi_grpc::proto::cmi::v1::{
+    CreateMachineResponse, DeleteMachineRequest, GetPluginCapabilitiesResponse, GetPluginInfoResponse,
+    PluginCapability, ProbeResponse, ShutDownMachineRequest,
+};
+
+/// The optional calls, and how they are declared.
+const OPTIONAL: [(Capability, &str); 4] = [
+    (Capability::GetMachineStatus, STATUS),
+    (Capability::ListMachines, LIST),
+    (Capability::ShutdownMachine, SHUT_DOWN),
+    (Capability::GetVolumeIds, VOLUMES),
+];
+const MANY: usize = 1000;
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "wire-services",
+        "the required calls of both services are there, at one endpoint",
+        proves: ["CMI-03", "CMI-08", "CMI-50", "CMI-58", "CMI-64", "CMI-153", "CMI-155", "CMI-159", "CMI-161"],
+        needs: [Need::Endpoint],
+        services
+    ),
+    case!(
+        "wire-required-capabilities",
+        "create and delete are declared, and what is declared is known",
+        proves: ["CMI-06", "CMI-60", "CMI-61", "CMI-62", "CMI-81", "CMI-99"],
+        needs: [Need::Endpoint],
+        required_capabilities
+    ),
+    case!(
+        "wire-undeclared-calls",
+        "a call that is not declared is UNIMPLEMENTED, and one that is declared is not",
+        proves: [
+            "CMI-07", "CMI-36", "CMI-114", "CMI-126", "CMI-136", "CMI-146", "PLG-GS-12", "PLG-LM-12",
+            "PLG-SD-12", "PLG-GV-12"
+        ],
+        needs: [Need::Endpoint],
+        undeclared_calls
+    ),
+    case!(
+        "wire-missing-fields",
+        "a request without a REQUIRED field is INVALID_ARGUMENT",
+        proves: [
+            "CMI-15", "CMI-19", "CMI-28", "CMI-87", "CMI-89", "CMI-105", "CMI-106", "CMI-118", "CMI-119",
+            "CMI-130", "CMI-131", "CMI-139"
+        ],
+        needs: [Need::Endpoint],
+        missing_fields
+    ),
+    case!(
+        "wire-broken-spec",
+        "a provider spec that is no JSON object is INVALID_ARGUMENT",
+        proves: ["CMI-30", "CMI-48", "CMI-88"],
+        needs: [Need::Endpoint],
+        broken_spec
+    ),
+    case!(
+        "wire-broken-volumes",
+        "a list of volumes that is no JSON list is INVALID_ARGUMENT",
+        proves: ["PLG-GV-03", "CMI-150"],
+        needs: [Need::Endpoint],
+        broken_volumes
+    ),
+    case!(
+        "wire-status",
+        "errors of requests that are well formed, and of those that are not, have a canonical code, a message and no details",
+        proves: ["CMI-23", "CMI-24", "CMI-40", "CMI-41"],
+        needs: [Need::Endpoint],
+        status
+    ),
+    case!(
+        "wire-response-fields",
+        "the REQUIRED fields of the responses are there",
+        proves: ["CMI-15", "CMI-92", "CMI-93"],
+        needs: [Need::Endpoint],
+        response_fields
+    ),
+    case!(
+        "wire-any-bytes",
+        "secrets and LastKnownState of any bytes do no harm",
+        proves: ["CMI-44", "CMI-94", "CMI-109", "CMI-132"],
+        needs: [Need::Endpoint],
+        any_bytes
+    ),
+    case!(
+        "wire-serves-on",
+        "a thousand calls later the plugin still serves",
+        proves: ["CMI-182"],
+        needs: [Need::Endpoint],
+        serves_on
+    ),
+    case!(
+        "wire-unhealthy",
+        "a plugin that is not healthy answers Probe with FAILED_PRECONDITION",
+        proves: ["CMI-68", "CMI-75"],
+        needs: [Need::Endpoint, Need::Hook(Hook::Unhealthy)],
+        unhealthy
+    ),
+    case!(
+        "wire-create-deadline",
+        "a create that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
+        proves: ["PLG-CR-04"],
+        needs: [Need::Endpoint, Need::Hook(Hook::Slow)],
+        |t| deadline(t, Operation::CreateMachine, CREATE)
+    ),
+    case!(
+        "wire-delete-deadline",
+        "a deletion that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
+        proves: ["PLG-DE-04"],
+        needs: [Need::Endpoint, Need::Hook(Hook::Slow)],
+        |t| deadline(t, Operation::DeleteMachine, DELETE)
+    ),
+    case!(
+        "wire-status-deadline",
+        "a look-up that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
+        proves: ["PLG-GS-04"],
+        needs: [
+            Need::Endpoint,
+            Need::Hook(Hook::Slow),
+            Need::Call(Operation::GetMachineStatus)
+        ],
+        |t| deadline(t, Operation::GetMachineStatus, STATUS)
+    ),
+    case!(
+        "wire-list-deadline",
+        "a list that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
+        proves: ["PLG-LM-04"],
+        needs: [
+            Need::Endpoint,
+            Need::Hook(Hook::Slow),
+            Need::Call(Operation::ListMachines)
+        ],
+        |t| deadline(t, Operation::ListMachines, LIST)
+    ),
+    case!(
+        "wire-shut-down-deadline",
+        "a stop that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
+        proves: ["PLG-SD-04"],
+        needs: [
+            Need::Endpoint,
+            Need::Hook(Hook::Slow),
+            Need::Call(Operation::ShutDownMachine)
+        ],
+        |t| deadline(t, Operation::ShutDownMachine, SHUT_DOWN)
+    ),
+];
+
+pub(super) async fn declared(t: &Trial) -> Outcome<Vec<i32>> {
+    let response: GetPluginCapabilitiesResponse = raw(t, CAPABILITIES, &[]).await?.ok()?;
+    let rpc = |capability: &PluginCapability| {
+        let Type::Rpc(rpc) = capability.r#type.as_ref()?;
+        Some(rpc.r#type)
+    };
+    Ok(response.capabilities.iter().filter_map(rpc).collect())
+}
+
+/// The calls of the Machine service that the plugin has to serve.
+async fn offered(t: &Trial) -> Outcome<Vec<&'static str>> {
+    let declared = declared(t).await?;
+    let optional = OPTIONAL
+        .into_iter()
+        .filter(|(capability, _)| declared.contains(&(*capability as i32)));
+    Ok([CREATE, DELETE]
+        .into_iter()
+        .chain(optional.map(|(_, path)| path))
+        .collect())
+}
+
+async fn services(t: Trial) -> Outcome {
+    let info: GetPluginInfoResponse = raw(&t, INFO, &[]).await?.ok()?;
+    ensure(!info.name.is_empty() && !info.version.is_empty(), || {
+        "GetPluginInfo has to answer name and version".to_owned()
+    })?;
+    raw(&t, PROBE, &[]).await?.ok::<ProbeResponse>()?;
+    for path in offered(&t).await? {
+        let answer = raw(&t, path, &[]).await?;
+        ensure(!answer.is_code(Grpc::Unimplemented), || {
+            format!("{path} has to be served")
+        })?;
+    }
+    Ok(())
+}
+
+async fn required_capabilities(t: Trial) -> Outcome {
+    let declared = declared(&t).await?;
+    for needed in [Capability::CreateMachine, Capability::DeleteMachine] {
+        ensure(declared.contains(&(needed as i32)), || {
+            format!("{} has to be declared", needed.as_str_name())
+        })?;
+    }
+    for unknown in declared.iter().filter(|number| !(1..=6).contains(*number)) {
+        t.warn(format!("capability {unknown} is none of the published ones"));
+    }
+    Ok(())
+}
+
+async fn undeclared_calls(t: Trial) -> Outcome {
+    let offered = offered(&t).await?;
+    let fields = Fields::of(&t.order("a"));
+    for (_, path) in OPTIONAL {
+        let request = match path {
+            VOLUMES => volumes(b"[]"),
+            _ => fields.request(path),
+        };
+        let answer = raw(&t, path, &request).await?;
+        if offered.contains(&path) {
+            ensure(!answer.is_code(Grpc::Unimplemented), || {
+                format!("{path} is declared and UNIMPLEMENTED")
+            })?;
+        } else {
+            answer.is(Grpc::Unimplemented)?;
+        }
+    }
+    Ok(())
+}
+
+async fn missing_fields(t: Trial) -> Outcome {
+    let order = t.order("a");
+    t.track(&order);
+    for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
+        let mut without_spec = Fields::of(&order);
+        without_spec.spec.clear();
+        raw(&t, path, &without_spec.request(path))
+            .await?
+            .is(Grpc::InvalidArgument)?;
+        if path != LIST {
+            let mut without_name = Fields::of(&order);
+            without_name.name.clear();
+            raw(&t, path, &without_name.request(path))
+                .await?
+                .is(Grpc::InvalidArgument)?;
+        }
+    }
+    t.has_none(&order).await
+}
+
+async fn broken_spec(t: Trial) -> Outcome {
+    let order = t.order("a");
+    t.track(&order);
+    for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
+        for broken in [
+            b"not json".as_slice(),
+            b"[]",
+            b"\"text\"",
+            b"{\"a\":",
+            b"\xff\xfe",
+        ] {
+            let mut fields = Fields::of(&order);
+            fields.spec = broken.to_vec();
+            raw(&t, path, &fields.request(path))
+                .await?
+                .is(Grpc::InvalidArgument)?;
+        }
+    }
+    t.has_none(&order).await
+}
+
+async fn broken_volumes(t: Trial) -> Outcome {
+    if !offered(&t).await?.contains(&VOLUMES) {
+        return Err(Halt::Skipped("the driver does not offer GetVolumeIDs".to_owned()));
+    }
+    for broken in [b"".as_slice(), b"not json", b"{}", b"[\"text\"]", b"\xff"] {
+        raw(&t, VOLUMES, &volumes(broken))
+            .await?
+            .is(Grpc::InvalidArgument)?;
+    }
+    Ok(())
+}
+
+async fn status(t: Trial) -> Outcome {
+    let (order, nobody) = (t.order("a"), t.order("b"));
+    t.prepare(&order).await?;
+    let other = order.clone().with_identity("somebody-else");
+    t.track(&other);
+    for path in offered(&t).await? {
+        speaks(&raw(&t, path, &[]).await?)?;
+        let well_formed = match path {
+            CREATE => vec![&order, &other],
+            DELETE => vec![&other, &nobody],
+            // A stop of what is there would be answered by a VM that is gone for the calls after it.
+            SHUT_DOWN => vec![&nobody],
+            _ => vec![&order, &other, &nobody],
+        };
+        for order in well_formed {
+            speaks(&raw(&t, path, &Fields::of(order).request(path)).await?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Fails unless an answer is a status of gRPC that says what is wrong, in words.
+fn speaks(answer: &RawAnswer) -> Outcome {
+    let (path, code) = (answer.path(), &answer.code);
+    ensure(answer.is_canonical(), || {
+        format!("{path} answered code {code}, which is none of gRPC")
+    })?;
+    ensure(
+        answer.is_code(Grpc::Ok) || !answer.message().trim().is_empty(),
+        || format!("{path} answered code {code} without a message"),
+    )?;
+    ensure(!answer.has_details(), || {
+        format!("{path} answered code {code} with `grpc-status-details-bin`")
+    })
+}
+
+async fn response_fields(t: Trial) -> Outcome {
+    let order = t.order("a");
+    // What is created again is initialized by now, so that nothing is in the way of an OK.
+    t.prepare(&order).await?;
+    let created: CreateMachineResponse = raw(&t, CREATE, &Fields::of(&order).request(CREATE)).await?.ok()?;
+    ensure(
+        !created.provider_id.is_empty() && !created.node_name.is_empty(),
+        || "CreateMachine has to answer ProviderID and NodeName".to_owned(),
+    )
+}
+
+async fn any_bytes(t: Trial) -> Outcome {
+    let order = t.order("a");
+    t.track(&order);
+    let bytes = vec![0, 255, 254, 10, 0];
+    let mut accepted = vec![Grpc::Ok, Grpc::InvalidArgument];
+    if t.offers(Operation::InitializeMachine) {
+        // So code 17 is written.
+        accepted.push(Grpc::FailedPrecondition);
+    }
+    let mut fields = Fields::of(&order);
+    fields
+        .secrets
+        .insert("conformance-binary".to_owned(), bytes.clone());
+    raw(&t, CREATE, &fields.request(CREATE))
+        .await?
+        .is_one_of(&accepted)?;
+    t.make(&order).await?;
+    let Fields { name, spec, secrets } = Fields::of(&order);
+    if offered(&t).await?.contains(&SHUT_DOWN) {
+        let request = ShutDownMachineRequest {
+            machine_name: name.clone(),
+            provider_spec: spec.clone(),
+            secrets: secrets.clone(),
+            last_known_state: bytes.clone(),
+            ..Default::default()
+        };
+        let answer = raw(&t, SHUT_DOWN, &request.encode_to_vec()).await?;
+        answer.is_one_of(&[Grpc::Ok, Grpc::InvalidArgument, Grpc::Aborted])?;
+    }
+    let request = DeleteMachineRequest {
+        machine_name: name,
+        provider_spec: spec,
+        secrets,
+        last_known_state: bytes,
+        ..Default::default()
+    };
+    let answer = raw(&t, DELETE, &request.encode_to_vec()).await?;
+    answer.is_one_of(&[Grpc::Ok, Grpc::InvalidArgument, Grpc::Aborted])?;
+    t.remove(&order, None).await
+}
+
+async fn serves_on(t: Trial) -> Outcome {
+    for _ in 0..MANY {
+        raw(&t, INFO, &[]).await?.is(Grpc::Ok)?;
+    }
+    Ok(())
+}
+
+async fn unhealthy(t: Trial) -> Outcome {
+    t.pull(Pull::new(Hook::Unhealthy)).await?;
+    let answer = raw(&t, PROBE, &[]).await?;
+    t.restore().await?;
+    answer.is(Grpc::FailedPrecondition)
+}
+
+async fn deadline(t: Trial, operation: Operation, path: &'static str) -> Outcome {
+    let (order, id) = prepared(&t, operation).await?;
+    t.track(&order);
+    slow_down(&t).await?;
+    let request = Fields::of(&order).request(path);
+    let answer = before(&t, path, &request, Some(t.config().short_deadline())).await;
+    t.restore().await?;
+    answer?.is(Grpc::DeadlineExceeded)?;
+    after_deadline(&t, operation, &order, id.as_ref()).await
+}

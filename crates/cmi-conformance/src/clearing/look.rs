@@ -1,0 +1,105 @@
+//! Looks whether what was deleted is gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::stream::{self, StreamExt as _};
+
+use super::repeat::Repeat;
+use super::{Cleared, Clearing, about};
+use crate::tracker::Noted;
+use cmi_driver::{Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Operation};
+
+impl Clearing<'_> {
+    /// What the machines of the cases still have, as far as the driver lets one see.
+    pub(super) async fn look(&self, cases: &[Cleared], parallel: usize) -> BTreeSet<String> {
+        let looks = cases.iter().map(|case| self.look_at(case));
+        let seen: Vec<_> = stream::iter(looks).buffered(parallel).collect().await;
+        seen.into_iter().flatten().collect()
+    }
+
+    async fn look_at(&self, case: &Cleared) -> BTreeSet<String> {
+        if self.capabilities.offers(Operation::ListMachines) {
+            self.listed(case).await
+        } else if self.capabilities.offers(Operation::GetMachineStatus) {
+            self.found(case.gone.iter()).await
+        } else {
+            BTreeSet::new()
+        }
+    }
+
+    /// Whatever the clusters have: nobody else uses them.
+    async fn listed(&self, case: &Cleared) -> BTreeSet<String> {
+        let mut clusters: BTreeMap<String, Vec<&Noted>> = BTreeMap::new();
+        for noted in &case.gone {
+            clusters.entry(noted.order.cluster()).or_default().push(noted);
+        }
+        let mut seen = BTreeSet::new();
+        for (cluster, all) in clusters {
+            let Some(one) = all.iter().find(|noted| noted.was_made).or(all.first()) else {
+                continue;
+            };
+            let class = &one.order.class;
+            let list = || {
+                let class = class.clone();
+                self.driver.list_machines(ListMachinesRequest { class })
+            };
+            match self
+                .repeat(Operation::ListMachines, Repeat::Transient, list)
+                .await
+            {
+                Ok(vms) => {
+                    let is_known = |vm: &&ListedMachine| {
+                        let key = (cluster.clone(), vm.machine_name.clone());
+                        case.left.contains_key(&key)
+                    };
+                    let others = vms.iter().filter(|vm| !is_known(vm));
+                    seen.extend(others.map(|vm| still_listed(&cluster, vm)));
+                }
+                Err((Some(Code::InvalidArgument), _)) if !one.was_made => {}
+                // One by one it may work.
+                Err(_) if self.capabilities.offers(Operation::GetMachineStatus) => {
+                    seen.extend(self.found(all.into_iter()).await);
+                }
+                Err((_, reason)) => {
+                    seen.insert(format!("whatever is left of cluster `{cluster}`: {reason}"));
+                }
+            }
+        }
+        seen
+    }
+
+    async fn found(&self, case: impl Iterator<Item = &Noted>) -> BTreeSet<String> {
+        let mut seen = BTreeSet::new();
+        for noted in case {
+            let status = || {
+                self.driver.get_machine_status(GetMachineStatusRequest {
+                    machine_name: noted.order.name.clone(),
+                    provider_id: None,
+                    class: noted.order.class.clone(),
+                })
+            };
+            let operation = Operation::GetMachineStatus;
+            match self.repeat(operation, Repeat::Transient, status).await {
+                Ok(vm) => {
+                    let id = vm.provider_id;
+                    seen.insert(format!("{}: `{id}` is there after its deletion", about(noted)));
+                }
+                Err((Some(Code::NotFound), _)) => {}
+                Err((Some(Code::InvalidArgument), _)) if !noted.was_made => {}
+                Err((_, reason)) => {
+                    seen.insert(format!("{}: {reason}", about(noted)));
+                }
+            }
+        }
+        seen
+    }
+}
+
+fn still_listed(cluster: &str, vm: &ListedMachine) -> String {
+    let ListedMachine {
+        provider_id,
+        machine_name,
+        ..
+    } = vm;
+    format!("machine `{machine_name}` of cluster `{cluster}`: `{provider_id}` is listed after its deletion")
+}

@@ -1,0 +1,163 @@
+//! Deletes what the cases made, and looks whether it is gone.
+//!
+//! A back end that may be behind does not find yet what was made a moment ago, and its driver answers OK to the deletion of
+//! what it does not find. So each VM is deleted twice: at once, by all that is known of it, and again at the end of the
+//! run, when nothing can be behind any more; then it is looked for. That costs one wait for all cases together.
+
+mod look;
+mod repeat;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::stream::{self, StreamExt as _};
+
+use super::reach::Reach;
+use super::tracker::Noted;
+use cmi_driver::{Capabilities, Code, DeleteMachineRequest, Driver, Operation, ProviderId};
+use repeat::Repeat;
+
+/// How long a create may be on its way to a plugin after its caller has given it up; it may overtake a deletion.
+const ON_ITS_WAY: Duration = Duration::from_millis(500);
+/// How many machines of a case are deleted at once.
+const AT_ONCE: usize = 4;
+
+/// Deletes what the cases of a run made.
+pub struct Clearing<'a> {
+    /// Who made it.
+    pub driver: &'a dyn Driver,
+    /// What the driver said that it can do, and for how long it may be behind.
+    pub capabilities: &'a Capabilities,
+    /// How long a call, with its repeats, may take.
+    pub limit: Duration,
+    /// Whether the driver can still be reached.
+    pub reach: &'a Reach,
+}
+
+/// A machine that was deleted once.
+#[derive(Debug)]
+pub struct Deleted {
+    noted: Noted,
+    first: Result<(), Kept>,
+}
+
+/// Why a VM may still be there.
+#[derive(Clone, Debug)]
+enum Kept {
+    /// The request was refused; as invalid it was by create too, unless create took it.
+    Refused(String),
+    /// The call failed otherwise, and went on failing.
+    Stuck(String),
+}
+
+/// The machines of a case after the second deletion.
+#[derive(Debug, Default)]
+struct Cleared {
+    /// What should be gone.
+    gone: Vec<Noted>,
+    /// What is left, by cluster and name.
+    left: BTreeMap<(String, String), String>,
+}
+
+impl Clearing<'_> {
+    /// Deletes the machines of a case, the last first, each by all that is known of it.
+    pub async fn delete(&self, noted: Vec<Noted>) -> Vec<Deleted> {
+        let deletions = noted.into_iter().rev().map(async |noted| {
+            // Without an id it is the same call as that of the second time, which may be the only one.
+            let repeat = if noted.id.is_some() {
+                Repeat::Transient
+            } else {
+                Repeat::Any
+            };
+            let first = self.remove(&noted, noted.id.as_ref(), repeat).await;
+            Deleted { noted, first }
+        });
+        stream::iter(deletions).buffered(AT_ONCE).collect().await
+    }
+
+    /// Deletes once more what could come back or was not found, and looks for all of it: case by case, so many at once.
+    /// Answers a sentence for each VM that may be left.
+    pub async fn confirm(&self, cases: Vec<Vec<Deleted>>, parallel: usize) -> Vec<String> {
+        let window = self.capabilities.consistency_window;
+        let is_open = cases.iter().flatten().any(|deleted| deleted.noted.under_way > 0);
+        let pause = window.max(if is_open { ON_ITS_WAY } else { Duration::ZERO });
+        if !cases.iter().all(Vec::is_empty) && !pause.is_zero() && !self.reach.is_lost() {
+            tokio::time::sleep(pause).await;
+        }
+        let again = cases.into_iter().map(|case| self.delete_again(case, pause));
+        let cases: Vec<_> = stream::iter(again).buffered(parallel).collect().await;
+        let mut seen = self.look(&cases, parallel).await;
+        if !seen.is_empty() && !window.is_zero() {
+            // What was not deleted before the second time may still be seen.
+            tokio::time::sleep(window).await;
+            seen = self.look(&cases, parallel).await;
+        }
+        let left = cases.into_iter().flat_map(|case| case.left.into_values());
+        left.chain(seen).collect()
+    }
+
+    async fn delete_again(&self, case: Vec<Deleted>, pause: Duration) -> Cleared {
+        let again = case
+            .into_iter()
+            .map(|deleted| self.delete_by_name(deleted, pause));
+        let ended: Vec<_> = stream::iter(again).buffered(AT_ONCE).collect().await;
+        let mut cleared = Cleared::default();
+        for (noted, kept) in ended {
+            match kept {
+                Ok(()) => cleared.gone.push(noted),
+                Err(Kept::Refused(_)) if !noted.was_made => {}
+                Err(Kept::Refused(reason) | Kept::Stuck(reason)) => {
+                    let sentence = format!("{}: {reason}", about(&noted));
+                    let key = (noted.order.cluster(), noted.order.name);
+                    let _same = cleared.left.insert(key, sentence);
+                }
+            }
+        }
+        cleared
+    }
+
+    /// By name alone, which takes all VMs of a machine that has several.
+    async fn delete_by_name(&self, deleted: Deleted, pause: Duration) -> (Noted, Result<(), Kept>) {
+        let Deleted { noted, first } = deleted;
+        let only_once = noted.id.is_none() && pause.is_zero();
+        let kept = match first {
+            Err(Kept::Stuck(_)) => first,
+            Ok(()) | Err(Kept::Refused(_)) if only_once => first,
+            Ok(()) => match self.remove(&noted, None, Repeat::Any).await {
+                // Whoever wants the id was given it the first time.
+                Err(Kept::Refused(_)) => Ok(()),
+                second => second,
+            },
+            Err(Kept::Refused(_)) => self.remove(&noted, None, Repeat::Any).await,
+        };
+        (noted, kept)
+    }
+
+    /// Deletes one machine until it is gone, or is not going to be.
+    async fn remove(&self, noted: &Noted, id: Option<&ProviderId>, repeat: Repeat) -> Result<(), Kept> {
+        let delete = || {
+            self.driver.delete_machine(DeleteMachineRequest {
+                machine_name: noted.order.name.clone(),
+                provider_id: id.cloned(),
+                class: noted.order.class.clone(),
+                last_known_state: noted.state.clone(),
+            })
+        };
+        match self.repeat(Operation::DeleteMachine, repeat, delete).await {
+            Ok(_) | Err((Some(Code::NotFound), _)) => Ok(()),
+            Err((Some(Code::InvalidArgument), reason)) => Err(Kept::Refused(reason)),
+            // It may be the id that is wrong.
+            Err((Some(code), reason)) if id.is_some() && !repeat.is_worth_it(code) => {
+                Err(Kept::Refused(reason))
+            }
+            Err((_, reason)) => Err(Kept::Stuck(reason)),
+        }
+    }
+}
+
+fn about(noted: &Noted) -> String {
+    let order = &noted.order;
+    format!("machine `{}` of cluster `{}`", order.name, order.cluster())
+}

@@ -1,0 +1,89 @@
+//! Repeats of a call that has to be made, whatever is in its way.
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use tokio::time::Instant;
+
+use super::Clearing;
+use cmi_driver::{Code, Operation};
+
+const FIRST_WAIT: Duration = Duration::from_millis(20);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// Which errors are worth a repeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Repeat {
+    /// Those that pass by themselves: a look that fails for another reason fails at once.
+    Transient,
+    /// All but those that stay whatever happens.
+    Any,
+}
+
+impl Repeat {
+    /// Whether an error with this code is.
+    pub const fn is_worth_it(self, code: Code) -> bool {
+        match code {
+            Code::Canceled | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => true,
+            Code::NotFound | Code::InvalidArgument | Code::Unimplemented => false,
+            // UNKNOWN is what an exception in a driver's first draft becomes: it does not pass.
+            Code::Unknown
+            | Code::AlreadyExists
+            | Code::PermissionDenied
+            | Code::ResourceExhausted
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+            | Code::Internal
+            | Code::DataLoss
+            | Code::Unauthenticated
+            | Code::Uninitialized => matches!(self, Self::Any),
+        }
+    }
+}
+
+impl Clearing<'_> {
+    /// Makes a call until it answers OK or an error that is not worth a repeat, until `limit` is over, or the driver is
+    /// given up. Answers the code, if there was an answer, and the reason.
+    pub(super) async fn repeat<T, F>(
+        &self,
+        operation: Operation,
+        repeat: Repeat,
+        call: impl Fn() -> F,
+    ) -> Result<T, (Option<Code>, String)>
+    where
+        F: Future<Output = cmi_driver::Result<T>>,
+    {
+        if self.reach.is_lost() {
+            return Err((None, "the driver can't be reached any more".to_owned()));
+        }
+        let until = Instant::now() + self.limit;
+        let mut wait = FIRST_WAIT;
+        loop {
+            // A driver in this process may panic, and what else there is has to be deleted all the same.
+            let answer = tokio::time::timeout_at(until, AssertUnwindSafe(call()).catch_unwind()).await;
+            let status = match answer {
+                Ok(Ok(answer)) => {
+                    self.reach.heard(&answer);
+                    match answer {
+                        Ok(response) => return Ok(response),
+                        Err(status) => status,
+                    }
+                }
+                Ok(Err(_)) => return Err((None, format!("the driver panicked in {operation}"))),
+                Err(_) => {
+                    self.reach.silence();
+                    return Err((None, format!("{operation} did not end within {:?}", self.limit)));
+                }
+            };
+            let code = status.code();
+            let is_over = self.reach.is_lost() || Instant::now() + wait >= until;
+            if is_over || !repeat.is_worth_it(code) {
+                return Err((Some(code), format!("{operation} answered {status}")));
+            }
+            tokio::time::sleep(wait).await;
+            wait = wait.saturating_mul(2).min(LONGEST_WAIT);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What is asked of a driver, call by call.
+
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::config::Config;
+use crate::order::Order;
+use crate::tracker::Tracker;
+use cmi_driver::{
+    CreateMachineRequest, DeleteMachineResponse, LastKnownState, Machine, PluginInfo, Readiness, Result,
+    Status,
+};
+
+/// Deletes by a script, whose last line stays true, and notes what it was asked.
+struct Scripted {
+    asked: Mutex<Vec<DeleteMachineRequest>>,
+    answers: Mutex<Vec<std::result::Result<(), Code>>>,
+}
+
+#[async_trait]
+impl Driver for Scripted {
+    async fn info(&self) -> Result<PluginInfo> {
+        Err(Status::unimplemented(Operation::GetPluginInfo))
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities> {
+        Ok(Capabilities::minimal())
+    }
+
+    async fn probe(&self) -> Result<Readiness> {
+        Ok(Readiness::Ready)
+    }
+
+    async fn create_machine(&self, _request: CreateMachineRequest) -> Result<Machine> {
+        Err(Status::unimplemented(Operation::CreateMachine))
+    }
+
+    async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+        self.asked.lock().unwrap().push(request);
+        let mut answers = self.answers.lock().unwrap();
+        let answer = if answers.len() > 1 {
+            answers.remove(0)
+        } else {
+            answers[0]
+        };
+        let said = |code| Status::new(code, "so it is written in the script");
+        answer.map(|()| DeleteMachineResponse::default()).map_err(said)
+    }
+}
+
+/// What is left, and what was asked on the way.
+async fn cleared(
+    tracker: &Tracker,
+    window: Duration,
+    answers: &[std::result::Result<(), Code>],
+) -> (Vec<String>, Vec<DeleteMachineRequest>) {
+    let driver = Scripted {
+        asked: Mutex::default(),
+        answers: Mutex::new(answers.to_vec()),
+    };
+    let capabilities = Capabilities {
+        consistency_window: window,
+        ..Capabilities::minimal()
+    };
+    let limit = Duration::from_mins(1);
+    let reach = Reach::new(limit, CancellationToken::new());
+    let clearing = Clearing {
+        driver: &driver,
+        capabilities: &capabilities,
+        limit,
+        reach: &reach,
+    };
+    let deleted = clearing.delete(tracker.take()).await;
+    let left = clearing.confirm(vec![deleted], 1).await;
+    (left, driver.asked.into_inner().unwrap())
+}
+
+fn order() -> Order {
+    let config = Config::read("providerSpec: {size: small}").unwrap();
+    Order::new(&config, &Capabilities::minimal(), "c", "a", "canary")
+}
+
+fn made() -> Machine {
+    Machine {
+        last_known_state: LastKnownState::new(b"seven".to_vec()),
+        ..Machine::new("test://a".parse().unwrap(), "a")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_is_deleted_by_all_that_its_create_gave_and_again_by_its_name() {
+    let tracker = Tracker::default();
+    tracker.asked(&order());
+    tracker.answered(&order(), &Ok(made()));
+    let (left, asked) = cleared(&tracker, Duration::ZERO, &[Ok(())]).await;
+    assert_eq!(left, Vec::<String>::new());
+    let ids: Vec<_> = asked.iter().map(|request| request.provider_id.clone()).collect();
+    assert_eq!(ids, [Some(made().provider_id), None]);
+    assert!(
+        asked
+            .iter()
+            .all(|request| request.last_known_state == made().last_known_state)
+    );
+}
+
+/// INI-18: code 17 comes with the VM that is there.
+#[tokio::test(start_paused = true)]
+async fn a_vm_that_is_not_initialized_is_one_that_was_made() {
+    let tracker = Tracker::default();
+    tracker.asked(&order());
+    let status = Status::new(Code::Uninitialized, "it is there").with_machine(made());
+    tracker.answered(&order(), &Err(status));
+    let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(Code::InvalidArgument)]).await;
+    assert_eq!(asked[0].provider_id, Some(made().provider_id));
+    assert_eq!(left.len(), 1, "what was made is not invalid: {left:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_answered_for_is_deleted_again_when_it_may_have_been_made() {
+    let tracker = Tracker::default();
+    tracker.asked(&order());
+    let before = tokio::time::Instant::now();
+    let (left, asked) = cleared(&tracker, Duration::ZERO, &[Ok(())]).await;
+    assert_eq!((left.len(), asked.len()), (0, 2));
+    assert_eq!(before.elapsed(), ON_ITS_WAY);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_waited_for_where_a_create_was_refused_and_nothing_is_behind() {
+    let tracker = Tracker::default();
+    tracker.asked(&order());
+    tracker.answered(&order(), &Err(Status::new(Code::InvalidArgument, "no such size")));
+    let before = tokio::time::Instant::now();
+    let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(Code::InvalidArgument)]).await;
+    assert_eq!((left.len(), asked.len()), (0, 1));
+    assert_eq!(before.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_second_deletion_comes_when_the_back_end_can_not_be_behind_any_more() {
+    let tracker = Tracker::default();
+    tracker.note(&order());
+    let window = Duration::from_secs(30);
+    let before = tokio::time::Instant::now();
+    let (left, asked) = cleared(&tracker, window, &[Ok(())]).await;
+    assert_eq!((left.len(), asked.len()), (0, 2));
+    assert_eq!(before.elapsed(), window);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_id_that_the_driver_does_not_take_keeps_no_vm_from_being_deleted_by_its_name() {
+    for refusal in [Code::InvalidArgument, Code::FailedPrecondition, Code::NotFound] {
+        let tracker = Tracker::default();
+        tracker.asked(&order());
+        tracker.answered(&order(), &Ok(made()));
+        let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(refusal), Ok(())]).await;
+        assert_eq!((left.len(), asked.len()), (0, 2), "{refusal}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deletion_that_never_ends_is_reported_once_with_what_it_answers() {
+    let tracker = Tracker::default();
+    tracker.asked(&order());
+    tracker.answered(&order(), &Ok(made()));
+    let before = tokio::time::Instant::now();
+    let (left, _) = cleared(&tracker, Duration::ZERO, &[Err(Code::Aborted)]).await;
+    assert!(
+        before.elapsed() <= Duration::from_mins(1),
+        "{:?}",
+        before.elapsed()
+    );
+    let [sentence] = left.as_slice() else {
+        panic!("{left:?}");
+    };
+    assert!(
+        sentence.contains("machine `a`") && sentence.contains("Aborted"),
+        "{sentence}"
+    );
+}

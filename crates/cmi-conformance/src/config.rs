@@ -1,0 +1,337 @@
+//! What the suite has to be told of a driver.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use garde::Validate;
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::case::Setting;
+use super::hooks::Hook;
+use cmi_driver::{JsonPointer, MachineClassKind, Secrets};
+
+/// Secret values by key.
+pub type SecretMap = BTreeMap<String, SecretString>;
+
+/// What the suite has to be told of a driver. Only `providerSpec` is required: each further field lets more cases run.
+/// A *change* is a JSON merge patch on `providerSpec`; `null` removes a field.
+#[derive(Clone, Debug, Deserialize, Validate)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[garde(custom(public_keys_exist))]
+pub struct Config {
+    /// A spec that makes a VM, as small as it can be had. The suite adds the tags. Required.
+    #[garde(custom(not_empty))]
+    pub provider_spec: Map<String, Value>,
+    /// The credentials that go with every call. Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub secrets: SecretMap,
+    /// Keys of `secrets` whose values are no secrets, and may come back: the id of an account that is part of a provider id.
+    /// Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub public_secret_keys: BTreeSet<String>,
+    /// Credentials that are missing or wrong; each has to be UNAUTHENTICATED. `{}` is no credentials at all. Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub bad_secrets: Vec<SecretMap>,
+    /// Credentials that are known and may do nothing: PERMISSION_DENIED. Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub restricted_secrets: Option<SecretMap>,
+    /// The fields of `providerSpec` that have to be there, as JSON pointers: `/region`. Default: none.
+    #[serde(default)]
+    #[garde(custom(pointers))]
+    pub mandatory_fields: Vec<String>,
+    /// Changes that make the spec invalid. Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub invalid_specs: Vec<Value>,
+    /// Changes that ask for more, or less, than there is of a kind. Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub out_of_range_specs: Vec<Value>,
+    /// A change whose VM can't be had because a quota or pool is used up. Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub quota_breaking_spec: Option<Value>,
+    /// A change that asks for another VM, so that one of the same name does not fit it. Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub incompatible_change: Option<Value>,
+    /// Changes that UpdateMachine can make to a living VM. Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub hot_updates: Vec<Value>,
+    /// Sample volumes for GetVolumeIDs. Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub persistent_volumes: PersistentVolumes,
+    /// A sample class of the back end's own kind. Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub migration: Option<Migration>,
+    /// The most characters of a machine's name, 1–253. Default: 63.
+    #[serde(default = "Config::default_longest_name")]
+    #[garde(range(min = 20, max = 253))]
+    pub longest_name: usize,
+    /// How many VMs the case about long lists makes: more than a page of the back end. Default: 25.
+    #[serde(default = "Config::default_many_machines")]
+    #[garde(range(min = 2, max = 1000))]
+    pub many_machines: usize,
+    /// How many cases run at once. Default: 8.
+    #[serde(default = "Config::default_parallel")]
+    #[garde(range(min = 1, max = 256))]
+    pub parallel: usize,
+    /// How long a call may take before it counts as hung, seconds. Default: 300.
+    #[serde(default = "Config::default_call_seconds")]
+    #[garde(range(min = 0.1, max = 3600.0))]
+    pub call_seconds: f64,
+    /// How long a guest may take to stop, seconds. Default: 300.
+    #[serde(default = "Config::default_shut_down_seconds")]
+    #[garde(range(min = 0.1, max = 3600.0))]
+    pub shut_down_seconds: f64,
+    /// The deadline in cases about deadlines, milliseconds. Default: 50.
+    #[serde(default = "Config::default_short_deadline_ms")]
+    #[garde(range(min = 1, max = 10_000))]
+    pub short_deadline_ms: u64,
+    /// Commands that cause faults, by hook; each is a program and its arguments, run without a shell. Default: none.
+    #[serde(default)]
+    #[garde(custom(commands))]
+    pub hooks: BTreeMap<Hook, Vec<String>>,
+    /// The driver's log files; no secret may be found in them. Default: none.
+    #[serde(default)]
+    #[garde(skip)]
+    pub logs: Vec<PathBuf>,
+}
+
+/// Sample volumes.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PersistentVolumes {
+    /// Volumes of the back end.
+    #[serde(default)]
+    pub own: Vec<OwnVolume>,
+    /// `PersistentVolumeSpec` objects of anything else.
+    #[serde(default)]
+    pub foreign: Vec<Value>,
+}
+
+/// A volume of the back end.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OwnVolume {
+    /// The `PersistentVolumeSpec`.
+    pub spec: Value,
+    /// The id that has to come out.
+    pub volume_id: String,
+}
+
+/// A sample class of the back end's own kind.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Migration {
+    /// API group of the class. Default: empty.
+    #[serde(default)]
+    pub api_group: String,
+    /// Kind of the class.
+    pub kind: String,
+    /// The class.
+    pub class: Map<String, Value>,
+    /// The machine class that has to come out when `metadata: {name: kept}` goes in.
+    pub expected: Map<String, Value>,
+    /// Classes that can't be converted. Default: none.
+    #[serde(default)]
+    pub broken: Vec<Map<String, Value>>,
+}
+
+impl Migration {
+    /// The kind in the terms of the contract.
+    pub fn class_kind(&self) -> MachineClassKind {
+        MachineClassKind {
+            api_group: self.api_group.clone(),
+            kind: self.kind.clone(),
+        }
+    }
+}
+
+/// Why a configuration can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It is no YAML, or has a field that does not exist.
+    #[error("the suite's configuration can't be read: {0}")]
+    Yaml(#[from] serde_saphyr::Error),
+    /// A field has a value that it can't have.
+    #[error("the suite's configuration: {0}")]
+    Value(#[from] garde::Report),
+}
+
+impl Config {
+    /// Reads YAML.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the field's path.
+    pub fn read(yaml: &str) -> Result<Self, ConfigError> {
+        let config: Self = serde_saphyr::from_str(yaml)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// How long a call may take before it counts as hung.
+    pub fn call_limit(&self) -> Duration {
+        Duration::from_secs_f64(self.call_seconds)
+    }
+
+    /// How long a guest may take to stop.
+    pub fn shut_down_limit(&self) -> Duration {
+        Duration::from_secs_f64(self.shut_down_seconds)
+    }
+
+    /// The deadline in cases about deadlines.
+    pub fn short_deadline(&self) -> Duration {
+        Duration::from_millis(self.short_deadline_ms)
+    }
+
+    /// The fields that have to be there; what is no pointer was refused by [`Config::read`].
+    pub fn mandatory(&self) -> Vec<JsonPointer> {
+        self.mandatory_fields
+            .iter()
+            .filter_map(|text| text.parse().ok())
+            .collect()
+    }
+
+    /// Whether the configuration says something.
+    pub fn says(&self, setting: Setting) -> bool {
+        match setting {
+            Setting::BadSecrets => !self.bad_secrets.is_empty(),
+            Setting::RestrictedSecrets => self.restricted_secrets.is_some(),
+            Setting::MandatoryFields => !self.mandatory_fields.is_empty(),
+            Setting::InvalidSpecs => !self.invalid_specs.is_empty(),
+            Setting::OutOfRangeSpecs => !self.out_of_range_specs.is_empty(),
+            Setting::QuotaBreakingSpec => self.quota_breaking_spec.is_some(),
+            Setting::IncompatibleChange => self.incompatible_change.is_some(),
+            Setting::HotUpdates => !self.hot_updates.is_empty(),
+            Setting::OwnVolumes => !self.persistent_volumes.own.is_empty(),
+            Setting::ForeignVolumes => !self.persistent_volumes.foreign.is_empty(),
+            Setting::Migration => self.migration.is_some(),
+            Setting::BrokenMigration => self.migration.as_ref().is_some_and(|m| !m.broken.is_empty()),
+            Setting::Logs => !self.logs.is_empty(),
+        }
+    }
+
+    fn default_longest_name() -> usize {
+        63
+    }
+
+    fn default_many_machines() -> usize {
+        25
+    }
+
+    fn default_parallel() -> usize {
+        8
+    }
+
+    fn default_call_seconds() -> f64 {
+        300.0
+    }
+
+    fn default_shut_down_seconds() -> f64 {
+        300.0
+    }
+
+    fn default_short_deadline_ms() -> u64 {
+        50
+    }
+}
+
+/// The values in the form that a driver is given them in.
+pub fn secrets(map: &SecretMap) -> Secrets {
+    map.iter()
+        .map(|(key, value)| (key.clone(), value.expose_secret().as_bytes().to_vec().into()))
+        .collect()
+}
+
+fn not_empty<C>(spec: &Map<String, Value>, _: &C) -> garde::Result {
+    if spec.is_empty() {
+        return Err(garde::Error::new("has to hold what a VM needs"));
+    }
+    Ok(())
+}
+
+fn public_keys_exist<C>(config: &Config, _: &C) -> garde::Result {
+    let unknown = |key: &&String| !config.secrets.contains_key(*key);
+    match config.public_secret_keys.iter().find(unknown) {
+        Some(key) => Err(garde::Error::new(format!(
+            "publicSecretKeys: `{key}` is no key of `secrets`"
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn pointers<C>(fields: &[String], _: &C) -> garde::Result {
+    fields.iter().try_for_each(|field| {
+        field
+            .parse::<JsonPointer>()
+            .map(|_| ())
+            .map_err(|error| garde::Error::new(error.to_string()))
+    })
+}
+
+fn commands<C>(hooks: &BTreeMap<Hook, Vec<String>>, _: &C) -> garde::Result {
+    if let Some((hook, _)) = hooks.iter().find(|(_, command)| command.is_empty()) {
+        return Err(garde::Error::new(format!("`{hook}` names no program")));
+    }
+    match hooks.keys().find(|hook| hook.lasts()) {
+        Some(hook) if !hooks.contains_key(&Hook::Restore) => Err(garde::Error::new(format!(
+            "`{hook}` lasts until it is undone: there has to be a command `restore`"
+        ))),
+        Some(_) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn five_lines_are_a_configuration() {
+        let config =
+            Config::read("providerSpec:\n  region: eu-1\n  size: small\nsecrets:\n  token: abc\n").unwrap();
+        assert_eq!(
+            (config.longest_name, config.parallel, config.many_machines),
+            (63, 8, 25)
+        );
+        assert!(!config.says(Setting::BadSecrets));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, path) in [
+            ("secrets: {}", "providerSpec"),
+            ("providerSpec: {a: b}\nsecrez: {}", "secrez"),
+            ("providerSpec: {}", "provider_spec"),
+            ("providerSpec: {a: b}\nparallel: 0", "parallel"),
+            ("providerSpec: {a: b}\nmandatoryFields: [region]", "JSON pointer"),
+            (
+                "providerSpec: {a: b}\nsecrets: {id: a}\npublicSecretKeys: [ids]",
+                "`ids` is no key",
+            ),
+            ("providerSpec: {a: b}\nhooks: {explode: [a]}", "explode"),
+            ("providerSpec: {a: b}\nhooks: {plant: []}", "plant"),
+            ("providerSpec: {a: b}\nhooks: {unavailable: [a]}", "restore"),
+        ] {
+            let error = Config::read(text).unwrap_err();
+            assert!(error.to_string().contains(path), "{text}: {error}");
+        }
+    }
+
+    /// OPS-11
+    #[test]
+    fn secrets_are_not_printed() {
+        let config = Config::read("providerSpec: {a: b}\nsecrets: {token: canary-1}").unwrap();
+        assert!(!format!("{config:?}").contains("canary"));
+    }
+}

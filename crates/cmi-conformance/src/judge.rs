@@ -1,0 +1,306 @@
+//! What has to hold for every answer, whichever case asked.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use serde_json::{Map, Value};
+
+use super::wire::RawAnswer;
+use cmi_driver::{
+    self, Capabilities, ClassDescription, DeleteMachineResponse, LastKnownState, ListedMachine, Machine,
+    Operation, PluginInfo, Readiness, Secrets, ShutDownMachineResponse, Status, USER_DATA, Zone,
+};
+
+/// The shortest message that can help anybody.
+const SHORTEST_MESSAGE: usize = 8;
+/// The shortest value that counts as a secret; to find a shorter one in a text means nothing.
+const SHORTEST_SECRET: usize = 6;
+/// The rows that a secret in an answer breaks.
+pub const SECRET_RULES: &[&str] = &["OPS-11", "CMI-13", "CMI-165", "CMI-186"];
+
+/// A rule that an answer broke.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Violation {
+    /// The rows that are broken.
+    pub rules: &'static [&'static str],
+    /// How.
+    pub message: String,
+}
+
+/// Looks at every answer.
+#[derive(Debug)]
+pub struct Judge {
+    /// The secret text in the bootstrap data: it may come back without the lines around it.
+    canary: String,
+    /// Keys that stand among the credentials and hold no secret: an account's id is part of what the driver answers.
+    public: BTreeSet<String>,
+    found: Mutex<BTreeSet<Violation>>,
+}
+
+/// The texts in a response: what a secret may not be found in.
+pub trait Said {
+    /// Every text.
+    fn said(&self) -> Vec<String>;
+}
+
+impl Judge {
+    /// A judge that knows the secret text in the bootstrap data, and which keys of the credentials hold no secret.
+    pub fn new(canary: String, public: BTreeSet<String>) -> Self {
+        Self {
+            canary,
+            public,
+            found: Mutex::default(),
+        }
+    }
+
+    /// Looks at an answer.
+    pub fn look<T: Said>(&self, operation: Operation, secrets: &Secrets, result: &cmi_driver::Result<T>) {
+        let texts = match result {
+            Ok(response) => response.said(),
+            Err(status) => {
+                if let Some(problem) = problem(status) {
+                    self.note(
+                        message_rules(operation),
+                        format!("{operation} answered {status}: {problem}"),
+                    );
+                }
+                said_by(status)
+            }
+        };
+        self.keeps(operation.name(), secrets, &texts);
+    }
+
+    /// Looks at an answer as it was on the wire: the client would hide its code, its details and unknown fields.
+    pub fn look_raw(&self, secrets: &Secrets, answer: &RawAnswer) {
+        let path = answer.path();
+        if !answer.is_canonical() {
+            let what = format!("{path} answered code {}, which is none of gRPC", answer.code);
+            self.note(&["CMI-24"], what);
+        }
+        if answer.has_details() {
+            let what = format!(
+                "{path} answered code {} with `grpc-status-details-bin`",
+                answer.code
+            );
+            self.note(&["CMI-41"], what);
+        }
+        // A server answers for a method that it does not know without asking its author.
+        let needs_message = !answer.is_code(tonic::Code::Ok) && !answer.is_code(tonic::Code::Unimplemented);
+        if needs_message && answer.message().trim().is_empty() {
+            let what = format!("{path} answered code {} without a message", answer.code);
+            self.note(&["CMI-40"], what);
+        }
+        // A secret that looks as if it were percent-encoded may be written without being so.
+        let texts = [
+            answer.message(),
+            answer.message_as_written().to_owned(),
+            answer.text(),
+        ];
+        self.keeps(path, secrets, &texts);
+    }
+
+    /// Notes each secret that is in one of the texts.
+    fn keeps(&self, call: &str, secrets: &Secrets, texts: &[String]) {
+        let canary = (USER_DATA, self.canary.as_bytes());
+        let secrets = secrets.iter().filter(|(key, _)| !self.public.contains(*key));
+        let secrets = secrets.map(|(key, value)| (key, value.expose()));
+        for (key, secret) in secrets.chain([canary]) {
+            if texts.iter().any(|text| echoes(text, secret)) {
+                let what = format!("{call} gave back the value of the secret key `{key}`");
+                self.note(SECRET_RULES, what);
+            }
+        }
+    }
+
+    /// What was found, each once.
+    pub fn violations(&self) -> Vec<Violation> {
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        found.iter().cloned().collect()
+    }
+
+    fn note(&self, rules: &'static [&'static str], message: String) {
+        self.found
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(Violation { rules, message });
+    }
+}
+
+/// What is wrong with the message of an error (DRV-17).
+pub fn problem(status: &Status) -> Option<&'static str> {
+    let message = status.message();
+    if status.says_nothing() || message.trim().is_empty() {
+        return Some("there is no message");
+    }
+    if message.contains('\0') {
+        return Some("the message holds a NUL");
+    }
+    if message.chars().filter(|c| !c.is_control()).count() < SHORTEST_MESSAGE {
+        return Some("the message is too short to say anything");
+    }
+    let folded = |text: &str| text.replace('_', "").to_lowercase();
+    if folded(message.trim()) == folded(status.code().name()) {
+        return Some("the message says no more than the code");
+    }
+    None
+}
+
+/// Whether a text holds a secret, as it is, line by line, or in base64.
+pub fn echoes(text: &str, secret: &[u8]) -> bool {
+    let plain = String::from_utf8_lossy(secret);
+    let lines = plain.lines().map(str::trim);
+    let encoded = BASE64_STANDARD.encode(secret);
+    lines
+        .chain([plain.trim(), encoded.as_str()])
+        .any(|needle| needle.len() >= SHORTEST_SECRET && needle != "cloud-config" && text.contains(needle))
+}
+
+/// The rows about the message of an error, by call.
+pub const fn message_rules(operation: Operation) -> &'static [&'static str] {
+    match operation {
+        Operation::CreateMachine => &["DRV-17", "CMI-40", "CMI-98"],
+        Operation::DeleteMachine => &["DRV-25", "CMI-40", "CMI-113"],
+        Operation::GetMachineStatus => &["DRV-32", "CMI-40", "CMI-125"],
+        Operation::ListMachines => &["DRV-39", "CMI-40", "CMI-145"],
+        Operation::ShutDownMachine => &["CMI-40", "CMI-135"],
+        Operation::GetVolumeIds => &["DRV-46", "CMI-40", "CMI-152"],
+        Operation::GenerateMachineClassForMigration => &["DRV-52"],
+        Operation::InitializeMachine
+        | Operation::UpdateMachine
+        | Operation::ListZones
+        | Operation::DescribeClass
+        | Operation::Probe
+        | Operation::GetPluginInfo
+        | Operation::GetPluginCapabilities => &["CMI-40"],
+    }
+}
+
+fn said_by(status: &Status) -> Vec<String> {
+    let mut said = vec![status.message().to_owned()];
+    said.extend(status.last_known_state().map(state));
+    said.extend(status.machine().into_iter().flat_map(Said::said));
+    said
+}
+
+fn state(state: &LastKnownState) -> String {
+    String::from_utf8_lossy(state.as_bytes()).into_owned()
+}
+
+impl Said for Machine {
+    fn said(&self) -> Vec<String> {
+        let mut said = vec![self.provider_id.to_string(), self.node_name.clone()];
+        said.extend(self.addresses.iter().map(|address| address.address.clone()));
+        said.extend(self.failure_domain.clone());
+        said.extend(self.last_known_state.as_ref().map(state));
+        said
+    }
+}
+
+impl Said for DeleteMachineResponse {
+    fn said(&self) -> Vec<String> {
+        self.last_known_state.iter().map(state).collect()
+    }
+}
+
+impl Said for ShutDownMachineResponse {
+    fn said(&self) -> Vec<String> {
+        self.last_known_state.iter().map(state).collect()
+    }
+}
+
+impl Said for Vec<ListedMachine> {
+    fn said(&self) -> Vec<String> {
+        self.iter()
+            .flat_map(|vm| [vm.provider_id.to_string(), vm.machine_name.clone()])
+            .collect()
+    }
+}
+
+impl Said for Vec<String> {
+    fn said(&self) -> Vec<String> {
+        self.clone()
+    }
+}
+
+impl Said for Map<String, Value> {
+    fn said(&self) -> Vec<String> {
+        vec![Value::Object(self.clone()).to_string()]
+    }
+}
+
+impl Said for Vec<Zone> {
+    fn said(&self) -> Vec<String> {
+        let texts = |zone: &Zone| {
+            let attributes = zone.attributes.iter().flat_map(|(key, value)| [key, value]);
+            std::iter::once(&zone.name)
+                .chain(attributes)
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        self.iter().flat_map(texts).collect()
+    }
+}
+
+impl Said for ClassDescription {
+    fn said(&self) -> Vec<String> {
+        let capacity = self.capacity.iter().flat_map(|(key, value)| [key, value]);
+        let platform = self.architecture.iter().chain(&self.operating_system);
+        capacity.chain(platform).cloned().collect()
+    }
+}
+
+impl Said for PluginInfo {
+    fn said(&self) -> Vec<String> {
+        vec![self.name.clone(), self.version.clone()]
+    }
+}
+
+impl Said for Capabilities {
+    fn said(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+impl Said for Readiness {
+    fn said(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+impl Said for () {
+    fn said(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cmi_driver::Code;
+
+    /// DRV-17
+    #[test]
+    fn a_message_has_to_say_something_that_the_code_does_not() {
+        for bad in ["", " ", "no", "Resource_Exhausted", "a\0bcdefghij"] {
+            let status = Status::new(Code::ResourceExhausted, "x").with_message(bad);
+            assert!(problem(&status).is_some(), "{bad:?}");
+        }
+        assert!(problem(&Status::new(Code::Internal, "")).is_some());
+        assert_eq!(problem(&Status::new(Code::Internal, "the disk is missing")), None);
+    }
+
+    /// OPS-11
+    #[test]
+    fn a_secret_is_found_plain_by_line_and_in_base64() {
+        let secret = b"first canary\nsecond canary";
+        for text in [
+            "x first canary y".to_owned(),
+            "second canary".to_owned(),
+            format!("<{}>", BASE64_STANDARD.encode(secret)),
+        ] {
+            assert!(echoes(&text, secret), "{text}");
+        }
+        assert!(!echoes("nothing", secret) && !echoes("abc", b"abc"));
+    }
+}

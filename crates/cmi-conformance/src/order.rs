@@ -1,0 +1,143 @@
+//! A machine as a case asks for it.
+
+use serde_json::{Map, Value};
+
+use super::config::{Config, SecretMap, secrets};
+use cmi_driver::{
+    Capabilities, JsonPointer, MachineClass, ProviderSpec, SecretValue, USER_DATA, USER_DATA_FORMAT, tags,
+};
+
+/// A machine as a case asks for it: name, class and, when it is known, the id.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The machine's name.
+    pub name: String,
+    /// What it is made from.
+    pub class: MachineClass,
+    tag_path: JsonPointer,
+}
+
+impl Order {
+    /// A machine of a cluster, made from the configuration's spec and credentials. Its identity is its own.
+    pub fn new(
+        config: &Config,
+        capabilities: &Capabilities,
+        cluster: &str,
+        name: &str,
+        canary: &str,
+    ) -> Self {
+        let mut class = MachineClass {
+            provider_spec: ProviderSpec(config.provider_spec.clone()),
+            secrets: secrets(&config.secrets),
+        };
+        bootstrap(&mut class, canary);
+        let order = Self {
+            name: name.to_owned(),
+            class,
+            tag_path: capabilities.tag_path.clone(),
+        };
+        order
+            .tagged(tags::CLUSTER, cluster)
+            .tagged(tags::ROLE, "node")
+            .tagged(tags::MACHINE, &format!("{cluster}.{name}"))
+    }
+
+    /// With another name.
+    #[must_use]
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// With a tag, in place of the one of the same name.
+    #[must_use]
+    pub fn tagged(mut self, tag: &str, value: &str) -> Self {
+        // A spec with something else than an object there is the author's to refuse, not ours.
+        if let Ok(tags) = self.class.provider_spec.object_at(&self.tag_path) {
+            tags.insert(tag.to_owned(), value.into());
+        }
+        self
+    }
+
+    /// Without a tag.
+    #[must_use]
+    pub fn untagged(mut self, tag: &str) -> Self {
+        if let Ok(tags) = self.class.provider_spec.object_at(&self.tag_path) {
+            tags.remove(tag);
+        }
+        self
+    }
+
+    /// Of another cluster; the identity stays.
+    #[must_use]
+    pub fn in_cluster(self, cluster: &str) -> Self {
+        self.tagged(tags::CLUSTER, cluster)
+    }
+
+    /// Of another machine object.
+    #[must_use]
+    pub fn with_identity(self, identity: &str) -> Self {
+        self.tagged(tags::MACHINE, identity)
+    }
+
+    /// With a change of the provider spec, as a JSON merge patch.
+    #[must_use]
+    pub fn changed(mut self, change: &Value) -> Self {
+        let mut spec = Value::Object(std::mem::take(&mut self.class.provider_spec.0));
+        json_patch::merge(&mut spec, change);
+        if let Value::Object(spec) = spec {
+            self.class.provider_spec = ProviderSpec(spec);
+        }
+        self
+    }
+
+    /// Without a field of the provider spec.
+    #[must_use]
+    pub fn without(self, field: &JsonPointer) -> Self {
+        let change = field.segments().iter().rev().fold(Value::Null, |inner, segment| {
+            Value::Object(Map::from_iter([(segment.clone(), inner)]))
+        });
+        self.changed(&change)
+    }
+
+    /// With other credentials, and the bootstrap data of before.
+    #[must_use]
+    pub fn with_secrets(mut self, map: &SecretMap) -> Self {
+        let before = std::mem::replace(&mut self.class.secrets, secrets(map));
+        for key in [USER_DATA, USER_DATA_FORMAT] {
+            if let Some(value) = before.get(key) {
+                // Whoever configures bootstrap data of their own keeps it.
+                let _taken = self.class.secrets.insert(key.to_owned(), value.clone());
+            }
+        }
+        self
+    }
+
+    /// A tag's value; empty when there is none.
+    pub fn tag(&self, tag: &str) -> String {
+        self.class
+            .provider_spec
+            .get(&self.tag_path)
+            .and_then(|tags| tags.get(tag))
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    }
+
+    /// The cluster it belongs to.
+    pub fn cluster(&self) -> String {
+        self.tag(tags::CLUSTER)
+    }
+}
+
+/// Bootstrap data with a secret in it that must not come back.
+fn bootstrap(class: &mut MachineClass, canary: &str) {
+    let data = format!("#cloud-config\nwrite_files: [{{path: /etc/canary, content: {canary}}}]\n");
+    let data: SecretValue = data.into_bytes().into();
+    for (key, value) in [
+        (USER_DATA, data),
+        (USER_DATA_FORMAT, b"cloud-config".to_vec().into()),
+    ] {
+        let _taken = class.secrets.insert(key.to_owned(), value);
+    }
+}

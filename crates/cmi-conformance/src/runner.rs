@@ -1,0 +1,297 @@
+//! Runs cases: side by side where they do not disturb each other, and clears up after each.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::stream::{self, StreamExt as _};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::answer::{Halt, Outcome};
+use super::case::{Case, Need};
+use super::cases;
+use super::clearing::{Clearing, Deleted};
+use super::config::Config;
+use super::hooks::{Hook, Hooks};
+use super::judge::{Judge, Violation};
+use super::reach::Reach;
+use super::report::{CaseReport, Report, Verdict};
+use super::rules::{self, Rule};
+use super::target::Target;
+use super::trial::{Shared, Trial, canary};
+use cmi_driver::Status;
+
+/// Why a case was not run to its end.
+const ENDED_EARLY: &str = "the run was ended early";
+/// Why a case was not run to its end.
+const LOST: &str = "the driver can't be reached any more";
+/// The case that all others build upon.
+const FIRST: &str = "create-makes-a-vm";
+/// How long a call that is under way when the run is ended may take: what it makes has to be known.
+const LONGEST_FAREWELL: Duration = Duration::from_secs(10);
+
+/// What is told while a run goes on.
+pub trait Progress: Send + Sync {
+    /// A case ended; `done` of `of` have by now.
+    fn ended(&self, case: &CaseReport, done: usize, of: usize);
+}
+
+impl Progress for () {
+    fn ended(&self, _case: &CaseReport, _done: usize, _of: usize) {}
+}
+
+/// Which cases are run.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Rows of the requirements or names of cases; empty for all.
+    pub only: Vec<String>,
+}
+
+/// Why a run could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// There is nothing by this name.
+    #[error("`{0}` is no row that this suite judges, and no case; `--list` shows both")]
+    Unknown(String),
+    /// The row is there, and nothing tests it.
+    #[error("{id} is not tested: {reason}")]
+    NotTested {
+        /// The row.
+        id: &'static str,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Without capabilities nobody knows what may be called.
+    #[error("the driver does not say what it can do")]
+    Capabilities(#[source] Status),
+}
+
+impl Selection {
+    /// Only these rows or cases.
+    pub fn only<T: Into<String>>(names: impl IntoIterator<Item = T>) -> Self {
+        Self {
+            only: names.into_iter().map(Into::into).collect(),
+        }
+    }
+
+    fn cases(&self) -> Result<Vec<&'static Case>, RunError> {
+        for name in &self.only {
+            let by_name = cases::all().any(|case| case.name == name);
+            match (by_name, rules::find(name).map(|rule| (rule.id, rule.proof))) {
+                (true, _) | (false, Some((_, rules::Proof::Cases))) => {}
+                (false, Some((id, rules::Proof::NotTested(reason)))) => {
+                    return Err(RunError::NotTested { id, reason });
+                }
+                (false, None) => return Err(RunError::Unknown(name.clone())),
+            }
+        }
+        let chosen = |case: &&'static Case| {
+            let names = |name: &String| case.name == name || case.proves.contains(&name.as_str());
+            self.only.is_empty() || self.only.iter().any(names)
+        };
+        Ok(cases::all().filter(chosen).collect())
+    }
+
+    /// What the report is about: every rule, or those that the chosen cases prove.
+    fn rules(&self, chosen: &[&Case]) -> Vec<&'static Rule> {
+        rules::all()
+            .filter(|rule| self.only.is_empty() || chosen.iter().any(|case| case.proves.contains(&rule.id)))
+            .collect()
+    }
+}
+
+/// Runs the chosen cases and judges the rules. When `stop` is cancelled, running cases end where they are, and all
+/// that they made is deleted.
+///
+/// # Errors
+/// [`RunError`] when nothing was run.
+pub async fn run(
+    target: Target,
+    config: Config,
+    hooks: Arc<dyn Hooks>,
+    selection: &Selection,
+    progress: &dyn Progress,
+    stop: CancellationToken,
+) -> Result<Report, RunError> {
+    let chosen = selection.cases()?;
+    let about = selection.rules(&chosen);
+    let capabilities = target
+        .driver
+        .capabilities()
+        .await
+        .map_err(RunError::Capabilities)?;
+    let info = target.driver.info().await.ok();
+    let name = target.name.clone();
+    let parallel = config.parallel;
+    let stop = stop.child_token();
+    let run = run_id();
+    let shared = Arc::new(Shared {
+        target,
+        hooks,
+        capabilities,
+        judge: Judge::new(canary(&run), config.public_secret_keys.clone()),
+        reach: Reach::new(config.call_limit(), stop.clone()),
+        stop: stop.clone(),
+        run,
+        config,
+    });
+
+    let of = chosen.len();
+    let mut reports = Vec::with_capacity(of);
+    let (mut left, mut deleted) = (Vec::new(), Vec::new());
+    let mut note = |ended: Ended, reports: &mut Vec<CaseReport>| {
+        progress.ended(&ended.report, reports.len() + 1, of);
+        reports.push(ended.report);
+        deleted.push(ended.deleted);
+        left.extend(ended.problem);
+    };
+    let (first, others): (Vec<_>, Vec<_>) = chosen.iter().copied().partition(|case| case.name == FIRST);
+    for case in first {
+        note(one(Arc::clone(&shared), case, None).await, &mut reports);
+    }
+    let hopeless = reports.iter().find_map(hopeless);
+    let (disturbing, quiet): (Vec<_>, Vec<_>) = others.into_iter().partition(|case| case.disturbs());
+    let run_case = |case| one(Arc::clone(&shared), case, hopeless.clone());
+    let side_by_side = stream::iter(quiet).map(run_case).buffer_unordered(parallel);
+    let one_by_one = stream::iter(disturbing).then(run_case);
+    let mut all = std::pin::pin!(side_by_side.chain(one_by_one));
+    while let Some(ended) = all.next().await {
+        note(ended, &mut reports);
+    }
+    left.extend(clearing(&shared).confirm(deleted, parallel).await);
+    reports.sort_by_key(|report| chosen.iter().position(|case| case.name == report.name));
+    reports.extend(shared.judge.violations().into_iter().map(watched));
+    Ok(Report::new(
+        &name,
+        info.as_ref(),
+        reports,
+        &about,
+        left,
+        stop.is_cancelled(),
+    ))
+}
+
+/// Why nothing else can be judged: a driver that makes no VM from the configuration would break every rule.
+fn hopeless(first: &CaseReport) -> Option<String> {
+    let reason = first.verdict.is_failure().then(|| first.verdict.reason())??;
+    Some(format!("nothing else is tried before `{FIRST}` passes: {reason}"))
+}
+
+/// A case that ended.
+struct Ended {
+    report: CaseReport,
+    /// What it made, deleted once.
+    deleted: Vec<Deleted>,
+    /// Why the back end may not be as it was before.
+    problem: Option<String>,
+}
+
+fn clearing(shared: &Shared) -> Clearing<'_> {
+    Clearing {
+        driver: &*shared.target.driver,
+        capabilities: &shared.capabilities,
+        limit: shared.config.call_limit(),
+        reach: &shared.reach,
+    }
+}
+
+/// Runs a case in a task of its own, so that a panic ends nothing else, and deletes what it made. When it is known to be
+/// hopeless, it is not run.
+async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>) -> Ended {
+    let started = Instant::now();
+    let trial = Trial::new(Arc::clone(&shared), case.name);
+    let stop = &shared.stop;
+    let ended = stop.is_cancelled().then(|| ended_early(&shared).to_owned());
+    let skipped = ended
+        .or_else(|| missing(&trial, case))
+        .map(|reason| Verdict::Skipped { reason });
+    let unjudged = hopeless.map(|reason| Verdict::Unjudged { reason });
+    if let Some(verdict) = skipped.or(unjudged) {
+        return Ended {
+            report: CaseReport::new(case, verdict, Vec::new(), started.elapsed()),
+            deleted: Vec::new(),
+            problem: None,
+        };
+    }
+    let outcome = guarded((case.run)(trial.clone()), &shared).await;
+    let problem = if case.disturbs() && trial.has(Hook::Restore) {
+        trial.restore().await.err().map(|halt| halt.to_string())
+    } else {
+        None
+    };
+    let deleted = clearing(&shared).delete(trial.tracker().take()).await;
+    let verdict = match outcome {
+        Ok(()) => Verdict::Passed,
+        Err(Halt::Failed(reason)) => Verdict::Failed { reason },
+        Err(Halt::Unjudged(reason)) => Verdict::Unjudged { reason },
+        Err(Halt::Skipped(_)) if stop.is_cancelled() => Verdict::Skipped {
+            reason: ended_early(&shared).to_owned(),
+        },
+        Err(Halt::Skipped(reason)) => Verdict::Skipped { reason },
+    };
+    Ended {
+        report: CaseReport::new(case, verdict, trial.warnings(), started.elapsed()),
+        deleted,
+        problem,
+    }
+}
+
+/// The outcome of a case that may panic, or be told to stop; it does not run any more when this answers.
+async fn guarded(case: impl Future<Output = Outcome> + Send + 'static, shared: &Shared) -> Outcome {
+    let mut task = AbortOnDropHandle::new(tokio::spawn(case));
+    tokio::select! {
+        biased;
+        () = shared.stop.cancelled() => {
+            // The case makes no further call, and ends by itself unless the one that is under way does not.
+            let patience = if shared.reach.is_lost() { Duration::ZERO } else { LONGEST_FAREWELL };
+            if tokio::time::timeout(patience, &mut task).await.is_err() {
+                task.abort();
+                let _aborted = task.await;
+            }
+            Err(Halt::Skipped(ENDED_EARLY.to_owned()))
+        }
+        joined = &mut task => joined.unwrap_or_else(|error| {
+            Err(Halt::Failed(format!("the case did not end by itself: {error}")))
+        }),
+    }
+}
+
+fn ended_early(shared: &Shared) -> &'static str {
+    if shared.reach.is_lost() { LOST } else { ENDED_EARLY }
+}
+
+/// What a case needs and can't have here.
+fn missing(trial: &Trial, case: &Case) -> Option<String> {
+    case.needs.iter().find_map(|need| match *need {
+        Need::Call(operation) if !trial.offers(operation) => {
+            Some(format!("the driver does not offer {operation}"))
+        }
+        Need::Hook(hook) if !trial.has(hook) => Some(format!("there is no hook `{hook}`")),
+        Need::Setting(setting) if !trial.config().says(setting) => {
+            Some(format!("the configuration has no `{}`", setting.path()))
+        }
+        Need::Endpoint if trial.target().wire().is_none() => {
+            Some("the driver is not behind an endpoint".to_owned())
+        }
+        Need::Call(_) | Need::Hook(_) | Need::Setting(_) | Need::Endpoint => None,
+    })
+}
+
+fn watched(violation: Violation) -> CaseReport {
+    CaseReport {
+        name: "every-answer".to_owned(),
+        title: "what has to hold for every answer of the run".to_owned(),
+        proves: violation.rules.to_vec(),
+        verdict: Verdict::Failed {
+            reason: violation.message,
+        },
+        warnings: Vec::new(),
+        took: Duration::ZERO,
+    }
+}
+
+fn run_id() -> String {
+    let id = uuid::Uuid::new_v4().simple().to_string();
+    format!("cf{}", &id[..8])
+}

@@ -1,0 +1,219 @@
+//! What a case works with: the driver, machines of a cluster of its own, and the hooks.
+
+mod calls;
+mod repeats;
+mod sight;
+mod vms;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+
+use super::answer::{Halt, Outcome};
+use super::config::{Config, secrets};
+use super::hooks::{Hook, Hooks, Pull};
+use super::judge::{Judge, SECRET_RULES};
+use super::order::Order;
+use super::reach::Reach;
+use super::target::Target;
+use super::tracker::Tracker;
+use super::wire::RawAnswer;
+use cmi_driver::{Capabilities, LastKnownState, MachineClass, Operation, ProviderId, ProviderSpec, tags};
+
+/// What all cases of a run share.
+pub struct Shared {
+    /// The driver under test.
+    pub target: Target,
+    /// What its author said of it.
+    pub config: Config,
+    /// Where faults come from.
+    pub hooks: Arc<dyn Hooks>,
+    /// What the driver declared at the start of the run.
+    pub capabilities: Capabilities,
+    /// Text that no other run has.
+    pub run: String,
+    /// Looks at every answer.
+    pub judge: Judge,
+    /// Whether the driver can still be reached.
+    pub reach: Reach,
+    /// Cancelled when the run is to end early.
+    pub stop: CancellationToken,
+}
+
+/// The secret text in the bootstrap data of a run.
+pub fn canary(run: &str) -> String {
+    format!("canary-{run}-of-conformance")
+}
+
+/// What a case works with. Clones share the machines.
+#[derive(Clone)]
+pub struct Trial {
+    shared: Arc<Shared>,
+    cluster: String,
+    tracker: Arc<Tracker>,
+    warnings: Arc<Mutex<Vec<String>>>,
+}
+
+impl Trial {
+    /// For one case, in a cluster that no other case has.
+    pub fn new(shared: Arc<Shared>, case: &str) -> Self {
+        let cluster = format!("{}-{case}", shared.run);
+        Self {
+            shared,
+            cluster,
+            tracker: Arc::default(),
+            warnings: Arc::default(),
+        }
+    }
+
+    /// What the driver's author said of it.
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// The driver under test, for calls that are not judged by the usual rules.
+    pub fn target(&self) -> &Target {
+        &self.shared.target
+    }
+
+    /// What the driver declared.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.shared.capabilities
+    }
+
+    /// Whether the driver declared a call.
+    pub fn offers(&self, operation: Operation) -> bool {
+        self.shared.capabilities.offers(operation)
+    }
+
+    /// Whether there is a hook.
+    pub fn has(&self, hook: Hook) -> bool {
+        self.shared.hooks.offers(hook)
+    }
+
+    /// The secret text in the bootstrap data.
+    pub fn canary(&self) -> String {
+        canary(&self.shared.run)
+    }
+
+    /// Lets the judge look at an answer as it was on the wire.
+    pub fn look_raw(&self, answer: &RawAnswer) {
+        let secrets = secrets(&self.shared.config.secrets);
+        self.shared.judge.look_raw(&secrets, answer);
+    }
+
+    /// A second cluster id.
+    pub fn other_cluster(&self) -> String {
+        format!("{}-other", self.cluster)
+    }
+
+    /// The machines of this case.
+    pub fn tracker(&self) -> &Tracker {
+        &self.tracker
+    }
+
+    /// What is worth a look and breaks no rule.
+    pub fn warnings(&self) -> Vec<String> {
+        self.warnings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Notes what is worth a look and breaks no rule.
+    pub fn warn(&self, message: impl Into<String>) {
+        self.warnings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(message.into());
+    }
+
+    /// A machine in the case's cluster. Its name is unique over all cases, for back ends where names are global.
+    pub fn order(&self, label: &str) -> Order {
+        let (config, capabilities) = (&self.shared.config, &self.shared.capabilities);
+        let name = format!("{}-{label}", self.short());
+        Order::new(config, capabilities, &self.cluster, &name, &self.canary())
+    }
+
+    /// The class of the configuration as it is, for what is asked before there is a machine: without tags.
+    pub fn sample(&self) -> MachineClass {
+        MachineClass {
+            provider_spec: ProviderSpec(self.shared.config.provider_spec.clone()),
+            secrets: secrets(&self.shared.config.secrets),
+        }
+    }
+
+    fn short(&self) -> String {
+        let hash = self
+            .cluster
+            .bytes()
+            .fold(5381_u32, |hash, byte| hash.wrapping_mul(33) ^ u32::from(byte));
+        format!("c{hash:08x}")
+    }
+
+    /// Notes a machine that a call may make, so that it is deleted after the case, with credentials that work.
+    pub fn track(&self, order: &Order) {
+        self.tracker.note(&self.with_own_secrets(order));
+    }
+
+    /// Notes that there is a VM for sure, and what is known of it.
+    fn made(&self, order: &Order, id: Option<ProviderId>, state: Option<LastKnownState>) {
+        self.tracker.made(&self.with_own_secrets(order), id, state);
+    }
+
+    /// Halts a case when the run is to end early.
+    ///
+    /// # Errors
+    /// [`Halt::Skipped`] then.
+    pub fn goes_on(&self) -> Outcome {
+        if self.shared.stop.is_cancelled() {
+            return Err(Halt::Skipped("the run is to end early".to_owned()));
+        }
+        Ok(())
+    }
+
+    fn with_own_secrets(&self, order: &Order) -> Order {
+        order.clone().with_secrets(&self.shared.config.secrets)
+    }
+
+    /// Where a secret came back so far, in this case or another.
+    pub fn leaks(&self) -> Vec<String> {
+        let violations = self.shared.judge.violations().into_iter();
+        violations
+            .filter(|violation| violation.rules == SECRET_RULES)
+            .map(|violation| violation.message)
+            .collect()
+    }
+
+    /// Pulls a hook that is about nothing.
+    ///
+    /// # Errors
+    /// [`Halt::Unjudged`] when the hook does not work.
+    pub async fn pull(&self, pull: Pull) -> Outcome<Vec<u8>> {
+        let name = pull.hook;
+        let pulled = self.shared.hooks.pull(&pull).await;
+        pulled.map_err(|error| Halt::Unjudged(format!("the hook `{name}` does not work: {error:#}")))
+    }
+
+    /// Pulls a hook that is about a machine.
+    ///
+    /// # Errors
+    /// [`Halt::Unjudged`] when the hook does not work.
+    pub async fn pull_on(&self, hook: Hook, order: &Order) -> Outcome<Vec<u8>> {
+        self.pull(Pull {
+            machine: order.name.clone(),
+            cluster: order.cluster(),
+            identity: order.tag(tags::MACHINE),
+            ..Pull::new(hook)
+        })
+        .await
+    }
+
+    /// Undoes every hook that lasts.
+    ///
+    /// # Errors
+    /// [`Halt::Unjudged`] when the hook does not work.
+    pub async fn restore(&self) -> Outcome {
+        self.pull(Pull::new(Hook::Restore)).await.map(|_| ())
+    }
+}

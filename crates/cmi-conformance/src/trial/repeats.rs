@@ -1,0 +1,38 @@
+//! Repeats of a call that answers ABORTED: something is under way.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::answer::{Outcome, ensure};
+
+const FIRST_WAIT: Duration = Duration::from_millis(20);
+const LONGEST_WAIT: Duration = Duration::from_millis(500);
+
+/// How often a call was repeated, and until when it may be.
+#[derive(Debug)]
+pub(super) struct Repeats {
+    until: Instant,
+    wait: Duration,
+}
+
+impl Repeats {
+    /// For so long.
+    pub fn within(limit: Duration) -> Self {
+        Self {
+            until: Instant::now() + limit,
+            wait: FIRST_WAIT,
+        }
+    }
+
+    /// Waits before the next repeat.
+    ///
+    /// # Errors
+    /// [`crate::Halt::Failed`] when the time is over, with what is still not as it should be.
+    pub async fn wait(&mut self, still: impl FnOnce() -> String) -> Outcome {
+        ensure(Instant::now() < self.until, still)?;
+        tokio::time::sleep(self.wait).await;
+        self.wait = self.wait.saturating_mul(2).min(LONGEST_WAIT);
+        Ok(())
+    }
+}

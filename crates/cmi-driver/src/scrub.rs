@@ -1,0 +1,263 @@
+//! Taking secrets out of a text that is about to be shown: a driver may have echoed one.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+
+use super::{Secrets, Status};
+
+/// Stands where a secret was.
+const REDACTED: &str = "[redacted]";
+/// What is shorter is no secret, and to remove it would garble the text.
+const SHORTEST: usize = 6;
+/// The same for a word that stands alone, and not where a value stands.
+const SHORTEST_WORD: usize = 8;
+/// What bootstrap data are full of, or the format that comes with them. To read it of the one who wrote them tells nothing.
+const PUBLIC: [&str; 8] = [
+    "#cloud-config",
+    "cloud-config",
+    "ignition",
+    "base64",
+    "gzip+base64",
+    "root:root",
+    "#!/bin/sh",
+    "#!/bin/bash",
+];
+
+impl Secrets {
+    /// Removes every secret value from a text that is about to be shown.
+    ///
+    /// A value is looked for as it is, line by line, and in base64; and the words of its lines, since a driver may quote a
+    /// part of one: words from 8 bytes, and from 6 where a value stands, after `:` or `=`. Names of keys and flags, and
+    /// ordinary words of letters alone, are left as long as no value stands there, and where one does, within longer
+    /// words: a message that is redacted to pieces helps nobody.
+    pub fn scrub(&self, text: &str) -> String {
+        let mut wanted = BTreeSet::new();
+        for (_, value) in self.iter() {
+            wanted.insert(Needle::anywhere(&BASE64_STANDARD.encode(value.expose())));
+            if let Ok(plain) = std::str::from_utf8(value.expose()) {
+                wanted.insert(Needle::anywhere(plain.trim()));
+                for line in plain.lines().map(str::trim) {
+                    if !is_key(line.trim_start_matches("- ")) {
+                        wanted.insert(Needle::anywhere(line));
+                    }
+                    words(line, &mut wanted);
+                }
+            }
+        }
+        wanted.retain(|needle| {
+            needle.text.len() >= SHORTEST
+                && !PUBLIC.contains(&needle.text.as_str())
+                && text.contains(&needle.text)
+        });
+        let mut wanted: Vec<Needle> = wanted.into_iter().collect();
+        // Part of a secret may be another one.
+        wanted.sort_by_key(|needle| std::cmp::Reverse(needle.text.len()));
+        wanted
+            .iter()
+            .fold(text.to_owned(), |text, needle| needle.remove_from(&text))
+    }
+}
+
+/// What led to an error as one text, with the secrets removed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct ScrubbedSource(String);
+
+impl Status {
+    /// The same error without the secrets of its request: in its message and in what is logged of its sources. Comes before
+    /// anything is cut off: half of a secret is not found.
+    #[must_use]
+    pub fn scrubbed(self, secrets: &Secrets) -> Self {
+        let sources: Vec<String> = std::iter::successors(self.source(), |&source| source.source())
+            .map(ToString::to_string)
+            .collect();
+        let message = secrets.scrub(self.message());
+        let status = self.with_message(message);
+        if sources.is_empty() {
+            return status;
+        }
+        status.with_source(ScrubbedSource(secrets.scrub(&sources.join(": "))))
+    }
+}
+
+/// A text to look for.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Needle {
+    text: String,
+    /// Not within a longer word.
+    alone: bool,
+}
+
+impl Needle {
+    fn anywhere(text: &str) -> Self {
+        Self {
+            text: text.to_owned(),
+            alone: false,
+        }
+    }
+
+    fn remove_from(&self, text: &str) -> String {
+        let (mut done, mut rest) = (String::new(), text);
+        while let Some((before, after)) = rest.split_once(&self.text) {
+            let is_within = goes_on(before.chars().rev()) || goes_on(after.chars());
+            let shown = if self.alone && is_within {
+                &self.text
+            } else {
+                REDACTED
+            };
+            done.push_str(before);
+            done.push_str(shown);
+            rest = after;
+        }
+        done.push_str(rest);
+        done
+    }
+}
+
+/// Whether a word goes on with these: `-22.04` after `ubuntu`, but not the full stop at the end of a sentence.
+fn goes_on(mut chars: impl Iterator<Item = char>) -> bool {
+    match chars.next() {
+        Some('-' | '_' | '.') => chars.next().is_some_and(char::is_alphanumeric),
+        Some(c) => c.is_alphanumeric(),
+        None => false,
+    }
+}
+
+/// The words of a line that may be secret, cut coarsely, since a secret may hold any sign, and finely, since signs stand
+/// around it.
+fn words(line: &str, wanted: &mut BTreeSet<Needle>) {
+    let coarse = line.split(|c: char| c.is_whitespace() || "\"'`,;".contains(c));
+    wanted.extend(
+        coarse
+            .filter(|word| !is_key(word))
+            .filter_map(|word| needle(word, false)),
+    );
+    let mut is_value = false;
+    for word in line.split_inclusive(|c: char| c.is_whitespace() || "\"'`,;:={}[]()<>@".contains(c)) {
+        let bare = word.trim_end_matches(|c: char| c.is_whitespace() || "\"'`,;:={}[]()<>@".contains(c));
+        let is_named = word.ends_with(':') && is_key(word);
+        if !is_named {
+            wanted.extend(needle(bare, is_value));
+        }
+        // A sign or a space between the two changes nothing.
+        is_value = word.ends_with([':', '=']) || (is_value && bare.is_empty());
+    }
+}
+
+fn needle(word: &str, is_value: bool) -> Option<Needle> {
+    let is_ordinary = word
+        .strip_prefix(|c: char| c.is_ascii_uppercase())
+        .unwrap_or(word)
+        .bytes()
+        .all(|byte| byte.is_ascii_lowercase());
+    let is_flag = word.starts_with("--") && word.bytes().all(|b| b.is_ascii_lowercase() || b == b'-');
+    let is_wanted = if is_value {
+        word.len() >= SHORTEST
+    } else {
+        word.len() >= SHORTEST_WORD && !is_ordinary && !is_flag
+    };
+    is_wanted.then(|| Needle {
+        text: word.to_owned(),
+        alone: is_ordinary,
+    })
+}
+
+/// Whether it is the name of a key of YAML, with its colon: `write_files:`.
+fn is_key(word: &str) -> bool {
+    word.strip_suffix(':').is_some_and(|name| {
+        name.bytes()
+            .all(|byte| byte.is_ascii_alphabetic() || byte == b'_' || byte == b'-')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SecretValue;
+
+    /// Bootstrap data as they are, with secrets of every kind of place.
+    const CLOUD_CONFIG: &str = "#cloud-config
+users:
+- {name: ubuntu, passwd: magpie, shell: /bin/bash}
+chpasswd:
+  list: |
+    root:Hunter2-pw
+write_files:
+- path: /run/kubeadm/kubeadm.yaml
+  encoding: base64
+  content: |
+    kind: JoinConfiguration
+    discovery: {bootstrapToken: {token:abcdefghij0123456789}}
+    registry: https://puller:wood:pecker@registry.example.com
+runcmd:
+- kubeadm join --token=abcdef.0123456789abcdef --discovery-file=x
+- login --quietly correct-horse
+- 'mysql -pblackbird7'
+";
+
+    fn secrets(value: &str) -> Secrets {
+        [("token".to_owned(), SecretValue::from(value.as_bytes().to_vec()))]
+            .into_iter()
+            .collect()
+    }
+
+    #[test]
+    fn a_secret_that_a_driver_echoes_is_removed_plain_by_line_and_in_base64() {
+        let secrets = secrets("first-line-1\nsecond-line-2");
+        let echoed = format!(
+            "a second-line-2 b {}",
+            BASE64_STANDARD.encode("first-line-1\nsecond-line-2")
+        );
+        assert_eq!(secrets.scrub(&echoed), "a [redacted] b [redacted]");
+        assert_eq!(secrets.scrub("nothing here"), "nothing here");
+    }
+
+    /// OPS-11
+    #[test]
+    fn a_part_of_a_line_of_bootstrap_data_that_is_secret_is_removed_wherever_it_stands() {
+        let secrets = secrets(CLOUD_CONFIG);
+        for secret in [
+            "magpie",
+            "Hunter2-pw",
+            "abcdefghij0123456789",
+            "abcdef.0123456789abcdef",
+            "correct-horse",
+            "pecker",
+            "-pblackbird7",
+        ] {
+            for (before, after) in [("said ", ""), ("\"", "\""), ("a:", ";"), ("(", ")"), (" ", ".")] {
+                let shown = secrets.scrub(&format!("{before}{secret}{after}"));
+                assert!(!shown.contains(secret), "{shown}");
+            }
+        }
+        let escaped =
+            secrets.scrub(r"the data \n    root:Hunter2-pw\n- login --quietly correct-horse\n can't be used");
+        assert!(
+            !escaped.contains("Hunter2") && !escaped.contains("horse"),
+            "{escaped}"
+        );
+    }
+
+    #[test]
+    fn what_a_driver_says_of_bootstrap_data_and_of_the_world_stays_legible() {
+        let secrets = secrets(CLOUD_CONFIG);
+        for message in [
+            "kubeadm could not join: the token of the discovery is expired",
+            "#cloud-config: write_files: encoding base64 is not supported, nor is runcmd: or users:",
+            "no image ubuntu-22.04 in the registry, and no path to it",
+            "the flag --discovery-file or --quietly of kubeadm is unknown",
+            "the quota of the project is exhausted: 3 of 3 machines",
+        ] {
+            assert_eq!(secrets.scrub(message), message);
+        }
+    }
+
+    #[test]
+    fn the_format_of_bootstrap_data_is_no_secret() {
+        let secrets = secrets("cloud-config");
+        let message = "cloud-config is not supported by the image";
+        assert_eq!(secrets.scrub(message), message);
+    }
+}

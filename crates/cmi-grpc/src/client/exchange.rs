@@ -1,0 +1,221 @@
+//! One call on a connection, watched: who ended it decides what its status is worth.
+//!
+//! tonic makes up a status of its own for everything that goes wrong on the way: CANCELLED for a stream that was reset,
+//! UNIMPLEMENTED for a page of HTML, OUT_OF_RANGE for a message that is too long, and OK for a stream that ended without
+//! any. Taken for the plugin's word, these would end machines. So what the plugin said is noted where it passes by.
+
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, header};
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::client::conn::http2::SendRequest;
+use tonic::body::Body;
+use tower::Service;
+
+use crate::MOST_MESSAGE_BYTES;
+use crate::proto::capcmi::v1::machine_extension_client::MachineExtensionClient;
+use crate::proto::cmi::v1::identity_client::IdentityClient;
+use crate::proto::cmi::v1::machine_client::MachineClient;
+
+const GRPC_STATUS: &str = "grpc-status";
+const USER_AGENT: &str = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// The plugin said OK.
+    Ok,
+    /// The plugin said what went wrong.
+    Refused,
+    /// An HTTP server has nothing at the path of the call. One of gRPC says UNIMPLEMENTED of a service that it does not
+    /// have; where gRPC shares a server with other things, the server says 404.
+    Unserved,
+    /// The connection or the stream broke, or something else than a gRPC server answered.
+    Lost,
+    /// The connection had ended before the request was sent on it.
+    NeverSent,
+    /// The stream ended as it should, but for the status.
+    Unsaid,
+}
+
+/// The ending of one call, as far as it is known. The first word counts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Witness(Arc<OnceLock<Ending>>);
+
+/// What broke a call.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Broken {
+    #[error("the connection to the plugin was lost")]
+    Connection(#[source] hyper::Error),
+    #[error(
+        "the answer is no gRPC: HTTP status {status}, content type `{content_type}`: check the endpoint, and the routes of a \
+         proxy in front of the plugin"
+    )]
+    NotGrpc {
+        status: StatusCode,
+        content_type: String,
+    },
+}
+
+/// A connection that makes one call.
+#[derive(Clone)]
+pub(super) struct Exchange {
+    sender: SendRequest<Body>,
+    origin: Uri,
+    witness: Witness,
+}
+
+impl Broken {
+    fn ending(&self) -> Ending {
+        match self {
+            Self::NotGrpc {
+                status: StatusCode::NOT_FOUND,
+                ..
+            } => Ending::Unserved,
+            // So hyper calls a request that it still held when its connection ended.
+            Self::Connection(error) if error.is_canceled() => Ending::NeverSent,
+            Self::NotGrpc { .. } | Self::Connection(_) => Ending::Lost,
+        }
+    }
+}
+
+impl Witness {
+    /// How the call ended; nothing when its answer was never read to the end.
+    pub(super) fn ending(&self) -> Option<Ending> {
+        self.0.get().copied()
+    }
+
+    fn note(&self, ending: Ending) {
+        // The first word counts.
+        let _ = self.0.set(ending);
+    }
+
+    fn read(&self, headers: &HeaderMap) -> bool {
+        let Some(status) = headers.get(GRPC_STATUS) else {
+            return false;
+        };
+        self.note(if status == "0" {
+            Ending::Ok
+        } else {
+            Ending::Refused
+        });
+        true
+    }
+}
+
+impl Exchange {
+    /// A call on this connection, and who is to be asked how it went.
+    pub(super) fn on(sender: SendRequest<Body>, origin: Uri) -> (Self, Witness) {
+        let witness = Witness::default();
+        let exchange = Self {
+            sender,
+            origin,
+            witness: witness.clone(),
+        };
+        (exchange, witness)
+    }
+
+    /// To ask who the plugin is.
+    pub(super) fn identity(self) -> IdentityClient<Self> {
+        let origin = self.origin.clone();
+        IdentityClient::with_origin(self, origin)
+    }
+
+    /// For the published calls.
+    pub(super) fn machine(self) -> MachineClient<Self> {
+        let origin = self.origin.clone();
+        MachineClient::with_origin(self, origin).max_decoding_message_size(MOST_MESSAGE_BYTES)
+    }
+
+    /// For the calls of the extension.
+    pub(super) fn extension(self) -> MachineExtensionClient<Self> {
+        let origin = self.origin.clone();
+        MachineExtensionClient::with_origin(self, origin).max_decoding_message_size(MOST_MESSAGE_BYTES)
+    }
+}
+
+impl Service<Request<Body>> for Exchange {
+    type Response = Response<Answer>;
+    type Error = Broken;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        let ready = ready!(self.sender.poll_ready(cx));
+        Poll::Ready(ready.map_err(|error| {
+            self.witness.note(Ending::NeverSent);
+            Broken::Connection(error)
+        }))
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        request
+            .headers_mut()
+            .insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
+        let answer = self.sender.send_request(request);
+        let witness = self.witness.clone();
+        Box::pin(async move {
+            let answer = answer
+                .await
+                .map_err(Broken::Connection)
+                .inspect_err(|broken| witness.note(broken.ending()))?;
+            let (head, body) = answer.into_parts();
+            if !witness.read(&head.headers) {
+                check_grpc(head.status, &head.headers).inspect_err(|broken| witness.note(broken.ending()))?;
+            }
+            Ok(Response::from_parts(head, Answer { body, witness }))
+        })
+    }
+}
+
+fn check_grpc(status: StatusCode, headers: &HeaderMap) -> Result<(), Broken> {
+    let content_type = headers
+        .get(header::CONTENT_TYPE)
+        .map_or("", |value| value.to_str().unwrap_or(""));
+    if status == StatusCode::OK && content_type.starts_with("application/grpc") {
+        return Ok(());
+    }
+    Err(Broken::NotGrpc {
+        status,
+        content_type: content_type.to_owned(),
+    })
+}
+
+/// The body of an answer, which tells the witness how it ends.
+pub(super) struct Answer {
+    body: Incoming,
+    witness: Witness,
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        match &frame {
+            None => self.witness.note(Ending::Unsaid),
+            Some(Ok(frame)) => {
+                if let Some(trailers) = frame.trailers_ref() {
+                    self.witness.read(trailers);
+                }
+            }
+            Some(Err(_)) => self.witness.note(Ending::Lost),
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Broken::Connection)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

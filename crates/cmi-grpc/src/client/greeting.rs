@@ -1,0 +1,195 @@
+//! What a plugin says of itself at the beginning of every connection.
+
+use std::collections::BTreeMap;
+
+use tokio::time::Instant;
+
+use super::line::{Line, rpc};
+use super::outcome::Failure;
+use crate::convert::{Declaration, FieldError};
+use crate::proto::capcmi::v1::get_extension_capabilities_response::Call;
+use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
+use cmi_driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Status};
+
+/// What a plugin says of itself at the beginning of every connection.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Greeting {
+    pub info: PluginInfo,
+    pub capabilities: Capabilities,
+    pub extension: Extension,
+}
+
+/// Calls of the extension that are made instead of those of cmi.v1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Extension {
+    /// GetMachine for GetMachineStatus.
+    pub get_machine: bool,
+    /// ListMachinesPaged for ListMachines.
+    pub list_machines_paged: bool,
+}
+
+/// Whether a plugin can serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Health {
+    /// It can.
+    Ready,
+    /// It has not finished starting: what it says of machines may be wrong.
+    NotYet,
+    /// It says that it can't, with whatever code, and why.
+    Unhealthy(String),
+}
+
+impl Greeting {
+    /// Asks in the order of the CMI specification (CMI-169), and for the extension last. Every plugin says who it is and what it
+    /// can do (CMI-50, CMI-58): a server that knows these calls not is none. One without Probe or the extension is forgiven, and
+    /// one that is not healthy introduces itself all the same.
+    pub(super) async fn receive(line: &Line, deadline: Instant) -> Result<(Self, Health), Status> {
+        let info = info(line, deadline).await.map_err(no_plugin)?;
+        let declared = declared(line, deadline).await.map_err(no_plugin)?;
+        let answer = probe(line, deadline).await;
+        let health = match Health::told_by(&answer) {
+            Some(health) => health,
+            None => answer.map(|_| Health::Ready)?,
+        };
+        let extended = if_served(extended(line, deadline).await)?;
+        let extension = Extension::of(extended.as_ref());
+        let declaration = Declaration {
+            plugin: declared,
+            extension: extended,
+        };
+        let capabilities = Capabilities::try_from(declaration)
+            .map_err(|error| error.in_response(Operation::GetPluginCapabilities))?;
+        let greeting = Self {
+            info,
+            capabilities,
+            extension,
+        };
+        Ok((greeting, health))
+    }
+}
+
+impl Extension {
+    fn of(declared: Option<&capcmi::GetExtensionCapabilitiesResponse>) -> Self {
+        let offers = |wanted| declared.is_some_and(|all| all.calls().any(|call| call == wanted));
+        Self {
+            get_machine: offers(Call::GetMachine),
+            list_machines_paged: offers(Call::ListMachinesPaged),
+        }
+    }
+}
+
+impl Health {
+    /// What the answer to a probe says; nothing when there was none. Without `ready`, and without Probe, a plugin is ready
+    /// (CMI-71); one that is not healthy says so by any other error (CMI-68, CMI-72).
+    pub(super) fn told_by(answer: &Result<Readiness, Failure>) -> Option<Self> {
+        match answer {
+            Ok(Readiness::Ready) => Some(Self::Ready),
+            Ok(Readiness::NotYet) => Some(Self::NotYet),
+            Err(Failure::Refused(status)) if status.code() == Code::Unimplemented => Some(Self::Ready),
+            Err(Failure::Refused(status)) => Some(Self::Unhealthy(status.message().to_owned())),
+            Err(Failure::Unserved(_) | Failure::Unheard(_)) => None,
+        }
+    }
+}
+
+/// Asks who the plugin is.
+pub(super) async fn info(line: &Line, deadline: Instant) -> Result<PluginInfo, Failure> {
+    let request = cmi::GetPluginInfoRequest {};
+    let answer = rpc!(
+        line,
+        Operation::GetPluginInfo,
+        deadline,
+        identity.get_plugin_info(request)
+    );
+    // A name against the rules is no reason to leave VMs alone.
+    Ok(answer
+        .await?
+        .into_inner()
+        .try_into()
+        .unwrap_or_else(|error: FieldError| {
+            let error = error.in_response(Operation::GetPluginInfo);
+            tracing::warn!(%error, "the plugin's name and version can't be used");
+            nobody()
+        }))
+}
+
+/// A plugin that does not say properly who it is.
+fn nobody() -> PluginInfo {
+    PluginInfo {
+        name: "unknown".to_owned(),
+        version: "unknown".to_owned(),
+        manifest: BTreeMap::new(),
+    }
+}
+
+async fn declared(line: &Line, deadline: Instant) -> Result<cmi::GetPluginCapabilitiesResponse, Failure> {
+    let (operation, request) = (
+        Operation::GetPluginCapabilities,
+        cmi::GetPluginCapabilitiesRequest {},
+    );
+    let answer = rpc!(
+        line,
+        operation,
+        deadline,
+        identity.get_plugin_capabilities(request)
+    );
+    Ok(answer.await?.into_inner())
+}
+
+async fn extended(
+    line: &Line,
+    deadline: Instant,
+) -> Result<capcmi::GetExtensionCapabilitiesResponse, Failure> {
+    let (operation, request) = (
+        Operation::GetPluginCapabilities,
+        capcmi::GetExtensionCapabilitiesRequest {},
+    );
+    let answer = rpc!(
+        line,
+        operation,
+        deadline,
+        extension.get_extension_capabilities(request)
+    );
+    Ok(answer.await?.into_inner())
+}
+
+/// Asks whether the plugin can serve.
+pub(super) async fn probe(line: &Line, deadline: Instant) -> Result<Readiness, Failure> {
+    let answer = rpc!(
+        line,
+        Operation::Probe,
+        deadline,
+        identity.probe(cmi::ProbeRequest {})
+    );
+    Ok(answer.await?.into_inner().into())
+}
+
+/// Whether the server doesn't know the call.
+pub(super) fn is_unimplemented<T>(answer: &Result<T, Failure>) -> bool {
+    matches!(answer, Err(Failure::Refused(status)) if status.code() == Code::Unimplemented)
+}
+
+/// Why a call that every plugin answers failed. UNIMPLEMENTED says that there is no plugin.
+pub(super) fn no_plugin(failure: Failure) -> Status {
+    match failure {
+        Failure::Refused(status) if status.code() == Code::Unimplemented => Status::new(
+            Code::Unavailable,
+            format!(
+                "a gRPC server is there that does not serve cmi.v1.Identity as every plugin has to; it answers UNIMPLEMENTED \
+                 (`{}`): check the endpoint, and the routes of a proxy in front of the plugin",
+                status.message()
+            ),
+        ),
+        failure => failure.into(),
+    }
+}
+
+/// Nothing when the plugin's server doesn't know the service. That is said of the extension alone: where Identity is not
+/// served there is no plugin, but a proxy that has lost it.
+fn if_served<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
+    match answer {
+        Err(Failure::Unserved(_)) => Ok(None),
+        answer if is_unimplemented(&answer) => Ok(None),
+        answer => answer.map(Some),
+    }
+}

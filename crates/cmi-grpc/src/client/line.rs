@@ -1,0 +1,100 @@
+//! A connection to a plugin.
+
+use std::time::Duration;
+
+use http::Uri;
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::time::Instant;
+use tonic::body::Body;
+use tonic::{Request, Response};
+
+use super::config::Patience;
+use super::exchange::Exchange;
+use super::outcome::{self, Failure};
+use super::target::Stream;
+use cmi_driver::Operation;
+
+/// The most bytes of the headers of an answer: trailing metadata holds up to 4 KiB of state and 6 KiB of response, in base64,
+/// and a message is not cut before secrets are removed from it.
+const MAX_HEADER_BYTES: u32 = 64 * 1024;
+/// A list of many machines comes in large pieces.
+const STREAM_WINDOW: u32 = 1024 * 1024;
+
+/// A connection to a plugin. It ends with its last call after the last handle is gone.
+#[derive(Debug)]
+pub(super) struct Line {
+    sender: SendRequest<Body>,
+    origin: Uri,
+}
+
+/// Makes a call on a [`Line`]: `rpc!(line, operation, deadline, machine.create_machine(request))`. What stands before the dot
+/// is what makes the client of the service out of an [`Exchange`].
+macro_rules! rpc {
+    ($line:expr, $operation:expr, $deadline:expr, $service:ident.$method:ident($request:expr)) => {
+        $line.call($operation, $deadline, $request, |exchange, request| {
+            let mut client = exchange.$service();
+            async move { client.$method(request).await }
+        })
+    };
+}
+pub(super) use rpc;
+
+impl Line {
+    /// Begins to speak HTTP/2.
+    pub(super) async fn open(
+        stream: Box<dyn Stream>,
+        origin: Uri,
+        patience: Patience,
+    ) -> Result<Self, hyper::Error> {
+        let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(patience.keepalive)
+            .keep_alive_timeout(patience.keepalive_answer)
+            .max_header_list_size(MAX_HEADER_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(4 * STREAM_WINDOW)
+            .handshake(TokioIo::new(stream))
+            .await?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(error = %super::in_words(&error), "a connection to a plugin ended");
+            }
+        });
+        Ok(Self { sender, origin })
+    }
+
+    /// The bare connection, and what requests on it are for.
+    pub(super) fn into_parts(self) -> (SendRequest<Body>, Uri) {
+        (self.sender, self.origin)
+    }
+
+    /// Whether no more calls can be made on it.
+    pub(super) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// Makes a call. The plugin is told when nobody waits any more; when this future is dropped, its stream is reset.
+    pub(super) async fn call<Q, A, F>(
+        &self,
+        operation: Operation,
+        deadline: Instant,
+        message: Q,
+        run: impl FnOnce(Exchange, Request<Q>) -> F + Send,
+    ) -> Result<Response<A>, Failure>
+    where
+        F: Future<Output = Result<Response<A>, tonic::Status>> + Send,
+    {
+        let (exchange, witness) = Exchange::on(self.sender.clone(), self.origin.clone());
+        let mut request = Request::new(message);
+        request.set_timeout(left(deadline));
+        outcome::answer(operation, &witness, run(exchange, request).await)
+    }
+}
+
+/// Not nothing: that would not be a timeout.
+fn left(deadline: Instant) -> Duration {
+    deadline
+        .saturating_duration_since(Instant::now())
+        .max(Duration::from_millis(1))
+}

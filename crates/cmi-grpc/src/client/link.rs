@@ -1,0 +1,250 @@
+//! The way to a plugin: a session while there is one, and when to try again while there is none.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::config::Patience;
+use super::found::FirstBytes;
+use super::greeting::Greeting;
+use super::line::Line;
+use super::session::Session;
+use super::target::{DialError, Target};
+use cmi_driver::{Code, Result, Status};
+
+/// The wait after the first failure; it doubles.
+const FIRST_WAIT: Duration = Duration::from_millis(250);
+/// The longest wait. Nobody calls a plugin that is down more often than its probe, and a socket costs it nothing.
+const LONGEST_WAIT: Duration = Duration::from_secs(8);
+
+/// The way to a plugin. Whoever calls makes the connection that is missing; all others wait for that one.
+#[derive(Debug)]
+pub(super) struct Link {
+    target: Target,
+    patience: Patience,
+    session: RwLock<Option<Arc<Session>>>,
+    opening: Mutex<Backoff>,
+    incarnation: AtomicU64,
+}
+
+/// When to try again.
+#[derive(Debug, Default)]
+struct Backoff {
+    failures: u32,
+    last: Option<(Instant, String)>,
+}
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+enum OpenError {
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error("HTTP/2 failed")]
+    Http2(#[source] hyper::Error),
+    #[error("the plugin did not introduce itself: {0}")]
+    Greeting(String),
+    #[error("nobody answered within {} s", .0.as_secs_f32())]
+    TimedOut(Duration),
+    /// It failed, and what came from there says why.
+    #[error("{0}")]
+    Found(String),
+}
+
+impl Link {
+    pub(super) fn new(target: Target, patience: Patience) -> Self {
+        Self {
+            target,
+            patience,
+            session: RwLock::new(None),
+            opening: Mutex::default(),
+            incarnation: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts the plugins that were met: one that was lost and is back may be another.
+    pub(super) fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::Acquire)
+    }
+
+    /// The session; makes the connection when there is none.
+    ///
+    /// # Errors
+    /// UNAVAILABLE, at once while it is too early to try again.
+    pub(super) async fn session(&self) -> Result<Arc<Session>> {
+        if let Some(session) = self.living() {
+            return Ok(session);
+        }
+        let mut backoff = self.opening.lock().await;
+        if let Some(session) = self.living() {
+            return Ok(session);
+        }
+        if let Some(why) = backoff.why_not_yet() {
+            return Err(self.unavailable(why));
+        }
+        match self.open().await {
+            Ok(session) => {
+                *backoff = Backoff::default();
+                Ok(self.adopt(session))
+            }
+            Err(error) => Err(self.unavailable(backoff.failed(super::in_words(&error)))),
+        }
+    }
+
+    /// Makes a new connection beside the old one when there is reason to: the TLS files have changed, or it is long ago
+    /// that the plugin said what it is. The old one ends with its last call. When a new one can't be had in `time`, the
+    /// old one stays.
+    pub(super) async fn renew(&self, longest: Duration, time: Duration) {
+        if timeout(time, self.renew_in_time(longest)).await.is_err() {
+            let (target, error) = (&self.target, OpenError::TimedOut(time));
+            tracing::warn!(%target, %error, "a new connection can't be had: keeping the old one");
+        }
+    }
+
+    async fn renew_in_time(&self, longest: Duration) {
+        let Some(session) = self.living() else { return };
+        let target = &self.target;
+        let files_changed = match target.fingerprint().await {
+            Ok(now) => now != session.fingerprint,
+            Err(error) => {
+                let error = super::in_words(&error);
+                tracing::warn!(%target, error, "keeping the connection that was made with the TLS files as they were");
+                return;
+            }
+        };
+        if !files_changed && session.since.elapsed() < longest {
+            return;
+        }
+        let _opening = self.opening.lock().await;
+        match self.open().await {
+            Ok(session) => {
+                self.adopt(session);
+                if files_changed {
+                    tracing::info!(%target, "connected anew: the TLS files have changed");
+                }
+            }
+            Err(error) => {
+                let error = super::in_words(&error);
+                tracing::warn!(%target, error, "a new connection can't be had: keeping the old one");
+            }
+        }
+    }
+
+    /// Makes no more calls on the connection of this session: nothing comes back on it. A session that has taken its
+    /// place stays.
+    pub(super) fn give_up(&self, silent: &Arc<Session>) {
+        let mut session = self.session.write().unwrap_or_else(PoisonError::into_inner);
+        if session.as_ref().is_some_and(|used| Arc::ptr_eq(used, silent)) {
+            *session = None;
+        }
+    }
+
+    fn living(&self) -> Option<Arc<Session>> {
+        self.latest().filter(|session| !session.is_over())
+    }
+
+    fn latest(&self) -> Option<Arc<Session>> {
+        self.session
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    async fn open(&self) -> std::result::Result<Session, OpenError> {
+        let deadline = Instant::now() + self.patience.connect;
+        let first = FirstBytes::default();
+        let opening = async {
+            let dialled = self.target.dial(&first).await?;
+            let line = Line::open(dialled.stream, self.target.origin(), self.patience)
+                .await
+                .map_err(OpenError::Http2)?;
+            let greeting = Greeting::receive(&line, deadline)
+                .await
+                .map_err(|status| OpenError::Greeting(status.message().to_owned()))?;
+            Ok(Session::new(line, greeting, dialled.fingerprint))
+        };
+        timeout_at(deadline, opening)
+            .await
+            .unwrap_or(Err(OpenError::TimedOut(self.patience.connect)))
+            .map_err(|error| self.found(&first, error))
+    }
+
+    /// Why there is no session, by what came from the endpoint.
+    fn found(&self, first: &FirstBytes, error: OpenError) -> OpenError {
+        match (first.found(self.target.is_secure()), error) {
+            (Some(found), _) => OpenError::Found(found),
+            (None, OpenError::Http2(_) | OpenError::Greeting(_)) if first.is_none() => {
+                OpenError::Found(format!(
+                    "the server closed the connection without a word: {}",
+                    self.target.what_to_check()
+                ))
+            }
+            (None, error) => error,
+        }
+    }
+
+    /// Uses this session from now on.
+    fn adopt(&self, session: Session) -> Arc<Session> {
+        let session = Arc::new(session);
+        let is_the_same = self.living().is_some_and(|old| old.greeting == session.greeting);
+        *self.session.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
+        if !is_the_same {
+            self.incarnation.fetch_add(1, Ordering::AcqRel);
+            let info = &session.greeting.info;
+            tracing::debug!(target = %self.target, name = info.name, version = info.version, "met the plugin");
+        }
+        session
+    }
+
+    fn unavailable(&self, why: &str) -> Status {
+        Status::new(
+            Code::Unavailable,
+            format!("the plugin at {} can't be reached: {why}", self.target),
+        )
+    }
+}
+
+impl Backoff {
+    /// Why nobody tries now; nothing when somebody may.
+    fn why_not_yet(&self) -> Option<&str> {
+        let (not_before, why) = self.last.as_ref()?;
+        (Instant::now() < *not_before).then_some(why)
+    }
+
+    /// Counts a failure.
+    fn failed(&mut self, why: String) -> &str {
+        let wait = wait(self.failures, random());
+        self.failures = self.failures.saturating_add(1);
+        &self.last.insert((Instant::now() + wait, why)).1
+    }
+}
+
+/// The wait after so many failures and one more, less up to half by `jitter` (0 ≤ jitter < 1): providers that share a
+/// plugin do not come back together.
+fn wait(failures: u32, jitter: f64) -> Duration {
+    let full = FIRST_WAIT.saturating_mul(1 << failures.min(16)).min(LONGEST_WAIT);
+    full.mul_f64(1.0 - 0.5 * jitter)
+}
+
+/// A number from 0 to 1. Spread is all that is asked of it.
+fn random() -> f64 {
+    let bits = RandomState::new().build_hasher().finish() & 0xffff;
+    f64::from(u16::try_from(bits).unwrap_or_default()) / 65536.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_doubles_up_to_its_longest_and_jitter_only_shortens_it() {
+        let millis: Vec<_> = (0..7).map(|n| wait(n, 0.0).as_millis()).collect();
+        assert_eq!(millis, [250, 500, 1000, 2000, 4000, 8000, 8000]);
+        assert_eq!(wait(u32::MAX, 0.0), LONGEST_WAIT);
+        assert!(wait(0, 0.999) >= FIRST_WAIT / 2);
+        assert!((0.0..1.0).contains(&random()));
+    }
+}

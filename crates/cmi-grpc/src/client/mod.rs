@@ -1,0 +1,154 @@
+//! The driver that calls a plugin: a process of its own, in any language, that serves the Common Machine Interface.
+//!
+//! A call needs a session: a connection on which the plugin has said who it is and what it can do. Whoever finds none
+//! makes one, and what the plugin did not declare is not asked of it.
+//!
+//! What ends a call decides what it means: see [`exchange`] and [`outcome`].
+
+mod calls;
+mod config;
+mod connector;
+mod exchange;
+mod found;
+mod greeting;
+mod line;
+mod link;
+mod outcome;
+mod session;
+mod target;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+pub use config::{ConfigError, ENDPOINT_VARIABLE, GrpcConfig, TlsConfig};
+pub use connector::{ConnectError, Connector};
+
+use cmi_driver::{Code, Operation, Result, Status};
+use link::Link;
+use session::Session;
+
+/// After this time the plugin is asked again what it is and can do: behind a proxy, it may have been replaced unseen.
+const REINTRODUCTION: Duration = Duration::from_mins(5);
+
+/// The driver that calls a plugin.
+#[derive(Debug)]
+pub struct GrpcDriver {
+    link: Link,
+    deadlines: Deadlines,
+    reintroduction: Duration,
+}
+
+/// A call that the plugin declared.
+struct Call {
+    operation: Operation,
+    session: Arc<Session>,
+    deadline: Instant,
+}
+
+/// How long the caller waits for each call.
+#[derive(Clone, Debug)]
+pub struct Deadlines(BTreeMap<Operation, Duration>);
+
+impl Deadlines {
+    /// For a call that is not named.
+    const OTHERS: Duration = Duration::from_mins(1);
+
+    /// The time after which the caller gives up, by call; a minute for one that is not named.
+    pub fn new(patience: impl IntoIterator<Item = (Operation, Duration)>) -> Self {
+        Self(patience.into_iter().collect())
+    }
+
+    /// The time that the plugin gets: a little less, so that its own word arrives while somebody still listens.
+    fn of(&self, operation: Operation) -> Duration {
+        let patience = self.0.get(&operation).copied().unwrap_or(Self::OTHERS);
+        patience.saturating_sub((patience / 10).min(Duration::from_secs(1)))
+    }
+}
+
+impl GrpcDriver {
+    /// A driver that has not connected yet.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when the configuration leads to no plugin.
+    pub fn new(config: &GrpcConfig, deadlines: Deadlines) -> std::result::Result<Self, ConfigError> {
+        let variable = std::env::var(ENDPOINT_VARIABLE).ok();
+        Ok(Self {
+            link: Link::new(config.target(variable)?, config.patience()),
+            deadlines,
+            reintroduction: REINTRODUCTION,
+        })
+    }
+
+    /// What the plugin said of itself, without asking it again.
+    async fn introduced<T>(
+        &self,
+        operation: Operation,
+        read: impl FnOnce(&Session) -> T + Send,
+    ) -> Result<T> {
+        let given = self.deadlines.of(operation);
+        let session = timeout_at(Instant::now() + given, self.link.session())
+            .await
+            .unwrap_or_else(|_elapsed| Err(too_late(operation, given)))?;
+        Ok(read(&session))
+    }
+
+    /// Makes a call that the plugin declared, before its deadline.
+    async fn call<T, F>(&self, operation: Operation, run: impl FnOnce(Call) -> F + Send) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send,
+    {
+        let given = self.deadlines.of(operation);
+        let deadline = Instant::now() + given;
+        let session = self.ready_session(operation, deadline, given).await?;
+        let call = async {
+            let answer = run(Call {
+                operation,
+                session: Arc::clone(&session),
+                deadline,
+            });
+            session.confirmed(deadline, answer.await).await
+        };
+        timeout_at(deadline, call)
+            .await
+            .unwrap_or_else(|_elapsed| Err(too_late(operation, given)))
+    }
+
+    /// A session on which the call may be made. Until there is one, nothing is sent.
+    async fn ready_session(
+        &self,
+        operation: Operation,
+        deadline: Instant,
+        given: Duration,
+    ) -> Result<Arc<Session>> {
+        let session = timeout_at(deadline, self.link.session())
+            .await
+            .unwrap_or_else(|_elapsed| Err(too_late(operation, given)))
+            .map_err(Status::never_sent)?;
+        session.admit(operation).map_err(Status::never_sent)?;
+        Ok(session)
+    }
+}
+
+fn too_late(operation: Operation, given: Duration) -> Status {
+    Status::new(
+        Code::DeadlineExceeded,
+        format!(
+            "the plugin did not answer {operation} within {} s",
+            given.as_secs_f32()
+        ),
+    )
+}
+
+/// An error and what led to it, in one line.
+fn in_words(error: &(dyn Error + 'static)) -> String {
+    let chain: Vec<_> = std::iter::successors(Some(error), |&error| error.source())
+        .map(ToString::to_string)
+        .collect();
+    chain.join(": ")
+}

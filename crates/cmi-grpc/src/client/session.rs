@@ -1,0 +1,106 @@
+//! A connection on which the plugin has introduced itself.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use tokio::time::Instant;
+
+use super::greeting::{self, Greeting, Health};
+use super::line::Line;
+use super::target::Fingerprint;
+use cmi_driver::{Code, Operation, Readiness, Result, Status};
+
+/// A connection on which the plugin has introduced itself.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub line: Line,
+    pub greeting: Greeting,
+    /// When the plugin said that.
+    pub since: Instant,
+    /// What the TLS files held.
+    pub fingerprint: Option<Fingerprint>,
+    health: RwLock<Health>,
+    /// The plugin is not at the other end any more.
+    is_lost: AtomicBool,
+}
+
+impl Session {
+    /// A session that begins now.
+    pub(super) fn new(
+        line: Line,
+        (greeting, health): (Greeting, Health),
+        fingerprint: Option<Fingerprint>,
+    ) -> Self {
+        Self {
+            line,
+            greeting,
+            since: Instant::now(),
+            fingerprint,
+            health: RwLock::new(health),
+            is_lost: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether no more calls can be made in it.
+    pub(super) fn is_over(&self) -> bool {
+        self.line.is_closed() || self.is_lost.load(Ordering::Acquire)
+    }
+
+    /// An answer that is the plugin's own. A proxy that has lost its plugin says UNIMPLEMENTED, too, and that would make a
+    /// driver do without calls that it has: it counts only while the plugin still says who it is, which it has to (CMI-50).
+    ///
+    /// # Errors
+    /// What the call ended with; UNAVAILABLE where the plugin is lost, and then the session is over.
+    pub(super) async fn confirmed<T>(&self, deadline: Instant, answer: Result<T>) -> Result<T> {
+        match answer {
+            Err(status) if status.code() == Code::Unimplemented => {
+                self.confirm(deadline).await?;
+                Err(status)
+            }
+            answer => answer,
+        }
+    }
+
+    async fn confirm(&self, deadline: Instant) -> Result<()> {
+        greeting::info(&self.line, deadline)
+            .await
+            .map(drop)
+            .map_err(|failure| {
+                self.is_lost.store(true, Ordering::Release);
+                let why = greeting::no_plugin(failure);
+                Status::new(Code::Unavailable, why.message().to_owned())
+            })
+    }
+
+    /// Whether the call may be made: the plugin declared it, and said that it can serve.
+    ///
+    /// A plugin that can't says nothing that could be believed: a NOT_FOUND would lead to a second VM.
+    pub(super) fn admit(&self, operation: Operation) -> Result<()> {
+        if !self.greeting.capabilities.offers(operation) {
+            return Err(Status::unimplemented(operation));
+        }
+        match &*self.health.read().unwrap_or_else(PoisonError::into_inner) {
+            Health::Ready => Ok(()),
+            Health::NotYet => Err(Status::new(
+                Code::Unavailable,
+                "the plugin has not finished starting",
+            )),
+            Health::Unhealthy(why) => Err(Status::new(
+                Code::Unavailable,
+                format!("the plugin is not healthy: {why}"),
+            )),
+        }
+    }
+
+    /// Asks whether the plugin can serve, and remembers it (CMI-71, CMI-74).
+    pub(super) async fn probe(&self, deadline: Instant) -> Result<Readiness> {
+        let answer = greeting::probe(&self.line, deadline).await;
+        if greeting::is_unimplemented(&answer) {
+            self.confirm(deadline).await?;
+        }
+        if let Some(health) = Health::told_by(&answer) {
+            *self.health.write().unwrap_or_else(PoisonError::into_inner) = health;
+        }
+        Ok(answer?)
+    }
+}

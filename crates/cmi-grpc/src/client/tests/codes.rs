@@ -1,0 +1,159 @@
+//! What the plugin says is what it is, for every code of every call.
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use prost::Message as _;
+use serde_json::json;
+
+use super::plugin::{Ending, Plugin, Reply};
+use super::*;
+use crate::proto::capcmi::v1::{Machine, MachineAddress, machine_address};
+use cmi_driver::{GetVolumeIdsRequest, SecretValue, Secrets, ShutDownMachineRequest};
+
+/// The calls of the Machine service with what makes each.
+const METHODS: [&str; 6] = [
+    "CreateMachine",
+    "DeleteMachine",
+    "GetMachineStatus",
+    "ListMachines",
+    "ShutDownMachine",
+    "GetVolumeIDs",
+];
+
+async fn call(driver: &GrpcDriver, method: &str) -> Status {
+    match method {
+        "CreateMachine" => driver.create_machine(create()).await.unwrap_err(),
+        "DeleteMachine" => driver.delete_machine(delete()).await.unwrap_err(),
+        "GetMachineStatus" => driver.get_machine_status(look_up()).await.unwrap_err(),
+        "ListMachines" => driver.list_machines(list()).await.unwrap_err(),
+        "ShutDownMachine" => {
+            let request = ShutDownMachineRequest {
+                machine_name: "m".to_owned(),
+                provider_id: None,
+                class: MachineClass::default(),
+                last_known_state: None,
+            };
+            driver.shut_down_machine(request).await.unwrap_err()
+        }
+        "GetVolumeIDs" => {
+            let request = GetVolumeIdsRequest {
+                pv_specs: vec![json!({})],
+            };
+            driver.get_volume_ids(request).await.unwrap_err()
+        }
+        other => panic!("{other} is no call"),
+    }
+}
+
+/// CMI-25, CLI-CR-01..CLI-CR-16, CLI-DE-02..CLI-DE-16, CLI-GS-02..CLI-GS-16, CLI-SD-02..CLI-SD-16, CLI-LM-01..CLI-LM-16,
+/// CLI-GV-02..CLI-GV-14, PLG-CR-xx, PLG-DE-xx, PLG-GS-xx, PLG-SD-xx, PLG-LM-xx, PLG-GV-xx: what follows from a code is in
+/// the retry table; here every one arrives, with its message.
+#[tokio::test]
+async fn every_code_of_every_call_arrives_as_it_was_said() {
+    let plugin = Plugin::start();
+    let driver = driver(&plugin);
+    for method in METHODS {
+        for code in Code::ALL.into_iter().filter(|code| *code != Code::Uninitialized) {
+            plugin.answers(method, Reply::error(code.number(), "pool is full"));
+            let status = call(&driver, method).await;
+            assert_eq!(
+                (status.code(), status.message()),
+                (code, "pool is full"),
+                "{method}"
+            );
+        }
+    }
+    assert_eq!(plugin.connections(), 1);
+}
+
+/// Servers that have sent headers already end with trailers.
+#[tokio::test]
+async fn a_status_in_trailers_is_worth_the_same() {
+    let plugin = Plugin::start();
+    let trailers = vec![
+        ("grpc-status", "9".to_owned()),
+        ("grpc-message", "it waits".to_owned()),
+        ("capcmi-machine-code", "Uninitialized".to_owned()),
+        ("capcmi-retry-after-ms", "1500".to_owned()),
+    ];
+    plugin.answers(
+        "CreateMachine",
+        Reply::raw(vec![]).ending(Ending::Trailers(trailers)),
+    );
+    let status = driver(&plugin).create_machine(create()).await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Uninitialized, "it waits")
+    );
+    assert_eq!(status.retry_after(), Some(Duration::from_millis(1500)));
+}
+
+/// A plugin may say more than many clients take, and a message is not cut before secrets are removed from it (OPS-11).
+#[tokio::test]
+async fn an_error_of_many_kib_arrives_whole() {
+    let plugin = Plugin::start();
+    let message = "no room for it ".repeat(2000);
+    let (state, id) = (vec![0xFF; 4096], "p".repeat(512));
+    let machine = Machine {
+        provider_id: id.clone(),
+        node_name: "m".to_owned(),
+        addresses: (0..20)
+            .map(|_| MachineAddress {
+                r#type: machine_address::Type::Hostname.into(),
+                address: "a".repeat(256),
+            })
+            .collect(),
+        ..Machine::default()
+    };
+    assert!((5 * 1024..=6 * 1024).contains(&machine.encoded_len()));
+    let reply = Reply::error(9, message.trim_end())
+        .header("capcmi-machine-code", "Uninitialized")
+        .header("capcmi-last-known-state-bin", &BASE64_STANDARD.encode(&state))
+        .header(
+            "capcmi-response-bin",
+            &BASE64_STANDARD.encode(machine.encode_to_vec()),
+        );
+    plugin.answers("CreateMachine", reply);
+    let status = driver(&plugin).create_machine(create()).await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Uninitialized, message.trim_end())
+    );
+    let read = status.machine().unwrap();
+    assert_eq!(
+        (read.provider_id.as_str(), read.addresses.len()),
+        (id.as_str(), 20)
+    );
+    assert_eq!(status.last_known_state().unwrap().as_bytes(), state);
+}
+
+/// OPS-11
+#[tokio::test]
+async fn of_a_long_secret_that_a_plugin_echoes_no_part_is_left() {
+    const PART: usize = 12;
+    let plugin = Plugin::start();
+    let data = "correct horse battery staple ".repeat(200);
+    let encoded = BASE64_STANDARD.encode(&data);
+    let echo = format!("no {encoded} and no {data}either");
+    plugin.answers("CreateMachine", Reply::error(3, &echo));
+    let value = SecretValue::from(data.clone().into_bytes());
+    let secrets: Secrets = [("userData".to_owned(), value)].into_iter().collect();
+    let status = driver(&plugin).create_machine(create()).await.unwrap_err();
+    let shown = status.scrubbed(&secrets).to_string();
+    assert!(shown.contains("no [redacted] and no [redacted]"), "{shown}");
+    for part in [encoded, data]
+        .iter()
+        .flat_map(|secret| secret.as_bytes().windows(PART))
+    {
+        let part = std::str::from_utf8(part).unwrap();
+        assert!(!shown.contains(part), "{part} in {shown}");
+    }
+}
+
+/// A code that gRPC does not have says nothing.
+#[tokio::test]
+async fn a_code_that_there_is_not_is_unknown() {
+    let plugin = Plugin::start();
+    plugin.answers("GetMachineStatus", Reply::error(99, "who knows"));
+    let status = driver(&plugin).get_machine_status(look_up()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unknown);
+}

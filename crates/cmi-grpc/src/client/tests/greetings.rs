@@ -1,0 +1,361 @@
+//! Who the plugin is, what it can do, and whether it can now.
+
+use super::faults::html;
+use super::plugin::{Ending, Plugin, Reply, capabilities};
+use super::*;
+use crate::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
+use crate::proto::cmi::v1::plugin_capability::rpc::Type as Capability;
+use crate::proto::cmi::v1::{GetPluginInfoResponse, ProbeResponse};
+
+const GREETING: [&str; 4] = [
+    "GetPluginInfo",
+    "GetPluginCapabilities",
+    "Probe",
+    "GetExtensionCapabilities",
+];
+
+/// CMI-153, CMI-169
+#[tokio::test]
+async fn every_connection_begins_with_the_identity_calls_in_the_order_of_the_specification() {
+    let mut plugin = Plugin::start();
+    let driver = driver(&plugin);
+    assert_eq!(driver.info().await.unwrap().name, "scripted.example.com");
+    driver.capabilities().await.unwrap();
+    assert_eq!(plugin.methods(), GREETING);
+    assert_eq!(driver.incarnation(), 1);
+    plugin.kill();
+    plugin.listen();
+    eventually(async || driver.probe().await).await;
+    assert_eq!(
+        plugin.methods(),
+        [&GREETING[..], &GREETING[..], &["Probe"][..]].concat()
+    );
+    assert_eq!(driver.incarnation(), 2);
+}
+
+/// CMI-37
+#[tokio::test]
+async fn a_plugin_that_restarts_with_other_capabilities_is_not_asked_for_what_it_lost() {
+    let mut plugin = Plugin::start();
+    let driver = driver(&plugin);
+    assert!(
+        driver
+            .capabilities()
+            .await
+            .unwrap()
+            .offers(Operation::ListMachines)
+    );
+    plugin.kill();
+    plugin.answers("GetPluginCapabilities", Reply::ok(&capabilities(&[])));
+    plugin.listen();
+    let refused = eventually(async || match driver.list_machines(list()).await {
+        Err(status) if status.code() == Code::Unimplemented => Ok(status),
+        other => Err(other.unwrap_err()),
+    });
+    assert_eq!(
+        refused.await.message(),
+        "the driver does not implement ListMachines"
+    );
+    assert_eq!(plugin.count("ListMachines"), 0);
+    assert!(
+        !driver
+            .capabilities()
+            .await
+            .unwrap()
+            .offers(Operation::ListMachines)
+    );
+}
+
+/// CMI-37
+#[tokio::test]
+async fn what_is_not_declared_is_unimplemented_without_a_round_trip() {
+    let plugin = Plugin::start();
+    plugin.answers(
+        "GetPluginCapabilities",
+        Reply::ok(&capabilities(&[
+            Capability::CreateMachine,
+            Capability::DeleteMachine,
+        ])),
+    );
+    let driver = driver(&plugin);
+    for status in [
+        driver.get_machine_status(look_up()).await.unwrap_err(),
+        driver.list_machines(list()).await.unwrap_err(),
+        driver.zones(MachineClass::default()).await.unwrap_err(),
+        driver.describe_class(MachineClass::default()).await.unwrap_err(),
+    ] {
+        assert_eq!(status.code(), Code::Unimplemented, "{status}");
+    }
+    assert_eq!(plugin.methods(), GREETING);
+}
+
+/// The least that a plugin may be: it says who it is.
+#[tokio::test]
+async fn a_plugin_with_create_and_delete_alone_makes_and_deletes_vms() {
+    let plugin = Plugin::start();
+    plugin.answers("GetPluginCapabilities", Reply::ok(&capabilities(&[])));
+    for method in ["Probe", "GetExtensionCapabilities"] {
+        plugin.answers(method, Reply::error(12, "unknown method"));
+    }
+    let driver = driver(&plugin);
+    assert_eq!(driver.probe().await.unwrap_err().code(), Code::Unimplemented);
+    let machine = driver.create_machine(create()).await.unwrap();
+    assert_eq!(machine.provider_id.as_str(), "sim://1");
+    driver.delete_machine(delete()).await.unwrap();
+    assert_eq!(plugin.connections(), 1);
+}
+
+/// CMI-50, CMI-58, CMI-155: any gRPC server says UNIMPLEMENTED of what it does not know, and so does a proxy without a route.
+#[tokio::test]
+async fn a_grpc_server_that_does_not_serve_the_identity_calls_is_no_plugin() {
+    for method in &GREETING[..2] {
+        let plugin = Plugin::start();
+        plugin.answers(method, Reply::error(12, "unknown service cmi.v1.Identity"));
+        let driver = driver(&plugin);
+        let status = driver.create_machine(create()).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{method}: {status}");
+        for part in [
+            "cmi.sock can't be reached",
+            "does not serve cmi.v1.Identity",
+            "UNIMPLEMENTED (`unknown service cmi.v1.Identity`)",
+            "check the endpoint",
+        ] {
+            assert!(
+                status.message().contains(part),
+                "{method}: {part} is not in {status}"
+            );
+        }
+        assert_eq!(driver.probe().await.unwrap_err().code(), Code::Unavailable);
+        assert_eq!((plugin.count("CreateMachine"), driver.incarnation()), (0, 0));
+    }
+}
+
+/// A proxy that loses its route in the middle of a connection says of every call that it is unimplemented: a look-up that the
+/// driver lacks would lead to a create.
+#[tokio::test]
+async fn unimplemented_counts_only_while_the_plugin_says_who_it_is() {
+    let plugin = Plugin::start();
+    let driver = driver(&plugin);
+    let info = GetPluginInfoResponse {
+        name: "scripted.example.com".to_owned(),
+        version: "1".to_owned(),
+        ..GetPluginInfoResponse::default()
+    };
+    for method in ["GetMachineStatus", "Probe"] {
+        plugin.answers(method, Reply::error(12, ""));
+        driver.info().await.unwrap();
+        plugin.answers("GetPluginInfo", Reply::error(12, ""));
+        let asked = async || match method {
+            "Probe" => driver.probe().await.map(drop),
+            _ => driver.get_machine_status(look_up()).await.map(drop),
+        };
+        let lost = asked().await.unwrap_err();
+        assert_eq!(lost.code(), Code::Unavailable, "{method}: {lost}");
+        let status = driver.create_machine(create()).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{method}: {status}");
+        plugin.answers("GetPluginInfo", Reply::ok(&info));
+        eventually(async || driver.info().await).await;
+        assert_eq!(asked().await.unwrap_err().code(), Code::Unimplemented, "{method}");
+    }
+    assert_eq!(plugin.count("CreateMachine"), 0);
+}
+
+/// A server of HTTP says so of a service that nobody registered: that of Go, and those that mix gRPC with other things.
+#[tokio::test]
+async fn a_plugin_whose_server_has_no_page_for_the_extension_is_used_without_it() {
+    let plugin = Plugin::start();
+    plugin.answers("GetExtensionCapabilities", html(404));
+    let driver = driver(&plugin);
+    assert_eq!(driver.probe().await.unwrap(), Readiness::Ready);
+    driver.create_machine(create()).await.unwrap();
+    assert!(
+        driver
+            .capabilities()
+            .await
+            .unwrap()
+            .offers(Operation::ListMachines)
+    );
+}
+
+/// DRV-30: of VMs, a proxy that has lost its plugin knows nothing.
+#[tokio::test]
+async fn a_server_that_has_no_page_for_the_identity_service_is_no_plugin() {
+    for method in &GREETING[..3] {
+        let plugin = Plugin::start();
+        plugin.answers(method, html(404));
+        let driver = driver(&plugin);
+        let status = driver.create_machine(create()).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{method}: {status}");
+        assert!(status.message().contains("HTTP status 404"), "{method}: {status}");
+        assert_eq!((plugin.count("CreateMachine"), driver.incarnation()), (0, 0));
+    }
+}
+
+/// CMI-71
+#[tokio::test]
+async fn a_plugin_that_does_not_say_whether_it_is_ready_is_ready() {
+    let plugin = Plugin::start();
+    plugin.answers("Probe", Reply::ok(&ProbeResponse { ready: None }));
+    let driver = driver(&plugin);
+    assert_eq!(driver.probe().await.unwrap(), Readiness::Ready);
+    driver.create_machine(create()).await.unwrap();
+}
+
+/// CMI-74, CMI-76, CMI-78: what such a plugin says of a VM is worth nothing.
+#[tokio::test]
+async fn a_plugin_that_is_not_ready_or_not_healthy_is_not_asked_about_machines() {
+    let plugin = Plugin::start();
+    let driver = driver(&plugin);
+    for (reply, why) in [
+        (
+            Reply::ok(&ProbeResponse { ready: Some(false) }),
+            "not finished starting",
+        ),
+        (Reply::error(9, "no route to the cloud"), "no route to the cloud"),
+    ] {
+        plugin.answers("Probe", reply);
+        let probed = driver.probe().await;
+        assert!(!matches!(probed, Ok(Readiness::Ready)), "{probed:?}");
+        let status = driver.get_machine_status(look_up()).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains(why), "{status}");
+    }
+    assert_eq!(plugin.count("GetMachineStatus"), 0);
+    plugin.answers("Probe", Reply::ok(&ProbeResponse { ready: Some(true) }));
+    driver.probe().await.unwrap();
+    driver.create_machine(create()).await.unwrap();
+    assert_eq!(plugin.connections(), 1);
+}
+
+/// CMI-68, CMI-72, CMI-74: a plugin says with any code but UNIMPLEMENTED that it is not healthy, and is left alone until it says
+/// otherwise; also right after it was met.
+#[tokio::test]
+async fn a_probe_that_is_refused_with_any_code_means_not_healthy_on_a_new_connection_as_on_an_old_one() {
+    let refusing = || (1..=16).filter(|code| *code != 12);
+    for code in refusing() {
+        let mut plugin = Plugin::start();
+        let driver = driver(&plugin);
+        driver.create_machine(create()).await.unwrap();
+        plugin.answers("Probe", Reply::error(code, "the disk is full"));
+        assert_eq!(driver.probe().await.unwrap_err().code().number(), code);
+        let refused = driver.create_machine(create()).await.unwrap_err();
+        plugin.kill();
+        plugin.listen();
+        eventually(async || match (driver.info().await?, driver.incarnation()) {
+            (_, 2) => Ok(()),
+            (_, met) => Err(Status::new(Code::Unknown, format!("met {met}"))),
+        })
+        .await;
+        let refused_anew = driver.create_machine(create()).await.unwrap_err();
+        for status in [refused, refused_anew] {
+            assert_eq!(status.code(), Code::Unavailable, "{code}: {status}");
+            let said = "the plugin is not healthy: the disk is full";
+            assert_eq!(status.message(), said, "{code}");
+        }
+        assert_eq!(plugin.count("CreateMachine"), 1);
+        plugin.answers("Probe", Reply::ok(&ProbeResponse { ready: Some(true) }));
+        driver.probe().await.unwrap();
+        driver.create_machine(create()).await.unwrap();
+    }
+}
+
+/// What was lost on the way is no word of the plugin's.
+#[tokio::test]
+async fn a_probe_whose_answer_is_lost_says_nothing_of_the_plugins_health() {
+    let plugin = Plugin::start();
+    let driver = driver(&plugin);
+    driver.create_machine(create()).await.unwrap();
+    for lost in [html(503), html(404), Reply::raw(vec![]).ending(Ending::Reset)] {
+        plugin.answers("Probe", lost);
+        assert_eq!(driver.probe().await.unwrap_err().code(), Code::Unavailable);
+        driver.create_machine(create()).await.unwrap();
+    }
+}
+
+/// CMI-169, CMI-167
+#[tokio::test]
+async fn a_plugin_that_comes_late_is_waited_for_without_being_hammered() {
+    let mut plugin = Plugin::absent();
+    let driver = driver(&plugin);
+    let status = driver.create_machine(create()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("cmi.sock can't be reached"), "{status}");
+    // It listens, and does not answer yet: who asks again at once is told without a try.
+    plugin.answers("GetPluginInfo", Reply::error(14, "starting"));
+    plugin.listen();
+    let asked = futures::future::join_all((0..100).map(|_| driver.create_machine(create()))).await;
+    assert!(
+        asked
+            .iter()
+            .all(|answer| answer.as_ref().is_err_and(|s| s.code() == Code::Unavailable))
+    );
+    assert!(plugin.connections() <= 1, "{} connections", plugin.connections());
+    let info = GetPluginInfoResponse {
+        name: "late.example.com".to_owned(),
+        version: "1".to_owned(),
+        ..GetPluginInfoResponse::default()
+    };
+    plugin.answers("GetPluginInfo", Reply::ok(&info));
+    eventually(async || driver.create_machine(create()).await).await;
+}
+
+#[tokio::test]
+async fn calls_that_wait_for_a_connection_share_it() {
+    let plugin = Plugin::start();
+    let driver = driver(&plugin);
+    let made = futures::future::join_all((0..50).map(|_| driver.create_machine(create()))).await;
+    assert!(made.iter().all(Result::is_ok));
+    assert_eq!((plugin.connections(), plugin.count("CreateMachine")), (1, 50));
+}
+
+/// Behind a proxy, a plugin is replaced without a connection being lost.
+#[tokio::test]
+async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_only_if_it_is() {
+    let plugin = Plugin::start();
+    let driver = driver(&plugin);
+    driver.probe().await.unwrap();
+    driver.link.renew(Duration::from_mins(5), LONG).await;
+    assert_eq!(plugin.connections(), 1);
+    driver.link.renew(Duration::ZERO, LONG).await;
+    assert_eq!((plugin.connections(), driver.incarnation()), (2, 1));
+    plugin.answers("GetPluginCapabilities", Reply::ok(&capabilities(&[])));
+    driver.link.renew(Duration::ZERO, LONG).await;
+    assert_eq!((plugin.connections(), driver.incarnation()), (3, 2));
+    assert!(
+        !driver
+            .capabilities()
+            .await
+            .unwrap()
+            .offers(Operation::ListMachines)
+    );
+}
+
+/// A successor that accepts and says nothing, be it asked for as long as a probe may take, is no reason to leave who
+/// answers.
+#[tokio::test]
+async fn a_renewal_that_hangs_leaves_the_old_connection_and_time_to_ask_on_it() {
+    let plugin = Plugin::start();
+    let mut driver = driver(&plugin);
+    driver.info().await.unwrap();
+    driver.reintroduction = Duration::ZERO;
+    driver.deadlines = Deadlines::new([(Operation::Probe, 4 * SHORT)]);
+    plugin.answers("GetPluginInfo", Reply::raw(vec![]).ending(Ending::Never));
+    assert_eq!(driver.probe().await.unwrap(), Readiness::Ready);
+    assert_eq!(plugin.count("GetPluginInfo"), 2, "a new connection was tried");
+    driver.create_machine(create()).await.unwrap();
+    assert_eq!((plugin.connections(), driver.incarnation()), (2, 1));
+}
+
+#[tokio::test]
+async fn the_extension_adds_to_what_the_plugin_declares() {
+    let plugin = Plugin::start();
+    let extension = GetExtensionCapabilitiesResponse {
+        zones: true,
+        tag_path: "/meta/tags".to_owned(),
+        ..GetExtensionCapabilitiesResponse::default()
+    };
+    plugin.answers("GetExtensionCapabilities", Reply::ok(&extension));
+    let capabilities = driver(&plugin).capabilities().await.unwrap();
+    assert!(capabilities.zones && capabilities.offers(Operation::ListMachines));
+    assert_eq!(capabilities.tag_path.to_string(), "/meta/tags");
+}

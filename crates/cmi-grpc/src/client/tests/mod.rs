@@ -1,0 +1,90 @@
+//! The driver against a plugin that says, on a real socket, byte for byte what a test wants.
+
+mod codes;
+mod faults;
+mod greetings;
+mod lists;
+mod plugin;
+mod secure;
+
+use std::time::Duration;
+
+use super::config::Patience;
+use super::target::Target;
+use super::*;
+use cmi_driver::{
+    CreateMachineRequest, DeleteMachineRequest, Driver, GetMachineStatusRequest, ListMachinesRequest,
+    MachineClass, Readiness,
+};
+use plugin::Plugin;
+
+/// Long enough for a busy machine.
+const LONG: Duration = Duration::from_secs(30);
+/// Short enough to wait for, and long enough for an answer.
+const SHORT: Duration = Duration::from_secs(1);
+
+fn driver_of(target: Target, patience: Duration) -> GrpcDriver {
+    GrpcDriver {
+        link: Link::new(
+            target,
+            Patience {
+                connect: patience,
+                keepalive: LONG,
+                keepalive_answer: LONG,
+            },
+        ),
+        deadlines: Deadlines::new(Operation::ALL.map(|operation| (operation, patience))),
+        reintroduction: REINTRODUCTION,
+    }
+}
+
+fn driver(plugin: &Plugin) -> GrpcDriver {
+    driver_of(Target::Unix(plugin.socket()), LONG)
+}
+
+fn hasty_driver(plugin: &Plugin) -> GrpcDriver {
+    driver_of(Target::Unix(plugin.socket()), SHORT)
+}
+
+fn create() -> CreateMachineRequest {
+    CreateMachineRequest {
+        machine_name: "m".to_owned(),
+        class: MachineClass::default(),
+        last_known_state: None,
+    }
+}
+
+fn delete() -> DeleteMachineRequest {
+    DeleteMachineRequest {
+        machine_name: "m".to_owned(),
+        provider_id: None,
+        class: MachineClass::default(),
+        last_known_state: None,
+    }
+}
+
+fn look_up() -> GetMachineStatusRequest {
+    GetMachineStatusRequest {
+        machine_name: "m".to_owned(),
+        provider_id: None,
+        class: MachineClass::default(),
+    }
+}
+
+fn list() -> ListMachinesRequest {
+    ListMachinesRequest {
+        class: MachineClass::default(),
+    }
+}
+
+/// Tries until it works.
+async fn eventually<T>(mut attempt: impl AsyncFnMut() -> Result<T>) -> T {
+    let deadline = Instant::now() + LONG;
+    loop {
+        match attempt().await {
+            Ok(value) => return value,
+            Err(status) => assert!(Instant::now() < deadline, "{status}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,294 @@
+//! Messages of the Machine service.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::field::{self, Field, FieldError, NAME};
+use crate::proto::cmi::v1;
+use cmi_driver::{
+    CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, GetMachineStatusRequest,
+    GetVolumeIdsRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, ShutDownMachineRequest,
+    ShutDownMachineResponse,
+};
+
+/// The most bytes of a list of PersistentVolumeSpecs.
+const VOLUME_SPECS: usize = 16 * 1024 * 1024;
+/// The most bytes of a volume id.
+const VOLUME_ID: usize = 512;
+
+fn machine_name(name: String) -> Result<String, FieldError> {
+    Field("MachineName").text(name, NAME)
+}
+
+fn class(spec: &[u8], secrets: HashMap<String, Vec<u8>>) -> Result<MachineClass, FieldError> {
+    field::class((Field("ProviderSpec"), spec), (Field("Secrets"), secrets))
+}
+
+impl From<CreateMachineRequest> for v1::CreateMachineRequest {
+    fn from(request: CreateMachineRequest) -> Self {
+        let (provider_spec, secrets) = field::class_fields(request.class);
+        Self {
+            machine_name: request.machine_name,
+            provider_spec,
+            secrets,
+            last_known_state: field::state_bytes(request.last_known_state.as_ref()),
+        }
+    }
+}
+
+impl TryFrom<v1::CreateMachineRequest> for CreateMachineRequest {
+    type Error = FieldError;
+
+    fn try_from(request: v1::CreateMachineRequest) -> Result<Self, FieldError> {
+        Ok(Self {
+            machine_name: machine_name(request.machine_name)?,
+            class: class(&request.provider_spec, request.secrets)?,
+            last_known_state: Field("LastKnownState").state(request.last_known_state)?,
+        })
+    }
+}
+
+impl From<DeleteMachineRequest> for v1::DeleteMachineRequest {
+    fn from(request: DeleteMachineRequest) -> Self {
+        let (provider_spec, secrets) = field::class_fields(request.class);
+        Self {
+            machine_name: request.machine_name,
+            provider_spec,
+            secrets,
+            provider_id: field::id_text(request.provider_id),
+            last_known_state: field::state_bytes(request.last_known_state.as_ref()),
+        }
+    }
+}
+
+impl TryFrom<v1::DeleteMachineRequest> for DeleteMachineRequest {
+    type Error = FieldError;
+
+    fn try_from(request: v1::DeleteMachineRequest) -> Result<Self, FieldError> {
+        Ok(Self {
+            machine_name: machine_name(request.machine_name)?,
+            class: class(&request.provider_spec, request.secrets)?,
+            provider_id: Field("ProviderID").optional_provider_id(&request.provider_id)?,
+            last_known_state: Field("LastKnownState").state(request.last_known_state)?,
+        })
+    }
+}
+
+impl From<GetMachineStatusRequest> for v1::GetMachineStatusRequest {
+    fn from(request: GetMachineStatusRequest) -> Self {
+        let (provider_spec, secrets) = field::class_fields(request.class);
+        Self {
+            machine_name: request.machine_name,
+            provider_spec,
+            secrets,
+            provider_id: field::id_text(request.provider_id),
+        }
+    }
+}
+
+impl TryFrom<v1::GetMachineStatusRequest> for GetMachineStatusRequest {
+    type Error = FieldError;
+
+    fn try_from(request: v1::GetMachineStatusRequest) -> Result<Self, FieldError> {
+        Ok(Self {
+            machine_name: machine_name(request.machine_name)?,
+            class: class(&request.provider_spec, request.secrets)?,
+            provider_id: Field("ProviderID").optional_provider_id(&request.provider_id)?,
+        })
+    }
+}
+
+impl From<ListMachinesRequest> for v1::ListMachinesRequest {
+    fn from(request: ListMachinesRequest) -> Self {
+        let (provider_spec, secrets) = field::class_fields(request.class);
+        Self {
+            provider_spec,
+            secrets,
+        }
+    }
+}
+
+impl TryFrom<v1::ListMachinesRequest> for ListMachinesRequest {
+    type Error = FieldError;
+
+    fn try_from(request: v1::ListMachinesRequest) -> Result<Self, FieldError> {
+        Ok(Self {
+            class: class(&request.provider_spec, request.secrets)?,
+        })
+    }
+}
+
+impl From<ShutDownMachineRequest> for v1::ShutDownMachineRequest {
+    fn from(request: ShutDownMachineRequest) -> Self {
+        let (provider_spec, secrets) = field::class_fields(request.class);
+        Self {
+            machine_name: request.machine_name,
+            provider_spec,
+            secrets,
+            provider_id: field::id_text(request.provider_id),
+            last_known_state: field::state_bytes(request.last_known_state.as_ref()),
+        }
+    }
+}
+
+impl TryFrom<v1::ShutDownMachineRequest> for ShutDownMachineRequest {
+    type Error = FieldError;
+
+    fn try_from(request: v1::ShutDownMachineRequest) -> Result<Self, FieldError> {
+        Ok(Self {
+            machine_name: machine_name(request.machine_name)?,
+            class: class(&request.provider_spec, request.secrets)?,
+            provider_id: Field("ProviderID").optional_provider_id(&request.provider_id)?,
+            last_known_state: Field("LastKnownState").state(request.last_known_state)?,
+        })
+    }
+}
+
+impl From<GetVolumeIdsRequest> for v1::GetVolumeIDsRequest {
+    fn from(request: GetVolumeIdsRequest) -> Self {
+        Self {
+            pv_spec_list: Value::Array(request.pv_specs).to_string().into_bytes(),
+        }
+    }
+}
+
+impl TryFrom<v1::GetVolumeIDsRequest> for GetVolumeIdsRequest {
+    type Error = FieldError;
+
+    fn try_from(request: v1::GetVolumeIDsRequest) -> Result<Self, FieldError> {
+        Ok(Self {
+            pv_specs: Field("PVSpecList").json(&request.pv_spec_list, VOLUME_SPECS, "list")?,
+        })
+    }
+}
+
+impl From<Machine> for v1::CreateMachineResponse {
+    fn from(machine: Machine) -> Self {
+        Self {
+            provider_id: machine.provider_id.to_string(),
+            node_name: machine.node_name,
+            last_known_state: field::state_bytes(machine.last_known_state.as_ref()),
+        }
+    }
+}
+
+impl TryFrom<v1::CreateMachineResponse> for Machine {
+    type Error = FieldError;
+
+    fn try_from(response: v1::CreateMachineResponse) -> Result<Self, FieldError> {
+        Ok(Self {
+            last_known_state: Field("LastKnownState").state(response.last_known_state)?,
+            ..named(&response.provider_id, response.node_name)?
+        })
+    }
+}
+
+impl From<Machine> for v1::GetMachineStatusResponse {
+    fn from(machine: Machine) -> Self {
+        Self {
+            provider_id: machine.provider_id.to_string(),
+            node_name: machine.node_name,
+        }
+    }
+}
+
+impl TryFrom<v1::GetMachineStatusResponse> for Machine {
+    type Error = FieldError;
+
+    fn try_from(response: v1::GetMachineStatusResponse) -> Result<Self, FieldError> {
+        named(&response.provider_id, response.node_name)
+    }
+}
+
+fn named(provider_id: &str, node_name: String) -> Result<Machine, FieldError> {
+    Ok(Machine::new(
+        Field("ProviderID").provider_id(provider_id)?,
+        Field("NodeName").text(node_name, NAME)?,
+    ))
+}
+
+impl From<DeleteMachineResponse> for v1::DeleteMachineResponse {
+    fn from(response: DeleteMachineResponse) -> Self {
+        Self {
+            last_known_state: field::state_bytes(response.last_known_state.as_ref()),
+        }
+    }
+}
+
+impl TryFrom<v1::DeleteMachineResponse> for DeleteMachineResponse {
+    type Error = FieldError;
+
+    fn try_from(response: v1::DeleteMachineResponse) -> Result<Self, FieldError> {
+        Ok(Self {
+            last_known_state: Field("LastKnownState").state(response.last_known_state)?,
+        })
+    }
+}
+
+impl From<ShutDownMachineResponse> for v1::ShutDownMachineResponse {
+    fn from(response: ShutDownMachineResponse) -> Self {
+        Self {
+            last_known_state: field::state_bytes(response.last_known_state.as_ref()),
+        }
+    }
+}
+
+impl TryFrom<v1::ShutDownMachineResponse> for ShutDownMachineResponse {
+    type Error = FieldError;
+
+    fn try_from(response: v1::ShutDownMachineResponse) -> Result<Self, FieldError> {
+        Ok(Self {
+            last_known_state: Field("LastKnownState").state(response.last_known_state)?,
+        })
+    }
+}
+
+impl From<Vec<ListedMachine>> for v1::ListMachinesResponse {
+    fn from(machines: Vec<ListedMachine>) -> Self {
+        let machines = machines.into_iter();
+        Self {
+            machine_list: machines
+                .map(|machine| (machine.provider_id.to_string(), machine.machine_name))
+                .collect(),
+        }
+    }
+}
+
+impl TryFrom<v1::ListMachinesResponse> for Vec<ListedMachine> {
+    type Error = FieldError;
+
+    /// Sorted by provider id. Empty when there is none (CMI-141).
+    fn try_from(response: v1::ListMachinesResponse) -> Result<Self, FieldError> {
+        let field = Field("MachineList");
+        let mut machines = response
+            .machine_list
+            .into_iter()
+            .map(|(provider_id, machine_name)| {
+                let provider_id = field.provider_id(&provider_id)?;
+                // Empty when the back end has lost it (DRV-36).
+                let machine_name = field.optional_text(machine_name, NAME)?.unwrap_or_default();
+                Ok(ListedMachine::new(provider_id, machine_name))
+            })
+            .collect::<Result<Self, FieldError>>()?;
+        machines.sort_unstable_by(|one, other| one.provider_id.cmp(&other.provider_id));
+        Ok(machines)
+    }
+}
+
+impl From<Vec<String>> for v1::GetVolumeIDsResponse {
+    fn from(volume_ids: Vec<String>) -> Self {
+        Self {
+            volume_i_ds: volume_ids,
+        }
+    }
+}
+
+impl TryFrom<v1::GetVolumeIDsResponse> for Vec<String> {
+    type Error = FieldError;
+
+    fn try_from(response: v1::GetVolumeIDsResponse) -> Result<Self, FieldError> {
+        let ids = response.volume_i_ds.into_iter();
+        ids.map(|id| Field("VolumeIDs").text(id, VOLUME_ID)).collect()
+    }
+}

@@ -1,0 +1,323 @@
+//! Messages of the MachineExtension service but its capabilities and its paged list.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+use super::field::{self, Field, FieldError, NAME, PLACE, TEXT};
+use crate::proto::capcmi::v1;
+use cmi_driver::{
+    Address, AddressType, ClassDescription, GenerateMachineClassRequest, GetMachineStatusRequest,
+    InitializeMachineRequest, Machine, MachineClass, MachineClassKind, PowerState, ProviderSpec,
+    UpdateMachineRequest, Zone,
+};
+
+fn machine_name(name: String) -> Result<String, FieldError> {
+    Field("machine_name").text(name, NAME)
+}
+
+fn class(spec: &[u8], secrets: HashMap<String, Vec<u8>>) -> Result<MachineClass, FieldError> {
+    field::class((Field("provider_spec"), spec), (Field("secrets"), secrets))
+}
+
+impl From<InitializeMachineRequest> for v1::InitializeMachineRequest {
+    fn from(request: InitializeMachineRequest) -> Self {
+        let (provider_spec, secrets) = field::class_fields(request.class);
+        Self {
+            machine_name: request.machine_name,
+            provider_spec,
+            secrets,
+            provider_id: field::id_text(request.provider_id),
+            last_known_state: field::state_bytes(request.last_known_state.as_ref()),
+        }
+    }
+}
+
+impl TryFrom<v1::InitializeMachineRequest> for InitializeMachineRequest {
+    type Error = FieldError;
+
+    fn try_from(request: v1::InitializeMachineRequest) -> Result<Self, FieldError> {
+        Ok(Self {
+            machine_name: machine_name(request.machine_name)?,
+            class: class(&request.provider_spec, request.secrets)?,
+            provider_id: Field("provider_id").optional_provider_id(&request.provider_id)?,
+            last_known_state: Field("last_known_state").state(request.last_known_state)?,
+        })
+    }
+}
+
+impl From<GetMachineStatusRequest> for v1::GetMachineRequest {
+    fn from(request: GetMachineStatusRequest) -> Self {
+        let (provider_spec, secrets) = field::class_fields(request.class);
+        Self {
+            machine_name: request.machine_name,
+            provider_spec,
+            secrets,
+            provider_id: field::id_text(request.provider_id),
+        }
+    }
+}
+
+impl TryFrom<v1::GetMachineRequest> for GetMachineStatusRequest {
+    type Error = FieldError;
+
+    fn try_from(request: v1::GetMachineRequest) -> Result<Self, FieldError> {
+        Ok(Self {
+            machine_name: machine_name(request.machine_name)?,
+            class: class(&request.provider_spec, request.secrets)?,
+            provider_id: Field("provider_id").optional_provider_id(&request.provider_id)?,
+        })
+    }
+}
+
+impl From<UpdateMachineRequest> for v1::UpdateMachineRequest {
+    fn from(request: UpdateMachineRequest) -> Self {
+        let (provider_spec, secrets) = field::class_fields(request.class);
+        Self {
+            machine_name: request.machine_name,
+            provider_id: request.provider_id.to_string(),
+            last_applied_provider_spec: field::object_bytes(request.last_applied_provider_spec.0),
+            provider_spec,
+            secrets,
+            last_known_state: field::state_bytes(request.last_known_state.as_ref()),
+        }
+    }
+}
+
+impl TryFrom<v1::UpdateMachineRequest> for UpdateMachineRequest {
+    type Error = FieldError;
+
+    fn try_from(request: v1::UpdateMachineRequest) -> Result<Self, FieldError> {
+        Ok(Self {
+            machine_name: machine_name(request.machine_name)?,
+            provider_id: Field("provider_id").provider_id(&request.provider_id)?,
+            last_applied_provider_spec: ProviderSpec(
+                Field("last_applied_provider_spec").object(&request.last_applied_provider_spec)?,
+            ),
+            class: class(&request.provider_spec, request.secrets)?,
+            last_known_state: Field("last_known_state").state(request.last_known_state)?,
+        })
+    }
+}
+
+impl From<GenerateMachineClassRequest> for v1::GenerateMachineClassForMigrationRequest {
+    fn from(request: GenerateMachineClassRequest) -> Self {
+        let MachineClassKind { api_group, kind } = request.class_kind;
+        Self {
+            provider_specific_machine_class: field::object_bytes(request.provider_specific_machine_class),
+            machine_class: field::object_bytes(request.machine_class),
+            class_api_group: api_group,
+            class_kind: kind,
+        }
+    }
+}
+
+impl TryFrom<v1::GenerateMachineClassForMigrationRequest> for GenerateMachineClassRequest {
+    type Error = FieldError;
+
+    fn try_from(request: v1::GenerateMachineClassForMigrationRequest) -> Result<Self, FieldError> {
+        Ok(Self {
+            provider_specific_machine_class: Field("provider_specific_machine_class")
+                .object(&request.provider_specific_machine_class)?,
+            machine_class: Field("machine_class").object(&request.machine_class)?,
+            class_kind: MachineClassKind {
+                api_group: Field("class_api_group").text(request.class_api_group, TEXT)?,
+                kind: Field("class_kind").text(request.class_kind, TEXT)?,
+            },
+        })
+    }
+}
+
+impl From<Map<String, Value>> for v1::GenerateMachineClassForMigrationResponse {
+    fn from(machine_class: Map<String, Value>) -> Self {
+        Self {
+            machine_class: field::object_bytes(machine_class),
+        }
+    }
+}
+
+impl TryFrom<v1::GenerateMachineClassForMigrationResponse> for Map<String, Value> {
+    type Error = FieldError;
+
+    fn try_from(response: v1::GenerateMachineClassForMigrationResponse) -> Result<Self, FieldError> {
+        Field("machine_class").object(&response.machine_class)
+    }
+}
+
+impl From<MachineClass> for v1::ListZonesRequest {
+    fn from(class: MachineClass) -> Self {
+        let (provider_spec, secrets) = field::class_fields(class);
+        Self {
+            provider_spec,
+            secrets,
+        }
+    }
+}
+
+impl TryFrom<v1::ListZonesRequest> for MachineClass {
+    type Error = FieldError;
+
+    fn try_from(request: v1::ListZonesRequest) -> Result<Self, FieldError> {
+        class(&request.provider_spec, request.secrets)
+    }
+}
+
+impl From<MachineClass> for v1::DescribeClassRequest {
+    fn from(class: MachineClass) -> Self {
+        let (provider_spec, secrets) = field::class_fields(class);
+        Self {
+            provider_spec,
+            secrets,
+        }
+    }
+}
+
+impl TryFrom<v1::DescribeClassRequest> for MachineClass {
+    type Error = FieldError;
+
+    fn try_from(request: v1::DescribeClassRequest) -> Result<Self, FieldError> {
+        class(&request.provider_spec, request.secrets)
+    }
+}
+
+impl From<Machine> for v1::Machine {
+    fn from(machine: Machine) -> Self {
+        let addresses = machine.addresses.into_iter();
+        Self {
+            provider_id: machine.provider_id.to_string(),
+            node_name: machine.node_name,
+            addresses: addresses
+                .map(|address| v1::MachineAddress {
+                    r#type: address_type_message(address.kind).into(),
+                    address: address.address,
+                })
+                .collect(),
+            power_state: power_state_message(machine.power_state).into(),
+            failure_domain: machine.failure_domain.unwrap_or_default(),
+            last_known_state: field::state_bytes(machine.last_known_state.as_ref()),
+        }
+    }
+}
+
+impl TryFrom<v1::Machine> for Machine {
+    type Error = FieldError;
+
+    fn try_from(machine: v1::Machine) -> Result<Self, FieldError> {
+        let power_state = power_state(machine.power_state());
+        let mut addresses = Vec::new();
+        for address in machine.addresses {
+            let Some(kind) = address_type(address.r#type()) else {
+                continue;
+            };
+            addresses.push(Address {
+                kind,
+                address: Field("addresses.address").text(address.address, PLACE)?,
+            });
+        }
+        Ok(Self {
+            provider_id: Field("provider_id").provider_id(&machine.provider_id)?,
+            node_name: Field("node_name").text(machine.node_name, NAME)?,
+            addresses,
+            power_state,
+            failure_domain: Field("failure_domain").optional_text(machine.failure_domain, PLACE)?,
+            last_known_state: Field("last_known_state").state(machine.last_known_state)?,
+        })
+    }
+}
+
+fn address_type_message(kind: AddressType) -> v1::machine_address::Type {
+    match kind {
+        AddressType::Hostname => v1::machine_address::Type::Hostname,
+        AddressType::ExternalIP => v1::machine_address::Type::ExternalIp,
+        AddressType::InternalIP => v1::machine_address::Type::InternalIp,
+        AddressType::ExternalDNS => v1::machine_address::Type::ExternalDns,
+        AddressType::InternalDNS => v1::machine_address::Type::InternalDns,
+    }
+}
+
+fn address_type(kind: v1::machine_address::Type) -> Option<AddressType> {
+    match kind {
+        v1::machine_address::Type::Unspecified => None,
+        v1::machine_address::Type::Hostname => Some(AddressType::Hostname),
+        v1::machine_address::Type::ExternalIp => Some(AddressType::ExternalIP),
+        v1::machine_address::Type::InternalIp => Some(AddressType::InternalIP),
+        v1::machine_address::Type::ExternalDns => Some(AddressType::ExternalDNS),
+        v1::machine_address::Type::InternalDns => Some(AddressType::InternalDNS),
+    }
+}
+
+fn power_state_message(state: Option<PowerState>) -> v1::PowerState {
+    match state {
+        None => v1::PowerState::Unspecified,
+        Some(PowerState::Starting) => v1::PowerState::Starting,
+        Some(PowerState::Running) => v1::PowerState::Running,
+        Some(PowerState::Stopping) => v1::PowerState::Stopping,
+        Some(PowerState::Stopped) => v1::PowerState::Stopped,
+        Some(PowerState::Failed) => v1::PowerState::Failed,
+    }
+}
+
+fn power_state(state: v1::PowerState) -> Option<PowerState> {
+    match state {
+        v1::PowerState::Unspecified => None,
+        v1::PowerState::Starting => Some(PowerState::Starting),
+        v1::PowerState::Running => Some(PowerState::Running),
+        v1::PowerState::Stopping => Some(PowerState::Stopping),
+        v1::PowerState::Stopped => Some(PowerState::Stopped),
+        v1::PowerState::Failed => Some(PowerState::Failed),
+    }
+}
+
+impl From<Vec<Zone>> for v1::ListZonesResponse {
+    fn from(zones: Vec<Zone>) -> Self {
+        let zones = zones.into_iter();
+        Self {
+            zones: zones
+                .map(|zone| v1::list_zones_response::Zone {
+                    name: zone.name,
+                    control_plane: zone.control_plane,
+                    attributes: zone.attributes.into_iter().collect(),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl TryFrom<v1::ListZonesResponse> for Vec<Zone> {
+    type Error = FieldError;
+
+    fn try_from(response: v1::ListZonesResponse) -> Result<Self, FieldError> {
+        let zones = response.zones.into_iter();
+        zones
+            .map(|zone| {
+                Ok(Zone {
+                    name: Field("zones.name").text(zone.name, PLACE)?,
+                    control_plane: zone.control_plane,
+                    attributes: Field("zones.attributes").map(zone.attributes)?,
+                })
+            })
+            .collect()
+    }
+}
+
+impl From<ClassDescription> for v1::DescribeClassResponse {
+    fn from(description: ClassDescription) -> Self {
+        Self {
+            capacity: description.capacity.into_iter().collect(),
+            architecture: description.architecture.unwrap_or_default(),
+            operating_system: description.operating_system.unwrap_or_default(),
+        }
+    }
+}
+
+impl TryFrom<v1::DescribeClassResponse> for ClassDescription {
+    type Error = FieldError;
+
+    fn try_from(response: v1::DescribeClassResponse) -> Result<Self, FieldError> {
+        Ok(Self {
+            capacity: Field("capacity").map(response.capacity)?,
+            architecture: Field("architecture").optional_text(response.architecture, TEXT)?,
+            operating_system: Field("operating_system").optional_text(response.operating_system, TEXT)?,
+        })
+    }
+}

@@ -1,0 +1,174 @@
+//! Lists in pages: the extension's ListMachinesPaged.
+
+use std::num::NonZeroU32;
+
+use super::field::{self, Field, FieldError, FieldProblem, NAME, PLACE};
+use crate::proto::capcmi::v1::{
+    ListMachinesPagedRequest, ListMachinesPagedResponse, list_machines_paged_response,
+};
+use cmi_driver::{ListMachinesRequest, ListedMachine, ProviderId};
+
+/// The most bytes of a page token.
+const TOKEN: usize = 1024;
+
+/// What a server gives to be asked for the next page with; opaque to a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageToken(pub String);
+
+/// One page of a list.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PageRequest {
+    /// What is listed.
+    pub list: ListMachinesRequest,
+    /// The most machines; the server chooses when there is none.
+    pub size: Option<NonZeroU32>,
+    /// What the page before answered; none for the first.
+    pub token: Option<PageToken>,
+}
+
+/// What is on a page.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MachinePage {
+    /// Machines.
+    pub machines: Vec<ListedMachine>,
+    /// What to ask for the next page with; none when this is the last.
+    pub next: Option<PageToken>,
+}
+
+impl PageToken {
+    fn read(field: Field, text: String) -> Result<Option<Self>, FieldError> {
+        Ok(field.optional_text(text, TOKEN)?.map(Self))
+    }
+
+    fn write(token: Option<Self>) -> String {
+        token.map_or_else(String::new, |token| token.0)
+    }
+}
+
+impl From<PageRequest> for ListMachinesPagedRequest {
+    fn from(request: PageRequest) -> Self {
+        let (provider_spec, secrets) = field::class_fields(request.list.class);
+        Self {
+            provider_spec,
+            secrets,
+            page_size: request
+                .size
+                .map_or(0, |size| i32::try_from(size.get()).unwrap_or(i32::MAX)),
+            page_token: PageToken::write(request.token),
+        }
+    }
+}
+
+impl TryFrom<ListMachinesPagedRequest> for PageRequest {
+    type Error = FieldError;
+
+    fn try_from(request: ListMachinesPagedRequest) -> Result<Self, FieldError> {
+        let size = u32::try_from(request.page_size)
+            .map_err(|_| Field("page_size").wrong(FieldProblem::Malformed("is below zero")))?;
+        Ok(Self {
+            list: ListMachinesRequest {
+                class: field::class(
+                    (Field("provider_spec"), &request.provider_spec),
+                    (Field("secrets"), request.secrets),
+                )?,
+            },
+            size: NonZeroU32::new(size),
+            token: PageToken::read(Field("page_token"), request.page_token)?,
+        })
+    }
+}
+
+impl From<MachinePage> for ListMachinesPagedResponse {
+    fn from(page: MachinePage) -> Self {
+        let machines = page.machines.into_iter();
+        Self {
+            machines: machines
+                .map(|machine| list_machines_paged_response::ListedMachine {
+                    provider_id: machine.provider_id.to_string(),
+                    machine_name: machine.machine_name,
+                    cluster_id: machine.cluster_id.unwrap_or_default(),
+                    machine_id: machine.machine_id.unwrap_or_default(),
+                    created_at: machine.created_at.map(field::timestamp_message),
+                })
+                .collect(),
+            next_page_token: PageToken::write(page.next),
+        }
+    }
+}
+
+impl TryFrom<ListMachinesPagedResponse> for MachinePage {
+    type Error = FieldError;
+
+    fn try_from(response: ListMachinesPagedResponse) -> Result<Self, FieldError> {
+        let machines = response.machines.into_iter();
+        Ok(Self {
+            machines: machines
+                .map(|machine| {
+                    Ok(ListedMachine {
+                        provider_id: Field("machines.provider_id").provider_id(&machine.provider_id)?,
+                        // Empty when the back end has lost it (DRV-36).
+                        machine_name: Field("machines.machine_name")
+                            .optional_text(machine.machine_name, NAME)?
+                            .unwrap_or_default(),
+                        cluster_id: Field("machines.cluster_id").optional_text(machine.cluster_id, PLACE)?,
+                        machine_id: Field("machines.machine_id").optional_text(machine.machine_id, PLACE)?,
+                        created_at: Field("machines.created_at").timestamp(machine.created_at)?,
+                    })
+                })
+                .collect::<Result<_, FieldError>>()?,
+            next: PageToken::read(Field("next_page_token"), response.next_page_token)?,
+        })
+    }
+}
+
+/// Where a page of a server's begins, and how long it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PagePlace {
+    after: Option<ProviderId>,
+    size: usize,
+}
+
+/// The most machines of a page: at the longest names less than gRPC's usual limit of 4 MiB.
+const LONGEST_PAGE: u32 = 1000;
+/// What the tokens of this server begin with.
+const TOKEN_PREFIX: &str = "after:";
+
+impl PageRequest {
+    /// Where the page begins.
+    ///
+    /// # Errors
+    /// When the token is none that [`PagePlace::cut`] gave.
+    pub fn place(&self) -> Result<PagePlace, FieldError> {
+        let foreign = || Field("page_token").wrong(FieldProblem::Malformed("is none that this plugin gave"));
+        let after = self.token.as_ref().map(|PageToken(token)| {
+            let id = token.strip_prefix(TOKEN_PREFIX).ok_or_else(foreign)?;
+            id.parse().map_err(|_| foreign())
+        });
+        let size = self
+            .size
+            .map_or(LONGEST_PAGE, |size| size.get().min(LONGEST_PAGE));
+        Ok(PagePlace {
+            after: after.transpose()?,
+            size: usize::try_from(size).unwrap_or(usize::MAX),
+        })
+    }
+}
+
+impl PagePlace {
+    /// The page out of all machines. A machine that comes or goes between two pages moves no other.
+    pub fn cut(self, mut machines: Vec<ListedMachine>) -> MachinePage {
+        machines.retain(|machine| {
+            self.after
+                .as_ref()
+                .is_none_or(|after| machine.provider_id > *after)
+        });
+        machines.sort_unstable_by(|one, other| one.provider_id.cmp(&other.provider_id));
+        let more = machines.len() > self.size;
+        machines.truncate(self.size);
+        let last = machines.last().filter(|_| more);
+        MachinePage {
+            next: last.map(|last| PageToken(format!("{TOKEN_PREFIX}{}", last.provider_id))),
+            machines,
+        }
+    }
+}

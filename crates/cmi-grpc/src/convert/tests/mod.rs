@@ -1,0 +1,3 @@
+pub(crate) mod driver_values;
+mod round_trips;
+mod rules;

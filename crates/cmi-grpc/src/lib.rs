@@ -1,0 +1,13 @@
+//! The Common Machine Interface on the wire: protobuf, and what the driver's types are there.
+
+pub mod client;
+pub mod connections;
+pub mod convert;
+pub mod endpoint;
+pub mod proto;
+mod redacted;
+pub mod server;
+pub mod trailers;
+
+/// The most bytes of a message, for client and server: more than 10,000 machines with the longest names need.
+pub const MOST_MESSAGE_BYTES: usize = 64 * 1024 * 1024;

@@ -1,0 +1,54 @@
+//! The Identity service.
+
+use tonic::{Request, Response, Status};
+
+use super::plugin::Plugin;
+use crate::convert::Declaration;
+use crate::proto::cmi::v1::identity_server::Identity;
+use crate::proto::cmi::v1::{
+    GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
+    ProbeRequest, ProbeResponse,
+};
+use cmi_driver::Operation;
+
+#[tonic::async_trait]
+impl Identity for Plugin {
+    async fn get_plugin_info(
+        &self,
+        _request: Request<GetPluginInfoRequest>,
+    ) -> Result<Response<GetPluginInfoResponse>, Status> {
+        let info = self
+            .ask(
+                Operation::GetPluginInfo,
+                |driver| async move { driver.info().await },
+            )
+            .await?;
+        Ok(Response::new(info.into()))
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        _request: Request<GetPluginCapabilitiesRequest>,
+    ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
+        Ok(Response::new(self.declaration().await?.plugin))
+    }
+
+    async fn probe(&self, _request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
+        let readiness = self
+            .ask(Operation::Probe, |driver| async move { driver.probe().await })
+            .await?;
+        Ok(Response::new(readiness.into()))
+    }
+}
+
+impl Plugin {
+    /// What the driver declares, for both services that answer a part of it.
+    pub(super) async fn declaration(&self) -> Result<Declaration, Status> {
+        let capabilities = self
+            .ask(Operation::GetPluginCapabilities, |driver| async move {
+                driver.capabilities().await
+            })
+            .await?;
+        Ok(capabilities.into())
+    }
+}

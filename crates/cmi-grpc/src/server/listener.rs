@@ -1,0 +1,268 @@
+//! Sockets that a plugin listens on.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt as _};
+use http::Request;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::time::timeout;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::body::Body;
+use tonic::transport::server::Connected;
+
+use super::socket_file::SocketFile;
+use super::tls::{ServerTls, TlsError};
+use crate::connections::{Admitted, Asker, Connections, Peer, Ticket};
+use crate::endpoint::{Authority, Endpoint};
+
+/// Connections at the same time.
+const MOST_CONNECTIONS: usize = 256;
+/// How long a TLS handshake may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How many bytes every client of HTTP/2 says at once, and how long that may take.
+const PREFACE: (usize, Duration) = (24, Duration::from_secs(5));
+
+/// A socket that is listened on.
+#[derive(Debug)]
+pub enum Listener {
+    /// In the file system, with the file that goes when this does.
+    Unix {
+        /// The socket.
+        listener: UnixListener,
+        /// Its file.
+        file: SocketFile,
+    },
+    /// In plain text.
+    Tcp(TcpListener),
+    /// With TLS.
+    Tls(TcpListener, ServerTls),
+}
+
+/// Why an endpoint can't be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// A `tls://` endpoint was given no certificates.
+    #[error("{0} needs a certificate, its key and the certificates of the clients' authority")]
+    NoCertificates(Endpoint),
+    /// An endpoint without TLS was given certificates: whoever gave them expects TLS.
+    #[error("{0} has no TLS, but certificates are given: use `tls://`, or leave them out")]
+    UnusedCertificates(Endpoint),
+    /// The certificates can't be used.
+    #[error("the certificates for {endpoint} can't be used")]
+    Certificates {
+        /// What they are for.
+        endpoint: Endpoint,
+        /// Why.
+        #[source]
+        source: TlsError,
+    },
+    /// Another plugin is there already.
+    #[error("another process listens on {}", .0.display())]
+    Taken(PathBuf),
+    /// Something else has the path.
+    #[error("{} exists and is no socket", .0.display())]
+    NoSocket(PathBuf),
+    /// The operating system refused.
+    #[error("listening on {endpoint} failed")]
+    Bind {
+        /// On what.
+        endpoint: Endpoint,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Listener {
+    /// Listens. Makes nothing but the socket (CMI-171), which only this user may connect to when it is a file.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub async fn bind(endpoint: &Endpoint, tls: Option<ServerTls>) -> Result<Self, ListenError> {
+        match (endpoint, tls) {
+            (Endpoint::Unix(_) | Endpoint::Tcp(_), Some(_)) => {
+                Err(ListenError::UnusedCertificates(endpoint.clone()))
+            }
+            (Endpoint::Tls(_), None) => Err(ListenError::NoCertificates(endpoint.clone())),
+            (Endpoint::Unix(path), None) => {
+                let (listener, file) = bind_file(endpoint, path).await?;
+                Ok(Self::Unix { listener, file })
+            }
+            (Endpoint::Tcp(authority), None) => Ok(Self::Tcp(bind_tcp(endpoint, authority).await?)),
+            (Endpoint::Tls(authority), Some(tls)) => {
+                tls.check().map_err(|source| ListenError::Certificates {
+                    endpoint: endpoint.clone(),
+                    source,
+                })?;
+                Ok(Self::Tls(bind_tcp(endpoint, authority).await?, tls))
+            }
+        }
+    }
+
+    /// Where it listens: with the port that was chosen for port 0.
+    ///
+    /// # Errors
+    /// When the operating system does not say.
+    pub fn endpoint(&self) -> io::Result<Endpoint> {
+        let authority = |listener: &TcpListener| {
+            let address = listener.local_addr()?;
+            Ok::<_, io::Error>(Authority {
+                host: address.ip().to_string(),
+                port: address.port(),
+            })
+        };
+        match self {
+            Self::Unix { file, .. } => Ok(Endpoint::Unix(file.path().to_owned())),
+            Self::Tcp(listener) => Ok(Endpoint::Tcp(authority(listener)?)),
+            Self::Tls(listener, _) => Ok(Endpoint::Tls(authority(listener)?)),
+        }
+    }
+}
+
+async fn bind_tcp(endpoint: &Endpoint, authority: &Authority) -> Result<TcpListener, ListenError> {
+    TcpListener::bind((authority.host.as_str(), authority.port))
+        .await
+        .map_err(|source| ListenError::Bind {
+            endpoint: endpoint.clone(),
+            source,
+        })
+}
+
+async fn bind_file(endpoint: &Endpoint, path: &Path) -> Result<(UnixListener, SocketFile), ListenError> {
+    let failed = |source| ListenError::Bind {
+        endpoint: endpoint.clone(),
+        source,
+    };
+    make_room(path).await.map_err(|problem| match problem {
+        InTheWay::Listener => ListenError::Taken(path.to_owned()),
+        InTheWay::Other => ListenError::NoSocket(path.to_owned()),
+        InTheWay::Unreadable(source) => failed(source),
+    })?;
+    SocketFile::bind(path).map_err(failed)
+}
+
+/// What stands where a socket is to be made.
+enum InTheWay {
+    Listener,
+    Other,
+    Unreadable(io::Error),
+}
+
+/// Removes a socket that nobody listens on any more: its plugin was killed.
+async fn make_room(path: &Path) -> Result<(), InTheWay> {
+    use std::os::unix::fs::FileTypeExt as _;
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(InTheWay::Unreadable(error)),
+        Ok(metadata) if !metadata.file_type().is_socket() => return Err(InTheWay::Other),
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path).await {
+        Ok(_) => Err(InTheWay::Listener),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            tracing::info!(path = %path.display(), "removing a socket that nobody listens on");
+            std::fs::remove_file(path).map_err(InTheWay::Unreadable)
+        }
+        Err(error) => Err(InTheWay::Unreadable(error)),
+    }
+}
+
+/// Connections over the file system.
+pub(super) fn unix(listener: UnixListener) -> impl Stream<Item = io::Result<Admitted<UnixStream>>> {
+    admitted(UnixListenerStream::new(listener), |_| Some(Peer::Local))
+        .map(|(stream, ticket)| Ok(Admitted::new(stream, ticket, PREFACE)))
+}
+
+/// Connections over TCP.
+pub(super) fn tcp(listener: TcpListener) -> impl Stream<Item = io::Result<Admitted<TcpStream>>> {
+    prompt(listener).map(|(stream, ticket)| Ok(Admitted::new(stream, ticket, PREFACE)))
+}
+
+/// Connections over TLS, whose clients have shown a certificate.
+pub(super) fn tls(
+    listener: TcpListener,
+    tls: ServerTls,
+) -> impl Stream<Item = io::Result<Admitted<TlsStream<TcpStream>>>> {
+    prompt(listener)
+        .map(move |(stream, ticket)| {
+            let acceptor = tls.acceptor();
+            async move {
+                let handshake = timeout(HANDSHAKE_TIMEOUT, acceptor?.accept(stream));
+                let shaken = tokio::select! {
+                    shaken = handshake => shaken,
+                    () = ticket.evicted() => return None,
+                };
+                match shaken {
+                    Ok(Ok(stream)) => Some(Ok(Admitted::new(stream, ticket, PREFACE))),
+                    Ok(Err(error)) => {
+                        tracing::info!(%error, "a client was turned away");
+                        None
+                    }
+                    Err(_elapsed) => {
+                        tracing::info!("a client that did not greet was turned away");
+                        None
+                    }
+                }
+            }
+        })
+        // As many as can be open: no handshake waits for another client's.
+        .buffer_unordered(2 * MOST_CONNECTIONS + 1)
+        .filter_map(futures::future::ready)
+}
+
+/// TCP connections whose small messages are not held back.
+fn prompt(listener: TcpListener) -> impl Stream<Item = (TcpStream, Ticket)> {
+    // One that is gone already has no address.
+    admitted(TcpListenerStream::new(listener), |stream: &TcpStream| {
+        stream.peer_addr().ok().map(Peer::from)
+    })
+    .inspect(|(stream, _)| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "switching off Nagle's algorithm failed");
+        }
+    })
+}
+
+/// Connections that have a place, without the failures of single ones, which would end a server.
+fn admitted<S>(
+    incoming: impl Stream<Item = io::Result<S>>,
+    peer: fn(&S) -> Option<Peer>,
+) -> impl Stream<Item = (S, Ticket)> {
+    let connections = Connections::new(MOST_CONNECTIONS);
+    incoming
+        .then(move |accepted| {
+            let connections = connections.clone();
+            async move {
+                match accepted {
+                    Ok(stream) => {
+                        let peer = peer(&stream)?;
+                        Some((stream, connections.admit(peer).await))
+                    }
+                    Err(error) => {
+                        connections.failed_to_accept(&error).await;
+                        None
+                    }
+                }
+            }
+        })
+        .filter_map(futures::future::ready)
+}
+
+impl<IO> Connected for Admitted<IO> {
+    type ConnectInfo = Asker;
+
+    fn connect_info(&self) -> Asker {
+        self.asker()
+    }
+}
+
+/// Notes that the connection of a request makes requests.
+pub(super) fn note_asked(request: Request<Body>) -> Request<Body> {
+    if let Some(asker) = request.extensions().get::<Asker>() {
+        asker.asked();
+    }
+    request
+}

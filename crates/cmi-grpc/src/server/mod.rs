@@ -1,0 +1,199 @@
+//! A driver as a plugin: the services of `proto/` on a socket, with health and reflection.
+//!
+//! What a plugin has to do besides answering is done here, once for every driver: requests are checked, calls that are not
+//! offered are not made, a deadline or a client that goes away drops the driver's call, a panic is an answer, and a stop
+//! lets calls end.
+
+mod deadline;
+mod identity;
+mod listener;
+mod machine;
+mod machine_extension;
+mod plugin;
+mod secrets;
+mod socket_file;
+mod tls;
+mod trailing;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::{Connected, Router};
+use tower::util::{MapRequestLayer, MapResponseLayer};
+
+pub use listener::{ListenError, Listener};
+pub use socket_file::SocketFile;
+pub use tls::{CertificateFiles, ServerTls, TlsError};
+
+use super::MOST_MESSAGE_BYTES;
+use super::proto::DESCRIPTORS;
+use super::proto::capcmi::v1::machine_extension_server::MachineExtensionServer;
+use super::proto::cmi::v1::identity_server::IdentityServer;
+use super::proto::cmi::v1::machine_server::MachineServer;
+use cmi_driver::Driver;
+use deadline::DeadlineLayer;
+use plugin::Plugin;
+
+/// How often a silent client is asked whether it is still there, so that calls of one that is not are dropped.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// How long it may take to answer that.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long answers may take to leave, once every call has ended.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// Why serving ended before it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// gRPC could not be served.
+    #[error("serving gRPC failed")]
+    Transport(#[source] tonic::transport::Error),
+    /// The descriptors of `proto/` can't be shown.
+    #[error("setting up gRPC reflection failed")]
+    Reflection(#[source] tonic_reflection::server::Error),
+}
+
+/// Serves the driver until `stop`. Then no call is taken any more, and those that run have the time `drain` to end; what
+/// is left is dropped, and answered with UNAVAILABLE.
+///
+/// # Errors
+/// [`ServeError`] when serving ends by itself.
+pub async fn serve(
+    driver: Arc<dyn Driver>,
+    listener: Listener,
+    stop: impl Future<Output = ()>,
+    drain: Duration,
+) -> Result<(), ServeError> {
+    let service = Service::new(driver)?;
+    match listener {
+        Listener::Unix { listener, file } => {
+            let served = service.run(listener::unix(listener), stop, drain).await;
+            // Not before the last answer: a new plugin would take the path.
+            drop(file);
+            served
+        }
+        Listener::Tcp(listener) => service.run(listener::tcp(listener), stop, drain).await,
+        Listener::Tls(listener, tls) => service.run(listener::tls(listener, tls), stop, drain).await,
+    }
+}
+
+/// All services of a plugin, and what stops them.
+struct Service {
+    router: Router<Layers>,
+    health: tonic_health::server::HealthReporter,
+    /// Drops every call that runs.
+    abort: CancellationToken,
+}
+
+type SendTrailers = fn(http::Response<tonic::body::Body>) -> http::Response<tonic::body::Body>;
+type NoteAsked = fn(http::Request<tonic::body::Body>) -> http::Request<tonic::body::Body>;
+type Layers = tower::layer::util::Stack<
+    MapResponseLayer<SendTrailers>,
+    tower::layer::util::Stack<
+        DeadlineLayer,
+        tower::layer::util::Stack<MapRequestLayer<NoteAsked>, tower::layer::util::Identity>,
+    >,
+>;
+
+impl Service {
+    fn new(driver: Arc<dyn Driver>) -> Result<Self, ServeError> {
+        let abort = CancellationToken::new();
+        let plugin = Plugin::new(driver, abort.clone());
+        let (health, health_service) = tonic_health::server::health_reporter();
+        let reflection = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(DESCRIPTORS)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        };
+        let router = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+            .layer(MapRequestLayer::new(listener::note_asked as NoteAsked))
+            .layer(DeadlineLayer)
+            .layer(MapResponseLayer::new(trailing::send as SendTrailers))
+            .add_service(IdentityServer::new(plugin.clone()).max_decoding_message_size(MOST_MESSAGE_BYTES))
+            .add_service(
+                MachineServer::new(plugin.clone())
+                    .max_decoding_message_size(MOST_MESSAGE_BYTES)
+                    .max_encoding_message_size(MOST_MESSAGE_BYTES),
+            )
+            .add_service(
+                MachineExtensionServer::new(plugin)
+                    .max_decoding_message_size(MOST_MESSAGE_BYTES)
+                    .max_encoding_message_size(MOST_MESSAGE_BYTES),
+            )
+            .add_service(health_service)
+            .add_service(reflection().build_v1().map_err(ServeError::Reflection)?)
+            .add_service(reflection().build_v1alpha().map_err(ServeError::Reflection)?);
+        Ok(Self {
+            router,
+            health,
+            abort,
+        })
+    }
+
+    async fn run<IO>(
+        mut self,
+        incoming: impl Stream<Item = io::Result<IO>>,
+        stop: impl Future<Output = ()>,
+        drain: Duration,
+    ) -> Result<(), ServeError>
+    where
+        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
+        self.say_serving().await;
+        let (stopping, stopped) = oneshot::channel::<()>();
+        let stopped = async {
+            // A sender that is gone stops, too.
+            let _either = stopped.await;
+        };
+        let mut serving = Box::pin(self.router.serve_with_incoming_shutdown(incoming, stopped));
+        tokio::select! {
+            ended = &mut serving => return ended.map_err(ServeError::Transport),
+            () = stop => {}
+        }
+        tracing::info!("stopping: calls that run may end");
+        say_stopping(&mut self.health).await;
+        drop(stopping);
+        if let Ok(ended) = timeout(drain, &mut serving).await {
+            return ended.map_err(ServeError::Transport);
+        }
+        tracing::warn!(
+            "dropping the calls that did not end within {} s",
+            drain.as_secs_f32()
+        );
+        self.abort.cancel();
+        match timeout(FLUSH, serving).await {
+            Ok(ended) => ended.map_err(ServeError::Transport),
+            Err(_elapsed) => Ok(()),
+        }
+    }
+
+    async fn say_serving(&self) {
+        self.health.set_serving::<IdentityServer<Plugin>>().await;
+        self.health.set_serving::<MachineServer<Plugin>>().await;
+        self.health.set_serving::<MachineExtensionServer<Plugin>>().await;
+    }
+}
+
+/// Whoever watches the health is told, and let go.
+async fn say_stopping(health: &mut tonic_health::server::HealthReporter) {
+    use tonic::server::NamedService;
+    let all = [
+        "",
+        <IdentityServer<Plugin> as NamedService>::NAME,
+        <MachineServer<Plugin> as NamedService>::NAME,
+        <MachineExtensionServer<Plugin> as NamedService>::NAME,
+    ];
+    for service in all {
+        health
+            .set_service_status(service, tonic_health::ServingStatus::NotServing)
+            .await;
+        health.clear_service_status(service).await;
+    }
+}

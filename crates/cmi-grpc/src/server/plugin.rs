@@ -1,0 +1,113 @@
+//! One call of the driver on behalf of a client.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::OnceCell;
+use tokio_util::sync::CancellationToken;
+
+use super::secrets::WithSecrets;
+use crate::convert::FieldError;
+use crate::trailers;
+use cmi_driver::{Capabilities, Code, Driver, Operation, Status};
+
+/// What the services of a plugin share.
+#[derive(Clone)]
+pub(super) struct Plugin(Arc<Shared>);
+
+struct Shared {
+    driver: Arc<dyn Driver>,
+    /// Asked once: it does not change while the driver runs (CMI-59).
+    capabilities: OnceCell<Capabilities>,
+    abort: CancellationToken,
+}
+
+impl Plugin {
+    pub(super) fn new(driver: Arc<dyn Driver>, abort: CancellationToken) -> Self {
+        Self(Arc::new(Shared {
+            driver,
+            capabilities: OnceCell::new(),
+            abort,
+        }))
+    }
+
+    /// Makes a call whose request is checked, if the driver offers it.
+    pub(super) async fn call<Wire, Request, Answer, Running>(
+        &self,
+        operation: Operation,
+        request: tonic::Request<Wire>,
+        run: impl FnOnce(Arc<dyn Driver>, Request) -> Running + Send,
+    ) -> Result<Answer, tonic::Status>
+    where
+        Wire: Send,
+        Request: TryFrom<Wire, Error = FieldError> + WithSecrets + Send,
+        Running: Future<Output = cmi_driver::Result<Answer>> + Send,
+    {
+        let request = request.into_inner();
+        self.ask(operation, |driver| async move {
+            self.check_offered(operation).await?;
+            let request: Request = request
+                .try_into()
+                .map_err(|error: FieldError| error.in_request())?;
+            let secrets = request.secrets();
+            let answer = run(driver, request).await;
+            answer.map_err(|status| status.scrubbed(&secrets))
+        })
+        .await
+    }
+
+    /// Makes a call that every driver answers. When the future is dropped, because the client is gone or its deadline has
+    /// passed, so is the driver's.
+    pub(super) async fn ask<Answer, Running>(
+        &self,
+        operation: Operation,
+        run: impl FnOnce(Arc<dyn Driver>) -> Running + Send,
+    ) -> Result<Answer, tonic::Status>
+    where
+        Running: Future<Output = cmi_driver::Result<Answer>> + Send,
+    {
+        let started = Instant::now();
+        let running = cmi_driver::contained(operation, run(Arc::clone(&self.0.driver)));
+        let answer = tokio::select! {
+            answer = running => answer,
+            () = self.0.abort.cancelled() => Err(stopping(operation)),
+        };
+        log(operation, &answer, started);
+        answer.map_err(|status| trailers::to_grpc(&status))
+    }
+
+    /// UNIMPLEMENTED for a call that the driver does not declare, whatever it would answer (CMI-36).
+    async fn check_offered(&self, operation: Operation) -> cmi_driver::Result<()> {
+        if Capabilities::minimal().offers(operation) {
+            return Ok(());
+        }
+        let capabilities = &self.0.capabilities;
+        let offers = capabilities
+            .get_or_try_init(|| self.0.driver.capabilities())
+            .await
+            // Its own code would be taken for one of the call: NOT_FOUND would say that there is no VM.
+            .map_err(|error| {
+                let what = format!("the driver could not say whether it offers {operation}: {error}");
+                Status::new(Code::Unavailable, what)
+            })?
+            .offers(operation);
+        if offers {
+            Ok(())
+        } else {
+            Err(Status::unimplemented(operation))
+        }
+    }
+}
+
+fn stopping(operation: Operation) -> Status {
+    Status::new(
+        Code::Unavailable,
+        format!("the plugin stops and could not wait for {operation} to end"),
+    )
+}
+
+/// Names, codes and durations. What the driver says is for the client: it may know secrets that are not of this call (OPS-11).
+fn log<Answer>(operation: Operation, answer: &cmi_driver::Result<Answer>, started: Instant) {
+    let code = answer.as_ref().err().map_or("OK", |status| status.code().name());
+    tracing::debug!(%operation, code, took_ms = started.elapsed().as_millis(), "call");
+}

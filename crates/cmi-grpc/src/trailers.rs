@@ -1,0 +1,296 @@
+//! Errors on the wire, and what travels in trailing metadata because gRPC has no room for it.
+//!
+//! The keys and what they mean stand at the top of `proto/capcmi/v1/capcmi.proto`, and so does what goes first when there is
+//! no room for all. Towards the wire all of it together stays below what every gRPC library takes by default, so that an
+//! error never costs the stream. From the wire everything is optional and may be garbage: what can't be used is ignored, and
+//! the code and message are kept.
+
+use std::time::Duration;
+
+use prost::Message as _;
+use tonic::metadata::{Ascii, Binary, MetadataKey, MetadataMap, MetadataValue};
+
+use super::proto::capcmi::v1;
+use cmi_driver::{Code, LastKnownState, Machine, ProviderId, Status};
+
+/// Name of a machine code that is not canonical.
+pub const MACHINE_CODE: &str = "capcmi-machine-code";
+/// What the plugin wants back with the next call on the machine.
+pub const LAST_KNOWN_STATE: &str = "capcmi-last-known-state-bin";
+/// The machine that comes with an error, or what a response of `cmi.v1` has no room for.
+pub const RESPONSE: &str = "capcmi-response-bin";
+/// For how many milliseconds the plugin asks to be left alone.
+pub const RETRY_AFTER: &str = "capcmi-retry-after-ms";
+
+/// The most bytes of all headers of an answer, as HTTP/2 counts them: what gRPC's C core, which is Python's, Ruby's and C++'s,
+/// and gRPC for Java take by default.
+pub const MOST_METADATA: usize = 8 * 1024;
+/// Of these, for `:status`, `content-type`, `date`, `grpc-status` and the name of `grpc-message`, which are 256, and for what a
+/// proxy adds.
+const FOR_OTHERS: usize = 384;
+/// What HTTP/2 counts for a header besides its name and its value.
+const PER_HEADER: usize = 32;
+/// The most bytes of the machine in [`RESPONSE`] that are read.
+const MOST_RESPONSE: usize = 6 * 1024;
+/// What [`RESPONSE`] takes at most with nothing in it but an id, a name and a power state.
+const NAMES: usize = RESPONSE.len() + PER_HEADER + base64_len(ProviderId::MAX_BYTES + 253 + 16);
+/// The most bytes of a message as a header, where a byte takes up to three.
+const MOST_MESSAGE: usize = 2 * 1024;
+/// What a message that was cut ends with.
+const CUT: &str = " [...]";
+
+/// Metadata, and how many more bytes of headers a client takes.
+struct Outgoing {
+    metadata: MetadataMap,
+    room: usize,
+}
+
+impl Outgoing {
+    fn new() -> Self {
+        Self {
+            metadata: MetadataMap::new(),
+            room: MOST_METADATA - FOR_OTHERS,
+        }
+    }
+
+    fn text(&mut self, key: &'static str, value: &str) {
+        self.take(key.len() + PER_HEADER + value.len());
+        insert(&mut self.metadata, key, value);
+    }
+
+    fn bytes(&mut self, key: &'static str, value: &[u8]) {
+        self.take(key.len() + PER_HEADER + base64_len(value.len()));
+        insert_bytes(&mut self.metadata, key, value);
+    }
+
+    /// The message, without its end where the rest of an error needs the room.
+    fn message(&mut self, message: &str) -> String {
+        let message = cut(message, self.room.saturating_sub(NAMES).min(MOST_MESSAGE));
+        self.take(message.chars().map(size_in_header).sum());
+        message
+    }
+
+    /// The machine, without some of its addresses, and then without its failure domain, where these find no room. Its names
+    /// always do, unless they break the rules of their fields: then nobody would read them.
+    fn machine(&mut self, mut machine: v1::Machine) {
+        let most = self.room.saturating_sub(RESPONSE.len() + PER_HEADER) / 4 * 3;
+        while machine.encoded_len() > most && machine.addresses.pop().is_some() {}
+        if machine.encoded_len() > most {
+            machine.failure_domain.clear();
+        }
+        if machine.encoded_len() <= most {
+            self.bytes(RESPONSE, &machine.encode_to_vec());
+        }
+    }
+
+    fn take(&mut self, bytes: usize) {
+        self.room = self.room.saturating_sub(bytes);
+    }
+}
+
+/// The status of a server's answer. Its details stay empty (CMI-41) and its code is canonical (CMI-24).
+///
+/// The state travels once, be it the error's or that of its machine.
+pub fn to_grpc(status: &Status) -> tonic::Status {
+    let mut outgoing = Outgoing::new();
+    if status.code() == Code::Uninitialized {
+        outgoing.text(MACHINE_CODE, status.code().name());
+    }
+    if let Some(wait) = status.retry_after() {
+        outgoing.text(RETRY_AFTER, &wait.as_millis().to_string());
+    }
+    let machine = status.machine().cloned();
+    let its_state = machine
+        .as_ref()
+        .and_then(|machine| machine.last_known_state.as_ref());
+    if let Some(state) = status.last_known_state().or(its_state) {
+        outgoing.bytes(LAST_KNOWN_STATE, state.as_bytes());
+    }
+    let message = outgoing.message(status.message());
+    if let Some(machine) = machine {
+        outgoing.machine(v1::Machine {
+            last_known_state: Vec::new(),
+            ..machine.into()
+        });
+    }
+    tonic::Status::with_metadata(canonical(status.code()), message, outgoing.metadata)
+}
+
+/// The error that a plugin answered, or that gRPC found on the way.
+///
+/// NOT_FOUND beside a machine contradicts itself. Believed, it would lead to a second VM, so it is INTERNAL.
+///
+/// The message is as long as it came, which the headers of an answer bound: who shows it removes secrets first (OPS-11), and
+/// would not find half of one.
+pub fn from_grpc(status: tonic::Status) -> Status {
+    let metadata = status.metadata();
+    let code = text(metadata, MACHINE_CODE)
+        .and_then(|name| name.parse().ok())
+        .filter(|code| *code == Code::Uninitialized)
+        .unwrap_or_else(|| machine_code(status.code()));
+    let machine = machine(metadata);
+    if code == Code::NotFound
+        && let Some(machine) = &machine
+    {
+        return contradiction(machine, status.message());
+    }
+    let mut read = Status::new(code, status.message());
+    if let Some(state) = bytes(metadata, LAST_KNOWN_STATE).and_then(LastKnownState::new) {
+        read = read.with_last_known_state(state);
+    }
+    if let Some(machine) = machine {
+        read = read.with_machine(machine);
+    }
+    if let Some(wait) = text(metadata, RETRY_AFTER).and_then(milliseconds) {
+        read = read.with_retry_after(wait);
+    }
+    if std::error::Error::source(&status).is_some() {
+        read = read.with_source(status);
+    }
+    read
+}
+
+/// Nothing of such an answer is believed, and no part of it is passed on.
+fn contradiction(machine: &Machine, message: &str) -> Status {
+    let why = format!(
+        "the plugin's answer contradicts itself: NOT_FOUND beside the machine {}: {message}",
+        machine.provider_id
+    );
+    Status::new(Code::Internal, why)
+}
+
+/// What goes next to the OK of CreateMachine and of GetMachineStatus: all that their responses have no room for.
+pub fn beside(machine: Machine) -> MetadataMap {
+    let mut outgoing = Outgoing::new();
+    outgoing.machine(machine.into());
+    outgoing.metadata
+}
+
+/// The machine of a response with what the metadata next to its OK says besides.
+///
+/// A machine there that is another one is ignored.
+pub fn completed(machine: Machine, metadata: &MetadataMap) -> Machine {
+    match self::machine(metadata) {
+        Some(beside)
+            if beside.provider_id == machine.provider_id && beside.node_name == machine.node_name =>
+        {
+            Machine {
+                last_known_state: machine.last_known_state.or(beside.last_known_state),
+                ..beside
+            }
+        }
+        Some(_) | None => machine,
+    }
+}
+
+fn machine(metadata: &MetadataMap) -> Option<Machine> {
+    let bytes = bytes(metadata, RESPONSE).filter(|bytes| bytes.len() <= MOST_RESPONSE)?;
+    v1::Machine::decode(bytes.as_slice()).ok()?.try_into().ok()
+}
+
+fn insert(metadata: &mut MetadataMap, key: &'static str, value: &str) {
+    if let Ok(value) = MetadataValue::<Ascii>::try_from(value) {
+        metadata.insert(MetadataKey::<Ascii>::from_static(key), value);
+    }
+}
+
+fn insert_bytes(metadata: &mut MetadataMap, key: &'static str, value: &[u8]) {
+    metadata.insert_bin(
+        MetadataKey::<Binary>::from_static(key),
+        MetadataValue::from_bytes(value),
+    );
+}
+
+fn text<'m>(metadata: &'m MetadataMap, key: &str) -> Option<&'m str> {
+    metadata.get(key)?.to_str().ok()
+}
+
+fn bytes(metadata: &MetadataMap, key: &str) -> Option<Vec<u8>> {
+    Some(metadata.get_bin(key)?.to_bytes().ok()?.to_vec())
+}
+
+/// Decimal digits and nothing else.
+fn milliseconds(text: &str) -> Option<Duration> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    let millis = text.parse().ok().filter(|_| is_number);
+    millis.map(Duration::from_millis)
+}
+
+/// The message, or so much of it as there is room for. It does not end within a word: the client looks for secrets in it, and
+/// would not find half of one.
+fn cut(message: &str, most: usize) -> String {
+    let mut room = most;
+    for (at, c) in message.char_indices() {
+        let size = size_in_header(c);
+        if size > room {
+            let kept = message.floor_char_boundary(at.saturating_sub(3 * CUT.len()));
+            let words = message[..kept].trim_end_matches(|c: char| c.is_ascii_graphic());
+            return format!("{}{CUT}", words.trim_end());
+        }
+        room -= size;
+    }
+    message.to_owned()
+}
+
+/// How many bytes so many take in base64 without padding.
+const fn base64_len(bytes: usize) -> usize {
+    (bytes * 4).div_ceil(3)
+}
+
+/// How many bytes a character takes at most in `grpc-message`, which is percent-encoded.
+fn size_in_header(c: char) -> usize {
+    if c.is_ascii_alphanumeric() {
+        1
+    } else {
+        3 * c.len_utf8()
+    }
+}
+
+/// The canonical code that stands for a machine code.
+fn canonical(code: Code) -> tonic::Code {
+    match code {
+        Code::Canceled => tonic::Code::Cancelled,
+        Code::Unknown => tonic::Code::Unknown,
+        Code::InvalidArgument => tonic::Code::InvalidArgument,
+        Code::DeadlineExceeded => tonic::Code::DeadlineExceeded,
+        Code::NotFound => tonic::Code::NotFound,
+        Code::AlreadyExists => tonic::Code::AlreadyExists,
+        Code::PermissionDenied => tonic::Code::PermissionDenied,
+        Code::ResourceExhausted => tonic::Code::ResourceExhausted,
+        // The VM exists and has to become something else before it can be used.
+        Code::FailedPrecondition | Code::Uninitialized => tonic::Code::FailedPrecondition,
+        Code::Aborted => tonic::Code::Aborted,
+        Code::OutOfRange => tonic::Code::OutOfRange,
+        Code::Unimplemented => tonic::Code::Unimplemented,
+        Code::Internal => tonic::Code::Internal,
+        Code::Unavailable => tonic::Code::Unavailable,
+        Code::DataLoss => tonic::Code::DataLoss,
+        Code::Unauthenticated => tonic::Code::Unauthenticated,
+    }
+}
+
+/// The machine code of a canonical one. tonic reads numbers that it does not know as UNKNOWN.
+fn machine_code(code: tonic::Code) -> Code {
+    match code {
+        // An error that says OK says nothing.
+        tonic::Code::Ok | tonic::Code::Unknown => Code::Unknown,
+        tonic::Code::Cancelled => Code::Canceled,
+        tonic::Code::InvalidArgument => Code::InvalidArgument,
+        tonic::Code::DeadlineExceeded => Code::DeadlineExceeded,
+        tonic::Code::NotFound => Code::NotFound,
+        tonic::Code::AlreadyExists => Code::AlreadyExists,
+        tonic::Code::PermissionDenied => Code::PermissionDenied,
+        tonic::Code::ResourceExhausted => Code::ResourceExhausted,
+        tonic::Code::FailedPrecondition => Code::FailedPrecondition,
+        tonic::Code::Aborted => Code::Aborted,
+        tonic::Code::OutOfRange => Code::OutOfRange,
+        tonic::Code::Unimplemented => Code::Unimplemented,
+        tonic::Code::Internal => Code::Internal,
+        tonic::Code::Unavailable => Code::Unavailable,
+        tonic::Code::DataLoss => Code::DataLoss,
+        tonic::Code::Unauthenticated => Code::Unauthenticated,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,334 @@
+//! The calls of the driver contract.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value};
+
+use super::access;
+use super::orders::{self, Bootstrap, Claim};
+use super::spec::{LABELS, TAGS, Tagged, VmSpec};
+use super::vm::UserData;
+use super::{Call, NAME, SimulatedDriver, migration, schema, volumes};
+use cmi_driver::{
+    Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
+    Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
+    InitializeMachineRequest, JsonPointer, ListMachinesRequest, ListedMachine, Machine, MachineClass,
+    Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
+    USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone,
+};
+
+impl SimulatedDriver {
+    fn listed(&self, cluster: &str) -> Result<Vec<ListedMachine>> {
+        let vms = self.journal.read(|cloud, now| {
+            let visible = cloud
+                .of_cluster(cluster)
+                .filter(|vm| orders::is_visible(vm, now, &self.config));
+            visible
+                .map(|vm| (vm.listed(), vm.name.clone()))
+                .collect::<Vec<_>>()
+        })?;
+        vms.into_iter()
+            .map(|(listed, machine_name)| {
+                listed.map_err(|error| {
+                    let message = format!("the cloud gave VM `{machine_name}` an id that can't be used");
+                    Status::new(Code::Internal, message).with_source(error)
+                })
+            })
+            .collect()
+    }
+
+    /// Orders the deletion and waits for the VM to be gone; ABORTED when that takes too long. A call that is dropped
+    /// here leaves the deletion ordered, and a repeat waits for the same one (DRV-21, DRV-23).
+    async fn delete(&self, claim: &Claim) -> Result<DeleteMachineResponse> {
+        let takes = Duration::from_secs_f64(self.config.delete_seconds);
+        let patience = tokio::time::Instant::now() + Duration::from_secs_f64(self.config.delete_wait_seconds);
+        let gone_at = self
+            .journal
+            .change(|cloud, now| orders::delete(cloud, now, takes, claim))?;
+        loop {
+            let left = self.journal.read(|cloud, now| {
+                let gone = orders::is_gone(cloud, claim);
+                gone_at.filter(|_| !gone).map(|at| at.since(now))
+            })?;
+            let Some(left) = left else {
+                return Ok(DeleteMachineResponse::default());
+            };
+            if tokio::time::Instant::now() >= patience {
+                let what = format!("the VM of machine `{}` is being deleted", claim.name);
+                return Err(orders::pending(&what, left));
+            }
+            // Timers do not follow the wall clock to the millisecond, so the time may have to come twice.
+            let wake = tokio::time::Instant::now() + left.max(Duration::from_millis(1));
+            tokio::time::sleep_until(wake.min(patience)).await;
+        }
+    }
+}
+
+#[async_trait]
+impl Driver for SimulatedDriver {
+    async fn info(&self) -> Result<PluginInfo> {
+        self.run(Call::bare(Operation::GetPluginInfo), async {
+            Ok(PluginInfo {
+                name: NAME.to_owned(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                manifest: BTreeMap::new(),
+            })
+        })
+        .await
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities> {
+        self.run(Call::bare(Operation::GetPluginCapabilities), async {
+            let required = Capabilities::minimal();
+            let offered =
+                |operation: &Operation| !required.offers(*operation) && self.config.offers(*operation);
+            let updates = self.config.offers(Operation::UpdateMachine);
+            Ok(Capabilities {
+                operations: Operation::ALL.into_iter().filter(offered).collect(),
+                zones: !self.config.zones.is_empty(),
+                consistency_window: self.config.consistency_window(),
+                tag_path: JsonPointer::field(TAGS),
+                hot_updatable: updates.then(|| JsonPointer::field(LABELS)).into_iter().collect(),
+                provider_spec_schema: Some(schema::of(&self.config)),
+            })
+        })
+        .await
+    }
+
+    async fn probe(&self) -> Result<Readiness> {
+        self.run(Call::bare(Operation::Probe), async {
+            self.journal.read(|_, _| ())?;
+            Ok(if self.faults.not_ready() {
+                Readiness::NotYet
+            } else {
+                Readiness::Ready
+            })
+        })
+        .await
+    }
+
+    async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
+        let CreateMachineRequest {
+            machine_name,
+            class,
+            last_known_state,
+        } = request;
+        let call = Call::of_machine(Operation::CreateMachine, &machine_name, &class, last_known_state);
+        self.run(call, async {
+            let (claim, spec) = self.claim(Operation::CreateMachine, &machine_name, None, &class)?;
+            let format = class.secrets.get(USER_DATA_FORMAT);
+            let bootstrap = Bootstrap {
+                user_data: UserData::from(
+                    class
+                        .secrets
+                        .get(USER_DATA)
+                        .map_or([].as_slice(), |data| data.expose()),
+                ),
+                format: format.map(|format| String::from_utf8_lossy(format.expose()).into_owned()),
+            };
+            self.journal
+                .change(|cloud, now| orders::create(cloud, now, &self.config, &claim, &spec, bootstrap))
+        })
+        .await
+    }
+
+    async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+        let DeleteMachineRequest {
+            machine_name,
+            provider_id,
+            class,
+            last_known_state,
+        } = request;
+        let call = Call::of_machine(Operation::DeleteMachine, &machine_name, &class, last_known_state);
+        self.run(call, async {
+            let (claim, _) = self.claim(
+                Operation::DeleteMachine,
+                &machine_name,
+                provider_id.as_ref(),
+                &class,
+            )?;
+            self.delete(&claim).await
+        })
+        .await
+    }
+
+    async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
+        let GetMachineStatusRequest {
+            machine_name,
+            provider_id,
+            class,
+        } = request;
+        let call = Call::of_machine(Operation::GetMachineStatus, &machine_name, &class, None);
+        self.run(call, async {
+            let (claim, spec) = self.claim(
+                Operation::GetMachineStatus,
+                &machine_name,
+                provider_id.as_ref(),
+                &class,
+            )?;
+            let check = spec.source_dest_check;
+            self.journal
+                .read(|cloud, now| orders::status(cloud, now, &self.config, &claim, check))?
+        })
+        .await
+    }
+
+    async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
+        let call = Call::of_class(Operation::ListMachines, &request.class);
+        self.run(call, async {
+            let spec = self.class_spec(Operation::ListMachines, &request.class, Tagged::Cluster)?;
+            self.listed(spec.cluster())
+        })
+        .await
+    }
+
+    async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
+        let InitializeMachineRequest {
+            machine_name,
+            provider_id,
+            class,
+            last_known_state,
+        } = request;
+        let call = Call::of_machine(
+            Operation::InitializeMachine,
+            &machine_name,
+            &class,
+            last_known_state,
+        );
+        self.run(call, async {
+            let (claim, spec) = self.claim(
+                Operation::InitializeMachine,
+                &machine_name,
+                provider_id.as_ref(),
+                &class,
+            )?;
+            self.journal
+                .change(|cloud, now| orders::initialize(cloud, now, &claim, spec.source_dest_check))
+        })
+        .await
+    }
+
+    async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
+        let ShutDownMachineRequest {
+            machine_name,
+            provider_id,
+            class,
+            last_known_state,
+        } = request;
+        let call = Call::of_machine(
+            Operation::ShutDownMachine,
+            &machine_name,
+            &class,
+            last_known_state,
+        );
+        self.run(call, async {
+            let (claim, _) = self.claim(
+                Operation::ShutDownMachine,
+                &machine_name,
+                provider_id.as_ref(),
+                &class,
+            )?;
+            let takes = Duration::from_secs_f64(self.config.shut_down_seconds);
+            let stops_at = self
+                .journal
+                .change(|cloud, now| orders::shut_down(cloud, now, takes, &claim))?;
+            let left = self.journal.read(|_, now| stops_at.since(now))?;
+            if left.is_zero() || self.config.accepts_shut_down {
+                return Ok(ShutDownMachineResponse::default());
+            }
+            Err(orders::pending(
+                &format!("the guest of machine `{machine_name}` is stopping"),
+                left,
+            ))
+        })
+        .await
+    }
+
+    async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
+        let UpdateMachineRequest {
+            machine_name,
+            provider_id,
+            class,
+            last_known_state,
+            ..
+        } = request;
+        let call = Call::of_machine(Operation::UpdateMachine, &machine_name, &class, last_known_state);
+        self.run(call, async {
+            let (claim, spec) = self.claim(
+                Operation::UpdateMachine,
+                &machine_name,
+                Some(&provider_id),
+                &class,
+            )?;
+            self.journal
+                .change(|cloud, now| orders::update(cloud, now, &self.config, &claim, &spec))
+        })
+        .await
+    }
+
+    async fn get_volume_ids(&self, request: GetVolumeIdsRequest) -> Result<Vec<String>> {
+        self.run(Call::bare(Operation::GetVolumeIds), async {
+            volumes::ids(&request.pv_specs)
+        })
+        .await
+    }
+
+    async fn generate_machine_class(
+        &self,
+        request: GenerateMachineClassRequest,
+    ) -> Result<Map<String, Value>> {
+        let call = Call::bare(Operation::GenerateMachineClassForMigration);
+        self.run(call, async { migration::machine_class(request) }).await
+    }
+
+    async fn zones(&self, class: MachineClass) -> Result<Vec<Zone>> {
+        let call = Call::of_class(Operation::ListZones, &class);
+        self.run(call, async {
+            // A Cluster asks before it has a machine: without a pool it gets the zones of all.
+            access::check(
+                self.config.credentials.as_ref(),
+                &class.secrets,
+                Operation::ListZones,
+            )?;
+            let zones = if class.provider_spec.0.contains_key("vmPool") {
+                VmSpec::read(&class.provider_spec, Tagged::Not)?
+                    .within(&self.config)?
+                    .zones
+            } else {
+                &self.config.zones
+            };
+            Ok(zones
+                .iter()
+                .map(|name| Zone {
+                    name: name.clone(),
+                    control_plane: true,
+                    attributes: BTreeMap::new(),
+                })
+                .collect())
+        })
+        .await
+    }
+
+    async fn describe_class(&self, class: MachineClass) -> Result<ClassDescription> {
+        let call = Call::of_class(Operation::DescribeClass, &class);
+        self.run(call, async {
+            let spec = self.class_spec(Operation::DescribeClass, &class, Tagged::Not)?;
+            let wanted = spec.within(&self.config)?;
+            let capacity = [
+                ("cpu", wanted.size.cpu.to_string()),
+                ("memory", format!("{}Gi", wanted.size.memory_gib)),
+                ("ephemeral-storage", format!("{}G", wanted.root_fs_gb)),
+            ];
+            Ok(ClassDescription {
+                capacity: capacity
+                    .map(|(name, quantity)| (name.to_owned(), quantity))
+                    .into(),
+                architecture: Some("amd64".to_owned()),
+                operating_system: Some("linux".to_owned()),
+            })
+        })
+        .await
+    }
+}

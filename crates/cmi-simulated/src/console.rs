@@ -1,0 +1,172 @@
+//! The cloud's console: what somebody else than the driver does to the cloud.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::clock::{Instant, WallClock};
+use super::cloud::{Cloud, Event};
+use super::journal::{Decision, Journal, JournalError};
+use super::vm::{Condition, UserData, Vm, VmId};
+use cmi_driver::{Status, tags};
+
+/// Changes the cloud from outside of the driver, in this process or, through the state file, in another one.
+#[derive(Clone)]
+pub struct CloudConsole {
+    journal: Journal,
+}
+
+/// A VM that nobody ordered through the driver.
+#[derive(Clone, Debug)]
+pub struct PlantedVm {
+    /// Its name; empty when the cloud has lost it (DRV-36).
+    pub name: String,
+    /// All its tags: who it belongs to.
+    pub tags: BTreeMap<String, String>,
+    /// The pool that it takes a place of; it has no address.
+    pub pool: String,
+    /// The zone that it is in.
+    pub zone: Option<String>,
+}
+
+impl PlantedVm {
+    /// A VM of pool `default` with the tags of a cluster and a machine object.
+    pub fn new(cluster: &str, name: &str, machine: &str) -> Self {
+        let tags = [
+            (tags::CLUSTER, cluster),
+            (tags::ROLE, "node"),
+            (tags::MACHINE, machine),
+        ];
+        Self {
+            name: name.to_owned(),
+            tags: tags.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+            pool: "default".to_owned(),
+            zone: None,
+        }
+    }
+}
+
+impl CloudConsole {
+    /// The console of the cloud of a state file, which is made when there is none.
+    ///
+    /// # Errors
+    /// When the file can't be used.
+    pub fn open(state_file: &Path) -> Result<Self, JournalError> {
+        Ok(Self::of(Journal::open(state_file, Arc::new(WallClock))?))
+    }
+
+    pub(super) fn of(journal: Journal) -> Self {
+        Self { journal }
+    }
+
+    /// Lets `question` look at the cloud as it is now.
+    ///
+    /// # Errors
+    /// When the state file can't be read.
+    pub fn look<T>(&self, question: impl FnOnce(&Cloud, Instant) -> T) -> Result<T, JournalError> {
+        self.journal.read(question)
+    }
+
+    /// The VMs that are not gone, by name.
+    ///
+    /// # Errors
+    /// When the state file can't be read.
+    pub fn vms(&self) -> Result<Vec<Vm>, JournalError> {
+        let mut vms: Vec<_> = self.look(|cloud, _| cloud.vms().cloned().collect())?;
+        vms.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
+        Ok(vms)
+    }
+
+    /// How many events have changed the cloud; reads do not (DRV-29, INI-01).
+    ///
+    /// # Errors
+    /// When the state file can't be read.
+    pub fn mutations(&self) -> Result<u64, JournalError> {
+        self.look(|cloud, _| cloud.mutations())
+    }
+
+    /// Puts a VM there, running; gives its provider id. Quota and capacity are not asked.
+    ///
+    /// # Errors
+    /// When the state file can't be written.
+    pub fn plant(&self, planted: PlantedVm) -> Result<String, Status> {
+        self.journal.change(|_, now| {
+            let vm = Vm {
+                id: VmId::unique(),
+                name: planted.name,
+                tags: planted.tags,
+                labels: BTreeMap::new(),
+                pool: planted.pool,
+                size: String::new(),
+                root_fs_gb: 0,
+                zone: planted.zone,
+                address: None,
+                source_dest_check: true,
+                user_data: UserData::from([].as_slice()),
+                user_data_format: None,
+                ordered_at: Instant::from_millis(0),
+                boots_at: now,
+                stops_at: None,
+                gone_at: None,
+                condition: Condition::Sound,
+            };
+            let answer = vm.provider_id();
+            Ok(Decision {
+                events: vec![Event::Ordered(Box::new(vm))],
+                answer,
+            })
+        })
+    }
+
+    /// Lets a VM be gone at once, without an order.
+    ///
+    /// # Errors
+    /// When the state file can't be written.
+    pub fn vanish(&self, id: VmId) -> Result<(), Status> {
+        self.happen(Event::Vanished { id })
+    }
+
+    /// Breaks, locks or repairs a VM (DRV-CR-09, DRV-DE-09, DRV-GS-09).
+    ///
+    /// # Errors
+    /// When the state file can't be written.
+    pub fn set_condition(&self, id: VmId, condition: Condition) -> Result<(), Status> {
+        self.happen(Event::ConditionSet { id, condition })
+    }
+
+    /// Switches the source/destination check, which takes a VM's initialization back or does it (INI-23).
+    ///
+    /// # Errors
+    /// When the state file can't be written.
+    pub fn set_source_dest_check(&self, id: VmId, on: bool) -> Result<(), Status> {
+        self.happen(Event::SourceDestCheckSet { id, on })
+    }
+
+    /// Sets the most VMs there may be, in place of what is configured; none lifts the quota.
+    ///
+    /// # Errors
+    /// When the state file can't be written.
+    pub fn set_quota(&self, quota: Option<u32>) -> Result<(), Status> {
+        self.happen(Event::QuotaSet { quota })
+    }
+
+    /// Sets the most VMs of a pool, in place of what is configured; 0 makes it full.
+    ///
+    /// # Errors
+    /// When the state file can't be written.
+    pub fn set_capacity(&self, pool: &str, capacity: u32) -> Result<(), Status> {
+        self.happen(Event::CapacitySet {
+            pool: pool.to_owned(),
+            capacity,
+        })
+    }
+
+    fn happen(&self, event: Event) -> Result<(), Status> {
+        self.journal.change(|_, _| {
+            Ok(Decision {
+                events: vec![event],
+                answer: (),
+            })
+        })
+    }
+}

@@ -1,0 +1,381 @@
+//! What goes wrong, and when.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use garde::Validate;
+use serde::{Deserialize, Deserializer, de::Error as _};
+
+use cmi_driver::{Code, LastKnownState, Operation, Status};
+
+/// Something that goes wrong. Of several that fit a call, the first that is not used up happens.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Validate)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[garde(custom(does_something))]
+pub struct Fault {
+    /// The call it happens to. Default: every call but Probe, GetPluginInfo and GetPluginCapabilities.
+    #[garde(skip)]
+    pub operation: Option<Operation>,
+    /// The names of the machines it happens to; `*` stands for any text. Calls without a machine have the empty
+    /// name. Default: every machine.
+    #[garde(skip)]
+    pub machine: Option<String>,
+    /// How many calls that fit go well before it happens. Default: 0.
+    #[serde(default)]
+    #[garde(skip)]
+    pub after: u32,
+    /// How many times it happens. Default: for ever.
+    #[garde(skip)]
+    pub count: Option<u32>,
+    /// How much longer the call takes, milliseconds. Default: 0.
+    #[serde(default)]
+    #[garde(range(max = 86_400_000))]
+    pub latency_ms: u64,
+    /// The call never ends. Default: it ends.
+    #[garde(skip)]
+    pub hang: Option<Hang>,
+    /// The code that is answered, without any work done: `Unavailable`. Default: none.
+    #[serde(default, deserialize_with = "code")]
+    #[garde(skip)]
+    pub code: Option<Code>,
+    /// The code that is answered after the work was done: the response is lost. Default: none.
+    #[serde(default, deserialize_with = "code")]
+    #[garde(skip)]
+    pub lose_response: Option<Code>,
+    /// The back end makes the VM so much later, milliseconds, whatever has become of the call and of the process by then; it
+    /// has to name `operation: CreateMachine`. Default: at once.
+    #[garde(range(max = 86_400_000))]
+    pub carry_out_after_ms: Option<u64>,
+    /// The machine's VM vanishes after the work was done, and the call answers as if nothing were wrong. Default: false.
+    #[serde(default)]
+    #[garde(skip)]
+    pub vanish: bool,
+    /// Probe says that the driver has not finished starting; it has to name `operation: Probe`. Default: false.
+    #[serde(default)]
+    #[garde(skip)]
+    pub not_ready: bool,
+    /// The message that comes with the code. Default: one that names the fault.
+    #[garde(skip)]
+    pub message: Option<String>,
+    /// How long the driver asks to be left alone, milliseconds. Default: it does not ask.
+    #[garde(skip)]
+    pub retry_after_ms: Option<u64>,
+    /// The LastKnownState that comes with the code. Default: none.
+    #[garde(skip)]
+    pub last_known_state: Option<String>,
+}
+
+/// When a call that never ends stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Hang {
+    /// Before its work is done.
+    Before,
+    /// When its work is done.
+    After,
+}
+
+/// The faults of a driver, and how often each has fit.
+pub struct Faults {
+    configured: Set,
+    file: Option<FaultsFile>,
+}
+
+struct FaultsFile {
+    path: PathBuf,
+    state: Mutex<FileState>,
+}
+
+#[derive(Default)]
+struct FileState {
+    seen: Option<Stamp>,
+    set: Set,
+}
+
+/// What tells a file from the one of before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    modified: SystemTime,
+    length: u64,
+    inode: u64,
+}
+
+/// Faults with the number of calls that have fit each.
+#[derive(Default)]
+struct Set(Mutex<Vec<(Fault, u32)>>);
+
+impl Fault {
+    /// The error of this fault, with one of its codes.
+    pub fn status(&self, code: Code) -> Status {
+        let message = self.message.clone().unwrap_or_else(|| {
+            let done = if self.lose_response == Some(code) {
+                ", after the work was done"
+            } else {
+                ""
+            };
+            format!("a fault was asked for in the simulated cloud: {code}{done}")
+        });
+        let mut status = Status::new(code, message);
+        if let Some(wait) = self.retry_after_ms {
+            status = status.with_retry_after(Duration::from_millis(wait));
+        }
+        match self
+            .last_known_state
+            .clone()
+            .and_then(|state| LastKnownState::new(state.into_bytes()))
+        {
+            Some(state) => status.with_last_known_state(state),
+            None => status,
+        }
+    }
+
+    fn fits(&self, operation: Operation, machine: &str) -> bool {
+        self.operation
+            .map_or(!is_identity(operation), |asked| asked == operation)
+            && self
+                .machine
+                .as_ref()
+                .is_none_or(|pattern| matches(pattern, machine))
+    }
+}
+
+impl Faults {
+    /// Those of the configuration, and of a file that does not have to exist.
+    ///
+    /// # Errors
+    /// When the file is there and is not valid.
+    pub fn new(configured: Vec<Fault>, file: Option<PathBuf>) -> anyhow::Result<Self> {
+        let file = file.map(FaultsFile::open).transpose()?;
+        Ok(Self {
+            configured: Set::new(configured),
+            file,
+        })
+    }
+
+    /// What happens to this call. Counts it.
+    pub fn next(&self, operation: Operation, machine: &str) -> Option<Fault> {
+        let from_file = self.file.as_ref().and_then(|file| file.next(operation, machine));
+        from_file.or_else(|| self.configured.next(operation, machine))
+    }
+
+    /// Whether Probe has to say that the driver has not finished starting. Counts nothing.
+    pub fn not_ready(&self) -> bool {
+        let from_file = self.file.as_ref().is_some_and(FaultsFile::not_ready);
+        from_file || self.configured.not_ready()
+    }
+}
+
+impl FaultsFile {
+    fn open(path: PathBuf) -> anyhow::Result<Self> {
+        let mut state = FileState::default();
+        state.refresh(&path)?;
+        Ok(Self {
+            path,
+            state: Mutex::new(state),
+        })
+    }
+
+    fn next(&self, operation: Operation, machine: &str) -> Option<Fault> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = state.refresh(&self.path) {
+            tracing::error!(path = %self.path.display(), error = format!("{error:#}"),
+                "the faults file is not valid; the faults of before stay");
+        }
+        state.set.next(operation, machine)
+    }
+
+    fn not_ready(&self) -> bool {
+        self.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .set
+            .not_ready()
+    }
+}
+
+impl FileState {
+    /// Reads the file when it is another than the last time, and forgets the counts of the faults of before. A file
+    /// that is not valid is looked at once.
+    fn refresh(&mut self, path: &std::path::Path) -> anyhow::Result<()> {
+        let stamp = Stamp::of(path)?;
+        if stamp == self.seen {
+            return Ok(());
+        }
+        self.seen = stamp;
+        let faults = if stamp.is_some() { read(path)? } else { Vec::new() };
+        self.set = Set::new(faults);
+        Ok(())
+    }
+}
+
+impl Stamp {
+    fn of(path: &std::path::Path) -> std::io::Result<Option<Self>> {
+        use std::os::unix::fs::MetadataExt as _;
+        match std::fs::metadata(path) {
+            Ok(data) => Ok(Some(Self {
+                modified: data.modified()?,
+                length: data.len(),
+                inode: data.ino(),
+            })),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Set {
+    fn new(faults: Vec<Fault>) -> Self {
+        Self(Mutex::new(faults.into_iter().map(|fault| (fault, 0)).collect()))
+    }
+
+    fn not_ready(&self) -> bool {
+        let faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        faults.iter().any(|(fault, _)| fault.not_ready)
+    }
+
+    fn next(&self, operation: Operation, machine: &str) -> Option<Fault> {
+        let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        faults
+            .iter_mut()
+            .filter(|(fault, _)| fault.fits(operation, machine))
+            .find_map(|(fault, calls)| {
+                let used_up = fault
+                    .count
+                    .is_some_and(|count| *calls >= fault.after.saturating_add(count));
+                if used_up {
+                    return None;
+                }
+                *calls = calls.saturating_add(1);
+                (*calls > fault.after).then(|| fault.clone())
+            })
+    }
+}
+
+fn read(path: &std::path::Path) -> anyhow::Result<Vec<Fault>> {
+    let text = std::fs::read_to_string(path)?;
+    if text.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    let faults: Vec<Fault> = serde_saphyr::from_str(&text)?;
+    for fault in &faults {
+        fault.validate()?;
+    }
+    Ok(faults)
+}
+
+fn code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Code>, D::Error> {
+    let name = Option::<String>::deserialize(deserializer)?;
+    name.map(|name| name.parse().map_err(D::Error::custom))
+        .transpose()
+}
+
+fn does_something<C>(fault: &Fault, _: &C) -> garde::Result {
+    let is_late = fault.carry_out_after_ms.is_some();
+    if fault.code.is_some() && (fault.lose_response.is_some() || fault.vanish || is_late) {
+        return Err(garde::Error::new(
+            "`code` does no work, so there is nothing to lose, to vanish or to carry out later",
+        ));
+    }
+    if is_late && fault.operation != Some(Operation::CreateMachine) {
+        return Err(garde::Error::new("`carryOutAfterMs` is of CreateMachine alone"));
+    }
+    let nothing = fault.code.is_none() && fault.lose_response.is_none() && fault.hang.is_none();
+    if fault.not_ready && fault.operation != Some(Operation::Probe) {
+        return Err(garde::Error::new("`notReady` is an answer of Probe alone"));
+    }
+    if nothing && fault.latency_ms == 0 && !is_late && !fault.vanish && !fault.not_ready {
+        return Err(garde::Error::new(
+            "names none of code, loseResponse, hang, latencyMs, carryOutAfterMs, vanish and notReady",
+        ));
+    }
+    Ok(())
+}
+
+const fn is_identity(operation: Operation) -> bool {
+    matches!(
+        operation,
+        Operation::Probe | Operation::GetPluginInfo | Operation::GetPluginCapabilities
+    )
+}
+
+/// Whether a text fits a pattern in which `*` stands for any text.
+fn matches(pattern: &str, text: &str) -> bool {
+    let Some((head, tail)) = pattern.split_once('*') else {
+        return pattern == text;
+    };
+    let Some(rest) = text.strip_prefix(head) else {
+        return false;
+    };
+    (0..=rest.len())
+        .filter(|at| rest.is_char_boundary(*at))
+        .any(|at| matches(tail, &rest[at..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(text: &str) -> Faults {
+        Faults::new(serde_saphyr::from_str(text).unwrap(), None).unwrap()
+    }
+
+    #[test]
+    fn a_fault_happens_after_so_many_calls_and_so_many_times() {
+        let faults =
+            faults("[{operation: CreateMachine, machine: 'a-*', after: 1, count: 2, code: UNAVAILABLE}]");
+        let happens = |name: &str| faults.next(Operation::CreateMachine, name).is_some();
+        assert_eq!(
+            [happens("b"), happens("a-1"), happens("a-2"), happens("a-1")],
+            [false, false, true, true]
+        );
+        assert!(!happens("a-1"));
+        assert!(faults.next(Operation::DeleteMachine, "a-1").is_none());
+    }
+
+    #[test]
+    fn when_the_first_is_used_up_the_next_that_fits_happens() {
+        let faults = faults("[{count: 1, code: Aborted}, {code: Internal}]");
+        let next = || faults.next(Operation::ListMachines, "").unwrap().code.unwrap();
+        assert_eq!([next(), next()], [Code::Aborted, Code::Internal]);
+    }
+
+    #[test]
+    fn a_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("faults");
+        let faults = Faults::new(Vec::new(), Some(path.clone())).unwrap();
+        let code = || {
+            faults
+                .next(Operation::CreateMachine, "a")
+                .and_then(|fault| fault.code)
+        };
+        assert_eq!(code(), None);
+        std::fs::write(&path, r#"[{"code": "Unavailable"}]"#).unwrap();
+        assert_eq!(code(), Some(Code::Unavailable));
+        std::fs::write(&path, "[{codes: broken}]").unwrap();
+        assert_eq!(code(), Some(Code::Unavailable));
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(code(), None);
+    }
+
+    #[test]
+    fn only_probe_can_be_not_ready() {
+        assert!(faults("[{operation: Probe, notReady: true}]").not_ready());
+        let misplaced: Fault = serde_saphyr::from_str("{notReady: true}").unwrap();
+        assert!(misplaced.validate().is_err());
+    }
+
+    #[test]
+    fn stars_stand_for_any_text() {
+        for (pattern, text, fits) in [
+            ("*", "", true),
+            ("a*c", "abc", true),
+            ("a*c", "ab", false),
+            ("a", "ab", false),
+            ("*b*", "abc", true),
+        ] {
+            assert_eq!(matches(pattern, text), fits, "{pattern} {text}");
+        }
+    }
+}

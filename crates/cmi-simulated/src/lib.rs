@@ -1,0 +1,175 @@
+//! The simulated driver: a small cloud with VMs that boot, stop and go, and with faults that can be asked for.
+//!
+//! It obeys the driver contract as any other driver has to. Its cloud lives in the process or, with a state file, in
+//! all processes that name the file, and survives them.
+
+mod access;
+mod call_log;
+mod calls;
+mod checks;
+mod clock;
+mod cloud;
+mod config;
+mod console;
+mod faults;
+mod journal;
+mod migration;
+mod orders;
+mod schema;
+mod spec;
+mod subnet;
+#[cfg(test)]
+mod tests;
+mod vm;
+mod volumes;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use access::TOKEN;
+pub use call_log::{CallLine, CallLog, KEPT_LINES, OpenCall, Phase, Subject};
+pub use clock::{Clock, Instant, TimerClock, WallClock};
+pub use cloud::{Cloud, Entry, Event};
+pub use config::{Credentials, Pool, SimulatedConfig, Size};
+pub use console::{CloudConsole, PlantedVm};
+pub use faults::{Fault, Faults, Hang};
+pub use journal::{CloudView, Decision, Journal, JournalError};
+pub use subnet::{ParseSubnetError, Subnet};
+pub use vm::{Condition, ParseVmIdError, UserData, Vm, VmId};
+
+use cmi_driver::{Code, Machine, Operation, Result, Status};
+use orders::Claim;
+
+/// Name of the driver, and of the CSI driver of its volumes.
+pub const NAME: &str = "simulated.capcmi.io";
+
+/// The simulated driver. It makes VMs in a cloud of its own.
+pub struct SimulatedDriver {
+    config: SimulatedConfig,
+    journal: Journal,
+    faults: Faults,
+    calls: CallLog,
+}
+
+/// A call's outcome besides its answer: what it was about, for faults and the log.
+struct Call {
+    operation: Operation,
+    subject: Subject,
+    claim: Option<Claim>,
+}
+
+impl SimulatedDriver {
+    /// A driver whose cloud follows the time of the computer.
+    ///
+    /// # Errors
+    /// When the configuration is not valid, or one of its files can't be used.
+    pub fn new(config: SimulatedConfig) -> anyhow::Result<Self> {
+        Self::with_clock(config, Arc::new(WallClock))
+    }
+
+    /// A driver whose cloud follows `clock`: with [`TimerClock`], tests with paused time need not wait.
+    ///
+    /// # Errors
+    /// When the configuration is not valid, or one of its files can't be used.
+    pub fn with_clock(config: SimulatedConfig, clock: Arc<dyn Clock>) -> anyhow::Result<Self> {
+        config.check()?;
+        let journal = match &config.state_file {
+            Some(path) => Journal::open(path, Arc::clone(&clock))?,
+            None => Journal::in_memory(Arc::clone(&clock)),
+        };
+        let faults = Faults::new(config.faults.clone(), config.faults_file.clone())?;
+        let calls = CallLog::new(config.call_log.as_deref(), clock)?;
+        Ok(Self {
+            config,
+            journal,
+            faults,
+            calls,
+        })
+    }
+
+    /// The console of the driver's cloud.
+    pub fn console(&self) -> CloudConsole {
+        CloudConsole::of(self.journal.clone())
+    }
+
+    /// The calls of this driver so far.
+    pub fn calls(&self) -> &CallLog {
+        &self.calls
+    }
+
+    /// Runs a call with all that may go wrong, and logs it. The work has no await point between a look at the cloud
+    /// and the change that follows, so a call that is dropped has either changed the cloud or not.
+    async fn run<T>(&self, call: Call, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        let open = self.calls.start(call.operation, call.subject.clone());
+        let result = self.answer(&call, work).await;
+        open.end(&result);
+        result
+    }
+
+    async fn answer<T>(&self, call: &Call, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        if !self.config.offers(call.operation) {
+            return Err(Status::unimplemented(call.operation));
+        }
+        wait(self.config.latency_ms).await;
+        let Some(fault) = self.faults.next(call.operation, &call.subject.machine) else {
+            return work.await;
+        };
+        wait(fault.latency_ms).await;
+        if fault.hang == Some(Hang::Before) {
+            hang(call).await;
+        }
+        if let Some(code) = fault.code {
+            return Err(self.failure(call, &fault, code));
+        }
+        let result = work.await;
+        if let (Some(millis), Some(claim)) = (fault.carry_out_after_ms, &call.claim) {
+            let later = Duration::from_millis(millis);
+            self.journal
+                .change(|cloud, now| Ok(orders::defer(cloud, claim, now.after(later))))?;
+        }
+        if fault.vanish
+            && let Some(claim) = &call.claim
+        {
+            self.journal.change(|cloud, _| Ok(orders::vanish(cloud, claim)))?;
+        }
+        if fault.hang == Some(Hang::After) {
+            hang(call).await;
+        }
+        match (result, fault.lose_response) {
+            (Ok(_), Some(code)) => Err(self.failure(call, &fault, code)),
+            (result, _) => result,
+        }
+    }
+
+    /// The error of a fault; Uninitialized comes with the machine, as in real life (INI-18).
+    fn failure(&self, call: &Call, fault: &Fault, code: Code) -> Status {
+        let status = fault.status(code);
+        match (code == Code::Uninitialized)
+            .then(|| self.machine(call.claim.as_ref()?))
+            .flatten()
+        {
+            Some(machine) => status.with_machine(machine),
+            None => status,
+        }
+    }
+
+    fn machine(&self, claim: &Claim) -> Option<Machine> {
+        self.journal
+            .read(|cloud, now| orders::machine(cloud, now, claim))
+            .ok()
+            .flatten()
+    }
+}
+
+/// Never ends, and says so: whoever asked for it may wait for the line.
+async fn hang(call: &Call) {
+    tracing::info!(operation = %call.operation, machine = call.subject.machine, "a fault lets the call hang");
+    std::future::pending::<()>().await;
+}
+
+async fn wait(millis: u64) {
+    if millis > 0 {
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+    }
+}

@@ -1,0 +1,407 @@
+//! What the cloud decides when it is asked for something: from the state and the time to events and an answer.
+
+use super::clock::Instant;
+use super::cloud::{Cloud, Event};
+use super::config::SimulatedConfig;
+use super::journal::Decision;
+use super::spec::{self, VmSpec, Wanted};
+use super::vm::{Condition, UserData, Vm, VmId};
+use cmi_driver::{Code, Machine, Operation, Result, Status, tags};
+use std::time::Duration;
+
+/// Whose VM is meant: name, cluster and identity have to fit, so nobody else's is ever touched (DRV-20, DRV-28).
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// The machine's name.
+    pub name: String,
+    /// The cluster id.
+    pub cluster: String,
+    /// The identity of the machine object.
+    pub machine: String,
+    /// The VM that the caller thinks it is.
+    pub id: Option<VmId>,
+}
+
+/// What a VM is to be made from besides its spec.
+#[derive(Clone, Debug)]
+pub struct Bootstrap {
+    /// The user data.
+    pub user_data: UserData,
+    /// Its format, when the caller said.
+    pub format: Option<String>,
+}
+
+impl Claim {
+    fn vms<'a>(&'a self, cloud: &'a Cloud) -> impl Iterator<Item = &'a Vm> {
+        cloud
+            .named(&self.cluster, &self.name)
+            .filter(|vm| vm.machine() == self.machine)
+    }
+
+    /// The one VM that can be worked with.
+    fn one<'a>(&'a self, cloud: &'a Cloud) -> Result<&'a Vm> {
+        let vm = self.only(self.vms(cloud))?;
+        not_locked(vm)?;
+        Ok(vm)
+    }
+
+    fn only<'a>(&self, vms: impl Iterator<Item = &'a Vm>) -> Result<&'a Vm> {
+        let vms: Vec<_> = vms.collect();
+        match vms.as_slice() {
+            [vm] if self.id.is_none_or(|id| id == vm.id) => Ok(vm),
+            [] | [_] => Err(self.not_found()),
+            several => Err(self.several(several)),
+        }
+    }
+
+    fn not_found(&self) -> Status {
+        let id = self.id.map(|id| format!(" with the id {id}")).unwrap_or_default();
+        Status::new(
+            Code::NotFound,
+            format!(
+                "cluster `{}` has no VM of machine `{}`{id}",
+                self.cluster, self.name
+            ),
+        )
+    }
+
+    fn several(&self, vms: &[&Vm]) -> Status {
+        let mut ids: Vec<_> = vms.iter().map(|vm| vm.provider_id()).collect();
+        ids.sort();
+        Status::new(
+            Code::OutOfRange,
+            format!("machine `{}` has several VMs: {}", self.name, ids.join(", ")),
+        )
+    }
+}
+
+/// Makes a VM or adopts the one that is there (DRV-10, DRV-12).
+pub fn create(
+    cloud: &Cloud,
+    now: Instant,
+    config: &SimulatedConfig,
+    claim: &Claim,
+    spec: &VmSpec,
+    bootstrap: Bootstrap,
+) -> Result<Decision<Machine>> {
+    let wanted = spec.within(config)?;
+    let ours: Vec<_> = claim.vms(cloud).collect();
+    match ours.as_slice() {
+        [] => {}
+        [vm] => return adopt(vm, now, spec, wanted).map(Decision::unchanged),
+        several => {
+            let message = claim.several(several).message().to_owned();
+            return Err(Status::new(Code::FailedPrecondition, message));
+        }
+    }
+    if let Some(vm) = cloud
+        .deferred(&claim.cluster, &claim.name)
+        .find(|vm| vm.machine() == claim.machine)
+    {
+        // The repeat of a create that is not carried out yet: it is the same VM, and it is there when this is answered.
+        return Ok(Decision {
+            events: vec![Event::Deferred {
+                id: vm.id,
+                until: now,
+            }],
+            answer: adopt(vm, now, spec, wanted)?,
+        });
+    }
+    if let Some(other) = cloud.named(&claim.cluster, &claim.name).next() {
+        return Err(Status::new(
+            Code::AlreadyExists,
+            format!(
+                "VM {} has the name `{}` and belongs to another machine object",
+                other.provider_id(),
+                claim.name
+            ),
+        ));
+    }
+    let vm = order(cloud, now, config, claim, spec, wanted, bootstrap)?;
+    let answer = described(&vm, now)?;
+    Ok(Decision {
+        events: vec![Event::Ordered(Box::new(vm))],
+        answer,
+    })
+}
+
+fn adopt(vm: &Vm, now: Instant, spec: &VmSpec, wanted: Wanted<'_>) -> Result<Machine> {
+    not_locked(vm)?;
+    not_deleted(vm, now)?;
+    match difference(vm, spec, Some(wanted.root_fs_gb)) {
+        None => described(vm, now),
+        Some(field) => Err(Status::new(
+            Code::AlreadyExists,
+            format!(
+                "VM {} of machine `{}` exists with another /{field} than the provider spec",
+                vm.provider_id(),
+                vm.name
+            ),
+        )),
+    }
+}
+
+/// The first field in which a VM is not what a spec asks for. Labels and the source/destination check can be changed,
+/// so they make no other VM; user data differs from try to try.
+fn difference(vm: &Vm, spec: &VmSpec, root_fs_gb: Option<u32>) -> Option<&'static str> {
+    [
+        (spec::VM_POOL, vm.pool == spec.pool),
+        (spec::SIZE, vm.size == spec.size),
+        (
+            spec::ROOT_FS_SIZE,
+            root_fs_gb.is_none_or(|gb| gb == vm.root_fs_gb),
+        ),
+        (tags::FAILURE_DOMAIN, spec.zone.is_none() || spec.zone == vm.zone),
+        (spec::TAGS, vm.tags == spec.tags),
+    ]
+    .into_iter()
+    .find_map(|(field, same)| (!same).then_some(field))
+}
+
+fn order(
+    cloud: &Cloud,
+    now: Instant,
+    config: &SimulatedConfig,
+    claim: &Claim,
+    spec: &VmSpec,
+    wanted: Wanted<'_>,
+    bootstrap: Bootstrap,
+) -> Result<Vm> {
+    let exhausted = |message: String| Err(Status::new(Code::ResourceExhausted, message));
+    if let Some(quota) = cloud.quota(config.quota)
+        && cloud.total() >= quota as usize
+    {
+        return exhausted(format!("the quota of {quota} VMs is used up"));
+    }
+    let capacity = cloud.capacity(&spec.pool, wanted.pool.capacity());
+    let address = cloud.free_address(&spec.pool, wanted.pool.subnet);
+    if cloud.taken(&spec.pool) >= capacity || address.is_none() {
+        return exhausted(format!(
+            "pool `{}` is full: it has {} of {capacity} VMs",
+            spec.pool,
+            cloud.taken(&spec.pool)
+        ));
+    }
+    let emptiest = || {
+        wanted
+            .zones
+            .iter()
+            .min_by_key(|zone| cloud.taken_in_zone(&spec.pool, zone))
+            .cloned()
+    };
+    let id = VmId::unique();
+    let boot = config.boot_seconds + config.boot_jitter_seconds * id.share();
+    Ok(Vm {
+        id,
+        name: claim.name.clone(),
+        tags: spec.tags.clone(),
+        labels: spec.labels.clone(),
+        pool: spec.pool.clone(),
+        size: spec.size.clone(),
+        root_fs_gb: wanted.root_fs_gb,
+        zone: spec.zone.clone().or_else(emptiest),
+        address,
+        // Where nobody will be asked to initialize, the order has to.
+        source_dest_check: config.offers(Operation::InitializeMachine) || spec.source_dest_check,
+        user_data: bootstrap.user_data,
+        user_data_format: bootstrap.format,
+        ordered_at: now,
+        boots_at: now.after(Duration::from_secs_f64(boot)),
+        stops_at: None,
+        gone_at: None,
+        condition: Condition::Sound,
+    })
+}
+
+/// Reads a VM; Uninitialized, with the machine, when its check is not as the spec asks (INI-18, INI-23).
+pub fn status(
+    cloud: &Cloud,
+    now: Instant,
+    config: &SimulatedConfig,
+    claim: &Claim,
+    check: bool,
+) -> Result<Machine> {
+    let vm = claim.only(claim.vms(cloud).filter(|vm| is_visible(vm, now, config)))?;
+    not_locked(vm)?;
+    let machine = described(vm, now)?;
+    let initialized = vm.source_dest_check == check || !config.offers(Operation::InitializeMachine);
+    if initialized || vm.gone_at.is_some() {
+        return Ok(machine);
+    }
+    let message = format!(
+        "VM {} is not initialized: its source/destination check is not switched yet",
+        vm.provider_id()
+    );
+    Err(Status::new(Code::Uninitialized, message).with_machine(machine))
+}
+
+/// Whether GetMachineStatus and ListMachines show a VM.
+pub fn is_visible(vm: &Vm, now: Instant, config: &SimulatedConfig) -> bool {
+    now >= vm
+        .ordered_at
+        .after(Duration::from_secs_f64(config.hide_new_seconds))
+}
+
+/// Switches the check to what the spec asks for (INI-22).
+pub fn initialize(cloud: &Cloud, now: Instant, claim: &Claim, check: bool) -> Result<Decision<Machine>> {
+    let vm = claim.one(cloud)?;
+    not_deleted(vm, now)?;
+    let changed =
+        (vm.source_dest_check != check).then_some(Event::SourceDestCheckSet { id: vm.id, on: check });
+    Ok(Decision {
+        events: changed.into_iter().collect(),
+        answer: described(vm, now)?,
+    })
+}
+
+/// Orders the deletion of all that is ours under this name; answers when it will be gone, none if it is.
+pub fn delete(
+    cloud: &Cloud,
+    now: Instant,
+    takes: Duration,
+    claim: &Claim,
+) -> Result<Decision<Option<Instant>>> {
+    let mut events = Vec::new();
+    let mut gone = None;
+    for vm in claim.vms(cloud) {
+        let at = vm.gone_at.unwrap_or_else(|| now.after(takes));
+        if vm.gone_at.is_none() {
+            not_locked(vm)?;
+            events.push(Event::DeletionOrdered {
+                id: vm.id,
+                gone_at: at,
+            });
+        }
+        gone = gone.max(Some(at));
+    }
+    Ok(Decision { events, answer: gone })
+}
+
+/// Whether nothing is left of what [`delete`] deletes.
+pub fn is_gone(cloud: &Cloud, claim: &Claim) -> bool {
+    claim.vms(cloud).next().is_none()
+}
+
+/// Orders the guest to stop; answers when it will be stopped.
+pub fn shut_down(cloud: &Cloud, now: Instant, takes: Duration, claim: &Claim) -> Result<Decision<Instant>> {
+    let vm = claim.one(cloud)?;
+    not_deleted(vm, now)?;
+    if vm.condition == Condition::Crashed {
+        return Ok(Decision::unchanged(now));
+    }
+    if let Some(at) = vm.stops_at {
+        return Ok(Decision::unchanged(at));
+    }
+    let stops_at = now.after(takes);
+    Ok(Decision {
+        events: vec![Event::StopOrdered { id: vm.id, stops_at }],
+        answer: stops_at,
+    })
+}
+
+/// Replaces the labels. What the VM really has counts, not what was applied before, so that an update that was half
+/// done and is taken back leaves nothing (UPD-03).
+pub fn update(
+    cloud: &Cloud,
+    now: Instant,
+    config: &SimulatedConfig,
+    claim: &Claim,
+    spec: &VmSpec,
+) -> Result<Decision<()>> {
+    let wanted = spec.within(config)?;
+    let vm = claim.one(cloud)?;
+    not_deleted(vm, now)?;
+    let check = (vm.source_dest_check != spec.source_dest_check).then_some(spec::SOURCE_DEST_CHECK);
+    if let Some(field) = difference(vm, spec, Some(wanted.root_fs_gb)).or(check) {
+        return Err(Status::new(
+            Code::InvalidArgument,
+            format!(
+                "the provider spec's /{field} can't be changed on VM {}; only /{} can",
+                vm.provider_id(),
+                spec::LABELS
+            ),
+        ));
+    }
+    let changed = (vm.labels != spec.labels).then(|| Event::LabelsSet {
+        id: vm.id,
+        labels: spec.labels.clone(),
+    });
+    Ok(Decision {
+        events: changed.into_iter().collect(),
+        answer: (),
+    })
+}
+
+/// The machine of a claim, if there is exactly one: what goes along with an error.
+pub fn machine(cloud: &Cloud, now: Instant, claim: &Claim) -> Option<Machine> {
+    claim
+        .only(claim.vms(cloud))
+        .ok()
+        .and_then(|vm| vm.describe(now).ok())
+}
+
+/// Lets the VMs of a claim come into being only later.
+pub fn defer(cloud: &Cloud, claim: &Claim, until: Instant) -> Decision<()> {
+    Decision {
+        events: claim
+            .vms(cloud)
+            .map(|vm| Event::Deferred { id: vm.id, until })
+            .collect(),
+        answer: (),
+    }
+}
+
+/// Lets the VMs of a claim vanish.
+pub fn vanish(cloud: &Cloud, claim: &Claim) -> Decision<()> {
+    Decision {
+        events: claim.vms(cloud).map(|vm| Event::Vanished { id: vm.id }).collect(),
+        answer: (),
+    }
+}
+
+/// The VM in the terms of the contract; INTERNAL when the cloud made an id that is none (DRV-CR-13).
+fn described(vm: &Vm, now: Instant) -> Result<Machine> {
+    vm.describe(now).map_err(|error| {
+        Status::new(
+            Code::Internal,
+            format!(
+                "the cloud gave VM `{}` an id that can't be used: {error}",
+                vm.name
+            ),
+        )
+    })
+}
+
+fn not_locked(vm: &Vm) -> Result<()> {
+    match vm.condition {
+        Condition::Sound | Condition::Crashed => Ok(()),
+        Condition::Locked => Err(Status::new(
+            Code::FailedPrecondition,
+            format!(
+                "VM {} is locked; somebody has to unlock it at the cloud's console",
+                vm.provider_id()
+            ),
+        )),
+    }
+}
+
+fn not_deleted(vm: &Vm, now: Instant) -> Result<()> {
+    let Some(gone_at) = vm.gone_at else { return Ok(()) };
+    Err(pending(
+        &format!(
+            "VM {} of machine `{}` is being deleted",
+            vm.provider_id(),
+            vm.name
+        ),
+        gone_at.since(now),
+    ))
+}
+
+/// ABORTED: something is under way that will take this much longer.
+pub fn pending(what: &str, wait: Duration) -> Status {
+    Status::new(
+        Code::Aborted,
+        format!("{what}, for another {:.1} s", wait.as_secs_f64()),
+    )
+    .with_retry_after(wait)
+}

@@ -1,0 +1,454 @@
+//! What the controller does about a code: one table for every call that it makes. The documentation's table is made from
+//! it.
+
+use std::time::Duration;
+
+use cmi_driver::{Code, Operation, Status};
+
+/// First wait of an exponential back-off.
+pub const FIRST_BACKOFF: Duration = Duration::from_secs(5);
+/// Longest wait of an exponential back-off.
+pub const LONGEST_BACKOFF: Duration = Duration::from_mins(5);
+/// The wait where only somebody else can change the outcome.
+pub const LONG_WAIT: Duration = Duration::from_mins(10);
+/// The longest wait that a driver gets by asking for it.
+pub const LONGEST_ASKED: Duration = Duration::from_hours(1);
+
+/// A call, at the point of a machine's life at which it is made: the same answer may mean another thing at another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Call {
+    /// The look-up before the first create.
+    LookUp,
+    /// The look-up after a create that may have made the VM.
+    LookUpAgain,
+    /// The list in which the VM is looked for before the first create, of a driver that can't look up.
+    List,
+    /// The same after a create that may have made the VM.
+    ListAgain,
+    /// The create.
+    Create,
+    /// The initialization after a create or a look-up that did not ask for one.
+    Initialize,
+    /// The initialization that the driver asked for.
+    FinishInitialization,
+    /// The look-up of a VM that is provisioned.
+    Recheck,
+    /// The update.
+    Update,
+    /// The guest is asked to stop, before the delete.
+    ShutDown,
+    /// The delete.
+    Delete,
+    /// The look-up after the delete.
+    ConfirmGone,
+    /// The list in which a VM of an unanswered create is looked for after the delete, of a driver that can't look up.
+    ListAfterDelete,
+    /// The question for failure domains, before there is a machine.
+    ListZones,
+    /// The question what a machine has, before there is one.
+    DescribeClass,
+}
+
+/// What happens after a call failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Next {
+    /// The same again, after an exponential back-off.
+    Retry,
+    /// The VM exists; initialize it, after an exponential back-off when that has just failed.
+    Initialize,
+    /// Wait long; after a create or an initialization, let nobody else create from the same class with the same
+    /// credentials meanwhile.
+    AwaitCapacity,
+    /// Wait long, or until spec or annotations change: a person has to act. Secrets are not watched.
+    AwaitPerson,
+    /// Nothing before the driver is another one, or the request (CMI-37): it does not offer a call that is needed here.
+    AwaitDriver,
+    /// Go on without this call.
+    Fallback,
+    /// Nothing before the spec changes: failureReason and failureMessage.
+    Terminal,
+    /// There is no such VM: the look-up may be followed by a create.
+    Create,
+    /// The VM is not where it was thought to be: look it up again, after an exponential back-off.
+    LookUp,
+    /// The VM that should be there is gone.
+    Vanished,
+    /// The guest can't be asked to stop: delete its VM now.
+    Delete,
+    /// The driver refuses the spec of a delete, as it may have refused the create: when its look-up says that there is no
+    /// VM, nothing is left to be deleted; else as [`Next::AwaitPerson`].
+    LookWhetherGone,
+    /// The VM is still there.
+    StillThere,
+    /// There is no such VM: the delete is done.
+    Gone,
+}
+
+/// What a person has to know of an outcome: half sentences and sentences for the documentation.
+#[derive(Clone, Copy, Debug)]
+pub struct Explanation {
+    /// What it means, and what happens.
+    pub meaning: &'static str,
+    /// When the same is tried again.
+    pub wait: &'static str,
+    /// What the person has to do.
+    pub remedy: &'static str,
+}
+
+impl Call {
+    /// Every call, in the order of a machine's life.
+    pub const ALL: [Self; 15] = [
+        Self::LookUp,
+        Self::LookUpAgain,
+        Self::List,
+        Self::ListAgain,
+        Self::Create,
+        Self::Initialize,
+        Self::FinishInitialization,
+        Self::Recheck,
+        Self::Update,
+        Self::ShutDown,
+        Self::Delete,
+        Self::ConfirmGone,
+        Self::ListAfterDelete,
+        Self::ListZones,
+        Self::DescribeClass,
+    ];
+
+    /// The driver's call.
+    pub const fn operation(self) -> Operation {
+        match self {
+            Self::LookUp | Self::LookUpAgain | Self::Recheck | Self::ConfirmGone => {
+                Operation::GetMachineStatus
+            }
+            Self::List | Self::ListAgain | Self::ListAfterDelete => Operation::ListMachines,
+            Self::Create => Operation::CreateMachine,
+            Self::Initialize | Self::FinishInitialization => Operation::InitializeMachine,
+            Self::Update => Operation::UpdateMachine,
+            Self::ShutDown => Operation::ShutDownMachine,
+            Self::Delete => Operation::DeleteMachine,
+            Self::ListZones => Operation::ListZones,
+            Self::DescribeClass => Operation::DescribeClass,
+        }
+    }
+
+    /// The call for a person, who may have to tell it from another of the same operation.
+    pub const fn description(self) -> &'static str {
+        match self {
+            Self::LookUp => "GetMachineStatus before the first create",
+            Self::LookUpAgain => "GetMachineStatus after a create",
+            Self::List => "ListMachines before the first create",
+            Self::ListAgain => "ListMachines after a create",
+            Self::Create => "CreateMachine",
+            Self::Initialize => "InitializeMachine",
+            Self::FinishInitialization => "InitializeMachine of a VM that is `Uninitialized`",
+            Self::Recheck => "GetMachineStatus of a provisioned VM",
+            Self::Update => "UpdateMachine",
+            Self::ShutDown => "ShutDownMachine",
+            Self::Delete => "DeleteMachine",
+            Self::ConfirmGone => "GetMachineStatus after a delete",
+            Self::ListAfterDelete => "ListMachines after a delete",
+            Self::ListZones => "ListZones",
+            Self::DescribeClass => "DescribeClass",
+        }
+    }
+}
+
+impl Next {
+    /// Every outcome, in the order of the documentation's table.
+    pub const ALL: [Self; 14] = [
+        Self::Retry,
+        Self::Initialize,
+        Self::AwaitCapacity,
+        Self::AwaitPerson,
+        Self::AwaitDriver,
+        Self::Fallback,
+        Self::Terminal,
+        Self::Create,
+        Self::LookUp,
+        Self::Vanished,
+        Self::Delete,
+        Self::LookWhetherGone,
+        Self::StillThere,
+        Self::Gone,
+    ];
+
+    /// The name by which the documentation speaks of it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Retry => "Retry",
+            Self::Initialize => "Initialize",
+            Self::AwaitCapacity => "AwaitCapacity",
+            Self::AwaitPerson => "AwaitPerson",
+            Self::AwaitDriver => "AwaitDriver",
+            Self::Fallback => "Fallback",
+            Self::Terminal => "Terminal",
+            Self::Create => "Create",
+            Self::LookUp => "LookUp",
+            Self::Vanished => "Vanished",
+            Self::Delete => "Delete",
+            Self::LookWhetherGone => "LookWhetherGone",
+            Self::StillThere => "StillThere",
+            Self::Gone => "Gone",
+        }
+    }
+
+    /// What a person has to know of it.
+    pub const fn explanation(self) -> Explanation {
+        match self {
+            Self::Retry => Explanation {
+                meaning: "The driver or its back end could not do it this time.",
+                wait: "after 5 s, doubling up to 5 min, with jitter; not before the time that the driver asks for",
+                remedy: "Nothing. If it goes on, look at the driver.",
+            },
+            Self::Initialize => Explanation {
+                meaning: "The VM exists but is not initialized: InitializeMachine is called.",
+                wait: "at once; after a failed InitializeMachine as `Retry`",
+                remedy: "Nothing. If it goes on, do what the message says.",
+            },
+            Self::AwaitCapacity => Explanation {
+                meaning: "A quota or pool is used up. After CreateMachine and InitializeMachine no other machine of the same driver, class and credentials is created until one of them has found room; deletions go on.",
+                wait: "after 10 min, or as long as the driver asks; one machine soon when a VM of the same credentials is gone, an annotation changes or the provider starts; the others when one succeeds",
+                remedy: "Raise the quota and set any annotation on one machine, or wait until something is deleted.",
+            },
+            Self::AwaitPerson => Explanation {
+                meaning: "A person has to act.",
+                wait: "after 10 min, or when spec or annotations change",
+                remedy: "Do what the message says, then set any annotation to have it tried at once.",
+            },
+            Self::AwaitDriver => Explanation {
+                meaning: "The driver does not offer a call that is needed here.",
+                wait: "when the driver has reconnected as another one, the provider starts again, or spec or annotations change",
+                remedy: "Use a driver, or a version of it, that offers the call.",
+            },
+            Self::Fallback => Explanation {
+                meaning: "The driver does not offer this optional call: the controller goes on without it.",
+                wait: "not needed",
+                remedy: "Nothing.",
+            },
+            Self::Terminal => Explanation {
+                meaning: "The request can't succeed as it is: `failureReason` and `failureMessage` are set.",
+                wait: "when the spec changes",
+                remedy: "Correct the spec, or make a new template and replace the machine.",
+            },
+            Self::Create => Explanation {
+                meaning: "There is no such VM: it is created.",
+                wait: "at once; after an earlier create once the driver's consistency window has passed",
+                remedy: "Nothing.",
+            },
+            Self::LookUp => Explanation {
+                meaning: "The VM is not where it was thought to be: it is looked up again.",
+                wait: "after 5 s, doubling up to 5 min, with jitter",
+                remedy: "Nothing.",
+            },
+            Self::Vanished => Explanation {
+                meaning: "The VM is gone: `Ready` turns `False`. The VM is not recreated for this Machine.",
+                wait: "`Ready` changes once the driver's consistency window has passed",
+                remedy: "Delete the Machine, unless a MachineHealthCheck does.",
+            },
+            Self::Delete => Explanation {
+                meaning: "The guest can't be asked to stop: its VM is deleted.",
+                wait: "at once",
+                remedy: "Nothing.",
+            },
+            Self::LookWhetherGone => Explanation {
+                meaning: "The driver refuses the spec of a deletion. Where its look-up says `NotFound`, nothing is left to be deleted; otherwise a person has to act.",
+                wait: "as `AwaitPerson`",
+                remedy: "Do what the message says, or delete the VM at the back end.",
+            },
+            Self::StillThere => Explanation {
+                meaning: "The VM is still there: it is deleted again.",
+                wait: "after 5 s, later after a quarter of the time that the deletion has taken, up to 1 min",
+                remedy: "Nothing.",
+            },
+            Self::Gone => Explanation {
+                meaning: "There is no such VM: the deletion is done once the look-up confirms it and the driver's consistency window has passed.",
+                wait: "not needed",
+                remedy: "Nothing.",
+            },
+        }
+    }
+}
+
+/// What the controller does when a call failed with a code (CTL-02, CTL-04, and the rows CTL-<call>-<code>).
+pub const fn next(call: Call, code: Code) -> Next {
+    match code {
+        Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => {
+            Next::Retry
+        }
+        Code::PermissionDenied
+        | Code::Unauthenticated
+        | Code::FailedPrecondition
+        | Code::Internal
+        | Code::DataLoss => courtesy_or(call, Next::AwaitPerson),
+        Code::ResourceExhausted => courtesy_or(call, Next::AwaitCapacity),
+        Code::InvalidArgument => match call {
+            // A look-up that refuses the spec refuses the create, unless a VM may be there.
+            Call::LookUp | Call::List | Call::Create => Next::Terminal,
+            Call::Delete => Next::LookWhetherGone,
+            _ => courtesy_or(call, Next::AwaitPerson),
+        },
+        Code::AlreadyExists | Code::OutOfRange => match call {
+            Call::Create => Next::Terminal,
+            _ => courtesy_or(call, Next::AwaitPerson),
+        },
+        Code::NotFound => match call {
+            Call::LookUp | Call::LookUpAgain => Next::Create,
+            Call::Create | Call::Initialize | Call::FinishInitialization | Call::Update => Next::LookUp,
+            Call::Recheck => Next::Vanished,
+            Call::ShutDown => Next::Delete,
+            Call::Delete | Call::ConfirmGone => Next::Gone,
+            // Only a list without the VM says that there is none.
+            Call::List | Call::ListAgain | Call::ListAfterDelete | Call::ListZones | Call::DescribeClass => {
+                Next::Retry
+            }
+        },
+        Code::Unimplemented => match call {
+            Call::LookUp
+            | Call::List
+            | Call::Initialize
+            | Call::Recheck
+            // The delete was answered, and the time that a create gets is waited for all the same.
+            | Call::ListAfterDelete
+            | Call::ListZones
+            | Call::DescribeClass => Next::Fallback,
+            Call::ShutDown => Next::Delete,
+            // Required, or offered and not answered, which says nothing about a VM that may exist.
+            Call::LookUpAgain
+            | Call::ListAgain
+            | Call::Create
+            | Call::FinishInitialization
+            | Call::Update
+            | Call::Delete
+            | Call::ConfirmGone => Next::AwaitDriver,
+        },
+        Code::Uninitialized => match call {
+            Call::LookUp
+            | Call::LookUpAgain
+            | Call::Create
+            | Call::Initialize
+            | Call::FinishInitialization
+            | Call::Recheck => Next::Initialize,
+            // A deletion goes on whether or not the VM was ever initialized (INI-24).
+            Call::ConfirmGone => Next::StillThere,
+            Call::List
+            | Call::ListAgain
+            | Call::ListAfterDelete
+            | Call::Update
+            | Call::ShutDown
+            | Call::Delete
+            | Call::ListZones
+            | Call::DescribeClass => Next::Retry,
+        },
+    }
+}
+
+/// The guest's time is a courtesy: one that can't be asked to stop is deleted now, rather than when what keeps it from
+/// being asked has been repaired.
+const fn courtesy_or(call: Call, otherwise: Next) -> Next {
+    match call {
+        Call::ShutDown => Next::Delete,
+        _ => otherwise,
+    }
+}
+
+/// The wait that a driver asks for; it gets an hour at most. No time at all is none that was asked for.
+pub fn asked(status: &Status) -> Option<Duration> {
+    let asked = status.retry_after().filter(|wait| !wait.is_zero())?;
+    Some(asked.min(LONGEST_ASKED))
+}
+
+/// The wait before attempt `attempt + 1`, when `attempt` (from 1) has just failed: 5 s, 10 s, … up to 5 min, less up to
+/// a fifth by `jitter` (0 ≤ jitter < 1), so that machines that failed together do not come back together.
+pub fn backoff(attempt: u32, jitter: f64) -> Duration {
+    let doublings = attempt.saturating_sub(1).min(16);
+    let full = FIRST_BACKOFF.saturating_mul(1 << doublings).min(LONGEST_BACKOFF);
+    full.mul_f64(1.0 - 0.2 * jitter.clamp(0.0, 1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// CTL-CR-01..CTL-CR-16
+    #[test]
+    fn create_is_repeated_only_for_transient_codes() {
+        use Code::*;
+        for code in Code::ALL {
+            let expected = match code {
+                Canceled | Unknown | DeadlineExceeded | Aborted | Unavailable => Next::Retry,
+                NotFound => Next::LookUp,
+                InvalidArgument | AlreadyExists | OutOfRange => Next::Terminal,
+                ResourceExhausted => Next::AwaitCapacity,
+                PermissionDenied | Unauthenticated | FailedPrecondition | Internal | DataLoss => {
+                    Next::AwaitPerson
+                }
+                Unimplemented => Next::AwaitDriver,
+                Uninitialized => Next::Initialize,
+            };
+            assert_eq!(next(Call::Create, code), expected, "{code}");
+        }
+    }
+
+    /// DRV-30: only a confirmed absence may lead to a create.
+    #[test]
+    fn no_answer_of_get_status_but_not_found_leads_to_a_create() {
+        for call in Call::ALL {
+            for code in Code::ALL {
+                let creates = next(call, code) == Next::Create;
+                let looks = matches!(call, Call::LookUp | Call::LookUpAgain);
+                assert_eq!(creates, looks && code == Code::NotFound, "{call:?} {code}");
+            }
+        }
+    }
+
+    /// CTL-DE-02..CTL-DE-16, INI-24
+    #[test]
+    fn a_delete_ends_only_when_the_vm_is_gone() {
+        for call in [Call::Delete, Call::ConfirmGone] {
+            for code in Code::ALL {
+                assert_eq!(next(call, code) == Next::Gone, code == Code::NotFound, "{code}");
+                assert_ne!(next(call, code), Next::Terminal);
+            }
+        }
+    }
+
+    #[test]
+    fn a_guest_that_cannot_be_asked_to_stop_does_not_hold_its_deletion_up() {
+        for code in Code::ALL {
+            let waits = matches!(
+                code,
+                Code::Canceled
+                    | Code::Unknown
+                    | Code::DeadlineExceeded
+                    | Code::Aborted
+                    | Code::Unavailable
+                    | Code::Uninitialized
+            );
+            let expected = if waits { Next::Retry } else { Next::Delete };
+            assert_eq!(next(Call::ShutDown, code), expected, "{code}");
+        }
+    }
+
+    /// CTL-GS-03, CTL-GS-12: before any create nothing is at stake, and afterwards a VM may be.
+    #[test]
+    fn a_look_up_is_held_to_more_when_a_vm_may_exist() {
+        for (code, before, after) in [
+            (Code::InvalidArgument, Next::Terminal, Next::AwaitPerson),
+            (Code::Unimplemented, Next::Fallback, Next::AwaitDriver),
+        ] {
+            for (first, again) in [(Call::LookUp, Call::LookUpAgain), (Call::List, Call::ListAgain)] {
+                assert_eq!(next(first, code), before);
+                assert_eq!(next(again, code), after);
+            }
+        }
+    }
+
+    #[test]
+    fn backoff_doubles_from_five_seconds_to_five_minutes_and_jitter_only_shortens_it() {
+        let seconds: Vec<_> = (1..=8).map(|n| backoff(n, 0.0).as_secs()).collect();
+        assert_eq!(seconds, [5, 10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(backoff(u32::MAX, 0.0), LONGEST_BACKOFF);
+        assert!(backoff(1, 0.999) >= Duration::from_secs(4));
+    }
+}
