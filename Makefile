@@ -25,11 +25,12 @@ quickstart: ## Watch a real Cluster API bring up Machines through this provider,
 .PHONY: generate
 generate: ## Write config/crd, config/rbac, config/policy and the tables of the documentation anew from the code.
 	$(CARGO) run -q --bin capcmi -- manifests --write config
-	$(CARGO) run -q --bin capcmi -- docs README.md docs/*.md
+	$(CARGO) run -q -p xtask -- docs README.md docs/*.md
 
 .PHONY: check-generated
 check-generated: ## Fail when what is generated is not what the code prints; part of the tests.
 	$(CARGO) test -q --test manifests committed
+	$(CARGO) test -q -p xtask committed
 
 .PHONY: release
 release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=…).

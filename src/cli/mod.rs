@@ -4,7 +4,6 @@
 
 mod address;
 pub mod conformance;
-mod docs;
 mod driver;
 mod driver_kind;
 mod drivers;
@@ -18,7 +17,7 @@ mod yaml;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::manifests::Manifests;
 use crate::telemetry::{self, Chain, LogArgs};
@@ -57,9 +56,6 @@ enum Command {
     Conformance(Box<conformance::ConformanceArgs>),
     /// Print what is to be installed beside the provider, or write it to files.
     Manifests(Manifests),
-    /// Write into the documentation what the code knows.
-    #[command(hide = true)]
-    Docs(docs::DocsArgs),
     /// Print the version.
     Version,
 }
@@ -97,6 +93,11 @@ impl Failure {
     }
 }
 
+/// The command line, as its help shows it.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Parses the command line, runs the command, and says how it went.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -132,7 +133,6 @@ fn execute(cli: Cli) -> Result<(), Failure> {
             block_on(conformance::execute(*args))
         }
         Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(Failure::Failed),
-        Command::Docs(args) => docs::execute(&args).map_err(Failure::Failed),
         Command::Version => {
             println!("capcmi {}", env!("CARGO_PKG_VERSION"));
             Ok(())
@@ -153,8 +153,6 @@ fn block_on(future: impl Future<Output = Result<(), Failure>>) -> Result<(), Fai
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]

@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use super::markdown;
-use crate::manifests;
+use crate::markdown;
+use capcmi::manifests;
 
 /// Below these, in a template, is what another kind has.
 const TEMPLATED: &str = "spec.template.spec";
@@ -19,7 +19,7 @@ struct Field<'a> {
 }
 
 /// Every field of a kind, with what its schema says of it.
-pub(super) fn table(kind: &str) -> Result<String> {
+pub(crate) fn table(kind: &str) -> Result<String> {
     let definitions = manifests::definitions()?;
     let definition = definitions
         .iter()

@@ -1,4 +1,5 @@
-//! `capcmi docs`: writes into the documentation what the code knows better. For developers, so it is not in the help.
+//! What a developer runs, and no user: `cargo run -p xtask -- docs FILE…` writes into the documentation what the code knows
+//! better (`make generate`).
 
 mod api;
 mod compliance;
@@ -10,7 +11,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use clap::Args;
+use clap::{Args, Parser};
 
 use compliance::Rows;
 
@@ -21,9 +22,16 @@ const START_END: &str = " -->\n";
 /// What a generated block ends with.
 const END: &str = "<!-- end -->";
 
+/// Tasks of developers.
+#[derive(Debug, Parser)]
+enum Task {
+    /// Write into the documentation what the code knows.
+    Docs(DocsArgs),
+}
+
 /// Writes what is between `<!-- generated: NAME -->` and `<!-- end -->` anew.
 #[derive(Debug, Args)]
-pub(super) struct DocsArgs {
+struct DocsArgs {
     /// Fail where something would change, and write nothing.
     #[arg(long)]
     check: bool,
@@ -32,7 +40,13 @@ pub(super) struct DocsArgs {
     files: Vec<PathBuf>,
 }
 
-pub(super) fn execute(args: &DocsArgs) -> Result<()> {
+fn main() -> Result<()> {
+    match Task::parse() {
+        Task::Docs(args) => execute(&args),
+    }
+}
+
+fn execute(args: &DocsArgs) -> Result<()> {
     let mut outdated = Vec::new();
     for path in &args.files {
         let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
@@ -107,7 +121,25 @@ fn markdown(titles: &[impl AsRef<str>], rows: &[impl AsRef<[String]>]) -> String
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    #[test]
+    fn committed_tables_are_what_the_code_prints() {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let folders = [repository.clone(), repository.join("docs")];
+        let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
+        let files: Vec<_> = entries
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
+            .collect();
+        assert!(
+            files.iter().any(|path| path.ends_with("docs/errors.md")),
+            "{files:?}"
+        );
+        execute(&DocsArgs { check: true, files }).unwrap();
+    }
 
     #[test]
     fn what_is_between_the_marks_is_replaced_and_nothing_else() {

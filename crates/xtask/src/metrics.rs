@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::markdown;
-use crate::metrics::{Kind, Metrics, OrphanReason, Outcome, PermitCount};
+use crate::markdown;
+use capcmi::metrics::{Kind, Metrics, OrphanReason, Outcome, PermitCount};
 use cmi_driver::Operation;
 
-pub(super) fn table() -> String {
+pub(crate) fn table() -> String {
     let text = sample().encode();
     let words = |line: &'static str| move |text: &&str| text.starts_with(line);
     let of = |start: &'static str, name: &str| {

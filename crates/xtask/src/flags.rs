@@ -1,13 +1,12 @@
 //! The flags of a command, as its help has them.
 
-use clap::{Arg, Command, CommandFactory as _};
+use clap::{Arg, Command};
 
-use super::markdown;
-use crate::cli::Cli;
+use crate::markdown;
 
 /// The flags of the command with this path of names, `driver serve`.
-pub(super) fn table(path: &str) -> String {
-    let mut cli = Cli::command();
+pub(crate) fn table(path: &str) -> String {
+    let mut cli = capcmi::cli::command();
     // Arguments that all commands share are handed down by this.
     cli.build();
     let documented = |flag: &&Arg| {

@@ -1,11 +1,11 @@
 //! What each machine code means, out of the table that the controller works by.
 
-use super::markdown;
-use crate::retry::{Call, Next, next};
+use crate::markdown;
+use capcmi::retry::{Call, Next, next};
 use cmi_driver::Code;
 
 /// The calls until a VM is up. With the groups below, every call is in one table, and no table is too wide to be read.
-pub(super) const WAY_UP: &[Call] = &[
+pub(crate) const WAY_UP: &[Call] = &[
     Call::LookUp,
     Call::Create,
     Call::LookUpAgain,
@@ -13,16 +13,16 @@ pub(super) const WAY_UP: &[Call] = &[
     Call::FinishInitialization,
 ];
 /// What stands for a look-up, where a driver lists and can't look up.
-pub(super) const LISTS: &[Call] = &[Call::List, Call::ListAgain, Call::ListAfterDelete];
+pub(crate) const LISTS: &[Call] = &[Call::List, Call::ListAgain, Call::ListAfterDelete];
 /// The calls about a VM that is up.
-pub(super) const UP: &[Call] = &[Call::Recheck, Call::Update];
+pub(crate) const UP: &[Call] = &[Call::Recheck, Call::Update];
 /// The calls of a deletion.
-pub(super) const WAY_DOWN: &[Call] = &[Call::ShutDown, Call::Delete, Call::ConfirmGone];
+pub(crate) const WAY_DOWN: &[Call] = &[Call::ShutDown, Call::Delete, Call::ConfirmGone];
 /// The calls that need no machine.
-pub(super) const WITHOUT_VM: &[Call] = &[Call::ListZones, Call::DescribeClass];
+pub(crate) const WITHOUT_VM: &[Call] = &[Call::ListZones, Call::DescribeClass];
 
 /// What each class means.
-pub(super) fn classes() -> String {
+pub(crate) fn classes() -> String {
     let rows = Next::ALL.map(|class| {
         let explained = class.explanation();
         [
@@ -39,7 +39,7 @@ pub(super) fn classes() -> String {
 }
 
 /// The class that each code has as an answer to each of these calls.
-pub(super) fn matrix(calls: &[Call]) -> String {
+pub(crate) fn matrix(calls: &[Call]) -> String {
     let titles = calls.iter().map(|call| call.description().to_owned());
     let rows = Code::ALL.map(|code| -> Vec<_> {
         let classes = calls.iter().map(|call| format!("`{}`", next(*call, code).name()));

@@ -1,12 +1,12 @@
 //! The rules on drivers and plugins, each with the cases that prove it.
 
-use super::markdown;
+use crate::markdown;
 use cmi_conformance::rules::{self, Proof, Rule};
 use cmi_conformance::{Case, Level, cases};
 
 /// Which rows a table has.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Rows {
+pub(crate) enum Rows {
     /// Those that are prose.
     Prose(&'static [&'static str]),
     /// Those of error tables, one for each call and code.
@@ -33,7 +33,7 @@ fn is_number(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-pub(super) fn table(of: Rows) -> String {
+pub(crate) fn table(of: Rows) -> String {
     let rows: Vec<_> = rules::all()
         .filter(|rule| of.have(rule.id))
         .map(|rule| {
@@ -61,7 +61,7 @@ fn proof(rule: &Rule) -> String {
 }
 
 /// How many rows there are, and how many are proven.
-pub(super) fn summary() -> String {
+pub(crate) fn summary() -> String {
     let count = |fits: fn(&Rule) -> bool| rules::all().filter(|rule| fits(rule)).count();
     format!(
         "{} rows, {} of them binding; {} cases prove {}, and {} are not tested, each for the reason beside it.\n",
@@ -74,7 +74,7 @@ pub(super) fn summary() -> String {
 }
 
 /// What each case shows, and what it can't run without.
-pub(super) fn cases() -> String {
+pub(crate) fn cases() -> String {
     let rows: Vec<_> = cases::all()
         .map(|case| [format!("`{}`", case.name), case.title.to_owned(), needs(case)])
         .collect();
