@@ -49,7 +49,7 @@ async fn a_capability_that_lies_is_blamed_alone_and_what_needs_it_is_not_judged(
     let other = |id: &&str| !["DRV-33", "CMI-136", "CMI-03"].contains(id) && !id.contains("-LM-");
     let blamed: Vec<_> = broken.iter().filter(|id| other(id)).collect();
     assert!(blamed.len() < 16, "{blamed:?}");
-    let Verdict::Unjudged { reason } = &report.rule("DRV-DE-00").unwrap().verdict else {
+    let Verdict::Inconclusive { reason } = &report.rule("DRV-DE-00").unwrap().verdict else {
         panic!("that a VM is deleted can't be seen without its list");
     };
     assert!(
@@ -77,7 +77,7 @@ async fn nothing_is_tried_when_the_configuration_makes_no_vm() {
         panic!("{failed:#?}");
     };
     assert_eq!(first.name, "create-makes-a-vm");
-    let Verdict::Unjudged { reason } = &report.rule("DRV-23").unwrap().verdict else {
+    let Verdict::Inconclusive { reason } = &report.rule("DRV-23").unwrap().verdict else {
         panic!("without a VM nothing can be deleted");
     };
     assert!(

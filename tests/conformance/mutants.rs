@@ -308,7 +308,7 @@ async fn the_intact_driver_passes_where_its_mutants_fail() {
     }
 }
 
-/// A whole run, as its author would see it: no hook, no case and no clearing up may depend on the driver being right.
+/// A whole run, as its author would see it: no hook, no case and no cleanup may depend on the driver being right.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_whole_run_against_a_mutant_ends_in_time_and_says_no() {
     for flaw in [CreateForgets, DeleteTooEarly, ListLeaks] {

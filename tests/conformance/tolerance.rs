@@ -32,14 +32,14 @@ impl Shape {
 
 fn is_compliant_and_leaves_nothing(simulated: &Simulated, report: &Report) {
     let broken: Vec<_> = report.broken().collect();
-    let unjudged: Vec<_> = report
+    let inconclusive: Vec<_> = report
         .cases
         .iter()
-        .filter(|case| case.verdict.is_unjudged())
+        .filter(|case| case.verdict.is_inconclusive())
         .collect();
     assert!(
-        broken.is_empty() && unjudged.is_empty(),
-        "{broken:#?} {unjudged:#?}"
+        broken.is_empty() && inconclusive.is_empty(),
+        "{broken:#?} {inconclusive:#?}"
     );
     assert!(report.compliant, "{:?}", report.leftovers);
     assert_eq!(simulated.driver.console().vms().unwrap(), []);

@@ -4,22 +4,22 @@ use cmi_driver::{Code, Operation, Status};
 
 /// Why a case ends early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Halt {
+pub enum CaseError {
     /// A rule is broken: a sentence for the driver's author.
     #[error("{0}")]
     Failed(String),
     /// What the case is for was not reached: something else, that it needs, does not work.
     #[error("{0}")]
-    Unjudged(String),
+    Inconclusive(String),
     /// The case can't be run here.
     #[error("{0}")]
     Skipped(String),
 }
 
 /// How a case ends.
-pub type Outcome<T = ()> = Result<T, Halt>;
+pub type Outcome<T = ()> = Result<T, CaseError>;
 
-impl Halt {
+impl CaseError {
     /// A broken rule.
     pub fn failed(message: impl Into<String>) -> Self {
         Self::Failed(message.into())
@@ -29,8 +29,8 @@ impl Halt {
     #[must_use]
     pub fn in_preparation(self) -> Self {
         match self {
-            Self::Failed(reason) => Self::Unjudged(format!("preparation failed: {reason}")),
-            Self::Unjudged(_) | Self::Skipped(_) => self,
+            Self::Failed(reason) => Self::Inconclusive(format!("preparation failed: {reason}")),
+            Self::Inconclusive(_) | Self::Skipped(_) => self,
         }
     }
 }
@@ -38,12 +38,12 @@ impl Halt {
 /// Fails with a message unless something holds.
 ///
 /// # Errors
-/// [`Halt::Failed`] with the message.
+/// [`CaseError::Failed`] with the message.
 pub fn ensure(holds: bool, message: impl FnOnce() -> String) -> Outcome {
     if holds {
         Ok(())
     } else {
-        Err(Halt::Failed(message()))
+        Err(CaseError::Failed(message()))
     }
 }
 
@@ -63,11 +63,11 @@ impl<T> Answer<T> {
     /// The response; anything else is a failure.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call was refused.
+    /// [`CaseError::Failed`] when the call was refused.
     pub fn ok(self) -> Outcome<T> {
         let (operation, about) = (self.operation, self.about);
         self.result.map_err(|status| {
-            Halt::failed(format!(
+            CaseError::failed(format!(
                 "{operation} of {about} has to answer OK, and answered {status}"
             ))
         })
@@ -76,7 +76,7 @@ impl<T> Answer<T> {
     /// The error, which has to have this very code.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call succeeded or has another code.
+    /// [`CaseError::Failed`] when the call succeeded or has another code.
     pub fn refused(self, code: Code) -> Outcome<Status> {
         self.refused_with(&[code])
     }
@@ -84,16 +84,16 @@ impl<T> Answer<T> {
     /// The error, which has to have one of these codes.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call succeeded or has another code.
+    /// [`CaseError::Failed`] when the call succeeded or has another code.
     pub fn refused_with(self, codes: &[Code]) -> Outcome<Status> {
         let wanted = names(codes);
         let (operation, about) = (self.operation, self.about);
         match self.result {
             Err(status) if codes.contains(&status.code()) => Ok(status),
-            Err(status) => Err(Halt::failed(format!(
+            Err(status) => Err(CaseError::failed(format!(
                 "{operation} of {about} has to answer {wanted}, and answered {status}"
             ))),
-            Ok(_) => Err(Halt::failed(format!(
+            Ok(_) => Err(CaseError::failed(format!(
                 "{operation} of {about} has to answer {wanted}, and answered OK"
             ))),
         }
@@ -102,7 +102,7 @@ impl<T> Answer<T> {
     /// The response, or nothing when the call was refused with one of these codes.
     ///
     /// # Errors
-    /// [`Halt::Failed`] for every other code.
+    /// [`CaseError::Failed`] for every other code.
     pub fn ok_or(self, codes: &[Code]) -> Outcome<Option<T>> {
         match &self.result {
             Err(status) if codes.contains(&status.code()) => Ok(None),
@@ -139,10 +139,10 @@ mod tests {
 
     #[test]
     fn another_code_than_the_one_asked_for_is_a_failure_that_names_both() {
-        let halt = answer(Err(Status::new(Code::Internal, "a disk is missing")))
+        let error = answer(Err(Status::new(Code::Internal, "a disk is missing")))
             .refused(Code::NotFound)
             .unwrap_err();
-        let message = halt.to_string();
+        let message = error.to_string();
         assert!(
             message.contains("NotFound") && message.contains("Internal"),
             "{message}"

@@ -6,7 +6,7 @@ use futures::future::BoxFuture;
 
 use super::answer::Outcome;
 use super::hooks::Hook;
-use super::trial::Trial;
+use super::test_context::TestContext;
 use cmi_driver::Operation;
 
 /// A case. Cases are told apart by their names, which stay as they are.
@@ -20,7 +20,7 @@ pub struct Case {
     /// What it can't run without.
     pub needs: &'static [Need],
     /// Makes the calls and judges the answers.
-    pub run: fn(Trial) -> BoxFuture<'static, Outcome>,
+    pub run: fn(TestContext) -> BoxFuture<'static, Outcome>,
 }
 
 /// What a case can't run without.

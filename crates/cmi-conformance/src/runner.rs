@@ -8,18 +8,18 @@ use futures::stream::{self, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::answer::{Halt, Outcome};
+use super::answer::{CaseError, Outcome};
 use super::case::{Case, Need};
 use super::cases;
-use super::clearing::{Clearing, Deleted};
+use super::cleanup::{Cleanup, Deleted};
 use super::config::Config;
 use super::hooks::{Hook, Hooks};
 use super::judge::{Judge, Violation};
-use super::reach::Reach;
+use super::liveness::Liveness;
 use super::report::{CaseReport, Report, Verdict};
 use super::rules::{self, Rule};
 use super::target::Target;
-use super::trial::{Shared, Trial, canary};
+use super::test_context::{Shared, TestContext, canary};
 use cmi_driver::Status;
 
 /// Why a case was not run to its end.
@@ -131,7 +131,7 @@ pub async fn run(
         hooks,
         capabilities,
         judge: Judge::new(canary(&run), config.public_secret_keys.clone()),
-        reach: Reach::new(config.call_limit(), stop.clone()),
+        liveness: Liveness::new(config.call_limit(), stop.clone()),
         stop: stop.clone(),
         run,
         config,
@@ -159,7 +159,7 @@ pub async fn run(
     while let Some(ended) = all.next().await {
         note(ended, &mut reports);
     }
-    left.extend(clearing(&shared).confirm(deleted, parallel).await);
+    left.extend(cleanup(&shared).confirm(deleted, parallel).await);
     reports.sort_by_key(|report| chosen.iter().position(|case| case.name == report.name));
     reports.extend(shared.judge.violations().into_iter().map(watched));
     Ok(Report::new(
@@ -187,12 +187,12 @@ struct Ended {
     problem: Option<String>,
 }
 
-fn clearing(shared: &Shared) -> Clearing<'_> {
-    Clearing {
+fn cleanup(shared: &Shared) -> Cleanup<'_> {
+    Cleanup {
         driver: &*shared.target.driver,
         capabilities: &shared.capabilities,
         limit: shared.config.call_limit(),
-        reach: &shared.reach,
+        liveness: &shared.liveness,
     }
 }
 
@@ -200,38 +200,38 @@ fn clearing(shared: &Shared) -> Clearing<'_> {
 /// hopeless, it is not run.
 async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>) -> Ended {
     let started = Instant::now();
-    let trial = Trial::new(Arc::clone(&shared), case.name);
+    let test_context = TestContext::new(Arc::clone(&shared), case.name);
     let stop = &shared.stop;
     let ended = stop.is_cancelled().then(|| ended_early(&shared).to_owned());
     let skipped = ended
-        .or_else(|| missing(&trial, case))
+        .or_else(|| missing(&test_context, case))
         .map(|reason| Verdict::Skipped { reason });
-    let unjudged = hopeless.map(|reason| Verdict::Unjudged { reason });
-    if let Some(verdict) = skipped.or(unjudged) {
+    let inconclusive = hopeless.map(|reason| Verdict::Inconclusive { reason });
+    if let Some(verdict) = skipped.or(inconclusive) {
         return Ended {
             report: CaseReport::new(case, verdict, Vec::new(), started.elapsed()),
             deleted: Vec::new(),
             problem: None,
         };
     }
-    let outcome = guarded((case.run)(trial.clone()), &shared).await;
-    let problem = if case.disturbs() && trial.has(Hook::Restore) {
-        trial.restore().await.err().map(|halt| halt.to_string())
+    let outcome = guarded((case.run)(test_context.clone()), &shared).await;
+    let problem = if case.disturbs() && test_context.has(Hook::Restore) {
+        test_context.restore().await.err().map(|error| error.to_string())
     } else {
         None
     };
-    let deleted = clearing(&shared).delete(trial.tracker().take()).await;
+    let deleted = cleanup(&shared).delete(test_context.tracker().take()).await;
     let verdict = match outcome {
         Ok(()) => Verdict::Passed,
-        Err(Halt::Failed(reason)) => Verdict::Failed { reason },
-        Err(Halt::Unjudged(reason)) => Verdict::Unjudged { reason },
-        Err(Halt::Skipped(_)) if stop.is_cancelled() => Verdict::Skipped {
+        Err(CaseError::Failed(reason)) => Verdict::Failed { reason },
+        Err(CaseError::Inconclusive(reason)) => Verdict::Inconclusive { reason },
+        Err(CaseError::Skipped(_)) if stop.is_cancelled() => Verdict::Skipped {
             reason: ended_early(&shared).to_owned(),
         },
-        Err(Halt::Skipped(reason)) => Verdict::Skipped { reason },
+        Err(CaseError::Skipped(reason)) => Verdict::Skipped { reason },
     };
     Ended {
-        report: CaseReport::new(case, verdict, trial.warnings(), started.elapsed()),
+        report: CaseReport::new(case, verdict, test_context.warnings(), started.elapsed()),
         deleted,
         problem,
     }
@@ -244,34 +244,38 @@ async fn guarded(case: impl Future<Output = Outcome> + Send + 'static, shared: &
         biased;
         () = shared.stop.cancelled() => {
             // The case makes no further call, and ends by itself unless the one that is under way does not.
-            let patience = if shared.reach.is_lost() { Duration::ZERO } else { LONGEST_FAREWELL };
+            let patience = if shared.liveness.is_lost() { Duration::ZERO } else { LONGEST_FAREWELL };
             if tokio::time::timeout(patience, &mut task).await.is_err() {
                 task.abort();
                 let _aborted = task.await;
             }
-            Err(Halt::Skipped(ENDED_EARLY.to_owned()))
+            Err(CaseError::Skipped(ENDED_EARLY.to_owned()))
         }
         joined = &mut task => joined.unwrap_or_else(|error| {
-            Err(Halt::Failed(format!("the case did not end by itself: {error}")))
+            Err(CaseError::Failed(format!("the case did not end by itself: {error}")))
         }),
     }
 }
 
 fn ended_early(shared: &Shared) -> &'static str {
-    if shared.reach.is_lost() { LOST } else { ENDED_EARLY }
+    if shared.liveness.is_lost() {
+        LOST
+    } else {
+        ENDED_EARLY
+    }
 }
 
 /// What a case needs and can't have here.
-fn missing(trial: &Trial, case: &Case) -> Option<String> {
+fn missing(test_context: &TestContext, case: &Case) -> Option<String> {
     case.needs.iter().find_map(|need| match *need {
-        Need::Call(operation) if !trial.offers(operation) => {
+        Need::Call(operation) if !test_context.offers(operation) => {
             Some(format!("the driver does not offer {operation}"))
         }
-        Need::Hook(hook) if !trial.has(hook) => Some(format!("there is no hook `{hook}`")),
-        Need::Setting(setting) if !trial.config().says(setting) => {
+        Need::Hook(hook) if !test_context.has(hook) => Some(format!("there is no hook `{hook}`")),
+        Need::Setting(setting) if !test_context.config().says(setting) => {
             Some(format!("the configuration has no `{}`", setting.path()))
         }
-        Need::Endpoint if trial.target().wire().is_none() => {
+        Need::Endpoint if test_context.target().wire().is_none() => {
             Some("the driver is not behind an endpoint".to_owned())
         }
         Need::Call(_) | Need::Hook(_) | Need::Setting(_) | Need::Endpoint => None,

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::order::Order;
+use super::machine_request::MachineRequest;
 use cmi_driver::{Code, LastKnownState, Machine, ProviderId};
 
 /// The machines of one case, in the order in which they were asked for.
@@ -13,7 +13,7 @@ pub struct Tracker(Mutex<Vec<Noted>>);
 #[derive(Clone, Debug)]
 pub struct Noted {
     /// As it was asked for.
-    pub order: Order,
+    pub request: MachineRequest,
     /// A create was answered with the VM: there was one for sure.
     pub was_made: bool,
     /// How many creates nobody has heard the end of: they may still make it.
@@ -25,9 +25,9 @@ pub struct Noted {
 }
 
 impl Noted {
-    fn new(order: &Order) -> Self {
+    fn new(request: &MachineRequest) -> Self {
         Self {
-            order: order.clone(),
+            request: request.clone(),
             was_made: false,
             under_way: 0,
             id: None,
@@ -35,8 +35,9 @@ impl Noted {
         }
     }
 
-    fn is(&self, order: &Order) -> bool {
-        (&self.order.name, &self.order.class.provider_spec) == (&order.name, &order.class.provider_spec)
+    fn is(&self, request: &MachineRequest) -> bool {
+        (&self.request.name, &self.request.class.provider_spec)
+            == (&request.name, &request.class.provider_spec)
     }
 
     /// There is a VM. What is not said this time stays as it was.
@@ -49,18 +50,18 @@ impl Noted {
 
 impl Tracker {
     /// Notes a machine; has to be done before the call that may make it.
-    pub fn note(&self, order: &Order) {
-        self.last(order, |_| ());
+    pub fn note(&self, request: &MachineRequest) {
+        self.last(request, |_| ());
     }
 
     /// Notes a create; has to be done before it.
-    pub fn asked(&self, order: &Order) {
-        self.last(order, |noted| noted.under_way += 1);
+    pub fn asked(&self, request: &MachineRequest) {
+        self.last(request, |noted| noted.under_way += 1);
     }
 
     /// Notes how a create ended.
-    pub fn answered(&self, order: &Order, answer: &cmi_driver::Result<Machine>) {
-        self.update(order, |noted| match answer {
+    pub fn answered(&self, request: &MachineRequest, answer: &cmi_driver::Result<Machine>) {
+        self.update(request, |noted| match answer {
             Ok(machine) => {
                 noted.under_way = 0;
                 noted.exists(
@@ -82,8 +83,8 @@ impl Tracker {
     }
 
     /// Notes that there is a VM for sure, and what is known of it.
-    pub fn made(&self, order: &Order, id: Option<ProviderId>, state: Option<LastKnownState>) {
-        self.last(order, |noted| noted.exists(id, state));
+    pub fn made(&self, request: &MachineRequest, id: Option<ProviderId>, state: Option<LastKnownState>) {
+        self.last(request, |noted| noted.exists(id, state));
     }
 
     /// What was noted, and is somebody else's to delete from now on.
@@ -92,16 +93,16 @@ impl Tracker {
     }
 
     /// Changes what is noted of a machine, which comes first to be deleted.
-    fn last(&self, order: &Order, change: impl FnOnce(&mut Noted)) {
+    fn last(&self, request: &MachineRequest, change: impl FnOnce(&mut Noted)) {
         let mut all = self.noted();
-        let before = all.iter().position(|noted| noted.is(order));
-        let mut noted = before.map_or_else(|| Noted::new(order), |at| all.remove(at));
+        let before = all.iter().position(|noted| noted.is(request));
+        let mut noted = before.map_or_else(|| Noted::new(request), |at| all.remove(at));
         change(&mut noted);
         all.push(noted);
     }
 
-    fn update(&self, order: &Order, change: impl FnOnce(&mut Noted)) {
-        if let Some(noted) = self.noted().iter_mut().find(|noted| noted.is(order)) {
+    fn update(&self, request: &MachineRequest, change: impl FnOnce(&mut Noted)) {
+        if let Some(noted) = self.noted().iter_mut().find(|noted| noted.is(request)) {
             change(noted);
         }
     }

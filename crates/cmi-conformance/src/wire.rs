@@ -11,7 +11,7 @@ use prost::Message;
 use prost::bytes::{BufMut as _, Bytes, BytesMut};
 use tonic::body::Body;
 
-use super::answer::{Halt, Outcome};
+use super::answer::{CaseError, Outcome};
 
 /// Bytes before a message: whether it is compressed, and its length.
 const PREFIX: usize = 5;
@@ -114,7 +114,7 @@ pub struct RawAnswer {
 /// Makes a call that has to end in a status (CMI-23).
 ///
 /// # Errors
-/// [`Halt::Failed`] when the connection breaks, or there is no status.
+/// [`CaseError::Failed`] when the connection breaks, or there is no status.
 pub async fn call(
     wire: &dyn Wire,
     path: &'static str,
@@ -122,12 +122,12 @@ pub async fn call(
     deadline: Option<Duration>,
 ) -> Outcome<RawAnswer> {
     let response = wire.call(path, message, deadline).await.map_err(|error| {
-        Halt::Failed(format!(
+        CaseError::Failed(format!(
             "{path} has to end in a gRPC status, and broke: {error:#}"
         ))
     })?;
     let Some(code) = response.code.clone() else {
-        return Err(Halt::Failed(format!("{path} ended without `grpc-status`")));
+        return Err(CaseError::Failed(format!("{path} ended without `grpc-status`")));
     };
     Ok(RawAnswer { path, code, response })
 }
@@ -136,17 +136,18 @@ impl RawAnswer {
     /// The response; anything but OK is a failure.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call was refused, or its response is of another kind.
+    /// [`CaseError::Failed`] when the call was refused, or its response is of another kind.
     pub fn ok<T: Message + Default>(&self) -> Outcome<T> {
         self.is(tonic::Code::Ok)?;
-        T::decode(self.response.body.clone())
-            .map_err(|error| Halt::Failed(format!("the response of {} can't be read: {error}", self.path)))
+        T::decode(self.response.body.clone()).map_err(|error| {
+            CaseError::Failed(format!("the response of {} can't be read: {error}", self.path))
+        })
     }
 
     /// Fails unless this is the code.
     ///
     /// # Errors
-    /// [`Halt::Failed`] with the code that it is.
+    /// [`CaseError::Failed`] with the code that it is.
     pub fn is(&self, code: tonic::Code) -> Outcome {
         self.is_one_of(&[code])
     }
@@ -154,12 +155,12 @@ impl RawAnswer {
     /// Fails unless this is one of the codes.
     ///
     /// # Errors
-    /// [`Halt::Failed`] with the code that it is.
+    /// [`CaseError::Failed`] with the code that it is.
     pub fn is_one_of(&self, codes: &[tonic::Code]) -> Outcome {
         if codes.iter().any(|code| self.is_code(*code)) {
             return Ok(());
         }
-        Err(Halt::Failed(format!(
+        Err(CaseError::Failed(format!(
             "{} has to answer {codes:?}, and answered code {}: {}",
             self.path,
             self.code,

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::case;
 use super::requests::reaches_the_plugin;
-use crate::answer::{Halt, Outcome, ensure};
-use crate::{Case, Need, Trial};
+use crate::answer::{CaseError, Outcome, ensure};
+use crate::{Case, Need, TestContext};
 use cmi_driver::{ClassDescription, Code, Operation, ProviderSpec, SpecSchema, Zone, tags};
 use cmi_grpc::proto::capcmi::v1::{DescribeClassResponse, ListZonesResponse};
 
@@ -23,7 +23,7 @@ pub(super) const CASES: &[Case] = &[
         "the published schema takes the sample spec, also with the changes that UpdateMachine can make",
         proves: ["DRV-04", "DRV-CR-00", "PLG-CR-00"],
         needs: [],
-        |t: Trial| async move { schema(&t) }
+        |t: TestContext| async move { schema(&t) }
     ),
     case!(
         "zones-offered",
@@ -62,16 +62,16 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-fn schema(t: &Trial) -> Outcome {
+fn schema(t: &TestContext) -> Outcome {
     let Some(published) = &t.capabilities().provider_spec_schema else {
-        return Err(Halt::Skipped("the driver publishes no schema".to_owned()));
+        return Err(CaseError::Skipped("the driver publishes no schema".to_owned()));
     };
     let schema = SpecSchema::compile(published)
-        .map_err(|error| Halt::failed(format!("the published schema can't be used: {error}")))?;
+        .map_err(|error| CaseError::failed(format!("the published schema can't be used: {error}")))?;
     let sample = t.sample().provider_spec;
     takes(&schema, &sample, "`providerSpec`")?;
     for change in &t.config().hot_updates {
-        let changed = t.order("a").changed(change).class.provider_spec;
+        let changed = t.machine_request("a").changed(change).class.provider_spec;
         takes(
             &schema,
             &changed,
@@ -83,18 +83,18 @@ fn schema(t: &Trial) -> Outcome {
 
 fn takes(schema: &SpecSchema, spec: &ProviderSpec, what: &str) -> Outcome {
     schema.check(spec).map_err(|status| {
-        Halt::failed(format!(
+        CaseError::failed(format!(
             "the published schema refuses {what}, so no machine of it is ever made: {}",
             status.message()
         ))
     })
 }
 
-async fn offered(t: Trial, operation: Operation) -> Outcome {
+async fn offered(t: TestContext, operation: Operation) -> Outcome {
     reaches_the_plugin(&t, operation)?;
-    let order = t.order("a");
+    let request = t.machine_request("a");
     for _ in 0..3 {
-        let answer = t.touch(operation, &order).await?;
+        let answer = t.touch(operation, &request).await?;
         if t.offers(operation) {
             answer.ok()?;
         } else {
@@ -104,10 +104,10 @@ async fn offered(t: Trial, operation: Operation) -> Outcome {
     Ok(())
 }
 
-async fn zones_are_sound(t: Trial) -> Outcome {
+async fn zones_are_sound(t: TestContext) -> Outcome {
     let zones = t.zones().await?.ok()?;
     let read = Vec::<Zone>::try_from(ListZonesResponse::from(zones.clone()));
-    read.map_err(|error| Halt::failed(format!("ListZones answered what can't be used: {error}")))?;
+    read.map_err(|error| CaseError::failed(format!("ListZones answered what can't be used: {error}")))?;
     let names: BTreeSet<_> = zones.iter().map(|zone| &zone.name).collect();
     ensure(names.len() == zones.len(), || {
         "ListZones answered a failure domain twice".to_owned()
@@ -125,34 +125,34 @@ async fn zones_are_sound(t: Trial) -> Outcome {
     })
 }
 
-async fn zones_can_be_asked_for(t: Trial) -> Outcome {
+async fn zones_can_be_asked_for(t: TestContext) -> Outcome {
     if !t.capabilities().zones {
-        return Err(Halt::Skipped(
+        return Err(CaseError::Skipped(
             "the driver declares that no machine may ask for a failure domain".to_owned(),
         ));
     }
-    let zones = t.zones().await?.ok().map_err(Halt::in_preparation)?;
+    let zones = t.zones().await?.ok().map_err(CaseError::in_preparation)?;
     let Some(zone) = zones.first() else {
-        return Err(Halt::Skipped("the class has no failure domain".to_owned()));
+        return Err(CaseError::Skipped("the class has no failure domain".to_owned()));
     };
-    let order = t
-        .order("a")
+    let request = t
+        .machine_request("a")
         .changed(&serde_json::json!({tags::FAILURE_DOMAIN: zone.name}));
-    let first = t.create(&order).await?;
+    let first = t.create(&request).await?;
     if matches!(&first.result, Err(status) if status.code() == Code::ResourceExhausted) {
-        return Err(Halt::Skipped(format!("there is no room in `{}`", zone.name)));
+        return Err(CaseError::Skipped(format!("there is no room in `{}`", zone.name)));
     }
-    let made = t.make(&order).await?;
+    let made = t.make(&request).await?;
     let placed = made.failure_domain.as_ref();
     ensure(placed.is_none_or(|placed| *placed == zone.name), || {
         format!("a machine that asked for `{}` was made in {placed:?}", zone.name)
     })
 }
 
-async fn class_is_sound(t: Trial) -> Outcome {
+async fn class_is_sound(t: TestContext) -> Outcome {
     let described = t.describe_class().await?.ok()?;
     let read = ClassDescription::try_from(DescribeClassResponse::from(described.clone()));
-    read.map_err(|error| Halt::failed(format!("DescribeClass answered what can't be used: {error}")))?;
+    read.map_err(|error| CaseError::failed(format!("DescribeClass answered what can't be used: {error}")))?;
     for (resource, quantity) in &described.capacity {
         ensure(!resource.is_empty() && is_capacity(quantity), || {
             format!("the capacity `{quantity}` of `{resource}` is no quantity, such as 4 or 16Gi")

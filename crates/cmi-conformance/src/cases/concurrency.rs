@@ -9,7 +9,7 @@ use futures::future::{join, join_all};
 
 use super::case;
 use crate::answer::{Outcome, ensure};
-use crate::{Case, Need, Order, Trial};
+use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
 /// How many identical calls are made at once.
@@ -60,7 +60,7 @@ impl GiveUp {
 pub(super) const CASES: &[Case] = &[
     case!(
         "create-at-once",
-        "identical orders at once make one VM: each is OK or ABORTED",
+        "identical requests at once make one VM: each is OK or ABORTED",
         proves: ["DRV-CR-10", "PLG-CR-10", "DRV-12", "CMI-10", "CMI-11", "CMI-34", "CMI-84"],
         needs: [],
         create_at_once
@@ -74,7 +74,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(
         "shut-down-at-once",
-        "orders to stop at once are OK or ABORTED, and the VM is still there",
+        "requests to stop at once are OK or ABORTED, and the VM is still there",
         proves: ["PLG-SD-10", "CMI-10"],
         needs: [Need::Call(Operation::ShutDownMachine)],
         shut_down_at_once
@@ -137,62 +137,62 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn at_once(t: &Trial, operation: Operation, order: &Order) -> Outcome {
-    let answers = join_all((0..AT_ONCE).map(|_| t.touch(operation, order))).await;
+async fn at_once(t: &TestContext, operation: Operation, request: &MachineRequest) -> Outcome {
+    let answers = join_all((0..AT_ONCE).map(|_| t.touch(operation, request))).await;
     for answer in answers {
         answer?.ok_or(&[Code::Aborted])?;
     }
     Ok(())
 }
 
-async fn create_at_once(t: Trial) -> Outcome {
-    let order = t.order("a");
+async fn create_at_once(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
     let mut ids = BTreeSet::new();
-    for answer in join_all((0..AT_ONCE).map(|_| t.create(&order))).await {
+    for answer in join_all((0..AT_ONCE).map(|_| t.create(&request))).await {
         let made = answer?.ok_or(&[Code::Aborted])?;
         ids.extend(made.map(|machine| machine.provider_id));
     }
-    let id = t.make(&order).await?.provider_id;
+    let id = t.make(&request).await?.provider_id;
     ids.insert(id.clone());
     ensure(ids.len() == 1, || {
         let ids: Vec<_> = ids.iter().map(ProviderId::as_str).collect();
-        format!("{AT_ONCE} identical orders made the VMs {}", ids.join(", "))
+        format!("{AT_ONCE} identical requests made the VMs {}", ids.join(", "))
     })?;
-    t.has_exactly(&order, &[(&order, &id)]).await
+    t.has_exactly(&request, &[(&request, &id)]).await
 }
 
-async fn delete_at_once(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    at_once(&t, Operation::DeleteMachine, &order).await?;
-    t.remove(&order, Some(&id)).await?;
-    t.is_gone(&order).await
+async fn delete_at_once(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    at_once(&t, Operation::DeleteMachine, &request).await?;
+    t.remove(&request, Some(&id)).await?;
+    t.is_gone(&request).await
 }
 
-async fn shut_down_at_once(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    at_once(&t, Operation::ShutDownMachine, &order).await?;
-    t.has_exactly(&order, &[(&order, &id)]).await
+async fn shut_down_at_once(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    at_once(&t, Operation::ShutDownMachine, &request).await?;
+    t.has_exactly(&request, &[(&request, &id)]).await
 }
 
-async fn create_and_delete(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let (made, deleted) = join(t.create(&order), t.delete(&order, None)).await;
+async fn create_and_delete(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let (made, deleted) = join(t.create(&request), t.delete(&request, None)).await;
     made?.ok_or(&[Code::Aborted])?;
     deleted?.ok_or(&[Code::Aborted])?;
     // A back end that is behind does not find it yet.
     t.settle().await;
-    t.remove(&order, None).await?;
-    t.is_gone(&order).await
+    t.remove(&request, None).await?;
+    t.is_gone(&request).await
 }
 
-async fn create_and_status(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let (made, read) = join(t.create(&order), t.status(&order, None)).await;
+async fn create_and_status(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let (made, read) = join(t.create(&request), t.status(&request, None)).await;
     let id = match made?.ok_or(&[Code::Aborted])? {
         Some(machine) => machine.provider_id,
-        None => t.created(&order).await?.provider_id,
+        None => t.created(&request).await?.provider_id,
     };
     let read = read?.ok_or(&[Code::NotFound, Code::Aborted, Code::Uninitialized])?;
     ensure(read.is_none_or(|read| read.provider_id == id), || {
@@ -200,28 +200,28 @@ async fn create_and_status(t: Trial) -> Outcome {
     })
 }
 
-async fn cancelled(t: Trial, operation: Operation) -> Outcome {
+async fn cancelled(t: TestContext, operation: Operation) -> Outcome {
     for (number, give_up) in GIVE_UP.into_iter().enumerate() {
-        let order = t
-            .order(&format!("n{number}"))
-            .in_cluster(&format!("{}-{number}", t.order("a").cluster()));
+        let request = t
+            .machine_request(&format!("n{number}"))
+            .in_cluster(&format!("{}-{number}", t.machine_request("a").cluster()));
         if !matches!(operation, Operation::CreateMachine | Operation::GetVolumeIds) {
-            t.prepare(&order).await?;
+            t.prepare(&request).await?;
         }
-        let call = t.touch(operation, &order);
+        let call = t.touch(operation, &request);
         if let Some(ended) = give_up.run(call).await {
             // It was faster; a repeat has to be sound all the same.
             ended?.ok_or(&[Code::Aborted, Code::Canceled])?;
         }
         if operation == Operation::DeleteMachine {
-            t.remove(&order, None).await?;
-            t.is_gone(&order).await?;
+            t.remove(&request, None).await?;
+            t.is_gone(&request).await?;
             continue;
         }
-        t.touch(operation, &order).await?.ok_or(&[Code::Aborted])?;
+        t.touch(operation, &request).await?.ok_or(&[Code::Aborted])?;
         if operation != Operation::GetVolumeIds {
-            let id = t.make(&order).await?.provider_id;
-            t.has_exactly(&order, &[(&order, &id)]).await?;
+            let id = t.make(&request).await?.provider_id;
+            t.has_exactly(&request, &[(&request, &id)]).await?;
         }
     }
     Ok(())

@@ -4,7 +4,7 @@ use futures::future::try_join_all;
 
 use super::case;
 use crate::answer::{Outcome, ensure};
-use crate::{Case, Halt, Hook, Need, Setting, Trial};
+use crate::{Case, CaseError, Hook, Need, Setting, TestContext};
 use cmi_driver::{Code, LastKnownState, Machine, Operation, is_dns_subdomain};
 
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
@@ -12,7 +12,7 @@ const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 pub(super) const CASES: &[Case] = &[
     case!(
         "create-makes-a-vm",
-        "a valid order makes a VM",
+        "a valid request makes a VM",
         proves: ["DRV-09", "DRV-CR-00", "DRV-CR-12", "PLG-CR-00", "PLG-CR-12", "CMI-90"],
         needs: [],
         makes_a_vm
@@ -47,14 +47,14 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(
         "create-again",
-        "the same order a second time gives the VM that is there",
+        "the same request a second time gives the VM that is there",
         proves: ["DRV-10", "CMI-82"],
         needs: [],
         |t| again(t, 1)
     ),
     case!(
         "create-ten-times",
-        "the same order ten more times gives the VM that is there",
+        "the same request ten more times gives the VM that is there",
         proves: ["DRV-12", "CMI-84"],
         needs: [],
         |t| again(t, 10)
@@ -75,7 +75,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(
         "create-other-parameters",
-        "an order that the VM of this name does not fit is ALREADY_EXISTS",
+        "a request that the VM of this name does not fit is ALREADY_EXISTS",
         proves: ["DRV-CR-06", "PLG-CR-06", "CMI-02"],
         needs: [Need::Setting(Setting::IncompatibleChange)],
         other_parameters
@@ -103,7 +103,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(
         "create-quota",
-        "an order beyond the quota is RESOURCE_EXHAUSTED and makes nothing",
+        "a request beyond the quota is RESOURCE_EXHAUSTED and makes nothing",
         proves: ["DRV-CR-08", "PLG-CR-08", "DRV-15", "CMI-95"],
         needs: [Need::Setting(Setting::QuotaBreakingSpec)],
         quota
@@ -124,14 +124,14 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn makes_a_vm(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let machine = t.make(&order).await?;
-    t.has_exactly(&order, &[(&order, &machine.provider_id)]).await
+async fn makes_a_vm(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let machine = t.make(&request).await?;
+    t.has_exactly(&request, &[(&request, &machine.provider_id)]).await
 }
 
-async fn ids(t: Trial) -> Outcome {
-    let (one, two) = (t.order("a"), t.order("b"));
+async fn ids(t: TestContext) -> Outcome {
+    let (one, two) = (t.machine_request("a"), t.machine_request("b"));
     let (first, second) = (t.make(&one).await?, t.make(&two).await?);
     ensure(first.provider_id != second.provider_id, || {
         format!("two VMs have the id `{}`", first.provider_id)
@@ -150,9 +150,9 @@ async fn ids(t: Trial) -> Outcome {
     t.has_exactly(&one, &wanted).await
 }
 
-async fn node_name(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let made = t.prepare(&order).await?;
+async fn node_name(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let made = t.prepare(&request).await?;
     ensure(is_dns_subdomain(&made.node_name), || {
         format!("the node name `{}` is no DNS subdomain", made.node_name)
     })?;
@@ -164,45 +164,46 @@ async fn node_name(t: Trial) -> Outcome {
             )
         })
     };
-    same("a repeated CreateMachine", &t.create(&order).await?.ok()?)?;
+    same("a repeated CreateMachine", &t.create(&request).await?.ok()?)?;
     if t.offers(Operation::GetMachineStatus) {
-        same("GetMachineStatus", &t.status(&order, None).await?.ok()?)?;
+        same("GetMachineStatus", &t.status(&request, None).await?.ok()?)?;
     }
     Ok(())
 }
 
-async fn longest_name(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let missing = t.config().longest_name.saturating_sub(order.name.len());
-    let name = format!("{}{}", order.name, "x".repeat(missing));
-    let order = order.named(name);
-    let machine = t.make(&order).await?;
-    t.has_exactly(&order, &[(&order, &machine.provider_id)]).await?;
-    t.remove(&order, Some(&machine.provider_id)).await?;
-    t.is_gone(&order).await
+async fn longest_name(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let missing = t.config().longest_name.saturating_sub(request.name.len());
+    let name = format!("{}{}", request.name, "x".repeat(missing));
+    let request = request.named(name);
+    let machine = t.make(&request).await?;
+    t.has_exactly(&request, &[(&request, &machine.provider_id)])
+        .await?;
+    t.remove(&request, Some(&machine.provider_id)).await?;
+    t.is_gone(&request).await
 }
 
-async fn defaults(t: Trial) -> Outcome {
+async fn defaults(t: TestContext) -> Outcome {
     // The author's tags stand beside the cluster's, which are mandatory whatever the configuration says (DRV-04).
     let mut needed = t.config().mandatory();
     needed.push(t.capabilities().tag_path.clone());
-    let mut order = t.order("a");
+    let mut request = t.machine_request("a");
     for key in t.config().provider_spec.keys() {
         let needed = needed
             .iter()
             .any(|field| field.segments().first().is_some_and(|first| first == key));
         if !needed {
-            order = order.changed(&serde_json::json!({ key: null }));
+            request = request.changed(&serde_json::json!({ key: null }));
         }
     }
-    t.make(&order).await.map(|_| ())
+    t.make(&request).await.map(|_| ())
 }
 
-async fn again(t: Trial, times: usize) -> Outcome {
-    let order = t.order("a");
-    let first = t.prepare(&order).await?;
+async fn again(t: TestContext, times: usize) -> Outcome {
+    let request = t.machine_request("a");
+    let first = t.prepare(&request).await?;
     for _ in 0..times {
-        let next = t.create(&order).await?.ok()?;
+        let next = t.create(&request).await?.ok()?;
         ensure(
             (&next.provider_id, &next.node_name) == (&first.provider_id, &first.node_name),
             || {
@@ -213,26 +214,26 @@ async fn again(t: Trial, times: usize) -> Outcome {
             },
         )?;
     }
-    t.has_exactly(&order, &[(&order, &first.provider_id)]).await
+    t.has_exactly(&request, &[(&request, &first.provider_id)]).await
 }
 
-async fn different_names(t: Trial) -> Outcome {
-    let orders: Vec<_> = (0..8).map(|n| t.order(&format!("n{n}"))).collect();
-    let machines = try_join_all(orders.iter().map(|order| t.make(order))).await?;
+async fn different_names(t: TestContext) -> Outcome {
+    let requests: Vec<_> = (0..8).map(|n| t.machine_request(&format!("n{n}"))).collect();
+    let machines = try_join_all(requests.iter().map(|request| t.make(request))).await?;
     let ids: std::collections::BTreeSet<_> = machines.iter().map(|machine| &machine.provider_id).collect();
-    ensure(ids.len() == orders.len(), || {
-        format!("{} names have only {} VMs", orders.len(), ids.len())
+    ensure(ids.len() == requests.len(), || {
+        format!("{} names have only {} VMs", requests.len(), ids.len())
     })?;
-    let wanted: Vec<_> = orders
+    let wanted: Vec<_> = requests
         .iter()
         .zip(&machines)
-        .map(|(order, machine)| (order, &machine.provider_id))
+        .map(|(request, machine)| (request, &machine.provider_id))
         .collect();
-    t.has_exactly(&orders[0], &wanted).await
+    t.has_exactly(&requests[0], &wanted).await
 }
 
-async fn two_clusters(t: Trial) -> Outcome {
-    let here = t.order("a");
+async fn two_clusters(t: TestContext) -> Outcome {
+    let here = t.machine_request("a");
     let there = here.clone().in_cluster(&t.other_cluster());
     let (one, two) = (t.make(&here).await?, t.make(&there).await?);
     ensure(one.provider_id != two.provider_id, || {
@@ -242,89 +243,89 @@ async fn two_clusters(t: Trial) -> Outcome {
     t.survives(&there, &two.provider_id).await
 }
 
-async fn other_parameters(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let first = t.prepare(&order).await?;
+async fn other_parameters(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let first = t.prepare(&request).await?;
     let change = t.config().incompatible_change.clone().unwrap_or_default();
-    t.create(&order.clone().changed(&change))
+    t.create(&request.clone().changed(&change))
         .await?
         .refused(Code::AlreadyExists)?;
-    t.has_exactly(&order, &[(&order, &first.provider_id)]).await?;
-    let again = t.create(&order).await?.ok()?;
+    t.has_exactly(&request, &[(&request, &first.provider_id)]).await?;
+    let again = t.create(&request).await?.ok()?;
     ensure(again.provider_id == first.provider_id, || {
-        "the VM is another one since an order that it does not fit".to_owned()
+        "the VM is another one since a request that it does not fit".to_owned()
     })
 }
 
-async fn other_identity(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let first = t.prepare(&order).await?;
-    let other = order.clone().with_identity("somebody-else");
+async fn other_identity(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let first = t.prepare(&request).await?;
+    let other = request.clone().with_identity("somebody-else");
     t.create(&other).await?.refused(Code::AlreadyExists)?;
-    t.has_exactly(&order, &[(&order, &first.provider_id)]).await
+    t.has_exactly(&request, &[(&request, &first.provider_id)]).await
 }
 
-async fn after_delete(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let first = t.prepare(&order).await?;
-    t.remove(&order, Some(&first.provider_id)).await?;
-    t.is_gone(&order).await?;
-    let second = t.make(&order).await?;
+async fn after_delete(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let first = t.prepare(&request).await?;
+    t.remove(&request, Some(&first.provider_id)).await?;
+    t.is_gone(&request).await?;
+    let second = t.make(&request).await?;
     if second.provider_id == first.provider_id {
         t.warn(format!(
             "a new VM has the id `{}` of the one that is gone: whoever kept that id takes one for the other",
             first.provider_id
         ));
     }
-    t.has_exactly(&order, &[(&order, &second.provider_id)]).await
+    t.has_exactly(&request, &[(&request, &second.provider_id)]).await
 }
 
-async fn any_state(t: Trial) -> Outcome {
-    let order = t.order("a");
+async fn any_state(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
     let state = LastKnownState::new(vec![0, 159, 146, 150, 255]);
     let refused = t
-        .create_with(&order, state)
+        .create_with(&request, state)
         .await?
         .ok_or(&[Code::InvalidArgument])?
         .is_none();
-    let machine = t.make(&order).await?;
+    let machine = t.make(&request).await?;
     if refused {
         t.warn("a LastKnownState that is not the driver's own is refused");
     }
-    t.has_exactly(&order, &[(&order, &machine.provider_id)]).await
+    t.has_exactly(&request, &[(&request, &machine.provider_id)]).await
 }
 
-async fn quota(t: Trial) -> Outcome {
+async fn quota(t: TestContext) -> Outcome {
     let change = t.config().quota_breaking_spec.clone().unwrap_or_default();
-    let order = t.order("a").changed(&change);
-    t.create(&order).await?.refused(Code::ResourceExhausted)?;
-    t.has_none(&t.order("a")).await
+    let request = t.machine_request("a").changed(&change);
+    t.create(&request).await?.refused(Code::ResourceExhausted)?;
+    t.has_none(&t.machine_request("a")).await
 }
 
-async fn user_data(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let wanted = order.class.secrets.get(cmi_driver::USER_DATA).cloned();
-    t.prepare(&order).await?;
-    let found = t.pull_on(Hook::UserData, &order).await?;
+async fn user_data(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let wanted = request.class.secrets.get(cmi_driver::USER_DATA).cloned();
+    t.prepare(&request).await?;
+    let found = t.pull_on(Hook::UserData, &request).await?;
     match wanted {
         Some(wanted) if wanted.expose() == found => Ok(()),
-        Some(wanted) => Err(Halt::failed(format!(
+        Some(wanted) => Err(CaseError::failed(format!(
             "the VM was given other user data: {} bytes instead of {}",
             found.len(),
             wanted.expose().len()
         ))),
-        None => Err(Halt::failed("the suite gave no user data")),
+        None => Err(CaseError::failed("the suite gave no user data")),
     }
 }
 
-async fn planted(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let foreign = order.clone().with_identity("somebody-else");
+async fn planted(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let foreign = request.clone().with_identity("somebody-else");
     t.track(&foreign);
     t.pull_on(Hook::Plant, &foreign).await?;
     t.settle().await;
-    t.create(&order).await?.refused(Code::AlreadyExists)?;
-    ensure(t.seen(&order).await?.is_none(), || {
+    t.create(&request).await?.refused(Code::AlreadyExists)?;
+    ensure(t.seen(&request).await?.is_none(), || {
         "the VM of another machine object is taken for ours".to_owned()
     })
 }

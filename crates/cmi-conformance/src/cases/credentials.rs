@@ -3,7 +3,7 @@
 use super::case;
 use super::faults::{prepared, sound};
 use crate::answer::Outcome;
-use crate::{Case, Need, SecretMap, Setting, Trial};
+use crate::{Case, Need, SecretMap, Setting, TestContext};
 use cmi_driver::{Code, Operation};
 
 pub(super) const CASES: &[Case] = &[
@@ -79,24 +79,24 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn bad_secrets(t: Trial, operation: Operation) -> Outcome {
+async fn bad_secrets(t: TestContext, operation: Operation) -> Outcome {
     let bad = t.config().bad_secrets.clone();
     refused_secrets(&t, operation, &bad, Code::Unauthenticated).await
 }
 
-async fn restricted_secrets(t: Trial, operation: Operation) -> Outcome {
+async fn restricted_secrets(t: TestContext, operation: Operation) -> Outcome {
     let restricted: Vec<_> = t.config().restricted_secrets.clone().into_iter().collect();
     refused_secrets(&t, operation, &restricted, Code::PermissionDenied).await
 }
 
-async fn refused_secrets(t: &Trial, operation: Operation, all: &[SecretMap], code: Code) -> Outcome {
-    let (order, id) = prepared(t, operation).await?;
+async fn refused_secrets(t: &TestContext, operation: Operation, all: &[SecretMap], code: Code) -> Outcome {
+    let (request, id) = prepared(t, operation).await?;
     for secrets in all {
-        let wrong = order.clone().with_secrets(secrets);
+        let wrong = request.clone().with_secrets(secrets);
         t.touch(operation, &wrong).await?.refused(code)?;
     }
     if id.is_none() {
-        t.has_none(&order).await?;
+        t.has_none(&request).await?;
     }
-    sound(t, operation, &order, id.as_ref()).await
+    sound(t, operation, &request, id.as_ref()).await
 }

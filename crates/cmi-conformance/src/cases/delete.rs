@@ -2,7 +2,7 @@
 
 use super::case;
 use crate::answer::{Outcome, ensure};
-use crate::{Case, Hook, Need, Trial};
+use crate::{Case, Hook, Need, TestContext};
 use cmi_driver::{Code, Operation};
 
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
@@ -101,50 +101,50 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn deletes(t: Trial, by_id: bool) -> Outcome {
-    let order = t.order("a");
-    let machine = t.prepare(&order).await?;
-    t.remove(&order, by_id.then_some(&machine.provider_id)).await?;
-    t.is_gone(&order).await
+async fn deletes(t: TestContext, by_id: bool) -> Outcome {
+    let request = t.machine_request("a");
+    let machine = t.prepare(&request).await?;
+    t.remove(&request, by_id.then_some(&machine.provider_id)).await?;
+    t.is_gone(&request).await
 }
 
-async fn means_gone(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let machine = t.prepare(&order).await?;
-    t.remove(&order, Some(&machine.provider_id)).await?;
-    t.is_gone(&order).await
+async fn means_gone(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let machine = t.prepare(&request).await?;
+    t.remove(&request, Some(&machine.provider_id)).await?;
+    t.is_gone(&request).await
 }
 
-async fn never_made(t: Trial) -> Outcome {
-    t.delete(&t.order("a"), None).await?.ok().map(|_| ())
+async fn never_made(t: TestContext) -> Outcome {
+    t.delete(&t.machine_request("a"), None).await?.ok().map(|_| ())
 }
 
-async fn again(t: Trial, times: usize) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    t.remove(&order, Some(&id)).await?;
+async fn again(t: TestContext, times: usize) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    t.remove(&request, Some(&id)).await?;
     for _ in 0..times {
-        t.delete(&order, None).await?.ok()?;
-        t.delete(&order, Some(&id)).await?.ok()?;
+        t.delete(&request, None).await?.ok()?;
+        t.delete(&request, Some(&id)).await?.ok()?;
     }
-    t.is_gone(&order).await
+    t.is_gone(&request).await
 }
 
-async fn just_its_vm(t: Trial) -> Outcome {
-    let [a, b, c] = ["a", "b", "c"].map(|label| t.order(label));
+async fn just_its_vm(t: TestContext) -> Outcome {
+    let [a, b, c] = ["a", "b", "c"].map(|label| t.machine_request(label));
     let (first, second, third) = (t.prepare(&a).await?, t.prepare(&b).await?, t.prepare(&c).await?);
     t.remove(&b, Some(&second.provider_id)).await?;
     t.settle().await;
     let left = [(&a, &first.provider_id), (&c, &third.provider_id)];
     t.has_exactly(&a, &left).await?;
-    for (order, id) in left {
-        t.survives(order, id).await?;
+    for (request, id) in left {
+        t.survives(request, id).await?;
     }
     Ok(())
 }
 
-async fn other_cluster(t: Trial) -> Outcome {
-    let here = t.order("a");
+async fn other_cluster(t: TestContext) -> Outcome {
+    let here = t.machine_request("a");
     let there = here.clone().in_cluster(&t.other_cluster());
     let id = t.prepare(&there).await?.provider_id;
     t.delete(&here, None).await?.ok()?;
@@ -158,8 +158,8 @@ async fn other_cluster(t: Trial) -> Outcome {
     t.survives(&there, &id).await
 }
 
-async fn other_machine_id(t: Trial) -> Outcome {
-    let (one, other) = (t.order("a"), t.order("b"));
+async fn other_machine_id(t: TestContext) -> Outcome {
+    let (one, other) = (t.machine_request("a"), t.machine_request("b"));
     t.prepare(&one).await?;
     let id = t.prepare(&other).await?.provider_id;
     // Whether the VM of the name goes, or the contradiction is refused, is the driver's choice.
@@ -168,42 +168,42 @@ async fn other_machine_id(t: Trial) -> Outcome {
     t.survives(&other, &id).await
 }
 
-async fn other_identity(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    let other = order.clone().with_identity("somebody-else");
+async fn other_identity(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    let other = request.clone().with_identity("somebody-else");
     t.delete(&other, None).await?.ok()?;
-    t.survives(&order, &id).await
+    t.survives(&request, &id).await
 }
 
-async fn planted(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let foreign = order
+async fn planted(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let foreign = request
         .clone()
         .in_cluster(&t.other_cluster())
         .with_identity("somebody-else");
     t.track(&foreign);
     t.pull_on(Hook::Plant, &foreign).await?;
     t.settle().await;
-    t.delete(&order, None).await?.ok()?;
+    t.delete(&request, None).await?.ok()?;
     ensure(t.seen(&foreign).await?.is_some(), || {
         "the VM of another cluster was deleted".to_owned()
     })
 }
 
-async fn vanished(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    t.pull_on(Hook::Vanish, &order).await?;
+async fn vanished(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    t.pull_on(Hook::Vanish, &request).await?;
     t.settle().await;
-    t.delete(&order, Some(&id)).await?.ok()?;
-    t.has_none(&order).await
+    t.delete(&request, Some(&id)).await?.ok()?;
+    t.has_none(&request).await
 }
 
-async fn uninitialized(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    t.pull_on(Hook::Uninitialize, &order).await?;
-    t.remove(&order, Some(&id)).await?;
-    t.is_gone(&order).await
+async fn uninitialized(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    t.pull_on(Hook::Uninitialize, &request).await?;
+    t.remove(&request, Some(&id)).await?;
+    t.is_gone(&request).await
 }

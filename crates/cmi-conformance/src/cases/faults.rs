@@ -2,7 +2,7 @@
 
 use super::case;
 use crate::answer::{Answer, Outcome, ensure};
-use crate::{Case, Halt, Hook, Need, Order, Pull, Trial};
+use crate::{Case, CaseError, Hook, MachineRequest, Need, Pull, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
 /// How much longer than the deadline a slow call takes.
@@ -237,135 +237,138 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// A machine on which the call can be tried: one that is there, but for a create.
-pub(super) async fn prepared(t: &Trial, operation: Operation) -> Outcome<(Order, Option<ProviderId>)> {
-    let order = t.order("a");
+pub(super) async fn prepared(
+    t: &TestContext,
+    operation: Operation,
+) -> Outcome<(MachineRequest, Option<ProviderId>)> {
+    let request = t.machine_request("a");
     let id = match operation {
         Operation::CreateMachine | Operation::GetVolumeIds => None,
-        _ => Some(t.prepare(&order).await?.provider_id),
+        _ => Some(t.prepare(&request).await?.provider_id),
     };
-    Ok((order, id))
+    Ok((request, id))
 }
 
 /// The VM of before is untouched; where there was none, there is none or the one that a create gives.
 pub(super) async fn sound(
-    t: &Trial,
+    t: &TestContext,
     operation: Operation,
-    order: &Order,
+    request: &MachineRequest,
     id: Option<&ProviderId>,
 ) -> Outcome {
     if operation == Operation::GetVolumeIds {
-        return t.touch(operation, order).await?.ok();
+        return t.touch(operation, request).await?.ok();
     }
     if let Some(id) = id {
-        t.survives(order, id).await?;
+        t.survives(request, id).await?;
     }
-    let now = t.make(order).await?.provider_id;
+    let now = t.make(request).await?.provider_id;
     ensure(id.is_none_or(|id| *id == now), || {
-        format!("the VM of `{}` is another one now: `{now}`", order.name)
+        format!("the VM of `{}` is another one now: `{now}`", request.name)
     })?;
-    t.has_exactly(order, &[(order, &now)]).await
+    t.has_exactly(request, &[(request, &now)]).await
 }
 
-async fn unavailable(t: Trial, operation: Operation) -> Outcome {
+async fn unavailable(t: TestContext, operation: Operation) -> Outcome {
     broken(&t, operation, Hook::Unavailable, &[Code::Unavailable]).await
 }
 
-async fn unknown(t: Trial, operation: Operation) -> Outcome {
+async fn unknown(t: TestContext, operation: Operation) -> Outcome {
     broken(&t, operation, Hook::Unknown, &[Code::Unknown, Code::Internal]).await
 }
 
-async fn internal(t: Trial, operation: Operation) -> Outcome {
+async fn internal(t: TestContext, operation: Operation) -> Outcome {
     broken(&t, operation, Hook::Internal, &[Code::Internal]).await
 }
 
-async fn broken(t: &Trial, operation: Operation, hook: Hook, codes: &[Code]) -> Outcome {
-    let (order, id) = prepared(t, operation).await?;
+async fn broken(t: &TestContext, operation: Operation, hook: Hook, codes: &[Code]) -> Outcome {
+    let (request, id) = prepared(t, operation).await?;
     t.pull(Pull::new(hook)).await?;
-    let answer = t.touch(operation, &order).await?;
+    let answer = t.touch(operation, &request).await?;
     t.restore().await?;
     needs_back_end(operation, &answer)?;
     answer.refused_with(codes)?;
-    sound(t, operation, &order, id.as_ref()).await
+    sound(t, operation, &request, id.as_ref()).await
 }
 
 /// Most drivers read volume ids out of the specs: then a back end that is broken breaks nothing, and shows nothing.
 fn needs_back_end(operation: Operation, answer: &Answer<()>) -> Outcome {
     if operation == Operation::GetVolumeIds && answer.result.is_ok() {
-        return Err(Halt::Skipped(format!("{operation} needs no back end here")));
+        return Err(CaseError::Skipped(format!("{operation} needs no back end here")));
     }
     Ok(())
 }
 
-async fn locked(t: Trial, operation: Operation) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    t.pull_on(Hook::Lock, &order).await?;
-    let answer = t.touch(operation, &order).await;
-    t.pull_on(Hook::Unlock, &order).await?;
+async fn locked(t: TestContext, operation: Operation) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    t.pull_on(Hook::Lock, &request).await?;
+    let answer = t.touch(operation, &request).await;
+    t.pull_on(Hook::Unlock, &request).await?;
     answer?.refused(Code::FailedPrecondition)?;
-    sound(&t, operation, &order, Some(&id)).await
+    sound(&t, operation, &request, Some(&id)).await
 }
 
 /// Every call of the back end takes much longer than the deadline, until it is restored.
-pub(super) async fn slow_down(t: &Trial) -> Outcome {
+pub(super) async fn slow_down(t: &TestContext) -> Outcome {
     let slow = t.config().short_deadline_ms.saturating_mul(TIMES_THE_DEADLINE);
     t.pull(Pull::new(Hook::Slow).amount(slow)).await.map(|_| ())
 }
 
 /// A call that ended at its deadline, and may still run, can be repeated, and leaves nothing half done.
 pub(super) async fn after_deadline(
-    t: &Trial,
+    t: &TestContext,
     operation: Operation,
-    order: &Order,
+    request: &MachineRequest,
     id: Option<&ProviderId>,
 ) -> Outcome {
     if operation == Operation::DeleteMachine {
-        t.remove(order, id).await?;
-        return t.is_gone(order).await;
+        t.remove(request, id).await?;
+        return t.is_gone(request).await;
     }
-    sound(t, operation, order, id).await
+    sound(t, operation, request, id).await
 }
 
-async fn deadline(t: Trial, operation: Operation) -> Outcome {
-    let (order, id) = prepared(&t, operation).await?;
+async fn deadline(t: TestContext, operation: Operation) -> Outcome {
+    let (request, id) = prepared(&t, operation).await?;
     let deadline = t.config().short_deadline();
     slow_down(&t).await?;
     // What a caller in the process does at its deadline is to drop the call.
-    let ended = tokio::time::timeout(deadline, t.touch(operation, &order)).await;
+    let ended = tokio::time::timeout(deadline, t.touch(operation, &request)).await;
     t.restore().await?;
     if let Ok(answer) = ended {
         let answer = answer?;
         needs_back_end(operation, &answer)?;
         answer.refused(Code::DeadlineExceeded)?;
     }
-    after_deadline(&t, operation, &order, id.as_ref()).await
+    after_deadline(&t, operation, &request, id.as_ref()).await
 }
 
-async fn create_lost(t: Trial) -> Outcome {
-    let order = t.order("a");
+async fn create_lost(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
     t.pull(Pull::new(Hook::LoseResponse)).await?;
-    t.create(&order).await?.ok_or(TRANSIENT)?;
+    t.create(&request).await?.ok_or(TRANSIENT)?;
     t.restore().await?;
-    let id = t.make(&order).await?.provider_id;
-    t.has_exactly(&order, &[(&order, &id)]).await
+    let id = t.make(&request).await?.provider_id;
+    t.has_exactly(&request, &[(&request, &id)]).await
 }
 
-async fn delete_lost(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
+async fn delete_lost(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
     t.pull(Pull::new(Hook::LoseResponse)).await?;
-    t.delete(&order, Some(&id)).await?.ok_or(TRANSIENT)?;
+    t.delete(&request, Some(&id)).await?.ok_or(TRANSIENT)?;
     t.restore().await?;
-    t.remove(&order, Some(&id)).await?;
-    t.is_gone(&order).await
+    t.remove(&request, Some(&id)).await?;
+    t.is_gone(&request).await
 }
 
-async fn exhausted(t: Trial) -> Outcome {
-    let order = t.order("a");
+async fn exhausted(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
     t.pull(Pull::new(Hook::Exhaust)).await?;
-    let answer = t.create(&order).await;
+    let answer = t.create(&request).await;
     t.restore().await?;
     answer?.refused(Code::ResourceExhausted)?;
-    t.has_none(&order).await?;
-    sound(&t, Operation::CreateMachine, &order, None).await
+    t.has_none(&request).await?;
+    sound(&t, Operation::CreateMachine, &request, None).await
 }

@@ -9,9 +9,9 @@ use super::case;
 use super::published::extended;
 use super::requests::{INFO, raw};
 use super::wire::declared;
-use crate::answer::{Answer, Halt, Outcome, ensure};
+use crate::answer::{Answer, CaseError, Outcome, ensure};
 use crate::judge::Said;
-use crate::{Case, Hook, Need, Pull, Trial};
+use crate::{Case, Hook, Need, Pull, TestContext};
 use cmi_driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Secrets};
 use cmi_grpc::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
 use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
@@ -64,7 +64,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 async fn ask<T: Said>(
-    t: &Trial,
+    t: &TestContext,
     operation: Operation,
     call: impl Future<Output = cmi_driver::Result<T>>,
 ) -> Outcome<Answer<T>> {
@@ -73,7 +73,7 @@ async fn ask<T: Said>(
 }
 
 /// Name and version: from the plugin itself where there is one, since the client takes what breaks the rules for unknown.
-async fn info(t: &Trial) -> Outcome<GetPluginInfoResponse> {
+async fn info(t: &TestContext) -> Outcome<GetPluginInfoResponse> {
     if t.target().wire().is_some() {
         return raw(t, INFO, &[]).await?.ok();
     }
@@ -81,26 +81,26 @@ async fn info(t: &Trial) -> Outcome<GetPluginInfoResponse> {
     info.ok().map(Into::into)
 }
 
-async fn probe(t: &Trial) -> Outcome<Answer<Readiness>> {
+async fn probe(t: &TestContext) -> Outcome<Answer<Readiness>> {
     ask(t, Operation::Probe, t.target().driver.probe()).await
 }
 
 /// The rules are those of the client, in the one place where it reads the answer.
-async fn names_the_driver(t: Trial) -> Outcome {
+async fn names_the_driver(t: TestContext) -> Outcome {
     let info = info(&t).await?;
-    PluginInfo::try_from(info)
-        .map(|_| ())
-        .map_err(|error| Halt::failed(format!("the client refuses the answer of GetPluginInfo: {error}")))
+    PluginInfo::try_from(info).map(|_| ()).map_err(|error| {
+        CaseError::failed(format!("the client refuses the answer of GetPluginInfo: {error}"))
+    })
 }
 
-async fn has_a_host_name(t: Trial) -> Outcome {
+async fn has_a_host_name(t: TestContext) -> Outcome {
     let name = info(&t).await?.name;
     ensure(name.contains('.'), || {
         format!("the name `{name}` has no dot: `driver.example.com` says whose it is")
     })
 }
 
-async fn capabilities_stay(t: Trial) -> Outcome {
+async fn capabilities_stay(t: TestContext) -> Outcome {
     if t.target().wire().is_some() {
         return declarations_stay(&t).await;
     }
@@ -114,7 +114,7 @@ async fn capabilities_stay(t: Trial) -> Outcome {
 }
 
 /// The client asks once for each connection: only the wire shows what a plugin says the next time.
-async fn declarations_stay(t: &Trial) -> Outcome {
+async fn declarations_stay(t: &TestContext) -> Outcome {
     let first = Declared::new(declared(t).await?, extended(t).await?);
     for _ in 0..10 {
         let again = Declared::new(declared(t).await?, extended(t).await?);
@@ -159,7 +159,7 @@ impl Declared {
     }
 }
 
-async fn becomes_ready(t: Trial) -> Outcome {
+async fn becomes_ready(t: TestContext) -> Outcome {
     let until = tokio::time::Instant::now() + t.config().call_limit();
     while probe(&t).await?.ok()? != Readiness::Ready {
         ensure(tokio::time::Instant::now() < until, || {
@@ -170,14 +170,14 @@ async fn becomes_ready(t: Trial) -> Outcome {
     Ok(())
 }
 
-async fn unhealthy(t: Trial) -> Outcome {
+async fn unhealthy(t: TestContext) -> Outcome {
     t.pull(Pull::new(Hook::Unhealthy)).await?;
     probe(&t).await?.refused(Code::FailedPrecondition)?;
     t.restore().await?;
     probe(&t).await?.ok().map(|_| ())
 }
 
-async fn starting(t: Trial) -> Outcome {
+async fn starting(t: TestContext) -> Outcome {
     t.pull(Pull::new(Hook::Starting)).await?;
     let readiness = probe(&t).await?.ok()?;
     ensure(readiness == Readiness::NotYet, || {

@@ -4,7 +4,7 @@ use super::case;
 use super::requests::reaches_the_plugin;
 use super::status::mutations;
 use crate::answer::{Outcome, ensure};
-use crate::{Case, Halt, Hook, Need, Pull, Trial};
+use crate::{Case, CaseError, Hook, Need, Pull, TestContext};
 use cmi_driver::{Code, Operation};
 
 const INITIALIZE: Need = Need::Call(Operation::InitializeMachine);
@@ -56,12 +56,12 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn offered(t: Trial) -> Outcome {
+async fn offered(t: TestContext) -> Outcome {
     reaches_the_plugin(&t, Operation::InitializeMachine)?;
-    let order = t.order("a");
+    let request = t.machine_request("a");
     // What has to be initialized is, in here; that it fails is what this case is about.
-    let made = t.make(&order).await?;
-    let answer = t.initialize(&order).await?;
+    let made = t.make(&request).await?;
+    let answer = t.initialize(&request).await?;
     if !t.offers(Operation::InitializeMachine) {
         return answer.refused(Code::Unimplemented).map(|_| ());
     }
@@ -71,62 +71,62 @@ async fn offered(t: Trial) -> Outcome {
     })
 }
 
-async fn ten_times(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let made = t.prepare(&order).await?;
+async fn ten_times(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let made = t.prepare(&request).await?;
     for _ in 0..10 {
-        let again = t.initialize(&order).await?.ok()?;
+        let again = t.initialize(&request).await?.ok()?;
         ensure(again.provider_id == made.provider_id, || {
             "InitializeMachine answered with another VM".to_owned()
         })?;
     }
-    t.has_exactly(&order, &[(&order, &made.provider_id)]).await
+    t.has_exactly(&request, &[(&request, &made.provider_id)]).await
 }
 
-async fn changes_once(t: Trial) -> Outcome {
-    let order = t.order("a");
-    t.prepare(&order).await?;
+async fn changes_once(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    t.prepare(&request).await?;
     let before = mutations(&t).await?;
-    t.initialize(&order).await?.ok()?;
+    t.initialize(&request).await?.ok()?;
     let after = mutations(&t).await?;
     ensure(before == after, || {
         "a VM that was initialized was changed again".to_owned()
     })
 }
 
-async fn never_made(t: Trial) -> Outcome {
-    let order = t.order("a");
-    t.initialize(&order).await?.refused(Code::NotFound)?;
-    t.has_none(&order).await
+async fn never_made(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    t.initialize(&request).await?.refused(Code::NotFound)?;
+    t.has_none(&request).await
 }
 
-async fn fails(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let made = t.created(&order).await;
-    let id = made.map_err(Halt::in_preparation)?.provider_id;
+async fn fails(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let made = t.created(&request).await;
+    let id = made.map_err(CaseError::in_preparation)?.provider_id;
     t.pull(Pull::new(Hook::FailInitialize).amount(FAILURES)).await?;
     for _ in 0..FAILURES {
-        t.initialize(&order).await?.refused(Code::Uninitialized)?;
+        t.initialize(&request).await?.refused(Code::Uninitialized)?;
     }
-    let initialized = t.initialize(&order).await?.ok()?;
+    let initialized = t.initialize(&request).await?.ok()?;
     ensure(initialized.provider_id == id, || {
         "the VM is another one since its initialization failed".to_owned()
     })?;
     t.settle().await;
-    t.has_exactly(&order, &[(&order, &id)]).await
+    t.has_exactly(&request, &[(&request, &id)]).await
 }
 
-async fn taken_back(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let made = t.prepare(&order).await?;
-    t.pull_on(Hook::Uninitialize, &order).await?;
-    let status = t.status(&order, None).await?.refused(Code::Uninitialized)?;
+async fn taken_back(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let made = t.prepare(&request).await?;
+    t.pull_on(Hook::Uninitialize, &request).await?;
+    let status = t.status(&request, None).await?.refused(Code::Uninitialized)?;
     let known = status
         .machine()
         .map(|machine| (&machine.provider_id, &machine.node_name));
     ensure(known == Some((&made.provider_id, &made.node_name)), || {
         "code 17 has to come with the id and the node name of the VM".to_owned()
     })?;
-    t.initialize(&order).await?.ok()?;
-    t.status(&order, None).await?.ok().map(|_| ())
+    t.initialize(&request).await?.ok()?;
+    t.status(&request, None).await?.ok().map(|_| ())
 }

@@ -3,9 +3,9 @@
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 
 use super::case;
-use crate::answer::{Halt, Outcome, ensure};
-use crate::order::Order;
-use crate::{Case, Hook, Need, Trial};
+use crate::answer::{CaseError, Outcome, ensure};
+use crate::machine_request::MachineRequest;
+use crate::{Case, Hook, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId, tags};
 
 const LIST: Need = Need::Call(Operation::ListMachines);
@@ -64,11 +64,11 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn offered(t: Trial) -> Outcome {
-    let order = t.order("a");
+async fn offered(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
     let wanted = t.offers(Operation::ListMachines);
     for _ in 0..3 {
-        let answer = t.list(&order).await?;
+        let answer = t.list(&request).await?;
         if wanted {
             answer.ok()?;
         } else {
@@ -78,77 +78,84 @@ async fn offered(t: Trial) -> Outcome {
     Ok(())
 }
 
-async fn all(t: Trial) -> Outcome {
-    let orders: Vec<_> = (0..t.config().many_machines)
-        .map(|n| t.order(&format!("n{n}")))
+async fn all(t: TestContext) -> Outcome {
+    let requests: Vec<_> = (0..t.config().many_machines)
+        .map(|n| t.machine_request(&format!("n{n}")))
         .collect();
-    let machines: Vec<_> = stream::iter(orders.clone())
-        .map(|order| {
+    let machines: Vec<_> = stream::iter(requests.clone())
+        .map(|request| {
             let t = t.clone();
-            async move { t.prepare(&order).await }
+            async move { t.prepare(&request).await }
         })
         .buffered(AT_ONCE)
         .try_collect()
         .await?;
-    let wanted: Vec<_> = orders
+    let wanted: Vec<_> = requests
         .iter()
         .zip(&machines)
-        .map(|(order, machine)| (order, &machine.provider_id))
+        .map(|(request, machine)| (request, &machine.provider_id))
         .collect();
-    t.has_exactly(&orders[0], &wanted).await?;
+    t.has_exactly(&requests[0], &wanted).await?;
     let (gone, left) = wanted.split_at(wanted.len() / 5 + 1);
-    for (order, id) in gone {
-        t.remove(order, Some(id)).await?;
+    for (request, id) in gone {
+        t.remove(request, Some(id)).await?;
     }
     t.settle().await;
-    t.has_exactly(&orders[0], left).await
+    t.has_exactly(&requests[0], left).await
 }
 
-async fn keys(t: Trial) -> Outcome {
-    let (a, b) = (t.order("a"), t.order("b"));
+async fn keys(t: TestContext) -> Outcome {
+    let (a, b) = (t.machine_request("a"), t.machine_request("b"));
     let (first, second) = (t.prepare(&a).await?, t.prepare(&b).await?);
     t.has_exactly(&a, &[(&a, &first.provider_id), (&b, &second.provider_id)])
         .await
 }
 
-async fn empty(t: Trial) -> Outcome {
-    let listed = t.list(&t.order("a")).await?.ok()?;
+async fn empty(t: TestContext) -> Outcome {
+    let listed = t.list(&t.machine_request("a")).await?.ok()?;
     ensure(listed.is_empty(), || {
         format!("a cluster without VMs has {} in its list", listed.len())
     })
 }
 
-async fn other_cluster(t: Trial) -> Outcome {
-    let here = t.order("a");
-    let there = t.order("b").in_cluster(&t.other_cluster());
+async fn other_cluster(t: TestContext) -> Outcome {
+    let here = t.machine_request("a");
+    let there = t.machine_request("b").in_cluster(&t.other_cluster());
     let (one, two) = (t.prepare(&here).await?, t.prepare(&there).await?);
     t.has_exactly(&here, &[(&here, &one.provider_id)]).await?;
     t.has_exactly(&there, &[(&there, &two.provider_id)]).await
 }
 
 /// What is done about a VM that no machine has follows from these tags. A plain list has none, and so none that is wrong.
-async fn tags_of_each(t: Trial) -> Outcome {
-    let (one, two) = (t.order("a"), t.order("b").with_identity("conformance.of-b"));
+async fn tags_of_each(t: TestContext) -> Outcome {
+    let (one, two) = (
+        t.machine_request("a"),
+        t.machine_request("b").with_identity("conformance.of-b"),
+    );
     let (first, second) = (t.prepare(&one).await?, t.prepare(&two).await?);
     let owners = [(&one, &first.provider_id), (&two, &second.provider_id)];
     if !tells_owners(&t, &one, &owners).await? {
-        return Err(Halt::Skipped(
+        return Err(CaseError::Skipped(
             "the list tells neither cluster nor machine of a VM".to_owned(),
         ));
     }
     // What comes under the name of a VM that is gone is another machine's.
     t.remove(&one, Some(&first.provider_id)).await?;
     t.settle().await;
-    let after = t.order("a").with_identity("conformance.of-another");
+    let after = t.machine_request("a").with_identity("conformance.of-another");
     let third = t.prepare(&after).await?;
     let owners = [(&after, &third.provider_id), (&two, &second.provider_id)];
     tells_owners(&t, &after, &owners).await.map(drop)
 }
 
 /// Fails where a list tells other tags of these VMs than they were made with; whether it tells any.
-async fn tells_owners(t: &Trial, order: &Order, owners: &[(&Order, &ProviderId)]) -> Outcome<bool> {
+async fn tells_owners(
+    t: &TestContext,
+    request: &MachineRequest,
+    owners: &[(&MachineRequest, &ProviderId)],
+) -> Outcome<bool> {
     // That it can't be had is for other cases.
-    let listed = t.list(order).await?.ok().map_err(Halt::in_preparation)?;
+    let listed = t.list(request).await?.ok().map_err(CaseError::in_preparation)?;
     let mut tells = false;
     for (owner, id) in owners {
         let found = listed.iter().filter(|vm| vm.provider_id == **id);
@@ -169,13 +176,13 @@ async fn tells_owners(t: &Trial, order: &Order, owners: &[(&Order, &ProviderId)]
     Ok(tells)
 }
 
-async fn planted(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let foreign = order.clone().in_cluster(&t.other_cluster());
+async fn planted(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let foreign = request.clone().in_cluster(&t.other_cluster());
     t.track(&foreign);
     t.pull_on(Hook::Plant, &foreign).await?;
     t.settle().await;
-    t.has_none(&order).await?;
+    t.has_none(&request).await?;
     let listed = t.list(&foreign).await?.ok()?;
     ensure(listed.len() == 1, || {
         format!("the planted VM's own cluster has {} VMs", listed.len())

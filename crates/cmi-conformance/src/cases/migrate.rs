@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::case;
 use super::requests::reaches_the_plugin;
 use crate::answer::{Answer, Outcome, ensure};
-use crate::{Case, Migration, Need, Setting, Trial};
+use crate::{Case, Migration, Need, Setting, TestContext};
 use cmi_driver::{Code, GenerateMachineClassRequest, MachineClassKind, Operation};
 
 const MIGRATE: Need = Need::Call(Operation::GenerateMachineClassForMigration);
@@ -43,7 +43,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 async fn convert(
-    t: &Trial,
+    t: &TestContext,
     kind: MachineClassKind,
     class: &Map<String, Value>,
     into: Map<String, Value>,
@@ -56,18 +56,18 @@ async fn convert(
     .await
 }
 
-fn sample(t: &Trial) -> Outcome<Migration> {
+fn sample(t: &TestContext) -> Outcome<Migration> {
     t.config()
         .migration
         .clone()
-        .ok_or_else(|| crate::Halt::Skipped("the configuration has no `migration`".to_owned()))
+        .ok_or_else(|| crate::CaseError::Skipped("the configuration has no `migration`".to_owned()))
 }
 
 fn empty() -> Map<String, Value> {
     Map::from_iter([("metadata".to_owned(), json!({"name": "kept"}))])
 }
 
-async fn offered(t: Trial) -> Outcome {
+async fn offered(t: TestContext) -> Outcome {
     reaches_the_plugin(&t, Operation::GenerateMachineClassForMigration)?;
     let sample = t.config().migration.clone();
     let (kind, class) = sample.map_or_else(
@@ -90,7 +90,7 @@ async fn offered(t: Trial) -> Outcome {
     })
 }
 
-async fn fills(t: Trial) -> Outcome {
+async fn fills(t: TestContext) -> Outcome {
     let sample = sample(&t)?;
     let filled = convert(&t, sample.class_kind(), &sample.class, empty())
         .await?
@@ -108,7 +108,7 @@ fn equal(found: &Map<String, Value>, wanted: &Map<String, Value>) -> Outcome {
     })
 }
 
-async fn again(t: Trial) -> Outcome {
+async fn again(t: TestContext) -> Outcome {
     let sample = sample(&t)?;
     let first = convert(&t, sample.class_kind(), &sample.class, empty())
         .await?
@@ -123,7 +123,7 @@ async fn again(t: Trial) -> Outcome {
     equal(&third, &first)
 }
 
-async fn broken(t: Trial) -> Outcome {
+async fn broken(t: TestContext) -> Outcome {
     let sample = sample(&t)?;
     for class in &sample.broken {
         let status = convert(&t, sample.class_kind(), class, empty())

@@ -56,7 +56,7 @@ macro_rules! case {
             title: $title,
             proves: &$proves,
             needs: &$needs,
-            run: |trial| Box::pin(($run)(trial)),
+            run: |test_context| Box::pin(($run)(test_context)),
         }
     };
 }

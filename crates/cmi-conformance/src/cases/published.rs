@@ -8,8 +8,8 @@ use super::requests::{
     DESCRIBE, EXTENSION, Fields, GET_MACHINE, INITIALIZE, LIST, LIST_PAGED, MIGRATE, STATUS, UPDATE, ZONES,
     raw,
 };
-use crate::answer::{Halt, Outcome, ensure};
-use crate::{Case, Need, Order, Trial};
+use crate::answer::{CaseError, Outcome, ensure};
+use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Operation, ProviderId};
 use cmi_grpc::proto::capcmi::v1::get_extension_capabilities_response::Call;
 use cmi_grpc::proto::capcmi::v1::{
@@ -60,12 +60,14 @@ const PAGE_SIZES: [i32; 2] = [5, 100];
 /// A page may be empty and not the last; a list whose pages never end is broken.
 const MOST_PAGES: usize = 100;
 
-async fn status_answers(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let ask = async |order: &Order| raw(&t, STATUS, &Fields::of(order).request(STATUS)).await;
-    ask(&order).await?.is(Grpc::NotFound)?;
-    let made = t.prepare(&order).await?;
-    let read: GetMachineStatusResponse = ask(&order).await?.ok()?;
+async fn status_answers(t: TestContext) -> Outcome {
+    let machine_request = t.machine_request("a");
+    let ask = async |machine_request: &MachineRequest| {
+        raw(&t, STATUS, &Fields::of(machine_request).request(STATUS)).await
+    };
+    ask(&machine_request).await?.is(Grpc::NotFound)?;
+    let made = t.prepare(&machine_request).await?;
+    let read: GetMachineStatusResponse = ask(&machine_request).await?.ok()?;
     ensure(
         (read.provider_id.as_str(), &read.node_name) == (made.provider_id.as_str(), &made.node_name),
         || {
@@ -76,17 +78,17 @@ async fn status_answers(t: Trial) -> Outcome {
         },
     )?;
     for foreign in [
-        order.clone().in_cluster(&t.other_cluster()),
-        order.clone().with_identity("somebody-else"),
+        machine_request.clone().in_cluster(&t.other_cluster()),
+        machine_request.clone().with_identity("somebody-else"),
     ] {
         ask(&foreign).await?.is(Grpc::NotFound)?;
     }
     Ok(())
 }
 
-async fn list_answers(t: Trial) -> Outcome {
-    let (one, two) = (t.order("a"), t.order("b"));
-    let there = t.order("c").in_cluster(&t.other_cluster());
+async fn list_answers(t: TestContext) -> Outcome {
+    let (one, two) = (t.machine_request("a"), t.machine_request("b"));
+    let there = t.machine_request("c").in_cluster(&t.other_cluster());
     lists(&t, &one, &[]).await?;
     let (first, second) = (t.prepare(&one).await?, t.prepare(&two).await?);
     let other = t.prepare(&there).await?;
@@ -95,25 +97,31 @@ async fn list_answers(t: Trial) -> Outcome {
     lists(&t, &there, &[(&there, &other.provider_id)]).await
 }
 
-async fn lists(t: &Trial, order: &Order, wanted: &[(&Order, &ProviderId)]) -> Outcome {
-    let listed: ListMachinesResponse = raw(t, LIST, &Fields::of(order).request(LIST)).await?.ok()?;
+async fn lists(
+    t: &TestContext,
+    machine_request: &MachineRequest,
+    wanted: &[(&MachineRequest, &ProviderId)],
+) -> Outcome {
+    let listed: ListMachinesResponse = raw(t, LIST, &Fields::of(machine_request).request(LIST))
+        .await?
+        .ok()?;
     let mut found: Vec<_> = listed.machine_list.into_iter().collect();
     found.sort();
     let mut wanted: Vec<_> = wanted
         .iter()
-        .map(|(order, id)| (id.to_string(), order.name.clone()))
+        .map(|(machine_request, id)| (id.to_string(), machine_request.name.clone()))
         .collect();
     wanted.sort();
     ensure(found == wanted, || {
         format!(
             "{LIST} of cluster `{}` has to answer {wanted:?}, and answered {found:?}",
-            order.cluster()
+            machine_request.cluster()
         )
     })
 }
 
 /// What the extension declares; none when the plugin does not serve it.
-pub(super) async fn extended(t: &Trial) -> Outcome<Option<GetExtensionCapabilitiesResponse>> {
+pub(super) async fn extended(t: &TestContext) -> Outcome<Option<GetExtensionCapabilitiesResponse>> {
     let answer = raw(t, EXTENSION, &[]).await?;
     if answer.is_code(Grpc::Unimplemented) {
         return Ok(None);
@@ -121,9 +129,9 @@ pub(super) async fn extended(t: &Trial) -> Outcome<Option<GetExtensionCapabiliti
     answer.ok().map(Some)
 }
 
-async fn undeclared_extension(t: Trial) -> Outcome {
+async fn undeclared_extension(t: TestContext) -> Outcome {
     let declared = extended(&t).await?.unwrap_or_default().calls;
-    let order = t.order("a");
+    let machine_request = t.machine_request("a");
     for (call, path) in [
         (Call::InitializeMachine, INITIALIZE),
         (Call::UpdateMachine, UPDATE),
@@ -133,7 +141,7 @@ async fn undeclared_extension(t: Trial) -> Outcome {
         (Call::ListZones, ZONES),
         (Call::DescribeClass, DESCRIBE),
     ] {
-        let answer = raw(&t, path, &extension_request(&order, call)).await?;
+        let answer = raw(&t, path, &extension_request(&machine_request, call)).await?;
         let wanted = declared.contains(&(call as i32));
         ensure(answer.is_code(Grpc::Unimplemented) != wanted, || {
             let word = if wanted { "declared" } else { "not declared" };
@@ -144,8 +152,8 @@ async fn undeclared_extension(t: Trial) -> Outcome {
 }
 
 /// A request of the extension that is well formed, about a machine that nobody made.
-fn extension_request(order: &Order, call: Call) -> Vec<u8> {
-    let Fields { name, spec, secrets } = Fields::of(order);
+fn extension_request(machine_request: &MachineRequest, call: Call) -> Vec<u8> {
+    let Fields { name, spec, secrets } = Fields::of(machine_request);
     match call {
         Call::Unspecified => Vec::new(),
         Call::InitializeMachine => InitializeMachineRequest {
@@ -178,7 +186,7 @@ fn extension_request(order: &Order, call: Call) -> Vec<u8> {
             ..Default::default()
         }
         .encode_to_vec(),
-        Call::ListMachinesPaged => page_request(order, 0, String::new()),
+        Call::ListMachinesPaged => page_request(machine_request, 0, String::new()),
         Call::ListZones => ListZonesRequest {
             provider_spec: spec,
             secrets,
@@ -192,8 +200,8 @@ fn extension_request(order: &Order, call: Call) -> Vec<u8> {
     }
 }
 
-fn page_request(order: &Order, page_size: i32, page_token: String) -> Vec<u8> {
-    let Fields { spec, secrets, .. } = Fields::of(order);
+fn page_request(machine_request: &MachineRequest, page_size: i32, page_token: String) -> Vec<u8> {
+    let Fields { spec, secrets, .. } = Fields::of(machine_request);
     ListMachinesPagedRequest {
         provider_spec: spec,
         secrets,
@@ -203,34 +211,38 @@ fn page_request(order: &Order, page_size: i32, page_token: String) -> Vec<u8> {
     .encode_to_vec()
 }
 
-async fn list_pages(t: Trial) -> Outcome {
+async fn list_pages(t: TestContext) -> Outcome {
     let declared = extended(&t).await?.unwrap_or_default().calls;
     if !declared.contains(&(Call::ListMachinesPaged as i32)) {
-        return Err(Halt::Skipped("ListMachinesPaged is not declared".to_owned()));
+        return Err(CaseError::Skipped("ListMachinesPaged is not declared".to_owned()));
     }
     let mut wanted = Vec::new();
     for number in 0..LISTED {
-        let order = t.order(&format!("n{number}"));
-        let id = t.prepare(&order).await?.provider_id;
-        wanted.push((id.to_string(), order.name));
+        let machine_request = t.machine_request(&format!("n{number}"));
+        let id = t.prepare(&machine_request).await?.provider_id;
+        wanted.push((id.to_string(), machine_request.name));
     }
     wanted.sort();
-    let order = t.order("n0");
+    let machine_request = t.machine_request("n0");
     for size in PAGE_SIZES {
-        let mut found = all_pages(&t, &order, size).await?;
+        let mut found = all_pages(&t, &machine_request, size).await?;
         found.sort();
         ensure(found == wanted, || {
             format!("{LIST_PAGED} in pages of {size} has to answer {wanted:?}, and answered {found:?}")
         })?;
     }
-    let foreign = page_request(&order, 1, "conformance:no-token".to_owned());
+    let foreign = page_request(&machine_request, 1, "conformance:no-token".to_owned());
     raw(&t, LIST_PAGED, &foreign).await?.is(Grpc::InvalidArgument)
 }
 
-async fn all_pages(t: &Trial, order: &Order, size: i32) -> Outcome<Vec<(String, String)>> {
+async fn all_pages(
+    t: &TestContext,
+    machine_request: &MachineRequest,
+    size: i32,
+) -> Outcome<Vec<(String, String)>> {
     let (mut all, mut token) = (Vec::new(), String::new());
     for _ in 0..MOST_PAGES {
-        let request = page_request(order, size, std::mem::take(&mut token));
+        let request = page_request(machine_request, size, std::mem::take(&mut token));
         let page: ListMachinesPagedResponse = raw(t, LIST_PAGED, &request).await?.ok()?;
         let (machines, most) = (
             page.machines.into_iter(),
@@ -245,7 +257,7 @@ async fn all_pages(t: &Trial, order: &Order, size: i32) -> Outcome<Vec<(String, 
         }
         token = page.next_page_token;
     }
-    Err(Halt::failed(format!(
+    Err(CaseError::failed(format!(
         "{LIST_PAGED} in pages of {size} does not end after {MOST_PAGES} pages"
     )))
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use prost::Message as _;
 
-use crate::answer::{Halt, Outcome};
+use crate::answer::{CaseError, Outcome};
 use crate::wire::{RawAnswer, call};
-use crate::{Order, Trial};
+use crate::{MachineRequest, TestContext};
 use cmi_driver::Operation;
 use cmi_grpc::proto::cmi::v1::{
     CreateMachineRequest, DeleteMachineRequest, GetMachineStatusRequest, GetVolumeIDsRequest,
@@ -32,34 +32,36 @@ pub(super) const ZONES: &str = "/capcmi.v1.MachineExtension/ListZones";
 pub(super) const DESCRIBE: &str = "/capcmi.v1.MachineExtension/DescribeClass";
 
 /// Skips a case about a call that the client answers itself, since the plugin did not declare it.
-pub(super) fn reaches_the_plugin(t: &Trial, operation: Operation) -> Outcome {
+pub(super) fn reaches_the_plugin(t: &TestContext, operation: Operation) -> Outcome {
     if t.target().wire().is_some() && !t.offers(operation) {
-        return Err(Halt::Skipped(format!(
+        return Err(CaseError::Skipped(format!(
             "{operation} is not declared, so the client does not call it; `wire-undeclared-extension` does"
         )));
     }
     Ok(())
 }
 
-pub(super) async fn raw(t: &Trial, path: &'static str, request: &[u8]) -> Outcome<RawAnswer> {
+pub(super) async fn raw(t: &TestContext, path: &'static str, request: &[u8]) -> Outcome<RawAnswer> {
     before(t, path, request, None).await
 }
 
 /// With a deadline that the plugin is told, and that nobody else keeps.
 pub(super) async fn before(
-    t: &Trial,
+    t: &TestContext,
     path: &'static str,
     request: &[u8],
     deadline: Option<Duration>,
 ) -> Outcome<RawAnswer> {
     let Some(wire) = t.target().wire() else {
-        return Err(Halt::Skipped("the driver is not behind an endpoint".to_owned()));
+        return Err(CaseError::Skipped(
+            "the driver is not behind an endpoint".to_owned(),
+        ));
     };
     t.goes_on()?;
     let answered = call(wire, path, request, deadline);
     let answer = tokio::time::timeout(t.config().call_limit(), answered)
         .await
-        .map_err(|_| Halt::Failed(format!("{path} did not answer in time")))??;
+        .map_err(|_| CaseError::Failed(format!("{path} did not answer in time")))??;
     t.look_raw(&answer);
     Ok(answer)
 }
@@ -72,11 +74,11 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    pub fn of(order: &Order) -> Self {
-        let secrets = order.class.secrets.iter();
+    pub fn of(machine_request: &MachineRequest) -> Self {
+        let secrets = machine_request.class.secrets.iter();
         Self {
-            name: order.name.clone(),
-            spec: serde_json::Value::Object(order.class.provider_spec.0.clone())
+            name: machine_request.name.clone(),
+            spec: serde_json::Value::Object(machine_request.class.provider_spec.0.clone())
                 .to_string()
                 .into_bytes(),
             secrets: secrets

@@ -3,7 +3,7 @@
 use super::case;
 use crate::answer::{Outcome, ensure};
 use crate::judge::{echoes, problem};
-use crate::{Case, Halt, Need, Setting, Trial};
+use crate::{Case, CaseError, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, Status, USER_DATA, tags};
 
 pub(super) const CASES: &[Case] = &[
@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case] = &[
 /// Fails unless an error says in words what is wrong, and can be written as text and read back (DRV-06, DRV-17).
 pub(super) fn speaks(status: &Status) -> Outcome {
     if let Some(problem) = problem(status) {
-        return Err(Halt::Failed(format!("{status}: {problem}")));
+        return Err(CaseError::Failed(format!("{status}: {problem}")));
     }
     let read: Option<Status> = status.to_string().parse().ok();
     ensure(read.is_some_and(|read| read.code() == status.code()), || {
@@ -35,11 +35,11 @@ pub(super) fn speaks(status: &Status) -> Outcome {
 }
 
 /// Makes calls that go well and calls that do not; the judge looks at every answer.
-async fn calls(t: &Trial) -> Outcome {
-    let order = t.order("a");
-    let invalid = order.clone().untagged(tags::CLUSTER);
+async fn calls(t: &TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let invalid = request.clone().untagged(tags::CLUSTER);
     t.create(&invalid).await?.refused(Code::InvalidArgument)?;
-    t.prepare(&order).await?;
+    t.prepare(&request).await?;
     for operation in [
         Operation::GetMachineStatus,
         Operation::ListMachines,
@@ -50,37 +50,38 @@ async fn calls(t: &Trial) -> Outcome {
             t.touch(operation, &invalid)
                 .await?
                 .refused(Code::InvalidArgument)?;
-            t.touch(operation, &order).await?.ok_or(&[Code::Aborted])?;
+            t.touch(operation, &request).await?.ok_or(&[Code::Aborted])?;
         }
     }
     for secrets in t.config().bad_secrets.clone() {
-        let wrong = order.clone().with_secrets(&secrets);
+        let wrong = request.clone().with_secrets(&secrets);
         t.create(&wrong).await?.refused(Code::Unauthenticated)?;
     }
     Ok(())
 }
 
-async fn do_not_come_back(t: Trial) -> Outcome {
-    calls(&t).await.map_err(Halt::in_preparation)?;
+async fn do_not_come_back(t: TestContext) -> Outcome {
+    calls(&t).await.map_err(CaseError::in_preparation)?;
     match t.leaks().first() {
         None => Ok(()),
-        Some(leak) => Err(Halt::Failed(leak.clone())),
+        Some(leak) => Err(CaseError::Failed(leak.clone())),
     }
 }
 
-async fn are_not_logged(t: Trial) -> Outcome {
-    calls(&t).await.map_err(Halt::in_preparation)?;
-    let order = t.order("a");
+async fn are_not_logged(t: TestContext) -> Outcome {
+    calls(&t).await.map_err(CaseError::in_preparation)?;
+    let request = t.machine_request("a");
     for path in &t.config().logs {
-        let log = std::fs::read(path)
-            .map_err(|error| Halt::Failed(format!("the log {} can't be read: {error}", path.display())))?;
+        let log = std::fs::read(path).map_err(|error| {
+            CaseError::Failed(format!("the log {} can't be read: {error}", path.display()))
+        })?;
         let log = String::from_utf8_lossy(&log);
         ensure(!log.contains(&t.canary()), || {
             format!("the log {} holds the value of `{USER_DATA}`", path.display())
         })?;
         let public = &t.config().public_secret_keys;
         let secret = |key: &str| key != USER_DATA && !public.contains(key);
-        for (key, value) in order.class.secrets.iter().filter(|(key, _)| secret(key)) {
+        for (key, value) in request.class.secrets.iter().filter(|(key, _)| secret(key)) {
             ensure(!echoes(&log, value.expose()), || {
                 format!("the log {} holds the value of `{key}`", path.display())
             })?;

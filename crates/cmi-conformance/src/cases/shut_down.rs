@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::case;
-use crate::answer::{Halt, Outcome, ensure};
-use crate::{Case, Need, Order, Trial};
+use crate::answer::{CaseError, Outcome, ensure};
+use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, PowerState};
 
 const SHUT_DOWN: Need = Need::Call(Operation::ShutDownMachine);
@@ -59,11 +59,11 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// Repeats while the guest is stopping.
-async fn until_accepted(t: &Trial, order: &Order) -> Outcome {
+async fn until_accepted(t: &TestContext, request: &MachineRequest) -> Outcome {
     let until = tokio::time::Instant::now() + t.config().shut_down_limit();
-    while t.shut_down(order).await?.ok_or(&[Code::Aborted])?.is_none() {
+    while t.shut_down(request).await?.ok_or(&[Code::Aborted])?.is_none() {
         ensure(tokio::time::Instant::now() < until, || {
-            format!("ShutDownMachine of `{}` still answers ABORTED", order.name)
+            format!("ShutDownMachine of `{}` still answers ABORTED", request.name)
         })?;
         tokio::time::sleep(BETWEEN_CALLS).await;
     }
@@ -71,12 +71,12 @@ async fn until_accepted(t: &Trial, order: &Order) -> Outcome {
 }
 
 /// Whether the guest runs, as far as the driver can tell. That it can't be asked is for the cases about GetMachineStatus.
-async fn is_up(t: &Trial, order: &Order) -> Outcome<bool> {
-    let read = t.status(order, None).await?.ok();
-    match read.map_err(Halt::in_preparation)?.power_state {
+async fn is_up(t: &TestContext, request: &MachineRequest) -> Outcome<bool> {
+    let read = t.status(request, None).await?.ok();
+    match read.map_err(CaseError::in_preparation)?.power_state {
         Some(PowerState::Starting | PowerState::Running) => Ok(true),
         Some(PowerState::Stopping | PowerState::Stopped | PowerState::Failed) => Ok(false),
-        None => Err(Halt::Skipped(
+        None => Err(CaseError::Skipped(
             "GetMachineStatus says nothing of the power state, so nobody can see whether a guest stops"
                 .to_owned(),
         )),
@@ -84,9 +84,15 @@ async fn is_up(t: &Trial, order: &Order) -> Outcome<bool> {
 }
 
 /// Waits until the guest runs, or does not run any more: it takes its own time for either.
-async fn until(t: &Trial, order: &Order, up: bool, limit: Duration, otherwise: &str) -> Outcome {
+async fn until(
+    t: &TestContext,
+    request: &MachineRequest,
+    up: bool,
+    limit: Duration,
+    otherwise: &str,
+) -> Outcome {
     let until = tokio::time::Instant::now() + limit;
-    while is_up(t, order).await? != up {
+    while is_up(t, request).await? != up {
         ensure(tokio::time::Instant::now() < until, || {
             format!("{otherwise} after {} s", limit.as_secs_f64())
         })?;
@@ -95,65 +101,74 @@ async fn until(t: &Trial, order: &Order, up: bool, limit: Duration, otherwise: &
     Ok(())
 }
 
-async fn until_down(t: &Trial, order: &Order) -> Outcome {
+async fn until_down(t: &TestContext, request: &MachineRequest) -> Outcome {
     let otherwise = "ShutDownMachine answered OK, and the guest still runs";
-    until(t, order, false, t.config().shut_down_limit(), otherwise).await
+    until(t, request, false, t.config().shut_down_limit(), otherwise).await
 }
 
 /// A VM whose guest runs.
-async fn running(t: &Trial, order: &Order) -> Outcome {
-    t.prepare(order).await?;
-    let up = until(t, order, true, t.config().call_limit(), "the guest does not run").await;
-    up.map_err(Halt::in_preparation)
+async fn running(t: &TestContext, request: &MachineRequest) -> Outcome {
+    t.prepare(request).await?;
+    let up = until(
+        t,
+        request,
+        true,
+        t.config().call_limit(),
+        "the guest does not run",
+    )
+    .await;
+    up.map_err(CaseError::in_preparation)
 }
 
-async fn offered(t: Trial) -> Outcome {
-    let order = t.order("a");
-    t.prepare(&order).await?;
+async fn offered(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    t.prepare(&request).await?;
     if t.offers(Operation::ShutDownMachine) {
-        return until_accepted(&t, &order).await;
+        return until_accepted(&t, &request).await;
     }
     for _ in 0..3 {
-        t.shut_down(&order).await?.refused(Code::Unimplemented)?;
+        t.shut_down(&request).await?.refused(Code::Unimplemented)?;
     }
     Ok(())
 }
 
-async fn keeps_the_vm(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    until_accepted(&t, &order).await?;
+async fn keeps_the_vm(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    until_accepted(&t, &request).await?;
     t.settle().await;
-    t.has_exactly(&order, &[(&order, &id)]).await
+    t.has_exactly(&request, &[(&request, &id)]).await
 }
 
-async fn stops(t: Trial) -> Outcome {
-    let order = t.order("a");
-    running(&t, &order).await?;
-    until_accepted(&t, &order).await?;
-    until_down(&t, &order).await
+async fn stops(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    running(&t, &request).await?;
+    until_accepted(&t, &request).await?;
+    until_down(&t, &request).await
 }
 
-async fn again(t: Trial, times: usize) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    until_accepted(&t, &order).await?;
+async fn again(t: TestContext, times: usize) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    until_accepted(&t, &request).await?;
     for _ in 0..times {
-        until_accepted(&t, &order).await?;
+        until_accepted(&t, &request).await?;
     }
-    t.has_exactly(&order, &[(&order, &id)]).await
+    t.has_exactly(&request, &[(&request, &id)]).await
 }
 
-async fn other_cluster(t: Trial) -> Outcome {
-    let here = t.order("a");
+async fn other_cluster(t: TestContext) -> Outcome {
+    let here = t.machine_request("a");
     let there = here.clone().in_cluster(&t.other_cluster());
     running(&t, &there).await?;
     // There is nothing to stop: OK and NOT_FOUND both say so.
     t.shut_down(&here).await?.ok_or(&[Code::NotFound])?;
     // How long a guest takes is seen by one that has to stop.
     running(&t, &here).await?;
-    until_accepted(&t, &here).await.map_err(Halt::in_preparation)?;
-    until_down(&t, &here).await.map_err(Halt::in_preparation)?;
+    until_accepted(&t, &here)
+        .await
+        .map_err(CaseError::in_preparation)?;
+    until_down(&t, &here).await.map_err(CaseError::in_preparation)?;
     ensure(is_up(&t, &there).await?, || {
         "the guest of the other cluster's VM was stopped".to_owned()
     })

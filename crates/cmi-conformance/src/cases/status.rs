@@ -2,7 +2,7 @@
 
 use super::case;
 use crate::answer::{Outcome, ensure};
-use crate::{Case, Halt, Hook, Need, Trial};
+use crate::{Case, CaseError, Hook, Need, TestContext};
 use cmi_driver::{Code, Operation};
 
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
@@ -87,12 +87,12 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn offered(t: Trial) -> Outcome {
-    let order = t.order("a");
-    t.prepare(&order).await?;
+async fn offered(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    t.prepare(&request).await?;
     let wanted = t.offers(Operation::GetMachineStatus);
     for _ in 0..3 {
-        let answer = t.status(&order, None).await?;
+        let answer = t.status(&request, None).await?;
         if wanted {
             answer.ok()?;
         } else {
@@ -102,11 +102,11 @@ async fn offered(t: Trial) -> Outcome {
     Ok(())
 }
 
-async fn like_create(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let made = t.prepare(&order).await?;
+async fn like_create(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let made = t.prepare(&request).await?;
     for id in [None, Some(&made.provider_id)] {
-        let read = t.status(&order, id).await?.ok()?;
+        let read = t.status(&request, id).await?.ok()?;
         ensure(
             (&read.provider_id, &read.node_name) == (&made.provider_id, &made.node_name),
             || {
@@ -120,30 +120,32 @@ async fn like_create(t: Trial) -> Outcome {
     Ok(())
 }
 
-async fn never_made(t: Trial) -> Outcome {
-    t.status(&t.order("a"), None).await?.refused(Code::NotFound)?;
+async fn never_made(t: TestContext) -> Outcome {
+    t.status(&t.machine_request("a"), None)
+        .await?
+        .refused(Code::NotFound)?;
     // Nor when another VM of the cluster is there.
-    t.prepare(&t.order("b")).await?;
-    t.status(&t.order("a"), None)
+    t.prepare(&t.machine_request("b")).await?;
+    t.status(&t.machine_request("a"), None)
         .await?
         .refused(Code::NotFound)
         .map(|_| ())
 }
 
-async fn after_delete(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    t.remove(&order, Some(&id)).await?;
+async fn after_delete(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    t.remove(&request, Some(&id)).await?;
     t.settle().await;
-    t.status(&order, None).await?.refused(Code::NotFound)?;
-    t.status(&order, Some(&id))
+    t.status(&request, None).await?.refused(Code::NotFound)?;
+    t.status(&request, Some(&id))
         .await?
         .refused(Code::NotFound)
         .map(|_| ())
 }
 
-async fn other_cluster(t: Trial) -> Outcome {
-    let here = t.order("a");
+async fn other_cluster(t: TestContext) -> Outcome {
+    let here = t.machine_request("a");
     let there = here.clone().in_cluster(&t.other_cluster());
     let id = t.prepare(&there).await?.provider_id;
     t.status(&here, None).await?.refused(Code::NotFound)?;
@@ -153,8 +155,8 @@ async fn other_cluster(t: Trial) -> Outcome {
         .map(|_| ())
 }
 
-async fn other_machine_id(t: Trial) -> Outcome {
-    let (one, other) = (t.order("a"), t.order("b"));
+async fn other_machine_id(t: TestContext) -> Outcome {
+    let (one, other) = (t.machine_request("a"), t.machine_request("b"));
     t.prepare(&one).await?;
     let id = t.prepare(&other).await?.provider_id;
     let read = t
@@ -169,43 +171,43 @@ async fn other_machine_id(t: Trial) -> Outcome {
     })
 }
 
-async fn other_identity(t: Trial) -> Outcome {
-    let order = t.order("a");
-    t.prepare(&order).await?;
-    let other = order.with_identity("somebody-else");
+async fn other_identity(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    t.prepare(&request).await?;
+    let other = request.with_identity("somebody-else");
     t.status(&other, None).await?.refused(Code::NotFound).map(|_| ())
 }
 
-async fn ten_times(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let made = t.prepare(&order).await?;
+async fn ten_times(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let made = t.prepare(&request).await?;
     for _ in 0..10 {
-        let read = t.status(&order, None).await?.ok()?;
+        let read = t.status(&request, None).await?.ok()?;
         ensure(
             (&read.provider_id, &read.node_name) == (&made.provider_id, &made.node_name),
             || "the answer changed from one question to the next".to_owned(),
         )?;
     }
-    t.has_exactly(&order, &[(&order, &made.provider_id)]).await
+    t.has_exactly(&request, &[(&request, &made.provider_id)]).await
 }
 
 /// How many changes the back end has seen.
-pub(super) async fn mutations(t: &Trial) -> Outcome<u64> {
+pub(super) async fn mutations(t: &TestContext) -> Outcome<u64> {
     let printed = t.pull(crate::Pull::new(Hook::Mutations)).await?;
     let text = String::from_utf8_lossy(&printed);
     text.trim().parse().map_err(|_| {
-        Halt::Unjudged(format!(
+        CaseError::Inconclusive(format!(
             "the hook `mutations` has to print a number, and printed `{text}`"
         ))
     })
 }
 
-async fn changes_nothing(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
+async fn changes_nothing(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
     let before = mutations(&t).await?;
     for _ in 0..5 {
-        t.status(&order, Some(&id)).await?.ok()?;
+        t.status(&request, Some(&id)).await?.ok()?;
     }
     let after = mutations(&t).await?;
     ensure(after == before, || {
@@ -216,23 +218,23 @@ async fn changes_nothing(t: Trial) -> Outcome {
     })
 }
 
-async fn vanished(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    t.pull_on(Hook::Vanish, &order).await?;
+async fn vanished(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    t.pull_on(Hook::Vanish, &request).await?;
     t.settle().await;
-    t.status(&order, Some(&id))
+    t.status(&request, Some(&id))
         .await?
         .refused(Code::NotFound)
         .map(|_| ())
 }
 
-async fn several(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    t.pull_on(Hook::Plant, &order).await?;
+async fn several(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    t.pull_on(Hook::Plant, &request).await?;
     t.settle().await;
-    let status = t.status(&order, None).await?.refused(Code::OutOfRange)?;
+    let status = t.status(&request, None).await?.refused(Code::OutOfRange)?;
     ensure(status.message().contains(id.as_str()), || {
         format!(
             "the message has to name the VMs, `{id}` among them: {}",

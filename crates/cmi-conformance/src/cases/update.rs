@@ -6,7 +6,7 @@ use super::case;
 use super::requests::reaches_the_plugin;
 use super::status::mutations;
 use crate::answer::{Outcome, ensure};
-use crate::{Case, Hook, Need, Order, Setting, Trial};
+use crate::{Case, Hook, MachineRequest, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
 const UPDATE: Need = Need::Call(Operation::UpdateMachine);
@@ -36,11 +36,11 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn offered(t: Trial) -> Outcome {
+async fn offered(t: TestContext) -> Outcome {
     reaches_the_plugin(&t, Operation::UpdateMachine)?;
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    let answer = t.update(&order, &order, &id).await?;
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    let answer = t.update(&request, &request, &id).await?;
     if t.offers(Operation::UpdateMachine) {
         answer.ok()
     } else {
@@ -49,12 +49,12 @@ async fn offered(t: Trial) -> Outcome {
 }
 
 /// The spec with each hot update.
-fn updated(t: &Trial, order: &Order) -> Outcome<Vec<(Order, Value)>> {
+fn updated(t: &TestContext, request: &MachineRequest) -> Outcome<Vec<(MachineRequest, Value)>> {
     let updates = t.config().hot_updates.iter();
     updates
         .map(|change| {
-            let wanted = order.clone().changed(change);
-            ensure(wanted.class.provider_spec != order.class.provider_spec, || {
+            let wanted = request.clone().changed(change);
+            ensure(wanted.class.provider_spec != request.class.provider_spec, || {
                 format!("the change {change} changes nothing")
             })?;
             Ok((wanted, change.clone()))
@@ -62,35 +62,41 @@ fn updated(t: &Trial, order: &Order) -> Outcome<Vec<(Order, Value)>> {
         .collect()
 }
 
-async fn there_and_back(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    for (wanted, _) in updated(&t, &order)? {
+async fn there_and_back(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    for (wanted, _) in updated(&t, &request)? {
         for _ in 0..2 {
-            t.update(&order, &wanted, &id).await?.ok()?;
+            t.update(&request, &wanted, &id).await?.ok()?;
         }
         // What was half done is taken back although the spec of before was the last that was applied in full.
-        t.update(&order, &order, &id).await?.ok()?;
-        is_the_same(&t, &order, &id).await?;
+        t.update(&request, &request, &id).await?.ok()?;
+        is_the_same(&t, &request, &id).await?;
     }
-    t.has_exactly(&order, &[(&order, &id)]).await
+    t.has_exactly(&request, &[(&request, &id)]).await
 }
 
 /// What UpdateMachine does can't be seen by its answers: one that does nothing gives the same.
-async fn changes_once(t: Trial) -> Outcome {
-    let order = t.order("a");
-    let id = t.prepare(&order).await?.provider_id;
-    for (wanted, change) in updated(&t, &order)? {
-        is_made_once(&t, &order, &wanted, &id, &format!("the change {change}")).await?;
+async fn changes_once(t: TestContext) -> Outcome {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    for (wanted, change) in updated(&t, &request)? {
+        is_made_once(&t, &request, &wanted, &id, &format!("the change {change}")).await?;
         let back = format!("what takes the change {change} back");
-        is_made_once(&t, &wanted, &order, &id, &back).await?;
-        is_the_same(&t, &order, &id).await?;
+        is_made_once(&t, &wanted, &request, &id, &back).await?;
+        is_the_same(&t, &request, &id).await?;
     }
-    t.has_exactly(&order, &[(&order, &id)]).await
+    t.has_exactly(&request, &[(&request, &id)]).await
 }
 
 /// Updates twice: the first time there is something to do, the second time it is done.
-async fn is_made_once(t: &Trial, from: &Order, to: &Order, id: &ProviderId, what: &str) -> Outcome {
+async fn is_made_once(
+    t: &TestContext,
+    from: &MachineRequest,
+    to: &MachineRequest,
+    id: &ProviderId,
+    what: &str,
+) -> Outcome {
     let before = mutations(t).await?;
     t.update(from, to, id).await?.ok()?;
     let made = mutations(t).await?;
@@ -104,8 +110,8 @@ async fn is_made_once(t: &Trial, from: &Order, to: &Order, id: &ProviderId, what
     })
 }
 
-async fn is_the_same(t: &Trial, order: &Order, id: &ProviderId) -> Outcome {
-    let again = t.create(order).await?.ok()?;
+async fn is_the_same(t: &TestContext, request: &MachineRequest, id: &ProviderId) -> Outcome {
+    let again = t.create(request).await?.ok()?;
     ensure(again.provider_id == *id, || {
         "the VM is another one since it was updated".to_owned()
     })

@@ -5,7 +5,7 @@ use serde_json::Map;
 use super::case;
 use super::secrets::speaks;
 use crate::answer::{Outcome, ensure};
-use crate::{Case, Need, Order, Setting, Trial};
+use crate::{Case, MachineRequest, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderSpec, tags};
 
 /// Longer than any name that a back end or Kubernetes takes.
@@ -190,8 +190,8 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// Refused as invalid; a create has made nothing, and a VM that is there is still there.
-async fn refused(t: &Trial, operation: Operation, wrong: &Order) -> Outcome {
-    let right = t.order("a");
+async fn refused(t: &TestContext, operation: Operation, wrong: &MachineRequest) -> Outcome {
+    let right = t.machine_request("a");
     if operation == Operation::CreateMachine {
         t.create(wrong).await?.refused(Code::InvalidArgument)?;
         return t.has_none(&right).await;
@@ -202,63 +202,65 @@ async fn refused(t: &Trial, operation: Operation, wrong: &Order) -> Outcome {
         .map(|_| ())
 }
 
-async fn blank_name(t: Trial, operation: Operation) -> Outcome {
-    let order = t.order("a");
+async fn blank_name(t: TestContext, operation: Operation) -> Outcome {
+    let request = t.machine_request("a");
     for blank in ["", " ", "\t"] {
-        refused(&t, operation, &order.clone().named(blank)).await?;
+        refused(&t, operation, &request.clone().named(blank)).await?;
     }
     Ok(())
 }
 
-async fn too_long_name(t: Trial) -> Outcome {
-    let order = t.order("a").named("a".repeat(TOO_LONG));
-    refused(&t, Operation::CreateMachine, &order).await
+async fn too_long_name(t: TestContext) -> Outcome {
+    let request = t.machine_request("a").named("a".repeat(TOO_LONG));
+    refused(&t, Operation::CreateMachine, &request).await
 }
 
-async fn empty_spec(t: Trial, operation: Operation) -> Outcome {
-    let mut order = t.order("a");
-    order.class.provider_spec = ProviderSpec(Map::new());
-    refused(&t, operation, &order).await
+async fn empty_spec(t: TestContext, operation: Operation) -> Outcome {
+    let mut request = t.machine_request("a");
+    request.class.provider_spec = ProviderSpec(Map::new());
+    refused(&t, operation, &request).await
 }
 
-async fn no_cluster(t: Trial, operation: Operation) -> Outcome {
-    let there = t.order("b");
+async fn no_cluster(t: TestContext, operation: Operation) -> Outcome {
+    let there = t.machine_request("b");
     let id = t.prepare(&there).await?.provider_id;
-    for order in [
+    for request in [
         there.clone().untagged(tags::CLUSTER),
         there.clone().in_cluster(""),
     ] {
-        t.touch(operation, &order).await?.refused(Code::InvalidArgument)?;
+        t.touch(operation, &request)
+            .await?
+            .refused(Code::InvalidArgument)?;
     }
     t.has_exactly(&there, &[(&there, &id)]).await
 }
 
-async fn mandatory_fields(t: Trial, operation: Operation) -> Outcome {
-    let order = t.order("a");
+async fn mandatory_fields(t: TestContext, operation: Operation) -> Outcome {
+    let request = t.machine_request("a");
     for field in t.config().mandatory() {
-        let wrong = order.clone().without(&field);
+        let wrong = request.clone().without(&field);
         let status = t.touch(operation, &wrong).await?.refused(Code::InvalidArgument)?;
         let name = field.segments().last().cloned().unwrap_or_default();
         ensure(status.message().contains(&name), || {
             format!("the message has to name the field {field}: {}", status.message())
         })?;
     }
-    t.has_none(&order).await
+    t.has_none(&request).await
 }
 
-async fn invalid_specs(t: Trial) -> Outcome {
+async fn invalid_specs(t: TestContext) -> Outcome {
     for change in t.config().invalid_specs.clone() {
-        let order = t.order("a").changed(&change);
-        t.create(&order).await?.refused(Code::InvalidArgument)?;
+        let request = t.machine_request("a").changed(&change);
+        t.create(&request).await?.refused(Code::InvalidArgument)?;
     }
-    t.has_none(&t.order("a")).await
+    t.has_none(&t.machine_request("a")).await
 }
 
-async fn out_of_range(t: Trial) -> Outcome {
+async fn out_of_range(t: TestContext) -> Outcome {
     for change in t.config().out_of_range_specs.clone() {
-        let order = t.order("a").changed(&change);
+        let request = t.machine_request("a").changed(&change);
         let status = t
-            .create(&order)
+            .create(&request)
             .await?
             .refused_with(&[Code::OutOfRange, Code::InvalidArgument])?;
         if status.code() == Code::InvalidArgument {
@@ -267,11 +269,11 @@ async fn out_of_range(t: Trial) -> Outcome {
             ));
         }
     }
-    t.has_none(&t.order("a")).await
+    t.has_none(&t.machine_request("a")).await
 }
 
-async fn messages(t: Trial, operation: Operation) -> Outcome {
-    let order = t.order("a");
-    let wrong = order.untagged(tags::CLUSTER);
+async fn messages(t: TestContext, operation: Operation) -> Outcome {
+    let request = t.machine_request("a");
+    let wrong = request.untagged(tags::CLUSTER);
     speaks(&t.touch(operation, &wrong).await?.refused(Code::InvalidArgument)?)
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::case;
 use crate::answer::{Outcome, ensure};
-use crate::{Case, Need, Setting, Trial};
+use crate::{Case, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation};
 
 const VOLUMES: Need = Need::Call(Operation::GetVolumeIds);
@@ -56,14 +56,14 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-fn specs(t: &Trial) -> (Vec<Value>, Vec<String>) {
+fn specs(t: &TestContext) -> (Vec<Value>, Vec<String>) {
     let own = &t.config().persistent_volumes.own;
     own.iter()
         .map(|volume| (volume.spec.clone(), volume.volume_id.clone()))
         .unzip()
 }
 
-async fn offered(t: Trial) -> Outcome {
+async fn offered(t: TestContext) -> Outcome {
     let wanted = t.offers(Operation::GetVolumeIds);
     for _ in 0..3 {
         let answer = t.volume_ids(specs(&t).0).await?;
@@ -82,7 +82,7 @@ fn equal(found: &[String], wanted: &[String]) -> Outcome {
     })
 }
 
-async fn own(t: Trial) -> Outcome {
+async fn own(t: TestContext) -> Outcome {
     let (specs, wanted) = specs(&t);
     equal(&t.volume_ids(specs.clone()).await?.ok()?, &wanted)?;
     let turned = |values: Vec<_>| values.into_iter().rev().collect::<Vec<_>>();
@@ -90,7 +90,7 @@ async fn own(t: Trial) -> Outcome {
     equal(&ids, &turned(wanted))
 }
 
-async fn foreign(t: Trial) -> Outcome {
+async fn foreign(t: TestContext) -> Outcome {
     let (own, wanted) = specs(&t);
     let mut mixed = t.config().persistent_volumes.foreign.clone();
     mixed.push(json!({}));
@@ -99,11 +99,11 @@ async fn foreign(t: Trial) -> Outcome {
     equal(&t.volume_ids(mixed).await?.ok()?, &wanted)
 }
 
-async fn none(t: Trial) -> Outcome {
+async fn none(t: TestContext) -> Outcome {
     equal(&t.volume_ids(Vec::new()).await?.ok()?, &[])
 }
 
-async fn ten_times(t: Trial) -> Outcome {
+async fn ten_times(t: TestContext) -> Outcome {
     let (specs, wanted) = specs(&t);
     for _ in 0..10 {
         equal(&t.volume_ids(specs.clone()).await?.ok()?, &wanted)?;
@@ -111,7 +111,7 @@ async fn ten_times(t: Trial) -> Outcome {
     Ok(())
 }
 
-async fn invalid(t: Trial) -> Outcome {
+async fn invalid(t: TestContext) -> Outcome {
     for spec in [json!("a text"), json!(7), json!([])] {
         let status = t.volume_ids(vec![spec]).await?.refused(Code::InvalidArgument)?;
         super::secrets::speaks(&status)?;

@@ -8,9 +8,9 @@ use super::faults::{after_deadline, prepared, slow_down};
 use super::requests::{
     CAPABILITIES, CREATE, DELETE, Fields, INFO, LIST, PROBE, SHUT_DOWN, STATUS, VOLUMES, before, raw, volumes,
 };
-use crate::answer::{Halt, Outcome, ensure};
+use crate::answer::{CaseError, Outcome, ensure};
 use crate::wire::RawAnswer;
-use crate::{Case, Hook, Need, Pull, Trial};
+use crate::{Case, Hook, Need, Pull, TestContext};
 use cmi_driver::Operation;
 use cmi_grpc::proto::cmi::v1::plugin_capability::Type;
 use cmi_grpc::proto::cmi::v1::plugin_capability::rpc::Type as Capability;
@@ -161,7 +161,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-pub(super) async fn declared(t: &Trial) -> Outcome<Vec<i32>> {
+pub(super) async fn declared(t: &TestContext) -> Outcome<Vec<i32>> {
     let response: GetPluginCapabilitiesResponse = raw(t, CAPABILITIES, &[]).await?.ok()?;
     let rpc = |capability: &PluginCapability| {
         let Type::Rpc(rpc) = capability.r#type.as_ref()?;
@@ -171,7 +171,7 @@ pub(super) async fn declared(t: &Trial) -> Outcome<Vec<i32>> {
 }
 
 /// The calls of the Machine service that the plugin has to serve.
-async fn offered(t: &Trial) -> Outcome<Vec<&'static str>> {
+async fn offered(t: &TestContext) -> Outcome<Vec<&'static str>> {
     let declared = declared(t).await?;
     let optional = OPTIONAL
         .into_iter()
@@ -182,7 +182,7 @@ async fn offered(t: &Trial) -> Outcome<Vec<&'static str>> {
         .collect())
 }
 
-async fn services(t: Trial) -> Outcome {
+async fn services(t: TestContext) -> Outcome {
     let info: GetPluginInfoResponse = raw(&t, INFO, &[]).await?.ok()?;
     ensure(!info.name.is_empty() && !info.version.is_empty(), || {
         "GetPluginInfo has to answer name and version".to_owned()
@@ -197,7 +197,7 @@ async fn services(t: Trial) -> Outcome {
     Ok(())
 }
 
-async fn required_capabilities(t: Trial) -> Outcome {
+async fn required_capabilities(t: TestContext) -> Outcome {
     let declared = declared(&t).await?;
     for needed in [Capability::CreateMachine, Capability::DeleteMachine] {
         ensure(declared.contains(&(needed as i32)), || {
@@ -210,9 +210,9 @@ async fn required_capabilities(t: Trial) -> Outcome {
     Ok(())
 }
 
-async fn undeclared_calls(t: Trial) -> Outcome {
+async fn undeclared_calls(t: TestContext) -> Outcome {
     let offered = offered(&t).await?;
-    let fields = Fields::of(&t.order("a"));
+    let fields = Fields::of(&t.machine_request("a"));
     for (_, path) in OPTIONAL {
         let request = match path {
             VOLUMES => volumes(b"[]"),
@@ -230,29 +230,29 @@ async fn undeclared_calls(t: Trial) -> Outcome {
     Ok(())
 }
 
-async fn missing_fields(t: Trial) -> Outcome {
-    let order = t.order("a");
-    t.track(&order);
+async fn missing_fields(t: TestContext) -> Outcome {
+    let machine_request = t.machine_request("a");
+    t.track(&machine_request);
     for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
-        let mut without_spec = Fields::of(&order);
+        let mut without_spec = Fields::of(&machine_request);
         without_spec.spec.clear();
         raw(&t, path, &without_spec.request(path))
             .await?
             .is(Grpc::InvalidArgument)?;
         if path != LIST {
-            let mut without_name = Fields::of(&order);
+            let mut without_name = Fields::of(&machine_request);
             without_name.name.clear();
             raw(&t, path, &without_name.request(path))
                 .await?
                 .is(Grpc::InvalidArgument)?;
         }
     }
-    t.has_none(&order).await
+    t.has_none(&machine_request).await
 }
 
-async fn broken_spec(t: Trial) -> Outcome {
-    let order = t.order("a");
-    t.track(&order);
+async fn broken_spec(t: TestContext) -> Outcome {
+    let machine_request = t.machine_request("a");
+    t.track(&machine_request);
     for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
         for broken in [
             b"not json".as_slice(),
@@ -261,19 +261,21 @@ async fn broken_spec(t: Trial) -> Outcome {
             b"{\"a\":",
             b"\xff\xfe",
         ] {
-            let mut fields = Fields::of(&order);
+            let mut fields = Fields::of(&machine_request);
             fields.spec = broken.to_vec();
             raw(&t, path, &fields.request(path))
                 .await?
                 .is(Grpc::InvalidArgument)?;
         }
     }
-    t.has_none(&order).await
+    t.has_none(&machine_request).await
 }
 
-async fn broken_volumes(t: Trial) -> Outcome {
+async fn broken_volumes(t: TestContext) -> Outcome {
     if !offered(&t).await?.contains(&VOLUMES) {
-        return Err(Halt::Skipped("the driver does not offer GetVolumeIDs".to_owned()));
+        return Err(CaseError::Skipped(
+            "the driver does not offer GetVolumeIDs".to_owned(),
+        ));
     }
     for broken in [b"".as_slice(), b"not json", b"{}", b"[\"text\"]", b"\xff"] {
         raw(&t, VOLUMES, &volumes(broken))
@@ -283,22 +285,22 @@ async fn broken_volumes(t: Trial) -> Outcome {
     Ok(())
 }
 
-async fn status(t: Trial) -> Outcome {
-    let (order, nobody) = (t.order("a"), t.order("b"));
-    t.prepare(&order).await?;
-    let other = order.clone().with_identity("somebody-else");
+async fn status(t: TestContext) -> Outcome {
+    let (machine_request, nobody) = (t.machine_request("a"), t.machine_request("b"));
+    t.prepare(&machine_request).await?;
+    let other = machine_request.clone().with_identity("somebody-else");
     t.track(&other);
     for path in offered(&t).await? {
         speaks(&raw(&t, path, &[]).await?)?;
         let well_formed = match path {
-            CREATE => vec![&order, &other],
+            CREATE => vec![&machine_request, &other],
             DELETE => vec![&other, &nobody],
             // A stop of what is there would be answered by a VM that is gone for the calls after it.
             SHUT_DOWN => vec![&nobody],
-            _ => vec![&order, &other, &nobody],
+            _ => vec![&machine_request, &other, &nobody],
         };
-        for order in well_formed {
-            speaks(&raw(&t, path, &Fields::of(order).request(path)).await?)?;
+        for machine_request in well_formed {
+            speaks(&raw(&t, path, &Fields::of(machine_request).request(path)).await?)?;
         }
     }
     Ok(())
@@ -319,35 +321,37 @@ fn speaks(answer: &RawAnswer) -> Outcome {
     })
 }
 
-async fn response_fields(t: Trial) -> Outcome {
-    let order = t.order("a");
+async fn response_fields(t: TestContext) -> Outcome {
+    let machine_request = t.machine_request("a");
     // What is created again is initialized by now, so that nothing is in the way of an OK.
-    t.prepare(&order).await?;
-    let created: CreateMachineResponse = raw(&t, CREATE, &Fields::of(&order).request(CREATE)).await?.ok()?;
+    t.prepare(&machine_request).await?;
+    let created: CreateMachineResponse = raw(&t, CREATE, &Fields::of(&machine_request).request(CREATE))
+        .await?
+        .ok()?;
     ensure(
         !created.provider_id.is_empty() && !created.node_name.is_empty(),
         || "CreateMachine has to answer ProviderID and NodeName".to_owned(),
     )
 }
 
-async fn any_bytes(t: Trial) -> Outcome {
-    let order = t.order("a");
-    t.track(&order);
+async fn any_bytes(t: TestContext) -> Outcome {
+    let machine_request = t.machine_request("a");
+    t.track(&machine_request);
     let bytes = vec![0, 255, 254, 10, 0];
     let mut accepted = vec![Grpc::Ok, Grpc::InvalidArgument];
     if t.offers(Operation::InitializeMachine) {
         // So code 17 is written.
         accepted.push(Grpc::FailedPrecondition);
     }
-    let mut fields = Fields::of(&order);
+    let mut fields = Fields::of(&machine_request);
     fields
         .secrets
         .insert("conformance-binary".to_owned(), bytes.clone());
     raw(&t, CREATE, &fields.request(CREATE))
         .await?
         .is_one_of(&accepted)?;
-    t.make(&order).await?;
-    let Fields { name, spec, secrets } = Fields::of(&order);
+    t.make(&machine_request).await?;
+    let Fields { name, spec, secrets } = Fields::of(&machine_request);
     if offered(&t).await?.contains(&SHUT_DOWN) {
         let request = ShutDownMachineRequest {
             machine_name: name.clone(),
@@ -368,30 +372,30 @@ async fn any_bytes(t: Trial) -> Outcome {
     };
     let answer = raw(&t, DELETE, &request.encode_to_vec()).await?;
     answer.is_one_of(&[Grpc::Ok, Grpc::InvalidArgument, Grpc::Aborted])?;
-    t.remove(&order, None).await
+    t.remove(&machine_request, None).await
 }
 
-async fn serves_on(t: Trial) -> Outcome {
+async fn serves_on(t: TestContext) -> Outcome {
     for _ in 0..MANY {
         raw(&t, INFO, &[]).await?.is(Grpc::Ok)?;
     }
     Ok(())
 }
 
-async fn unhealthy(t: Trial) -> Outcome {
+async fn unhealthy(t: TestContext) -> Outcome {
     t.pull(Pull::new(Hook::Unhealthy)).await?;
     let answer = raw(&t, PROBE, &[]).await?;
     t.restore().await?;
     answer.is(Grpc::FailedPrecondition)
 }
 
-async fn deadline(t: Trial, operation: Operation, path: &'static str) -> Outcome {
-    let (order, id) = prepared(&t, operation).await?;
-    t.track(&order);
+async fn deadline(t: TestContext, operation: Operation, path: &'static str) -> Outcome {
+    let (machine_request, id) = prepared(&t, operation).await?;
+    t.track(&machine_request);
     slow_down(&t).await?;
-    let request = Fields::of(&order).request(path);
+    let request = Fields::of(&machine_request).request(path);
     let answer = before(&t, path, &request, Some(t.config().short_deadline())).await;
     t.restore().await?;
     answer?.is(Grpc::DeadlineExceeded)?;
-    after_deadline(&t, operation, &order, id.as_ref()).await
+    after_deadline(&t, operation, &machine_request, id.as_ref()).await
 }

@@ -35,7 +35,7 @@ fn test(case: &CaseReport) -> TestCase {
     let mut status = match &case.verdict {
         Verdict::Passed => TestCaseStatus::success(),
         Verdict::Failed { .. } => TestCaseStatus::non_success(NonSuccessKind::Failure),
-        Verdict::Unjudged { .. } => TestCaseStatus::non_success(NonSuccessKind::Error),
+        Verdict::Inconclusive { .. } => TestCaseStatus::non_success(NonSuccessKind::Error),
         Verdict::Skipped { .. } | Verdict::NotTested { .. } => TestCaseStatus::skipped(),
     };
     if let Some(reason) = case.verdict.reason() {

@@ -28,7 +28,7 @@ pub enum Verdict {
         reason: String,
     },
     /// It could not be judged: what it builds upon does not work.
-    Unjudged {
+    Inconclusive {
         /// What does not.
         reason: String,
     },
@@ -110,7 +110,7 @@ pub struct Tally {
     /// They do not.
     pub failed: usize,
     /// They could not be judged.
-    pub unjudged: usize,
+    pub inconclusive: usize,
     /// They could not be tried.
     pub skipped: usize,
     /// Nothing tests them.
@@ -124,8 +124,8 @@ impl Verdict {
     }
 
     /// Whether it could not be judged.
-    pub fn is_unjudged(&self) -> bool {
-        matches!(self, Self::Unjudged { .. })
+    pub fn is_inconclusive(&self) -> bool {
+        matches!(self, Self::Inconclusive { .. })
     }
 
     /// Why, when there is something to say.
@@ -133,7 +133,7 @@ impl Verdict {
         match self {
             Self::Passed => None,
             Self::Failed { reason }
-            | Self::Unjudged { reason }
+            | Self::Inconclusive { reason }
             | Self::Skipped { reason }
             | Self::NotTested { reason } => Some(reason),
         }
@@ -145,7 +145,7 @@ impl fmt::Display for Verdict {
         f.write_str(match self {
             Self::Passed => "passed",
             Self::Failed { .. } => "FAILED",
-            Self::Unjudged { .. } => "unjudged",
+            Self::Inconclusive { .. } => "inconclusive",
             Self::Skipped { .. } => "skipped",
             Self::NotTested { .. } => "not tested",
         })
@@ -159,7 +159,7 @@ impl Tally {
             match verdict {
                 Verdict::Passed => tally.passed += 1,
                 Verdict::Failed { .. } => tally.failed += 1,
-                Verdict::Unjudged { .. } => tally.unjudged += 1,
+                Verdict::Inconclusive { .. } => tally.inconclusive += 1,
                 Verdict::Skipped { .. } => tally.skipped += 1,
                 Verdict::NotTested { .. } => tally.not_tested += 1,
             }
@@ -175,8 +175,8 @@ impl fmt::Display for Tally {
             "{} passed, {} failed, {} skipped",
             self.passed, self.failed, self.skipped
         )?;
-        if self.unjudged > 0 {
-            write!(f, ", {} could not be judged", self.unjudged)?;
+        if self.inconclusive > 0 {
+            write!(f, ", {} could not be judged", self.inconclusive)?;
         }
         if self.not_tested > 0 {
             write!(f, ", {} not tested", self.not_tested)?;
@@ -223,14 +223,14 @@ impl Report {
             .iter()
             .any(|rule| rule.verdict.is_failure() && rule.level.is_binding());
         let tested = cases.iter().any(|case| case.verdict == Verdict::Passed);
-        let unjudged = cases.iter().any(|case| case.verdict.is_unjudged());
+        let inconclusive = cases.iter().any(|case| case.verdict.is_inconclusive());
         Self {
             target: target.to_owned(),
             driver: info.map_or_else(
                 || "unknown".to_owned(),
                 |info| format!("{} {}", info.name, info.version),
             ),
-            compliant: tested && !broken && !unjudged && leftovers.is_empty() && !interrupted,
+            compliant: tested && !broken && !inconclusive && leftovers.is_empty() && !interrupted,
             cases,
             rules,
             leftovers,
@@ -264,9 +264,9 @@ fn judge(rule: &Rule, cases: &[&CaseReport]) -> RuleReport {
         Verdict::Failed {
             reason: because(failed),
         }
-    } else if let Some(unjudged) = find(Verdict::is_unjudged) {
-        Verdict::Unjudged {
-            reason: because(unjudged),
+    } else if let Some(inconclusive) = find(Verdict::is_inconclusive) {
+        Verdict::Inconclusive {
+            reason: because(inconclusive),
         }
     } else if find(|verdict| *verdict == Verdict::Passed).is_some() {
         Verdict::Passed

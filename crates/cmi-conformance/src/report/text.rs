@@ -68,7 +68,7 @@ fn doubts(report: &Report) -> Vec<&'static str> {
     if report.interrupted {
         doubts.push("the run was ended early");
     }
-    if report.cases.iter().any(|case| case.verdict.is_unjudged()) {
+    if report.cases.iter().any(|case| case.verdict.is_inconclusive()) {
         doubts.push("what could not be judged may be broken: mend what the reasons name, and run again");
     }
     if !report.cases.iter().any(|case| case.verdict == Verdict::Passed) {

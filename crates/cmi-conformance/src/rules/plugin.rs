@@ -307,7 +307,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule::proven(
         "CMI-133",
         Level::Must,
-        "An order to stop that failed does not answer OK",
+        "A request to stop that failed does not answer OK",
     ),
     Rule::proven(
         "CMI-134",

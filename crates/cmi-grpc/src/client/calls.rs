@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout_at};
 use tonic::Response;
 
-use super::line::rpc;
+use super::connection::rpc;
 use super::{Call, GrpcDriver, too_late};
 use crate::convert::{FieldError, MachinePage, PageRequest};
 use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
@@ -29,7 +29,7 @@ const MOST_MACHINES: usize = 200_000;
 macro_rules! exchange {
     ($call:ident, $service:ident.$method:ident($request:expr), $read:expr) => {{
         let answer = rpc!(
-            $call.session.line,
+            $call.session.connection,
             $call.operation,
             $call.deadline,
             $service.$method($request)
@@ -53,17 +53,17 @@ macro_rules! call {
 #[async_trait]
 impl Driver for GrpcDriver {
     fn incarnation(&self) -> u64 {
-        self.link.incarnation()
+        self.channel.incarnation()
     }
 
     async fn info(&self) -> Result<PluginInfo> {
-        self.introduced(Operation::GetPluginInfo, |session| session.greeting.info.clone())
+        self.introduced(Operation::GetPluginInfo, |session| session.handshake.info.clone())
             .await
     }
 
     async fn capabilities(&self) -> Result<Capabilities> {
         self.introduced(Operation::GetPluginCapabilities, |session| {
-            session.greeting.capabilities.clone()
+            session.handshake.capabilities.clone()
         })
         .await
     }
@@ -73,14 +73,14 @@ impl Driver for GrpcDriver {
     async fn probe(&self) -> Result<Readiness> {
         let given = self.deadlines.of(Operation::Probe);
         let deadline = Instant::now() + given;
-        self.link.renew(self.reintroduction, given / 2).await;
-        let session = timeout_at(deadline, self.link.session())
+        self.channel.renew(self.reintroduction, given / 2).await;
+        let session = timeout_at(deadline, self.channel.session())
             .await
             .unwrap_or_else(|_elapsed| Err(too_late(Operation::Probe, given)))?;
         timeout_at(deadline, session.probe(deadline))
             .await
             .unwrap_or_else(|_elapsed| {
-                self.link.give_up(&session);
+                self.channel.give_up(&session);
                 Err(too_late(Operation::Probe, given))
             })
     }
@@ -105,7 +105,7 @@ impl Driver for GrpcDriver {
 
     async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
         self.call(Operation::GetMachineStatus, |call| async move {
-            if call.session.greeting.extension.get_machine {
+            if call.session.handshake.extension.get_machine {
                 let request = capcmi::GetMachineRequest::from(request);
                 exchange!(call, extension.get_machine(request), read)
             } else {
@@ -118,7 +118,7 @@ impl Driver for GrpcDriver {
 
     async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
         self.call(Operation::ListMachines, |call| async move {
-            if call.session.greeting.extension.list_machines_paged {
+            if call.session.handshake.extension.list_machines_paged {
                 all_pages(&call, request).await
             } else {
                 let request = cmi::ListMachinesRequest::from(request);

@@ -132,7 +132,7 @@ impl Default for GrpcConfig {
 
 /// How a connection is looked after.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct Timeouts {
     pub connect: Duration,
     pub keepalive: Duration,
     pub keepalive_answer: Duration,
@@ -179,9 +179,9 @@ impl GrpcConfig {
             .map_err(|source| ConfigError::Endpoint { key, source })
     }
 
-    pub(super) fn patience(&self) -> Patience {
+    pub(super) fn timeouts(&self) -> Timeouts {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
-        Patience {
+        Timeouts {
             connect: seconds(self.connect_timeout_seconds),
             keepalive: seconds(self.keepalive_seconds),
             keepalive_answer: seconds(self.keepalive_timeout_seconds),

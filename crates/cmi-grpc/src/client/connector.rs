@@ -4,16 +4,16 @@ use http::Uri;
 use hyper::client::conn::http2::SendRequest;
 use tonic::body::Body;
 
-use super::config::{ConfigError, ENDPOINT_VARIABLE, GrpcConfig, Patience};
-use super::found::FirstBytes;
-use super::line::Line;
+use super::config::{ConfigError, ENDPOINT_VARIABLE, GrpcConfig, Timeouts};
+use super::connection::Connection;
+use super::first_bytes::FirstBytes;
 use super::target::{DialError, Target};
 
 /// Makes bare connections to a plugin.
 #[derive(Debug)]
 pub struct Connector {
     target: Target,
-    patience: Patience,
+    timeouts: Timeouts,
 }
 
 /// Why there is no connection.
@@ -41,7 +41,7 @@ impl GrpcConfig {
     pub fn connector(&self) -> Result<Connector, ConfigError> {
         Ok(Connector {
             target: self.target(std::env::var(ENDPOINT_VARIABLE).ok())?,
-            patience: self.patience(),
+            timeouts: self.timeouts(),
         })
     }
 }
@@ -53,9 +53,9 @@ impl Connector {
     /// [`ConnectError`].
     pub async fn connect(&self) -> Result<(SendRequest<Body>, Uri), ConnectError> {
         let dialled = self.target.dial(&FirstBytes::default()).await?;
-        let line = Line::open(dialled.stream, self.target.origin(), self.patience)
+        let connection = Connection::open(dialled.stream, self.target.origin(), self.timeouts)
             .await
             .map_err(ConnectError::Http2)?;
-        Ok(line.into_parts())
+        Ok(connection.into_parts())
     }
 }

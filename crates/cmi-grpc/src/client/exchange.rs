@@ -26,29 +26,29 @@ const USER_AGENT: &str = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum CallEnd {
     /// The plugin said OK.
     Ok,
     /// The plugin said what went wrong.
-    Refused,
+    Status,
     /// An HTTP server has nothing at the path of the call. One of gRPC says UNIMPLEMENTED of a service that it does not
     /// have; where gRPC shares a server with other things, the server says 404.
-    Unserved,
+    NoRoute,
     /// The connection or the stream broke, or something else than a gRPC server answered.
-    Lost,
+    Broken,
     /// The connection had ended before the request was sent on it.
     NeverSent,
     /// The stream ended as it should, but for the status.
-    Unsaid,
+    NoStatus,
 }
 
 /// The ending of one call, as far as it is known. The first word counts.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Witness(Arc<OnceLock<Ending>>);
+pub(super) struct StatusObserver(Arc<OnceLock<CallEnd>>);
 
 /// What broke a call.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Broken {
+pub(super) enum TransportError {
     #[error("the connection to the plugin was lost")]
     Connection(#[source] hyper::Error),
     #[error(
@@ -66,30 +66,30 @@ pub(super) enum Broken {
 pub(super) struct Exchange {
     sender: SendRequest<Body>,
     origin: Uri,
-    witness: Witness,
+    observer: StatusObserver,
 }
 
-impl Broken {
-    fn ending(&self) -> Ending {
+impl TransportError {
+    fn ending(&self) -> CallEnd {
         match self {
             Self::NotGrpc {
                 status: StatusCode::NOT_FOUND,
                 ..
-            } => Ending::Unserved,
+            } => CallEnd::NoRoute,
             // So hyper calls a request that it still held when its connection ended.
-            Self::Connection(error) if error.is_canceled() => Ending::NeverSent,
-            Self::NotGrpc { .. } | Self::Connection(_) => Ending::Lost,
+            Self::Connection(error) if error.is_canceled() => CallEnd::NeverSent,
+            Self::NotGrpc { .. } | Self::Connection(_) => CallEnd::Broken,
         }
     }
 }
 
-impl Witness {
+impl StatusObserver {
     /// How the call ended; nothing when its answer was never read to the end.
-    pub(super) fn ending(&self) -> Option<Ending> {
+    pub(super) fn ending(&self) -> Option<CallEnd> {
         self.0.get().copied()
     }
 
-    fn note(&self, ending: Ending) {
+    fn note(&self, ending: CallEnd) {
         // The first word counts.
         let _ = self.0.set(ending);
     }
@@ -99,9 +99,9 @@ impl Witness {
             return false;
         };
         self.note(if status == "0" {
-            Ending::Ok
+            CallEnd::Ok
         } else {
-            Ending::Refused
+            CallEnd::Status
         });
         true
     }
@@ -109,14 +109,14 @@ impl Witness {
 
 impl Exchange {
     /// A call on this connection, and who is to be asked how it went.
-    pub(super) fn on(sender: SendRequest<Body>, origin: Uri) -> (Self, Witness) {
-        let witness = Witness::default();
+    pub(super) fn on(sender: SendRequest<Body>, origin: Uri) -> (Self, StatusObserver) {
+        let observer = StatusObserver::default();
         let exchange = Self {
             sender,
             origin,
-            witness: witness.clone(),
+            observer: observer.clone(),
         };
-        (exchange, witness)
+        (exchange, observer)
     }
 
     /// To ask who the plugin is.
@@ -139,15 +139,15 @@ impl Exchange {
 }
 
 impl Service<Request<Body>> for Exchange {
-    type Response = Response<Answer>;
-    type Error = Broken;
+    type Response = Response<ObservedBody>;
+    type Error = TransportError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         let ready = ready!(self.sender.poll_ready(cx));
         Poll::Ready(ready.map_err(|error| {
-            self.witness.note(Ending::NeverSent);
-            Broken::Connection(error)
+            self.observer.note(CallEnd::NeverSent);
+            TransportError::Connection(error)
         }))
     }
 
@@ -156,43 +156,44 @@ impl Service<Request<Body>> for Exchange {
             .headers_mut()
             .insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
         let answer = self.sender.send_request(request);
-        let witness = self.witness.clone();
+        let observer = self.observer.clone();
         Box::pin(async move {
             let answer = answer
                 .await
-                .map_err(Broken::Connection)
-                .inspect_err(|broken| witness.note(broken.ending()))?;
+                .map_err(TransportError::Connection)
+                .inspect_err(|broken| observer.note(broken.ending()))?;
             let (head, body) = answer.into_parts();
-            if !witness.read(&head.headers) {
-                check_grpc(head.status, &head.headers).inspect_err(|broken| witness.note(broken.ending()))?;
+            if !observer.read(&head.headers) {
+                check_grpc(head.status, &head.headers)
+                    .inspect_err(|broken| observer.note(broken.ending()))?;
             }
-            Ok(Response::from_parts(head, Answer { body, witness }))
+            Ok(Response::from_parts(head, ObservedBody { body, observer }))
         })
     }
 }
 
-fn check_grpc(status: StatusCode, headers: &HeaderMap) -> Result<(), Broken> {
+fn check_grpc(status: StatusCode, headers: &HeaderMap) -> Result<(), TransportError> {
     let content_type = headers
         .get(header::CONTENT_TYPE)
         .map_or("", |value| value.to_str().unwrap_or(""));
     if status == StatusCode::OK && content_type.starts_with("application/grpc") {
         return Ok(());
     }
-    Err(Broken::NotGrpc {
+    Err(TransportError::NotGrpc {
         status,
         content_type: content_type.to_owned(),
     })
 }
 
-/// The body of an answer, which tells the witness how it ends.
-pub(super) struct Answer {
+/// The body of an answer, which tells the observer how it ends.
+pub(super) struct ObservedBody {
     body: Incoming,
-    witness: Witness,
+    observer: StatusObserver,
 }
 
-impl http_body::Body for Answer {
+impl http_body::Body for ObservedBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = TransportError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
@@ -200,15 +201,15 @@ impl http_body::Body for Answer {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         match &frame {
-            None => self.witness.note(Ending::Unsaid),
+            None => self.observer.note(CallEnd::NoStatus),
             Some(Ok(frame)) => {
                 if let Some(trailers) = frame.trailers_ref() {
-                    self.witness.read(trailers);
+                    self.observer.read(trailers);
                 }
             }
-            Some(Err(_)) => self.witness.note(Ending::Lost),
+            Some(Err(_)) => self.observer.note(CallEnd::Broken),
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(Broken::Connection)))
+        Poll::Ready(frame.map(|frame| frame.map_err(TransportError::Connection)))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -6,13 +6,13 @@
 //! What ends a call decides what it means: see [`exchange`] and [`outcome`].
 
 mod calls;
+mod channel;
 mod config;
+mod connection;
 mod connector;
 mod exchange;
-mod found;
-mod greeting;
-mod line;
-mod link;
+mod first_bytes;
+mod handshake;
 mod outcome;
 mod session;
 mod target;
@@ -29,8 +29,8 @@ use tokio::time::{Instant, timeout_at};
 pub use config::{ConfigError, ENDPOINT_VARIABLE, GrpcConfig, TlsConfig};
 pub use connector::{ConnectError, Connector};
 
+use channel::Channel;
 use cmi_driver::{Code, Operation, Result, Status};
-use link::Link;
 use session::Session;
 
 /// After this time the plugin is asked again what it is and can do: behind a proxy, it may have been replaced unseen.
@@ -39,7 +39,7 @@ const REINTRODUCTION: Duration = Duration::from_mins(5);
 /// The driver that calls a plugin.
 #[derive(Debug)]
 pub struct GrpcDriver {
-    link: Link,
+    channel: Channel,
     deadlines: Deadlines,
     reintroduction: Duration,
 }
@@ -60,14 +60,14 @@ impl Deadlines {
     const OTHERS: Duration = Duration::from_mins(1);
 
     /// The time after which the caller gives up, by call; a minute for one that is not named.
-    pub fn new(patience: impl IntoIterator<Item = (Operation, Duration)>) -> Self {
-        Self(patience.into_iter().collect())
+    pub fn new(timeouts: impl IntoIterator<Item = (Operation, Duration)>) -> Self {
+        Self(timeouts.into_iter().collect())
     }
 
     /// The time that the plugin gets: a little less, so that its own word arrives while somebody still listens.
     fn of(&self, operation: Operation) -> Duration {
-        let patience = self.0.get(&operation).copied().unwrap_or(Self::OTHERS);
-        patience.saturating_sub((patience / 10).min(Duration::from_secs(1)))
+        let timeout = self.0.get(&operation).copied().unwrap_or(Self::OTHERS);
+        timeout.saturating_sub((timeout / 10).min(Duration::from_secs(1)))
     }
 }
 
@@ -79,7 +79,7 @@ impl GrpcDriver {
     pub fn new(config: &GrpcConfig, deadlines: Deadlines) -> std::result::Result<Self, ConfigError> {
         let variable = std::env::var(ENDPOINT_VARIABLE).ok();
         Ok(Self {
-            link: Link::new(config.target(variable)?, config.patience()),
+            channel: Channel::new(config.target(variable)?, config.timeouts()),
             deadlines,
             reintroduction: REINTRODUCTION,
         })
@@ -92,7 +92,7 @@ impl GrpcDriver {
         read: impl FnOnce(&Session) -> T + Send,
     ) -> Result<T> {
         let given = self.deadlines.of(operation);
-        let session = timeout_at(Instant::now() + given, self.link.session())
+        let session = timeout_at(Instant::now() + given, self.channel.session())
             .await
             .unwrap_or_else(|_elapsed| Err(too_late(operation, given)))?;
         Ok(read(&session))
@@ -126,7 +126,7 @@ impl GrpcDriver {
         deadline: Instant,
         given: Duration,
     ) -> Result<Arc<Session>> {
-        let session = timeout_at(deadline, self.link.session())
+        let session = timeout_at(deadline, self.channel.session())
             .await
             .unwrap_or_else(|_elapsed| Err(too_late(operation, given)))
             .map_err(Status::never_sent)?;

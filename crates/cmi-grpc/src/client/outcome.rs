@@ -2,25 +2,25 @@
 
 use tonic::Response;
 
-use super::exchange::{Broken, Ending, Witness};
+use super::exchange::{CallEnd, StatusObserver, TransportError};
 use crate::trailers;
 use cmi_driver::{Code, Operation, Status};
 
 /// Why a call has no response.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum CallError {
     /// The plugin said so, in gRPC.
-    Refused(Status),
+    Status(Status),
     /// The plugin's server says in HTTP that it has no such service.
-    Unserved(Status),
+    NoRoute(Status),
     /// The plugin's word was lost on the way, or makes no sense.
-    Unheard(Status),
+    NoAnswer(Status),
 }
 
-impl From<Failure> for Status {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Refused(status) | Failure::Unserved(status) | Failure::Unheard(status) => status,
+impl From<CallError> for Status {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Status(status) | CallError::NoRoute(status) | CallError::NoAnswer(status) => status,
         }
     }
 }
@@ -33,23 +33,25 @@ impl From<Failure> for Status {
 /// * An answer that can't be understood is INTERNAL.
 pub(super) fn answer<T>(
     operation: Operation,
-    witness: &Witness,
+    observer: &StatusObserver,
     result: Result<Response<T>, tonic::Status>,
-) -> Result<Response<T>, Failure> {
-    let unheard = |code, message| Err(Failure::Unheard(Status::new(code, message)));
-    match (result, witness.ending()) {
-        (Ok(response), Some(Ending::Ok)) => Ok(response),
-        (Err(status), Some(Ending::Refused)) => Err(Failure::Refused(trailers::from_grpc(status))),
-        (Ok(_) | Err(_), Some(Ending::Unsaid)) => unheard(
+) -> Result<Response<T>, CallError> {
+    let no_answer = |code, message| Err(CallError::NoAnswer(Status::new(code, message)));
+    match (result, observer.ending()) {
+        (Ok(response), Some(CallEnd::Ok)) => Ok(response),
+        (Err(status), Some(CallEnd::Status)) => Err(CallError::Status(trailers::from_grpc(status))),
+        (Ok(_) | Err(_), Some(CallEnd::NoStatus)) => no_answer(
             Code::Unavailable,
             format!("the plugin ended {operation} without a status"),
         ),
-        (Err(status), Some(Ending::Unserved)) => Err(Failure::Unserved(lost(operation, status))),
-        (Err(status), Some(Ending::Lost)) => Err(Failure::Unheard(lost(operation, status))),
-        (Err(status), Some(Ending::NeverSent)) => Err(Failure::Unheard(lost(operation, status).never_sent())),
-        (Err(status), Some(Ending::Ok) | None) => Err(Failure::Unheard(malformed(operation, status))),
-        (Ok(_), Some(Ending::Refused | Ending::Unserved | Ending::Lost | Ending::NeverSent) | None) => {
-            unheard(
+        (Err(status), Some(CallEnd::NoRoute)) => Err(CallError::NoRoute(lost(operation, status))),
+        (Err(status), Some(CallEnd::Broken)) => Err(CallError::NoAnswer(lost(operation, status))),
+        (Err(status), Some(CallEnd::NeverSent)) => {
+            Err(CallError::NoAnswer(lost(operation, status).never_sent()))
+        }
+        (Err(status), Some(CallEnd::Ok) | None) => Err(CallError::NoAnswer(malformed(operation, status))),
+        (Ok(_), Some(CallEnd::Status | CallEnd::NoRoute | CallEnd::Broken | CallEnd::NeverSent) | None) => {
+            no_answer(
                 Code::Internal,
                 format!("the plugin's answer to {operation} contradicts itself"),
             )
@@ -59,7 +61,7 @@ pub(super) fn answer<T>(
 
 fn lost(operation: Operation, status: tonic::Status) -> Status {
     let why = std::error::Error::source(&status)
-        .and_then(|source| source.downcast_ref::<Broken>())
+        .and_then(|source| source.downcast_ref::<TransportError>())
         .map_or_else(|| status.message().to_owned(), |broken| super::in_words(broken));
     Status::new(Code::Unavailable, format!("{operation} was not answered: {why}")).with_source(status)
 }

@@ -5,16 +5,16 @@ use std::sync::{PoisonError, RwLock};
 
 use tokio::time::Instant;
 
-use super::greeting::{self, Greeting, Health};
-use super::line::Line;
+use super::connection::Connection;
+use super::handshake::{self, Handshake, Health};
 use super::target::Fingerprint;
 use cmi_driver::{Code, Operation, Readiness, Result, Status};
 
 /// A connection on which the plugin has introduced itself.
 #[derive(Debug)]
 pub(super) struct Session {
-    pub line: Line,
-    pub greeting: Greeting,
+    pub connection: Connection,
+    pub handshake: Handshake,
     /// When the plugin said that.
     pub since: Instant,
     /// What the TLS files held.
@@ -27,13 +27,13 @@ pub(super) struct Session {
 impl Session {
     /// A session that begins now.
     pub(super) fn new(
-        line: Line,
-        (greeting, health): (Greeting, Health),
+        connection: Connection,
+        (handshake, health): (Handshake, Health),
         fingerprint: Option<Fingerprint>,
     ) -> Self {
         Self {
-            line,
-            greeting,
+            connection,
+            handshake,
             since: Instant::now(),
             fingerprint,
             health: RwLock::new(health),
@@ -43,7 +43,7 @@ impl Session {
 
     /// Whether no more calls can be made in it.
     pub(super) fn is_over(&self) -> bool {
-        self.line.is_closed() || self.is_lost.load(Ordering::Acquire)
+        self.connection.is_closed() || self.is_lost.load(Ordering::Acquire)
     }
 
     /// An answer that is the plugin's own. A proxy that has lost its plugin says UNIMPLEMENTED, too, and that would make a
@@ -62,12 +62,12 @@ impl Session {
     }
 
     async fn confirm(&self, deadline: Instant) -> Result<()> {
-        greeting::info(&self.line, deadline)
+        handshake::info(&self.connection, deadline)
             .await
             .map(drop)
             .map_err(|failure| {
                 self.is_lost.store(true, Ordering::Release);
-                let why = greeting::no_plugin(failure);
+                let why = handshake::no_plugin(failure);
                 Status::new(Code::Unavailable, why.message().to_owned())
             })
     }
@@ -76,7 +76,7 @@ impl Session {
     ///
     /// A plugin that can't says nothing that could be believed: a NOT_FOUND would lead to a second VM.
     pub(super) fn admit(&self, operation: Operation) -> Result<()> {
-        if !self.greeting.capabilities.offers(operation) {
+        if !self.handshake.capabilities.offers(operation) {
             return Err(Status::unimplemented(operation));
         }
         match &*self.health.read().unwrap_or_else(PoisonError::into_inner) {
@@ -94,8 +94,8 @@ impl Session {
 
     /// Asks whether the plugin can serve, and remembers it (CMI-71, CMI-74).
     pub(super) async fn probe(&self, deadline: Instant) -> Result<Readiness> {
-        let answer = greeting::probe(&self.line, deadline).await;
-        if greeting::is_unimplemented(&answer) {
+        let answer = handshake::probe(&self.connection, deadline).await;
+        if handshake::is_unimplemented(&answer) {
             self.confirm(deadline).await?;
         }
         if let Some(health) = Health::told_by(&answer) {

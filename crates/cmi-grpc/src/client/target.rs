@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
-use super::found::{FirstBytes, Watched};
+use super::first_bytes::{FirstBytes, Watched};
 use crate::endpoint::Authority;
 
 /// The protocol of gRPC, as TLS negotiates it.

@@ -4,7 +4,7 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use prost::Message as _;
 use serde_json::json;
 
-use super::plugin::{Ending, Plugin, Reply};
+use super::plugin::{CallEnd, Plugin, Reply};
 use super::*;
 use crate::proto::capcmi::v1::{Machine, MachineAddress, machine_address};
 use cmi_driver::{GetVolumeIdsRequest, SecretValue, Secrets, ShutDownMachineRequest};
@@ -77,7 +77,7 @@ async fn a_status_in_trailers_is_worth_the_same() {
     ];
     plugin.answers(
         "CreateMachine",
-        Reply::raw(vec![]).ending(Ending::Trailers(trailers)),
+        Reply::raw(vec![]).ending(CallEnd::Trailers(trailers)),
     );
     let status = driver(&plugin).create_machine(create()).await.unwrap_err();
     assert_eq!(

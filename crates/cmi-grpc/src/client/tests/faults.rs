@@ -3,7 +3,7 @@
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixListener;
 
-use super::plugin::{Ending, Plugin, Reply};
+use super::plugin::{CallEnd, Plugin, Reply};
 use super::*;
 use crate::proto::cmi::v1::{CreateMachineResponse, GetMachineStatusResponse};
 
@@ -12,7 +12,7 @@ pub fn html(status: u16) -> Reply {
         status,
         headers: vec![("content-type", "text/html".to_owned())],
         body: b"<html></html>".to_vec(),
-        ending: Ending::Nothing,
+        ending: CallEnd::Nothing,
     }
 }
 
@@ -39,27 +39,27 @@ fn faults() -> Vec<(&'static str, Reply, Code)> {
     vec![
         (
             "no status",
-            whole.clone().ending(Ending::Nothing),
+            whole.clone().ending(CallEnd::Nothing),
             Code::Unavailable,
         ),
         (
             "no answer at all",
-            Reply::raw(vec![]).ending(Ending::Nothing),
+            Reply::raw(vec![]).ending(CallEnd::Nothing),
             Code::Unavailable,
         ),
         (
             "half a message",
-            half.clone().ending(Ending::Nothing),
+            half.clone().ending(CallEnd::Nothing),
             Code::Unavailable,
         ),
         (
             "a reset after the message",
-            whole.clone().ending(Ending::Reset),
+            whole.clone().ending(CallEnd::Reset),
             Code::Unavailable,
         ),
         (
             "a reset before it",
-            Reply::raw(vec![]).ending(Ending::Reset),
+            Reply::raw(vec![]).ending(CallEnd::Reset),
             Code::Unavailable,
         ),
         ("a page that is not there", html(404), Code::Unavailable),
@@ -102,7 +102,7 @@ async fn a_broken_answer_is_unavailable_and_one_that_makes_no_sense_is_internal(
 async fn a_plugin_that_hangs_is_told_how_long_it_has_and_then_that_nobody_waits() {
     let plugin = Plugin::start();
     let driver = hasty_driver(&plugin);
-    plugin.answers("CreateMachine", Reply::raw(vec![]).ending(Ending::Never));
+    plugin.answers("CreateMachine", Reply::raw(vec![]).ending(CallEnd::Never));
     let status = driver.create_machine(create()).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     plugin.cancelled(1).await;
@@ -116,7 +116,7 @@ async fn a_plugin_that_hangs_is_told_how_long_it_has_and_then_that_nobody_waits(
 #[tokio::test]
 async fn an_answer_that_does_not_end_is_deadline_exceeded() {
     let plugin = Plugin::start();
-    plugin.answers("GetMachineStatus", Reply::ok(&machine()).ending(Ending::Never));
+    plugin.answers("GetMachineStatus", Reply::ok(&machine()).ending(CallEnd::Never));
     let status = hasty_driver(&plugin)
         .get_machine_status(look_up())
         .await
@@ -129,7 +129,7 @@ async fn an_answer_that_does_not_end_is_deadline_exceeded() {
 async fn a_call_that_nobody_waits_for_any_more_is_cancelled_at_the_plugin() {
     let plugin = Plugin::start();
     let driver = Arc::new(driver(&plugin));
-    plugin.answers("CreateMachine", Reply::raw(vec![]).ending(Ending::Never));
+    plugin.answers("CreateMachine", Reply::raw(vec![]).ending(CallEnd::Never));
     let calling = Arc::clone(&driver);
     let call = tokio::spawn(async move { calling.create_machine(create()).await });
     plugin.called("CreateMachine").await;
@@ -144,7 +144,7 @@ async fn a_call_that_nobody_waits_for_any_more_is_cancelled_at_the_plugin() {
 async fn a_plugin_that_dies_in_the_middle_of_a_create_is_unavailable_until_it_is_back() {
     let mut plugin = Plugin::start();
     let driver = Arc::new(driver(&plugin));
-    plugin.answers("CreateMachine", Reply::raw(vec![]).ending(Ending::Never));
+    plugin.answers("CreateMachine", Reply::raw(vec![]).ending(CallEnd::Never));
     let calling = Arc::clone(&driver);
     let call = tokio::spawn(async move { calling.create_machine(create()).await });
     plugin.called("CreateMachine").await;
@@ -175,7 +175,7 @@ async fn a_plugin_that_is_asked_to_end_ends_what_it_has_begun_and_its_successor_
     let (mut old, successor) = (Plugin::start(), Plugin::absent());
     let driver = Arc::new(driver(&old));
     let machine = Reply::ok(&machine());
-    old.answers("GetMachineStatus", machine.clone().ending(Ending::Held));
+    old.answers("GetMachineStatus", machine.clone().ending(CallEnd::Held));
     successor.answers("GetMachineStatus", machine);
     let calling = Arc::clone(&driver);
     let call = tokio::spawn(async move { calling.get_machine_status(look_up()).await });
@@ -199,7 +199,7 @@ async fn a_probe_that_is_not_answered_ends_the_connection() {
     let plugin = Plugin::start();
     let driver = hasty_driver(&plugin);
     driver.info().await.unwrap();
-    plugin.answers("Probe", Reply::raw(vec![]).ending(Ending::Never));
+    plugin.answers("Probe", Reply::raw(vec![]).ending(CallEnd::Never));
     assert_eq!(driver.probe().await.unwrap_err().code(), Code::DeadlineExceeded);
     plugin.answers("Probe", Reply::error(12, "unknown method"));
     driver.create_machine(create()).await.unwrap();

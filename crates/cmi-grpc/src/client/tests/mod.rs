@@ -2,14 +2,14 @@
 
 mod codes;
 mod faults;
-mod greetings;
+mod handshakes;
 mod lists;
 mod plugin;
 mod secure;
 
 use std::time::Duration;
 
-use super::config::Patience;
+use super::config::Timeouts;
 use super::target::Target;
 use super::*;
 use cmi_driver::{
@@ -23,17 +23,17 @@ const LONG: Duration = Duration::from_secs(30);
 /// Short enough to wait for, and long enough for an answer.
 const SHORT: Duration = Duration::from_secs(1);
 
-fn driver_of(target: Target, patience: Duration) -> GrpcDriver {
+fn driver_of(target: Target, timeout: Duration) -> GrpcDriver {
     GrpcDriver {
-        link: Link::new(
+        channel: Channel::new(
             target,
-            Patience {
-                connect: patience,
+            Timeouts {
+                connect: timeout,
                 keepalive: LONG,
                 keepalive_answer: LONG,
             },
         ),
-        deadlines: Deadlines::new(Operation::ALL.map(|operation| (operation, patience))),
+        deadlines: Deadlines::new(Operation::ALL.map(|operation| (operation, timeout))),
         reintroduction: REINTRODUCTION,
     }
 }

@@ -30,12 +30,12 @@ use crate::proto::cmi::v1::{
     PluginCapability, ProbeResponse,
 };
 
-type Body = StreamBody<BoxStream<'static, Result<Frame<Bytes>, Broken>>>;
+type Body = StreamBody<BoxStream<'static, Result<Frame<Bytes>, TransportError>>>;
 
 /// What a stream ends with that is reset.
 #[derive(Debug, thiserror::Error)]
 #[error("the plugin resets the stream")]
-pub struct Broken;
+pub struct TransportError;
 
 /// What the plugin answers to a call.
 #[derive(Clone)]
@@ -43,12 +43,12 @@ pub struct Reply {
     pub status: u16,
     pub headers: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
-    pub ending: Ending,
+    pub ending: CallEnd,
 }
 
 /// How the answer ends.
 #[derive(Clone)]
-pub enum Ending {
+pub enum CallEnd {
     /// With these trailers.
     Trailers(Vec<(&'static str, String)>),
     /// As if nothing were missing.
@@ -111,7 +111,7 @@ impl Reply {
             status: 200,
             headers: vec![("content-type", "application/grpc".to_owned())],
             body,
-            ending: Ending::Trailers(vec![("grpc-status", "0".to_owned())]),
+            ending: CallEnd::Trailers(vec![("grpc-status", "0".to_owned())]),
         }
     }
 
@@ -120,7 +120,7 @@ impl Reply {
         Self::raw(Vec::new())
             .header("grpc-status", &code.to_string())
             .header("grpc-message", message)
-            .ending(Ending::Nothing)
+            .ending(CallEnd::Nothing)
     }
 
     pub fn header(mut self, name: &'static str, value: &str) -> Self {
@@ -128,7 +128,7 @@ impl Reply {
         self
     }
 
-    pub fn ending(mut self, ending: Ending) -> Self {
+    pub fn ending(mut self, ending: CallEnd) -> Self {
         self.ending = ending;
         self
     }
@@ -140,14 +140,14 @@ impl Reply {
         }
         let data = (!self.body.is_empty()).then(|| Ok(Frame::data(Bytes::from(self.body))));
         let end = match self.ending {
-            Ending::Held => {
+            CallEnd::Held => {
                 let ok = [("grpc-status", "0".to_owned())];
                 stream::iter([Ok(Frame::trailers(headers(&ok)))]).boxed()
             }
-            Ending::Trailers(all) => stream::iter([Ok(Frame::trailers(headers(&all)))]).boxed(),
-            Ending::Nothing => stream::empty().boxed(),
-            Ending::Reset => stream::iter([Err(Broken)]).boxed(),
-            Ending::Never => stream::pending().boxed(),
+            CallEnd::Trailers(all) => stream::iter([Ok(Frame::trailers(headers(&all)))]).boxed(),
+            CallEnd::Nothing => stream::empty().boxed(),
+            CallEnd::Reset => stream::iter([Err(TransportError)]).boxed(),
+            CallEnd::Never => stream::pending().boxed(),
         };
         response
             .body(StreamBody::new(stream::iter(data).chain(end).boxed()))
@@ -383,10 +383,10 @@ async fn answer(script: Arc<Script>, request: Request<Incoming>) -> Result<Respo
         message: body[5..].to_vec(),
     });
     let reply = script.next(&method);
-    if matches!(reply.ending, Ending::Never) && reply.body.is_empty() {
+    if matches!(reply.ending, CallEnd::Never) && reply.body.is_empty() {
         std::future::pending::<()>().await;
     }
-    if matches!(reply.ending, Ending::Held) {
+    if matches!(reply.ending, CallEnd::Held) {
         script.released.cancelled().await;
     }
     unanswered.0 = None;

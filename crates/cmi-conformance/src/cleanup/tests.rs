@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::config::Config;
-use crate::order::Order;
+use crate::machine_request::MachineRequest;
 use crate::tracker::Tracker;
 use cmi_driver::{
     CreateMachineRequest, DeleteMachineResponse, LastKnownState, Machine, PluginInfo, Readiness, Result,
@@ -66,21 +66,21 @@ async fn cleared(
         ..Capabilities::minimal()
     };
     let limit = Duration::from_mins(1);
-    let reach = Reach::new(limit, CancellationToken::new());
-    let clearing = Clearing {
+    let liveness = Liveness::new(limit, CancellationToken::new());
+    let cleanup = Cleanup {
         driver: &driver,
         capabilities: &capabilities,
         limit,
-        reach: &reach,
+        liveness: &liveness,
     };
-    let deleted = clearing.delete(tracker.take()).await;
-    let left = clearing.confirm(vec![deleted], 1).await;
+    let deleted = cleanup.delete(tracker.take()).await;
+    let left = cleanup.confirm(vec![deleted], 1).await;
     (left, driver.asked.into_inner().unwrap())
 }
 
-fn order() -> Order {
+fn machine_request() -> MachineRequest {
     let config = Config::read("providerSpec: {size: small}").unwrap();
-    Order::new(&config, &Capabilities::minimal(), "c", "a", "canary")
+    MachineRequest::new(&config, &Capabilities::minimal(), "c", "a", "canary")
 }
 
 fn made() -> Machine {
@@ -93,8 +93,8 @@ fn made() -> Machine {
 #[tokio::test(start_paused = true)]
 async fn a_vm_is_deleted_by_all_that_its_create_gave_and_again_by_its_name() {
     let tracker = Tracker::default();
-    tracker.asked(&order());
-    tracker.answered(&order(), &Ok(made()));
+    tracker.asked(&machine_request());
+    tracker.answered(&machine_request(), &Ok(made()));
     let (left, asked) = cleared(&tracker, Duration::ZERO, &[Ok(())]).await;
     assert_eq!(left, Vec::<String>::new());
     let ids: Vec<_> = asked.iter().map(|request| request.provider_id.clone()).collect();
@@ -110,9 +110,9 @@ async fn a_vm_is_deleted_by_all_that_its_create_gave_and_again_by_its_name() {
 #[tokio::test(start_paused = true)]
 async fn a_vm_that_is_not_initialized_is_one_that_was_made() {
     let tracker = Tracker::default();
-    tracker.asked(&order());
+    tracker.asked(&machine_request());
     let status = Status::new(Code::Uninitialized, "it is there").with_machine(made());
-    tracker.answered(&order(), &Err(status));
+    tracker.answered(&machine_request(), &Err(status));
     let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(Code::InvalidArgument)]).await;
     assert_eq!(asked[0].provider_id, Some(made().provider_id));
     assert_eq!(left.len(), 1, "what was made is not invalid: {left:?}");
@@ -121,7 +121,7 @@ async fn a_vm_that_is_not_initialized_is_one_that_was_made() {
 #[tokio::test(start_paused = true)]
 async fn what_nobody_answered_for_is_deleted_again_when_it_may_have_been_made() {
     let tracker = Tracker::default();
-    tracker.asked(&order());
+    tracker.asked(&machine_request());
     let before = tokio::time::Instant::now();
     let (left, asked) = cleared(&tracker, Duration::ZERO, &[Ok(())]).await;
     assert_eq!((left.len(), asked.len()), (0, 2));
@@ -131,8 +131,11 @@ async fn what_nobody_answered_for_is_deleted_again_when_it_may_have_been_made() 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_waited_for_where_a_create_was_refused_and_nothing_is_behind() {
     let tracker = Tracker::default();
-    tracker.asked(&order());
-    tracker.answered(&order(), &Err(Status::new(Code::InvalidArgument, "no such size")));
+    tracker.asked(&machine_request());
+    tracker.answered(
+        &machine_request(),
+        &Err(Status::new(Code::InvalidArgument, "no such size")),
+    );
     let before = tokio::time::Instant::now();
     let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(Code::InvalidArgument)]).await;
     assert_eq!((left.len(), asked.len()), (0, 1));
@@ -142,7 +145,7 @@ async fn nothing_is_waited_for_where_a_create_was_refused_and_nothing_is_behind(
 #[tokio::test(start_paused = true)]
 async fn the_second_deletion_comes_when_the_back_end_can_not_be_behind_any_more() {
     let tracker = Tracker::default();
-    tracker.note(&order());
+    tracker.note(&machine_request());
     let window = Duration::from_secs(30);
     let before = tokio::time::Instant::now();
     let (left, asked) = cleared(&tracker, window, &[Ok(())]).await;
@@ -154,8 +157,8 @@ async fn the_second_deletion_comes_when_the_back_end_can_not_be_behind_any_more(
 async fn an_id_that_the_driver_does_not_take_keeps_no_vm_from_being_deleted_by_its_name() {
     for refusal in [Code::InvalidArgument, Code::FailedPrecondition, Code::NotFound] {
         let tracker = Tracker::default();
-        tracker.asked(&order());
-        tracker.answered(&order(), &Ok(made()));
+        tracker.asked(&machine_request());
+        tracker.answered(&machine_request(), &Ok(made()));
         let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(refusal), Ok(())]).await;
         assert_eq!((left.len(), asked.len()), (0, 2), "{refusal}");
     }
@@ -164,8 +167,8 @@ async fn an_id_that_the_driver_does_not_take_keeps_no_vm_from_being_deleted_by_i
 #[tokio::test(start_paused = true)]
 async fn a_deletion_that_never_ends_is_reported_once_with_what_it_answers() {
     let tracker = Tracker::default();
-    tracker.asked(&order());
-    tracker.answered(&order(), &Ok(made()));
+    tracker.asked(&machine_request());
+    tracker.answered(&machine_request(), &Ok(made()));
     let before = tokio::time::Instant::now();
     let (left, _) = cleared(&tracker, Duration::ZERO, &[Err(Code::Aborted)]).await;
     assert!(

@@ -1,27 +1,27 @@
 //! VMs that a case makes and gets rid of.
 
-use super::Trial;
+use super::TestContext;
 use super::repeats::Repeats;
-use crate::answer::{Halt, Outcome};
-use crate::order::Order;
+use crate::answer::{CaseError, Outcome};
+use crate::machine_request::MachineRequest;
 use cmi_driver::{Code, Machine, Operation, ProviderId};
 
-impl Trial {
+impl TestContext {
     /// Makes a VM that is ready to be used: created, and initialized where the driver does that.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when it can't be made.
-    pub async fn make(&self, order: &Order) -> Outcome<Machine> {
-        let machine = self.created(order).await?;
+    /// [`CaseError::Failed`] when it can't be made.
+    pub async fn make(&self, request: &MachineRequest) -> Outcome<Machine> {
+        let machine = self.created(request).await?;
         if self.offers(Operation::InitializeMachine) {
             let mut repeats = self.repeats();
             while self
-                .initialize(order)
+                .initialize(request)
                 .await?
                 .ok_or(&[Code::Uninitialized, Code::Aborted, Code::NotFound])?
                 .is_none()
             {
-                let still = || format!("machine `{}` was not initialized in time", order.name);
+                let still = || format!("machine `{}` was not initialized in time", request.name);
                 repeats.wait(still).await?;
             }
         }
@@ -32,24 +32,24 @@ impl Trial {
     /// Creates until the driver answers with the VM: ABORTED means that another call on the machine is under way.
     ///
     /// # Errors
-    /// [`Halt::Failed`] on every other answer, or when it takes too long.
-    pub async fn created(&self, order: &Order) -> Outcome<Machine> {
+    /// [`CaseError::Failed`] on every other answer, or when it takes too long.
+    pub async fn created(&self, request: &MachineRequest) -> Outcome<Machine> {
         let mut repeats = self.repeats();
         loop {
-            if let Some(machine) = self.create(order).await?.ok_or(&[Code::Aborted])? {
+            if let Some(machine) = self.create(request).await?.ok_or(&[Code::Aborted])? {
                 return Ok(machine);
             }
-            let still = || format!("CreateMachine of `{}` still answers ABORTED", order.name);
+            let still = || format!("CreateMachine of `{}` still answers ABORTED", request.name);
             repeats.wait(still).await?;
         }
     }
 
-    /// [`Trial::make`], where the VM is only needed for what the case is about.
+    /// [`TestContext::make`], where the VM is only needed for what the case is about.
     ///
     /// # Errors
-    /// [`Halt::Unjudged`] when it can't be made.
-    pub async fn prepare(&self, order: &Order) -> Outcome<Machine> {
-        self.make(order).await.map_err(Halt::in_preparation)
+    /// [`CaseError::Inconclusive`] when it can't be made.
+    pub async fn prepare(&self, request: &MachineRequest) -> Outcome<Machine> {
+        self.make(request).await.map_err(CaseError::in_preparation)
     }
 
     /// Waits as long as the driver says that the back end may answer with the state of before; not when the run is to end.
@@ -64,24 +64,29 @@ impl Trial {
     /// Deletes until the driver answers OK: ABORTED means that it is under way.
     ///
     /// # Errors
-    /// [`Halt::Failed`] on every other answer, or when it takes too long.
-    pub async fn remove(&self, order: &Order, id: Option<&ProviderId>) -> Outcome {
-        self.remove_unless(order, id, &[]).await
+    /// [`CaseError::Failed`] on every other answer, or when it takes too long.
+    pub async fn remove(&self, request: &MachineRequest, id: Option<&ProviderId>) -> Outcome {
+        self.remove_unless(request, id, &[]).await
     }
 
     /// Deletes until the driver answers OK, or refuses it with one of these codes.
     ///
     /// # Errors
-    /// [`Halt::Failed`] on every other answer, or when it takes too long.
-    pub async fn remove_unless(&self, order: &Order, id: Option<&ProviderId>, refusals: &[Code]) -> Outcome {
+    /// [`CaseError::Failed`] on every other answer, or when it takes too long.
+    pub async fn remove_unless(
+        &self,
+        request: &MachineRequest,
+        id: Option<&ProviderId>,
+        refusals: &[Code],
+    ) -> Outcome {
         let mut repeats = self.repeats();
         loop {
-            let answer = self.delete(order, id).await?;
+            let answer = self.delete(request, id).await?;
             let is_under_way = matches!(&answer.result, Err(status) if status.code() == Code::Aborted);
             if !is_under_way {
                 return answer.ok_or(refusals).map(|_| ());
             }
-            let still = || format!("DeleteMachine of `{}` still answers ABORTED", order.name);
+            let still = || format!("DeleteMachine of `{}` still answers ABORTED", request.name);
             repeats.wait(still).await?;
         }
     }

@@ -28,7 +28,7 @@ impl Repeats {
     /// Waits before the next repeat.
     ///
     /// # Errors
-    /// [`crate::Halt::Failed`] when the time is over, with what is still not as it should be.
+    /// [`crate::CaseError::Failed`] when the time is over, with what is still not as it should be.
     pub async fn wait(&mut self, still: impl FnOnce() -> String) -> Outcome {
         ensure(Instant::now() < self.until, still)?;
         tokio::time::sleep(self.wait).await;

@@ -1,20 +1,20 @@
 //! What a case works with: the driver, machines of a cluster of its own, and the hooks.
 
 mod calls;
+mod observation;
 mod repeats;
-mod sight;
 mod vms;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{Halt, Outcome};
+use super::answer::{CaseError, Outcome};
 use super::config::{Config, secrets};
 use super::hooks::{Hook, Hooks, Pull};
 use super::judge::{Judge, SECRET_RULES};
-use super::order::Order;
-use super::reach::Reach;
+use super::liveness::Liveness;
+use super::machine_request::MachineRequest;
 use super::target::Target;
 use super::tracker::Tracker;
 use super::wire::RawAnswer;
@@ -35,7 +35,7 @@ pub struct Shared {
     /// Looks at every answer.
     pub judge: Judge,
     /// Whether the driver can still be reached.
-    pub reach: Reach,
+    pub liveness: Liveness,
     /// Cancelled when the run is to end early.
     pub stop: CancellationToken,
 }
@@ -47,14 +47,14 @@ pub fn canary(run: &str) -> String {
 
 /// What a case works with. Clones share the machines.
 #[derive(Clone)]
-pub struct Trial {
+pub struct TestContext {
     shared: Arc<Shared>,
     cluster: String,
     tracker: Arc<Tracker>,
     warnings: Arc<Mutex<Vec<String>>>,
 }
 
-impl Trial {
+impl TestContext {
     /// For one case, in a cluster that no other case has.
     pub fn new(shared: Arc<Shared>, case: &str) -> Self {
         let cluster = format!("{}-{case}", shared.run);
@@ -129,10 +129,10 @@ impl Trial {
     }
 
     /// A machine in the case's cluster. Its name is unique over all cases, for back ends where names are global.
-    pub fn order(&self, label: &str) -> Order {
+    pub fn machine_request(&self, label: &str) -> MachineRequest {
         let (config, capabilities) = (&self.shared.config, &self.shared.capabilities);
         let name = format!("{}-{label}", self.short());
-        Order::new(config, capabilities, &self.cluster, &name, &self.canary())
+        MachineRequest::new(config, capabilities, &self.cluster, &name, &self.canary())
     }
 
     /// The class of the configuration as it is, for what is asked before there is a machine: without tags.
@@ -152,28 +152,28 @@ impl Trial {
     }
 
     /// Notes a machine that a call may make, so that it is deleted after the case, with credentials that work.
-    pub fn track(&self, order: &Order) {
-        self.tracker.note(&self.with_own_secrets(order));
+    pub fn track(&self, request: &MachineRequest) {
+        self.tracker.note(&self.with_own_secrets(request));
     }
 
     /// Notes that there is a VM for sure, and what is known of it.
-    fn made(&self, order: &Order, id: Option<ProviderId>, state: Option<LastKnownState>) {
-        self.tracker.made(&self.with_own_secrets(order), id, state);
+    fn made(&self, request: &MachineRequest, id: Option<ProviderId>, state: Option<LastKnownState>) {
+        self.tracker.made(&self.with_own_secrets(request), id, state);
     }
 
-    /// Halts a case when the run is to end early.
+    /// Ends a case when the run is to end early.
     ///
     /// # Errors
-    /// [`Halt::Skipped`] then.
+    /// [`CaseError::Skipped`] then.
     pub fn goes_on(&self) -> Outcome {
         if self.shared.stop.is_cancelled() {
-            return Err(Halt::Skipped("the run is to end early".to_owned()));
+            return Err(CaseError::Skipped("the run is to end early".to_owned()));
         }
         Ok(())
     }
 
-    fn with_own_secrets(&self, order: &Order) -> Order {
-        order.clone().with_secrets(&self.shared.config.secrets)
+    fn with_own_secrets(&self, request: &MachineRequest) -> MachineRequest {
+        request.clone().with_secrets(&self.shared.config.secrets)
     }
 
     /// Where a secret came back so far, in this case or another.
@@ -188,22 +188,22 @@ impl Trial {
     /// Pulls a hook that is about nothing.
     ///
     /// # Errors
-    /// [`Halt::Unjudged`] when the hook does not work.
+    /// [`CaseError::Inconclusive`] when the hook does not work.
     pub async fn pull(&self, pull: Pull) -> Outcome<Vec<u8>> {
         let name = pull.hook;
         let pulled = self.shared.hooks.pull(&pull).await;
-        pulled.map_err(|error| Halt::Unjudged(format!("the hook `{name}` does not work: {error:#}")))
+        pulled.map_err(|error| CaseError::Inconclusive(format!("the hook `{name}` does not work: {error:#}")))
     }
 
     /// Pulls a hook that is about a machine.
     ///
     /// # Errors
-    /// [`Halt::Unjudged`] when the hook does not work.
-    pub async fn pull_on(&self, hook: Hook, order: &Order) -> Outcome<Vec<u8>> {
+    /// [`CaseError::Inconclusive`] when the hook does not work.
+    pub async fn pull_on(&self, hook: Hook, request: &MachineRequest) -> Outcome<Vec<u8>> {
         self.pull(Pull {
-            machine: order.name.clone(),
-            cluster: order.cluster(),
-            identity: order.tag(tags::MACHINE),
+            machine: request.name.clone(),
+            cluster: request.cluster(),
+            identity: request.tag(tags::MACHINE),
             ..Pull::new(hook)
         })
         .await
@@ -212,7 +212,7 @@ impl Trial {
     /// Undoes every hook that lasts.
     ///
     /// # Errors
-    /// [`Halt::Unjudged`] when the hook does not work.
+    /// [`CaseError::Inconclusive`] when the hook does not work.
     pub async fn restore(&self) -> Outcome {
         self.pull(Pull::new(Hook::Restore)).await.map(|_| ())
     }

@@ -13,7 +13,7 @@ const LONGEST_OUTAGE: Duration = Duration::from_secs(30);
 
 /// Whether the driver can still be reached. Shared by all cases: what one sees counts for all.
 #[derive(Debug)]
-pub struct Reach {
+pub struct Liveness {
     patience: Duration,
     contact: Mutex<Contact>,
     end: CancellationToken,
@@ -30,7 +30,7 @@ enum Contact {
     Lost,
 }
 
-impl Reach {
+impl Liveness {
     /// For a run that ends by `end`. A driver is given up when all that was heard of it for half a minute, or for as long
     /// as a call may take if that is less, is that it can't be reached.
     pub fn new(call_limit: Duration, end: CancellationToken) -> Self {
@@ -85,19 +85,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_driver_is_lost_when_nothing_but_outages_is_heard_and_a_pause_is_no_outage() {
         let end = CancellationToken::new();
-        let reach = Reach::new(Duration::from_mins(5), end.clone());
-        reach.heard(&gone());
+        let liveness = Liveness::new(Duration::from_mins(5), end.clone());
+        liveness.heard(&gone());
         tokio::time::advance(Duration::from_mins(2)).await;
-        assert!(!reach.is_lost());
-        reach.heard(&Ok(()));
-        reach.heard(&gone());
+        assert!(!liveness.is_lost());
+        liveness.heard(&Ok(()));
+        liveness.heard(&gone());
         tokio::time::advance(Duration::from_secs(29)).await;
-        reach.heard(&gone());
-        assert!(!reach.is_lost() && !end.is_cancelled());
+        liveness.heard(&gone());
+        assert!(!liveness.is_lost() && !end.is_cancelled());
         tokio::time::advance(Duration::from_secs(1)).await;
-        reach.heard(&gone());
-        assert!(reach.is_lost() && end.is_cancelled());
-        reach.heard(&Ok(()));
-        assert!(reach.is_lost(), "what was given up stays given up");
+        liveness.heard(&gone());
+        assert!(liveness.is_lost() && end.is_cancelled());
+        liveness.heard(&Ok(()));
+        assert!(liveness.is_lost(), "what was given up stays given up");
     }
 }

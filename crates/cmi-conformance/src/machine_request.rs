@@ -9,7 +9,7 @@ use cmi_driver::{
 
 /// A machine as a case asks for it: name, class and, when it is known, the id.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct MachineRequest {
     /// The machine's name.
     pub name: String,
     /// What it is made from.
@@ -17,7 +17,7 @@ pub struct Order {
     tag_path: JsonPointer,
 }
 
-impl Order {
+impl MachineRequest {
     /// A machine of a cluster, made from the configuration's spec and credentials. Its identity is its own.
     pub fn new(
         config: &Config,
@@ -31,12 +31,12 @@ impl Order {
             secrets: secrets(&config.secrets),
         };
         bootstrap(&mut class, canary);
-        let order = Self {
+        let request = Self {
             name: name.to_owned(),
             class,
             tag_path: capabilities.tag_path.clone(),
         };
-        order
+        request
             .tagged(tags::CLUSTER, cluster)
             .tagged(tags::ROLE, "node")
             .tagged(tags::MACHINE, &format!("{cluster}.{name}"))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use tokio::time::Instant;
 
-use super::Clearing;
+use super::Cleanup;
 use cmi_driver::{Code, Operation};
 
 const FIRST_WAIT: Duration = Duration::from_millis(20);
@@ -43,7 +43,7 @@ impl Repeat {
     }
 }
 
-impl Clearing<'_> {
+impl Cleanup<'_> {
     /// Makes a call until it answers OK or an error that is not worth a repeat, until `limit` is over, or the driver is
     /// given up. Answers the code, if there was an answer, and the reason.
     pub(super) async fn repeat<T, F>(
@@ -55,7 +55,7 @@ impl Clearing<'_> {
     where
         F: Future<Output = cmi_driver::Result<T>>,
     {
-        if self.reach.is_lost() {
+        if self.liveness.is_lost() {
             return Err((None, "the driver can't be reached any more".to_owned()));
         }
         let until = Instant::now() + self.limit;
@@ -65,7 +65,7 @@ impl Clearing<'_> {
             let answer = tokio::time::timeout_at(until, AssertUnwindSafe(call()).catch_unwind()).await;
             let status = match answer {
                 Ok(Ok(answer)) => {
-                    self.reach.heard(&answer);
+                    self.liveness.heard(&answer);
                     match answer {
                         Ok(response) => return Ok(response),
                         Err(status) => status,
@@ -73,12 +73,12 @@ impl Clearing<'_> {
                 }
                 Ok(Err(_)) => return Err((None, format!("the driver panicked in {operation}"))),
                 Err(_) => {
-                    self.reach.silence();
+                    self.liveness.silence();
                     return Err((None, format!("{operation} did not end within {:?}", self.limit)));
                 }
             };
             let code = status.code();
-            let is_over = self.reach.is_lost() || Instant::now() + wait >= until;
+            let is_over = self.liveness.is_lost() || Instant::now() + wait >= until;
             if is_over || !repeat.is_worth_it(code) {
                 return Err((Some(code), format!("{operation} answered {status}")));
             }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
-use super::line::{Line, rpc};
-use super::outcome::Failure;
+use super::connection::{Connection, rpc};
+use super::outcome::CallError;
 use crate::convert::{Declaration, FieldError};
 use crate::proto::capcmi::v1::get_extension_capabilities_response::Call;
 use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
@@ -13,7 +13,7 @@ use cmi_driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Status};
 
 /// What a plugin says of itself at the beginning of every connection.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Greeting {
+pub(super) struct Handshake {
     pub info: PluginInfo,
     pub capabilities: Capabilities,
     pub extension: Extension,
@@ -39,19 +39,22 @@ pub(super) enum Health {
     Unhealthy(String),
 }
 
-impl Greeting {
+impl Handshake {
     /// Asks in the order of the CMI specification (CMI-169), and for the extension last. Every plugin says who it is and what it
     /// can do (CMI-50, CMI-58): a server that knows these calls not is none. One without Probe or the extension is forgiven, and
     /// one that is not healthy introduces itself all the same.
-    pub(super) async fn receive(line: &Line, deadline: Instant) -> Result<(Self, Health), Status> {
-        let info = info(line, deadline).await.map_err(no_plugin)?;
-        let declared = declared(line, deadline).await.map_err(no_plugin)?;
-        let answer = probe(line, deadline).await;
+    pub(super) async fn receive(
+        connection: &Connection,
+        deadline: Instant,
+    ) -> Result<(Self, Health), Status> {
+        let info = info(connection, deadline).await.map_err(no_plugin)?;
+        let declared = declared(connection, deadline).await.map_err(no_plugin)?;
+        let answer = probe(connection, deadline).await;
         let health = match Health::told_by(&answer) {
             Some(health) => health,
             None => answer.map(|_| Health::Ready)?,
         };
-        let extended = if_served(extended(line, deadline).await)?;
+        let extended = if_served(extended(connection, deadline).await)?;
         let extension = Extension::of(extended.as_ref());
         let declaration = Declaration {
             plugin: declared,
@@ -59,12 +62,12 @@ impl Greeting {
         };
         let capabilities = Capabilities::try_from(declaration)
             .map_err(|error| error.in_response(Operation::GetPluginCapabilities))?;
-        let greeting = Self {
+        let handshake = Self {
             info,
             capabilities,
             extension,
         };
-        Ok((greeting, health))
+        Ok((handshake, health))
     }
 }
 
@@ -81,22 +84,22 @@ impl Extension {
 impl Health {
     /// What the answer to a probe says; nothing when there was none. Without `ready`, and without Probe, a plugin is ready
     /// (CMI-71); one that is not healthy says so by any other error (CMI-68, CMI-72).
-    pub(super) fn told_by(answer: &Result<Readiness, Failure>) -> Option<Self> {
+    pub(super) fn told_by(answer: &Result<Readiness, CallError>) -> Option<Self> {
         match answer {
             Ok(Readiness::Ready) => Some(Self::Ready),
             Ok(Readiness::NotYet) => Some(Self::NotYet),
-            Err(Failure::Refused(status)) if status.code() == Code::Unimplemented => Some(Self::Ready),
-            Err(Failure::Refused(status)) => Some(Self::Unhealthy(status.message().to_owned())),
-            Err(Failure::Unserved(_) | Failure::Unheard(_)) => None,
+            Err(CallError::Status(status)) if status.code() == Code::Unimplemented => Some(Self::Ready),
+            Err(CallError::Status(status)) => Some(Self::Unhealthy(status.message().to_owned())),
+            Err(CallError::NoRoute(_) | CallError::NoAnswer(_)) => None,
         }
     }
 }
 
 /// Asks who the plugin is.
-pub(super) async fn info(line: &Line, deadline: Instant) -> Result<PluginInfo, Failure> {
+pub(super) async fn info(connection: &Connection, deadline: Instant) -> Result<PluginInfo, CallError> {
     let request = cmi::GetPluginInfoRequest {};
     let answer = rpc!(
-        line,
+        connection,
         Operation::GetPluginInfo,
         deadline,
         identity.get_plugin_info(request)
@@ -122,13 +125,16 @@ fn nobody() -> PluginInfo {
     }
 }
 
-async fn declared(line: &Line, deadline: Instant) -> Result<cmi::GetPluginCapabilitiesResponse, Failure> {
+async fn declared(
+    connection: &Connection,
+    deadline: Instant,
+) -> Result<cmi::GetPluginCapabilitiesResponse, CallError> {
     let (operation, request) = (
         Operation::GetPluginCapabilities,
         cmi::GetPluginCapabilitiesRequest {},
     );
     let answer = rpc!(
-        line,
+        connection,
         operation,
         deadline,
         identity.get_plugin_capabilities(request)
@@ -137,15 +143,15 @@ async fn declared(line: &Line, deadline: Instant) -> Result<cmi::GetPluginCapabi
 }
 
 async fn extended(
-    line: &Line,
+    connection: &Connection,
     deadline: Instant,
-) -> Result<capcmi::GetExtensionCapabilitiesResponse, Failure> {
+) -> Result<capcmi::GetExtensionCapabilitiesResponse, CallError> {
     let (operation, request) = (
         Operation::GetPluginCapabilities,
         capcmi::GetExtensionCapabilitiesRequest {},
     );
     let answer = rpc!(
-        line,
+        connection,
         operation,
         deadline,
         extension.get_extension_capabilities(request)
@@ -154,9 +160,9 @@ async fn extended(
 }
 
 /// Asks whether the plugin can serve.
-pub(super) async fn probe(line: &Line, deadline: Instant) -> Result<Readiness, Failure> {
+pub(super) async fn probe(connection: &Connection, deadline: Instant) -> Result<Readiness, CallError> {
     let answer = rpc!(
-        line,
+        connection,
         Operation::Probe,
         deadline,
         identity.probe(cmi::ProbeRequest {})
@@ -165,14 +171,14 @@ pub(super) async fn probe(line: &Line, deadline: Instant) -> Result<Readiness, F
 }
 
 /// Whether the server doesn't know the call.
-pub(super) fn is_unimplemented<T>(answer: &Result<T, Failure>) -> bool {
-    matches!(answer, Err(Failure::Refused(status)) if status.code() == Code::Unimplemented)
+pub(super) fn is_unimplemented<T>(answer: &Result<T, CallError>) -> bool {
+    matches!(answer, Err(CallError::Status(status)) if status.code() == Code::Unimplemented)
 }
 
 /// Why a call that every plugin answers failed. UNIMPLEMENTED says that there is no plugin.
-pub(super) fn no_plugin(failure: Failure) -> Status {
+pub(super) fn no_plugin(failure: CallError) -> Status {
     match failure {
-        Failure::Refused(status) if status.code() == Code::Unimplemented => Status::new(
+        CallError::Status(status) if status.code() == Code::Unimplemented => Status::new(
             Code::Unavailable,
             format!(
                 "a gRPC server is there that does not serve cmi.v1.Identity as every plugin has to; it answers UNIMPLEMENTED \
@@ -186,9 +192,9 @@ pub(super) fn no_plugin(failure: Failure) -> Status {
 
 /// Nothing when the plugin's server doesn't know the service. That is said of the extension alone: where Identity is not
 /// served there is no plugin, but a proxy that has lost it.
-fn if_served<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
+fn if_served<T>(answer: Result<T, CallError>) -> Result<Option<T>, CallError> {
     match answer {
-        Err(Failure::Unserved(_)) => Ok(None),
+        Err(CallError::NoRoute(_)) => Ok(None),
         answer if is_unimplemented(&answer) => Ok(None),
         answer => answer.map(Some),
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures::stream::{self, StreamExt as _};
 
-use super::reach::Reach;
+use super::liveness::Liveness;
 use super::tracker::Noted;
 use cmi_driver::{Capabilities, Code, DeleteMachineRequest, Driver, Operation, ProviderId};
 use repeat::Repeat;
@@ -25,7 +25,7 @@ const ON_ITS_WAY: Duration = Duration::from_millis(500);
 const AT_ONCE: usize = 4;
 
 /// Deletes what the cases of a run made.
-pub struct Clearing<'a> {
+pub struct Cleanup<'a> {
     /// Who made it.
     pub driver: &'a dyn Driver,
     /// What the driver said that it can do, and for how long it may be behind.
@@ -33,7 +33,7 @@ pub struct Clearing<'a> {
     /// How long a call, with its repeats, may take.
     pub limit: Duration,
     /// Whether the driver can still be reached.
-    pub reach: &'a Reach,
+    pub liveness: &'a Liveness,
 }
 
 /// A machine that was deleted once.
@@ -61,7 +61,7 @@ struct Cleared {
     left: BTreeMap<(String, String), String>,
 }
 
-impl Clearing<'_> {
+impl Cleanup<'_> {
     /// Deletes the machines of a case, the last first, each by all that is known of it.
     pub async fn delete(&self, noted: Vec<Noted>) -> Vec<Deleted> {
         let deletions = noted.into_iter().rev().map(async |noted| {
@@ -83,7 +83,7 @@ impl Clearing<'_> {
         let window = self.capabilities.consistency_window;
         let is_open = cases.iter().flatten().any(|deleted| deleted.noted.under_way > 0);
         let pause = window.max(if is_open { ON_ITS_WAY } else { Duration::ZERO });
-        if !cases.iter().all(Vec::is_empty) && !pause.is_zero() && !self.reach.is_lost() {
+        if !cases.iter().all(Vec::is_empty) && !pause.is_zero() && !self.liveness.is_lost() {
             tokio::time::sleep(pause).await;
         }
         let again = cases.into_iter().map(|case| self.delete_again(case, pause));
@@ -110,7 +110,7 @@ impl Clearing<'_> {
                 Err(Kept::Refused(_)) if !noted.was_made => {}
                 Err(Kept::Refused(reason) | Kept::Stuck(reason)) => {
                     let sentence = format!("{}: {reason}", about(&noted));
-                    let key = (noted.order.cluster(), noted.order.name);
+                    let key = (noted.request.cluster(), noted.request.name);
                     let _same = cleared.left.insert(key, sentence);
                 }
             }
@@ -139,9 +139,9 @@ impl Clearing<'_> {
     async fn remove(&self, noted: &Noted, id: Option<&ProviderId>, repeat: Repeat) -> Result<(), Kept> {
         let delete = || {
             self.driver.delete_machine(DeleteMachineRequest {
-                machine_name: noted.order.name.clone(),
+                machine_name: noted.request.name.clone(),
                 provider_id: id.cloned(),
-                class: noted.order.class.clone(),
+                class: noted.request.class.clone(),
                 last_known_state: noted.state.clone(),
             })
         };
@@ -158,6 +158,6 @@ impl Clearing<'_> {
 }
 
 fn about(noted: &Noted) -> String {
-    let order = &noted.order;
-    format!("machine `{}` of cluster `{}`", order.name, order.cluster())
+    let request = &noted.request;
+    format!("machine `{}` of cluster `{}`", request.name, request.cluster())
 }

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures::stream::{self, StreamExt as _};
 
 use super::repeat::Repeat;
-use super::{Cleared, Clearing, about};
+use super::{Cleanup, Cleared, about};
 use crate::tracker::Noted;
 use cmi_driver::{Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Operation};
 
-impl Clearing<'_> {
+impl Cleanup<'_> {
     /// What the machines of the cases still have, as far as the driver lets one see.
     pub(super) async fn look(&self, cases: &[Cleared], parallel: usize) -> BTreeSet<String> {
         let looks = cases.iter().map(|case| self.look_at(case));
@@ -31,14 +31,14 @@ impl Clearing<'_> {
     async fn listed(&self, case: &Cleared) -> BTreeSet<String> {
         let mut clusters: BTreeMap<String, Vec<&Noted>> = BTreeMap::new();
         for noted in &case.gone {
-            clusters.entry(noted.order.cluster()).or_default().push(noted);
+            clusters.entry(noted.request.cluster()).or_default().push(noted);
         }
         let mut seen = BTreeSet::new();
         for (cluster, all) in clusters {
             let Some(one) = all.iter().find(|noted| noted.was_made).or(all.first()) else {
                 continue;
             };
-            let class = &one.order.class;
+            let class = &one.request.class;
             let list = || {
                 let class = class.clone();
                 self.driver.list_machines(ListMachinesRequest { class })
@@ -73,9 +73,9 @@ impl Clearing<'_> {
         for noted in case {
             let status = || {
                 self.driver.get_machine_status(GetMachineStatusRequest {
-                    machine_name: noted.order.name.clone(),
+                    machine_name: noted.request.name.clone(),
                     provider_id: None,
-                    class: noted.order.class.clone(),
+                    class: noted.request.class.clone(),
                 })
             };
             let operation = Operation::GetMachineStatus;

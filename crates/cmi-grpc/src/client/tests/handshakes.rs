@@ -1,7 +1,7 @@
 //! Who the plugin is, what it can do, and whether it can now.
 
 use super::faults::html;
-use super::plugin::{Ending, Plugin, Reply, capabilities};
+use super::plugin::{CallEnd, Plugin, Reply, capabilities};
 use super::*;
 use crate::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
 use crate::proto::cmi::v1::plugin_capability::rpc::Type as Capability;
@@ -265,7 +265,7 @@ async fn a_probe_whose_answer_is_lost_says_nothing_of_the_plugins_health() {
     let plugin = Plugin::start();
     let driver = driver(&plugin);
     driver.create_machine(create()).await.unwrap();
-    for lost in [html(503), html(404), Reply::raw(vec![]).ending(Ending::Reset)] {
+    for lost in [html(503), html(404), Reply::raw(vec![]).ending(CallEnd::Reset)] {
         plugin.answers("Probe", lost);
         assert_eq!(driver.probe().await.unwrap_err().code(), Code::Unavailable);
         driver.create_machine(create()).await.unwrap();
@@ -314,12 +314,12 @@ async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_
     let plugin = Plugin::start();
     let driver = driver(&plugin);
     driver.probe().await.unwrap();
-    driver.link.renew(Duration::from_mins(5), LONG).await;
+    driver.channel.renew(Duration::from_mins(5), LONG).await;
     assert_eq!(plugin.connections(), 1);
-    driver.link.renew(Duration::ZERO, LONG).await;
+    driver.channel.renew(Duration::ZERO, LONG).await;
     assert_eq!((plugin.connections(), driver.incarnation()), (2, 1));
     plugin.answers("GetPluginCapabilities", Reply::ok(&capabilities(&[])));
-    driver.link.renew(Duration::ZERO, LONG).await;
+    driver.channel.renew(Duration::ZERO, LONG).await;
     assert_eq!((plugin.connections(), driver.incarnation()), (3, 2));
     assert!(
         !driver
@@ -339,7 +339,7 @@ async fn a_renewal_that_hangs_leaves_the_old_connection_and_time_to_ask_on_it() 
     driver.info().await.unwrap();
     driver.reintroduction = Duration::ZERO;
     driver.deadlines = Deadlines::new([(Operation::Probe, 4 * SHORT)]);
-    plugin.answers("GetPluginInfo", Reply::raw(vec![]).ending(Ending::Never));
+    plugin.answers("GetPluginInfo", Reply::raw(vec![]).ending(CallEnd::Never));
     assert_eq!(driver.probe().await.unwrap(), Readiness::Ready);
     assert_eq!(plugin.count("GetPluginInfo"), 2, "a new connection was tried");
     driver.create_machine(create()).await.unwrap();

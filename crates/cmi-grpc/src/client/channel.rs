@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::config::Patience;
-use super::found::FirstBytes;
-use super::greeting::Greeting;
-use super::line::Line;
+use super::config::Timeouts;
+use super::connection::Connection;
+use super::first_bytes::FirstBytes;
+use super::handshake::Handshake;
 use super::session::Session;
 use super::target::{DialError, Target};
 use cmi_driver::{Code, Result, Status};
@@ -23,9 +23,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(8);
 
 /// The way to a plugin. Whoever calls makes the connection that is missing; all others wait for that one.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct Channel {
     target: Target,
-    patience: Patience,
+    timeouts: Timeouts,
     session: RwLock<Option<Arc<Session>>>,
     opening: Mutex<Backoff>,
     incarnation: AtomicU64,
@@ -46,7 +46,7 @@ enum OpenError {
     #[error("HTTP/2 failed")]
     Http2(#[source] hyper::Error),
     #[error("the plugin did not introduce itself: {0}")]
-    Greeting(String),
+    Handshake(String),
     #[error("nobody answered within {} s", .0.as_secs_f32())]
     TimedOut(Duration),
     /// It failed, and what came from there says why.
@@ -54,11 +54,11 @@ enum OpenError {
     Found(String),
 }
 
-impl Link {
-    pub(super) fn new(target: Target, patience: Patience) -> Self {
+impl Channel {
+    pub(super) fn new(target: Target, timeouts: Timeouts) -> Self {
         Self {
             target,
-            patience,
+            timeouts,
             session: RwLock::new(None),
             opening: Mutex::default(),
             incarnation: AtomicU64::new(0),
@@ -154,21 +154,21 @@ impl Link {
     }
 
     async fn open(&self) -> std::result::Result<Session, OpenError> {
-        let deadline = Instant::now() + self.patience.connect;
+        let deadline = Instant::now() + self.timeouts.connect;
         let first = FirstBytes::default();
         let opening = async {
             let dialled = self.target.dial(&first).await?;
-            let line = Line::open(dialled.stream, self.target.origin(), self.patience)
+            let connection = Connection::open(dialled.stream, self.target.origin(), self.timeouts)
                 .await
                 .map_err(OpenError::Http2)?;
-            let greeting = Greeting::receive(&line, deadline)
+            let handshake = Handshake::receive(&connection, deadline)
                 .await
-                .map_err(|status| OpenError::Greeting(status.message().to_owned()))?;
-            Ok(Session::new(line, greeting, dialled.fingerprint))
+                .map_err(|status| OpenError::Handshake(status.message().to_owned()))?;
+            Ok(Session::new(connection, handshake, dialled.fingerprint))
         };
         timeout_at(deadline, opening)
             .await
-            .unwrap_or(Err(OpenError::TimedOut(self.patience.connect)))
+            .unwrap_or(Err(OpenError::TimedOut(self.timeouts.connect)))
             .map_err(|error| self.found(&first, error))
     }
 
@@ -176,7 +176,7 @@ impl Link {
     fn found(&self, first: &FirstBytes, error: OpenError) -> OpenError {
         match (first.found(self.target.is_secure()), error) {
             (Some(found), _) => OpenError::Found(found),
-            (None, OpenError::Http2(_) | OpenError::Greeting(_)) if first.is_none() => {
+            (None, OpenError::Http2(_) | OpenError::Handshake(_)) if first.is_none() => {
                 OpenError::Found(format!(
                     "the server closed the connection without a word: {}",
                     self.target.what_to_check()
@@ -189,11 +189,13 @@ impl Link {
     /// Uses this session from now on.
     fn adopt(&self, session: Session) -> Arc<Session> {
         let session = Arc::new(session);
-        let is_the_same = self.living().is_some_and(|old| old.greeting == session.greeting);
+        let is_the_same = self
+            .living()
+            .is_some_and(|old| old.handshake == session.handshake);
         *self.session.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
         if !is_the_same {
             self.incarnation.fetch_add(1, Ordering::AcqRel);
-            let info = &session.greeting.info;
+            let info = &session.handshake.info;
             tracing::debug!(target = %self.target, name = info.name, version = info.version, "met the plugin");
         }
         session

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 use tonic::body::Body;
 use tonic::{Request, Response};
 
-use super::config::Patience;
+use super::config::Timeouts;
 use super::exchange::Exchange;
-use super::outcome::{self, Failure};
+use super::outcome::{self, CallError};
 use super::target::Stream;
 use cmi_driver::Operation;
 
@@ -23,16 +23,16 @@ const STREAM_WINDOW: u32 = 1024 * 1024;
 
 /// A connection to a plugin. It ends with its last call after the last handle is gone.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Connection {
     sender: SendRequest<Body>,
     origin: Uri,
 }
 
-/// Makes a call on a [`Line`]: `rpc!(line, operation, deadline, machine.create_machine(request))`. What stands before the dot
+/// Makes a call on a [`Connection`]: `rpc!(connection, operation, deadline, machine.create_machine(request))`. What stands before the dot
 /// is what makes the client of the service out of an [`Exchange`].
 macro_rules! rpc {
-    ($line:expr, $operation:expr, $deadline:expr, $service:ident.$method:ident($request:expr)) => {
-        $line.call($operation, $deadline, $request, |exchange, request| {
+    ($connection:expr, $operation:expr, $deadline:expr, $service:ident.$method:ident($request:expr)) => {
+        $connection.call($operation, $deadline, $request, |exchange, request| {
             let mut client = exchange.$service();
             async move { client.$method(request).await }
         })
@@ -40,17 +40,17 @@ macro_rules! rpc {
 }
 pub(super) use rpc;
 
-impl Line {
+impl Connection {
     /// Begins to speak HTTP/2.
     pub(super) async fn open(
         stream: Box<dyn Stream>,
         origin: Uri,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> Result<Self, hyper::Error> {
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
-            .keep_alive_interval(patience.keepalive)
-            .keep_alive_timeout(patience.keepalive_answer)
+            .keep_alive_interval(timeouts.keepalive)
+            .keep_alive_timeout(timeouts.keepalive_answer)
             .max_header_list_size(MAX_HEADER_BYTES)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(4 * STREAM_WINDOW)
@@ -81,14 +81,14 @@ impl Line {
         deadline: Instant,
         message: Q,
         run: impl FnOnce(Exchange, Request<Q>) -> F + Send,
-    ) -> Result<Response<A>, Failure>
+    ) -> Result<Response<A>, CallError>
     where
         F: Future<Output = Result<Response<A>, tonic::Status>> + Send,
     {
-        let (exchange, witness) = Exchange::on(self.sender.clone(), self.origin.clone());
+        let (exchange, observer) = Exchange::on(self.sender.clone(), self.origin.clone());
         let mut request = Request::new(message);
         request.set_timeout(left(deadline));
-        outcome::answer(operation, &witness, run(exchange, request).await)
+        outcome::answer(operation, &observer, run(exchange, request).await)
     }
 }
 

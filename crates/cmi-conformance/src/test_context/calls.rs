@@ -2,10 +2,10 @@
 
 use std::future::Future;
 
-use super::Trial;
-use crate::answer::{Answer, Halt, Outcome};
+use super::TestContext;
+use crate::answer::{Answer, CaseError, Outcome};
 use crate::judge::Said;
-use crate::order::Order;
+use crate::machine_request::MachineRequest;
 use cmi_driver::{
     self, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest,
@@ -13,34 +13,34 @@ use cmi_driver::{
     Secrets, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest, Zone,
 };
 
-impl Trial {
+impl TestContext {
     /// Creates.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs; as for every call here.
-    pub async fn create(&self, order: &Order) -> Outcome<Answer<Machine>> {
-        self.create_with(order, None).await
+    /// [`CaseError::Failed`] when the call hangs; as for every call here.
+    pub async fn create(&self, machine_request: &MachineRequest) -> Outcome<Answer<Machine>> {
+        self.create_with(machine_request, None).await
     }
 
     /// Creates with a LastKnownState. Code 17 with its machine is as good as OK where there is an InitializeMachine: the VM
     /// is there (INI-18).
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs.
+    /// [`CaseError::Failed`] when the call hangs.
     pub async fn create_with(
         &self,
-        order: &Order,
+        machine_request: &MachineRequest,
         last_known_state: Option<LastKnownState>,
     ) -> Outcome<Answer<Machine>> {
-        let tracked = self.with_own_secrets(order);
+        let tracked = self.with_own_secrets(machine_request);
         self.goes_on()?;
         self.tracker.asked(&tracked);
         let call = self.shared.target.driver.create_machine(CreateMachineRequest {
-            machine_name: order.name.clone(),
-            class: order.class.clone(),
+            machine_name: machine_request.name.clone(),
+            class: machine_request.class.clone(),
             last_known_state,
         });
-        let mut answer = self.call(Operation::CreateMachine, order, call).await?;
+        let mut answer = self.call(Operation::CreateMachine, machine_request, call).await?;
         self.tracker.answered(&tracked, &answer.result);
         if let Err(status) = &answer.result
             && status.code() == Code::Uninitialized
@@ -55,86 +55,96 @@ impl Trial {
     /// Deletes, with the provider id when it is given.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs.
+    /// [`CaseError::Failed`] when the call hangs.
     pub async fn delete(
         &self,
-        order: &Order,
+        machine_request: &MachineRequest,
         id: Option<&ProviderId>,
     ) -> Outcome<Answer<DeleteMachineResponse>> {
         let call = self.shared.target.driver.delete_machine(DeleteMachineRequest {
-            machine_name: order.name.clone(),
+            machine_name: machine_request.name.clone(),
             provider_id: id.cloned(),
-            class: order.class.clone(),
+            class: machine_request.class.clone(),
             last_known_state: None,
         });
-        self.call(Operation::DeleteMachine, order, call).await
+        self.call(Operation::DeleteMachine, machine_request, call).await
     }
 
     /// Reads, with the provider id when it is given.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs.
-    pub async fn status(&self, order: &Order, id: Option<&ProviderId>) -> Outcome<Answer<Machine>> {
+    /// [`CaseError::Failed`] when the call hangs.
+    pub async fn status(
+        &self,
+        machine_request: &MachineRequest,
+        id: Option<&ProviderId>,
+    ) -> Outcome<Answer<Machine>> {
         let call = self
             .shared
             .target
             .driver
             .get_machine_status(GetMachineStatusRequest {
-                machine_name: order.name.clone(),
+                machine_name: machine_request.name.clone(),
                 provider_id: id.cloned(),
-                class: order.class.clone(),
+                class: machine_request.class.clone(),
             });
-        self.call(Operation::GetMachineStatus, order, call).await
+        self.call(Operation::GetMachineStatus, machine_request, call)
+            .await
     }
 
-    /// Lists the VMs of the order's cluster.
+    /// Lists the VMs of the request's cluster.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs.
-    pub async fn list(&self, order: &Order) -> Outcome<Answer<Vec<ListedMachine>>> {
+    /// [`CaseError::Failed`] when the call hangs.
+    pub async fn list(&self, machine_request: &MachineRequest) -> Outcome<Answer<Vec<ListedMachine>>> {
         let call = self.shared.target.driver.list_machines(ListMachinesRequest {
-            class: order.class.clone(),
+            class: machine_request.class.clone(),
         });
-        self.call(Operation::ListMachines, order, call).await
+        self.call(Operation::ListMachines, machine_request, call).await
     }
 
     /// Shuts down.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs.
-    pub async fn shut_down(&self, order: &Order) -> Outcome<Answer<ShutDownMachineResponse>> {
+    /// [`CaseError::Failed`] when the call hangs.
+    pub async fn shut_down(
+        &self,
+        machine_request: &MachineRequest,
+    ) -> Outcome<Answer<ShutDownMachineResponse>> {
         let call = self
             .shared
             .target
             .driver
             .shut_down_machine(ShutDownMachineRequest {
-                machine_name: order.name.clone(),
+                machine_name: machine_request.name.clone(),
                 provider_id: None,
-                class: order.class.clone(),
+                class: machine_request.class.clone(),
                 last_known_state: None,
             });
-        self.call(Operation::ShutDownMachine, order, call).await
+        self.call(Operation::ShutDownMachine, machine_request, call).await
     }
 
     /// Initializes.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs.
-    pub async fn initialize(&self, order: &Order) -> Outcome<Answer<Machine>> {
+    /// [`CaseError::Failed`] when the call hangs.
+    pub async fn initialize(&self, machine_request: &MachineRequest) -> Outcome<Answer<Machine>> {
         let call = self
             .shared
             .target
             .driver
             .initialize_machine(InitializeMachineRequest {
-                machine_name: order.name.clone(),
+                machine_name: machine_request.name.clone(),
                 provider_id: None,
-                class: order.class.clone(),
+                class: machine_request.class.clone(),
                 last_known_state: None,
             });
-        let answer = self.call(Operation::InitializeMachine, order, call).await?;
+        let answer = self
+            .call(Operation::InitializeMachine, machine_request, call)
+            .await?;
         if let Ok(machine) = &answer.result {
             let id = Some(machine.provider_id.clone());
-            self.made(order, id, machine.last_known_state.clone());
+            self.made(machine_request, id, machine.last_known_state.clone());
         }
         Ok(answer)
     }
@@ -142,8 +152,13 @@ impl Trial {
     /// Updates from one spec to another.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs.
-    pub async fn update(&self, from: &Order, to: &Order, id: &ProviderId) -> Outcome<Answer<()>> {
+    /// [`CaseError::Failed`] when the call hangs.
+    pub async fn update(
+        &self,
+        from: &MachineRequest,
+        to: &MachineRequest,
+        id: &ProviderId,
+    ) -> Outcome<Answer<()>> {
         let call = self.shared.target.driver.update_machine(UpdateMachineRequest {
             machine_name: to.name.clone(),
             provider_id: id.clone(),
@@ -157,7 +172,7 @@ impl Trial {
     /// Asks for volume ids. An empty list may be refused as one that is missing (CMI-150), and has no ids either way.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs.
+    /// [`CaseError::Failed`] when the call hangs.
     pub async fn volume_ids(&self, pv_specs: Vec<serde_json::Value>) -> Outcome<Answer<Vec<String>>> {
         let about = format!("{} PersistentVolume specs", pv_specs.len());
         let none = pv_specs.is_empty();
@@ -178,7 +193,7 @@ impl Trial {
     /// Asks for the failure domains of the sample class.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs.
+    /// [`CaseError::Failed`] when the call hangs.
     pub async fn zones(&self) -> Outcome<Answer<Vec<Zone>>> {
         let class = self.sample();
         let call = self.shared.target.driver.zones(class.clone());
@@ -188,7 +203,7 @@ impl Trial {
     /// Asks what a machine of the sample class has.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs.
+    /// [`CaseError::Failed`] when the call hangs.
     pub async fn describe_class(&self) -> Outcome<Answer<ClassDescription>> {
         let class = self.sample();
         let call = self.shared.target.driver.describe_class(class.clone());
@@ -198,7 +213,7 @@ impl Trial {
     /// Converts a class.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs.
+    /// [`CaseError::Failed`] when the call hangs.
     pub async fn migrate(
         &self,
         request: GenerateMachineClassRequest,
@@ -213,15 +228,15 @@ impl Trial {
     /// does not matter.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs, or is about none of them.
-    pub async fn touch(&self, operation: Operation, order: &Order) -> Outcome<Answer<()>> {
+    /// [`CaseError::Failed`] when the call hangs, or is about none of them.
+    pub async fn touch(&self, operation: Operation, machine_request: &MachineRequest) -> Outcome<Answer<()>> {
         match operation {
-            Operation::CreateMachine => Ok(self.create(order).await?.bare()),
-            Operation::DeleteMachine => Ok(self.delete(order, None).await?.bare()),
-            Operation::GetMachineStatus => Ok(self.status(order, None).await?.bare()),
-            Operation::ListMachines => Ok(self.list(order).await?.bare()),
-            Operation::ShutDownMachine => Ok(self.shut_down(order).await?.bare()),
-            Operation::InitializeMachine => Ok(self.initialize(order).await?.bare()),
+            Operation::CreateMachine => Ok(self.create(machine_request).await?.bare()),
+            Operation::DeleteMachine => Ok(self.delete(machine_request, None).await?.bare()),
+            Operation::GetMachineStatus => Ok(self.status(machine_request, None).await?.bare()),
+            Operation::ListMachines => Ok(self.list(machine_request).await?.bare()),
+            Operation::ShutDownMachine => Ok(self.shut_down(machine_request).await?.bare()),
+            Operation::InitializeMachine => Ok(self.initialize(machine_request).await?.bare()),
             Operation::GetVolumeIds => {
                 let own = &self.shared.config.persistent_volumes.own;
                 let specs = own.iter().map(|volume| volume.spec.clone()).collect();
@@ -233,7 +248,7 @@ impl Trial {
             | Operation::GenerateMachineClassForMigration
             | Operation::Probe
             | Operation::GetPluginInfo
-            | Operation::GetPluginCapabilities => Err(Halt::Failed(format!(
+            | Operation::GetPluginCapabilities => Err(CaseError::Failed(format!(
                 "the suite can't make {operation} of a machine alone"
             ))),
         }
@@ -252,19 +267,25 @@ impl Trial {
     async fn call<T: Said>(
         &self,
         operation: Operation,
-        order: &Order,
+        machine_request: &MachineRequest,
         call: impl Future<Output = cmi_driver::Result<T>>,
     ) -> Outcome<Answer<T>> {
-        let about = format!("machine `{}` of cluster `{}`", order.name, order.cluster());
-        let answer = self.timed(operation, about, &order.class.secrets, call).await?;
-        self.shared.reach.heard(&answer.result);
+        let about = format!(
+            "machine `{}` of cluster `{}`",
+            machine_request.name,
+            machine_request.cluster()
+        );
+        let answer = self
+            .timed(operation, about, &machine_request.class.secrets, call)
+            .await?;
+        self.shared.liveness.heard(&answer.result);
         Ok(answer)
     }
 
     /// Makes any call, within the limit, and lets the judge look at the answer.
     ///
     /// # Errors
-    /// [`Halt::Failed`] when the call hangs; [`Halt::Skipped`] when the run is to end early.
+    /// [`CaseError::Failed`] when the call hangs; [`CaseError::Skipped`] when the run is to end early.
     pub async fn timed<T: Said>(
         &self,
         operation: Operation,
@@ -275,7 +296,7 @@ impl Trial {
         self.goes_on()?;
         let limit = self.shared.config.call_limit();
         let Ok(result) = tokio::time::timeout(limit, call).await else {
-            return Err(Halt::Failed(format!(
+            return Err(CaseError::Failed(format!(
                 "{operation} of {about} did not answer within {} s",
                 limit.as_secs_f64()
             )));

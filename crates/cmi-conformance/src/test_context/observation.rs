@@ -1,0 +1,247 @@
+//! What a case sees of VMs.
+
+use super::TestContext;
+use crate::answer::{CaseError, Outcome, ensure};
+use crate::machine_request::MachineRequest;
+use cmi_driver::{Code, ListedMachine, Operation, ProviderId, Status};
+
+/// By what the VMs of a driver can be seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Observation {
+    /// All of a cluster, by ListMachines.
+    List,
+    /// One by one, by GetMachineStatus.
+    Status,
+    /// Not at all.
+    Blind,
+}
+
+impl TestContext {
+    /// The VM as it can be seen: by GetMachineStatus or, where there is none, by ListMachines.
+    ///
+    /// # Errors
+    /// [`CaseError::Skipped`] when the driver offers neither; [`CaseError::Failed`] when there are several; [`CaseError::Inconclusive`] when it
+    /// can't answer.
+    pub async fn seen(&self, request: &MachineRequest) -> Outcome<Option<ProviderId>> {
+        if self.offers(Operation::GetMachineStatus) {
+            return self.read(request).await;
+        }
+        if self.offers(Operation::ListMachines) {
+            let listed = self.listed(request).await?;
+            let found = listed.into_iter().find(|vm| vm.machine_name == request.name);
+            return Ok(found.map(|vm| vm.provider_id));
+        }
+        Err(CaseError::Skipped(
+            "the driver offers neither GetMachineStatus nor ListMachines, so nothing can be seen".to_owned(),
+        ))
+    }
+
+    /// Reads until the driver knows: a call that was given up may still be under way.
+    async fn read(&self, request: &MachineRequest) -> Outcome<Option<ProviderId>> {
+        let mut repeats = self.repeats();
+        loop {
+            let answer = self.status(request, None).await?;
+            match &answer.result {
+                Ok(machine) => return Ok(Some(machine.provider_id.clone())),
+                Err(status) => match (status.code(), status.machine()) {
+                    (Code::Uninitialized, Some(machine)) => return Ok(Some(machine.provider_id.clone())),
+                    (Code::OutOfRange, _) => {
+                        return Err(CaseError::Failed(format!("there are several VMs: {status}")));
+                    }
+                    (Code::NotFound, _) => return Ok(None),
+                    (Code::Aborted, _) => {
+                        let still =
+                            || format!("GetMachineStatus of `{}` still answers ABORTED", request.name);
+                        repeats.wait(still).await.map_err(CaseError::in_preparation)?;
+                    }
+                    _ => return answer.ok().map(|_| None).map_err(CaseError::in_preparation),
+                },
+            }
+        }
+    }
+
+    /// Fails unless the VM is there, with this id.
+    ///
+    /// # Errors
+    /// [`CaseError`] as of [`TestContext::seen`], and when it is not there.
+    pub async fn is_there(&self, request: &MachineRequest, id: &ProviderId) -> Outcome {
+        let seen = self.seen(request).await?;
+        ensure(seen.as_ref() == Some(id), || {
+            let seen = seen.map_or_else(|| "gone".to_owned(), |id| format!("`{id}`"));
+            format!("the VM of `{}` has to be `{id}`, and is {seen}", request.name)
+        })
+    }
+
+    /// Fails unless the VM of before is still there, also when the back end can't be behind any more. To create once more
+    /// would not show it: a new VM may have the id of one that is gone.
+    ///
+    /// # Errors
+    /// [`CaseError`] as of [`TestContext::seen`], and when it is gone.
+    pub async fn survives(&self, request: &MachineRequest, id: &ProviderId) -> Outcome {
+        self.settle().await;
+        match self.observation() {
+            Observation::List | Observation::Status => self.is_there(request, id).await,
+            Observation::Blind => {
+                let stands = self.stands_in_the_way(request).await?;
+                ensure(stands, || {
+                    let name = &request.name;
+                    format!(
+                        "the VM `{id}` of `{name}` is gone: another machine object's was made under its name"
+                    )
+                })?;
+                self.comes_back(request, id).await
+            }
+        }
+    }
+
+    /// Fails unless the request's cluster has exactly these VMs, as far as the driver lets one see: in its list; where there
+    /// is none, for these machines and the request's own; where nothing can be seen, by creating once more.
+    ///
+    /// # Errors
+    /// [`CaseError::Failed`] with what there is; [`CaseError::Inconclusive`] when the driver can't say.
+    pub async fn has_exactly(
+        &self,
+        request: &MachineRequest,
+        wanted: &[(&MachineRequest, &ProviderId)],
+    ) -> Outcome {
+        match self.observation() {
+            Observation::List => self.lists(request, wanted).await,
+            Observation::Status => {
+                for (request, id) in wanted {
+                    self.is_there(request, id).await?;
+                }
+                let is_wanted = wanted.iter().any(|(wanted, _)| wanted.name == request.name);
+                let seen = if is_wanted {
+                    None
+                } else {
+                    self.seen(request).await?
+                };
+                none(request, seen.as_ref())
+            }
+            Observation::Blind if wanted.is_empty() => self.gives_way(request).await,
+            Observation::Blind => {
+                for (request, id) in wanted {
+                    self.comes_back(request, id).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Fails unless the request's cluster has no VM at all, as far as the driver lets one see.
+    ///
+    /// # Errors
+    /// [`CaseError`] as of [`TestContext::has_exactly`].
+    pub async fn has_none(&self, request: &MachineRequest) -> Outcome {
+        self.has_exactly(request, &[]).await
+    }
+
+    /// Fails unless the VM that the request had is gone, and with it the last of its cluster, when the back end can't be
+    /// behind any more: at once, if it never is.
+    ///
+    /// # Errors
+    /// [`CaseError`] as of [`TestContext::has_exactly`].
+    pub async fn is_gone(&self, request: &MachineRequest) -> Outcome {
+        self.settle().await;
+        match self.observation() {
+            Observation::List | Observation::Status => {
+                none(request, self.seen(request).await?.as_ref())?;
+                self.has_none(request).await
+            }
+            Observation::Blind => self.gives_way(request).await,
+        }
+    }
+
+    async fn lists(&self, request: &MachineRequest, wanted: &[(&MachineRequest, &ProviderId)]) -> Outcome {
+        let mut wanted: Vec<_> = wanted
+            .iter()
+            .map(|(request, id)| (request.name.clone(), (*id).clone()))
+            .collect();
+        let mut found: Vec<_> = self
+            .listed(request)
+            .await?
+            .into_iter()
+            .map(|vm| (vm.machine_name, vm.provider_id))
+            .collect();
+        wanted.sort();
+        found.sort();
+        ensure(found == wanted, || {
+            format!(
+                "cluster `{}` has to have the VMs {}, and has {}",
+                request.cluster(),
+                written(&wanted),
+                written(&found)
+            )
+        })
+    }
+
+    /// The list as a means to see. That it can't be had is for the cases about lists.
+    async fn listed(&self, request: &MachineRequest) -> Outcome<Vec<ListedMachine>> {
+        self.list(request).await?.ok().map_err(CaseError::in_preparation)
+    }
+
+    /// Fails unless a create gives the VM of before.
+    async fn comes_back(&self, request: &MachineRequest, id: &ProviderId) -> Outcome {
+        let again = self.created(request).await?.provider_id;
+        ensure(again == *id, || {
+            format!("the VM of `{}` has to be `{id}`, and is `{again}`", request.name)
+        })
+    }
+
+    /// Fails when a VM has the request's name.
+    async fn gives_way(&self, request: &MachineRequest) -> Outcome {
+        let stands = self.stands_in_the_way(request).await?;
+        ensure(!stands, || {
+            format!(
+                "there has to be no VM of `{}`, and there is one in the way of another machine object's",
+                request.name
+            )
+        })
+    }
+
+    /// Whether a VM has the request's name: then none can be made for another machine object.
+    async fn stands_in_the_way(&self, request: &MachineRequest) -> Outcome<bool> {
+        let stranger = request.clone().with_identity("a-stranger");
+        let mut repeats = self.repeats();
+        let made = loop {
+            let answer = self.create(&stranger).await?;
+            let code = answer.result.as_ref().err().map(Status::code);
+            match code {
+                Some(Code::AlreadyExists) => return Ok(true),
+                Some(Code::Aborted) => {
+                    let still = || format!("CreateMachine of `{}` still answers ABORTED", request.name);
+                    repeats.wait(still).await.map_err(CaseError::in_preparation)?;
+                }
+                Some(_) | None => break answer.ok().map_err(CaseError::in_preparation)?,
+            }
+        };
+        let removed = self.remove(&stranger, Some(&made.provider_id)).await;
+        removed.map_err(CaseError::in_preparation)?;
+        self.settle().await;
+        Ok(false)
+    }
+
+    fn observation(&self) -> Observation {
+        if self.offers(Operation::ListMachines) {
+            Observation::List
+        } else if self.offers(Operation::GetMachineStatus) {
+            Observation::Status
+        } else {
+            Observation::Blind
+        }
+    }
+}
+
+fn none(request: &MachineRequest, seen: Option<&ProviderId>) -> Outcome {
+    seen.map_or(Ok(()), |id| {
+        let name = &request.name;
+        Err(CaseError::Failed(format!(
+            "there has to be no VM of `{name}`, and there is `{id}`"
+        )))
+    })
+}
+
+fn written(vms: &[(String, ProviderId)]) -> String {
+    let vms: Vec<_> = vms.iter().map(|(name, id)| format!("{name} = {id}")).collect();
+    format!("[{}]", vms.join(", "))
+}
