@@ -3,6 +3,20 @@
 //! The ids are those of the requirements: DRV of the driver contract, OPS of its chapter on operation, CMI and PLG of the
 //! Common Machine Interface, INI and UPD of post-create initialization. What concerns the caller's side has no row here.
 
+/// A table of rules, one to a line: `"DRV-10" Must "what it asks for";`, and with `untested "why"` what no case proves.
+macro_rules! rules {
+    ($($id:literal $level:ident $says:literal $(untested $reason:expr)?;)*) => {
+        &[$(Rule {
+            id: $id,
+            level: $crate::rules::Level::$level,
+            says: $says,
+            proof: rules!(@proof $($reason)?),
+        }),*]
+    };
+    (@proof) => { $crate::rules::Proof::Cases };
+    (@proof $reason:expr) => { $crate::rules::Proof::NotTested($reason) };
+}
+
 mod driver;
 mod driver_errors;
 mod plugin;
@@ -64,26 +78,6 @@ impl Level {
     /// Whether a driver that breaks it is not compliant.
     pub const fn is_binding(self) -> bool {
         matches!(self, Self::Must)
-    }
-}
-
-impl Rule {
-    const fn proven(id: &'static str, level: Level, says: &'static str) -> Self {
-        Self {
-            id,
-            level,
-            says,
-            proof: Proof::Cases,
-        }
-    }
-
-    const fn untested(id: &'static str, level: Level, says: &'static str, reason: &'static str) -> Self {
-        Self {
-            id,
-            level,
-            says,
-            proof: Proof::NotTested(reason),
-        }
     }
 }
 

@@ -1,433 +1,160 @@
 //! The Common Machine Interface: services, fields and operation.
 
-use super::{Level, Rule};
+use super::Rule;
 
-pub(super) const RULES: &[Rule] = &[
-    Rule::proven(
-        "CMI-02",
-        Level::Said,
-        "What is asked for in the spec decides what VM is made",
-    ),
-    Rule::proven("CMI-03", Level::Must, "Every declared call is served"),
-    Rule::proven(
-        "CMI-06",
-        Level::Should,
-        "CREATE_MACHINE and DELETE_MACHINE are declared",
-    ),
-    Rule::proven("CMI-07", Level::Should, "A call that is not supported says so"),
-    Rule::proven("CMI-08", Level::Must, "Identity and Machine are both served"),
-    Rule::proven(
-        "CMI-10",
-        Level::Should,
-        "Calls at once for one machine do no harm",
-    ),
-    Rule::proven(
-        "CMI-11",
-        Level::May,
-        "The second of two calls at once may be ABORTED",
-    ),
-    Rule::proven(
-        "CMI-13",
-        Level::Said,
-        "Nothing sensitive in plain text or in logs",
-    ),
-    Rule::proven("CMI-14", Level::Must, "Fields keep to their size limits"),
-    Rule::proven("CMI-15", Level::Must, "A REQUIRED field is there"),
-    Rule::proven(
-        "CMI-17",
-        Level::Must,
-        "A REQUIRED list may be empty only where none is an answer",
-    ),
-    Rule::proven(
-        "CMI-19",
-        Level::Said,
-        "A field that is not set has its zero value",
-    ),
-    Rule::proven(
-        "CMI-22",
-        Level::Said,
-        "A call that is repeated goes on where it was",
-    ),
-    Rule::proven("CMI-23", Level::Must, "Every answer ends in a gRPC status"),
-    Rule::proven("CMI-24", Level::Must, "The status has a canonical code"),
-    Rule::proven("CMI-26", Level::Must, "Every call answers the code of its table"),
-    Rule::proven(
-        "CMI-27",
-        Level::Must,
-        "The codes that all calls have in common are answered, too",
-    ),
-    Rule::proven("CMI-28", Level::Must, "A missing field is INVALID_ARGUMENT"),
-    Rule::proven(
-        "CMI-30",
-        Level::Must,
-        "A field that is not valid is INVALID_ARGUMENT",
-    ),
-    Rule::proven(
-        "CMI-32",
-        Level::Must,
-        "Who may not do this gets PERMISSION_DENIED",
-    ),
-    Rule::proven(
-        "CMI-34",
-        Level::Must,
-        "A pending operation is ABORTED, or waited for",
-    ),
-    Rule::proven("CMI-36", Level::Must, "What is not implemented is UNIMPLEMENTED"),
-    Rule::proven(
-        "CMI-38",
-        Level::Must,
-        "Secrets that are not valid are UNAUTHENTICATED",
-    ),
-    Rule::proven("CMI-40", Level::Must, "Every error says in words what is wrong"),
-    Rule::proven("CMI-41", Level::Must, "Status details stay empty"),
-    Rule::untested(
-        "CMI-43",
-        Level::Must,
-        "Secret keys are alphanumeric, `-`, `_` and `.`",
-        "a rule for the caller; Kubernetes has no Secret with another key",
-    ),
-    Rule::proven("CMI-44", Level::Must, "A secret value of any bytes does no harm"),
-    Rule::proven(
-        "CMI-48",
-        Level::Said,
-        "Every call that takes a provider spec checks it",
-    ),
-    Rule::proven(
-        "CMI-49",
-        Level::Should,
-        "The VMs of one cluster can be told from those of another",
-    ),
-    Rule::proven("CMI-50", Level::Must, "GetPluginInfo is implemented"),
-    Rule::proven("CMI-51", Level::Must, "The name is in domain name notation"),
-    Rule::proven("CMI-52", Level::Should, "The name holds whose plugin it is"),
-    Rule::proven(
-        "CMI-53",
-        Level::Must,
-        "The name has at most 63 bytes and is alphanumeric at both ends",
-    ),
-    Rule::proven("CMI-54", Level::Must, "The name is there"),
-    Rule::proven("CMI-55", Level::Must, "The version is there"),
-    Rule::proven("CMI-56", Level::May, "The manifest keeps to its size limit"),
-    Rule::untested(
-        "CMI-57",
-        Level::Must,
-        "GetPluginInfo that fails is not OK",
-        "nothing outside of a plugin keeps it from telling its name",
-    ),
-    Rule::proven("CMI-58", Level::Must, "GetPluginCapabilities is implemented"),
-    Rule::proven("CMI-59", Level::Must, "A version has one set of capabilities"),
-    Rule::proven("CMI-60", Level::May, "Capabilities are those that are known"),
-    Rule::proven("CMI-61", Level::Must, "CREATE_MACHINE is declared"),
-    Rule::proven("CMI-62", Level::Must, "DELETE_MACHINE is declared"),
-    Rule::untested(
-        "CMI-63",
-        Level::Must,
-        "GetPluginCapabilities that fails is not OK",
-        "nothing outside of a plugin keeps it from telling what it can do",
-    ),
-    Rule::proven("CMI-64", Level::Must, "Probe is implemented"),
-    Rule::proven(
-        "CMI-68",
-        Level::Must,
-        "A plugin that is not healthy answers an error",
-    ),
-    Rule::proven(
-        "CMI-69",
-        Level::Must,
-        "A plugin that still starts answers OK and is not ready",
-    ),
-    Rule::proven("CMI-70", Level::Said, "A plugin that has started is ready"),
-    Rule::proven("CMI-72", Level::Must, "Probe that fails is not OK"),
-    Rule::proven("CMI-73", Level::Must, "Probe answers the code of its table"),
-    Rule::proven(
-        "CMI-75",
-        Level::Must,
-        "A plugin that is not healthy is FAILED_PRECONDITION",
-    ),
-    Rule::proven(
-        "CMI-77",
-        Level::Must,
-        "A missing dependency is FAILED_PRECONDITION",
-    ),
-    Rule::proven("CMI-79", Level::Must, "A machine leads to one VM"),
-    Rule::proven("CMI-80", Level::Should, "A provider spec leads to one cluster"),
-    Rule::proven("CMI-81", Level::Must, "CreateMachine is implemented and declared"),
-    Rule::proven("CMI-82", Level::Must, "A VM that is there and fits is adopted"),
-    Rule::proven("CMI-83", Level::Must, "Each machine has a VM of its own"),
-    Rule::proven("CMI-84", Level::Must, "CreateMachine can be repeated"),
-    Rule::proven(
-        "CMI-85",
-        Level::Said,
-        "Provider id and node name are those of the Node",
-    ),
-    Rule::proven("CMI-87", Level::Must, "CreateMachine takes no blank name"),
-    Rule::proven(
-        "CMI-88",
-        Level::Should,
-        "A provider spec that can't be read is refused",
-    ),
-    Rule::proven(
-        "CMI-89",
-        Level::Must,
-        "CreateMachine takes no empty provider spec",
-    ),
-    Rule::proven("CMI-90", Level::May, "CreateMachine takes secrets"),
-    Rule::proven("CMI-91", Level::May, "CreateMachine takes any LastKnownState"),
-    Rule::proven("CMI-92", Level::Must, "CreateMachine answers a provider id"),
-    Rule::proven("CMI-93", Level::Must, "CreateMachine answers a node name"),
-    Rule::proven("CMI-94", Level::May, "A LastKnownState may hold any bytes"),
-    Rule::proven(
-        "CMI-95",
-        Level::Must,
-        "A create that is not complete does not answer OK",
-    ),
-    Rule::proven(
-        "CMI-96",
-        Level::Must,
-        "CreateMachine answers the code of its table",
-    ),
-    Rule::proven(
-        "CMI-98",
-        Level::Must,
-        "An error of CreateMachine says in words what is wrong",
-    ),
-    Rule::proven("CMI-99", Level::Must, "DeleteMachine is implemented and declared"),
-    Rule::proven("CMI-100", Level::Must, "To delete what is not there is OK"),
-    Rule::proven(
-        "CMI-101",
-        Level::Must,
-        "DeleteMachine touches no VM of another cluster",
-    ),
-    Rule::proven("CMI-102", Level::Must, "DeleteMachine can be repeated"),
-    Rule::proven(
-        "CMI-103",
-        Level::Said,
-        "A machine leads to the VM that is to be deleted",
-    ),
-    Rule::proven("CMI-105", Level::Must, "DeleteMachine takes no blank name"),
-    Rule::proven(
-        "CMI-106",
-        Level::Must,
-        "DeleteMachine takes no empty provider spec",
-    ),
-    Rule::proven("CMI-107", Level::May, "DeleteMachine takes secrets"),
-    Rule::proven(
-        "CMI-108",
-        Level::May,
-        "DeleteMachine works with and without the provider id",
-    ),
-    Rule::proven("CMI-109", Level::May, "DeleteMachine takes any LastKnownState"),
-    Rule::proven("CMI-110", Level::May, "DeleteMachine may answer a LastKnownState"),
-    Rule::proven(
-        "CMI-111",
-        Level::Must,
-        "A deletion that is not complete does not answer OK",
-    ),
-    Rule::proven(
-        "CMI-112",
-        Level::Must,
-        "DeleteMachine answers the code of its table",
-    ),
-    Rule::proven(
-        "CMI-113",
-        Level::Must,
-        "An error of DeleteMachine says in words what is wrong",
-    ),
-    Rule::proven(
-        "CMI-114",
-        Level::Must,
-        "GetMachineStatus that is declared is implemented",
-    ),
-    Rule::proven(
-        "CMI-115",
-        Level::Said,
-        "GetMachineStatus answers as CreateMachine does",
-    ),
-    Rule::proven(
-        "CMI-116",
-        Level::Must,
-        "GetMachineStatus sees no VM of another cluster",
-    ),
-    Rule::proven("CMI-117", Level::Must, "GetMachineStatus can be repeated"),
-    Rule::proven("CMI-118", Level::Must, "GetMachineStatus takes no blank name"),
-    Rule::proven(
-        "CMI-119",
-        Level::Must,
-        "GetMachineStatus takes no empty provider spec",
-    ),
-    Rule::proven(
-        "CMI-120",
-        Level::May,
-        "GetMachineStatus works with and without the provider id",
-    ),
-    Rule::proven("CMI-121", Level::Must, "GetMachineStatus answers a provider id"),
-    Rule::proven("CMI-122", Level::Must, "GetMachineStatus answers a node name"),
-    Rule::proven(
-        "CMI-123",
-        Level::Must,
-        "A look-up that is not complete does not answer OK",
-    ),
-    Rule::proven(
-        "CMI-124",
-        Level::Must,
-        "GetMachineStatus answers the code of its table",
-    ),
-    Rule::proven(
-        "CMI-125",
-        Level::Must,
-        "An error of GetMachineStatus says in words what is wrong",
-    ),
-    Rule::proven(
-        "CMI-126",
-        Level::Must,
-        "ShutDownMachine that is declared is implemented",
-    ),
-    Rule::proven(
-        "CMI-127",
-        Level::Must,
-        "A guest that is stopped, or has accepted to stop, is OK",
-    ),
-    Rule::proven(
-        "CMI-128",
-        Level::Must,
-        "ShutDownMachine stops no guest of another cluster",
-    ),
-    Rule::proven("CMI-129", Level::Must, "ShutDownMachine can be repeated"),
-    Rule::proven("CMI-130", Level::Must, "ShutDownMachine takes no blank name"),
-    Rule::proven(
-        "CMI-131",
-        Level::Must,
-        "ShutDownMachine takes no empty provider spec",
-    ),
-    Rule::proven(
-        "CMI-132",
-        Level::May,
-        "ShutDownMachine works with and without its optional fields",
-    ),
-    Rule::proven(
-        "CMI-133",
-        Level::Must,
-        "A request to stop that failed does not answer OK",
-    ),
-    Rule::proven(
-        "CMI-134",
-        Level::Must,
-        "ShutDownMachine answers the code of its table",
-    ),
-    Rule::proven(
-        "CMI-135",
-        Level::Must,
-        "An error of ShutDownMachine says in words what is wrong",
-    ),
-    Rule::proven(
-        "CMI-136",
-        Level::Must,
-        "ListMachines that is declared is implemented",
-    ),
-    Rule::proven(
-        "CMI-137",
-        Level::Must,
-        "ListMachines names every VM of the provider spec",
-    ),
-    Rule::proven(
-        "CMI-138",
-        Level::Said,
-        "The list leads from provider ids to machine names",
-    ),
-    Rule::proven(
-        "CMI-139",
-        Level::Must,
-        "ListMachines takes no empty provider spec",
-    ),
-    Rule::proven("CMI-140", Level::May, "ListMachines takes secrets"),
-    Rule::proven("CMI-141", Level::Must, "A cluster without VMs has an empty list"),
-    Rule::proven(
-        "CMI-142",
-        Level::Must,
-        "A list that is not complete does not answer OK",
-    ),
-    Rule::proven(
-        "CMI-143",
-        Level::Must,
-        "ListMachines answers the code of its table",
-    ),
-    Rule::proven(
-        "CMI-145",
-        Level::Must,
-        "An error of ListMachines says in words what is wrong",
-    ),
-    Rule::proven(
-        "CMI-146",
-        Level::Must,
-        "GetVolumeIDs that is declared is implemented",
-    ),
-    Rule::proven("CMI-147", Level::Must, "GetVolumeIDs of own volumes is OK"),
-    Rule::proven("CMI-148", Level::May, "Volumes of others may be left out"),
-    Rule::proven("CMI-149", Level::Must, "GetVolumeIDs can be repeated"),
-    Rule::proven("CMI-150", Level::Must, "GetVolumeIDs takes no empty PVSpecList"),
-    Rule::proven("CMI-151", Level::Must, "No volumes have no ids"),
-    Rule::proven(
-        "CMI-152",
-        Level::Must,
-        "An error of GetVolumeIDs says in words what is wrong",
-    ),
-    Rule::proven(
-        "CMI-153",
-        Level::Must,
-        "The services are spoken to by their published names",
-    ),
-    Rule::proven("CMI-155", Level::Must, "The five REQUIRED calls are implemented"),
-    Rule::untested(
-        "CMI-157",
-        Level::Must,
-        "The plugin listens where CMI_ENDPOINT says",
-        "about how the program is started and what it writes, which no call shows; `capcmi driver serve` has tests of its own for it",
-    ),
-    Rule::untested(
-        "CMI-158",
-        Level::May,
-        "Only network sockets are endpoints",
-        "a unix socket is an endpoint of this project, too: the extension says so",
-    ),
-    Rule::proven("CMI-159", Level::Must, "All services are at one address"),
-    Rule::proven("CMI-161", Level::Must, "The transport is a network socket"),
-    Rule::proven("CMI-165", Level::Should, "Nothing sensitive leaks"),
-    Rule::untested(
-        "CMI-174",
-        Level::Must,
-        "Nothing is taken for granted about the image manifest",
-        "about how the program is started and what it writes, which no call shows; `capcmi driver serve` has tests of its own for it",
-    ),
-    Rule::untested(
-        "CMI-179",
-        Level::Must,
-        "CMI_ENDPOINT has a scheme, an authority and a port",
-        "about how the program is started and what it writes, which no call shows; `capcmi driver serve` has tests of its own for it",
-    ),
-    Rule::untested(
-        "CMI-180",
-        Level::Must,
-        "Loopback and other addresses can be listened on",
-        "about how the program is started and what it writes, which no call shows; `capcmi driver serve` has tests of its own for it",
-    ),
-    Rule::untested(
-        "CMI-181",
-        Level::Must,
-        "Without CMI_ENDPOINT the plugin does not start",
-        "about how the program is started and what it writes, which no call shows; `capcmi driver serve` has tests of its own for it",
-    ),
-    Rule::proven("CMI-182", Level::Must, "The plugin serves for as long as it runs"),
-    Rule::untested(
-        "CMI-183",
-        Level::Should,
-        "Logs go to standard output and standard error alone",
-        "about how the program is started and what it writes, which no call shows; `capcmi driver serve` has tests of its own for it",
-    ),
-    Rule::proven("CMI-186", Level::Should, "No secret is written to logs"),
-    Rule::untested(
-        "CMI-188",
-        Level::Should,
-        "What is configured wrongly fails at once, with an exit code",
-        "about how the program is started and what it writes, which no call shows; `capcmi driver serve` has tests of its own for it",
-    ),
-];
+pub(super) const RULES: &[Rule] = rules! {
+    "CMI-02"     Said   "What is asked for in the spec decides what VM is made";
+    "CMI-03"     Must   "Every declared call is served";
+    "CMI-06"     Should "CREATE_MACHINE and DELETE_MACHINE are declared";
+    "CMI-07"     Should "A call that is not supported says so";
+    "CMI-08"     Must   "Identity and Machine are both served";
+    "CMI-10"     Should "Calls at once for one machine do no harm";
+    "CMI-11"     May    "The second of two calls at once may be ABORTED";
+    "CMI-13"     Said   "Nothing sensitive in plain text or in logs";
+    "CMI-14"     Must   "Fields keep to their size limits";
+    "CMI-15"     Must   "A REQUIRED field is there";
+    "CMI-17"     Must   "A REQUIRED list may be empty only where none is an answer";
+    "CMI-19"     Said   "A field that is not set has its zero value";
+    "CMI-22"     Said   "A call that is repeated goes on where it was";
+    "CMI-23"     Must   "Every answer ends in a gRPC status";
+    "CMI-24"     Must   "The status has a canonical code";
+    "CMI-26"     Must   "Every call answers the code of its table";
+    "CMI-27"     Must   "The codes that all calls have in common are answered, too";
+    "CMI-28"     Must   "A missing field is INVALID_ARGUMENT";
+    "CMI-30"     Must   "A field that is not valid is INVALID_ARGUMENT";
+    "CMI-32"     Must   "Who may not do this gets PERMISSION_DENIED";
+    "CMI-34"     Must   "A pending operation is ABORTED, or waited for";
+    "CMI-36"     Must   "What is not implemented is UNIMPLEMENTED";
+    "CMI-38"     Must   "Secrets that are not valid are UNAUTHENTICATED";
+    "CMI-40"     Must   "Every error says in words what is wrong";
+    "CMI-41"     Must   "Status details stay empty";
+    "CMI-43"     Must   "Secret keys are alphanumeric, `-`, `_` and `.`"
+                        untested "a rule for the caller; Kubernetes has no Secret with another key";
+    "CMI-44"     Must   "A secret value of any bytes does no harm";
+    "CMI-48"     Said   "Every call that takes a provider spec checks it";
+    "CMI-49"     Should "The VMs of one cluster can be told from those of another";
+    "CMI-50"     Must   "GetPluginInfo is implemented";
+    "CMI-51"     Must   "The name is in domain name notation";
+    "CMI-52"     Should "The name holds whose plugin it is";
+    "CMI-53"     Must   "The name has at most 63 bytes and is alphanumeric at both ends";
+    "CMI-54"     Must   "The name is there";
+    "CMI-55"     Must   "The version is there";
+    "CMI-56"     May    "The manifest keeps to its size limit";
+    "CMI-57"     Must   "GetPluginInfo that fails is not OK"
+                        untested "nothing outside of a plugin keeps it from telling its name";
+    "CMI-58"     Must   "GetPluginCapabilities is implemented";
+    "CMI-59"     Must   "A version has one set of capabilities";
+    "CMI-60"     May    "Capabilities are those that are known";
+    "CMI-61"     Must   "CREATE_MACHINE is declared";
+    "CMI-62"     Must   "DELETE_MACHINE is declared";
+    "CMI-63"     Must   "GetPluginCapabilities that fails is not OK"
+                        untested "nothing outside of a plugin keeps it from telling what it can do";
+    "CMI-64"     Must   "Probe is implemented";
+    "CMI-68"     Must   "A plugin that is not healthy answers an error";
+    "CMI-69"     Must   "A plugin that still starts answers OK and is not ready";
+    "CMI-70"     Said   "A plugin that has started is ready";
+    "CMI-72"     Must   "Probe that fails is not OK";
+    "CMI-73"     Must   "Probe answers the code of its table";
+    "CMI-75"     Must   "A plugin that is not healthy is FAILED_PRECONDITION";
+    "CMI-77"     Must   "A missing dependency is FAILED_PRECONDITION";
+    "CMI-79"     Must   "A machine leads to one VM";
+    "CMI-80"     Should "A provider spec leads to one cluster";
+    "CMI-81"     Must   "CreateMachine is implemented and declared";
+    "CMI-82"     Must   "A VM that is there and fits is adopted";
+    "CMI-83"     Must   "Each machine has a VM of its own";
+    "CMI-84"     Must   "CreateMachine can be repeated";
+    "CMI-85"     Said   "Provider id and node name are those of the Node";
+    "CMI-87"     Must   "CreateMachine takes no blank name";
+    "CMI-88"     Should "A provider spec that can't be read is refused";
+    "CMI-89"     Must   "CreateMachine takes no empty provider spec";
+    "CMI-90"     May    "CreateMachine takes secrets";
+    "CMI-91"     May    "CreateMachine takes any LastKnownState";
+    "CMI-92"     Must   "CreateMachine answers a provider id";
+    "CMI-93"     Must   "CreateMachine answers a node name";
+    "CMI-94"     May    "A LastKnownState may hold any bytes";
+    "CMI-95"     Must   "A create that is not complete does not answer OK";
+    "CMI-96"     Must   "CreateMachine answers the code of its table";
+    "CMI-98"     Must   "An error of CreateMachine says in words what is wrong";
+    "CMI-99"     Must   "DeleteMachine is implemented and declared";
+    "CMI-100"    Must   "To delete what is not there is OK";
+    "CMI-101"    Must   "DeleteMachine touches no VM of another cluster";
+    "CMI-102"    Must   "DeleteMachine can be repeated";
+    "CMI-103"    Said   "A machine leads to the VM that is to be deleted";
+    "CMI-105"    Must   "DeleteMachine takes no blank name";
+    "CMI-106"    Must   "DeleteMachine takes no empty provider spec";
+    "CMI-107"    May    "DeleteMachine takes secrets";
+    "CMI-108"    May    "DeleteMachine works with and without the provider id";
+    "CMI-109"    May    "DeleteMachine takes any LastKnownState";
+    "CMI-110"    May    "DeleteMachine may answer a LastKnownState";
+    "CMI-111"    Must   "A deletion that is not complete does not answer OK";
+    "CMI-112"    Must   "DeleteMachine answers the code of its table";
+    "CMI-113"    Must   "An error of DeleteMachine says in words what is wrong";
+    "CMI-114"    Must   "GetMachineStatus that is declared is implemented";
+    "CMI-115"    Said   "GetMachineStatus answers as CreateMachine does";
+    "CMI-116"    Must   "GetMachineStatus sees no VM of another cluster";
+    "CMI-117"    Must   "GetMachineStatus can be repeated";
+    "CMI-118"    Must   "GetMachineStatus takes no blank name";
+    "CMI-119"    Must   "GetMachineStatus takes no empty provider spec";
+    "CMI-120"    May    "GetMachineStatus works with and without the provider id";
+    "CMI-121"    Must   "GetMachineStatus answers a provider id";
+    "CMI-122"    Must   "GetMachineStatus answers a node name";
+    "CMI-123"    Must   "A look-up that is not complete does not answer OK";
+    "CMI-124"    Must   "GetMachineStatus answers the code of its table";
+    "CMI-125"    Must   "An error of GetMachineStatus says in words what is wrong";
+    "CMI-126"    Must   "ShutDownMachine that is declared is implemented";
+    "CMI-127"    Must   "A guest that is stopped, or has accepted to stop, is OK";
+    "CMI-128"    Must   "ShutDownMachine stops no guest of another cluster";
+    "CMI-129"    Must   "ShutDownMachine can be repeated";
+    "CMI-130"    Must   "ShutDownMachine takes no blank name";
+    "CMI-131"    Must   "ShutDownMachine takes no empty provider spec";
+    "CMI-132"    May    "ShutDownMachine works with and without its optional fields";
+    "CMI-133"    Must   "A request to stop that failed does not answer OK";
+    "CMI-134"    Must   "ShutDownMachine answers the code of its table";
+    "CMI-135"    Must   "An error of ShutDownMachine says in words what is wrong";
+    "CMI-136"    Must   "ListMachines that is declared is implemented";
+    "CMI-137"    Must   "ListMachines names every VM of the provider spec";
+    "CMI-138"    Said   "The list leads from provider ids to machine names";
+    "CMI-139"    Must   "ListMachines takes no empty provider spec";
+    "CMI-140"    May    "ListMachines takes secrets";
+    "CMI-141"    Must   "A cluster without VMs has an empty list";
+    "CMI-142"    Must   "A list that is not complete does not answer OK";
+    "CMI-143"    Must   "ListMachines answers the code of its table";
+    "CMI-145"    Must   "An error of ListMachines says in words what is wrong";
+    "CMI-146"    Must   "GetVolumeIDs that is declared is implemented";
+    "CMI-147"    Must   "GetVolumeIDs of own volumes is OK";
+    "CMI-148"    May    "Volumes of others may be left out";
+    "CMI-149"    Must   "GetVolumeIDs can be repeated";
+    "CMI-150"    Must   "GetVolumeIDs takes no empty PVSpecList";
+    "CMI-151"    Must   "No volumes have no ids";
+    "CMI-152"    Must   "An error of GetVolumeIDs says in words what is wrong";
+    "CMI-153"    Must   "The services are spoken to by their published names";
+    "CMI-155"    Must   "The five REQUIRED calls are implemented";
+    "CMI-157"    Must   "The plugin listens where CMI_ENDPOINT says"
+                        untested "about how the program is started and what it writes, which no call \
+                            shows; `capcmi driver serve` has tests of its own for it";
+    "CMI-158"    May    "Only network sockets are endpoints"
+                        untested "a unix socket is an endpoint of this project, too: the extension says so";
+    "CMI-159"    Must   "All services are at one address";
+    "CMI-161"    Must   "The transport is a network socket";
+    "CMI-165"    Should "Nothing sensitive leaks";
+    "CMI-174"    Must   "Nothing is taken for granted about the image manifest"
+                        untested "about how the program is started and what it writes, which no call \
+                            shows; `capcmi driver serve` has tests of its own for it";
+    "CMI-179"    Must   "CMI_ENDPOINT has a scheme, an authority and a port"
+                        untested "about how the program is started and what it writes, which no call \
+                            shows; `capcmi driver serve` has tests of its own for it";
+    "CMI-180"    Must   "Loopback and other addresses can be listened on"
+                        untested "about how the program is started and what it writes, which no call \
+                            shows; `capcmi driver serve` has tests of its own for it";
+    "CMI-181"    Must   "Without CMI_ENDPOINT the plugin does not start"
+                        untested "about how the program is started and what it writes, which no call \
+                            shows; `capcmi driver serve` has tests of its own for it";
+    "CMI-182"    Must   "The plugin serves for as long as it runs";
+    "CMI-183"    Should "Logs go to standard output and standard error alone"
+                        untested "about how the program is started and what it writes, which no call \
+                            shows; `capcmi driver serve` has tests of its own for it";
+    "CMI-186"    Should "No secret is written to logs";
+    "CMI-188"    Should "What is configured wrongly fails at once, with an exit code"
+                        untested "about how the program is started and what it writes, which no call \
+                            shows; `capcmi driver serve` has tests of its own for it";
+};

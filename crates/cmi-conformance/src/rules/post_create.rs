@@ -1,39 +1,15 @@
 //! Post-create initialization, and updates.
 
-use super::{Level, Rule};
+use super::Rule;
 
-pub(super) const RULES: &[Rule] = &[
-    Rule::proven("INI-01", Level::Said, "GetMachineStatus only reads"),
-    Rule::proven(
-        "INI-11",
-        Level::Said,
-        "InitializeMachine works, or is UNIMPLEMENTED",
-    ),
-    Rule::proven(
-        "INI-12",
-        Level::Said,
-        "An initialization that fails may answer code 17",
-    ),
-    Rule::proven(
-        "INI-18",
-        Level::Should,
-        "GetMachineStatus answers code 17, with the VM, while it is not initialized",
-    ),
-    Rule::proven(
-        "INI-21",
-        Level::Said,
-        "Every step of the initialization that fails answers code 17",
-    ),
-    Rule::proven("INI-22", Level::Said, "InitializeMachine can be repeated"),
-    Rule::proven(
-        "INI-23",
-        Level::Said,
-        "GetMachineStatus compares the VM with what initialization should have made of it",
-    ),
-    Rule::proven("UPD-02", Level::Said, "UpdateMachine works, or is UNIMPLEMENTED"),
-    Rule::proven(
-        "UPD-03",
-        Level::Said,
-        "UpdateMachine brings the VM from any half-done state to the spec that is given",
-    ),
-];
+pub(super) const RULES: &[Rule] = rules! {
+    "INI-01"     Said   "GetMachineStatus only reads";
+    "INI-11"     Said   "InitializeMachine works, or is UNIMPLEMENTED";
+    "INI-12"     Said   "An initialization that fails may answer code 17";
+    "INI-18"     Should "GetMachineStatus answers code 17, with the VM, while it is not initialized";
+    "INI-21"     Said   "Every step of the initialization that fails answers code 17";
+    "INI-22"     Said   "InitializeMachine can be repeated";
+    "INI-23"     Said   "GetMachineStatus compares the VM with what initialization should have made of it";
+    "UPD-02"     Said   "UpdateMachine works, or is UNIMPLEMENTED";
+    "UPD-03"     Said   "UpdateMachine brings the VM from any half-done state to the spec that is given";
+};
