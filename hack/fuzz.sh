@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 seconds="${FUZZ_SECONDS:-20}"
 host="$(rustc -vV | sed -n 's/^host: //p')"
-# With --target, the flags are not for build scripts, which nobody links with libFuzzer.
+# With --target, the flags are not for build scripts, which are not linked with libFuzzer.
 export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares"
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/fuzz"

@@ -13,7 +13,7 @@ if [[ ! $IMG =~ ^[A-Za-z0-9._:/@-]+$ ]]; then
   exit 1
 fi
 
-# clusterctl refuses a release whose series is not in the metadata, and says so only to whoever installs it.
+# clusterctl refuses a release whose series is not in the metadata, and says so only when the release is installed.
 IFS=. read -r major minor _ <<< "${VERSION#v}"
 if ! grep -A1 -Fx -e "- major: $major" metadata.yaml | grep -qFx "  minor: $minor"; then
   echo "VERSION is '$VERSION', and metadata.yaml has no release series $major.$minor: add it there, with its contract" >&2

@@ -1,7 +1,7 @@
 //! Arrows between modules go one way, as `src/lib.rs` draws them.
 //!
 //! The sources are read as text: a path that is written is an arrow, whether it stands in a `use`, in a nested group or in
-//! the middle of an expression. A new module, or a new arrow, is an edit of [`MAP`], which somebody reviews.
+//! the middle of an expression. A new module, or a new arrow, needs an edit of [`MAP`], and so a review.
 
 // A file that can't be read fails the test, wherever it is read.
 #![allow(clippy::unwrap_used)]

@@ -144,7 +144,7 @@ impl Requests {
 /// Set, to a number of machines, for the process that is the simulated cloud without a provider.
 pub const CLOUD: &str = "CAPCMI_BENCH_CLOUD";
 
-/// The simulated cloud's own share, measured in a process of its own, whose memory nobody has used before.
+/// The simulated cloud's own share, measured in a process of its own, with fresh memory.
 pub fn simulated_cloud(size: usize) -> Result<String> {
     let program = std::env::current_exe().context("finding this program")?;
     let output = Command::new(program)

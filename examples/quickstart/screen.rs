@@ -18,7 +18,7 @@ use crate::table;
 /// How often the table is painted; a window that changed its size looks odd no longer than this.
 const FRAME: Duration = Duration::from_millis(120);
 const SPINNER: [&str; 4] = ["|", "/", "-", "\\"];
-/// Columns of the table where nobody looks at a terminal.
+/// Columns of the table where the output is no terminal.
 const PLAIN_WIDTH: usize = 200;
 
 /// Where everything is shown.
@@ -55,7 +55,7 @@ impl Screen {
         }
     }
 
-    /// Whether somebody looks.
+    /// Whether the output is a terminal.
     pub fn is_terminal(&self) -> bool {
         self.terminal
     }

@@ -23,7 +23,7 @@ where
             let again = Value::try_from(again.expect("what was written can be decoded"));
             assert_eq!(again.expect("what was written can be read"), value);
         }
-        // Whoever broke the rule is told which.
+        // The sender has to learn which field broke the rule.
         Err(error) => assert!(error.to_string().contains(error.field())),
     }
 }

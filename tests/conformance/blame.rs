@@ -25,7 +25,7 @@ async fn configured(change: &serde_json::Value, only: &[&str]) -> Report {
     told(MigrateRenames, |config| config.provider_spec.extend(change), only).await
 }
 
-/// A mutant of which something else is said than of the simulated driver. Nobody can cause a fault in its back end.
+/// A mutant of which something else is said than of the simulated driver. Without hooks: no fault can be caused in its back end.
 async fn told(flaw: Flaw, say: impl FnOnce(&mut Config), only: &[&str]) -> Report {
     let simulated = Simulated::new().unwrap();
     let mut config = simulated.config.clone();
@@ -130,7 +130,7 @@ async fn a_driver_that_answers_ok_when_the_guest_has_accepted_to_stop_keeps_the_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whether_a_guest_stops_that_nobody_can_see_is_not_known() {
+async fn whether_a_guest_stops_is_not_known_without_a_power_state() {
     let report = mutant(StatusWithoutPower, &["PLG-SD-00", "CMI-128"]).await;
     for rule in ["PLG-SD-00", "CMI-128"] {
         let Verdict::Skipped { reason } = &report.rule(rule).unwrap().verdict else {
@@ -177,7 +177,7 @@ async fn what_is_public_among_the_credentials_may_come_back() {
     }
 }
 
-/// What may be left is named, and nobody has to wait for every VM of it.
+/// What may be left is named, and the run does not wait for every VM of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_is_gone_in_the_middle_ends_the_run() {
     let run = mutant(DiesAfter(60), &[]);

@@ -19,7 +19,7 @@ pub enum Flaw {
     Hangs(Operation),
     /// A call panics.
     Panics(Operation),
-    /// After so many calls nobody is there any more.
+    /// After so many calls the driver is gone.
     DiesAfter(u32),
     /// A call that is given up leaves something half made.
     LeavesHalf(Operation),
@@ -44,7 +44,7 @@ pub enum Flaw {
     InfoLongVersion,
     /// There is no version.
     InfoNoVersion,
-    /// The name is nobody's.
+    /// The name holds no host name.
     InfoNoHost,
     /// The manifest is beyond every limit.
     InfoHugeManifest,

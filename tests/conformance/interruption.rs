@@ -42,7 +42,7 @@ async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
     assert_eq!(simulated.driver.console().vms().unwrap(), []);
 }
 
-/// What a create that is given up makes after all nobody would know of.
+/// What a create that is given up makes after all would be left, and not be named.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_create_that_is_under_way_when_the_run_is_ended_is_waited_for() {
     let simulated = Simulated::new().unwrap();

@@ -103,7 +103,7 @@ async fn target(shape: Shape, mutant: Arc<Mutant>) -> (Target, Option<DropGuard>
     )
 }
 
-/// Nobody can cause a fault in its back end.
+/// Without hooks: no fault can be caused in its back end.
 async fn judged(shape: Shape, flaw: Flaw, only: &[&str]) -> Report {
     let simulated = Simulated::new().unwrap();
     let offered = Operation::ALL

@@ -45,8 +45,8 @@ fn is_compliant_and_leaves_nothing(simulated: &Simulated, report: &Report) {
     assert_eq!(simulated.driver.console().vms().unwrap(), []);
 }
 
-/// CMI-10, CMI-34, DRV-CR-10: the second call on a machine gets the same VM, or ABORTED, also when nobody waits for the
-/// first any more.
+/// CMI-10, CMI-34, DRV-CR-10: the second call on a machine gets the same VM, or ABORTED, also when the caller of the
+/// first no longer waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_whose_calls_run_on_and_keep_others_away_is_compliant() {
     let simulated = Simulated::new().unwrap();

@@ -216,7 +216,7 @@ impl Wire for Mutant {
             }
             Flaw::Answers(call, body) if path.ends_with(call) => return Ok(response("0", body)),
             Flaw::NotServed(call) if path.ends_with(call) => return Ok(response("12", &[])),
-            Flaw::EndsAfter(most) if calls > most => anyhow::bail!("nobody is there"),
+            Flaw::EndsAfter(most) if calls > most => anyhow::bail!("no plugin is there"),
             Flaw::ChokesOnBytes if message.contains(&0) => return Ok(response("13", &[])),
             Flaw::AlwaysHealthy if path.ends_with("Probe") => return Ok(response("0", &[])),
             _ => {}
@@ -232,8 +232,8 @@ const BOTH: &[u8] = &[10, 4, 10, 2, 8, 1, 10, 4, 10, 2, 8, 2];
 /// Name and version.
 const BAD_NAME: &[u8] = b"\x0a\x09-bad_name\x12\x050.1.0";
 const EMPTY_LABEL: &[u8] = b"\x0a\x08foo..bar\x12\x050.1.0";
-/// Provider id and node name of a VM that nobody asked for.
-const SOMEBODY_ELSES: &[u8] = b"\x0a\x0esomebody-elses\x12\x01x";
+/// Provider id and node name of a VM that was not asked for.
+const ANOTHER_MACHINES: &[u8] = b"\x0a\x0fanother-machine\x12\x01x";
 
 const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::Code17, "CMI-24"),
@@ -247,11 +247,11 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::HugeManifest, "CMI-56"),
     (Flaw::CapabilitiesChange, "CMI-59"),
     (
-        Flaw::Answers("Machine/GetMachineStatus", SOMEBODY_ELSES),
+        Flaw::Answers("Machine/GetMachineStatus", ANOTHER_MACHINES),
         "CMI-115",
     ),
     (
-        Flaw::Answers("Machine/GetMachineStatus", SOMEBODY_ELSES),
+        Flaw::Answers("Machine/GetMachineStatus", ANOTHER_MACHINES),
         "CMI-116",
     ),
     (Flaw::Says("5", "14"), "PLG-GS-05"),

@@ -187,7 +187,7 @@ async fn what_is_asked_about_classes_and_volumes_is_answered() -> Result<()> {
 
 /// CMI-50, CMI-58, CMI-61, CMI-62, CMI-69
 #[tokio::test]
-async fn a_plugin_says_who_it_is_what_it_offers_and_whether_it_is_ready() -> Result<()> {
+async fn a_plugin_says_its_name_what_it_offers_and_whether_it_is_ready() -> Result<()> {
     let served = Served::start(Scripted::creating(|_| async { unreachable!() })).await?;
     let mut identity = served.identity().await?;
     let info = identity

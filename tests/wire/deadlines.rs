@@ -1,4 +1,4 @@
-//! Calls that nobody waits for any more.
+//! Calls whose caller no longer waits.
 
 use std::sync::Arc;
 

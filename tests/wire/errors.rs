@@ -24,7 +24,6 @@ fn machine() -> Result<Machine> {
     Ok(Machine::new("s:///1".parse()?, "m-0"))
 }
 
-/// A driver's create that is done.
 fn created(machine: Machine) -> Ready<cmi_driver::Result<Machine>> {
     ready(Ok(machine))
 }
@@ -249,7 +248,7 @@ struct FutureRequest {
 }
 
 #[tokio::test]
-async fn fields_that_nobody_knows_are_ignored_and_bytes_that_are_no_message_refused() -> Result<()> {
+async fn unknown_fields_are_ignored_and_bytes_that_are_no_message_refused() -> Result<()> {
     let served = Served::simulated("{}").await?;
     let mut raw = connection(&served).await?;
     let request = FutureRequest {

@@ -33,7 +33,7 @@ async fn a_plugin_makes_nothing_but_its_socket_and_takes_it_away_again() -> Resu
 }
 
 #[tokio::test]
-async fn a_socket_that_nobody_listens_on_is_replaced() -> Result<()> {
+async fn a_socket_without_a_listener_is_replaced() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("p.sock");
     drop(UnixListener::bind(&path)?);
@@ -45,7 +45,7 @@ async fn a_socket_that_nobody_listens_on_is_replaced() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_socket_that_somebody_listens_on_stays() -> Result<()> {
+async fn a_socket_with_a_listener_stays() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("p.sock");
     let _other = UnixListener::bind(&path)?;

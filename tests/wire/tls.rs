@@ -122,11 +122,14 @@ async fn only_clients_with_a_certificate_of_the_authority_are_served() -> Result
     call(&served, "plugin.example", &client(&authority, Some(&known))?).await?;
 
     let stranger = Authority::new()?.issue("provider")?;
-    for (who, identity) in [("without a certificate", None), ("a stranger", Some(&stranger))] {
+    for (caller, identity) in [
+        ("a client without a certificate", None),
+        ("a client of another authority", Some(&stranger)),
+    ] {
         let answer = call(&served, "plugin.example", &client(&authority, identity)?).await;
-        ensure!(answer.is_err(), "{who} was served");
+        ensure!(answer.is_err(), "{caller} was served");
     }
-    // Who was turned away is in nobody's way.
+    // A refused client is in no other client's way.
     call(&served, "plugin.example", &client(&authority, Some(&known))?).await?;
     served.stop().await
 }

@@ -49,7 +49,7 @@ pub fn ensure(holds: bool, message: impl FnOnce() -> String) -> Outcome {
 
 /// The answer of a call, not judged yet.
 #[derive(Debug)]
-#[must_use = "an answer that nobody looks at proves nothing"]
+#[must_use = "an answer that is not judged proves nothing"]
 pub struct Answer<T> {
     /// Which call.
     pub operation: Operation,

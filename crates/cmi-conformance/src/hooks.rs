@@ -1,4 +1,4 @@
-//! Hooks: what somebody else than the driver does to the back end, so that faults can be had.
+//! Hooks: changes to the back end that do not come from the driver, so that a case can cause faults.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -12,7 +12,7 @@ use cmi_driver::{
     Operation, PluginInfo, Readiness, Secrets, ShutDownMachineResponse, Status, USER_DATA, Zone,
 };
 
-/// The shortest message that can help anybody.
+/// The shortest message that can explain an error.
 const SHORTEST_MESSAGE: usize = 8;
 /// The shortest value that counts as a secret; to find a shorter one in a text means nothing.
 const SHORTEST_SECRET: usize = 6;

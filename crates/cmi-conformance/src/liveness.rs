@@ -79,7 +79,7 @@ mod tests {
     use cmi_driver::Status;
 
     fn gone() -> cmi_driver::Result<()> {
-        Err(Status::new(Code::Unavailable, "nobody listens there"))
+        Err(Status::new(Code::Unavailable, "no server listens there"))
     }
 
     #[tokio::test(start_paused = true)]

@@ -106,7 +106,7 @@ impl MachineRequest {
         let before = std::mem::replace(&mut self.class.secrets, secrets(map));
         for key in [USER_DATA, USER_DATA_FORMAT] {
             if let Some(value) = before.get(key) {
-                // Whoever configures bootstrap data of their own keeps it.
+                // Bootstrap data that the operator configured stays.
                 let _taken = self.class.secrets.insert(key.to_owned(), value.clone());
             }
         }

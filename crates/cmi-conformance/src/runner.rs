@@ -62,7 +62,7 @@ pub enum RunError {
         /// Why.
         reason: &'static str,
     },
-    /// Without capabilities nobody knows what may be called.
+    /// Without capabilities, the calls that may be made are not known.
     #[error("the driver does not say what it can do")]
     Capabilities(#[source] Status),
 }

@@ -16,7 +16,7 @@ pub struct Noted {
     pub request: MachineRequest,
     /// A create was answered with the VM: there was one for sure.
     pub was_made: bool,
-    /// How many creates nobody has heard the end of: they may still make it.
+    /// How many creates have no answer yet: they may still make it.
     pub under_way: usize,
     /// The id of the VM that was heard of last.
     pub id: Option<ProviderId>,
@@ -87,7 +87,7 @@ impl Tracker {
         self.last(request, |noted| noted.exists(id, state));
     }
 
-    /// What was noted, and is somebody else's to delete from now on.
+    /// What was noted. From now on, the caller has to delete it.
     pub fn take(&self) -> Vec<Noted> {
         std::mem::take(&mut *self.noted())
     }

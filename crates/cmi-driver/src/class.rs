@@ -17,7 +17,7 @@ pub const USER_DATA_FORMAT: &str = "userDataFormat";
 pub struct SecretValue(Vec<u8>);
 
 impl SecretValue {
-    /// The bytes, for the one who has to use them. Never log them.
+    /// The bytes. Never log them.
     pub fn expose(&self) -> &[u8] {
         &self.0
     }

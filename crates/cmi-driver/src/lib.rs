@@ -52,7 +52,7 @@ pub type Result<T> = std::result::Result<T, Status>;
 ///
 /// Create and delete are required; every other call has a default that answers UNIMPLEMENTED, which the controller
 /// takes as "use the fallback" (DRV-26, DRV-33, DRV-40, DRV-48). A driver declares in [`Capabilities`] what it
-/// implements, so that nobody needs to call in order to find out.
+/// implements, so that the caller needs no call in order to find out.
 #[async_trait]
 pub trait Driver: Send + Sync + 'static {
     /// Counts how often the driver was lost and met again, or changed before our eyes: what it said of itself before may no

@@ -13,7 +13,7 @@ const REDACTED: &str = "[redacted]";
 const SHORTEST: usize = 6;
 /// The same for a word that stands alone, and not where a value stands.
 const SHORTEST_WORD: usize = 8;
-/// What bootstrap data are full of, or the format that comes with them. To read it of the one who wrote them tells nothing.
+/// Words that most bootstrap data hold, or the format that comes with them. They give no secret away.
 const PUBLIC: [&str; 8] = [
     "#cloud-config",
     "cloud-config",
@@ -31,7 +31,7 @@ impl Secrets {
     /// A value is looked for as it is, line by line, and in base64; and the words of its lines, since a driver may quote a
     /// part of one: words from 8 bytes, and from 6 where a value stands, after `:` or `=`. Names of keys and flags, and
     /// ordinary words of letters alone, are left as long as no value stands there, and where one does, within longer
-    /// words: a message that is redacted to pieces helps nobody.
+    /// words: a message that is redacted to pieces explains nothing.
     pub fn scrub(&self, text: &str) -> String {
         let mut wanted = BTreeSet::new();
         for (_, value) in self.iter() {

@@ -75,8 +75,8 @@ impl Status {
         self
     }
 
-    /// Marks that the call never left this process: its driver has done nothing, and will do nothing. Only who makes the call
-    /// can know; what a driver or a plugin answers never carries it.
+    /// Marks that the call never left this process: its driver has done nothing, and will do nothing. Only the caller can
+    /// know that; what a driver or a plugin answers never carries it.
     #[must_use]
     pub fn never_sent(mut self) -> Self {
         self.never_sent = true;

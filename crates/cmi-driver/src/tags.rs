@@ -6,7 +6,7 @@ use super::{Capabilities, ProviderSpec};
 pub const CLUSTER: &str = "kubernetes.io/cluster";
 /// Tag whose value is `control-plane` or `node`.
 pub const ROLE: &str = "kubernetes.io/role";
-/// Tag whose value is the identity of one machine object: a VM of the same name with another value is somebody else's.
+/// Tag whose value is the identity of one machine object: a VM of the same name with another value belongs to another machine.
 pub const MACHINE: &str = "capcmi.io/machine";
 /// Field of the provider spec that holds the failure domain that a Machine asks for.
 pub const FAILURE_DOMAIN: &str = "failureDomain";

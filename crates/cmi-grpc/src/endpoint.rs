@@ -38,7 +38,7 @@ pub struct ParseEndpointError {
 /// What is wrong with an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointProblem {
-    /// Nothing stands before `://`, or something that nobody knows.
+    /// Nothing stands before `://`, or an unknown word.
     #[error("it has to begin with `tcp://`, `tls://` or `unix://`")]
     Scheme,
     /// A socket's path is relative, or there is none.

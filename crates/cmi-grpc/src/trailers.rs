@@ -71,7 +71,7 @@ impl Outgoing {
     }
 
     /// The machine, without some of its addresses, and then without its failure domain, where these find no room. Its names
-    /// always do, unless they break the rules of their fields: then nobody would read them.
+    /// always do, unless they break the rules of their fields: then no client would read them.
     fn machine(&mut self, mut machine: v1::Machine) {
         let most = self.room.saturating_sub(RESPONSE.len() + PER_HEADER) / 4 * 3;
         while machine.encoded_len() > most && machine.addresses.pop().is_some() {}
@@ -120,7 +120,7 @@ pub fn to_grpc(status: &Status) -> tonic::Status {
 ///
 /// NOT_FOUND beside a machine contradicts itself. Believed, it would lead to a second VM, so it is INTERNAL.
 ///
-/// The message is as long as it came, which the headers of an answer bound: who shows it removes secrets first (OPS-11), and
+/// The message is as long as it came, which the headers of an answer bound: the caller that shows it removes secrets first (OPS-11), and
 /// would not find half of one.
 pub fn from_grpc(status: tonic::Status) -> Status {
     let metadata = status.metadata();

@@ -1,4 +1,4 @@
-//! Who may do what.
+//! What each token may do.
 
 use secrecy::{ExposeSecret as _, SecretString};
 

@@ -50,7 +50,7 @@ pub struct CallLine {
 pub enum Phase {
     /// Nothing is done yet.
     Started,
-    /// The answer is known, or nobody waits for it any more.
+    /// The answer is known, or its caller no longer waits.
     Ended,
 }
 

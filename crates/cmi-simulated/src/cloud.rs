@@ -58,7 +58,7 @@ pub enum Event {
         /// Until when there is none.
         until: Instant,
     },
-    /// A VM is gone without anybody having ordered it.
+    /// A VM is gone without an order to delete it.
     Vanished {
         /// Which VM.
         id: VmId,
@@ -151,7 +151,7 @@ impl Cloud {
         ids.filter_map(|id| self.vms.get(id))
     }
 
-    /// Every VM of this name in a cluster, whoever it belongs to.
+    /// Every VM of this name in a cluster, with any identity.
     pub fn named(&self, cluster: &str, name: &str) -> impl Iterator<Item = &Vm> {
         let ids = self
             .clusters
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_comes_later_is_not_there_before_its_time_also_for_who_reads_the_journal_later() {
+    fn a_vm_that_comes_later_is_not_there_before_its_time_also_for_a_later_reader_of_the_journal() {
         let vm = vm("a");
         let until = Instant::from_millis(50);
         let mut cloud = Cloud::default();

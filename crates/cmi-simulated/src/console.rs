@@ -1,4 +1,4 @@
-//! The cloud's console: what somebody else than the driver does to the cloud.
+//! The cloud's console: changes to the cloud that do not come from the driver.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,12 +16,12 @@ pub struct CloudConsole {
     journal: Journal,
 }
 
-/// A VM that nobody ordered through the driver.
+/// A VM that was not ordered through the driver.
 #[derive(Clone, Debug)]
 pub struct PlantedVm {
     /// Its name; empty when the cloud has lost it (DRV-36).
     pub name: String,
-    /// All its tags: who it belongs to.
+    /// All its tags: they say which machine it belongs to.
     pub tags: BTreeMap<String, String>,
     /// The pool that it takes a place of; it has no address.
     pub pool: String,

@@ -22,7 +22,7 @@ pub enum JournalError {
     /// The file can't be used right now.
     #[error("the state file of the simulated cloud can't be used: {0}")]
     Io(#[from] io::Error),
-    /// A whole line is no entry: somebody else wrote to the file.
+    /// A whole line is no entry: another program wrote to the file.
     #[error("the state file of the simulated cloud is damaged at byte {at}: {error}")]
     Damaged {
         /// Where the line begins.
@@ -134,7 +134,7 @@ impl Journal {
         Ok(question(&shared.cloud, now))
     }
 
-    /// Lets `decide` look at the cloud as it is now, while nobody else changes it, and writes what it decides.
+    /// Lets `decide` look at the cloud as it is now, with no other change in between, and writes what it decides.
     ///
     /// # Errors
     /// What `decide` answers, and UNAVAILABLE or INTERNAL when the file can't be used; nothing has changed then.
@@ -200,7 +200,7 @@ impl StateFile {
     fn catch_up(&mut self, cloud: &mut Cloud) -> Result<(), JournalError> {
         let length = self.file.metadata()?.len();
         if length < self.known {
-            // Only whole lines are known, and those are never cut off: somebody began anew.
+            // Only whole lines are known, and those are never cut off: the file was begun anew.
             *cloud = Cloud::default();
             self.known = 0;
         }
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_somebody_else_is_named_by_its_place() {
+    fn a_line_that_is_no_entry_is_named_by_its_place() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cloud");
         std::fs::write(&path, "hello\n").unwrap();

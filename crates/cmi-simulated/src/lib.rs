@@ -162,7 +162,7 @@ impl SimulatedDriver {
     }
 }
 
-/// Never ends, and says so: whoever asked for it may wait for the line.
+/// Never ends, and logs so: the test that ordered the fault can wait for the line.
 async fn hang(call: &Call) {
     tracing::info!(operation = %call.operation, machine = call.subject.machine, "a fault lets the call hang");
     std::future::pending::<()>().await;

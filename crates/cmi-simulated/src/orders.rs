@@ -9,7 +9,7 @@ use super::vm::{Condition, UserData, Vm, VmId};
 use cmi_driver::{Code, Machine, Operation, Result, Status, tags};
 use std::time::Duration;
 
-/// Whose VM is meant: name, cluster and identity have to fit, so nobody else's is ever touched (DRV-20, DRV-28).
+/// Which VM is meant: name, cluster and identity have to fit, so another machine's VM is never touched (DRV-20, DRV-28).
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// The machine's name.
@@ -201,7 +201,7 @@ fn order(
         root_fs_gb: wanted.root_fs_gb,
         zone: spec.zone.clone().or_else(emptiest),
         address,
-        // Where nobody will be asked to initialize, the order has to.
+        // Where InitializeMachine is not offered, the order sets it.
         source_dest_check: config.offers(Operation::InitializeMachine) || spec.source_dest_check,
         user_data: bootstrap.user_data,
         user_data_format: bootstrap.format,
@@ -378,7 +378,7 @@ fn not_locked(vm: &Vm) -> Result<()> {
         Condition::Locked => Err(Status::new(
             Code::FailedPrecondition,
             format!(
-                "VM {} is locked; somebody has to unlock it at the cloud's console",
+                "VM {} is locked; unlock it at the cloud's console",
                 vm.provider_id()
             ),
         )),

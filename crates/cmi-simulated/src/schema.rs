@@ -1,4 +1,4 @@
-//! The JSON Schema of the provider spec: what [`super::spec`] checks, for those who have to say no before any call.
+//! The JSON Schema of the provider spec: what [`super::spec`] checks, for a refusal before any call.
 
 use serde_json::{Value, json};
 

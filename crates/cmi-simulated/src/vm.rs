@@ -69,7 +69,7 @@ impl FromStr for VmId {
 pub struct UserData(Arc<[u8]>);
 
 impl UserData {
-    /// The bytes, for the one who has to use them. Never log them.
+    /// The bytes. Never log them.
     pub fn expose(&self) -> &[u8] {
         &self.0
     }
@@ -110,7 +110,7 @@ pub enum Condition {
     /// As it should be.
     #[default]
     Sound,
-    /// Every call on it is refused with FAILED_PRECONDITION until somebody repairs it.
+    /// Every call on it is refused with FAILED_PRECONDITION until it is repaired.
     Locked,
     /// It crashed and will not run again; it can be deleted.
     Crashed,

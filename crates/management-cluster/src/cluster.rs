@@ -31,7 +31,7 @@ use crate::{
 /// programs end when it is dropped or when the process ends.
 #[derive(Debug)]
 pub struct ManagementCluster {
-    // Dropped in this order: whoever uses a server goes before it, and the folder goes last.
+    // Dropped in this order: a client goes before its server, and the folder goes last.
     core: CoreManager,
     workload: OnceCell<Workload>,
     _controller_manager: Process,

@@ -1,4 +1,4 @@
-//! etcd, whose data nobody needs after the run.
+//! etcd, whose data is of no use after the run.
 
 use std::{process::Command, time::Duration};
 

@@ -21,7 +21,7 @@ use crate::provider::free_address;
 const ENVIRONMENT_DEADLINE: Duration = Duration::from_mins(10);
 const START_DEADLINE: Duration = Duration::from_mins(2);
 
-/// The Python of the virtual environment that the drivers run in. It is made the first time that somebody asks.
+/// The Python of the virtual environment that the drivers run in. It is made at the first request.
 #[derive(Clone, Debug)]
 pub struct Python {
     interpreter: PathBuf,

@@ -96,7 +96,7 @@ impl Mutant {
         }
         match self.flaw {
             Flaw::DiesAfter(calls) if self.turn() > calls => {
-                return Err(Status::new(Code::Unavailable, "nobody listens there"));
+                return Err(Status::new(Code::Unavailable, "no server listens there"));
             }
             Flaw::Boasts(of) if of == operation => return Err(Status::unimplemented(operation)),
             Flaw::Hides(of) if of == operation => {}
@@ -115,7 +115,7 @@ impl Mutant {
             Flaw::FailsAtOnce(of) if of == operation => {
                 tokio::time::sleep(MOMENT).await;
                 if at_once {
-                    return Err(broken("somebody else is here"));
+                    return Err(broken("another call is here"));
                 }
             }
             Flaw::OnlyOnce(of) if of == operation => {

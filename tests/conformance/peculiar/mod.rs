@@ -69,7 +69,7 @@ impl Peculiar {
         Self { inner, way }
     }
 
-    /// Creates take this long, and keep nobody away.
+    /// Creates take this long, and keep no other call away.
     pub fn late(inner: Arc<dyn Driver>, creation: Duration) -> Self {
         let way = Way::RunsOn(Running::new(creation, false));
         Self { inner, way }

@@ -7,7 +7,7 @@ use super::Key;
 
 const SCHEME: &str = "named://";
 /// An id that no VM of the cloud has.
-const NOBODYS: &str = "simulated://zone-a/00000000-0000-0000-0000-000000000000";
+const NO_VMS: &str = "simulated://zone-a/00000000-0000-0000-0000-000000000000";
 
 /// The way from the ids of the cloud to those that are made of names, and back.
 pub struct Named {
@@ -22,7 +22,7 @@ impl Named {
         }
         let vms = self.console.vms().unwrap();
         let found = vms.iter().find(|vm| named(vm.cluster(), &vm.name) == id);
-        let real = found.map_or_else(|| NOBODYS.to_owned(), Vm::provider_id);
+        let real = found.map_or_else(|| NO_VMS.to_owned(), Vm::provider_id);
         real.parse().unwrap()
     }
 

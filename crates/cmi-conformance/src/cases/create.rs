@@ -260,7 +260,7 @@ async fn other_parameters(t: TestContext) -> Outcome {
 async fn other_identity(t: TestContext) -> Outcome {
     let request = t.machine_request("a");
     let first = t.prepare(&request).await?;
-    let other = request.clone().with_identity("somebody-else");
+    let other = request.clone().with_identity("another-machine");
     t.create(&other).await?.refused(Code::AlreadyExists)?;
     t.has_exactly(&request, &[(&request, &first.provider_id)]).await
 }
@@ -273,7 +273,7 @@ async fn after_delete(t: TestContext) -> Outcome {
     let second = t.make(&request).await?;
     if second.provider_id == first.provider_id {
         t.warn(format!(
-            "a new VM has the id `{}` of the one that is gone: whoever kept that id takes one for the other",
+            "a new VM has the id `{}` of the one that is gone: a caller that kept that id takes one for the other",
             first.provider_id
         ));
     }
@@ -320,7 +320,7 @@ async fn user_data(t: TestContext) -> Outcome {
 
 async fn planted(t: TestContext) -> Outcome {
     let request = t.machine_request("a");
-    let foreign = request.clone().with_identity("somebody-else");
+    let foreign = request.clone().with_identity("another-machine");
     t.track(&foreign);
     t.pull_on(Hook::Plant, &foreign).await?;
     t.settle().await;

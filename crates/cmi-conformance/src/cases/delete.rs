@@ -80,7 +80,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(
         "delete-planted-vm",
-        "a VM that was made behind the driver's back and is somebody else's stays",
+        "a VM of another machine that was made behind the driver's back stays",
         proves: ["DRV-20", "CMI-101"],
         needs: [STATUS, Need::Hook(Hook::Plant)],
         planted
@@ -171,7 +171,7 @@ async fn other_machine_id(t: TestContext) -> Outcome {
 async fn other_identity(t: TestContext) -> Outcome {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
-    let other = request.clone().with_identity("somebody-else");
+    let other = request.clone().with_identity("another-machine");
     t.delete(&other, None).await?.ok()?;
     t.survives(&request, &id).await
 }
@@ -181,7 +181,7 @@ async fn planted(t: TestContext) -> Outcome {
     let foreign = request
         .clone()
         .in_cluster(&t.other_cluster())
-        .with_identity("somebody-else");
+        .with_identity("another-machine");
     t.track(&foreign);
     t.pull_on(Hook::Plant, &foreign).await?;
     t.settle().await;

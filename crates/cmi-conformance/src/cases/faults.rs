@@ -61,42 +61,42 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(
         "create-unknown",
-        "an error that nobody foresaw is UNKNOWN or INTERNAL, and all is well afterwards",
+        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards",
         proves: ["DRV-CR-02", "PLG-CR-02", "DRV-15", "CMI-95"],
         needs: [Need::Hook(Hook::Unknown)],
         |t| unknown(t, Operation::CreateMachine)
     ),
     case!(
         "delete-unknown",
-        "an error that nobody foresaw is UNKNOWN or INTERNAL, and all is well afterwards",
+        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards",
         proves: ["DRV-DE-02", "PLG-DE-02", "DRV-23", "CMI-111"],
         needs: [Need::Hook(Hook::Unknown)],
         |t| unknown(t, Operation::DeleteMachine)
     ),
     case!(
         "status-unknown",
-        "an error that nobody foresaw is UNKNOWN or INTERNAL, and all is well afterwards",
+        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards",
         proves: ["DRV-GS-02", "PLG-GS-02", "DRV-30", "CMI-123"],
         needs: [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Unknown)],
         |t| unknown(t, Operation::GetMachineStatus)
     ),
     case!(
         "list-unknown",
-        "an error that nobody foresaw is UNKNOWN or INTERNAL, and all is well afterwards",
+        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards",
         proves: ["DRV-LM-02", "PLG-LM-02", "DRV-37", "CMI-142"],
         needs: [Need::Call(Operation::ListMachines), Need::Hook(Hook::Unknown)],
         |t| unknown(t, Operation::ListMachines)
     ),
     case!(
         "shut-down-unknown",
-        "an error that nobody foresaw is UNKNOWN or INTERNAL, and all is well afterwards",
+        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards",
         proves: ["PLG-SD-02", "CMI-133"],
         needs: [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Unknown)],
         |t| unknown(t, Operation::ShutDownMachine)
     ),
     case!(
         "volumes-unknown",
-        "an error that nobody foresaw is UNKNOWN or INTERNAL, and all is well afterwards",
+        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards",
         proves: ["DRV-GV-02", "PLG-GV-02"],
         needs: [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Unknown)],
         |t| unknown(t, Operation::GetVolumeIds)

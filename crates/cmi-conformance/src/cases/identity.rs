@@ -28,7 +28,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(
         "info-has-a-host-name",
-        "the name holds the host name of whoever made the driver",
+        "the name holds the host name of the driver's author",
         proves: ["CMI-52"],
         needs: [],
         has_a_host_name

@@ -79,7 +79,7 @@ async fn status_answers(t: TestContext) -> Outcome {
     )?;
     for foreign in [
         machine_request.clone().in_cluster(&t.other_cluster()),
-        machine_request.clone().with_identity("somebody-else"),
+        machine_request.clone().with_identity("another-machine"),
     ] {
         ask(&foreign).await?.is(Grpc::NotFound)?;
     }
@@ -151,7 +151,7 @@ async fn undeclared_extension(t: TestContext) -> Outcome {
     Ok(())
 }
 
-/// A request of the extension that is well formed, about a machine that nobody made.
+/// A request of the extension that is well formed, about a machine that does not exist.
 fn extension_request(machine_request: &MachineRequest, call: Call) -> Vec<u8> {
     let Fields { name, spec, secrets } = Fields::of(machine_request);
     match call {
@@ -165,7 +165,7 @@ fn extension_request(machine_request: &MachineRequest, call: Call) -> Vec<u8> {
         .encode_to_vec(),
         Call::UpdateMachine => UpdateMachineRequest {
             machine_name: name,
-            provider_id: "conformance:///nobody".to_owned(),
+            provider_id: "conformance:///missing".to_owned(),
             last_applied_provider_spec: spec.clone(),
             provider_spec: spec,
             secrets,

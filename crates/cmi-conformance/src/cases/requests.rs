@@ -45,7 +45,7 @@ pub(super) async fn raw(t: &TestContext, path: &'static str, request: &[u8]) -> 
     before(t, path, request, None).await
 }
 
-/// With a deadline that the plugin is told, and that nobody else keeps.
+/// With a deadline that is sent to the plugin. Only the plugin keeps it.
 pub(super) async fn before(
     t: &TestContext,
     path: &'static str,

@@ -77,7 +77,7 @@ async fn is_up(t: &TestContext, request: &MachineRequest) -> Outcome<bool> {
         Some(PowerState::Starting | PowerState::Running) => Ok(true),
         Some(PowerState::Stopping | PowerState::Stopped | PowerState::Failed) => Ok(false),
         None => Err(CaseError::Skipped(
-            "GetMachineStatus says nothing of the power state, so nobody can see whether a guest stops"
+            "GetMachineStatus says nothing of the power state, so the stop of a guest can't be seen"
                 .to_owned(),
         )),
     }

@@ -174,7 +174,7 @@ async fn other_machine_id(t: TestContext) -> Outcome {
 async fn other_identity(t: TestContext) -> Outcome {
     let request = t.machine_request("a");
     t.prepare(&request).await?;
-    let other = request.with_identity("somebody-else");
+    let other = request.with_identity("another-machine");
     t.status(&other, None).await?.refused(Code::NotFound).map(|_| ())
 }
 

@@ -286,18 +286,18 @@ async fn broken_volumes(t: TestContext) -> Outcome {
 }
 
 async fn status(t: TestContext) -> Outcome {
-    let (machine_request, nobody) = (t.machine_request("a"), t.machine_request("b"));
+    let (machine_request, missing) = (t.machine_request("a"), t.machine_request("b"));
     t.prepare(&machine_request).await?;
-    let other = machine_request.clone().with_identity("somebody-else");
+    let other = machine_request.clone().with_identity("another-machine");
     t.track(&other);
     for path in offered(&t).await? {
         speaks(&raw(&t, path, &[]).await?)?;
         let well_formed = match path {
             CREATE => vec![&machine_request, &other],
-            DELETE => vec![&other, &nobody],
+            DELETE => vec![&other, &missing],
             // A stop of what is there would be answered by a VM that is gone for the calls after it.
-            SHUT_DOWN => vec![&nobody],
-            _ => vec![&machine_request, &other, &nobody],
+            SHUT_DOWN => vec![&missing],
+            _ => vec![&machine_request, &other, &missing],
         };
         for machine_request in well_formed {
             speaks(&raw(&t, path, &Fields::of(machine_request).request(path)).await?)?;

@@ -27,7 +27,7 @@ impl Cleanup<'_> {
         }
     }
 
-    /// Whatever the clusters have: nobody else uses them.
+    /// Whatever the clusters have: only this run uses them.
     async fn listed(&self, case: &Cleared) -> BTreeSet<String> {
         let mut clusters: BTreeMap<String, Vec<&Noted>> = BTreeMap::new();
         for noted in &case.gone {

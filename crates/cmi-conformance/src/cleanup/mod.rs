@@ -26,7 +26,7 @@ const AT_ONCE: usize = 4;
 
 /// Deletes what the cases of a run made.
 pub struct Cleanup<'a> {
-    /// Who made it.
+    /// The driver that made it.
     pub driver: &'a dyn Driver,
     /// What the driver said that it can do, and for how long it may be behind.
     pub capabilities: &'a Capabilities,
@@ -126,7 +126,7 @@ impl Cleanup<'_> {
             Err(Kept::Stuck(_)) => first,
             Ok(()) | Err(Kept::Refused(_)) if only_once => first,
             Ok(()) => match self.remove(&noted, None, Repeat::Any).await {
-                // Whoever wants the id was given it the first time.
+                // A driver that needs the id got it the first time.
                 Err(Kept::Refused(_)) => Ok(()),
                 second => second,
             },

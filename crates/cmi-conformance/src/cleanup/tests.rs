@@ -119,7 +119,7 @@ async fn a_vm_that_is_not_initialized_is_one_that_was_made() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_nobody_answered_for_is_deleted_again_when_it_may_have_been_made() {
+async fn what_got_no_answer_is_deleted_again_when_it_may_have_been_made() {
     let tracker = Tracker::default();
     tracker.asked(&machine_request());
     let before = tokio::time::Instant::now();

@@ -96,7 +96,7 @@ pub struct Report {
     pub rules: Vec<RuleReport>,
     /// VMs that could not be deleted.
     pub leftovers: Vec<String>,
-    /// Whether somebody ended it early.
+    /// Whether it was ended early.
     pub interrupted: bool,
     /// Whether no binding rule was broken, and nothing speaks against believing that.
     pub compliant: bool,

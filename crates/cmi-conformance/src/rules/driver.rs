@@ -52,7 +52,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "DRV-46"     Must   "An error of GetVolumeIDs says in words what is wrong";
     "DRV-47"     Should "GenerateMachineClassForMigration is recommended"
                         untested "a recommendation: the report shows whether the call is offered";
-    "DRV-48"     Must   "Who can't migrate answers UNIMPLEMENTED";
+    "DRV-48"     Must   "A driver without migration answers UNIMPLEMENTED";
     "DRV-49"     Must   "A class that can be migrated is OK";
     "DRV-50"     Said   "Migration fills the class that is given, and does no more";
     "DRV-51"     Must   "Migration can be repeated";

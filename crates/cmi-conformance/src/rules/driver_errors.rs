@@ -6,7 +6,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "DRV-CR-00"  Must   "CreateMachine answers OK when it is done";
     "DRV-CR-01"  Must   "CreateMachine answers CANCELLED, or nothing, when its caller gives it up, and can \
                         be repeated";
-    "DRV-CR-02"  Must   "CreateMachine answers UNKNOWN when nobody foresaw what went wrong";
+    "DRV-CR-02"  Must   "CreateMachine answers UNKNOWN for an error that has no other code";
     "DRV-CR-03"  Must   "CreateMachine answers INVALID_ARGUMENT when the request can't be accepted, and \
                         says what is wrong";
     "DRV-CR-04"  Must   "CreateMachine answers DEADLINE_EXCEEDED when it takes too long, and can be repeated";
@@ -24,7 +24,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "DRV-DE-00"  Must   "DeleteMachine answers OK when it is done";
     "DRV-DE-01"  Must   "DeleteMachine answers CANCELLED, or nothing, when its caller gives it up, and can \
                         be repeated";
-    "DRV-DE-02"  Must   "DeleteMachine answers UNKNOWN when nobody foresaw what went wrong";
+    "DRV-DE-02"  Must   "DeleteMachine answers UNKNOWN for an error that has no other code";
     "DRV-DE-03"  Must   "DeleteMachine answers INVALID_ARGUMENT when the request can't be accepted, and \
                         says what is wrong";
     "DRV-DE-04"  Must   "DeleteMachine answers DEADLINE_EXCEEDED when it takes too long, and can be repeated";
@@ -39,7 +39,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "DRV-GS-00"  Must   "GetMachineStatus answers OK when it is done";
     "DRV-GS-01"  Must   "GetMachineStatus answers CANCELLED, or nothing, when its caller gives it up, and \
                         can be repeated";
-    "DRV-GS-02"  Must   "GetMachineStatus answers UNKNOWN when nobody foresaw what went wrong";
+    "DRV-GS-02"  Must   "GetMachineStatus answers UNKNOWN for an error that has no other code";
     "DRV-GS-03"  Must   "GetMachineStatus answers INVALID_ARGUMENT when the request can't be accepted, and \
                         says what is wrong";
     "DRV-GS-04"  Must   "GetMachineStatus answers DEADLINE_EXCEEDED when it takes too long, and can be \
@@ -55,7 +55,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "DRV-LM-00"  Must   "ListMachines answers OK when it is done";
     "DRV-LM-01"  Must   "ListMachines answers CANCELLED, or nothing, when its caller gives it up, and can \
                         be repeated";
-    "DRV-LM-02"  Must   "ListMachines answers UNKNOWN when nobody foresaw what went wrong";
+    "DRV-LM-02"  Must   "ListMachines answers UNKNOWN for an error that has no other code";
     "DRV-LM-03"  Must   "ListMachines answers INVALID_ARGUMENT when the request can't be accepted, and \
                         says what is wrong";
     "DRV-LM-04"  Must   "ListMachines answers DEADLINE_EXCEEDED when it takes too long, and can be repeated";
@@ -67,7 +67,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "DRV-GV-00"  Said   "GetVolumeIDs answers OK when it is done";
     "DRV-GV-01"  Said   "GetVolumeIDs answers CANCELLED, or nothing, when its caller gives it up, and can \
                         be repeated";
-    "DRV-GV-02"  Said   "GetVolumeIDs answers UNKNOWN when nobody foresaw what went wrong";
+    "DRV-GV-02"  Said   "GetVolumeIDs answers UNKNOWN for an error that has no other code";
     "DRV-GV-03"  Said   "GetVolumeIDs answers INVALID_ARGUMENT when the request can't be accepted, and \
                         says what is wrong";
     "DRV-GV-04"  Said   "GetVolumeIDs answers DEADLINE_EXCEEDED when it takes too long, and can be repeated";

@@ -45,7 +45,7 @@ pub struct Rule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Level {
-    /// MUST, SHALL, REQUIRED: who breaks it is not compliant (DRV-01).
+    /// MUST, SHALL, REQUIRED: a driver that breaks it is not compliant (DRV-01).
     Must,
     /// SHOULD, in either spelling, or recommended.
     Should,

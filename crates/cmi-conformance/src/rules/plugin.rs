@@ -22,7 +22,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "CMI-27"     Must   "The codes that all calls have in common are answered, too";
     "CMI-28"     Must   "A missing field is INVALID_ARGUMENT";
     "CMI-30"     Must   "A field that is not valid is INVALID_ARGUMENT";
-    "CMI-32"     Must   "Who may not do this gets PERMISSION_DENIED";
+    "CMI-32"     Must   "A caller without the permission gets PERMISSION_DENIED";
     "CMI-34"     Must   "A pending operation is ABORTED, or waited for";
     "CMI-36"     Must   "What is not implemented is UNIMPLEMENTED";
     "CMI-38"     Must   "Secrets that are not valid are UNAUTHENTICATED";

@@ -6,7 +6,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "PLG-CR-00"  Must   "CreateMachine answers OK when it is done";
     "PLG-CR-01"  Must   "CreateMachine answers CANCELLED, or nothing, when its caller gives it up, and can \
                         be repeated";
-    "PLG-CR-02"  Must   "CreateMachine answers UNKNOWN when nobody foresaw what went wrong";
+    "PLG-CR-02"  Must   "CreateMachine answers UNKNOWN for an error that has no other code";
     "PLG-CR-03"  Must   "CreateMachine answers INVALID_ARGUMENT when the request can't be accepted, and \
                         says what is wrong";
     "PLG-CR-04"  Must   "CreateMachine answers DEADLINE_EXCEEDED when it takes too long, and can be repeated";
@@ -24,7 +24,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "PLG-DE-00"  Must   "DeleteMachine answers OK when it is done";
     "PLG-DE-01"  Must   "DeleteMachine answers CANCELLED, or nothing, when its caller gives it up, and can \
                         be repeated";
-    "PLG-DE-02"  Must   "DeleteMachine answers UNKNOWN when nobody foresaw what went wrong";
+    "PLG-DE-02"  Must   "DeleteMachine answers UNKNOWN for an error that has no other code";
     "PLG-DE-03"  Must   "DeleteMachine answers INVALID_ARGUMENT when the request can't be accepted, and \
                         says what is wrong";
     "PLG-DE-04"  Must   "DeleteMachine answers DEADLINE_EXCEEDED when it takes too long, and can be repeated";
@@ -39,7 +39,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "PLG-GS-00"  Must   "GetMachineStatus answers OK when it is done";
     "PLG-GS-01"  Must   "GetMachineStatus answers CANCELLED, or nothing, when its caller gives it up, and \
                         can be repeated";
-    "PLG-GS-02"  Must   "GetMachineStatus answers UNKNOWN when nobody foresaw what went wrong";
+    "PLG-GS-02"  Must   "GetMachineStatus answers UNKNOWN for an error that has no other code";
     "PLG-GS-03"  Must   "GetMachineStatus answers INVALID_ARGUMENT when the request can't be accepted, and \
                         says what is wrong";
     "PLG-GS-04"  Must   "GetMachineStatus answers DEADLINE_EXCEEDED when it takes too long, and can be \
@@ -55,7 +55,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "PLG-SD-00"  Must   "ShutDownMachine answers OK when the guest is stopped, or has accepted to stop";
     "PLG-SD-01"  Must   "ShutDownMachine answers CANCELLED, or nothing, when its caller gives it up, and \
                         can be repeated";
-    "PLG-SD-02"  Must   "ShutDownMachine answers UNKNOWN when nobody foresaw what went wrong";
+    "PLG-SD-02"  Must   "ShutDownMachine answers UNKNOWN for an error that has no other code";
     "PLG-SD-03"  Must   "ShutDownMachine answers INVALID_ARGUMENT when the request can't be accepted, and \
                         says what is wrong";
     "PLG-SD-04"  Must   "ShutDownMachine answers DEADLINE_EXCEEDED when it takes too long, and can be \
@@ -71,7 +71,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "PLG-LM-00"  Must   "ListMachines answers OK when it is done";
     "PLG-LM-01"  Must   "ListMachines answers CANCELLED, or nothing, when its caller gives it up, and can \
                         be repeated";
-    "PLG-LM-02"  Must   "ListMachines answers UNKNOWN when nobody foresaw what went wrong";
+    "PLG-LM-02"  Must   "ListMachines answers UNKNOWN for an error that has no other code";
     "PLG-LM-03"  Must   "ListMachines answers INVALID_ARGUMENT when the request can't be accepted, and \
                         says what is wrong";
     "PLG-LM-04"  Must   "ListMachines answers DEADLINE_EXCEEDED when it takes too long, and can be repeated";
@@ -83,7 +83,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "PLG-GV-00"  Must   "GetVolumeIDs answers OK when it is done";
     "PLG-GV-01"  Must   "GetVolumeIDs answers CANCELLED, or nothing, when its caller gives it up, and can \
                         be repeated";
-    "PLG-GV-02"  Must   "GetVolumeIDs answers UNKNOWN when nobody foresaw what went wrong";
+    "PLG-GV-02"  Must   "GetVolumeIDs answers UNKNOWN for an error that has no other code";
     "PLG-GV-03"  Must   "GetVolumeIDs answers INVALID_ARGUMENT when the request can't be accepted, and \
                         says what is wrong";
     "PLG-GV-04"  Must   "GetVolumeIDs answers DEADLINE_EXCEEDED when it takes too long, and can be repeated";

@@ -18,10 +18,10 @@ use cmi_driver::{Code, Result, Status};
 
 /// The wait after the first failure; it doubles.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
-/// The longest wait. Nobody calls a plugin that is down more often than its probe, and a socket costs it nothing.
+/// The longest wait. No caller asks for a plugin that is down more often than its probe does, and a socket costs it nothing.
 const LONGEST_WAIT: Duration = Duration::from_secs(8);
 
-/// The way to a plugin. Whoever calls makes the connection that is missing; all others wait for that one.
+/// The way to a plugin. The first call makes the connection that is missing; all others wait for that one.
 #[derive(Debug)]
 pub(super) struct Channel {
     target: Target,
@@ -47,7 +47,7 @@ enum OpenError {
     Http2(#[source] hyper::Error),
     #[error("the plugin did not introduce itself: {0}")]
     Handshake(String),
-    #[error("nobody answered within {} s", .0.as_secs_f32())]
+    #[error("no answer within {} s", .0.as_secs_f32())]
     TimedOut(Duration),
     /// It failed, and what came from there says why.
     #[error("{0}")]
@@ -210,13 +210,12 @@ impl Channel {
 }
 
 impl Backoff {
-    /// Why nobody tries now; nothing when somebody may.
+    /// Why no attempt is made now; nothing when one may be.
     fn why_not_yet(&self) -> Option<&str> {
         let (not_before, why) = self.last.as_ref()?;
         (Instant::now() < *not_before).then_some(why)
     }
 
-    /// Counts a failure.
     fn failed(&mut self, why: String) -> &str {
         let wait = wait(self.failures, random());
         self.failures = self.failures.saturating_add(1);

@@ -24,7 +24,7 @@ pub struct GrpcConfig {
     /// How a plugin behind `tls://` is known, and what it knows us by.
     #[garde(dive)]
     pub tls: Option<TlsConfig>,
-    /// Take `tcp://` to another host, where everybody on the way reads the secrets.
+    /// Take `tcp://` to another host, though every hop on the way can read the secrets.
     #[garde(skip)]
     pub insecure: bool,
     /// From the first packet until the plugin has said what it is; 1–8, since a probe waits for it.
@@ -72,7 +72,7 @@ pub enum ConfigError {
         #[source]
         source: ParseEndpointError,
     },
-    /// Nobody can be reached at port 0.
+    /// No plugin can be reached at port 0.
     #[error("grpc.endpoint: {endpoint} names no port")]
     NoPort {
         /// The endpoint.
@@ -95,8 +95,8 @@ pub enum ConfigError {
         /// The endpoint.
         endpoint: Endpoint,
     },
-    /// A TLS endpoint needs somebody who vouches for the plugin.
-    #[error("grpc.tls.caFile: it is missing: nobody vouches for {endpoint}")]
+    /// A TLS endpoint needs an authority that vouches for the plugin.
+    #[error("grpc.tls.caFile: it is missing: no authority vouches for {endpoint}")]
     NoAuthority {
         /// The endpoint.
         endpoint: Endpoint,
@@ -245,7 +245,7 @@ mod tests {
 
     /// CMI-160, CMI-192
     #[test]
-    fn secrets_go_in_the_clear_only_where_somebody_says_so() {
+    fn secrets_go_in_the_clear_only_where_the_configuration_allows_it() {
         for near in ["tcp://127.0.0.1:1", "tcp://[::1]:1", "tcp://localhost:1"] {
             assert!(target(&format!("endpoint: '{near}'"), None).is_ok(), "{near}");
         }

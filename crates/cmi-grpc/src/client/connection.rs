@@ -74,7 +74,7 @@ impl Connection {
         self.sender.is_closed()
     }
 
-    /// Makes a call. The plugin is told when nobody waits any more; when this future is dropped, its stream is reset.
+    /// Makes a call. The plugin is told for how long the client waits; when this future is dropped, its stream is reset.
     pub(super) async fn call<Q, A, F>(
         &self,
         operation: Operation,

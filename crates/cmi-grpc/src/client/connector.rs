@@ -1,4 +1,4 @@
-//! Bare connections to a plugin, for those from whom the driver would hide something: the conformance suite.
+//! Bare connections to a plugin, for the conformance suite: the driver would hide some answers from it.
 
 use http::Uri;
 use hyper::client::conn::http2::SendRequest;

@@ -1,4 +1,4 @@
-//! One call on a connection, watched: who ended it decides what its status is worth.
+//! One call on a connection, watched: what ended it decides what its status is worth.
 //!
 //! tonic makes up a status of its own for everything that goes wrong on the way: CANCELLED for a stream that was reset,
 //! UNIMPLEMENTED for a page of HTML, OUT_OF_RANGE for a message that is too long, and OK for a stream that ended without
@@ -24,7 +24,6 @@ use crate::proto::cmi::v1::machine_client::MachineClient;
 const GRPC_STATUS: &str = "grpc-status";
 const USER_AGENT: &str = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
 
-/// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallEnd {
     /// The plugin said OK.
@@ -108,7 +107,7 @@ impl StatusObserver {
 }
 
 impl Exchange {
-    /// A call on this connection, and who is to be asked how it went.
+    /// A call on this connection, and the observer that knows how it ended.
     pub(super) fn on(sender: SendRequest<Body>, origin: Uri) -> (Self, StatusObserver) {
         let observer = StatusObserver::default();
         let exchange = Self {
@@ -119,7 +118,7 @@ impl Exchange {
         (exchange, observer)
     }
 
-    /// To ask who the plugin is.
+    /// For the calls of the Identity service.
     pub(super) fn identity(self) -> IdentityClient<Self> {
         let origin = self.origin.clone();
         IdentityClient::with_origin(self, origin)

@@ -40,8 +40,8 @@ pub(super) enum Health {
 }
 
 impl Handshake {
-    /// Asks in the order of the CMI specification (CMI-169), and for the extension last. Every plugin says who it is and what it
-    /// can do (CMI-50, CMI-58): a server that knows these calls not is none. One without Probe or the extension is forgiven, and
+    /// Asks in the order of the CMI specification (CMI-169), and for the extension last. Every plugin says its name and what it
+    /// can do (CMI-50, CMI-58): a server that does not know these calls is none. One without Probe or the extension is forgiven, and
     /// one that is not healthy introduces itself all the same.
     pub(super) async fn receive(
         connection: &Connection,
@@ -95,7 +95,7 @@ impl Health {
     }
 }
 
-/// Asks who the plugin is.
+/// Asks for the plugin's name and version.
 pub(super) async fn info(connection: &Connection, deadline: Instant) -> Result<PluginInfo, CallError> {
     let request = cmi::GetPluginInfoRequest {};
     let answer = rpc!(
@@ -112,12 +112,12 @@ pub(super) async fn info(connection: &Connection, deadline: Instant) -> Result<P
         .unwrap_or_else(|error: FieldError| {
             let error = error.in_response(Operation::GetPluginInfo);
             tracing::warn!(%error, "the plugin's name and version can't be used");
-            nobody()
+            unnamed()
         }))
 }
 
-/// A plugin that does not say properly who it is.
-fn nobody() -> PluginInfo {
+/// A plugin whose name and version can't be used.
+fn unnamed() -> PluginInfo {
     PluginInfo {
         name: "unknown".to_owned(),
         version: "unknown".to_owned(),

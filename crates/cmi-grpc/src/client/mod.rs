@@ -1,6 +1,6 @@
 //! The driver that calls a plugin: a process of its own, in any language, that serves the Common Machine Interface.
 //!
-//! A call needs a session: a connection on which the plugin has said who it is and what it can do. Whoever finds none
+//! A call needs a session: a connection on which the plugin has said its name and what it can do. A call that finds none
 //! makes one, and what the plugin did not declare is not asked of it.
 //!
 //! What ends a call decides what it means: see [`exchange`] and [`outcome`].
@@ -64,7 +64,7 @@ impl Deadlines {
         Self(timeouts.into_iter().collect())
     }
 
-    /// The time that the plugin gets: a little less, so that its own word arrives while somebody still listens.
+    /// The time that the plugin gets: a little less, so that its own word arrives while the caller still waits.
     fn of(&self, operation: Operation) -> Duration {
         let timeout = self.0.get(&operation).copied().unwrap_or(Self::OTHERS);
         timeout.saturating_sub((timeout / 10).min(Duration::from_secs(1)))

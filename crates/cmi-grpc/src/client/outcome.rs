@@ -25,7 +25,7 @@ impl From<CallError> for Status {
     }
 }
 
-/// The answer of a call, by who ended it.
+/// The answer of a call, by what ended it.
 ///
 /// * What the plugin said is what it is.
 /// * A call that broke is UNAVAILABLE: it may or may not have been done, and nothing is known of the VM. So is one that an

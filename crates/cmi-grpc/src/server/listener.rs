@@ -47,7 +47,7 @@ pub enum ListenError {
     /// A `tls://` endpoint was given no certificates.
     #[error("{0} needs a certificate, its key and the certificates of the clients' authority")]
     NoCertificates(Endpoint),
-    /// An endpoint without TLS was given certificates: whoever gave them expects TLS.
+    /// An endpoint without TLS was given certificates: they show that TLS is expected.
     #[error("{0} has no TLS, but certificates are given: use `tls://`, or leave them out")]
     UnusedCertificates(Endpoint),
     /// The certificates can't be used.
@@ -151,7 +151,7 @@ enum InTheWay {
     Unreadable(io::Error),
 }
 
-/// Removes a socket that nobody listens on any more: its plugin was killed.
+/// Removes a socket without a listener: its plugin was killed.
 async fn make_room(path: &Path) -> Result<(), InTheWay> {
     use std::os::unix::fs::FileTypeExt as _;
     match std::fs::symlink_metadata(path) {
@@ -163,7 +163,7 @@ async fn make_room(path: &Path) -> Result<(), InTheWay> {
     match UnixStream::connect(path).await {
         Ok(_) => Err(InTheWay::Listener),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            tracing::info!(path = %path.display(), "removing a socket that nobody listens on");
+            tracing::info!(path = %path.display(), "removing a socket without a listener");
             std::fs::remove_file(path).map_err(InTheWay::Unreadable)
         }
         Err(error) => Err(InTheWay::Unreadable(error)),
@@ -259,7 +259,6 @@ impl<IO> Connected for Admitted<IO> {
     }
 }
 
-/// Notes that the connection of a request makes requests.
 pub(super) fn note_asked(request: Request<Body>) -> Request<Body> {
     if let Some(asker) = request.extensions().get::<Asker>() {
         asker.asked();

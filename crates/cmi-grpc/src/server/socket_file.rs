@@ -9,7 +9,7 @@ use tokio::net::{UnixListener, UnixSocket};
 
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// Who may connect: this user. The calls carry credentials.
+/// Only this user may connect: the calls carry credentials.
 const MODE: u32 = 0o600;
 
 /// A socket's file. It is removed with this value, unless another one has taken its place.
@@ -21,7 +21,7 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Makes the file and listens. Nobody else can connect at any time: the mode is set before anybody is listened to.
+    /// Makes the file and listens. No other user can connect at any time: the mode is set before the socket listens.
     pub(super) fn bind(path: &Path) -> io::Result<(UnixListener, Self)> {
         let socket = UnixSocket::new_stream()?;
         socket.bind(path)?;

@@ -199,7 +199,7 @@ fn a_canonical_code_has_no_name_in_the_metadata() {
     }
 }
 
-/// DRV-30: whoever believed that there is no VM would make a second one.
+/// DRV-30: a caller that believed that there is no VM would make a second one.
 #[test]
 fn not_found_beside_a_machine_is_internal_and_nothing_of_it_is_believed() {
     let state = LastKnownState::new(b"gone".to_vec()).unwrap();
@@ -239,7 +239,7 @@ fn a_long_message_is_cut_between_characters_and_says_so() {
     assert_eq!(cut("short"), "short");
 }
 
-/// OPS-11: who looks for secrets would not find half of one.
+/// OPS-11: a search for secrets would not find half of one.
 #[test]
 fn a_long_message_is_not_cut_within_a_word() {
     for before in 0..1000 {

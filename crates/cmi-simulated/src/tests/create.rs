@@ -112,7 +112,7 @@ async fn a_vm_with_other_parameters_or_another_identity_exists_already() {
     let others = [
         class("c", "a", &json!({"size": "large"})),
         class("c", "a", &json!({"rootFsSize": 99})),
-        class("c", "somebody-else", &json!({})),
+        class("c", "another-machine", &json!({})),
     ];
     for other in others {
         assert_eq!(code(driver.create("a", other).await), Some(Code::AlreadyExists));

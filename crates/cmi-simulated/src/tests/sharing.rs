@@ -10,7 +10,7 @@ async fn a_vm_of_another_cluster_or_machine_object_is_never_touched() {
     let foreign = driver.create("a", class("other", "a", &json!({}))).await.unwrap();
     let stranger = driver
         .console()
-        .plant(PlantedVm::new("c", "b", "somebody-else"))
+        .plant(PlantedVm::new("c", "b", "another-machine"))
         .unwrap();
     let stranger: ProviderId = stranger.parse().unwrap();
     assert_ne!(ours.provider_id, foreign.provider_id);

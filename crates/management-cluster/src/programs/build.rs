@@ -47,7 +47,7 @@ pub(super) fn build_missing(
     finish(sources.path())
 }
 
-/// Whoever holds the lock is the only one to build here, so what is there was left by a build that was killed.
+/// Only the holder of the lock builds here, so what is there was left by a build that was killed.
 fn remove_interrupted_builds(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

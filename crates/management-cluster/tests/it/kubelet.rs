@@ -108,7 +108,7 @@ async fn the_bootstrap_data_is_good_for_nodes_only() -> Result<()> {
     let bearer = client(kubeconfig).await?;
     assert!(
         Api::<Node>::all(bearer.clone())
-            .get_opt("nobody")
+            .get_opt("missing")
             .await?
             .is_none()
     );

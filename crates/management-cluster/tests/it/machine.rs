@@ -21,7 +21,7 @@ use crate::shared;
 
 const DEADLINE: Duration = Duration::from_mins(2);
 
-/// Infrastructure kinds that nobody provides; the test says what they say.
+/// Infrastructure kinds without a provider; the test writes their status.
 fn infrastructure_kind(kind: &str) -> String {
     let singular = kind.to_lowercase();
     format!(

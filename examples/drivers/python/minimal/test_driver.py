@@ -127,7 +127,7 @@ def test_the_recipe_for_ci_generates_the_code_and_starts_the_driver_with_it(tmp_
         assert done.returncode == 0, step + done.stderr
 
 
-def test_it_says_who_it_is_and_what_it_can(channel: grpc.Channel) -> None:
+def test_it_says_its_name_and_what_it_can(channel: grpc.Channel) -> None:
     """CMI-50, CMI-58, CMI-61, CMI-62, CMI-64"""
     identity = services.IdentityStub(channel)
     info = identity.GetPluginInfo(cmi.GetPluginInfoRequest())

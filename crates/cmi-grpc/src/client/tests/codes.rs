@@ -153,7 +153,7 @@ async fn of_a_long_secret_that_a_plugin_echoes_no_part_is_left() {
 #[tokio::test]
 async fn a_code_that_there_is_not_is_unknown() {
     let plugin = Plugin::start();
-    plugin.answers("GetMachineStatus", Reply::error(99, "who knows"));
+    plugin.answers("GetMachineStatus", Reply::error(99, "unheard of"));
     let status = driver(&plugin).get_machine_status(look_up()).await.unwrap_err();
     assert_eq!(status.code(), Code::Unknown);
 }

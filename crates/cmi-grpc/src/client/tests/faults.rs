@@ -99,7 +99,7 @@ async fn a_broken_answer_is_unavailable_and_one_that_makes_no_sense_is_internal(
 
 /// CLI-CR-04, CLI-GS-04, CMI-20
 #[tokio::test]
-async fn a_plugin_that_hangs_is_told_how_long_it_has_and_then_that_nobody_waits() {
+async fn a_plugin_that_hangs_is_told_how_long_it_has_and_then_that_the_call_is_over() {
     let plugin = Plugin::start();
     let driver = hasty_driver(&plugin);
     plugin.answers("CreateMachine", Reply::raw(vec![]).ending(CallEnd::Never));
@@ -126,7 +126,7 @@ async fn an_answer_that_does_not_end_is_deadline_exceeded() {
 
 /// CLI-CR-01
 #[tokio::test]
-async fn a_call_that_nobody_waits_for_any_more_is_cancelled_at_the_plugin() {
+async fn a_call_whose_caller_no_longer_waits_is_cancelled_at_the_plugin() {
     let plugin = Plugin::start();
     let driver = Arc::new(driver(&plugin));
     plugin.answers("CreateMachine", Reply::raw(vec![]).ending(CallEnd::Never));

@@ -1,4 +1,4 @@
-//! Who the plugin is, what it can do, and whether it can now.
+//! The plugin's name, what it can do, and whether it can now.
 
 use super::faults::html;
 use super::plugin::{CallEnd, Plugin, Reply, capabilities};
@@ -89,7 +89,7 @@ async fn what_is_not_declared_is_unimplemented_without_a_round_trip() {
     assert_eq!(plugin.methods(), GREETING);
 }
 
-/// The least that a plugin may be: it says who it is.
+/// The least that a plugin may be: it says its name.
 #[tokio::test]
 async fn a_plugin_with_create_and_delete_alone_makes_and_deletes_vms() {
     let plugin = Plugin::start();
@@ -133,7 +133,7 @@ async fn a_grpc_server_that_does_not_serve_the_identity_calls_is_no_plugin() {
 /// A proxy that loses its route in the middle of a connection says of every call that it is unimplemented: a look-up that the
 /// driver lacks would lead to a create.
 #[tokio::test]
-async fn unimplemented_counts_only_while_the_plugin_says_who_it_is() {
+async fn unimplemented_counts_only_while_the_plugin_says_its_name() {
     let plugin = Plugin::start();
     let driver = driver(&plugin);
     let info = GetPluginInfoResponse {
@@ -160,7 +160,7 @@ async fn unimplemented_counts_only_while_the_plugin_says_who_it_is() {
     assert_eq!(plugin.count("CreateMachine"), 0);
 }
 
-/// A server of HTTP says so of a service that nobody registered: that of Go, and those that mix gRPC with other things.
+/// An HTTP server says so of a service that is not registered: that of Go, and those that mix gRPC with other things.
 #[tokio::test]
 async fn a_plugin_whose_server_has_no_page_for_the_extension_is_used_without_it() {
     let plugin = Plugin::start();
@@ -280,7 +280,7 @@ async fn a_plugin_that_comes_late_is_waited_for_without_being_hammered() {
     let status = driver.create_machine(create()).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().contains("cmi.sock can't be reached"), "{status}");
-    // It listens, and does not answer yet: who asks again at once is told without a try.
+    // It listens, and does not answer yet: a call that follows at once fails without a try.
     plugin.answers("GetPluginInfo", Reply::error(14, "starting"));
     plugin.listen();
     let asked = futures::future::join_all((0..100).map(|_| driver.create_machine(create()))).await;
@@ -330,8 +330,8 @@ async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_
     );
 }
 
-/// A successor that accepts and says nothing, be it asked for as long as a probe may take, is no reason to leave who
-/// answers.
+/// A successor that accepts and says nothing, be it asked for as long as a probe may take, is no reason to leave one
+/// that answers.
 #[tokio::test]
 async fn a_renewal_that_hangs_leaves_the_old_connection_and_time_to_ask_on_it() {
     let plugin = Plugin::start();

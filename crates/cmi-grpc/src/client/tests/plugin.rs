@@ -252,7 +252,7 @@ impl Plugin {
         self.listening = Some((accepting, end));
     }
 
-    /// Ends as a killed process does: every connection is closed, and nobody listens.
+    /// Ends as a killed process does: every connection is closed, and its socket has no listener.
     pub fn kill(&mut self) {
         if let Some((accepting, end)) = self.listening.take() {
             accepting.abort();
@@ -302,16 +302,16 @@ impl Plugin {
         self.methods().iter().filter(|name| *name == method).count()
     }
 
-    /// How often somebody connected.
+    /// How many connections were made.
     pub fn connections(&self) -> usize {
         *self.script.connections.borrow()
     }
 
-    /// Waits until somebody has called so.
+    /// Waits until this method was called.
     pub async fn called(&self, method: &str) {
         let deadline = tokio::time::Instant::now() + super::LONG;
         while self.count(method) == 0 {
-            assert!(tokio::time::Instant::now() < deadline, "nobody called {method}");
+            assert!(tokio::time::Instant::now() < deadline, "{method} was not called");
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     }
@@ -323,7 +323,7 @@ impl Plugin {
         tokio::time::timeout(super::LONG, waiting).await.unwrap().unwrap();
     }
 
-    /// What it answers, for who listens elsewhere.
+    /// What it answers, for a listener elsewhere.
     pub fn script(&self) -> Arc<Script> {
         Arc::clone(&self.script)
     }

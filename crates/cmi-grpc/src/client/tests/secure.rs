@@ -1,4 +1,4 @@
-//! TLS: who vouches for the plugin, who we are to it, and files that change.
+//! TLS: the plugin's authority, the client's certificate, and files that change.
 
 use std::path::Path;
 
@@ -44,7 +44,7 @@ impl Authority {
     }
 }
 
-/// A plugin behind TLS that asks who calls, and remembers it.
+/// A plugin behind TLS that asks for each caller's certificate, and remembers it.
 struct Secured {
     plugin: Plugin,
     port: u16,
@@ -140,7 +140,7 @@ const NAMED: &str = ", serverName: plugin.example.com";
 
 /// CMI-160, CMI-192
 #[tokio::test]
-async fn plugin_and_provider_show_each_other_who_they_are() {
+async fn plugin_and_provider_show_each_other_their_certificates() {
     let authority = Authority::new();
     let secured = Secured::start(&authority).await;
     let (files, ours) = Files::new(&authority);
@@ -150,7 +150,7 @@ async fn plugin_and_provider_show_each_other_who_they_are() {
 }
 
 #[tokio::test]
-async fn a_plugin_of_another_name_or_that_nobody_vouches_for_gets_no_call() {
+async fn a_plugin_of_another_name_or_authority_gets_no_call() {
     let authority = Authority::new();
     let secured = Secured::start(&authority).await;
     let (files, _) = Files::new(&authority);

@@ -230,7 +230,7 @@ fn a_probe_without_readiness_is_ready() {
 /// CMI-60: the numbers of the published file, not those of the text.
 #[test]
 fn list_is_capability_four_and_shut_down_is_five() {
-    // capabilities { rpc { type: 4 } }, and the same with a number that nobody knows.
+    // capabilities { rpc { type: 4 } }, and the same with an unknown number.
     let bytes = [0x0A, 4, 0x0A, 2, 0x08, 4, 0x0A, 4, 0x0A, 2, 0x08, 99, 0x0A, 0];
     let plugin = cmi::v1::GetPluginCapabilitiesResponse::decode(&bytes[..]).unwrap();
     let read = Capabilities::try_from(Declaration {
@@ -331,7 +331,7 @@ fn ten_thousand_machines_with_the_longest_names_fit_into_one_message() {
 }
 
 #[test]
-fn an_address_and_a_power_state_that_nobody_knows_are_left_out() {
+fn an_unknown_address_and_an_unknown_power_state_are_left_out() {
     let address = |kind: i32, address: &str| capcmi::v1::MachineAddress {
         r#type: kind,
         address: address.to_owned(),

@@ -42,7 +42,7 @@ class Catalog:
         return {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in answer["Subnets"]}
 
     def zones(self, names: Iterable[str] = ()) -> list[Zone]:
-        """The zones of these names, or else all of the region that are open to everybody."""
+        """The zones of these names, or else all of the region that need no opt-in."""
         request: dict[str, Any] = {"Filters": [{"Name": "state", "Values": ["available"]}]}
         if wanted := sorted(set(names)):
             request["ZoneNames"] = wanted

@@ -10,13 +10,13 @@ from .instances import Instance, Instances
 from .spec import Spec
 from .state import State
 
-# The group that EC2 puts a VM into that asks for none; nobody can give another group this name.
+# The group that EC2 puts a VM into that asks for none; no other group can have this name.
 _DEFAULT_GROUP = "default"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Cluster, name and identity have to fit, so nobody else's VM is ever touched (DRV-20, DRV-28)."""
+    """Cluster, name and identity have to fit, so another machine's VM is never touched (DRV-20, DRV-28)."""
 
     name: str
     spec: Spec
@@ -46,7 +46,7 @@ class Claim:
     def found(self, instances: Instances) -> list[Instance]:
         """What has the name; and what an earlier call made, which may be found by its id before it is by its tags.
 
-        Somebody may have removed the tag with the name: cluster and identity still say whose it is.
+        The tag with the name may have been removed: cluster and identity still say whose it is.
         """
         found = instances.of_machine(self.spec.cluster, self.name)
         seen = {instance.id for instance in found}
@@ -82,7 +82,7 @@ class Claim:
 
 
 def difference(instance: Instance, spec: Spec) -> str | None:
-    """The first field in which a VM is not what is asked for, of those that nobody can change."""
+    """The first field in which a VM is not what is asked for, of those that can't be changed."""
     same = {
         "image": instance.image == spec.image,
         "instanceType": instance.instance_type == spec.instance_type,

@@ -51,7 +51,7 @@ class Request:
     time_left: Callable[[], float] = lambda: float("inf")
 
     def check_caller(self) -> None:
-        """Comes before each change: what nobody waits for any more must not happen after what was asked for since."""
+        """Comes before each change: a call without a caller must not undo what was asked for since."""
         if not self.time_left():
             raise Failure(Code.ABORTED, "the caller has gone; nothing was changed")
 
@@ -148,7 +148,7 @@ class Driver:
             try:
                 _update(instances, instance, claim.spec, before)
             except Failure as failure:
-                # Whoever goes back to the last applied spec has to know which tags may be there.
+                # The way back to the last applied spec needs all tags that may be there.
                 started = tuple(sorted(before | claim.spec.tags.keys()))
                 raise replace(failure, last_known_state=_remembered(claim, instance, started).write()) from failure
 

@@ -86,7 +86,7 @@ def told(doing: str) -> Iterator[None]:
         raise _failure(Code.INVALID_ARGUMENT, doing, str(error)) from error
     except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
         raise _failure(Code.UNAUTHENTICATED, doing, str(error)) from error
-    # The answer got lost on its way, or is somebody else's: whether EC2 has done it, nobody knows.
+    # The answer got lost on its way, or is not EC2's: whether EC2 has done it is not known.
     except (boto.HTTPClientError, boto.ConnectionError, ResponseParserError) as error:
         raise _failure(Code.UNAVAILABLE, doing, str(error)) from error
     except boto.BotoCoreError as error:

@@ -98,7 +98,7 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """The machine's name; empty when somebody has removed the tag (DRV-36)."""
+        """The machine's name; empty when the tag was removed (DRV-36)."""
         return self.tags.get(MACHINE_NAME_TAG, "")
 
     @property
@@ -132,7 +132,7 @@ class Instances:
         self._client = client
 
     def of_machine(self, cluster: str, name: str) -> list[Instance]:
-        """Those of a cluster that have a machine's name, whoever's they are."""
+        """Those of a cluster that have a machine's name, with any identity."""
         found = self._all(cluster, [{"Name": f"tag:{MACHINE_NAME_TAG}", "Values": [_literal(name)]}])
         return [instance for instance in found if instance.name == name]
 
@@ -184,7 +184,7 @@ class Instances:
             "MinCount": 1,
             "MaxCount": 1,
             "UserData": user_data,
-            # Tags in the same call: there is no instant in which nobody knows whose the instance is.
+            # Tags in the same call: the instance never exists without its owner's tags.
             "TagSpecifications": [
                 {"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume", "network-interface")
             ],
@@ -239,7 +239,7 @@ class Instances:
             self._client.delete_tags(Resources=[instance.id, *instance.parts], Tags=[{"Key": key} for key in keys])
 
     def _volumes(self, spec: Spec) -> list[dict[str, Any]]:
-        """Every volume of the image ends with its instance, whatever the image says: nobody else would delete it."""
+        """Every volume of the image ends with its instance, whatever the image says: nothing else would delete it."""
         with told(f"reading image {spec.image}"):
             images = self._client.describe_images(ImageIds=[spec.image])["Images"]
         if not images:
@@ -281,7 +281,7 @@ def _raw(answer: Mapping[str, Any]) -> Iterator[Instance]:
 
 
 def _read(answer: Mapping[str, Any], cluster: str) -> list[Instance]:
-    """Once more what the filters have asked for: nobody else's instance may get further than this."""
+    """Once more what the filters have asked for: no instance of another cluster may get further than this."""
     return [instance for instance in _raw(answer) if instance.alive and instance.tags.get(CLUSTER_TAG) == cluster]
 
 

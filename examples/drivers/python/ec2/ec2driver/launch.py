@@ -23,7 +23,7 @@ def launch(claim: Claim, instances: Instances, catalog: Catalog, data: bytes) ->
     """Makes the VM where it is its turn to be made, or finds the one that an earlier call has made there.
 
     EC2 keeps client tokens by zone: in another zone, the same token makes another VM. One whose answer got lost may not
-    be seen for a while, so nobody can know that there is none in a zone that was tried before. Hence a full zone ends
+    be seen for a while, so no call can know that there is none in a zone that was tried before. Hence a full zone ends
     the call, and its answer names the next subnet in the last known state: only a call that brings that back, and with
     it every later one, goes there. A caller that gives nothing back stays in the first zone.
 

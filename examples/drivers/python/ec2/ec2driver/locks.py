@@ -11,7 +11,7 @@ from .contract import Code, Failure
 
 
 class Locks:
-    """Locks by key that exist as long as somebody wants them."""
+    """Locks by key that exist as long as a call wants them."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -20,7 +20,7 @@ class Locks:
 
     @contextmanager
     def held(self, key: Hashable, patience: float) -> Iterator[None]:
-        """Holds the lock of a key, or answers ABORTED when somebody else holds it for too many seconds."""
+        """Holds the lock of a key, or answers ABORTED when another call holds it for too many seconds."""
         with self._guard:
             lock = self._locks.setdefault(key, threading.Lock())
             self._wanted[key] += 1

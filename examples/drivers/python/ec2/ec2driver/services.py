@@ -26,7 +26,7 @@ _Extension = ext.GetExtensionCapabilitiesResponse
 
 
 class Identity(cmi_services.IdentityServicer):
-    """Who the driver is."""
+    """The driver's name, what it can do, and whether it can now."""
 
     @wire.call
     def GetPluginInfo(self, request: Any, context: Context) -> cmi.GetPluginInfoResponse:

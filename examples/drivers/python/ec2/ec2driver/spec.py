@@ -12,7 +12,7 @@ from jsonschema.exceptions import ValidationError
 
 from .contract import CLUSTER_TAG, IDENTITY_TAG, Code, Failure
 
-# Tags of EC2's and of this driver: nobody else may set them.
+# Tags of EC2's and of this driver: no provider spec may set them.
 NAME_TAG = "Name"
 MACHINE_NAME_TAG = "capcmi.io/machine-name"
 

@@ -74,7 +74,7 @@ class Cloud:
         self.ec2.delete_tags(Resources=[instance], Tags=[{"Key": "capcmi.io/machine-name"}])
 
     def plant(self, cluster: str, name: str, identity: str) -> str:
-        """An instance that somebody else has made."""
+        """An instance that the driver has not made."""
         tags = {"kubernetes.io/cluster": cluster, "capcmi.io/machine-name": name, "capcmi.io/machine": identity}
         answer = self.ec2.run_instances(
             ImageId=IMAGE,

@@ -1,4 +1,4 @@
-"""One cloud for all tests; a driver of its own for each, and a cluster that nobody else uses."""
+"""One cloud for all tests; a driver of its own for each, and a cluster that no other test uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EC2 as moto serves it, as a process for those who test from outside: with client tokens, faults and a console.
+"""EC2 as moto serves it, as a process for tests from outside: with client tokens, faults and a console.
 
     python ec2_server.py 127.0.0.1:5000
 
@@ -102,7 +102,7 @@ class Server:
             case "unavailable":
                 faults.refusal = "ServiceUnavailable"
             case "unknown":
-                faults.refusal, faults.http_status = "NobodyKnowsThisOne", 400
+                faults.refusal, faults.http_status = "AnUnheardOfError", 400
             case "slow":
                 faults.seconds = int(amount) / 1000
             case "loseResponse":

@@ -36,7 +36,7 @@ MACHINE_CALLS = ("CreateMachine", "DeleteMachine", "GetMachineStatus", "ShutDown
         ("IdempotentInstanceTerminated", "ABORTED"),
         ("RequestLimitExceeded", "UNAVAILABLE"),
         ("InternalError", "UNAVAILABLE"),
-        ("SomethingThatNobodyHasSeen", "UNKNOWN"),
+        ("AnUnheardOfError", "UNKNOWN"),
     ],
 )
 def test_what_ec2_says_to_a_create_has_its_code(
@@ -272,11 +272,11 @@ def test_a_key_that_ec2_does_not_know_is_unauthenticated(
     """DRV-CR-16, DRV-DE-16, DRV-GS-16: as EC2 says it, not as a test scripts it."""
     guarded(None)
     spec = cloud.spec(cluster)
-    nobody = {"accessKeyId": b"AKIAIOSFODNN7UNKNOWN", "secretAccessKey": b"nobody-knows-this-one"}
+    unknown = {"accessKeyId": b"AKIAIOSFODNN7UNKNOWN", "secretAccessKey": b"no-such-secret-access-key"}
     for call in MACHINE_CALLS:
-        answer = getattr(plugin, call)(MachineName="m-1", ProviderSpec=spec, Secrets=nobody)
+        answer = getattr(plugin, call)(MachineName="m-1", ProviderSpec=spec, Secrets=unknown)
         assert answer.code == "UNAUTHENTICATED", answer.message
-        assert "nobody-knows" not in answer.message
+        assert "no-such-secret" not in answer.message
 
 
 def test_a_key_that_may_only_read_is_denied_to_create(

@@ -18,7 +18,7 @@ def waits(answer: Answer, provider_id: str) -> None:
 
 
 def test_a_nat_instance_waits_until_its_check_is_off(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
-    """INI-03, INI-18, INI-23: and it waits again when somebody switches the check back on."""
+    """INI-03, INI-18, INI-23: and it waits again when the check is switched back on."""
     spec = cloud.spec(cluster, sourceDestCheck=False)
     made = plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec)
     assert made.code == "OK"

@@ -96,7 +96,7 @@ def test_a_vm_of_other_parameters_is_not_adopted(
 
 @pytest.fixture
 def access(cloud: Cloud) -> dict[str, object]:
-    """What a VM may do and who may enter it: two security groups, a key pair and an instance profile."""
+    """What a VM may do and the ways into it: two security groups, a key pair and an instance profile."""
     name = f"test-{uuid4().hex}"
     groups = [cloud.ec2.create_security_group(GroupName=f"{name}-{n}", Description="test") for n in range(2)]
     cloud.ec2.create_key_pair(KeyName=name)
@@ -151,7 +151,7 @@ def test_groups_and_profile_that_the_owner_changed_keep_no_vm_from_its_update(
 
 def test_a_vm_of_another_machine_object_is_never_touched(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
     """DRV-20, DRV-28: the same name and cluster, and another identity."""
-    theirs = cloud.plant(cluster, "m-1", "uid-of-somebody-else")
+    theirs = cloud.plant(cluster, "m-1", "uid-of-another-machine")
     spec = cloud.spec(cluster)
     provider_id = f"aws:///eu-central-1a/{theirs}"
     assert plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec).code == "ALREADY_EXISTS"
@@ -206,7 +206,7 @@ def test_a_vm_without_a_name_that_is_another_identitys_is_not_touched(
     plugin: Plugin, cloud: Cloud, cluster: str
 ) -> None:
     """DRV-20, DRV-28"""
-    theirs = cloud.plant(cluster, "m-1", "uid-of-somebody-else")
+    theirs = cloud.plant(cluster, "m-1", "uid-of-another-machine")
     cloud.unname(theirs)
     known = {
         "MachineName": "m-1",

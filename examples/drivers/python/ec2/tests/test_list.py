@@ -75,7 +75,7 @@ def test_a_vm_that_goes_between_two_pages_hides_no_other(plugin: Plugin, cloud: 
     assert sorted(seen) == sorted(planted)
 
 
-def test_a_page_token_of_somebody_else_is_refused(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
+def test_a_page_token_that_is_made_up_is_refused(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
     for token in ("made-up", "0123456789abcdef.made-up"):
         answer = plugin.ListMachinesPaged(provider_spec=cloud.spec(cluster), page_token=token)
         assert answer.code == "INVALID_ARGUMENT"

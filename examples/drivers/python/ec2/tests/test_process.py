@@ -208,7 +208,7 @@ def test_with_tls_only_a_client_with_a_certificate_is_served(start: Process, tmp
 
     deadline = time.monotonic() + 60
     while probe(ours.pair("client")) != "OK":
-        assert time.monotonic() < deadline, "nobody serves"
+        assert time.monotonic() < deadline, "no server answers"
     assert probe(None) == "UNAVAILABLE"
     assert probe(theirs.pair("client")) == "UNAVAILABLE"
     with grpc.insecure_channel(address) as channel:
