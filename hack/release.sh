@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Writes a clusterctl repository: RELEASE_DIR/infrastructure-cmi/VERSION and a configuration that points at it.
+# Writes a clusterctl repository: RELEASE_DIR/infrastructure-cmi/VERSION and a configuration
+# that points at it.
 # Environment: VERSION, IMG, RELEASE_DIR, KUBECTL; `make release` sets them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,7 +14,8 @@ if [[ ! $IMG =~ ^[A-Za-z0-9._:/@-]+$ ]]; then
   exit 1
 fi
 
-# clusterctl refuses a release whose series is not in the metadata, and says so only when the release is installed.
+# clusterctl refuses a release whose series is not in the metadata, and says so only when
+# the release is installed.
 IFS=. read -r major minor _ <<< "${VERSION#v}"
 if ! grep -A1 -Fx -e "- major: $major" metadata.yaml | grep -qFx "  minor: $minor"; then
   echo "VERSION is '$VERSION', and metadata.yaml has no release series $major.$minor: add it there, with its contract" >&2

@@ -1,7 +1,8 @@
 //! Arrows between modules go one way, as `src/lib.rs` draws them.
 //!
-//! The sources are read as text: a path that is written is an arrow, whether it stands in a `use`, in a nested group or in
-//! the middle of an expression. A new module, or a new arrow, needs an edit of [`MAP`], and so a review.
+//! The sources are read as text: a path that is written is an arrow, whether it stands in a `use`, in a
+//! nested group or in the middle of an expression. A new module, or a new arrow, needs an edit of
+//! [`MAP`], and so a review.
 
 // A file that can't be read fails the test, wherever it is read.
 #![allow(clippy::unwrap_used)]
@@ -243,7 +244,8 @@ fn modules() -> BTreeMap<String, Vec<PathBuf>> {
     modules
 }
 
-/// Every path in a source text with its groups spelt out: `use a::{b, c::{self, D}}` names `a::b`, `a::c`, `a::c::D`.
+/// Every path in a source text with its groups spelt out: `use a::{b, c::{self, D}}` names
+/// `a::b`, `a::c`, `a::c::D`.
 fn paths(text: &str) -> BTreeSet<String> {
     let tokens = tokens(text);
     let mut found = BTreeSet::new();

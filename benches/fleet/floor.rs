@@ -1,5 +1,5 @@
-//! The floor: what the same requests cost without a provider. Three patches, an Event, a read of the bootstrap Secret,
-//! and the watches, at the same concurrency, in a process of its own.
+//! The floor: what the same requests cost without a provider. Three patches, an Event, a read of the
+//! bootstrap Secret, and the watches, at the same concurrency, in a process of its own.
 
 use std::process::Command;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! What a fleet costs: N machines wait in the API server when the provider starts; Cluster API's core does not run, so
-//! that only the provider acts. In the same run, the floor: a bare client that makes the same requests at the same
-//! concurrency against the same API server.
+//! What a fleet costs: N machines wait in the API server when the provider starts; Cluster API's core does
+//! not run, so that only the provider acts. In the same run, the floor: a bare client that makes the same
+//! requests at the same concurrency against the same API server.
 //!
 //! `make bench`, or `cargo bench --bench fleet -- 2000 10000`. Not a test: it measures time.
 
@@ -50,7 +50,8 @@ fn main() -> Result<()> {
 async fn bench(sizes: &[usize]) -> Result<()> {
     println!("{}", Report::HEADER);
     for size in sizes {
-        // A management cluster of its own: a database that grows from run to run would slow the later ones down.
+        // A management cluster of its own: a database that grows from run to run would
+        // slow the later ones down.
         let management = provider::management_cluster().await?;
         let floor = measure_floor(&management, *size).await?;
         println!(

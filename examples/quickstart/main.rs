@@ -1,8 +1,8 @@
-//! A real Cluster API turns a MachineDeployment into Running Machines through this provider, on this computer and
-//! without containers: `make quickstart`.
+//! A real Cluster API turns a MachineDeployment into Running Machines through this provider, on this computer
+//! and without containers: `make quickstart`.
 //!
-//! In a terminal it shows a live table and stays until Ctrl-C. Without one it prints a line for each change, checks what
-//! it shows, and exits with 0 or 1.
+//! In a terminal it shows a live table and stays until Ctrl-C. Without one it prints a line for each change,
+//! checks what it shows, and exits with 0 or 1.
 
 mod checks;
 mod fleet;

@@ -1,5 +1,6 @@
-//! Any error of a plugin, garbage in its metadata included: there is always a code and a message, and the error can be
-//! passed on to a client of any language: what finds no room is cut once, and not again. And the text form of errors: what is read is written alike.
+//! Any error of a plugin, garbage in its metadata included: there is always a code and a message, and the
+//! error can be passed on to a client of any language: what finds no room is cut once, and not again. And the
+//! text form of errors: what is read is written alike.
 #![no_main]
 
 use cmi_grpc::trailers::{self, LAST_KNOWN_STATE, MACHINE_CODE, MOST_METADATA, RESPONSE, RETRY_AFTER};

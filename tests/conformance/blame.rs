@@ -25,7 +25,8 @@ async fn configured(change: &serde_json::Value, only: &[&str]) -> Report {
     told(MigrateRenames, |config| config.provider_spec.extend(change), only).await
 }
 
-/// A mutant of which something else is said than of the simulated driver. Without hooks: no fault can be caused in its back end.
+/// A mutant of which something else is said than of the simulated driver. Without hooks: no fault can
+/// be caused in its back end.
 async fn told(flaw: Flaw, say: impl FnOnce(&mut Config), only: &[&str]) -> Report {
     let simulated = Simulated::new().unwrap();
     let mut config = simulated.config.clone();

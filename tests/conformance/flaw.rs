@@ -65,7 +65,8 @@ pub enum Flaw {
     CreateForgets,
     /// CreateMachine looks, waits, and makes: two at once make two.
     CreateRaces,
-    /// CreateMachine looks, waits, and makes; of several it gives the first, so that they are not noticed later.
+    /// CreateMachine looks, waits, and makes; of several it gives the first, so that
+    /// they are not noticed later.
     CreateRacesUnseen,
     /// A VM is made and then found to be out of range.
     CreateMakesOutOfRange,
@@ -177,8 +178,8 @@ pub enum Flaw {
 
     /// ShutDownMachine answers OK and does nothing.
     ShutDownDoesNothing,
-    /// ShutDownMachine answers OK when the guest has accepted to stop, and GetMachineStatus sees it run until it has. That
-    /// breaks no rule.
+    /// ShutDownMachine answers OK when the guest has accepted to stop, and GetMachineStatus sees it run until
+    /// it has. That breaks no rule.
     ShutDownAccepts,
     /// ShutDownMachine deletes.
     ShutDownDeletes,

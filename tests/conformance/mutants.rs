@@ -1,4 +1,5 @@
-//! A suite that passes a driver with a flaw is worth nothing: for each flaw it has to name the rule that is broken.
+//! A suite that passes a driver with a flaw is worth nothing: for each flaw it has to name
+//! the rule that is broken.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -291,8 +292,8 @@ async fn the_rule_that_a_mutant_breaks_is_named() {
     );
 }
 
-/// The rules that the table names hold for the intact driver, one by one as for its mutants: what fails there fails
-/// for the flaw.
+/// The rules that the table names hold for the intact driver, one by one as for its mutants: what fails
+/// there fails for the flaw.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_intact_driver_passes_where_its_mutants_fail() {
     let rules: BTreeSet<_> = MUTANTS.iter().map(|(_, rule)| *rule).collect();
@@ -308,7 +309,8 @@ async fn the_intact_driver_passes_where_its_mutants_fail() {
     }
 }
 
-/// A whole run, as its author would see it: no hook, no case and no cleanup may depend on the driver being right.
+/// A whole run, as its author would see it: no hook, no case and no cleanup may depend
+/// on the driver being right.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_whole_run_against_a_mutant_ends_in_time_and_says_no() {
     for flaw in [CreateForgets, DeleteTooEarly, ListLeaks] {
@@ -320,7 +322,8 @@ async fn a_whole_run_against_a_mutant_ends_in_time_and_says_no() {
     }
 }
 
-/// What a driver does not delete is named, and a driver that leaves VMs behind is not compliant, whatever else it does.
+/// What a driver does not delete is named, and a driver that leaves VMs behind is not
+/// compliant, whatever else it does.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_can_not_be_deleted_is_reported_by_name() {
     let simulated = Simulated::new().unwrap();

@@ -1,5 +1,5 @@
-//! The suite sees less of a driver that offers less, and of one that is behind an endpoint: the rule that is broken is
-//! named all the same.
+//! The suite sees less of a driver that offers less, and of one that is behind an endpoint: the rule that is
+//! broken is named all the same.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -63,7 +63,8 @@ async fn the_ec2_driver_in_python_is_compliant_also_when_ec2_fails() -> Result<(
     let mut config = configuration("ec2")?;
     config["providerSpec"]["subnets"] = ec2.console("subnets").await?;
     config["hooks"] = hooks(python.interpreter(), &ec2.address);
-    // The driver's page is a thousand, which moto needs an hour for; the driver's own tests have pages of five.
+    // The driver's page is a thousand, which moto needs an hour for; the driver's own
+    // tests have pages of five.
     config["manyMachines"] = json!(6);
     config["logs"] = json!([driver.process.log()]);
     let report = judged(&folder, &driver.endpoint, &config).await?;

@@ -1,4 +1,5 @@
-//! What the contract leaves to a driver does not fail it; and a driver that is broken besides is found out all the same.
+//! What the contract leaves to a driver does not fail it; and a driver that is broken besides
+//! is found out all the same.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,8 +46,8 @@ fn is_compliant_and_leaves_nothing(simulated: &Simulated, report: &Report) {
     assert_eq!(simulated.driver.console().vms().unwrap(), []);
 }
 
-/// CMI-10, CMI-34, DRV-CR-10: the second call on a machine gets the same VM, or ABORTED, also when the caller of the
-/// first no longer waits.
+/// CMI-10, CMI-34, DRV-CR-10: the second call on a machine gets the same VM, or ABORTED, also when the caller
+/// of the first no longer waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_whose_calls_run_on_and_keep_others_away_is_compliant() {
     let simulated = Simulated::new().unwrap();
@@ -115,7 +116,8 @@ fn named(shape: Shape, simulated: &Simulated, flaw: Flaw) -> Arc<dyn Driver> {
     Arc::new(Peculiar::named(mutant, simulated.driver.console()))
 }
 
-/// DRV-13, CMI-85, CMI-92: a provider id may be the machine's name, so that a new VM has that of the one before.
+/// DRV-13, CMI-85, CMI-92: a provider id may be the machine's name, so that a new VM
+/// has that of the one before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_whose_ids_are_made_of_names_is_compliant() {
     for shape in [Shape::Full, Shape::Required] {

@@ -1,4 +1,5 @@
-//! What only the wire shows: a plugin of ours keeps those rules too, and what breaks one on the wire is found.
+//! What only the wire shows: a plugin of ours keeps those rules too, and what breaks
+//! one on the wire is found.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -356,7 +357,8 @@ async fn the_simulated_driver_as_a_plugin_keeps_the_rules_of_the_wire() {
     assert!(report.compliant, "{:?}", report.leftovers);
 }
 
-/// DRV-CR-10, PLG-DE-04: what is given up at its deadline on the wire may go on at the plugin, and keep others away.
+/// DRV-CR-10, PLG-DE-04: what is given up at its deadline on the wire may go on at the
+/// plugin, and keep others away.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_whose_calls_run_on_keeps_the_rules_about_deadlines() {
     let served = Served::serving(|simulated| Arc::new(Peculiar::runs_on(simulated.driver.clone()))).await;

@@ -207,7 +207,8 @@ async fn secrets_and_state_are_binary_all_the_way() -> Result<()> {
     served.stop().await
 }
 
-/// OPS-11: secrets are removed before a message is cut for want of room. Of half of one, the client would find nothing.
+/// OPS-11: secrets are removed before a message is cut for want of room. Of half of one, the
+/// client would find nothing.
 #[tokio::test]
 async fn a_long_secret_that_a_driver_echoes_does_not_leave_the_plugin_in_part() -> Result<()> {
     const PART: usize = 12;

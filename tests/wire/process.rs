@@ -246,7 +246,8 @@ const SILENT: usize = 600;
 /// More files than a plugin has, with as many connections as it serves and as many that are being closed.
 const MOST_FILES: usize = 560;
 
-/// A client that has called stays; the silent ones evict each other, and are gone when they have said nothing for seconds.
+/// A client that has called stays; the silent ones evict each other, and are gone when they have
+/// said nothing for seconds.
 #[tokio::test]
 async fn silent_clients_cost_a_plugin_neither_its_files_nor_its_callers() -> Result<()> {
     let folder = tempfile::tempdir()?;

@@ -16,8 +16,8 @@ use cmi_driver::{JsonPointer, MachineClassKind, Secrets};
 /// Secret values by key.
 pub type SecretMap = BTreeMap<String, SecretString>;
 
-/// What the suite has to be told of a driver. Only `providerSpec` is required: each further field lets more cases run.
-/// A *change* is a JSON merge patch on `providerSpec`; `null` removes a field.
+/// What the suite has to be told of a driver. Only `providerSpec` is required: each further field lets more
+/// cases run. A *change* is a JSON merge patch on `providerSpec`; `null` removes a field.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[garde(custom(public_keys_exist))]
@@ -29,12 +29,13 @@ pub struct Config {
     #[serde(default)]
     #[garde(skip)]
     pub secrets: SecretMap,
-    /// Keys of `secrets` whose values are no secrets, and may come back: the id of an account that is part of a provider id.
-    /// Default: none.
+    /// Keys of `secrets` whose values are no secrets, and may come back: the id of an account that is part of
+    /// a provider id. Default: none.
     #[serde(default)]
     #[garde(skip)]
     pub public_secret_keys: BTreeSet<String>,
-    /// Credentials that are missing or wrong; each has to be UNAUTHENTICATED. `{}` is no credentials at all. Default: none.
+    /// Credentials that are missing or wrong; each has to be UNAUTHENTICATED. `{}` is no
+    /// credentials at all. Default: none.
     #[serde(default)]
     #[garde(skip)]
     pub bad_secrets: Vec<SecretMap>,
@@ -98,7 +99,8 @@ pub struct Config {
     #[serde(default = "Config::default_short_deadline_ms")]
     #[garde(range(min = 1, max = 10_000))]
     pub short_deadline_ms: u64,
-    /// Commands that cause faults, by hook; each is a program and its arguments, run without a shell. Default: none.
+    /// Commands that cause faults, by hook; each is a program and its arguments, run
+    /// without a shell. Default: none.
     #[serde(default)]
     #[garde(custom(commands))]
     pub hooks: BTreeMap<Hook, Vec<String>>,

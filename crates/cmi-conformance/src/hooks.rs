@@ -37,7 +37,8 @@ pub enum Hook {
     Exhaust,
     /// Undoes everything that lasts.
     Restore,
-    /// Makes a VM with the name `{machine}`, the cluster tag `{cluster}` and the tag `capcmi.io/machine` `{identity}`.
+    /// Makes a VM with the name `{machine}`, the cluster tag `{cluster}` and the tag
+    /// `capcmi.io/machine` `{identity}`.
     Plant,
     /// Puts the VM `{machine}` into a state that forbids every operation on it.
     Lock,

@@ -33,7 +33,8 @@ pub struct Violation {
 pub struct Judge {
     /// The secret text in the bootstrap data: it may come back without the lines around it.
     canary: String,
-    /// Keys that stand among the credentials and hold no secret: an account's id is part of what the driver answers.
+    /// Keys that stand among the credentials and hold no secret: an account's id is part of
+    /// what the driver answers.
     public: BTreeSet<String>,
     found: Mutex<BTreeSet<Violation>>,
 }
@@ -45,7 +46,8 @@ pub trait Said {
 }
 
 impl Judge {
-    /// A judge that knows the secret text in the bootstrap data, and which keys of the credentials hold no secret.
+    /// A judge that knows the secret text in the bootstrap data, and which keys of the
+    /// credentials hold no secret.
     pub fn new(canary: String, public: BTreeSet<String>) -> Self {
         Self {
             canary,
@@ -71,7 +73,8 @@ impl Judge {
         self.keeps(operation.name(), secrets, &texts);
     }
 
-    /// Looks at an answer as it was on the wire: the client would hide its code, its details and unknown fields.
+    /// Looks at an answer as it was on the wire: the client would hide its code, its
+    /// details and unknown fields.
     pub fn look_raw(&self, secrets: &Secrets, answer: &RawAnswer) {
         let path = answer.path();
         if !answer.is_canonical() {

@@ -31,8 +31,8 @@ enum Contact {
 }
 
 impl Liveness {
-    /// For a run that ends by `end`. A driver is given up when all that was heard of it for half a minute, or for as long
-    /// as a call may take if that is less, is that it can't be reached.
+    /// For a run that ends by `end`. A driver is given up when all that was heard of it for half a minute, or
+    /// for as long as a call may take if that is less, is that it can't be reached.
     pub fn new(call_limit: Duration, end: CancellationToken) -> Self {
         Self {
             patience: call_limit.min(LONGEST_OUTAGE),
@@ -54,7 +54,8 @@ impl Liveness {
         }
     }
 
-    /// A call was not answered. An outage is as long as from the first to the last of them, so that a pause is none.
+    /// A call was not answered. An outage is as long as from the first to the last of them,
+    /// so that a pause is none.
     pub fn silence(&self) {
         let mut contact = self.contact.lock().unwrap_or_else(PoisonError::into_inner);
         *contact = match *contact {

@@ -101,8 +101,8 @@ impl Selection {
     }
 }
 
-/// Runs the chosen cases and judges the rules. When `stop` is cancelled, running cases end where they are, and all
-/// that they made is deleted.
+/// Runs the chosen cases and judges the rules. When `stop` is cancelled, running cases end where they are,
+/// and all that they made is deleted.
 ///
 /// # Errors
 /// [`RunError`] when nothing was run.
@@ -196,8 +196,8 @@ fn cleanup(shared: &Shared) -> Cleanup<'_> {
     }
 }
 
-/// Runs a case in a task of its own, so that a panic ends nothing else, and deletes what it made. When it is known to be
-/// hopeless, it is not run.
+/// Runs a case in a task of its own, so that a panic ends nothing else, and deletes what it made. When it is
+/// known to be hopeless, it is not run.
 async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>) -> Ended {
     let started = Instant::now();
     let test_context = TestContext::new(Arc::clone(&shared), case.name);

@@ -19,8 +19,8 @@ const PREFIX: usize = 5;
 /// A way to a plugin on which any bytes can be sent.
 #[async_trait]
 pub trait Wire: Send + Sync + 'static {
-    /// Makes a unary call: the path, the message without its prefix, and the deadline that is sent to the plugin.
-    /// Only the plugin keeps it.
+    /// Makes a unary call: the path, the message without its prefix, and the deadline that is sent to the
+    /// plugin. Only the plugin keeps it.
     async fn call(
         &self,
         path: &str,

@@ -5,9 +5,9 @@ use std::str::FromStr;
 
 /// Why a driver call failed. There is no OK: an error that says OK cannot be written down (DRV-06).
 ///
-/// Litmus test for the three that are mixed up most: UNAVAILABLE when repeating just this call may help, ABORTED when
-/// the whole look-up-and-create has to be repeated, FAILED_PRECONDITION when repeating does not help before the VM
-/// is repaired.
+/// Litmus test for the three that are mixed up most: UNAVAILABLE when repeating just this call may help,
+/// ABORTED when the whole look-up-and-create has to be repeated, FAILED_PRECONDITION when repeating does not
+/// help before the VM is repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Code {
@@ -84,8 +84,8 @@ impl Code {
         matches!(self, Self::Unavailable | Self::DeadlineExceeded)
     }
 
-    /// Whether a create that failed with this code is over: the driver decided against it, so that the back end will not
-    /// carry it out later. Any other code leaves that open.
+    /// Whether a create that failed with this code is over: the driver decided against it, so that the back
+    /// end will not carry it out later. Any other code leaves that open.
     pub const fn ends_a_create(self) -> bool {
         match self {
             Self::InvalidArgument

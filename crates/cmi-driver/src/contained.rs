@@ -11,8 +11,8 @@ tokio::task_local! {
     static IN_CALL: ();
 }
 
-/// Makes a driver's call. A panic in it is INTERNAL for this call (CMI-23), and the answer does not repeat what the panic says:
-/// it may hold the secrets of the call (OPS-11).
+/// Makes a driver's call. A panic in it is INTERNAL for this call (CMI-23), and the answer does not repeat
+/// what the panic says: it may hold the secrets of the call (OPS-11).
 pub async fn contained<T>(operation: Operation, call: impl Future<Output = Result<T>>) -> Result<T> {
     let answer = IN_CALL.scope((), AssertUnwindSafe(call).catch_unwind()).await;
     answer.unwrap_or_else(|_panic| {
@@ -23,7 +23,8 @@ pub async fn contained<T>(operation: Operation, call: impl Future<Output = Resul
     })
 }
 
-/// Whether this is run by a driver's call, as a panic hook wants to know: what a panic there says must not be shown.
+/// Whether this is run by a driver's call, as a panic hook wants to know: what a panic
+/// there says must not be shown.
 pub fn is_in_call() -> bool {
     IN_CALL.try_with(|()| ()).is_ok()
 }

@@ -1,17 +1,18 @@
 //! The contract between this provider and a virtual machine back end, in VM nouns.
 //!
 //! Layer 0: nothing here knows Kubernetes objects, gRPC or another module of this crate. The calls and their
-//! meaning are those of the driver contract (create, delete, status, list, volume ids, class migration), of the
-//! Common Machine Interface (shut down, identity) and of post-create initialization (initialize, update).
+//! meaning are those of the driver contract (create, delete, status, list, volume ids, class migration), of
+//! the Common Machine Interface (shut down, identity) and of post-create initialization (initialize, update).
 //!
 //! # Guarantees a driver gives
-//! * A machine is found by its name **inside the cluster** that the tag `kubernetes.io/cluster` of the provider
-//!   spec names; no call ever touches a VM of another cluster, or one of the same name with another identity tag.
+//! * A machine is found by its name **inside the cluster** that the tag `kubernetes.io/cluster` of
+//!   the provider spec names; no call ever touches a VM of another cluster, or one of the same name
+//!   with another identity tag.
 //! * Every call may be repeated, and may be dropped at any await point, without making a second VM.
 //! * An error carries the code of the call's error table and a sentence for a person, without secret values.
-//! * A driver that takes credentials from the class's secrets uses no others in their place: a call that comes without
-//!   what it needs is answered UNAUTHENTICATED, never with what other credentials happen to see. "There is no such VM" of
-//!   another account would let a VM be forgotten.
+//! * A driver that takes credentials from the class's secrets uses no others in their place: a call that
+//!   comes without what it needs is answered UNAUTHENTICATED, never with what other credentials happen to
+//!   see. "There is no such VM" of another account would let a VM be forgotten.
 //!
 //! # Assumptions a driver may make
 //! * Secrets hold the bootstrap data under [`USER_DATA`] and its format under [`USER_DATA_FORMAT`].
@@ -50,13 +51,14 @@ pub type Result<T> = std::result::Result<T, Status>;
 
 /// A virtual machine back end.
 ///
-/// Create and delete are required; every other call has a default that answers UNIMPLEMENTED, which the controller
-/// takes as "use the fallback" (DRV-26, DRV-33, DRV-40, DRV-48). A driver declares in [`Capabilities`] what it
-/// implements, so that the caller needs no call in order to find out.
+/// Create and delete are required; every other call has a default that answers UNIMPLEMENTED, which the
+/// controller takes as "use the fallback" (DRV-26, DRV-33, DRV-40, DRV-48). A driver declares in
+/// [`Capabilities`] what it implements, so that the caller needs no call in order to find out.
 #[async_trait]
 pub trait Driver: Send + Sync + 'static {
-    /// Counts how often the driver was lost and met again, or changed before our eyes: what it said of itself before may no
-    /// longer be true. Makes no call. 0 before the first time, and for ever for a driver in this process.
+    /// Counts how often the driver was lost and met again, or changed before our eyes: what it said
+    /// of itself before may no longer be true. Makes no call. 0 before the first time, and for ever
+    /// for a driver in this process.
     fn incarnation(&self) -> u64 {
         0
     }
@@ -70,26 +72,26 @@ pub trait Driver: Send + Sync + 'static {
     /// Whether the driver and its back end can serve calls now.
     async fn probe(&self) -> Result<Readiness>;
 
-    /// Makes sure that a create would leave this process now, as far as that can be known beforehand. Makes no call on the
-    /// back end.
+    /// Makes sure that a create would leave this process now, as far as that can be known beforehand. Makes
+    /// no call on the back end.
     async fn prepare_create(&self, _class: &MachineClass) -> Result<()> {
         Ok(())
     }
 
     /// Makes the VM of this name, or adopts the one that a lost call made before.
     ///
-    /// OK when a compatible VM of the same identity exists (DRV-10); ALREADY_EXISTS when the VM of this name has
-    /// other parameters or another identity (DRV-CR-06). Any error other than `Uninitialized` may or may not have
-    /// made the VM; only INVALID_ARGUMENT, ALREADY_EXISTS and OUT_OF_RANGE say that none was made, and only the codes of
-    /// [`Code::ends_a_create`] that none will be made later.
+    /// OK when a compatible VM of the same identity exists (DRV-10); ALREADY_EXISTS when the VM of this name
+    /// has other parameters or another identity (DRV-CR-06). Any error other than `Uninitialized` may or may
+    /// not have made the VM; only INVALID_ARGUMENT, ALREADY_EXISTS and OUT_OF_RANGE say that none was made,
+    /// and only the codes of [`Code::ends_a_create`] that none will be made later.
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine>;
 
-    /// Deletes the VM and what belongs to it; OK when there is none (DRV-19), UNAUTHENTICATED without the credentials that
-    /// it takes to see whether there is one.
+    /// Deletes the VM and what belongs to it; OK when there is none (DRV-19), UNAUTHENTICATED without the
+    /// credentials that it takes to see whether there is one.
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse>;
 
-    /// Reads the VM without changing anything (DRV-29). NOT_FOUND only when the back end confirmed that there is
-    /// none (DRV-30); `Uninitialized`, with the machine in [`Status::machine`], when it waits for
+    /// Reads the VM without changing anything (DRV-29). NOT_FOUND only when the back end confirmed that there
+    /// is none (DRV-30); `Uninitialized`, with the machine in [`Status::machine`], when it waits for
     /// [`Driver::initialize_machine`] (INI-18).
     async fn get_machine_status(&self, _request: GetMachineStatusRequest) -> Result<Machine> {
         Err(Status::unimplemented(Operation::GetMachineStatus))
@@ -105,14 +107,16 @@ pub trait Driver: Send + Sync + 'static {
         Err(Status::unimplemented(Operation::InitializeMachine))
     }
 
-    /// Asks the guest to stop, before the VM is deleted. OK when it is stopped, or has accepted to stop (CMI-127): whether
-    /// it still runs is then what [`Machine::power_state`] says, where the driver can tell. A driver that waits for the guest
-    /// itself answers ABORTED while it is stopping. The VM is still there afterwards.
+    /// Asks the guest to stop, before the VM is deleted. OK when it is stopped, or has accepted to stop
+    /// (CMI-127): whether it still runs is then what [`Machine::power_state`] says, where the driver
+    /// can tell. A driver that waits for the guest itself answers ABORTED while it is stopping. The VM
+    /// is still there afterwards.
     async fn shut_down_machine(&self, _request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
         Err(Status::unimplemented(Operation::ShutDownMachine))
     }
 
-    /// Brings the fields that are hot-updatable from the last applied to the given provider spec (UPD-01..UPD-03).
+    /// Brings the fields that are hot-updatable from the last applied to the given
+    /// provider spec (UPD-01..UPD-03).
     async fn update_machine(&self, _request: UpdateMachineRequest) -> Result<()> {
         Err(Status::unimplemented(Operation::UpdateMachine))
     }

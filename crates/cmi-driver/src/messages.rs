@@ -235,8 +235,8 @@ pub struct ListedMachine {
     pub machine_name: String,
     /// The value of its tag [`super::tags::CLUSTER`], where the driver tells it.
     pub cluster_id: Option<String>,
-    /// The value of its tag [`super::tags::MACHINE`], where the driver tells it: which machine object the VM was made for.
-    /// Without it nothing proves whose VM it is, and an orphan is reported but never deleted.
+    /// The value of its tag [`super::tags::MACHINE`], where the driver tells it: which machine object the VM
+    /// was made for. Without it nothing proves whose VM it is, and an orphan is reported but never deleted.
     pub machine_id: Option<String>,
     /// When it was made, by the back end's clock, where the driver tells it.
     pub created_at: Option<Timestamp>,

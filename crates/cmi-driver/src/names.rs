@@ -8,8 +8,8 @@ pub fn is_dns_label(text: &str) -> bool {
     text.len() <= LONGEST_LABEL && has_label_form(text)
 }
 
-/// Whether a text is a DNS-1123 subdomain: labels with dots between them, 1–253 bytes. As in Kubernetes, a label of
-/// it may have more than 63 bytes.
+/// Whether a text is a DNS-1123 subdomain: labels with dots between them, 1–253 bytes. As in Kubernetes, a
+/// label of it may have more than 63 bytes.
 pub fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= LONGEST_SUBDOMAIN && text.split('.').all(has_label_form)
 }

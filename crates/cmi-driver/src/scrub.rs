@@ -28,10 +28,10 @@ const PUBLIC: [&str; 8] = [
 impl Secrets {
     /// Removes every secret value from a text that is about to be shown.
     ///
-    /// A value is looked for as it is, line by line, and in base64; and the words of its lines, since a driver may quote a
-    /// part of one: words from 8 bytes, and from 6 where a value stands, after `:` or `=`. Names of keys and flags, and
-    /// ordinary words of letters alone, are left as long as no value stands there, and where one does, within longer
-    /// words: a message that is redacted to pieces explains nothing.
+    /// A value is looked for as it is, line by line, and in base64; and the words of its lines, since a
+    /// driver may quote a part of one: words from 8 bytes, and from 6 where a value stands, after `:` or `=`.
+    /// Names of keys and flags, and ordinary words of letters alone, are left as long as no value stands
+    /// there, and where one does, within longer words: a message that is redacted to pieces explains nothing.
     pub fn scrub(&self, text: &str) -> String {
         let mut wanted = BTreeSet::new();
         for (_, value) in self.iter() {
@@ -66,8 +66,8 @@ impl Secrets {
 struct ScrubbedSource(String);
 
 impl Status {
-    /// The same error without the secrets of its request: in its message and in what is logged of its sources. Comes before
-    /// anything is cut off: half of a secret is not found.
+    /// The same error without the secrets of its request: in its message and in what is logged of its
+    /// sources. Comes before anything is cut off: half of a secret is not found.
     #[must_use]
     pub fn scrubbed(self, secrets: &Secrets) -> Self {
         let sources: Vec<String> = std::iter::successors(self.source(), |&source| source.source())
@@ -116,7 +116,8 @@ impl Needle {
     }
 }
 
-/// Whether a word goes on with these: `-22.04` after `ubuntu`, but not the full stop at the end of a sentence.
+/// Whether a word goes on with these: `-22.04` after `ubuntu`, but not the full stop at
+/// the end of a sentence.
 fn goes_on(mut chars: impl Iterator<Item = char>) -> bool {
     match chars.next() {
         Some('-' | '_' | '.') => chars.next().is_some_and(char::is_alphanumeric),
@@ -125,8 +126,8 @@ fn goes_on(mut chars: impl Iterator<Item = char>) -> bool {
     }
 }
 
-/// The words of a line that may be secret, cut coarsely, since a secret may hold any sign, and finely, since signs stand
-/// around it.
+/// The words of a line that may be secret, cut coarsely, since a secret may hold any sign, and finely,
+/// since signs stand around it.
 fn words(line: &str, wanted: &mut BTreeSet<Needle>) {
     let coarse = line.split(|c: char| c.is_whitespace() || "\"'`,;".contains(c));
     wanted.extend(

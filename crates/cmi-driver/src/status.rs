@@ -75,8 +75,8 @@ impl Status {
         self
     }
 
-    /// Marks that the call never left this process: its driver has done nothing, and will do nothing. Only the caller can
-    /// know that; what a driver or a plugin answers never carries it.
+    /// Marks that the call never left this process: its driver has done nothing, and will do nothing. Only
+    /// the caller can know that; what a driver or a plugin answers never carries it.
     #[must_use]
     pub fn never_sent(mut self) -> Self {
         self.never_sent = true;
@@ -159,8 +159,8 @@ impl Error for Status {
 impl FromStr for Status {
     type Err = ParseStatusError;
 
-    /// Reads the text form out of any surrounding text: the first known code in brackets, and the message up to the
-    /// last bracket, so that brackets inside the message do no harm.
+    /// Reads the text form out of any surrounding text: the first known code in brackets, and the message up
+    /// to the last bracket, so that brackets inside the message do no harm.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let bad = || ParseStatusError(text.to_owned());
         let (_, after_code) = text.split_once("code = [").ok_or_else(bad)?;

@@ -1,4 +1,5 @@
-//! Tags by which a VM is known to be ours, and the other keys of a provider spec that are the controller's to set.
+//! Tags by which a VM is known to be ours, and the other keys of a provider spec that are
+//! the controller's to set.
 
 use super::{Capabilities, ProviderSpec};
 
@@ -6,7 +7,8 @@ use super::{Capabilities, ProviderSpec};
 pub const CLUSTER: &str = "kubernetes.io/cluster";
 /// Tag whose value is `control-plane` or `node`.
 pub const ROLE: &str = "kubernetes.io/role";
-/// Tag whose value is the identity of one machine object: a VM of the same name with another value belongs to another machine.
+/// Tag whose value is the identity of one machine object: a VM of the same name with another value
+/// belongs to another machine.
 pub const MACHINE: &str = "capcmi.io/machine";
 /// Field of the provider spec that holds the failure domain that a Machine asks for.
 pub const FAILURE_DOMAIN: &str = "failureDomain";
@@ -14,7 +16,8 @@ pub const FAILURE_DOMAIN: &str = "failureDomain";
 /// The tags that the controller sets; a user's spec may not hold them.
 pub const RESERVED: [&str; 3] = [CLUSTER, ROLE, MACHINE];
 
-/// A key of a provider spec that the controller sets, and that the user's spec can't have; the text names the field.
+/// A key of a provider spec that the controller sets, and that the user's spec can't have;
+/// the text names the field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReservedKey {
     /// Something stands where the tags' object has to be.

@@ -1,7 +1,7 @@
 //! The connections of a server: how many there may be, and which one goes when there is one more.
 //!
-//! An accept loop that waits for a free slot lets silent clients lock all others out. Here the newest connection is
-//! always taken; an old one makes room for it.
+//! An accept loop that waits for a free slot lets silent clients lock all others out. Here the newest
+//! connection is always taken; an old one makes room for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -24,10 +24,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// # Guarantees
 /// * Admitting a connection never waits for a client.
 /// * At most `most` connections are served, and at most as many again are being closed.
-/// * Of the connections that have made no request yet, and likewise of those that have, the peer address with the most
-///   loses its oldest. So a flood evicts itself, and a client with an address of its own stays.
-/// * Either kind has half of the places for itself: idle connections do not evict clients that work, and requests that
-///   take long leave room for new ones.
+/// * Of the connections that have made no request yet, and likewise of those that have, the peer address with
+///   the most loses its oldest. So a flood evicts itself, and a client with an address of its own stays.
+/// * Either kind has half of the places for itself: idle connections do not evict clients that work, and
+///   requests that take long leave room for new ones.
 #[derive(Clone, Debug)]
 pub struct Connections(Arc<Shared>);
 
@@ -105,7 +105,8 @@ impl Connections {
         }))
     }
 
-    /// Takes a new connection. If that is one too many, another one is evicted, and this waits until it makes room.
+    /// Takes a new connection. If that is one too many, another one is evicted, and this
+    /// waits until it makes room.
     pub async fn admit(&self, peer: Peer) -> Ticket {
         let evicted = CancellationToken::new();
         let (id, is_full) = {
@@ -132,8 +133,8 @@ impl Connections {
         ticket
     }
 
-    /// To be called when accepting fails, which is for want of file descriptors as a rule: evicts a connection, and waits
-    /// a moment.
+    /// To be called when accepting fails, which is for want of file descriptors as a rule: evicts a
+    /// connection, and waits a moment.
     pub async fn failed_to_accept(&self, error: &io::Error) {
         tracing::warn!(%error, "accepting a connection failed");
         self.0.table().evict(self.0.most, None);
@@ -198,8 +199,8 @@ impl Table {
         }
     }
 
-    /// Evicts one: of the kind that has more than half of the places, from the peer with the most of that kind, the one
-    /// that was silent for longest. Never the newcomer.
+    /// Evicts one: of the kind that has more than half of the places, from the peer with the most of that
+    /// kind, the one that was silent for longest. Never the newcomer.
     fn evict(&mut self, most: usize, newcomer: Option<u64>) {
         let of_kind = |kind| self.served.values().filter(|entry| entry.kind == kind).count();
         let kind = if of_kind(Kind::Asked) > most / 2 || of_kind(Kind::Waiting) == 0 {

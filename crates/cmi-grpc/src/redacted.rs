@@ -1,4 +1,5 @@
-//! `Debug` of the requests that hold secrets: names and ids, and of the rest only how much there is (CMI-13, CMI-47).
+//! `Debug` of the requests that hold secrets: names and ids, and of the rest only how much
+//! there is (CMI-13, CMI-47).
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,9 +1,9 @@
 //! Errors on the wire, and what travels in trailing metadata because gRPC has no room for it.
 //!
-//! The keys and what they mean stand at the top of `proto/capcmi/v1/capcmi.proto`, and so does what goes first when there is
-//! no room for all. Towards the wire all of it together stays below what every gRPC library takes by default, so that an
-//! error never costs the stream. From the wire everything is optional and may be garbage: what can't be used is ignored, and
-//! the code and message are kept.
+//! The keys and what they mean stand at the top of `proto/capcmi/v1/capcmi.proto`, and so does what goes
+//! first when there is no room for all. Towards the wire all of it together stays below what every gRPC
+//! library takes by default, so that an error never costs the stream. From the wire everything is optional
+//! and may be garbage: what can't be used is ignored, and the code and message are kept.
 
 use std::time::Duration;
 
@@ -22,11 +22,11 @@ pub const RESPONSE: &str = "capcmi-response-bin";
 /// For how many milliseconds the plugin asks to be left alone.
 pub const RETRY_AFTER: &str = "capcmi-retry-after-ms";
 
-/// The most bytes of all headers of an answer, as HTTP/2 counts them: what gRPC's C core, which is Python's, Ruby's and C++'s,
-/// and gRPC for Java take by default.
+/// The most bytes of all headers of an answer, as HTTP/2 counts them: what gRPC's C core, which is Python's,
+/// Ruby's and C++'s, and gRPC for Java take by default.
 pub const MOST_METADATA: usize = 8 * 1024;
-/// Of these, for `:status`, `content-type`, `date`, `grpc-status` and the name of `grpc-message`, which are 256, and for what a
-/// proxy adds.
+/// Of these, for `:status`, `content-type`, `date`, `grpc-status` and the name of `grpc-message`, which are
+/// 256, and for what a proxy adds.
 const FOR_OTHERS: usize = 384;
 /// What HTTP/2 counts for a header besides its name and its value.
 const PER_HEADER: usize = 32;
@@ -70,8 +70,9 @@ impl Outgoing {
         message
     }
 
-    /// The machine, without some of its addresses, and then without its failure domain, where these find no room. Its names
-    /// always do, unless they break the rules of their fields: then no client would read them.
+    /// The machine, without some of its addresses, and then without its failure domain, where
+    /// these find no room. Its names always do, unless they break the rules of their fields: then
+    /// no client would read them.
     fn machine(&mut self, mut machine: v1::Machine) {
         let most = self.room.saturating_sub(RESPONSE.len() + PER_HEADER) / 4 * 3;
         while machine.encoded_len() > most && machine.addresses.pop().is_some() {}
@@ -120,8 +121,8 @@ pub fn to_grpc(status: &Status) -> tonic::Status {
 ///
 /// NOT_FOUND beside a machine contradicts itself. Believed, it would lead to a second VM, so it is INTERNAL.
 ///
-/// The message is as long as it came, which the headers of an answer bound: the caller that shows it removes secrets first (OPS-11), and
-/// would not find half of one.
+/// The message is as long as it came, which the headers of an answer bound: the caller that shows it removes
+/// secrets first (OPS-11), and would not find half of one.
 pub fn from_grpc(status: tonic::Status) -> Status {
     let metadata = status.metadata();
     let code = text(metadata, MACHINE_CODE)
@@ -159,7 +160,8 @@ fn contradiction(machine: &Machine, message: &str) -> Status {
     Status::new(Code::Internal, why)
 }
 
-/// What goes next to the OK of CreateMachine and of GetMachineStatus: all that their responses have no room for.
+/// What goes next to the OK of CreateMachine and of GetMachineStatus: all that their
+/// responses have no room for.
 pub fn beside(machine: Machine) -> MetadataMap {
     let mut outgoing = Outgoing::new();
     outgoing.machine(machine.into());
@@ -216,8 +218,8 @@ fn milliseconds(text: &str) -> Option<Duration> {
     millis.map(Duration::from_millis)
 }
 
-/// The message, or so much of it as there is room for. It does not end within a word: the client looks for secrets in it, and
-/// would not find half of one.
+/// The message, or so much of it as there is room for. It does not end within a word: the client looks for
+/// secrets in it, and would not find half of one.
 fn cut(message: &str, most: usize) -> String {
     let mut room = most;
     for (at, c) in message.char_indices() {

@@ -11,7 +11,8 @@ pub const TOKEN: &str = "token";
 /// Checks the token of a call.
 ///
 /// # Errors
-/// UNAUTHENTICATED when it is missing or unknown (DRV-CR-16), PERMISSION_DENIED when it may not do this (DRV-CR-07).
+/// UNAUTHENTICATED when it is missing or unknown (DRV-CR-16), PERMISSION_DENIED when it may
+/// not do this (DRV-CR-07).
 pub fn check(credentials: Option<&Credentials>, secrets: &Secrets, operation: Operation) -> Result<()> {
     let Some(known) = credentials else { return Ok(()) };
     let Some(given) = secrets.get(TOKEN) else {

@@ -1,7 +1,7 @@
 //! Every call: in memory for tests in the process, as JSON lines for tests outside of it.
 //!
-//! A call writes a line when it starts and one when it ends, each with a single write, so that a test may wait for a
-//! line and kill the process at that point. No line holds a secret.
+//! A call writes a line when it starts and one when it ends, each with a single write, so that a test may
+//! wait for a line and kill the process at that point. No line holds a secret.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -37,7 +37,8 @@ pub struct CallLine {
     pub machine: String,
     /// The cluster of the class's tags; empty when there is none.
     pub cluster: String,
-    /// How it ended: `OK`, or the name of the code; `Canceled` also when the caller dropped the call. None at the start.
+    /// How it ended: `OK`, or the name of the code; `Canceled` also when the caller dropped the
+    /// call. None at the start.
     pub code: Option<String>,
     /// The LastKnownState that came with the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -39,8 +39,8 @@ impl SimulatedDriver {
             .collect()
     }
 
-    /// Orders the deletion and waits for the VM to be gone; ABORTED when that takes too long. A call that is dropped
-    /// here leaves the deletion ordered, and a repeat waits for the same one (DRV-21, DRV-23).
+    /// Orders the deletion and waits for the VM to be gone; ABORTED when that takes too long. A call that is
+    /// dropped here leaves the deletion ordered, and a repeat waits for the same one (DRV-21, DRV-23).
     async fn delete(&self, claim: &Claim) -> Result<DeleteMachineResponse> {
         let takes = Duration::from_secs_f64(self.config.delete_seconds);
         let patience = tokio::time::Instant::now() + Duration::from_secs_f64(self.config.delete_wait_seconds);

@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// Milliseconds since 1970 UTC: processes that share a cloud have to agree on the time, so it is the wall clock.
+/// Milliseconds since 1970 UTC: processes that share a cloud have to agree on the time,
+/// so it is the wall clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Instant(u64);
@@ -57,8 +58,8 @@ impl Clock for WallClock {
     }
 }
 
-/// Follows the timers of tokio from the wall time at which it was made: in a test with paused time, boot, deletion
-/// and latency pass without waiting.
+/// Follows the timers of tokio from the wall time at which it was made: in a test with paused time, boot,
+/// deletion and latency pass without waiting.
 #[derive(Clone, Copy, Debug)]
 pub struct TimerClock {
     origin: Instant,

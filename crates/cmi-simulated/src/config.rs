@@ -15,8 +15,8 @@ use cmi_driver::{Operation, is_dns_label};
 /// Longest time that any field takes, seconds: one day.
 const LONGEST_SECONDS: f64 = 86_400.0;
 
-/// Configuration of the simulated driver. Every field has a default: `{}` is a cloud of three zones, one pool and
-/// four sizes.
+/// Configuration of the simulated driver. Every field has a default: `{}` is a cloud of three zones,
+/// one pool and four sizes.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct SimulatedConfig {
@@ -26,7 +26,8 @@ pub struct SimulatedConfig {
     /// Pools by name, at least one. Default: `default`, which holds what its subnet 10.100.0.0/16 holds.
     #[garde(length(min = 1), dive, custom(pools_apart))]
     pub pools: BTreeMap<String, Pool>,
-    /// Sizes by name, at least one. Default: `xsmall` (1 CPU, 2 GiB), `small` (2, 4), `medium` (4, 8), `large` (8, 16).
+    /// Sizes by name, at least one. Default: `xsmall` (1 CPU, 2 GiB), `small` (2, 4), `medium`
+    /// (4, 8), `large` (8, 16).
     #[garde(length(min = 1), dive)]
     pub sizes: BTreeMap<String, Size>,
     /// The most VMs of all pools and clusters together. Default: no limit.
@@ -41,8 +42,8 @@ pub struct SimulatedConfig {
     /// From the order to stop until the guest is stopped, seconds. Default: 1.
     #[garde(range(min = 0.0, max = LONGEST_SECONDS))]
     pub shut_down_seconds: f64,
-    /// ShutDownMachine answers OK as soon as the guest has accepted to stop, instead of ABORTED until it is stopped.
-    /// Default: false.
+    /// ShutDownMachine answers OK as soon as the guest has accepted to stop, instead of ABORTED until it is
+    /// stopped. Default: false.
     #[garde(skip)]
     pub accepts_shut_down: bool,
     /// From the order to delete until the VM is gone, seconds. Default: 1.
@@ -54,15 +55,16 @@ pub struct SimulatedConfig {
     /// The consistency window that the driver declares, seconds. Default: 0.
     #[garde(range(min = 0.0, max = LONGEST_SECONDS))]
     pub consistency_window_seconds: f64,
-    /// How long a new VM is missing from GetMachineStatus and ListMachines, seconds, at most
-    /// `consistencyWindowSeconds`. CreateMachine knows it at once, as clouds with client tokens do. Default: 0.
+    /// How long a new VM is missing from GetMachineStatus and ListMachines, seconds, at
+    /// most `consistencyWindowSeconds`. CreateMachine knows it at once, as clouds with
+    /// client tokens do. Default: 0.
     #[garde(range(min = 0.0, max = self.consistency_window_seconds))]
     pub hide_new_seconds: f64,
     /// How long every call takes, milliseconds. Default: 0.
     #[garde(range(max = 86_400_000))]
     pub latency_ms: u64,
-    /// File in which the cloud lives on, shared by every process that names it; it holds user data and has mode 0600.
-    /// Default: none, the cloud ends with the process.
+    /// File in which the cloud lives on, shared by every process that names it; it holds user data and has
+    /// mode 0600. Default: none, the cloud ends with the process.
     #[garde(skip)]
     pub state_file: Option<PathBuf>,
     /// File to which every call is appended as JSON lines. Default: none.
@@ -71,8 +73,8 @@ pub struct SimulatedConfig {
     /// What goes wrong. Default: nothing.
     #[garde(dive)]
     pub faults: Vec<Fault>,
-    /// File with a list of further faults, JSON or YAML, read again whenever it changes; they come before `faults`.
-    /// It does not have to exist. Default: none.
+    /// File with a list of further faults, JSON or YAML, read again whenever it changes; they come before
+    /// `faults`. It does not have to exist. Default: none.
     #[garde(skip)]
     pub faults_file: Option<PathBuf>,
     /// The tokens that are known, in the secret key `token`. Default: none is asked for.

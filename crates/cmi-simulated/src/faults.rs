@@ -17,8 +17,8 @@ pub struct Fault {
     /// The call it happens to. Default: every call but Probe, GetPluginInfo and GetPluginCapabilities.
     #[garde(skip)]
     pub operation: Option<Operation>,
-    /// The names of the machines it happens to; `*` stands for any text. Calls without a machine have the empty
-    /// name. Default: every machine.
+    /// The names of the machines it happens to; `*` stands for any text. Calls without a machine have the
+    /// empty name. Default: every machine.
     #[garde(skip)]
     pub machine: Option<String>,
     /// How many calls that fit go well before it happens. Default: 0.
@@ -43,15 +43,17 @@ pub struct Fault {
     #[serde(default, deserialize_with = "code")]
     #[garde(skip)]
     pub lose_response: Option<Code>,
-    /// The back end makes the VM so much later, milliseconds, whatever has become of the call and of the process by then; it
-    /// has to name `operation: CreateMachine`. Default: at once.
+    /// The back end makes the VM so much later, milliseconds, whatever has become of the call and of the
+    /// process by then; it has to name `operation: CreateMachine`. Default: at once.
     #[garde(range(max = 86_400_000))]
     pub carry_out_after_ms: Option<u64>,
-    /// The machine's VM vanishes after the work was done, and the call answers as if nothing were wrong. Default: false.
+    /// The machine's VM vanishes after the work was done, and the call answers as if nothing
+    /// were wrong. Default: false.
     #[serde(default)]
     #[garde(skip)]
     pub vanish: bool,
-    /// Probe says that the driver has not finished starting; it has to name `operation: Probe`. Default: false.
+    /// Probe says that the driver has not finished starting; it has to name
+    /// `operation: Probe`. Default: false.
     #[serde(default)]
     #[garde(skip)]
     pub not_ready: bool,
@@ -195,8 +197,8 @@ impl FaultsFile {
 }
 
 impl FileState {
-    /// Reads the file when it is another than the last time, and forgets the counts of the faults of before. A file
-    /// that is not valid is looked at once.
+    /// Reads the file when it is another than the last time, and forgets the counts of the faults of before.
+    /// A file that is not valid is looked at once.
     fn refresh(&mut self, path: &std::path::Path) -> anyhow::Result<()> {
         let stamp = Stamp::of(path)?;
         if stamp == self.seen {

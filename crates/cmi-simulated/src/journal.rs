@@ -1,10 +1,10 @@
-//! The journal: the events of the cloud in the order in which they happened, in memory or in a file that several
-//! processes share.
+//! The journal: the events of the cloud in the order in which they happened, in memory or in a file that
+//! several processes share.
 //!
-//! The file holds one JSON object per line. A change is: lock the file, read what others have appended, decide, append
-//! with a single write, unlock. A process that is killed at any moment leaves at most a last line without its line
-//! break; readers do not see such a line, and the next writer cuts it off. Readers take no lock. The file holds user
-//! data and has mode 0600.
+//! The file holds one JSON object per line. A change is: lock the file, read what others have appended,
+//! decide, append with a single write, unlock. A process that is killed at any moment leaves at most a last
+//! line without its line break; readers do not see such a line, and the next writer cuts it off. Readers take
+//! no lock. The file holds user data and has mode 0600.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
@@ -134,10 +134,12 @@ impl Journal {
         Ok(question(&shared.cloud, now))
     }
 
-    /// Lets `decide` look at the cloud as it is now, with no other change in between, and writes what it decides.
+    /// Lets `decide` look at the cloud as it is now, with no other change in between,
+    /// and writes what it decides.
     ///
     /// # Errors
-    /// What `decide` answers, and UNAVAILABLE or INTERNAL when the file can't be used; nothing has changed then.
+    /// What `decide` answers, and UNAVAILABLE or INTERNAL when the file can't be used;
+    /// nothing has changed then.
     pub fn change<T>(
         &self,
         decide: impl FnOnce(&Cloud, Instant) -> cmi_driver::Result<Decision<T>>,
@@ -250,7 +252,8 @@ impl StateFile {
     }
 }
 
-/// Reads the cloud of a state file from outside, without ever writing: for a kubelet or a test in another process.
+/// Reads the cloud of a state file from outside, without ever writing: for a kubelet or a
+/// test in another process.
 pub struct CloudView {
     path: PathBuf,
     state: Option<StateFile>,

@@ -1,7 +1,8 @@
-//! The simulated driver: a small cloud with VMs that boot, stop and go, and with faults that can be asked for.
+//! The simulated driver: a small cloud with VMs that boot, stop and go, and with faults
+//! that can be asked for.
 //!
-//! It obeys the driver contract as any other driver has to. Its cloud lives in the process or, with a state file, in
-//! all processes that name the file, and survives them.
+//! It obeys the driver contract as any other driver has to. Its cloud lives in the process or, with a state
+//! file, in all processes that name the file, and survives them.
 
 mod access;
 mod call_log;
@@ -98,8 +99,8 @@ impl SimulatedDriver {
         &self.calls
     }
 
-    /// Runs a call with all that may go wrong, and logs it. The work has no await point between a look at the cloud
-    /// and the change that follows, so a call that is dropped has either changed the cloud or not.
+    /// Runs a call with all that may go wrong, and logs it. The work has no await point between a look at the
+    /// cloud and the change that follows, so a call that is dropped has either changed the cloud or not.
     async fn run<T>(&self, call: Call, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
         let open = self.calls.start(call.operation, call.subject.clone());
         let result = self.answer(&call, work).await;

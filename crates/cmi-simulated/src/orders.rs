@@ -1,4 +1,5 @@
-//! What the cloud decides when it is asked for something: from the state and the time to events and an answer.
+//! What the cloud decides when it is asked for something: from the state and the time
+//! to events and an answer.
 
 use super::clock::Instant;
 use super::cloud::{Cloud, Event};
@@ -9,7 +10,8 @@ use super::vm::{Condition, UserData, Vm, VmId};
 use cmi_driver::{Code, Machine, Operation, Result, Status, tags};
 use std::time::Duration;
 
-/// Which VM is meant: name, cluster and identity have to fit, so another machine's VM is never touched (DRV-20, DRV-28).
+/// Which VM is meant: name, cluster and identity have to fit, so another machine's VM is never
+/// touched (DRV-20, DRV-28).
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// The machine's name.
@@ -141,8 +143,8 @@ fn adopt(vm: &Vm, now: Instant, spec: &VmSpec, wanted: Wanted<'_>) -> Result<Mac
     }
 }
 
-/// The first field in which a VM is not what a spec asks for. Labels and the source/destination check can be changed,
-/// so they make no other VM; user data differs from try to try.
+/// The first field in which a VM is not what a spec asks for. Labels and the source/destination check can be
+/// changed, so they make no other VM; user data differs from try to try.
 fn difference(vm: &Vm, spec: &VmSpec, root_fs_gb: Option<u32>) -> Option<&'static str> {
     [
         (spec::VM_POOL, vm.pool == spec.pool),
@@ -299,8 +301,8 @@ pub fn shut_down(cloud: &Cloud, now: Instant, takes: Duration, claim: &Claim) ->
     })
 }
 
-/// Replaces the labels. What the VM really has counts, not what was applied before, so that an update that was half
-/// done and is taken back leaves nothing (UPD-03).
+/// Replaces the labels. What the VM really has counts, not what was applied before, so that an update that
+/// was half done and is taken back leaves nothing (UPD-03).
 pub fn update(
     cloud: &Cloud,
     now: Instant,

@@ -6,7 +6,8 @@ use super::config::SimulatedConfig;
 use super::spec::{LABELS, ROOT_FS_SIZE, SIZE, SOURCE_DEST_CHECK, TAGS, VM_POOL};
 use cmi_driver::tags::FAILURE_DOMAIN;
 
-/// The schema of a user's spec. It agrees with the validation but for the tags, which the controller adds later.
+/// The schema of a user's spec. It agrees with the validation but for the tags, which
+/// the controller adds later.
 pub fn of(config: &SimulatedConfig) -> Value {
     let texts = json!({"type": "object", "additionalProperties": {"type": "string"}});
     let mut fields = json!({

@@ -126,11 +126,12 @@ impl VmSpec {
         self.tags.get(tags::MACHINE).map_or("", String::as_str)
     }
 
-    /// Finds in the configuration what the spec asks for. A call on a VM that exists does not ask: what was made has
-    /// to be found and deleted after its pool or size was taken out of the configuration, too.
+    /// Finds in the configuration what the spec asks for. A call on a VM that exists does not ask: what was
+    /// made has to be found and deleted after its pool or size was taken out of the configuration, too.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT when there is no such thing, OUT_OF_RANGE when there is but not of this size (DRV-CR-11).
+    /// INVALID_ARGUMENT when there is no such thing, OUT_OF_RANGE when there is but not
+    /// of this size (DRV-CR-11).
     pub fn within<'a>(&self, config: &'a SimulatedConfig) -> Result<Wanted<'a>> {
         let unknown = |field: &str, value: &str, known: Vec<&String>| {
             invalid(

@@ -11,8 +11,8 @@ pub const FLEX_DRIVER: &str = "simulated.capcmi.io/disk";
 pub const FLEX_VOLUME_ID: &str = "volumeID";
 
 /// The ids of the cloud's own volumes, in the order of the specs: `csi.volumeHandle` of the CSI driver
-/// `simulated.capcmi.io`, and `flexVolume.options.volumeID` of the driver `simulated.capcmi.io/disk`. Other volumes
-/// are left out (DRV-42..DRV-45).
+/// `simulated.capcmi.io`, and `flexVolume.options.volumeID` of the driver `simulated.capcmi.io/disk`. Other
+/// volumes are left out (DRV-42..DRV-45).
 ///
 /// # Errors
 /// INVALID_ARGUMENT when a spec is no object (DRV-GV-03).

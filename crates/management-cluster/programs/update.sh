@@ -1,6 +1,6 @@
 #!/bin/sh
-# Writes kubernetes/go.mod and cluster-api/go.mod, with their go.sum, for the versions named here. Run it to move to
-# other versions, and commit what it writes; src/programs/go_module.rs names the same versions.
+# Writes kubernetes/go.mod and cluster-api/go.mod, with their go.sum, for the versions named here. Run it to
+# move to other versions, and commit what it writes; src/programs/go_module.rs names the same versions.
 set -eu
 cd "$(dirname "$0")"
 kubernetes=1.36.3
@@ -14,8 +14,9 @@ start() {
     go mod edit -go="$go"
 }
 
-# k8s.io/kubernetes requires its staging modules at v0.0.0 and replaces them by folders of its own repository, which
-# does not apply to a module that depends on it: they are required here at the version published with the release.
+# k8s.io/kubernetes requires its staging modules at v0.0.0 and replaces them by folders of its own
+# repository, which does not apply to a module that depends on it: they are required here at the version
+# published with the release.
 (
     cd kubernetes
     start kubernetes
@@ -31,7 +32,8 @@ start() {
     go mod tidy
 )
 
-# Without the second requirement `go mod tidy` looks for cluster-api/api at the v0.0.0 that the first one replaces.
+# Without the second requirement `go mod tidy` looks for cluster-api/api at the v0.0.0
+# that the first one replaces.
 (
     cd cluster-api
     start cluster-api

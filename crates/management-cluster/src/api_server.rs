@@ -32,7 +32,8 @@ pub(crate) struct ApiServerOptions<'a> {
     pub name: &'a str,
     /// Where requests are recorded, if they are.
     pub audit_log: Option<&'a Path>,
-    /// Whether to run the admission plugin that wants a `ServiceAccount` for every Pod, which needs a controller manager.
+    /// Whether to run the admission plugin that wants a `ServiceAccount` for every Pod, which
+    /// needs a controller manager.
     pub service_account_admission: bool,
 }
 
@@ -130,7 +131,8 @@ impl ApiServer {
                     *held = Some(process);
                     return Ok(());
                 }
-                // Its port is one that outgoing connections get, too: a client of another server may have it for a moment.
+                // Its port is one that outgoing connections get, too: a client of another server
+                // may have it for a moment.
                 Err(error) if is_port_clash(&error) && Instant::now() < expiry => {}
                 Err(error) => return Err(error).with_context(what),
             }
@@ -181,7 +183,8 @@ fn command(
         .arg(file("service-account-signing-key-file", "service-account.key"))
         .arg("--service-cluster-ip-range=10.0.0.0/24")
         .arg("--authorization-mode=RBAC")
-        // Nothing is to be queued or refused because others are busy: tests and the benchmark measure the provider.
+        // Nothing is to be queued or refused because others are busy: tests and the
+        // benchmark measure the provider.
         .args([
             "--enable-priority-and-fairness=false",
             "--max-requests-inflight=0",

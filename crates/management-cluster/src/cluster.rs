@@ -25,10 +25,11 @@ use crate::{
     service_account, stand_in,
 };
 
-/// A running management cluster: etcd, kube-apiserver, kube-controller-manager and Cluster API's core manager.
+/// A running management cluster: etcd, kube-apiserver, kube-controller-manager and
+/// Cluster API's core manager.
 ///
-/// Nothing in it belongs to an async runtime, so it may be used from several, one after the other or at once. All its
-/// programs end when it is dropped or when the process ends.
+/// Nothing in it belongs to an async runtime, so it may be used from several, one after the other or at once.
+/// All its programs end when it is dropped or when the process ends.
 #[derive(Debug)]
 pub struct ManagementCluster {
     // Dropped in this order: a client goes before its server, and the folder goes last.
@@ -64,8 +65,9 @@ impl ManagementClusterBuilder {
         self
     }
 
-    /// Objects to apply as soon as the API server runs, as a YAML stream. Kinds defined here are known to the garbage
-    /// collector from its start; it notices kinds that are defined later only after up to half a minute.
+    /// Objects to apply as soon as the API server runs, as a YAML stream. Kinds defined here are
+    /// known to the garbage collector from its start; it notices kinds that are defined later only
+    /// after up to half a minute.
     #[must_use]
     pub fn manifests(mut self, yaml: impl Into<String>) -> Self {
         self.manifests.push(yaml.into());
@@ -75,8 +77,8 @@ impl ManagementClusterBuilder {
     /// Starts the management cluster, after building its programs if that was not done before.
     ///
     /// # Errors
-    /// When a program cannot be built or does not become ready; what ran is then ended, and the error has the end of
-    /// the failed program's log.
+    /// When a program cannot be built or does not become ready; what ran is then ended, and the error has the
+    /// end of the failed program's log.
     pub async fn start(self) -> Result<ManagementCluster> {
         let programs = Programs::find().await?;
         let folder = RunFolder::create()?;
@@ -130,8 +132,8 @@ impl ManagementCluster {
         }
     }
 
-    /// The management cluster that all tests of a process share; the first call starts it, with `builder`. Tests keep
-    /// out of each other's way by [`ManagementCluster::namespace`].
+    /// The management cluster that all tests of a process share; the first call starts it, with `builder`.
+    /// Tests keep out of each other's way by [`ManagementCluster::namespace`].
     ///
     /// # Errors
     /// As [`ManagementClusterBuilder::start`]; a later call tries again.
@@ -182,8 +184,8 @@ impl ManagementCluster {
         command
     }
 
-    /// clusterctl, as the administrator of the management cluster. It reads no configuration of the user and asks
-    /// nothing of the network.
+    /// clusterctl, as the administrator of the management cluster. It reads no configuration of the user and
+    /// asks nothing of the network.
     pub fn clusterctl(&self) -> Command {
         let mut command = Command::new(&self.programs.clusterctl);
         command
@@ -254,9 +256,9 @@ impl ManagementCluster {
         self.api_server.kill().await;
     }
 
-    /// Starts the API server again after [`ManagementCluster::kill_api_server`], unless it runs, and returns when it is
-    /// ready: at the same address, with the same objects and credentials, so that kubeconfigs and clients of before serve
-    /// on.
+    /// Starts the API server again after [`ManagementCluster::kill_api_server`], unless it runs, and returns
+    /// when it is ready: at the same address, with the same objects and credentials, so that kubeconfigs and
+    /// clients of before serve on.
     ///
     /// # Errors
     /// When it does not become ready.
@@ -264,8 +266,9 @@ impl ManagementCluster {
         self.api_server.revive(&self.folder).await
     }
 
-    /// The requests to the API server as one JSON object a line (`audit.k8s.io/v1` at level `Metadata`), each written
-    /// before its answer is sent. The file exists if [`ManagementClusterBuilder::audit_log`] was asked for.
+    /// The requests to the API server as one JSON object a line (`audit.k8s.io/v1` at level `Metadata`),
+    /// each written before its answer is sent. The file exists if
+    /// [`ManagementClusterBuilder::audit_log`] was asked for.
     pub fn audit_log(&self) -> PathBuf {
         audit_log(&self.folder)
     }

@@ -17,8 +17,8 @@ pub(crate) struct Components {
 }
 
 impl Components {
-    /// Reads the components, with every webhook pointing at a core that listens on `port` of the loopback interface
-    /// with a certificate of `authority`.
+    /// Reads the components, with every webhook pointing at a core that listens on `port` of the loopback
+    /// interface with a certificate of `authority`.
     pub(crate) fn read(programs: &Programs, port: u16, authority: &str) -> Result<Self> {
         let path = &programs.core_components;
         let objects = fs::read(path).with_context(|| format!("reading {}", path.display()))?;

@@ -29,7 +29,8 @@ const START_DEADLINE: Duration = Duration::from_mins(1);
 /// As much as a Pod gets.
 const STOP_GRACE: Duration = Duration::from_secs(30);
 
-/// Every feature on that the provider has something to do with, and no waiting that only spares a busy API server.
+/// Every feature on that the provider has something to do with, and no waiting that only
+/// spares a busy API server.
 const FLAGS: &[&str] = &[
     "--leader-elect=false",
     "--insecure-diagnostics",
@@ -42,9 +43,9 @@ const FLAGS: &[&str] = &[
 
 /// Cluster API's core manager, which can be stopped and started again.
 ///
-/// It runs with the token of its own `ServiceAccount` and has the permissions that Cluster API's release gives it,
-/// no others. Its webhooks are registered exactly while it runs, so that without it objects can still be written (but
-/// get no defaults).
+/// It runs with the token of its own `ServiceAccount` and has the permissions that Cluster API's release
+/// gives it, no others. Its webhooks are registered exactly while it runs, so that without it objects can
+/// still be written (but get no defaults).
 #[derive(Debug)]
 pub(crate) struct CoreManager {
     programs: Programs,

@@ -33,7 +33,8 @@ pub struct Guest {
     pub provider_id: String,
     /// The guest's host name, which becomes the name of its Node.
     pub node_name: String,
-    /// A cloud-config with a kubeconfig among its `write_files`, such as [`crate::Workload::bootstrap_data`] gives.
+    /// A cloud-config with a kubeconfig among its `write_files`, such as
+    /// [`crate::Workload::bootstrap_data`] gives.
     pub user_data: Vec<u8>,
     /// Type (`InternalIP`, `Hostname`, …) and value of each address.
     pub addresses: Vec<(String, String)>,
@@ -58,9 +59,10 @@ pub struct HollowKubelet {
 }
 
 impl HollowKubelet {
-    /// Follows `guests` until it ends. Each guest that boots is registered as a Node with the credentials of its
-    /// bootstrap data; the Node has the provider id, addresses, a kubelet version and the conditions of a healthy
-    /// node. A guest whose bootstrap data is unfit does not register, as with a real one; a warning is logged.
+    /// Follows `guests` until it ends. Each guest that boots is registered as a Node with the credentials
+    /// of its bootstrap data; the Node has the provider id, addresses, a kubelet version and the
+    /// conditions of a healthy node. A guest whose bootstrap data is unfit does not register, as with a
+    /// real one; a warning is logged.
     pub fn start(guests: impl Stream<Item = GuestEvent> + Send + 'static) -> Self {
         Self::with_version(KUBERNETES_VERSION, guests)
     }
@@ -108,7 +110,8 @@ async fn follow(version: String, guests: impl Stream<Item = GuestEvent>) {
     while kubelets.join_next().await.is_some() {}
 }
 
-/// Clients by kubeconfig, so that thousands of guests with the same credentials do not have a connection each.
+/// Clients by kubeconfig, so that thousands of guests with the same credentials do not
+/// have a connection each.
 #[derive(Default)]
 struct Clients(HashMap<String, Client>);
 

@@ -1,8 +1,9 @@
-//! A real Cluster API management cluster as plain processes: etcd, kube-apiserver, kube-controller-manager and Cluster
-//! API's core manager, built from their published Go modules, without containers.
+//! A real Cluster API management cluster as plain processes: etcd, kube-apiserver, kube-controller-manager
+//! and Cluster API's core manager, built from their published Go modules, without containers.
 //!
-//! Around it: a workload cluster that machines join ([`Workload`]), control planes without machines ([`stand_in`]),
-//! the guests' kubelets ([`hollow_kubelet`]) and a proxy that fails and delays requests on purpose ([`proxy`]).
+//! Around it: a workload cluster that machines join ([`Workload`]), control planes without machines
+//! ([`stand_in`]), the guests' kubelets ([`hollow_kubelet`]) and a proxy that fails and delays
+//! requests on purpose ([`proxy`]).
 
 mod api_server;
 mod apply;

@@ -13,7 +13,8 @@ fn free_port() -> Result<u16> {
     Ok(listener.local_addr()?.port())
 }
 
-/// Runs `start` with `N` different free ports, again with others if it fails because one was taken before it was used.
+/// Runs `start` with `N` different free ports, again with others if it fails because one was
+/// taken before it was used.
 pub(crate) async fn with_free_ports<const N: usize, T>(
     mut start: impl AsyncFnMut([u16; N]) -> Result<T>,
 ) -> Result<T> {

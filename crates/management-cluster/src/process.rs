@@ -20,9 +20,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A running program whose output goes to a log file.
 ///
-/// It is killed when this value is dropped and also when the process that holds this value ends in any way, `SIGKILL`
-/// included: a small shell between the two watches a pipe that closes with the holder. It runs in a process group of
-/// its own, so that Ctrl-C in a terminal reaches only the holder.
+/// It is killed when this value is dropped and also when the process that holds this value ends in any way,
+/// `SIGKILL` included: a small shell between the two watches a pipe that closes with the holder. It runs in a
+/// process group of its own, so that Ctrl-C in a terminal reaches only the holder.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -36,12 +36,12 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` with both output streams appended to `<name>.log` in `folder`. Of `command`, the program, its
-    /// arguments, its changes to the environment and its working directory count.
+    /// Starts `command` with both output streams appended to `<name>.log` in `folder`. Of `command`, the
+    /// program, its arguments, its changes to the environment and its working directory count.
     ///
     /// # Errors
-    /// When the log cannot be opened or the supervising shell cannot be started. A program which is missing shows
-    /// itself by ending at once, with the reason in its log.
+    /// When the log cannot be opened or the supervising shell cannot be started. A program which is missing
+    /// shows itself by ending at once, with the reason in its log.
     pub fn start(folder: &RunFolder, name: &str, command: &Command) -> Result<Self> {
         let log = folder.path().join(format!("{name}.log"));
         let output = OpenOptions::new().create(true).append(true).open(&log);
@@ -89,7 +89,8 @@ impl Process {
         &self.log
     }
 
-    /// The status of the program if it has ended: its exit code, or 128 and the number of the signal that ended it.
+    /// The status of the program if it has ended: its exit code, or 128 and the number of
+    /// the signal that ended it.
     ///
     /// # Errors
     /// When the operating system does not say.
@@ -119,8 +120,8 @@ impl Process {
         let _ = fs::remove_file(&self.entry);
     }
 
-    /// Sends `SIGTERM`, and `SIGKILL` if the program still runs after `grace`. Returns the status of the program when
-    /// it ended by itself.
+    /// Sends `SIGTERM`, and `SIGKILL` if the program still runs after `grace`. Returns the status of the
+    /// program when it ended by itself.
     ///
     /// # Errors
     /// When the program had ended before.

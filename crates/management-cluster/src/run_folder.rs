@@ -19,11 +19,11 @@ const KEEP_MARK: &str = "keep";
 /// The folders of this process that are in use.
 static IN_USE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-/// A folder that is removed when this value is dropped and also when the process ends in any way, after the programs
-/// started in it have ended.
+/// A folder that is removed when this value is dropped and also when the process ends in any way, after the
+/// programs started in it have ended.
 ///
-/// Its logs are kept, and its path is printed, when any thread of the process has panicked while the folder was in use
-/// (so a failed test leaves them) or when [`RunFolder::keep`] was called.
+/// Its logs are kept, and its path is printed, when any thread of the process has panicked while the folder
+/// was in use (so a failed test leaves them) or when [`RunFolder::keep`] was called.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
@@ -97,7 +97,8 @@ impl Drop for RunFolder {
 
 /// Keeps the logs of every run of this process; for failures that are not panics.
 pub(crate) fn keep_all() {
-    // A thread that panics may hold the lock: without it, the logs are not kept, which is better than a deadlock.
+    // A thread that panics may hold the lock: without it, the logs are not kept, which
+    // is better than a deadlock.
     if let Ok(folders) = IN_USE.try_lock() {
         folders.iter().for_each(|folder| keep(folder));
     }
@@ -117,7 +118,8 @@ fn keep(folder: &Path) {
     }
 }
 
-/// Panics are seen in the hook because a static is never dropped, and a test harness catches what a test panics with.
+/// Panics are seen in the hook because a static is never dropped, and a test harness catches
+/// what a test panics with.
 fn keep_on_panic() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,4 +1,5 @@
-//! The control plane of a Cluster, without machines: a stand-in object that says what a managed control plane says.
+//! The control plane of a Cluster, without machines: a stand-in object that says what a
+//! managed control plane says.
 
 use std::time::Duration;
 
@@ -26,8 +27,8 @@ pub(crate) const DEFINITIONS: &str = include_str!("../manifests/stand-in-control
 
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Creates the Cluster `name` with a control plane that is initialized and the workload cluster behind it, and returns
-/// it. `spec` is merged into the Cluster's spec (`{"infrastructureRef": …}`; may be empty).
+/// Creates the Cluster `name` with a control plane that is initialized and the workload cluster behind it,
+/// and returns it. `spec` is merged into the Cluster's spec (`{"infrastructureRef": …}`; may be empty).
 ///
 /// # Errors
 /// When the API server refuses one of the objects.
@@ -50,8 +51,9 @@ pub async fn create_cluster(
     apply(&management.admin_client().await?, cluster).await
 }
 
-/// Creates what the Cluster `name` refers to as its control plane, initialized and with the workload cluster behind it,
-/// and returns the value of its `spec.controlPlaneRef`. To be called before the Cluster is created.
+/// Creates what the Cluster `name` refers to as its control plane, initialized and with the
+/// workload cluster behind it, and returns the value of its `spec.controlPlaneRef`. To be called
+/// before the Cluster is created.
 ///
 /// # Errors
 /// When the API server refuses one of the objects.
@@ -71,8 +73,8 @@ pub async fn create_control_plane(
     Ok(json!({"apiGroup": GROUP, "kind": KIND, "name": name}))
 }
 
-/// Creates the Secret by which core finds the workload cluster of the Cluster `name`. To be called before the Cluster
-/// is created; [`create_cluster`] does it itself.
+/// Creates the Secret by which core finds the workload cluster of the Cluster `name`. To be called before the
+/// Cluster is created; [`create_cluster`] does it itself.
 ///
 /// # Errors
 /// When the workload cluster does not start, or when the API server refuses the Secret.
@@ -85,8 +87,8 @@ pub async fn connect_workload(management: &ManagementCluster, namespace: &str, n
         .with_context(|| format!("creating the kubeconfig Secret of Cluster {namespace}/{name}"))
 }
 
-/// Makes a stand-in control plane say that it is initialized, available, managed elsewhere, and at the version and
-/// number of replicas that its spec asks for. Does nothing when it says so already.
+/// Makes a stand-in control plane say that it is initialized, available, managed elsewhere, and at the
+/// version and number of replicas that its spec asks for. Does nothing when it says so already.
 ///
 /// # Errors
 /// When the API server refuses the status.
@@ -142,8 +144,8 @@ fn resource() -> ApiResource {
     )
 }
 
-/// Marks every stand-in control plane initialized, as its controller would, as long as this value lives and the runtime
-/// that it was made in runs. For Clusters with a topology, whose control planes core creates.
+/// Marks every stand-in control plane initialized, as its controller would, as long as this value lives and
+/// the runtime that it was made in runs. For Clusters with a topology, whose control planes core creates.
 #[derive(Debug)]
 pub struct StandInController {
     task: JoinHandle<()>,

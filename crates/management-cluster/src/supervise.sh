@@ -1,5 +1,5 @@
-# Runs "$@" and ends it when standard input closes, which it does however the process at its other end comes to end.
-# A line on standard input is the name of a signal to send.
+# Runs "$@" and ends it when standard input closes, which it does however the process at its other end comes
+# to end. A line on standard input is the name of a signal to send.
 exec 3<&0 </dev/null
 "$@" 3<&- &
 program=$!

@@ -1,5 +1,5 @@
-# Removes the folder $1 once standard input has closed and every supervisor named in its `supervisors` has ended.
-# A folder marked with the file `keep` keeps its logs.
+# Removes the folder $1 once standard input has closed and every supervisor named in its `supervisors` has
+# ended. A folder marked with the file `keep` keeps its logs.
 exec 3<&0 </dev/null
 while read -r _ <&3; do :; done
 for entry in "$1"/supervisors/*; do

@@ -15,8 +15,8 @@ use crate::{apply::apply, eventually::eventually};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Registers the webhooks and returns when they are called. The API server takes note of a registration some time
-/// after it was written; a test that writes in between would miss defaults.
+/// Registers the webhooks and returns when they are called. The API server takes note of a registration some
+/// time after it was written; a test that writes in between would miss defaults.
 pub(crate) async fn register(client: &Client, registrations: Vec<Value>) -> Result<()> {
     for registration in registrations {
         apply(client, registration)

@@ -66,8 +66,8 @@ impl Workload {
         &self.api_server.url
     }
 
-    /// Bootstrap data of a machine: a cloud-config which writes a kubeconfig for this API server, whose token is a
-    /// bootstrap token. The bearer may read, create and patch Nodes and nothing else.
+    /// Bootstrap data of a machine: a cloud-config which writes a kubeconfig for this API server, whose token
+    /// is a bootstrap token. The bearer may read, create and patch Nodes and nothing else.
     ///
     /// # Errors
     /// When the document cannot be rendered, which would be a fault of this crate.
@@ -89,8 +89,9 @@ impl Workload {
         ))
     }
 
-    /// The Secret by which core reaches this workload cluster for the Cluster `cluster` in `namespace`. Core reads it
-    /// when it first sees the Cluster and then only half a minute later, so it has to be created before.
+    /// The Secret by which core reaches this workload cluster for the Cluster `cluster` in
+    /// `namespace`. Core reads it when it first sees the Cluster and then only half a minute later, so
+    /// it has to be created before.
     pub fn kubeconfig_secret(&self, namespace: &str, cluster: &str) -> Secret {
         let value = ByteString(self.api_server.admin_document().as_bytes().to_vec());
         let label = ("cluster.x-k8s.io/cluster-name".to_owned(), cluster.to_owned());

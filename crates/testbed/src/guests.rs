@@ -1,4 +1,5 @@
-//! The guests of the simulated cloud. They are no part of the driver: it makes VMs, and what boots in them is seen here.
+//! The guests of the simulated cloud. They are no part of the driver: it makes VMs, and what
+//! boots in them is seen here.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;

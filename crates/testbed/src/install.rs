@@ -10,8 +10,8 @@ use management_cluster::{AGGREGATED_ROLE, ManagementCluster, eventually};
 
 const DEADLINE: Duration = Duration::from_secs(90);
 
-/// The definitions, for [`management_cluster::ManagementClusterBuilder::manifests`]: a garbage collector that starts
-/// before them notices them only after half a minute.
+/// The definitions, for [`management_cluster::ManagementClusterBuilder::manifests`]: a garbage collector that
+/// starts before them notices them only after half a minute.
 ///
 /// # Errors
 /// When they can't be printed, which would be a fault of the provider.
@@ -19,8 +19,8 @@ pub fn definitions() -> Result<String> {
     stream(&[Part::Crd]).context("printing the definitions")
 }
 
-/// Installs `config/default` as an administrator would, with kustomize, and waits until Cluster API may use the kinds. The
-/// admission policies are there as well, as a provider that ran before has left them.
+/// Installs `config/default` as an administrator would, with kustomize, and waits until Cluster API may use
+/// the kinds. The admission policies are there as well, as a provider that ran before has left them.
 ///
 /// # Errors
 /// When kustomize or the API server refuses something.

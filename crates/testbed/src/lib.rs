@@ -1,5 +1,6 @@
-//! The provider as it is shipped, on a management cluster of plain processes: one way to install it, to run it as its
-//! ServiceAccount, and to let guests boot in a cloud; for the tests, the quickstart and the benchmark.
+//! The provider as it is shipped, on a management cluster of plain processes: one way to install
+//! it, to run it as its ServiceAccount, and to let guests boot in a cloud; for the tests, the
+//! quickstart and the benchmark.
 
 mod guests;
 mod http;

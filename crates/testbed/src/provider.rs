@@ -93,8 +93,8 @@ pub async fn service_account(management: &ManagementCluster) -> Result<PathBuf> 
 
 /// `127.0.0.1` with a port that nothing listens on.
 ///
-/// Ports are taken in turn from below the range that the kernel gives to outgoing connections: a port that was free a
-/// moment ago must not be gone when the provider listens.
+/// Ports are taken in turn from below the range that the kernel gives to outgoing connections: a port that
+/// was free a moment ago must not be gone when the provider listens.
 ///
 /// # Errors
 /// When all are taken.

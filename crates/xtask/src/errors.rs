@@ -4,7 +4,8 @@ use crate::markdown;
 use capcmi::retry::{Call, Next, next};
 use cmi_driver::Code;
 
-/// The calls until a VM is up. With the groups below, every call is in one table, and no table is too wide to be read.
+/// The calls until a VM is up. With the groups below, every call is in one table, and no
+/// table is too wide to be read.
 pub(crate) const WAY_UP: &[Call] = &[
     Call::LookUp,
     Call::Create,

@@ -1,5 +1,5 @@
-//! What a developer runs, and no user: `cargo run -p xtask -- docs FILE…` writes into the documentation what the code knows
-//! better (`make generate`).
+//! What a developer runs, and no user: `cargo run -p xtask -- docs FILE…` writes into the documentation what
+//! the code knows better (`make generate`).
 
 mod api;
 mod compliance;

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Makes the virtual environment of the Python drivers, with the code that is generated from proto/ in it, unless it is
-# there already. Prints its folder. It is outside of the repository, so that a fresh clone finds it again.
+# Makes the virtual environment of the Python drivers, with the code that is generated from proto/ in it,
+# unless it is there already. Prints its folder. It is outside of the repository, so that a fresh clone finds
+# it again.
 # Environment: PYTHON, the interpreter that it is made from; XDG_CACHE_HOME, where it is kept.
 set -eu
 cd "$(dirname "$0")"

@@ -184,7 +184,8 @@ async fn longest_name(t: TestContext) -> Outcome {
 }
 
 async fn defaults(t: TestContext) -> Outcome {
-    // The author's tags stand beside the cluster's, which are mandatory whatever the configuration says (DRV-04).
+    // The author's tags stand beside the cluster's, which are mandatory whatever the
+    // configuration says (DRV-04).
     let mut needed = t.config().mandatory();
     needed.push(t.capabilities().tag_path.clone());
     let mut request = t.machine_request("a");

@@ -291,7 +291,8 @@ async fn broken(t: &TestContext, operation: Operation, hook: Hook, codes: &[Code
     sound(t, operation, &request, id.as_ref()).await
 }
 
-/// Most drivers read volume ids out of the specs: then a back end that is broken breaks nothing, and shows nothing.
+/// Most drivers read volume ids out of the specs: then a back end that is broken breaks
+/// nothing, and shows nothing.
 fn needs_back_end(operation: Operation, answer: &Answer<()>) -> Outcome {
     if operation == Operation::GetVolumeIds && answer.result.is_ok() {
         return Err(CaseError::Skipped(format!("{operation} needs no back end here")));

@@ -72,7 +72,8 @@ async fn ask<T: Said>(
         .await
 }
 
-/// Name and version: from the plugin itself where there is one, since the client takes what breaks the rules for unknown.
+/// Name and version: from the plugin itself where there is one, since the client takes what
+/// breaks the rules for unknown.
 async fn info(t: &TestContext) -> Outcome<GetPluginInfoResponse> {
     if t.target().wire().is_some() {
         return raw(t, INFO, &[]).await?.ok();

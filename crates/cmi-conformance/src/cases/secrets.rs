@@ -23,7 +23,8 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// Fails unless an error says in words what is wrong, and can be written as text and read back (DRV-06, DRV-17).
+/// Fails unless an error says in words what is wrong, and can be written as text and
+/// read back (DRV-06, DRV-17).
 pub(super) fn speaks(status: &Status) -> Outcome {
     if let Some(problem) = problem(status) {
         return Err(CaseError::Failed(format!("{status}: {problem}")));

@@ -1,5 +1,5 @@
-//! ShutDownMachine: OK says that the guest is stopped, or has accepted to stop. Whether it does can be seen by its power
-//! state alone.
+//! ShutDownMachine: OK says that the guest is stopped, or has accepted to stop. Whether it does can be seen
+//! by its power state alone.
 
 use std::time::Duration;
 
@@ -70,7 +70,8 @@ async fn until_accepted(t: &TestContext, request: &MachineRequest) -> Outcome {
     Ok(())
 }
 
-/// Whether the guest runs, as far as the driver can tell. That it can't be asked is for the cases about GetMachineStatus.
+/// Whether the guest runs, as far as the driver can tell. That it can't be asked is for the
+/// cases about GetMachineStatus.
 async fn is_up(t: &TestContext, request: &MachineRequest) -> Outcome<bool> {
     let read = t.status(request, None).await?.ok();
     match read.map_err(CaseError::in_preparation)?.power_state {

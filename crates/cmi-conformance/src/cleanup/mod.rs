@@ -1,8 +1,9 @@
 //! Deletes what the cases made, and looks whether it is gone.
 //!
-//! A back end that may be behind does not find yet what was made a moment ago, and its driver answers OK to the deletion of
-//! what it does not find. So each VM is deleted twice: at once, by all that is known of it, and again at the end of the
-//! run, when nothing can be behind any more; then it is looked for. That costs one wait for all cases together.
+//! A back end that may be behind does not find yet what was made a moment ago, and its driver answers OK to
+//! the deletion of what it does not find. So each VM is deleted twice: at once, by all that is known of it,
+//! and again at the end of the run, when nothing can be behind any more; then it is looked for. That costs
+//! one wait for all cases together.
 
 mod look;
 mod repeat;
@@ -19,7 +20,8 @@ use super::tracker::Noted;
 use cmi_driver::{Capabilities, Code, DeleteMachineRequest, Driver, Operation, ProviderId};
 use repeat::Repeat;
 
-/// How long a create may be on its way to a plugin after its caller has given it up; it may overtake a deletion.
+/// How long a create may be on its way to a plugin after its caller has given it up; it
+/// may overtake a deletion.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
 /// How many machines of a case are deleted at once.
 const AT_ONCE: usize = 4;
@@ -77,8 +79,8 @@ impl Cleanup<'_> {
         stream::iter(deletions).buffered(AT_ONCE).collect().await
     }
 
-    /// Deletes once more what could come back or was not found, and looks for all of it: case by case, so many at once.
-    /// Answers a sentence for each VM that may be left.
+    /// Deletes once more what could come back or was not found, and looks for all of it: case by case, so
+    /// many at once. Answers a sentence for each VM that may be left.
     pub async fn confirm(&self, cases: Vec<Vec<Deleted>>, parallel: usize) -> Vec<String> {
         let window = self.capabilities.consistency_window;
         let is_open = cases.iter().flatten().any(|deleted| deleted.noted.under_way > 0);

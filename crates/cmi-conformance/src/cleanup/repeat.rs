@@ -44,8 +44,8 @@ impl Repeat {
 }
 
 impl Cleanup<'_> {
-    /// Makes a call until it answers OK or an error that is not worth a repeat, until `limit` is over, or the driver is
-    /// given up. Answers the code, if there was an answer, and the reason.
+    /// Makes a call until it answers OK or an error that is not worth a repeat, until `limit` is over, or the
+    /// driver is given up. Answers the code, if there was an answer, and the reason.
     pub(super) async fn repeat<T, F>(
         &self,
         operation: Operation,

@@ -256,7 +256,8 @@ impl Report {
     }
 }
 
-/// A rule is broken when one of its cases failed; it holds when one passed, none failed and each could be judged.
+/// A rule is broken when one of its cases failed; it holds when one passed, none failed
+/// and each could be judged.
 fn judge(rule: &Rule, cases: &[&CaseReport]) -> RuleReport {
     let find = |wanted: fn(&Verdict) -> bool| cases.iter().find(|case| wanted(&case.verdict));
     let because = |case: &CaseReport| format!("{}: {}", case.name, case.verdict.reason().unwrap_or_default());

@@ -1,9 +1,11 @@
 //! The rules: one row for each requirement on a driver or a plugin, with what proves it.
 //!
-//! The ids are those of the requirements: DRV of the driver contract, OPS of its chapter on operation, CMI and PLG of the
-//! Common Machine Interface, INI and UPD of post-create initialization. What concerns the caller's side has no row here.
+//! The ids are those of the requirements: DRV of the driver contract, OPS of its chapter on operation, CMI
+//! and PLG of the Common Machine Interface, INI and UPD of post-create initialization. What concerns the
+//! caller's side has no row here.
 
-/// A table of rules, one to a line: `"DRV-10" Must "what it asks for";`, and with `untested "why"` what no case proves.
+/// A table of rules, one to a line: `"DRV-10" Must "what it asks for";`, and with
+/// `untested "why"` what no case proves.
 macro_rules! rules {
     ($($id:literal $level:ident $says:literal $(untested $reason:expr)?;)*) => {
         &[$(Rule {

@@ -22,8 +22,8 @@ impl TestContext {
         self.create_with(machine_request, None).await
     }
 
-    /// Creates with a LastKnownState. Code 17 with its machine is as good as OK where there is an InitializeMachine: the VM
-    /// is there (INI-18).
+    /// Creates with a LastKnownState. Code 17 with its machine is as good as OK where there is an
+    /// InitializeMachine: the VM is there (INI-18).
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs.
@@ -169,7 +169,8 @@ impl TestContext {
         self.call(Operation::UpdateMachine, to, call).await
     }
 
-    /// Asks for volume ids. An empty list may be refused as one that is missing (CMI-150), and has no ids either way.
+    /// Asks for volume ids. An empty list may be refused as one that is missing (CMI-150),
+    /// and has no ids either way.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs.
@@ -224,8 +225,8 @@ impl TestContext {
             .await
     }
 
-    /// Makes a call about a machine, its cluster or its class, by the operation's name; what it answers besides its code
-    /// does not matter.
+    /// Makes a call about a machine, its cluster or its class, by the operation's name; what it answers
+    /// besides its code does not matter.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs, or is about none of them.

@@ -128,7 +128,8 @@ impl TestContext {
             .push(message.into());
     }
 
-    /// A machine in the case's cluster. Its name is unique over all cases, for back ends where names are global.
+    /// A machine in the case's cluster. Its name is unique over all cases, for back
+    /// ends where names are global.
     pub fn machine_request(&self, label: &str) -> MachineRequest {
         let (config, capabilities) = (&self.shared.config, &self.shared.capabilities);
         let name = format!("{}-{label}", self.short());
@@ -151,7 +152,8 @@ impl TestContext {
         format!("c{hash:08x}")
     }
 
-    /// Notes a machine that a call may make, so that it is deleted after the case, with credentials that work.
+    /// Notes a machine that a call may make, so that it is deleted after the case, with
+    /// credentials that work.
     pub fn track(&self, request: &MachineRequest) {
         self.tracker.note(&self.with_own_secrets(request));
     }

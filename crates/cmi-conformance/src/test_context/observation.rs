@@ -20,8 +20,8 @@ impl TestContext {
     /// The VM as it can be seen: by GetMachineStatus or, where there is none, by ListMachines.
     ///
     /// # Errors
-    /// [`CaseError::Skipped`] when the driver offers neither; [`CaseError::Failed`] when there are several; [`CaseError::Inconclusive`] when it
-    /// can't answer.
+    /// [`CaseError::Skipped`] when the driver offers neither; [`CaseError::Failed`] when there are several;
+    /// [`CaseError::Inconclusive`] when it can't answer.
     pub async fn seen(&self, request: &MachineRequest) -> Outcome<Option<ProviderId>> {
         if self.offers(Operation::GetMachineStatus) {
             return self.read(request).await;
@@ -72,8 +72,8 @@ impl TestContext {
         })
     }
 
-    /// Fails unless the VM of before is still there, also when the back end can't be behind any more. To create once more
-    /// would not show it: a new VM may have the id of one that is gone.
+    /// Fails unless the VM of before is still there, also when the back end can't be behind any more. To
+    /// create once more would not show it: a new VM may have the id of one that is gone.
     ///
     /// # Errors
     /// [`CaseError`] as of [`TestContext::seen`], and when it is gone.
@@ -94,8 +94,9 @@ impl TestContext {
         }
     }
 
-    /// Fails unless the request's cluster has exactly these VMs, as far as the driver lets one see: in its list; where there
-    /// is none, for these machines and the request's own; where nothing can be seen, by creating once more.
+    /// Fails unless the request's cluster has exactly these VMs, as far as the driver lets one see: in
+    /// its list; where there is none, for these machines and the request's own; where nothing can be
+    /// seen, by creating once more.
     ///
     /// # Errors
     /// [`CaseError::Failed`] with what there is; [`CaseError::Inconclusive`] when the driver can't say.
@@ -136,8 +137,8 @@ impl TestContext {
         self.has_exactly(request, &[]).await
     }
 
-    /// Fails unless the VM that the request had is gone, and with it the last of its cluster, when the back end can't be
-    /// behind any more: at once, if it never is.
+    /// Fails unless the VM that the request had is gone, and with it the last of its cluster, when the back
+    /// end can't be behind any more: at once, if it never is.
     ///
     /// # Errors
     /// [`CaseError`] as of [`TestContext::has_exactly`].

@@ -29,7 +29,8 @@ impl TestContext {
         Ok(machine)
     }
 
-    /// Creates until the driver answers with the VM: ABORTED means that another call on the machine is under way.
+    /// Creates until the driver answers with the VM: ABORTED means that another call on
+    /// the machine is under way.
     ///
     /// # Errors
     /// [`CaseError::Failed`] on every other answer, or when it takes too long.
@@ -52,7 +53,8 @@ impl TestContext {
         self.make(request).await.map_err(CaseError::in_preparation)
     }
 
-    /// Waits as long as the driver says that the back end may answer with the state of before; not when the run is to end.
+    /// Waits as long as the driver says that the back end may answer with the state of before;
+    /// not when the run is to end.
     pub async fn settle(&self) {
         let window = self.shared.capabilities.consistency_window;
         if !window.is_zero() {

@@ -68,8 +68,9 @@ impl Driver for GrpcDriver {
         .await
     }
 
-    /// Is also what looks after the connection: it is made when there is none, made anew when it has to be, and given up
-    /// when nothing comes back on it. A new one that is slow leaves half of the time to ask on the old one.
+    /// Is also what looks after the connection: it is made when there is none, made anew when it has
+    /// to be, and given up when nothing comes back on it. A new one that is slow leaves half of the
+    /// time to ask on the old one.
     async fn probe(&self) -> Result<Readiness> {
         let given = self.deadlines.of(Operation::Probe);
         let deadline = Instant::now() + given;
@@ -177,8 +178,8 @@ impl Driver for GrpcDriver {
     }
 }
 
-/// All pages of a list, with each machine once: it may move between two pages. A plugin that never comes to an end is
-/// broken: half a list would make VMs look gone.
+/// All pages of a list, with each machine once: it may move between two pages. A plugin that never comes to
+/// an end is broken: half a list would make VMs look gone.
 async fn all_pages(call: &Call, list: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
     let (mut machines, mut asked) = (Vec::new(), HashSet::new());
     let mut token = None;

@@ -18,7 +18,8 @@ use cmi_driver::{Code, Result, Status};
 
 /// The wait after the first failure; it doubles.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
-/// The longest wait. No caller asks for a plugin that is down more often than its probe does, and a socket costs it nothing.
+/// The longest wait. No caller asks for a plugin that is down more often than its probe does, and a
+/// socket costs it nothing.
 const LONGEST_WAIT: Duration = Duration::from_secs(8);
 
 /// The way to a plugin. The first call makes the connection that is missing; all others wait for that one.
@@ -94,9 +95,9 @@ impl Channel {
         }
     }
 
-    /// Makes a new connection beside the old one when there is reason to: the TLS files have changed, or it is long ago
-    /// that the plugin said what it is. The old one ends with its last call. When a new one can't be had in `time`, the
-    /// old one stays.
+    /// Makes a new connection beside the old one when there is reason to: the TLS files have changed, or it
+    /// is long ago that the plugin said what it is. The old one ends with its last call. When a new one can't
+    /// be had in `time`, the old one stays.
     pub(super) async fn renew(&self, longest: Duration, time: Duration) {
         if timeout(time, self.renew_in_time(longest)).await.is_err() {
             let (target, error) = (&self.target, OpenError::TimedOut(time));
@@ -133,8 +134,8 @@ impl Channel {
         }
     }
 
-    /// Makes no more calls on the connection of this session: nothing comes back on it. A session that has taken its
-    /// place stays.
+    /// Makes no more calls on the connection of this session: nothing comes back on it. A session that
+    /// has taken its place stays.
     pub(super) fn give_up(&self, silent: &Arc<Session>) {
         let mut session = self.session.write().unwrap_or_else(PoisonError::into_inner);
         if session.as_ref().is_some_and(|used| Arc::ptr_eq(used, silent)) {
@@ -223,8 +224,8 @@ impl Backoff {
     }
 }
 
-/// The wait after so many failures and one more, less up to half by `jitter` (0 ≤ jitter < 1): providers that share a
-/// plugin do not come back together.
+/// The wait after so many failures and one more, less up to half by `jitter` (0 ≤ jitter < 1): providers that
+/// share a plugin do not come back together.
 fn wait(failures: u32, jitter: f64) -> Duration {
     let full = FIRST_WAIT.saturating_mul(1 << failures.min(16)).min(LONGEST_WAIT);
     full.mul_f64(1.0 - 0.5 * jitter)

@@ -30,8 +30,8 @@ pub struct GrpcConfig {
     /// From the first packet until the plugin has said what it is; 1–8, since a probe waits for it.
     #[garde(range(min = 1, max = 8))]
     pub connect_timeout_seconds: u32,
-    /// Silence during a call after which the plugin is asked for a sign of life; 10–3600. Servers close connections on which
-    /// they are asked too often.
+    /// Silence during a call after which the plugin is asked for a sign of life; 10–3600. Servers close
+    /// connections on which they are asked too often.
     #[garde(range(min = 10, max = 3600))]
     pub keepalive_seconds: u32,
     /// How long that sign may take before the connection is given up; 1–300.

@@ -15,8 +15,8 @@ use super::outcome::{self, CallError};
 use super::target::Stream;
 use cmi_driver::Operation;
 
-/// The most bytes of the headers of an answer: trailing metadata holds up to 4 KiB of state and 6 KiB of response, in base64,
-/// and a message is not cut before secrets are removed from it.
+/// The most bytes of the headers of an answer: trailing metadata holds up to 4 KiB of state and 6 KiB of
+/// response, in base64, and a message is not cut before secrets are removed from it.
 const MAX_HEADER_BYTES: u32 = 64 * 1024;
 /// A list of many machines comes in large pieces.
 const STREAM_WINDOW: u32 = 1024 * 1024;
@@ -28,8 +28,9 @@ pub(super) struct Connection {
     origin: Uri,
 }
 
-/// Makes a call on a [`Connection`]: `rpc!(connection, operation, deadline, machine.create_machine(request))`. What stands before the dot
-/// is what makes the client of the service out of an [`Exchange`].
+/// Makes a call on a [`Connection`]:
+/// `rpc!(connection, operation, deadline, machine.create_machine(request))`. What stands before the dot is
+/// what makes the client of the service out of an [`Exchange`].
 macro_rules! rpc {
     ($connection:expr, $operation:expr, $deadline:expr, $service:ident.$method:ident($request:expr)) => {
         $connection.call($operation, $deadline, $request, |exchange, request| {
@@ -74,7 +75,8 @@ impl Connection {
         self.sender.is_closed()
     }
 
-    /// Makes a call. The plugin is told for how long the client waits; when this future is dropped, its stream is reset.
+    /// Makes a call. The plugin is told for how long the client waits; when this future is
+    /// dropped, its stream is reset.
     pub(super) async fn call<Q, A, F>(
         &self,
         operation: Operation,

@@ -1,8 +1,9 @@
 //! One call on a connection, watched: what ended it decides what its status is worth.
 //!
-//! tonic makes up a status of its own for everything that goes wrong on the way: CANCELLED for a stream that was reset,
-//! UNIMPLEMENTED for a page of HTML, OUT_OF_RANGE for a message that is too long, and OK for a stream that ended without
-//! any. Taken for the plugin's word, these would end machines. So what the plugin said is noted where it passes by.
+//! tonic makes up a status of its own for everything that goes wrong on the way: CANCELLED for a stream that
+//! was reset, UNIMPLEMENTED for a page of HTML, OUT_OF_RANGE for a message that is too long, and OK for a
+//! stream that ended without any. Taken for the plugin's word, these would end machines. So what the plugin
+//! said is noted where it passes by.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -30,8 +31,8 @@ pub(super) enum CallEnd {
     Ok,
     /// The plugin said what went wrong.
     Status,
-    /// An HTTP server has nothing at the path of the call. One of gRPC says UNIMPLEMENTED of a service that it does not
-    /// have; where gRPC shares a server with other things, the server says 404.
+    /// An HTTP server has nothing at the path of the call. One of gRPC says UNIMPLEMENTED of a service that
+    /// it does not have; where gRPC shares a server with other things, the server says 404.
     NoRoute,
     /// The connection or the stream broke, or something else than a gRPC server answered.
     Broken,

@@ -18,8 +18,8 @@ const SETTINGS: u8 = 4;
 pub(super) struct FirstBytes(Arc<Mutex<Vec<u8>>>);
 
 impl FirstBytes {
-    /// What was found, and what to check; nothing where the bytes are those of the protocol that was expected, or where there
-    /// are none.
+    /// What was found, and what to check; nothing where the bytes are those of the protocol that was
+    /// expected, or where there are none.
     pub(super) fn found(&self, expects_tls: bool) -> Option<String> {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let bytes = bytes.as_slice();

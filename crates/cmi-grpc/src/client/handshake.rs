@@ -40,9 +40,10 @@ pub(super) enum Health {
 }
 
 impl Handshake {
-    /// Asks in the order of the CMI specification (CMI-169), and for the extension last. Every plugin says its name and what it
-    /// can do (CMI-50, CMI-58): a server that does not know these calls is none. One without Probe or the extension is forgiven, and
-    /// one that is not healthy introduces itself all the same.
+    /// Asks in the order of the CMI specification (CMI-169), and for the extension last. Every
+    /// plugin says its name and what it can do (CMI-50, CMI-58): a server that does not know these
+    /// calls is none. One without Probe or the extension is forgiven, and one that is not healthy
+    /// introduces itself all the same.
     pub(super) async fn receive(
         connection: &Connection,
         deadline: Instant,
@@ -82,8 +83,8 @@ impl Extension {
 }
 
 impl Health {
-    /// What the answer to a probe says; nothing when there was none. Without `ready`, and without Probe, a plugin is ready
-    /// (CMI-71); one that is not healthy says so by any other error (CMI-68, CMI-72).
+    /// What the answer to a probe says; nothing when there was none. Without `ready`, and without Probe, a
+    /// plugin is ready (CMI-71); one that is not healthy says so by any other error (CMI-68, CMI-72).
     pub(super) fn told_by(answer: &Result<Readiness, CallError>) -> Option<Self> {
         match answer {
             Ok(Readiness::Ready) => Some(Self::Ready),
@@ -190,8 +191,8 @@ pub(super) fn no_plugin(failure: CallError) -> Status {
     }
 }
 
-/// Nothing when the plugin's server doesn't know the service. That is said of the extension alone: where Identity is not
-/// served there is no plugin, but a proxy that has lost it.
+/// Nothing when the plugin's server doesn't know the service. That is said of the extension alone: where
+/// Identity is not served there is no plugin, but a proxy that has lost it.
 fn if_served<T>(answer: Result<T, CallError>) -> Result<Option<T>, CallError> {
     match answer {
         Err(CallError::NoRoute(_)) => Ok(None),

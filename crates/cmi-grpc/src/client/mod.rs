@@ -1,7 +1,8 @@
-//! The driver that calls a plugin: a process of its own, in any language, that serves the Common Machine Interface.
+//! The driver that calls a plugin: a process of its own, in any language, that serves the
+//! Common Machine Interface.
 //!
-//! A call needs a session: a connection on which the plugin has said its name and what it can do. A call that finds none
-//! makes one, and what the plugin did not declare is not asked of it.
+//! A call needs a session: a connection on which the plugin has said its name and what it can do. A call that
+//! finds none makes one, and what the plugin did not declare is not asked of it.
 //!
 //! What ends a call decides what it means: see [`exchange`] and [`outcome`].
 
@@ -33,7 +34,8 @@ use channel::Channel;
 use cmi_driver::{Code, Operation, Result, Status};
 use session::Session;
 
-/// After this time the plugin is asked again what it is and can do: behind a proxy, it may have been replaced unseen.
+/// After this time the plugin is asked again what it is and can do: behind a proxy, it may
+/// have been replaced unseen.
 const REINTRODUCTION: Duration = Duration::from_mins(5);
 
 /// The driver that calls a plugin.
@@ -64,7 +66,8 @@ impl Deadlines {
         Self(timeouts.into_iter().collect())
     }
 
-    /// The time that the plugin gets: a little less, so that its own word arrives while the caller still waits.
+    /// The time that the plugin gets: a little less, so that its own word arrives while
+    /// the caller still waits.
     fn of(&self, operation: Operation) -> Duration {
         let timeout = self.0.get(&operation).copied().unwrap_or(Self::OTHERS);
         timeout.saturating_sub((timeout / 10).min(Duration::from_secs(1)))

@@ -28,8 +28,8 @@ impl From<CallError> for Status {
 /// The answer of a call, by what ended it.
 ///
 /// * What the plugin said is what it is.
-/// * A call that broke is UNAVAILABLE: it may or may not have been done, and nothing is known of the VM. So is one that an
-///   HTTP server knows nothing of: it may be a proxy that has lost the plugin.
+/// * A call that broke is UNAVAILABLE: it may or may not have been done, and nothing is known of the VM. So
+///   is one that an HTTP server knows nothing of: it may be a proxy that has lost the plugin.
 /// * An answer that can't be understood is INTERNAL.
 pub(super) fn answer<T>(
     operation: Operation,

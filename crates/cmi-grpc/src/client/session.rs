@@ -46,8 +46,9 @@ impl Session {
         self.connection.is_closed() || self.is_lost.load(Ordering::Acquire)
     }
 
-    /// An answer that is the plugin's own. A proxy that has lost its plugin says UNIMPLEMENTED, too, and that would make a
-    /// driver do without calls that it has: it counts only while the plugin still says its name, which it has to (CMI-50).
+    /// An answer that is the plugin's own. A proxy that has lost its plugin says UNIMPLEMENTED, too, and that
+    /// would make a driver do without calls that it has: it counts only while the plugin still says its name,
+    /// which it has to (CMI-50).
     ///
     /// # Errors
     /// What the call ended with; UNAVAILABLE where the plugin is lost, and then the session is over.

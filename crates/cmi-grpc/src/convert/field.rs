@@ -12,7 +12,8 @@ use cmi_driver::{
 
 /// The most bytes of a string whose field says nothing else (CMI-14).
 pub(super) const TEXT: usize = 128;
-/// The most bytes of a `map<string, string>` whose field says nothing else, keys and values together (CMI-14).
+/// The most bytes of a `map<string, string>` whose field says nothing else, keys and
+/// values together (CMI-14).
 pub(super) const MAP: usize = 4 * 1024;
 /// The most bytes of a machine's or node's name: what Kubernetes takes.
 pub(super) const NAME: usize = 253;

@@ -1,11 +1,11 @@
 //! The driver's types and their messages, both ways, for client and server alike.
 //!
-//! Towards the wire nothing can go wrong: `From`. From the wire every rule that `proto/` has for a field is checked:
-//! `TryFrom` with a [`FieldError`], which is INVALID_ARGUMENT in a request and INTERNAL in a response. Unknown fields and
-//! unknown enum values are never an error.
+//! Towards the wire nothing can go wrong: `From`. From the wire every rule that `proto/` has for a field is
+//! checked: `TryFrom` with a [`FieldError`], which is INVALID_ARGUMENT in a request and INTERNAL in a
+//! response. Unknown fields and unknown enum values are never an error.
 //!
-//! Messages that look alike (delete, shut down, status) are written out field by field all the same: a field that is
-//! added to one of them is added in one place, and what a message holds is read in one place.
+//! Messages that look alike (delete, shut down, status) are written out field by field all the same: a field
+//! that is added to one of them is added in one place, and what a message holds is read in one place.
 
 mod capabilities;
 mod field;

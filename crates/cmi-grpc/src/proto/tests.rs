@@ -1,5 +1,5 @@
-//! The names and numbers of the wire, written by hand: a change of `proto/` that breaks plugins and clients of the
-//! published files fails here.
+//! The names and numbers of the wire, written by hand: a change of `proto/` that breaks plugins and clients
+//! of the published files fails here.
 
 use prost::Message;
 

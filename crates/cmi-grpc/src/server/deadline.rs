@@ -1,7 +1,7 @@
 //! Deadlines of calls: `grpc-timeout` drops the call, and the answer is DEADLINE_EXCEEDED.
 //!
-//! tonic keeps deadlines too, but answers CANCELLED. This one sits inside of tonic's: its clock starts first, and of two
-//! that have run down it is asked first, so that tonic's never answers.
+//! tonic keeps deadlines too, but answers CANCELLED. This one sits inside of tonic's: its clock starts first,
+//! and of two that have run down it is asked first, so that tonic's never answers.
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -77,7 +77,8 @@ pub enum ListenError {
 }
 
 impl Listener {
-    /// Listens. Makes nothing but the socket (CMI-171), which only this user may connect to when it is a file.
+    /// Listens. Makes nothing but the socket (CMI-171), which only this user may
+    /// connect to when it is a file.
     ///
     /// # Errors
     /// [`ListenError`].

@@ -1,8 +1,8 @@
 //! A driver as a plugin: the services of `proto/` on a socket, with health and reflection.
 //!
-//! What a plugin has to do besides answering is done here, once for every driver: requests are checked, calls that are not
-//! offered are not made, a deadline or a client that goes away drops the driver's call, a panic is an answer, and a stop
-//! lets calls end.
+//! What a plugin has to do besides answering is done here, once for every driver: requests are checked, calls
+//! that are not offered are not made, a deadline or a client that goes away drops the driver's call, a panic
+//! is an answer, and a stop lets calls end.
 
 mod deadline;
 mod identity;
@@ -40,7 +40,8 @@ use cmi_driver::Driver;
 use deadline::DeadlineLayer;
 use plugin::Plugin;
 
-/// How often a silent client is asked whether it is still there, so that calls of one that is not are dropped.
+/// How often a silent client is asked whether it is still there, so that calls of one
+/// that is not are dropped.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// How long it may take to answer that.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -58,8 +59,8 @@ pub enum ServeError {
     Reflection(#[source] tonic_reflection::server::Error),
 }
 
-/// Serves the driver until `stop`. Then no call is taken any more, and those that run have the time `drain` to end; what
-/// is left is dropped, and answered with UNAVAILABLE.
+/// Serves the driver until `stop`. Then no call is taken any more, and those that run have the time `drain`
+/// to end; what is left is dropped, and answered with UNAVAILABLE.
 ///
 /// # Errors
 /// [`ServeError`] when serving ends by itself.

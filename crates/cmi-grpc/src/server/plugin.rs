@@ -56,8 +56,8 @@ impl Plugin {
         .await
     }
 
-    /// Makes a call that every driver answers. When the future is dropped, because the client is gone or its deadline has
-    /// passed, so is the driver's.
+    /// Makes a call that every driver answers. When the future is dropped, because the client is gone or its
+    /// deadline has passed, so is the driver's.
     pub(super) async fn ask<Answer, Running>(
         &self,
         operation: Operation,
@@ -106,7 +106,8 @@ fn stopping(operation: Operation) -> Status {
     )
 }
 
-/// Names, codes and durations. What the driver says is for the client: it may know secrets that are not of this call (OPS-11).
+/// Names, codes and durations. What the driver says is for the client: it may know secrets that are
+/// not of this call (OPS-11).
 fn log<Answer>(operation: Operation, answer: &cmi_driver::Result<Answer>, started: Instant) {
     let code = answer.as_ref().err().map_or("OK", |status| status.code().name());
     tracing::debug!(%operation, code, took_ms = started.elapsed().as_millis(), "call");

@@ -1,6 +1,7 @@
 //! The secrets that come with a request, to be removed from what its call answers.
 //!
-//! The client removes them, too. Here it is done before a message that is too long for a header is cut (OPS-11).
+//! The client removes them, too. Here it is done before a message that is too long for
+//! a header is cut (OPS-11).
 
 use crate::convert::PageRequest;
 use cmi_driver::{

@@ -21,7 +21,8 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Makes the file and listens. No other user can connect at any time: the mode is set before the socket listens.
+    /// Makes the file and listens. No other user can connect at any time: the mode is set
+    /// before the socket listens.
     pub(super) fn bind(path: &Path) -> io::Result<(UnixListener, Self)> {
         let socket = UnixSocket::new_stream()?;
         socket.bind(path)?;

@@ -100,8 +100,8 @@ proptest! {
         prop_assert_eq!(parts(&read), parts(&sent));
     }
 
-    /// Whatever the driver says, and in whatever script, and however much comes with it: a client of any language takes it.
-    /// What must not be lost finds room, and so does a sentence.
+    /// Whatever the driver says, and in whatever script, and however much comes with it: a client of any
+    /// language takes it. What must not be lost finds room, and so does a sentence.
     #[test]
     fn an_answer_is_never_larger_than_a_client_takes(message in any::<String>(), times in 1..4000_usize) {
         let state = LastKnownState::new(vec![0xFF; LastKnownState::MAX_BYTES]);

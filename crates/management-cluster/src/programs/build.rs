@@ -18,10 +18,11 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(15);
 /// Names the folder of a build that runs.
 const BUILD_PREFIX: &str = ".building-";
 
-/// Builds those of `packages` which `folder` lacks and then calls `finish` with the folder of the module's `go.mod`.
+/// Builds those of `packages` which `folder` lacks and then calls `finish` with the folder
+/// of the module's `go.mod`.
 ///
-/// The lock keeps test binaries that start together from building twice; a program appears under its name only when it
-/// is complete, so an interrupted build leaves nothing that a later one takes for a program.
+/// The lock keeps test binaries that start together from building twice; a program appears under its name
+/// only when it is complete, so an interrupted build leaves nothing that a later one takes for a program.
 pub(super) fn build_missing(
     module: &GoModule,
     packages: &[&Package],

@@ -75,7 +75,8 @@ pub(super) const CLUSTER_API: GoModule = GoModule {
 };
 
 impl GoModule {
-    /// Names the folder of the cache, so that a change of anything that goes into the programs builds them anew.
+    /// Names the folder of the cache, so that a change of anything that goes into the
+    /// programs builds them anew.
     pub(super) fn cache_key(&self) -> String {
         let mut hash = Sha256::new();
         for part in [self.go_mod, self.go_sum].iter().chain(self.build_flags) {

@@ -33,14 +33,15 @@ pub struct Programs {
     pub core: PathBuf,
     /// clusterctl
     pub clusterctl: PathBuf,
-    /// Cluster API's own installation of the core manager as a JSON list of objects, with all placeholders left in.
+    /// Cluster API's own installation of the core manager as a JSON list of objects, with
+    /// all placeholders left in.
     pub(crate) core_components: PathBuf,
 }
 
 impl Programs {
-    /// Finds every program. What the folder `$KUBEBUILDER_ASSETS` holds is taken from there; the rest comes from the
-    /// user's cache, after having been built there with `go build` (some minutes, once per set of versions, reported
-    /// on standard error). Any number of processes may call this at the same time.
+    /// Finds every program. What the folder `$KUBEBUILDER_ASSETS` holds is taken from there; the rest comes
+    /// from the user's cache, after having been built there with `go build` (some minutes, once per set of
+    /// versions, reported on standard error). Any number of processes may call this at the same time.
     ///
     /// # Errors
     /// When `go` is needed and missing or fails, or when the cache cannot be written.
@@ -104,8 +105,9 @@ fn cache_folder() -> Result<PathBuf> {
     Ok(cache.join("capcmi").join("programs"))
 }
 
-/// Renders Cluster API's own kustomization of the core manager, so that names, labels and permissions are those of a
-/// release. Kept as JSON, which parses much faster than a megabyte of YAML in an unoptimised test binary.
+/// Renders Cluster API's own kustomization of the core manager, so that names, labels and permissions
+/// are those of a release. Kept as JSON, which parses much faster than a megabyte of YAML in an
+/// unoptimised test binary.
 fn render_core_components(programs: &Programs, sources: &Path) -> Result<()> {
     if programs.core_components.exists() {
         return Ok(());

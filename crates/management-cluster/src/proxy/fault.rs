@@ -41,8 +41,8 @@ impl Gate {
         }
     }
 
-    /// Returns when a request has come to the gate: it is held there, unless the gate has been opened since. For
-    /// [`Fault::HoldAfter`], the API server has answered by then.
+    /// Returns when a request has come to the gate: it is held there, unless the gate has been opened since.
+    /// For [`Fault::HoldAfter`], the API server has answered by then.
     pub async fn reached(&self) {
         self.wait_for(|state| state.reached > 0).await;
     }

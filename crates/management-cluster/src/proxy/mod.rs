@@ -1,4 +1,5 @@
-//! A proxy in front of a kube-apiserver which holds, refuses or delays requests, for tests of what a client does then.
+//! A proxy in front of a kube-apiserver which holds, refuses or delays requests, for tests of
+//! what a client does then.
 
 mod delay;
 mod fault;
@@ -29,8 +30,8 @@ pub use self::{
 };
 use crate::{ManagementCluster, authority::Authority, kubeconfig};
 
-/// A TLS reverse proxy, HTTP/1.1 only, in the runtime that it was started in. Credentials in a request's headers pass
-/// through; client certificates do not. Answers pass through as they arrive, so watches work.
+/// A TLS reverse proxy, HTTP/1.1 only, in the runtime that it was started in. Credentials in a request's
+/// headers pass through; client certificates do not. Answers pass through as they arrive, so watches work.
 #[derive(Debug)]
 pub struct Proxy {
     url: String,
@@ -40,8 +41,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy in front of the API server of `management`. `hook` is called for every request, in the order in
-    /// which they arrive, and says what becomes of it.
+    /// Starts a proxy in front of the API server of `management`. `hook` is called for every request, in the
+    /// order in which they arrive, and says what becomes of it.
     ///
     /// # Errors
     /// When no port or certificate can be had.
@@ -132,8 +133,8 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, upstream: Arc<Upst
     }
 }
 
-/// Serves one connection. When the client goes away, a request that it waits for is dropped where it stands: one that
-/// is held before being forwarded is then never forwarded.
+/// Serves one connection. When the client goes away, a request that it waits for is dropped where it stands:
+/// one that is held before being forwarded is then never forwarded.
 async fn serve(stream: TcpStream, acceptor: TlsAcceptor, upstream: Arc<Upstream>) {
     let _ = stream.set_nodelay(true);
     let Ok(stream) = acceptor.accept(stream).await else {

@@ -2,8 +2,8 @@
 
 use http::{Method, Uri};
 
-/// Groups and kinds whose writes are housekeeping of a client: not counted, so that the index of a write does not
-/// depend on timing.
+/// Groups and kinds whose writes are housekeeping of a client: not counted, so that the index of a write
+/// does not depend on timing.
 const UNCOUNTED: &[&str] = &[
     "/apis/coordination.k8s.io/",
     "/apis/authentication.k8s.io/",
@@ -20,8 +20,8 @@ pub struct ProxiedRequest {
     pub path: String,
     /// The part after `?`, or nothing.
     pub query: String,
-    /// Which write this is, from 0, among those through this proxy. Nothing for reads, and for writes of Leases,
-    /// Events, reviews (`TokenReview`, `SubjectAccessReview`) and tokens.
+    /// Which write this is, from 0, among those through this proxy. Nothing for reads, and for writes of
+    /// Leases, Events, reviews (`TokenReview`, `SubjectAccessReview`) and tokens.
     pub write: Option<u64>,
 }
 

@@ -17,8 +17,8 @@ use management_cluster::{ManagementCluster, eventually};
 const DEADLINE: Duration = Duration::from_mins(1);
 const FOLDER: &str = "folder of the held cluster: ";
 
-/// Not a test of its own: what the tests below run as another process. It holds a cluster until its standard input
-/// closes, and then panics.
+/// Not a test of its own: what the tests below run as another process. It holds a cluster until its standard
+/// input closes, and then panics.
 #[tokio::test]
 #[ignore = "run by other tests as a process of its own"]
 async fn hold() {

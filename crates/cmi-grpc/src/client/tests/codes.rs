@@ -44,9 +44,9 @@ async fn call(driver: &GrpcDriver, method: &str) -> Status {
     }
 }
 
-/// CMI-25, CLI-CR-01..CLI-CR-16, CLI-DE-02..CLI-DE-16, CLI-GS-02..CLI-GS-16, CLI-SD-02..CLI-SD-16, CLI-LM-01..CLI-LM-16,
-/// CLI-GV-02..CLI-GV-14, PLG-CR-xx, PLG-DE-xx, PLG-GS-xx, PLG-SD-xx, PLG-LM-xx, PLG-GV-xx: what follows from a code is in
-/// the retry table; here every one arrives, with its message.
+/// CMI-25, CLI-CR-01..CLI-CR-16, CLI-DE-02..CLI-DE-16, CLI-GS-02..CLI-GS-16, CLI-SD-02..CLI-SD-16,
+/// CLI-LM-01..CLI-LM-16, CLI-GV-02..CLI-GV-14, PLG-CR-xx, PLG-DE-xx, PLG-GS-xx, PLG-SD-xx, PLG-LM-xx,
+/// PLG-GV-xx: what follows from a code is in the retry table; here every one arrives, with its message.
 #[tokio::test]
 async fn every_code_of_every_call_arrives_as_it_was_said() {
     let plugin = Plugin::start();
@@ -87,7 +87,8 @@ async fn a_status_in_trailers_is_worth_the_same() {
     assert_eq!(status.retry_after(), Some(Duration::from_millis(1500)));
 }
 
-/// A plugin may say more than many clients take, and a message is not cut before secrets are removed from it (OPS-11).
+/// A plugin may say more than many clients take, and a message is not cut before secrets are
+/// removed from it (OPS-11).
 #[tokio::test]
 async fn an_error_of_many_kib_arrives_whole() {
     let plugin = Plugin::start();

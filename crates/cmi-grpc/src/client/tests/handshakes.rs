@@ -105,7 +105,8 @@ async fn a_plugin_with_create_and_delete_alone_makes_and_deletes_vms() {
     assert_eq!(plugin.connections(), 1);
 }
 
-/// CMI-50, CMI-58, CMI-155: any gRPC server says UNIMPLEMENTED of what it does not know, and so does a proxy without a route.
+/// CMI-50, CMI-58, CMI-155: any gRPC server says UNIMPLEMENTED of what it does not know, and so does
+/// a proxy without a route.
 #[tokio::test]
 async fn a_grpc_server_that_does_not_serve_the_identity_calls_is_no_plugin() {
     for method in &GREETING[..2] {
@@ -130,8 +131,8 @@ async fn a_grpc_server_that_does_not_serve_the_identity_calls_is_no_plugin() {
     }
 }
 
-/// A proxy that loses its route in the middle of a connection says of every call that it is unimplemented: a look-up that the
-/// driver lacks would lead to a create.
+/// A proxy that loses its route in the middle of a connection says of every call that it is unimplemented: a
+/// look-up that the driver lacks would lead to a create.
 #[tokio::test]
 async fn unimplemented_counts_only_while_the_plugin_says_its_name() {
     let plugin = Plugin::start();
@@ -160,7 +161,8 @@ async fn unimplemented_counts_only_while_the_plugin_says_its_name() {
     assert_eq!(plugin.count("CreateMachine"), 0);
 }
 
-/// An HTTP server says so of a service that is not registered: that of Go, and those that mix gRPC with other things.
+/// An HTTP server says so of a service that is not registered: that of Go, and those that
+/// mix gRPC with other things.
 #[tokio::test]
 async fn a_plugin_whose_server_has_no_page_for_the_extension_is_used_without_it() {
     let plugin = Plugin::start();
@@ -227,8 +229,8 @@ async fn a_plugin_that_is_not_ready_or_not_healthy_is_not_asked_about_machines()
     assert_eq!(plugin.connections(), 1);
 }
 
-/// CMI-68, CMI-72, CMI-74: a plugin says with any code but UNIMPLEMENTED that it is not healthy, and is left alone until it says
-/// otherwise; also right after it was met.
+/// CMI-68, CMI-72, CMI-74: a plugin says with any code but UNIMPLEMENTED that it is not healthy, and is left
+/// alone until it says otherwise; also right after it was met.
 #[tokio::test]
 async fn a_probe_that_is_refused_with_any_code_means_not_healthy_on_a_new_connection_as_on_an_old_one() {
     let refusing = || (1..=16).filter(|code| *code != 12);
@@ -330,8 +332,8 @@ async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_
     );
 }
 
-/// A successor that accepts and says nothing, be it asked for as long as a probe may take, is no reason to leave one
-/// that answers.
+/// A successor that accepts and says nothing, be it asked for as long as a probe may take, is no reason
+/// to leave one that answers.
 #[tokio::test]
 async fn a_renewal_that_hangs_leaves_the_old_connection_and_time_to_ask_on_it() {
     let plugin = Plugin::start();

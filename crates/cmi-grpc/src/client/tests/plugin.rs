@@ -189,7 +189,8 @@ pub const ALL: [Capability; 6] = [
 ];
 
 impl Plugin {
-    /// A plugin that declares all of cmi.v1, makes a VM `sim://1`, deletes any, and knows nothing else. It does not listen.
+    /// A plugin that declares all of cmi.v1, makes a VM `sim://1`, deletes any, and knows nothing
+    /// else. It does not listen.
     pub fn absent() -> Self {
         let plugin = Self {
             folder: tempfile::tempdir().unwrap(),
@@ -261,8 +262,8 @@ impl Plugin {
         std::fs::remove_file(self.socket()).unwrap();
     }
 
-    /// Takes no more calls on the connections there are, and ends what was begun on them, as a process does that was asked
-    /// to end.
+    /// Takes no more calls on the connections there are, and ends what was begun on them, as a process
+    /// does that was asked to end.
     pub fn retire(&self) {
         self.script.retired.cancel();
     }

@@ -10,8 +10,8 @@ use crate::convert::{Declaration, MachinePage, PageRequest};
 use crate::proto::{capcmi, cmi};
 use cmi_driver::*;
 
-/// Sends a value over the wire, and compares what arrives. Then sends it with broken bytes: whatever arrives, reading it
-/// may fail but not panic.
+/// Sends a value over the wire, and compares what arrives. Then sends it with broken bytes: whatever arrives,
+/// reading it may fail but not panic.
 fn goes_through<Wire, Value>(
     value: &Value,
     breaks: &[(prop::sample::Index, u8)],

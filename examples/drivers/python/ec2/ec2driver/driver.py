@@ -22,7 +22,8 @@ from .state import State
 _POLL_SECONDS = 1.0
 # What is left of a deadline for the answer to be on time.
 _ANSWER_SECONDS = 2.0
-# How long a call waits for another one on the same machine: one whose caller has gone ends with its call to EC2.
+# How long a call waits for another one on the same machine: one whose caller has gone
+# ends with its call to EC2.
 _LONGEST_TURN_SECONDS = 30.0
 
 

@@ -14,8 +14,8 @@ from .state import State
 
 # How many VMs of one machine may have come and gone while EC2 remembers their tokens, which is a day.
 _MOST_LIVES = 8
-# The shortest wait that can be asked for. The next zone is tried soon; and the other machines of the class, which may
-# begin in another zone, are not held back for ten minutes as they are without it.
+# The shortest wait that can be asked for. The next zone is tried soon; and the other machines of the class,
+# which may begin in another zone, are not held back for ten minutes as they are without it.
 _AT_ONCE_SECONDS = 0.001
 
 

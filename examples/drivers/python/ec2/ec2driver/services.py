@@ -48,7 +48,8 @@ class Identity(cmi_services.IdentityServicer):
 
     @wire.call
     def Probe(self, request: Any, context: Context) -> cmi.ProbeResponse:
-        # The driver has no credentials of its own: what it could ask EC2 now says nothing about the next call.
+        # The driver has no credentials of its own: what it could ask EC2 now says
+        # nothing about the next call.
         return cmi.ProbeResponse(ready=BoolValue(value=True))
 
 

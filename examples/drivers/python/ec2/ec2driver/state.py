@@ -14,7 +14,8 @@ class State:
     instance: str | None = None
     # Where the VM is or, as long as there is none, where it is to be made.
     subnet: str | None = None
-    # Of its client tokens. EC2 remembers one that was refused for want of room, or whose VM is gone: it is used up.
+    # Of its client tokens. EC2 remembers one that was refused for want of room, or whose
+    # VM is gone: it is used up.
     generation: int = 0
     # Tags that may be there although the last applied spec has them not.
     tag_keys: tuple[str, ...] = ()

@@ -63,7 +63,8 @@ def call(
             context.set_trailing_metadata(_trailers(failure))
             context.abort(_CODES.get(failure.code, grpc.StatusCode.FAILED_PRECONDITION), message)
         except Exception as error:
-            # A fault of this driver. What the exception says may hold anything, so only its kind and place are told.
+            # A fault of this driver. What the exception says may hold anything, so only its
+            # kind and place are told.
             places = "".join(traceback.format_tb(error.__traceback__))
             _log.error("%s %s: %s\n%s", method.__name__, name, type(error).__name__, places)
             context.abort(grpc.StatusCode.UNKNOWN, f"the driver failed with a {type(error).__name__}; see its log")
