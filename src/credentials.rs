@@ -10,7 +10,7 @@ use crate::provider::Provider;
 use cmi_driver::Secrets;
 
 /// The credentials for a call of the provider's driver: all keys of the Secret, or, where none is named, those that the
-/// drivers file gives the driver; none without either. `field` says who names the Secret.
+/// drivers file gives the driver; none without either. `field` is what names the Secret.
 ///
 /// # Errors
 /// The outer error when the API server can't be asked, the inner one when what was found can't be used.

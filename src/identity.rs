@@ -1,4 +1,4 @@
-//! Who a machine is to the driver: cluster id, machine id, the tags that carry them, and what was written down of its VM.
+//! The identity of a machine at the driver: cluster id, machine id, the tags that carry them, and what was written down of its VM.
 //!
 //! Layer 2, and pure: no client, no driver.
 
@@ -22,7 +22,7 @@ pub struct MachineId {
 impl MachineId {
     /// The identity that the object carries, if it carries its own.
     ///
-    /// An identity of another namespace or name was copied (Cluster API propagates annotations) and is nobody's.
+    /// An identity of another namespace or name was copied (Cluster API propagates annotations) and identifies no machine.
     pub fn of(machine: &InfraMachine) -> Option<Self> {
         Self::of_metadata(&machine.metadata)
     }
@@ -196,7 +196,7 @@ pub fn applied_spec(machine: &InfraMachine) -> Option<ProviderSpec> {
     serde_json::from_str(annotation(machine, labels::APPLIED_PROVIDER_SPEC)?).ok()
 }
 
-/// What the driver wants back with the next call; nothing where somebody wrote what this provider never does.
+/// What the driver wants back with the next call; nothing where the annotation holds what this provider never writes.
 pub fn last_known_state(machine: &InfraMachine) -> Option<LastKnownState> {
     let text = annotation(machine, labels::LAST_KNOWN_STATE)?;
     LastKnownState::new(BASE64_STANDARD.decode(text).ok()?)
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_that_was_copied_from_another_object_is_nobodys() {
+    fn an_identity_that_was_copied_from_another_object_identifies_no_machine() {
         assert_eq!(
             MachineId::of(&machine(&[(labels::MACHINE_ID, "ns1/m2/u-9")])),
             None

@@ -1,6 +1,6 @@
 //! Whether this replica may act: a deadline on the monotonic clock that every driver call and write is held against.
 //!
-//! Nobody tells a process that it was stopped, or that its timers fire late. So leadership is no flag that somebody
+//! A process does not learn that it was stopped, or that its timers fire late. So leadership is no flag that a task
 //! clears in time, but an instant that is compared with now, immediately before each act. The clock is the monotonic
 //! one, which goes on while the process is stopped (SIGSTOP, a starved node) and does not jump with the wall clock.
 
@@ -145,7 +145,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(15);
 
     #[tokio::test(start_paused = true)]
-    async fn leadership_ends_by_itself_when_nobody_renews_it() {
+    async fn leadership_ends_by_itself_without_a_renewal() {
         let leadership = Leadership::elected();
         assert_eq!(leadership.check(), Err(NotLeader));
         leadership.renew(Instant::now() + LEASE);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_in_time_keeps_the_leadership_and_wakes_nobody_who_waits_for_its_loss() {
+    async fn a_renewal_in_time_keeps_the_leadership_and_wakes_no_task_that_waits_for_its_loss() {
         let leadership = Leadership::elected();
         leadership.renew(Instant::now() + LEASE);
         let lost = leadership.lost();

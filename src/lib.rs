@@ -23,7 +23,7 @@ pub mod admission; // whether identities are guarded
 pub mod apiserver; // writes, events, secrets and errors of the API server
 pub mod caches; // what is watched, and what is derived from it
 pub mod credentials; // of a driver call: of a Secret, or from the provider's side
-pub mod identity; // who a machine is to a driver
+pub mod identity; // the identity of a machine at a driver
 pub mod leadership; // whether this replica may act
 pub mod listing; // lists of VMs
 pub mod manifests; // what is installed beside the provider

@@ -147,13 +147,13 @@ struct DriverLabels {
     version: String,
 }
 
-/// Who the drivers are: one for each, whoever they were before.
+/// What the drivers say that they are: the last word of each.
 #[derive(Debug)]
 struct Drivers(Arc<Mutex<BTreeMap<String, DriverLabels>>>);
 
 type CountPermits = Box<dyn Fn() -> [PermitCount; 2] + Send + Sync>;
 
-/// Counts the permits when somebody asks, rather than keeping a count up to date.
+/// Counts the permits at each scrape, rather than keeping a count up to date.
 struct PermitsByShare(Arc<Mutex<BTreeMap<String, CountPermits>>>);
 
 /// How many orphans there are, by namespace and reason.
@@ -165,7 +165,7 @@ struct Orphans(Arc<Mutex<BTreeMap<String, OrphanCounts>>>);
 
 type CountMachines = Box<dyn Fn() -> Vec<MachineCount> + Send + Sync>;
 
-/// Counts the machines when somebody asks, rather than keeping a count up to date.
+/// Counts the machines at each scrape, rather than keeping a count up to date.
 struct MachinesByPhase(Arc<OnceLock<CountMachines>>);
 
 impl Kind {
@@ -353,7 +353,7 @@ impl Metrics {
         self.reachable.get_or_create(&labels).set(reachable.into());
     }
 
-    /// Who a driver says that it is, instead of who it said that it was.
+    /// What a driver says that it is, instead of what it said before.
     pub fn driver_info(&self, provider: &str, name: &str, version: &str) {
         let labels = DriverLabels {
             provider: provider.to_owned(),
@@ -455,7 +455,7 @@ impl Collector for Drivers {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut family =
-            encoder.encode_descriptor("driver", "Who a driver says that it is", None, MetricType::Info)?;
+            encoder.encode_descriptor("driver", "What a driver says that it is", None, MetricType::Info)?;
         for labels in drivers.values() {
             family.encode_info(labels)?;
         }
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_counted_when_somebody_asks() {
+    fn machines_are_counted_at_each_scrape() {
         let metrics = Metrics::new();
         assert!(!metrics.encode().contains("capcmi_machines"));
         metrics.machines(|| vec![("Provisioned", 7), ("Deleting", 1)]);
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn the_permits_of_a_driver_and_what_waits_for_them_are_counted_when_somebody_asks() {
+    fn the_permits_of_a_driver_and_what_waits_for_them_are_counted_at_each_scrape() {
         let metrics = Metrics::new();
         let count = |share, in_use, waiting| PermitCount {
             share,

@@ -200,8 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_that_the_api_server_refuses_is_written_ever_more_rarely_and_keeps_nobody_else_waiting()
-    {
+    async fn an_object_that_the_api_server_refuses_is_written_ever_more_rarely_and_holds_no_other_up() {
         let (reconciler, stubborn) = (reconciler(), object("u-1"));
         let waits: Vec<_> = (0..4).map(|_| reconciler.retry(&stubborn, &refused())).collect();
         assert_eq!(

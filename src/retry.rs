@@ -9,7 +9,7 @@ use cmi_driver::{Code, Operation, Status};
 pub const FIRST_BACKOFF: Duration = Duration::from_secs(5);
 /// Longest wait of an exponential back-off.
 pub const LONGEST_BACKOFF: Duration = Duration::from_mins(5);
-/// The wait where only somebody else can change the outcome.
+/// The wait where only a change from outside helps.
 pub const LONG_WAIT: Duration = Duration::from_mins(10);
 /// The longest wait that a driver gets by asking for it.
 pub const LONGEST_ASKED: Duration = Duration::from_hours(1);
@@ -56,7 +56,7 @@ pub enum Next {
     Retry,
     /// The VM exists; initialize it, after an exponential back-off when that has just failed.
     Initialize,
-    /// Wait long; after a create or an initialization, let nobody else create from the same class with the same
+    /// Wait long; after a create or an initialization, let no other machine create from the same class with the same
     /// credentials meanwhile.
     AwaitCapacity,
     /// Wait long, or until spec or annotations change: a person has to act. Secrets are not watched.
@@ -132,7 +132,7 @@ impl Call {
         }
     }
 
-    /// The call for a person, who may have to tell it from another of the same operation.
+    /// The call in words that tell it from another of the same operation.
     pub const fn description(self) -> &'static str {
         match self {
             Self::LookUp => "GetMachineStatus before the first create",

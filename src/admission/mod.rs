@@ -80,7 +80,7 @@ impl Unbroken {
     }
 }
 
-/// The one who knows whether identities are guarded.
+/// Knows whether identities are guarded.
 pub struct Guard {
     client: Client,
     metrics: Arc<Metrics>,
@@ -232,7 +232,7 @@ impl Guard {
         });
     }
 
-    /// What a check finds that begins after this moment. Those who ask at the same time share one.
+    /// What a check finds that begins after this moment. Callers at the same time share one.
     pub async fn since(&self, moment: Instant) -> Standing {
         let mut checks = self.checks.lock().await;
         if let Some(last) = checks.last {

@@ -1,6 +1,6 @@
 //! How much of an object is kept in memory, whatever its owner has put into it.
 //!
-//! The API server takes objects of more than a MiB from anybody who may create them, and caches hold every object. So the parts
+//! The API server takes objects of more than a MiB from every user with the right to create them, and caches hold every object. So the parts
 //! that have no bound of their own get one: a provider spec where it is read, metadata before they are cached.
 
 use std::collections::BTreeMap;

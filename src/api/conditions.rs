@@ -78,7 +78,7 @@ pub mod reason {
     pub const WAITING_FOR_FINALIZERS: &str = "WaitingForFinalizers";
     /// A create was never answered and may still be carried out: the VM is looked for until it can't be any more.
     pub const CREATE_UNANSWERED: &str = "CreateUnanswered";
-    /// The object was let go although nobody confirmed that its VM is gone.
+    /// The object was let go without a confirmation that its VM is gone.
     pub const FORCE_DELETED: &str = "ForceDeleted";
     /// The driver answered.
     pub const REACHABLE: &str = "Reachable";
@@ -117,7 +117,7 @@ pub enum State {
     True,
     /// Does not hold.
     False,
-    /// Nobody knows.
+    /// Not known.
     Unknown,
 }
 

@@ -5,7 +5,7 @@ pub const CLUSTER_ID: &str = "infrastructure.capcmi.io/cluster-id";
 /// Annotation: `<namespace>/<name>/<id>`, the identity of one InfraMachine. Reserved.
 ///
 /// Namespace and name are part of it because Cluster API copies annotations from templates and Machines: an identity
-/// that was copied to another object is nobody's.
+/// that was copied to another object identifies no machine.
 pub const MACHINE_ID: &str = "infrastructure.capcmi.io/machine-id";
 /// Annotation: `may-exist`, `refused` or `none`, see [`Instance`]. Reserved.
 pub const INSTANCE: &str = "infrastructure.capcmi.io/instance";
@@ -23,7 +23,7 @@ pub const SECRET: &str = "infrastructure.capcmi.io/secret";
 pub const CREATE_ISSUED_AT: &str = "infrastructure.capcmi.io/create-issued-at";
 /// Annotation: when the driver first accepted to shut the guest down, RFC 3339: the guest's time runs from then. Reserved.
 pub const SHUT_DOWN_ACCEPTED_AT: &str = "infrastructure.capcmi.io/shut-down-accepted-at";
-/// Annotation: `true` lets an InfraMachine go although nobody confirmed that its VM is gone. The last resort, and the
+/// Annotation: `true` lets an InfraMachine go without a confirmation that its VM is gone. The last resort, and the
 /// administrator's: reserved, and in a template it would lose every VM.
 pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
 
@@ -40,7 +40,7 @@ pub const OWN_ANNOTATIONS: [&str; 9] = [
     SHUT_DOWN_ACCEPTED_AT,
 ];
 
-/// The annotations that only the provider and the administrator may write: who could forge them could claim the VM of
+/// The annotations that only the provider and the administrator may write: a user with forged ones could claim the VM of
 /// another cluster, or have one forgotten.
 pub const RESERVED_ANNOTATIONS: [&str; 11] = [
     CLUSTER_ID,
@@ -75,7 +75,7 @@ pub const MOVE: &str = "clusterctl.cluster.x-k8s.io/move";
 pub const MOVE_HIERARCHY: &str = "clusterctl.cluster.x-k8s.io/move-hierarchy";
 /// The value of [`BLOCK_MOVE`] while a call that changes the VM is in flight. With any other value it is the user's.
 pub const BLOCK_MOVE_VALUE: &str = "capcmi";
-/// Annotation of an InfraCluster that somebody else looks after.
+/// Annotation of an InfraCluster that is managed externally.
 pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
 
 /// Whether a VM of an InfraMachine may exist.

@@ -1,10 +1,10 @@
-//! Who paused an object (row "Pausing" of the contract).
+//! What paused an object (row "Pausing" of the contract).
 
 use kube::Resource;
 
 use super::labels;
 
-/// Who paused an object, as its condition tells it; nothing where nobody did.
+/// What paused an object, as its condition tells it; nothing where it is not paused.
 pub fn paused_by<K: Resource<DynamicType = ()>>(object: &K, is_its_cluster_paused: bool) -> Option<String> {
     let mut by = Vec::new();
     if is_its_cluster_paused {

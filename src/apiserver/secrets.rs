@@ -28,7 +28,7 @@ pub enum InvalidSecret {
     Missing {
         /// Its name.
         name: String,
-        /// Who names it.
+        /// The field that names it.
         field: &'static str,
     },
     /// It is not there, and what the driver says without it is no proof that a VM is gone.
@@ -45,7 +45,7 @@ pub enum InvalidSecret {
     Forbidden {
         /// Its name.
         name: String,
-        /// Who names it.
+        /// The field that names it.
         field: &'static str,
         /// What the API server says.
         why: String,
@@ -67,7 +67,7 @@ pub enum InvalidSecret {
     Name {
         /// The name, or its beginning.
         name: String,
-        /// Who names it.
+        /// The field that names it.
         field: &'static str,
     },
     /// It has no bootstrap data.
@@ -85,7 +85,7 @@ pub enum InvalidSecret {
     },
 }
 
-/// The driver's credentials: all keys of the Secret, and whether `clusterctl move` takes it along. `field` says who names it.
+/// The driver's credentials: all keys of the Secret, and whether `clusterctl move` takes it along. `field` is what names it.
 ///
 /// # Errors
 /// The outer error when the API server can't be asked, the inner one when what it answered can't be used.
@@ -196,7 +196,7 @@ async fn read(
     match secrets.get_opt(&name).await {
         Ok(Some(secret)) => Ok(Ok(secret)),
         Ok(None) => Ok(Err(InvalidSecret::Missing { name, field })),
-        // Only who grants rights can change this: it has to be seen where the machine is looked at.
+        // Only new permissions change this: it has to be seen where the machine is looked at.
         Err(kube::Error::Api(status)) if status.code == 403 => {
             let why = status.message;
             Ok(Err(InvalidSecret::Forbidden { name, field, why }))

@@ -126,7 +126,7 @@ async fn describe(provider: &Provider) -> cmi_driver::Result<String> {
 mod tests {
     use super::*;
 
-    /// OPS-13: where a machine would wait for them, nobody would know.
+    /// OPS-13: a machine that waits for them would not tell the operator.
     #[test]
     fn credentials_that_cannot_be_read_are_found_when_the_file_is_loaded() {
         let folder = tempfile::tempdir().unwrap();

@@ -24,7 +24,7 @@ use crate::telemetry::{self, Chain, LogArgs};
 
 /// Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
 #[derive(Debug, Parser)]
-// As with Go's flags, the last one counts: whoever appends to a Deployment's arguments has the last word.
+// As with Go's flags, the last one counts: an argument that is appended in a Deployment wins.
 #[command(
     name = "capcmi",
     version,
@@ -63,7 +63,7 @@ enum Command {
 /// Why a command did not succeed.
 #[derive(Debug)]
 enum Failure {
-    /// Somebody has to change flags, environment or files.
+    /// Flags, environment or files have to change.
     Misconfigured(anyhow::Error),
     /// It was tried.
     Failed(anyhow::Error),

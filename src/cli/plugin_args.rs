@@ -40,7 +40,7 @@ pub(super) struct PluginArgs {
     wait: Option<Duration>,
 }
 
-/// How often somebody knocks at the door of a plugin that is waited for.
+/// The time between two attempts to connect to a plugin that is waited for.
 const KNOCK: Duration = Duration::from_millis(100);
 
 impl PluginArgs {

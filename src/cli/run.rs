@@ -79,7 +79,7 @@ struct ServerArgs {
     /// Where /metrics is answered, over HTTPS, to callers that the API server allows to `get` it.
     #[arg(long, default_value = ":8443", value_name = "ADDRESS")]
     diagnostics_address: BindAddress,
-    /// Answer /metrics over HTTP, and to anybody.
+    /// Answer /metrics over HTTP, and to every caller.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     insecure_diagnostics: bool,
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_elected_unless_it_is_asked_for() {
+    fn no_leader_is_elected_unless_it_is_asked_for() {
         for flags in [&[][..], &["--leader-elect=false"]] {
             let election = args(flags).election.election("ns", LEASE.to_owned());
             assert!(election.unwrap_or(None).is_none(), "{flags:?}");

@@ -33,13 +33,13 @@ pub struct Observed<'a> {
 pub enum Plan {
     /// Nothing, and nothing is written.
     Leave,
-    /// Paused; the status says who asked.
+    /// Paused; the status says by what.
     Pause(String),
     /// It may be used.
     Provision {
         /// The id that drivers know the Cluster by.
         cluster_id: String,
-        /// Whether nobody has said yet where the control plane is reached.
+        /// Whether it is not known yet where the control plane is reached.
         awaits_endpoint: bool,
     },
 }
@@ -47,7 +47,7 @@ pub enum Plan {
 /// What is known of the driver's failure domains.
 #[derive(Debug)]
 pub enum Zones {
-    /// Nobody was asked: it is paused, or which driver is meant is not said.
+    /// No driver was asked: it is paused, or which driver is meant is not said.
     Unasked,
     /// The driver has none.
     None,
@@ -70,7 +70,7 @@ pub fn plan(infra: &InfraCluster, seen: &Observed<'_>) -> Plan {
             .as_ref()
             .is_some_and(|all| all.contains_key(key))
     };
-    // Externally managed: somebody else writes spec and status.
+    // Externally managed: spec and status have another writer.
     if annotated(labels::MANAGED_BY) || infra.metadata.deletion_timestamp.is_some() {
         return Plan::Leave;
     }
@@ -86,7 +86,7 @@ pub fn plan(infra: &InfraCluster, seen: &Observed<'_>) -> Plan {
     }
 }
 
-/// Whether anybody said where the control plane is reached.
+/// Whether it is known where the control plane is reached.
 fn has_endpoint(infra: &InfraCluster, owner: &Cluster) -> bool {
     let is_set = |host: &str, port: i32| !host.is_empty() && port != 0;
     let here = infra.spec.control_plane_endpoint.as_ref();
@@ -227,7 +227,7 @@ impl Draft<'_> {
                 self.unreachable(reason::DRIVER_NOT_CONFIGURED, message);
                 self.not_asked(reason::DRIVER_NOT_CONFIGURED, message);
             }
-            // Nobody was called.
+            // No driver was called.
             Zones::NoSecrets(message) => self.not_asked(reason::INVALID_SECRET, message),
         }
     }
@@ -278,7 +278,7 @@ impl Draft<'_> {
             provisioned: Some(true),
         });
         if awaits_endpoint {
-            let message = "nobody has said where the control plane is reached: set spec.controlPlaneEndpoint here or of the Cluster, unless the control plane brings its own";
+            let message = "it is not known where the control plane is reached: set spec.controlPlaneEndpoint here or of the Cluster, unless the control plane brings its own";
             let reason = reason::WAITING_FOR_CONTROL_PLANE_ENDPOINT;
             self.set(conditions::READY, State::False, reason, message);
         } else {
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_of_a_driver_that_nobody_asked() {
+    fn nothing_is_said_of_a_driver_that_was_not_asked() {
         for unasked in [Zones::Unasked, Zones::NoSecrets("no".to_owned())] {
             let after = status(&annotated("other"), &provision(), &unasked, Timestamp::UNIX_EPOCH);
             let shown = conditions::get(&after.conditions, conditions::DRIVER_REACHABLE);

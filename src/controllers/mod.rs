@@ -60,7 +60,7 @@ pub struct Options {
     pub driver_unreachable_grace: Duration,
     /// How VMs are dealt with that no InfraMachine has.
     pub orphans: orphans::Options,
-    /// Who publishes events: the pod's name, as a rule.
+    /// The publisher of events: the pod's name, as a rule.
     pub reporter: String,
 }
 
@@ -168,7 +168,7 @@ impl Controllers {
         ]
     }
 
-    /// Who says whether identities may be trusted; has to be polled, see [`Guard::keep`].
+    /// Says whether identities may be trusted; has to be polled, see [`Guard::keep`].
     pub fn guard(&self) -> Arc<Guard> {
         Arc::clone(&self.context.guard)
     }
@@ -296,7 +296,7 @@ impl Controllers {
     }
 
     /// How many reconciles of a kind run at the same time: so many as were asked for, and one for each turn of a driver.
-    /// Only who has a turn waits for a driver, so that drivers that hang, however many, leave the others their workers.
+    /// Only a reconcile with a turn waits for a driver, so that drivers that hang, however many, leave the others their workers.
     fn workers(&self, asked: u16) -> u16 {
         let turns = self.providers.iter().map(|provider| provider.turns());
         let all = turns.fold(u32::from(asked), u32::saturating_add);
@@ -387,7 +387,7 @@ fn caches() -> (Caches, Writers) {
     (caches, writers)
 }
 
-/// Has an object reconciled by whoever calls it.
+/// A function that has an object reconciled.
 fn waking<K>(trigger: &Trigger<K>) -> Arc<dyn Fn(ObjectRef<K>) + Send + Sync>
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,

@@ -15,7 +15,7 @@ pub(super) enum Doubt {
 }
 
 impl Doubt {
-    /// The doubt that a change of a Machine raises: its Node has just been lost or come back, or nobody knows how it was
+    /// The doubt that a change of a Machine raises: its Node has just been lost or come back, or it is not known how it was
     /// because this process sees the Machine for the first time. A Node that is on its way up is not lost.
     pub(super) fn raised(change: &Change<Machine>) -> Option<Self> {
         match change {
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(Doubt::raised(&Change::Gone(machine(SILENT))), None);
     }
 
-    /// Of a driver that does not list its VMs nobody else says that one is back.
+    /// Where a driver does not list its VMs, nothing else says that one is back.
     #[test]
     fn a_node_that_reports_is_a_doubt_in_a_vm_that_was_found_to_be_gone_and_in_no_other() {
         let mut infra = InfraMachine::new("m", InfraMachineSpec::default());

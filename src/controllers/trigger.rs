@@ -1,4 +1,4 @@
-//! Which objects have to be reconciled, told by whoever knows to the controller of their kind.
+//! Tells the controller of a kind which objects have to be reconciled.
 
 use std::sync::{Arc, OnceLock};
 

@@ -50,7 +50,7 @@ impl<K> Change<K> {
         }
     }
 
-    /// Whether it concerns who looks at this much of an object. That one came or went concerns everybody.
+    /// Whether it concerns a reader of this much of an object. That one came or went concerns every reader.
     pub(super) fn concerns(&self, look: impl Fn(&K) -> u64) -> bool {
         match self {
             Self::New(_) | Self::Gone(_) => true,
@@ -71,9 +71,9 @@ pub(super) struct News<K> {
 /// Keeps a cache current.
 ///
 /// # Guarantees
-/// * What is told, the cache has: whoever is woken by it finds it there. A list is told when it is complete, since the cache
+/// * What is told, the cache has: a reconcile that is woken by it finds it there. A list is told when it is complete, since the cache
 ///   holds what was before until then.
-/// * A list is compared with what the cache held: what changed or went away while nobody watched is told as if somebody had,
+/// * A list is compared with what the cache held: what changed or went away while no watch ran is told as if one had run,
 ///   also after lists that broke off half way.
 pub(super) struct Keeper<K: Resource<DynamicType = ()> + Clone + 'static> {
     writer: reflector::store::Writer<K>,
@@ -191,7 +191,7 @@ pub(super) fn fingerprint(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Removes what nobody reads of an object before it is cached, managed fields first, and bounds the rest.
+/// Removes what no reader needs of an object before it is cached, managed fields first, and bounds the rest.
 pub(super) fn slim<K: Resource>(object: &mut K) {
     bounded::bound(object.meta_mut());
 }
@@ -207,7 +207,7 @@ pub(super) fn slim_infra_machine(guarded: &mut Guarded<InfraMachine>) {
     }
 }
 
-/// Removes what nobody reads of a Machine before it is cached. Of its labels, one says whether it is a control plane's;
+/// Removes what no reader needs of a Machine before it is cached. Of its labels, one says whether it is a control plane's;
 /// a map of one label costs half a KiB.
 pub(super) fn slim_machine(machine: &mut Machine) {
     let meta = machine.meta_mut();
@@ -301,7 +301,7 @@ mod tests {
         shown(keeper.take(event))
     }
 
-    /// Whoever was woken before would have been reconciled as it was, and never again.
+    /// An object that was woken before would have been reconciled as it was, and never again.
     #[test]
     fn a_list_is_told_when_the_cache_has_it_and_not_before() {
         let (mut keeper, cache) = keeper();
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_away_or_was_replaced_while_nobody_watched_is_told_as_gone() {
+    fn what_went_away_or_was_replaced_while_no_watch_ran_is_told_as_gone() {
         let (mut keeper, _cache) = keeper();
         for known in [
             machine("gone", "u-1", 1),
@@ -382,7 +382,7 @@ mod tests {
         assert!(news.listed);
         assert!(
             news.changes[..2].iter().all(|change| change.there().is_none()),
-            "who is gone is told first"
+            "what is gone is told first"
         );
         let all = shown(Some(news)).unwrap();
         assert_eq!(all, ["+replaced@5", "-gone@1", "-replaced@1"]);

@@ -149,7 +149,7 @@ mod tests {
         );
     }
 
-    /// While a machine is paused, nobody counts either since when its VM is missing.
+    /// While a machine is paused, the time for which its VM is missing is not counted either.
     #[tokio::test]
     async fn machines_that_are_paused_or_of_a_paused_cluster_are_not_looked_for() {
         let paused = || {
@@ -165,7 +165,7 @@ mod tests {
         );
     }
 
-    /// The same rules as wherever else it counts who a machine is.
+    /// The same rules as wherever else the identity of a machine counts.
     #[tokio::test]
     async fn a_machine_that_lost_its_note_is_looked_for_and_one_with_a_copied_identity_is_not() {
         let machines = [

@@ -37,7 +37,7 @@ const LINE: &str = "inventory";
 
 /// Surveys for ever, every driver once per interval; tells what its lists say of every machine that they are sure of.
 ///
-/// Each driver is surveyed by itself: one that hangs keeps nobody from looking after the VMs of the others. Each survey is a
+/// Each driver is surveyed by itself: one that hangs does not hold up the surveys of the others. Each survey is a
 /// task, which ends with this future: to go through a whole fleet takes time that reconciles must not wait for.
 pub async fn run(
     ctx: Context,

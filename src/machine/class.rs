@@ -75,7 +75,7 @@ pub async fn with_bootstrap_data(
 /// The bootstrap data alone, to take them out of what a driver says; nothing when there are none.
 ///
 /// # Errors
-/// They can't be read, so that nobody knows what has to be taken out.
+/// They can't be read, so that it is not known what has to be taken out.
 pub async fn bootstrap_data_to_hide(
     ctx: &Context,
     machine: &InfraMachine,

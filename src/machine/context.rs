@@ -53,7 +53,7 @@ impl Context {
         provider.try_turn(share, applicant, self.bell(machine))
     }
 
-    /// What the machine's driver says of itself; where somebody else is asking, the machine is reconciled again when there is
+    /// What the machine's driver says of itself; where another task is asking, the machine is reconciled again when there is
     /// an answer.
     pub async fn facts(&self, machine: &InfraMachine, provider: &Provider) -> Facts {
         provider.facts(uid_of(machine), self.bell(machine)).await

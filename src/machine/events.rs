@@ -53,7 +53,7 @@ fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
         }
         Outcome::NoSecrets { cause, .. } => warning(reason::INVALID_SECRET, "ReadSecrets", cause.to_string()),
         Outcome::Vanished(id) => {
-            let text = format!("the VM {id} is gone, though nobody deleted its machine");
+            let text = format!("the VM {id} is gone, though its machine was not deleted");
             warning(reason::VIRTUAL_MACHINE_VANISHED, "GetMachineStatus", text)
         }
         Outcome::Gone => normal("Deleted", "DeleteMachine", "the VM is gone".to_owned()),
@@ -69,7 +69,7 @@ fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
     })
 }
 
-/// Whether nobody said it before: neither the status tells of it, nor is it a repeat.
+/// Whether it was not said before: neither the status tells of it, nor is it a repeat.
 fn is_news(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> bool {
     match outcome {
         Outcome::Held(hold) => takes_a_person(hold.reason) && is_new(before, hold.condition, hold.reason),
@@ -112,7 +112,7 @@ fn normal(reason: &str, action: &'static str, text: String) -> Note {
     }
 }
 
-/// Whether a wait for this reason ends only when somebody puts something right; all others are part of the way.
+/// Whether a wait for this reason ends only when a person puts something right; all others are part of the way.
 fn takes_a_person(why: &str) -> bool {
     matches!(
         why,

@@ -24,7 +24,7 @@ use cmi_driver::{Capabilities, Code, Operation, ProviderSpec};
 
 /// Which driver [`World`] has met.
 const INCARNATION: u64 = 2;
-/// What [`World`] makes of inputs that nobody changed.
+/// What [`World`] makes of inputs that did not change.
 pub const INPUTS: u64 = 7;
 
 /// How long the driver of [`World`] gets to carry out a create that was never answered.
@@ -144,7 +144,7 @@ impl MachineFixture {
         self
     }
 
-    /// With the finalizer of somebody else besides.
+    /// With the finalizer of another controller besides.
     pub fn kept_by(mut self, finalizer: &str) -> Self {
         let finalizers = self.0.metadata.finalizers.get_or_insert_default();
         finalizers.push(finalizer.to_owned());
@@ -238,7 +238,7 @@ enum NoDriver {
     NotConfigured,
 }
 
-/// Who owns the machine.
+/// The owner of the machine.
 #[derive(Clone, Copy)]
 enum OwnerIs {
     There,
@@ -361,7 +361,7 @@ impl World {
         self
     }
 
-    /// The driver was lost, and nobody knows whether what it said holds.
+    /// The driver was lost, and it is not known whether what it said holds.
     pub fn with_former_facts(mut self) -> Self {
         self.current = false;
         self
@@ -397,7 +397,7 @@ impl World {
         self
     }
 
-    /// Somebody had reason to ask the driver, and it could not answer.
+    /// There was reason to ask the driver, and it could not answer.
     pub fn unanswered(mut self) -> Self {
         self.remembered.suspicion = Some(Suspicion::Sign);
         self

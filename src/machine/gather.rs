@@ -120,7 +120,7 @@ impl Gathered {
         }
     }
 
-    /// Which driver had been met before the call, if there is one. One that is met during the call may not be who answered it.
+    /// Which driver had been met before the call, if there is one. One that is met during the call may not be the one that answered it.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
@@ -205,7 +205,7 @@ fn owner_machine(ctx: &Context, machine: &InfraMachine, owner: &OwnerReference) 
         .caches
         .machines
         .get(&ObjectRef::new(&owner.name).within(namespace))?;
-    // A Machine of the same name that came later is somebody else.
+    // A Machine of the same name that came later is another one.
     (found.metadata.uid.as_deref() == Some(owner.uid.as_str())).then_some(found)
 }
 
@@ -233,7 +233,7 @@ impl Resolved {
 /// Which driver a machine gets.
 #[derive(Debug, PartialEq, Eq)]
 enum Choice<'a> {
-    /// The one that has its VM, whoever may use it by now: what is there has to be looked after, and deleted.
+    /// The one that has its VM, also where the namespace may not use it any more: what is there has to be looked after, and deleted.
     Holder(&'a str),
     /// The one it asks for, if its namespace may use that.
     Asked(Option<&'a str>),
@@ -263,7 +263,7 @@ async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
     match ctx.facts(machine, &provider).await {
         Facts::Current(capabilities) => Resolved::Known(provider, capabilities, Standing::Current),
         Facts::Former(capabilities) => Resolved::Known(provider, capabilities, Standing::Former),
-        // Nobody was asked.
+        // The driver was not asked.
         Facts::Unknown(status) if is_not_leader(&status) => Resolved::Busy(provider),
         Facts::Unknown(status) => {
             Resolved::OutOfContact(provider, status.code(), status.message().to_owned())

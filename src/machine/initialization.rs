@@ -12,7 +12,7 @@ use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, Operati
 
 /// A VM that exists and may have to be initialized.
 pub struct ToInitialize {
-    /// Its id, as far as anybody knows.
+    /// Its id, as far as it is known.
     known: Option<ProviderId>,
     /// What the driver said of it.
     machine: Option<cmi_driver::Machine>,

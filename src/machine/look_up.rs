@@ -24,7 +24,7 @@ pub enum Seen {
     Absent,
     /// The driver can't look up: its create finds what is there.
     CannotLook,
-    /// Nobody knows.
+    /// Not known.
     Failed(Failure),
 }
 
@@ -177,7 +177,7 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, call: Call
 }
 
 /// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is done to that
-/// one, and its id is not written, since it may be anybody's.
+/// one, and its id is not written, since it may be another machine's.
 pub fn another_vm(
     call: Call,
     known: Option<&ProviderId>,
@@ -253,14 +253,14 @@ mod tests {
             let twice = [own, ("sim://2", "m", Some("u-1"))];
             assert_eq!(seen(&twice, call), Err(Code::OutOfRange));
         }
-        let of_nobody = [("sim://1", "m", None)];
+        let unclaimed = [("sim://1", "m", None)];
         assert_eq!(
-            seen(&of_nobody, Call::ListAgain),
+            seen(&unclaimed, Call::ListAgain),
             Ok(Some(one)),
             "a create was issued for it"
         );
         assert_eq!(
-            seen(&of_nobody, Call::List),
+            seen(&unclaimed, Call::List),
             Err(Code::AlreadyExists),
             "no create was issued: it is another's"
         );

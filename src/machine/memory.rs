@@ -36,7 +36,7 @@ pub struct Remembered {
     pub errors: u32,
     /// A VM that is not settled is left alone until then.
     pub rest_until: Option<Instant>,
-    /// Somebody has reason to believe that the VM changed: the next reconcile asks the driver, if that can be asked.
+    /// There is reason to believe that the VM changed: the next reconcile asks the driver, if that can be asked.
     pub suspicion: Option<Suspicion>,
     /// That reason has come since the last failure: it does not wait for what failed before it.
     pub suspicion_is_new: bool,
@@ -59,7 +59,7 @@ pub struct Answered {
     pub made: bool,
 }
 
-/// Why somebody believes that a VM changed.
+/// The reason to believe that a VM changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suspicion {
     /// A sign, such as a Node that went silent. It is for the driver's look-up to say.
@@ -213,7 +213,7 @@ impl Memory {
             .remove(uid);
     }
 
-    /// Forgets all machines that are no more: what went away while nobody watched is told by no event.
+    /// Forgets all machines that are no more: what went away while no watch ran is told by no event.
     pub fn forget_all_but(&self, is_there: impl Fn(&str) -> bool) {
         self.machines
             .lock()
@@ -380,7 +380,7 @@ impl Memory {
     }
 
     /// Drops what lists said: they do not say it any more, or it is too old to be believed. It breaks off an absence, which
-    /// nobody would go on to confirm; the next one must not be taken for the rest of this one.
+    /// would not be confirmed any further; the next one must not be taken for the rest of this one.
     pub fn dismiss_lists(&self, uid: &str) {
         self.with_known(uid, |known| {
             known.absent_since = None;

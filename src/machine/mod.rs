@@ -168,7 +168,7 @@ async fn carry_out(
             object.claim(&claim).await?;
             tracing::warn!(
                 name = object.get().metadata.name,
-                "somebody took the finalizer from a machine that may have a VM; it is written again"
+                "a machine that may have a VM has lost its finalizer; it is written again"
             );
             // What was written leads to the next reconcile.
             Ok(Outcome::Waiting(None))

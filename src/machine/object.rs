@@ -29,7 +29,7 @@ mod tests;
 /// An annotation and its value; without one, it has to go.
 pub type Note = (&'static str, Option<String>);
 
-/// How often something is written against others who write at the same time.
+/// How often a write is tried against other writers at the same time.
 const TRIES: u32 = 5;
 
 /// Whether `clusterctl move` takes the Secret with the credentials along.
@@ -198,7 +198,7 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Sets annotations that say what a driver did: true of the object whoever else writes it at the same time, and lost
+    /// Sets annotations that say what a driver did: true of the object whatever other clients write at the same time, and lost
     /// when they are not written.
     pub async fn note(&mut self, action: &'static str, wanted: &[Note]) -> Result<(), Error> {
         for _ in 1..TRIES {
@@ -225,7 +225,7 @@ impl<'a> Object<'a> {
 
     /// Write 2: the providerID with what belongs to it, in one patch.
     ///
-    /// When somebody else wrote meanwhile it is tried again on the object as it is now: a driver may not find the VM yet
+    /// When another client wrote meanwhile, it is tried again on the object as it is now: a driver may not find the VM yet
     /// that it has just made, so what it answered must not be lost.
     pub async fn identify(&mut self, provider_id: &str, annotations: &[Note]) -> Result<(), Error> {
         let action = "reading the machine to write spec.providerID";
@@ -300,7 +300,7 @@ impl<'a> Object<'a> {
 
     /// Write 3: the status that an object leads to, when it differs.
     ///
-    /// When somebody else wrote what no plan depends on, such as a label, it is tried again: the call that it tells of is
+    /// When another client wrote what no plan depends on, such as a label, it is tried again: the call that it tells of is
     /// done, and not made again before its time.
     ///
     /// # Errors
@@ -358,7 +358,7 @@ impl<'a> Object<'a> {
             .await
             .map_err(|error| Error::api(action, error));
         match released {
-            // The last finalizer: the object went with it, or somebody was faster.
+            // The last finalizer: the object went with it, or another client was faster.
             Ok(_) | Err(Error::Gone { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -417,7 +417,7 @@ impl<'a> Object<'a> {
         bounded::bound(&mut written.metadata);
         self.latest = Arc::new(written);
         self.ctx.memory.wrote(self.uid(), Arc::clone(&self.latest));
-        // The watch may have been faster than the answer: then nobody else will notice that the cache has it.
+        // The watch may have been faster than the answer: then nothing else will notice that the cache has it.
         let namespace = self.latest.metadata.namespace.as_deref().unwrap_or_default();
         let reference = ObjectRef::new(self.name()).within(namespace);
         if let Some(cached) = self.ctx.caches.infra_machines.get(&reference)

@@ -102,7 +102,7 @@ impl Outcome {
     }
 
     /// The same, but nothing that a replica would write which is not the leader: no driver was called, so there is nothing
-    /// to say, and somebody else may be saying it.
+    /// to say, and another replica may be saying it.
     #[must_use]
     pub fn unless_not_leading(self) -> Self {
         match self {
@@ -193,7 +193,7 @@ impl Failure {
     }
 
     fn sorted(operation: Operation, during: OperationType, next: Next, status: Status) -> Self {
-        // Beside any other code it may be somebody else's, such as the one that already has the name.
+        // Beside any other code it may be another machine's, such as the VM that already has the name.
         let is_its_own = status.code() == Code::Uninitialized || operation == Operation::InitializeMachine;
         let machine = status.machine().filter(|_| is_its_own).cloned();
         Self {
@@ -253,7 +253,7 @@ impl Failure {
     ///
     /// # Guarantees
     /// What the driver asks for is a lower bound: it never ends the back-off of a failure that repeats. Where the wait is
-    /// otherwise a long one, since only somebody else can change the outcome, a driver that knows better may say so: the
+    /// otherwise a long one, since only a change from outside helps, a driver that knows better may say so: the
     /// call is then repeated by the back-off, and not before the time that the driver asked for.
     pub fn wait(&self, attempt: u32, jitter: f64) -> Option<Duration> {
         // Never less than was asked for, and machines that failed together do not come back together.

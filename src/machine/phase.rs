@@ -1,4 +1,4 @@
-//! Where a machine stands in its life, for whoever counts machines and measures how long they take.
+//! Where a machine stands in its life, for the metrics that count machines and measure how long they take.
 
 use std::time::Duration;
 

@@ -168,7 +168,7 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         (None, wanted) => plan_provisioned(machine, seen, facts, wanted),
         (Some(bootstrap), Ok(wanted)) => plan_provisioning(machine, seen, facts, claim, wanted, bootstrap),
         (Some(_), Err(invalid)) if facts.current => Plan::Refuse { invalid, again: None },
-        // It is asked anew first; who waits for that is called.
+        // It is asked anew first; a machine that waits for that is called.
         (Some(_), Err(_)) => Plan::Wait(Some(TURN_WAIT)),
     }
 }
@@ -198,7 +198,7 @@ fn plan_unowned(machine: &InfraMachine, seen: &Observed<'_>, message: &str) -> P
 
 fn nobody_owns(machine: &InfraMachine) -> String {
     let nothing = if machine.is_provisioned() {
-        "nobody looks after its VM, and changes of its spec have no effect"
+        "its VM is not looked after, and changes of its spec have no effect"
     } else {
         "nothing is made for it"
     };
@@ -227,7 +227,7 @@ fn rest_of_grace(began: Timestamp, now: Timestamp) -> Option<Duration> {
     GRACE.checked_sub(lasted).filter(|left| !left.is_zero())
 }
 
-/// Whether there is a VM that somebody relies on: whoever refers to its machine, it is looked after.
+/// Whether there is a VM that may be in use: whatever refers to its machine, it is looked after.
 fn has_known_vm(machine: &InfraMachine) -> bool {
     machine.is_provisioned() || machine.spec.provider_id.is_some()
 }
@@ -408,7 +408,7 @@ fn foreign_provider_id(machine: &InfraMachine) -> String {
     )
 }
 
-/// Who paused the machine, if anybody did (row "Pausing" of the contract).
+/// What paused the machine, if it is paused (row "Pausing" of the contract).
 fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Hold> {
     let message = paused_by(machine, cluster.is_some_and(Cluster::is_paused))?;
     Some(Hold {
@@ -452,7 +452,7 @@ fn claim_if_missing(machine: &InfraMachine, claim: Claim) -> Option<Box<Claim>> 
     (MachineId::of(machine).is_none() || !has_finalizer(machine)).then(|| Box::new(claim))
 }
 
-/// Whether somebody took the finalizer from a machine that may have a VM: a restore from a backup, or an object that was
+/// Whether a machine that may have a VM has lost its finalizer: a restore from a backup, or an object that was
 /// replaced. Deleted like this, the object would go and the VM stay.
 fn is_bereft(machine: &InfraMachine) -> bool {
     let may_have_vm = identity::instance(machine) == Instance::MayExist || machine.spec.provider_id.is_some();

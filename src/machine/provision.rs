@@ -179,7 +179,7 @@ fn awaiting_create_of_another_spec(settling: Settling) -> Hold {
 /// Writes down what a create that failed leaves, where the object says more than that by now.
 async fn note_refusal(object: &mut Object<'_>, plan: &Provision, failure: &Failure) -> Result<(), Stopped> {
     if failure.is_not_leading() {
-        // For who leads by now to write.
+        // The replica that leads by now writes it.
         return Ok(());
     }
     match left_by(plan.noted, failure) {

@@ -197,7 +197,7 @@ fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wa
         }
         // What lists said before a pause is old when it ends.
         Outcome::Held(hold) if hold.condition == conditions::PAUSED => ctx.memory.dismiss_lists(uid),
-        // The VM is there: what somebody wanted to know is answered, and no more can be had.
+        // The VM is there: the question is answered, and no more can be had.
         Outcome::NotOffered(Operation::InitializeMachine) => {
             ctx.memory.dismiss_sign(uid, gathered.suspicion());
             ctx.memory.dismiss_lists(uid);

@@ -129,7 +129,7 @@ fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
 
 /// The Secret with the credentials that the VM was made with is gone. A driver that sees the VM without them needs none, and
 /// this is written down: once the VM is deleted it could not be told any more. To a driver that does not see it, it may be
-/// gone, or in an account that only the credentials open: that takes somebody who knows.
+/// gone, or in an account that only the credentials open: that is for the operator to say.
 ///
 /// One that can't look up is asked to delete, which it answers UNAUTHENTICATED when it needs the credentials.
 async fn do_without(

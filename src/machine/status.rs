@@ -182,7 +182,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Not paused, and an earlier refusal is history: whoever gets here is trying.
+    /// Not paused, and an earlier refusal is history: a machine that gets here is being worked on.
     fn working(&mut self) {
         self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
         self.status.failure_reason = None;
@@ -393,7 +393,7 @@ impl Draft<'_> {
             );
         } else if reachable == Some(true) && (again.is_none() || !self.is_without_secrets()) {
             self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
-        } // Else nothing is settled, or it answers and could not be asked after this VM: the question is still open.
+        } // Else nothing is settled, or it answers and could not be asked after this VM: still open.
         if not_updatable.is_empty() {
             self.up_to_date();
         } else {
@@ -425,7 +425,7 @@ impl Draft<'_> {
     }
 
     /// Says of every machine that is not being deleted when its spec names other credentials than those that are used:
-    /// whoever changed it waits for an effect. What else is wrong with the spec is said first.
+    /// the author of the change waits for an effect. What else is wrong with the spec is said first.
     fn credentials(&mut self) {
         if self.machine.metadata.deletion_timestamp.is_some() {
             return;

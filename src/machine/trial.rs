@@ -61,7 +61,7 @@ impl Server {
         version.as_str().unwrap().to_owned()
     }
 
-    /// Somebody else writes.
+    /// Another client writes.
     pub fn touch(&self) {
         let next = self.version().parse::<u64>().unwrap() + 1;
         self.0.lock().unwrap()["metadata"]["resourceVersion"] = json!(next.to_string());

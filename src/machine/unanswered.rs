@@ -1,4 +1,4 @@
-//! Creates that were issued and whose answer nobody has: the back end may still carry them out. Pure.
+//! Creates that were issued and whose answer is not known: the back end may still carry them out. Pure.
 
 use std::time::Duration;
 

@@ -28,7 +28,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 #[error("the API server did not answer within {} s", .0.as_secs())]
 pub struct RequestTimedOut(Duration);
 
-/// A client for the manager's own requests: the lease, and the reviews of who reads the diagnostics. Those are made
+/// A client for the manager's own requests: the lease, and the reviews of callers of the diagnostics. Those are made
 /// whether or not this replica leads.
 pub(super) fn plain(config: Config) -> Result<Client, kube::Error> {
     Ok(ClientBuilder::try_from(prepared(config))?.build())
@@ -46,7 +46,7 @@ pub(super) fn ruled(config: Config, leadership: Leadership) -> Result<Client, ku
         .build())
 }
 
-/// A client for who looks and changes nothing: it refuses every write.
+/// A client that reads and changes nothing: it refuses every write.
 ///
 /// # Errors
 /// The configuration can't be used.

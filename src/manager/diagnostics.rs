@@ -1,4 +1,4 @@
-//! `/metrics`, for anybody or for whom the API server lets in.
+//! `/metrics`, for every caller or for those that the API server lets in.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use super::reviewer::{Reviewer, Verdict};
 use crate::metrics::{CONTENT_TYPE, Metrics};
 use crate::telemetry::Chain;
 
-/// `/metrics` for anybody.
+/// `/metrics` for every caller.
 pub(super) fn open(metrics: Arc<Metrics>) -> Router {
     Router::new().route("/metrics", get(show)).with_state(metrics)
 }
 
-/// `/metrics` for whom the API server lets `get` it.
+/// `/metrics` for callers that the API server lets `get` it.
 pub(super) fn reviewed(metrics: Arc<Metrics>, client: kube::Client) -> Router {
     open(metrics).layer(from_fn_with_state(Arc::new(Reviewer::new(client)), review))
 }

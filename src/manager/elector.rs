@@ -5,7 +5,7 @@
 //!   `lease_duration` after they *saw* it, which is later: what lies between the two is left for requests under way.
 //! * Of others' clocks nothing is believed: a lease is abandoned when its record has not changed for its duration, on
 //!   the monotonic clock of this process.
-//! * Every write names the version it replaces: of two who want the lease, one gets it.
+//! * Every write names the version it replaces: of two replicas that want the lease, one gets it.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::Duration;
@@ -24,14 +24,14 @@ use crate::telemetry::Chain;
 /// How long handing over may take.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Which lease, and who wants it.
+/// Which lease, and which replica wants it.
 #[derive(Clone, Debug)]
 pub struct Election {
     /// Namespace of the Lease.
     pub namespace: String,
     /// Name of the Lease.
     pub lease: String,
-    /// Who this replica is; no other may be called the same, nor this one after a restart: see [`identity`].
+    /// The name of this replica; no other may have the same, nor this one after a restart: see [`identity`].
     pub identity: String,
     /// When.
     pub timing: Timing,
@@ -181,7 +181,7 @@ impl Elector {
         }
     }
 
-    /// Renews the lease until that fails for too long, or somebody else holds it.
+    /// Renews the lease until that fails for too long, or another replica holds it.
     async fn keep(&mut self, leadership: &Leadership, mut renewed: Instant) {
         loop {
             sleep(self.election.timing.retry_period).await;
@@ -206,15 +206,15 @@ impl Elector {
         }
     }
 
-    /// Takes or renews the lease if it is ours, nobody's, or abandoned.
+    /// Takes or renews the lease if it is ours, free, or abandoned.
     async fn attempt(&mut self) -> Result<Attempt, ElectionError> {
-        // While it is ours, nobody else writes it: no need to read it first.
+        // While it is ours, no other replica writes it: no need to read it first.
         if let Some(observed) = &self.observed
             && observed.holder() == Some(&self.election.identity)
         {
             let lease = observed.lease.clone();
             match self.write(lease).await {
-                // Somebody has changed it all the same, or deleted it.
+                // It was changed all the same, or deleted.
                 Err(ElectionError::Write(kube::Error::Api(status)))
                     if status.is_conflict() || status.is_not_found() => {}
                 written => return written,
@@ -312,7 +312,7 @@ impl Elector {
         match self.empty(observed.lease.clone()).await {
             // A renewal that was under way has changed it.
             Err(ElectionError::Write(kube::Error::Api(status))) if status.is_conflict() => {}
-            // Somebody has deleted it: it is nobody's.
+            // It was deleted: no replica holds it.
             Err(ElectionError::Write(kube::Error::Api(status))) if status.is_not_found() => return Ok(()),
             emptied => return emptied,
         }
@@ -344,7 +344,7 @@ impl Elector {
             .map_err(ElectionError::Write)
     }
 
-    /// The retry period and up to a fifth more, so that those who wait do not all ask at once.
+    /// The retry period and up to a fifth more, so that the replicas that wait do not all ask at once.
     fn pause(&self) -> Duration {
         let fraction = f64::from(u16::try_from(random() >> 48).unwrap_or(0)) / f64::from(u16::MAX);
         self.election.timing.retry_period.mul_f64(1.0 + 0.2 * fraction)
@@ -357,7 +357,7 @@ impl Observed {
         spec.holder_identity.as_ref().filter(|holder| !holder.is_empty())
     }
 
-    /// Who holds the lease, unless it is `identity`, or it has been abandoned.
+    /// The holder of the lease, unless it is `identity`, or it has been abandoned.
     fn other_holder(&self, identity: &str) -> Option<&str> {
         let holder = self.holder().filter(|holder| *holder != identity)?;
         let spec = self.lease.spec.as_ref()?;

@@ -65,9 +65,9 @@ pub struct Setup {
 pub enum Diagnostics {
     /// Nowhere.
     Off,
-    /// To anybody, over HTTP.
+    /// To every caller, over HTTP.
     Insecure(TcpListener),
-    /// Over HTTPS, to whom the API server lets `get` the path.
+    /// Over HTTPS, to callers that the API server lets `get` the path.
     Secure(TcpListener),
 }
 
@@ -83,7 +83,7 @@ pub enum Error {
     /// The certificate of the diagnostics could not be made.
     #[error("making the certificate of the diagnostics address failed")]
     Certificate(#[source] serve::TlsError),
-    /// The lease could not be renewed in time, or somebody else holds it.
+    /// The lease could not be renewed in time, or another replica holds it.
     #[error("leadership was lost: this replica ends, so that no two act at the same time")]
     LeadershipLost,
     /// Something that should run as long as the process ended before.

@@ -1,4 +1,4 @@
-//! Who may read the diagnostics: the API server says, by TokenReview and SubjectAccessReview.
+//! Which callers may read the diagnostics: the API server says, by TokenReview and SubjectAccessReview.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -16,11 +16,11 @@ use tokio::time::{Instant, timeout};
 
 /// How long an answer is remembered: a scraper asks more often than permissions change.
 const REMEMBERED: Duration = Duration::from_mins(1);
-/// How long it is remembered that somebody was let in, and need not queue with strangers for the next answer.
+/// How long it is remembered that a caller was let in, and need not queue with strangers for the next answer.
 const KNOWN: Duration = Duration::from_hours(1);
 /// The most answers of one kind that are remembered.
 const MOST_REMEMBERED: usize = 1024;
-/// Reviews at the same time, of each kind: who sends made-up tokens must not flood the API server.
+/// Reviews at the same time, of each kind: a sender of made-up tokens must not flood the API server.
 const MOST_REVIEWS: usize = 2;
 /// How long a review may take.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) enum Verdict {
     /// It may be answered.
     Allowed,
-    /// The token is nobody's.
+    /// The token is not valid.
     Unauthenticated,
     /// The token's user may not do this.
     Forbidden,
@@ -50,7 +50,7 @@ pub(super) enum ReviewError {
 /// Asks the API server, and remembers its answers for a minute.
 ///
 /// # Guarantees
-/// Whoever was let in within the last hour is neither kept waiting nor forgotten for those who were not: made-up tokens
+/// A caller that was let in within the last hour is neither kept waiting nor forgotten for those that were not: made-up tokens
 /// cost nothing, and there can be many.
 pub(super) struct Reviewer {
     tokens: Api<TokenReview>,
@@ -94,7 +94,7 @@ impl Reviewer {
         };
         let asked = async {
             let _slot = slots.acquire().await;
-            // Whoever was before us may have asked the same.
+            // The caller before us may have asked the same.
             match self.remembered(|all| all.recall(&key)) {
                 Some(verdict) => Ok(verdict),
                 None => self.ask(token, path).await,
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_api_server_says_who_may_read_metrics() {
+    async fn the_api_server_says_which_callers_may_read_metrics() {
         let (reviewer, _) = reviewer();
         for (token, verdict) in [
             ("good", Verdict::Allowed),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_was_let_in_before_does_not_wait_behind_strangers() {
+    async fn a_caller_that_was_let_in_before_does_not_wait_behind_strangers() {
         let (reviewer, _) = reviewer();
         reviewer.review("good", "/metrics").await.unwrap();
         advance(REMEMBERED).await;

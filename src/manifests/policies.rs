@@ -96,7 +96,7 @@ fn templates() -> Rules {
     }
 }
 
-/// The annotations that say which VM is whose are only for those who [`may_identify`].
+/// The annotations that say which VM is whose are only for users that [`may_identify`].
 fn reserved_annotations() -> Rules {
     Rules {
         variables: json!([
@@ -139,7 +139,7 @@ fn provider_id() -> Rules {
     }
 }
 
-/// While a VM may exist, only those who [`may_identify`] take the finalizer away: the object would go, and nothing would
+/// While a VM may exist, only users that [`may_identify`] take the finalizer away: the object would go, and nothing would
 /// know of its VM any more. A deletion leaves finalizers of others alone, so that no other way leads around it.
 fn finalizer() -> Rules {
     let has = |object: &str| format!("'{MACHINE_FINALIZER}' in {object}.metadata.?finalizers.orValue([])");
@@ -169,7 +169,7 @@ fn finalizer() -> Rules {
     }
 }
 
-/// Whether who asks may `update` the virtual subresource, in the whole cluster. A VM is not in a namespace: who may write
+/// Whether the caller may `update` the virtual subresource, in the whole cluster. A VM is not in a namespace: a user who may write
 /// identities in one namespace may name there the VM of any other. So no namespace is given, and what a RoleBinding grants
 /// does not count, not even with a wildcard.
 fn may_identify() -> String {

@@ -1,4 +1,4 @@
-//! The only place that says what anybody may do, and why.
+//! The only place that says what each role may do, and why.
 //!
 //! The provider's rules are what it uses and nothing else: a test can compare the verbs in an audit log with
 //! [`PROVIDER`], [`SECRETS`] and [`LEADER_ELECTION`].
@@ -85,7 +85,7 @@ pub const PROVIDER: &[Rule] = &[
         group: "authentication.k8s.io",
         resources: &["tokenreviews"],
         verbs: &["create"],
-        why: "Who asks for metrics.",
+        why: "The identity of callers of /metrics.",
     },
     Rule {
         group: "authorization.k8s.io",
@@ -143,7 +143,7 @@ pub const CLUSTER_API: &[Rule] = &[
     },
 ];
 
-/// Who may look (aggregated to `view`, and by it to `edit` and `admin`).
+/// The right to look (aggregated to `view`, and by it to `edit` and `admin`).
 pub const VIEW: &[Rule] = &[Rule {
     group: GROUP,
     resources: KINDS,
@@ -151,14 +151,14 @@ pub const VIEW: &[Rule] = &[Rule {
     why: "Nothing in these objects is secret: credentials are in Secrets.",
 }];
 
-/// Who may change (aggregated to `edit`, and by it to `admin`).
+/// The right to change (aggregated to `edit`, and by it to `admin`).
 pub const EDIT: &[Rule] = &[Rule {
     group: GROUP,
     resources: KINDS,
     verbs: &["create", "delete", "deletecollection", "patch", "update"],
-    why: "Machines and templates of one's own clusters. Not inframachines/identity: who may forge an identity may \
+    why: "Machines and templates of one's own clusters. Not inframachines/identity: a forged identity could \
           claim the VM of another cluster.",
 }];
 
-/// Who may read metrics; bind it to the monitoring's ServiceAccount.
+/// The right to read metrics; bind it to the monitoring's ServiceAccount.
 pub const METRICS_PATHS: &[&str] = &["/metrics"];

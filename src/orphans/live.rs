@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_may_read_one_namespace_alone_reads_that_and_knows_that_it_is_not_all() {
+    async fn with_the_right_to_read_one_namespace_alone_that_is_read_and_known_not_to_be_all() {
         let (client, asked) = api_server(true, false);
         let live = read(&client, Some("ns")).await.unwrap();
         assert!(!live.is_whole());

@@ -5,7 +5,7 @@
 //! A VM carries the identity `m` of one InfraMachine as a tag. The provider writes `m` into the InfraMachine before it asks the
 //! driver for the VM, and never into another object. So the InfraMachine was there before the VM. Now let a driver list the VM,
 //! and let the API server answer *afterwards*, with a quorum read, that no InfraMachine carries `m`. Then the InfraMachine has
-//! ended: an identity does not come late. What is left are the ways in which an object is missing that nobody meant to end:
+//! ended: an identity does not come late. What is left are the ways in which an object is missing that was not meant to end:
 //!
 //! * A **backup** was restored that is older than the object, or the object was **moved** to another management cluster. Neither
 //!   shows a deletion that was asked for. [`Hold::EndUnseen`] keeps every VM whose InfraMachine this process has not itself seen

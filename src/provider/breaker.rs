@@ -753,7 +753,7 @@ mod tests {
 
     /// An annotation has it tried at once: of all machines of the class that get one, by one machine.
     #[tokio::test(start_paused = true)]
-    async fn a_person_who_asks_for_a_try_gets_one_at_once() {
+    async fn a_try_that_a_person_asks_for_is_admitted_at_once() {
         let (breakers, key, _) = open(1);
         let requested = Trial {
             requested: true,

@@ -35,7 +35,7 @@ impl Caller {
     }
 
     /// Makes the call, if this replica is the leader. When the deadline passes, or the caller drops this future, the
-    /// driver's future is dropped, which is how a driver learns that nobody waits any more.
+    /// driver's future is dropped, which is how a driver learns that no caller waits any more.
     pub(super) async fn call<T, F>(
         &self,
         operation: Operation,

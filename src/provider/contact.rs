@@ -21,14 +21,14 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 const SHORT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// A driver that changed without being lost is asked again what it implements after this time at the latest.
 const RELEARN_INTERVAL: Duration = Duration::from_mins(5);
-/// Who asks what a driver implements this soon after it could not say is told the same: or else each machine of a driver
+/// A caller that asks what a driver implements this soon after it could not say is told the same: or else each machine of a driver
 /// that hangs would wait for its own answer.
 const FAILURE_SHARED: Duration = Duration::from_secs(3);
 
 /// Whether a driver answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reachability {
-    /// Nobody has asked yet.
+    /// Not asked yet.
     Unknown,
     /// It is ready to serve.
     Reachable,
@@ -45,7 +45,7 @@ pub enum Facts {
     Former(Arc<Capabilities>),
     /// It has never said, and can't be asked.
     Unknown(Status),
-    /// Somebody is asking it.
+    /// It is being asked.
     Awaited,
 }
 
@@ -72,7 +72,7 @@ struct Known {
     revision: u64,
 }
 
-/// Who waits for the answer that somebody else asked for.
+/// The waiters for the answer that another caller asked for.
 #[derive(Default)]
 struct Awaiting(HashMap<Arc<str>, Bell>);
 
@@ -82,7 +82,7 @@ impl fmt::Debug for Awaiting {
     }
 }
 
-/// The right to ask the driver what it implements. Whoever waits for the answer is called when it ends, in whatever way.
+/// The right to ask the driver what it implements. The waiters for the answer are called when it ends, in whatever way.
 struct Asking<'a> {
     contact: &'a Contact,
     right: Option<MutexGuard<'a, ()>>,
@@ -90,7 +90,7 @@ struct Asking<'a> {
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        // Before anybody is called: who comes must find that it may ask.
+        // Before a waiter is called: it has to find that it may ask.
         drop(self.right.take());
         let called = std::mem::take(&mut *lock(&self.contact.awaiting)).0;
         for bell in called.into_values() {
@@ -135,7 +135,7 @@ impl Contact {
     }
 
     /// What the driver says of itself. One asks it, where it has to be asked; for all others `bell` rings when there is an
-    /// answer, so that nobody waits here for the question of somebody else.
+    /// answer, so that no caller waits here for the question of another.
     pub(super) async fn facts(&self, who: &str, bell: Bell) -> Facts {
         if let Some(known) = self.known_of_this_incarnation() {
             return Facts::Current(known.capabilities);
@@ -175,9 +175,9 @@ impl Contact {
         }
     }
 
-    /// The right to ask, or else a place among those who are called when the one who asks is done.
+    /// The right to ask, or else a place among the waiters, which are called when the one that asks is done.
     fn ask_or_await(&self, who: &str, bell: Bell) -> Option<Asking<'_>> {
-        // Held over both steps: whoever is done calls only then, and finds the bell.
+        // Held over both steps: a caller that is done rings only then, and finds the bell.
         let mut awaiting = lock(&self.awaiting);
         if let Ok(right) = self.asking.try_lock() {
             return Some(Asking {
@@ -217,7 +217,7 @@ impl Contact {
             .await;
         let capabilities = match asked {
             Ok(capabilities) => capabilities,
-            // Nobody was asked.
+            // The driver was not asked.
             Err(status) if is_not_leader(&status) => return Err(status),
             Err(status) => {
                 let failure = Failure::of(&status);
@@ -231,7 +231,7 @@ impl Contact {
         Ok(self.learn(capabilities, incarnation))
     }
 
-    /// Says in metric and log who the driver is. Nothing depends on it.
+    /// Says in metric and log what the driver is. Nothing depends on it.
     async fn introduce(&self, is_known: bool) {
         let provider = &self.caller.provider;
         let answer = self
@@ -249,7 +249,7 @@ impl Contact {
                 }
                 self.caller.metrics.driver_info(provider, &name, &version);
             }
-            Err(status) => tracing::warn!(%provider, %status, "the driver does not say who it is"),
+            Err(status) => tracing::warn!(%provider, %status, "the driver does not say what it is"),
         }
     }
 
@@ -310,7 +310,7 @@ impl Contact {
     pub(super) fn note<T>(&self, answer: &Result<T>) {
         let answers = match answer.as_ref().map_err(Status::code) {
             Err(code) if code.is_outage() => false,
-            // Nothing is known of the driver from a call that was given up or that nobody can explain.
+            // Nothing is known of the driver from a call that was given up or failed for an unknown reason.
             Err(Code::Canceled | Code::Unknown) => return,
             Ok(_) | Err(_) => true,
         };
@@ -397,7 +397,7 @@ impl Contact {
 
 impl Failure {
     /// The code of another call must not be taken for the answer to the one that waits: NOT_FOUND would lead to a
-    /// create. So it is UNAVAILABLE, but for CANCELED, which says that nobody was asked.
+    /// create. So it is UNAVAILABLE, but for CANCELED, which says that the driver was not asked.
     fn of(status: &Status) -> Self {
         let (code, message) = match status.code() {
             Code::Canceled => (Code::Canceled, status.message().to_owned()),
@@ -416,7 +416,7 @@ impl Failure {
         }
     }
 
-    /// That nobody was asked says nothing about the next time.
+    /// That the driver was not asked says nothing about the next time.
     fn is_shared(&self) -> bool {
         self.code != Code::Canceled && self.at.elapsed() < FAILURE_SHARED
     }

@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(read(root.path()), pairs(&[("token", "new"), ("user", "b")]));
     }
 
-    /// Half of one version and half of another would be the credentials of nobody.
+    /// Half of one version and half of another would be the credentials of no account.
     #[test]
     fn the_keys_of_one_read_belong_together_while_they_are_swapped() {
         let keys = |value: &'static str| [("a", value), ("b", value), ("c", value)];

@@ -1,7 +1,7 @@
 //! A configured driver: what `InfraMachine.spec.provider` names.
 //!
 //! Layer 2: knows [`cmi_driver`], [`crate::leadership`] and [`crate::metrics`], no concrete driver and no
-//! reconciler. Whoever calls a driver needs a [`Turn`], and does it through [`Turn::driver`], which holds every call to the
+//! reconciler. A call of a driver needs a [`Turn`], and is made through [`Turn::driver`], which holds every call to the
 //! rules that are the same for all.
 
 mod breaker;
@@ -38,7 +38,7 @@ use contact::Contact;
 use guard::GuardedDriver;
 use turns::Turns;
 
-/// Who waits for a turn is called when there is one, and looks again after this time should the call get lost.
+/// A waiter for a turn is called when there is one, and looks again after this time should the call get lost.
 pub const TURN_WAIT: Duration = Duration::from_mins(1);
 /// How often those are called for whose creates there may be room, and those that have to say that they wait.
 const CALL_INTERVAL: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ const SHOWN_AT_ONCE: usize = 20;
 pub struct Settings {
     /// What `spec.provider` says.
     pub name: String,
-    /// Who may use it.
+    /// The namespaces that may use it.
     pub namespaces: Namespaces,
     /// How much is asked of it.
     pub limits: Limits,
@@ -149,7 +149,7 @@ impl Provider {
     /// applicant gets a place in the queue, the same one however often it asks, and `bell` rings when it is worth to ask again,
     /// or to say that it waits: see [`Provider::is_wait_shown`].
     ///
-    /// Whoever wants no turn any more says so by [`Provider::withdraw`]. A bell may get lost when somebody does not: ask
+    /// An applicant that wants no turn any more says so by [`Provider::withdraw`]. A bell may get lost when one does not: ask
     /// again now and then.
     pub fn try_turn(&self, share: Share, applicant: Applicant<'_>, bell: Bell) -> Option<Turn<'_>> {
         self.turns.take_or_wait(share, applicant, bell).then(|| Turn {
@@ -165,7 +165,7 @@ impl Provider {
         loop {
             let (call, called) = oneshot::channel();
             let bell = Box::new(move || {
-                // Nobody waits any more.
+                // The receiver may be gone.
                 let _ = call.send(());
             });
             if let Some(turn) = self.try_turn(share, Applicant { who, namespace }, bell) {
@@ -192,13 +192,13 @@ impl Provider {
         self.driver.breakers().withdraw(who);
     }
 
-    /// Takes `who` out of the line: it wants no turn any more. Whoever may stand there and does not come has to, or a turn
+    /// Takes `who` out of the line: it wants no turn any more. One that may stand there and does not come has to be taken out, or a turn
     /// is kept for it that others wait for.
     pub fn withdraw(&self, who: &str) {
         self.turns.withdraw(who);
     }
 
-    /// What the driver says of itself. That is asked once for all, and besides the turns: where somebody is asking already,
+    /// What the driver says of itself. That is asked once for all, and besides the turns: where another caller is asking already,
     /// `bell` rings for `who` when it is worth to come again, and nothing waits here.
     pub async fn facts(&self, who: &str, bell: Bell) -> Facts {
         self.contact.facts(who, bell).await
@@ -260,7 +260,7 @@ impl Provider {
     }
 
     /// Probes the driver for ever, from when this replica is the leader, and asks for its capabilities anew when it
-    /// comes back. Somebody has to poll this for [`Provider::reachable`] to tell news.
+    /// comes back. This has to be polled for [`Provider::reachable`] to tell news.
     pub async fn keep_in_contact(&self) {
         tokio::join!(self.contact.keep(), self.keep_calling());
     }
@@ -296,7 +296,7 @@ impl<'a> Turn<'a> {
             .unwrap_or_else(|| Arc::new(Capabilities::minimal()))
     }
 
-    /// What the driver implements; asks it when nobody has yet. Callers that wait at the same time share one answer.
+    /// What the driver implements; asks it unless that is known. Callers that wait at the same time share one answer.
     ///
     /// # Errors
     /// The driver's, when it can't be asked. Nothing is known of its capabilities then, and nothing may be assumed.

@@ -65,7 +65,7 @@ impl Providers {
     /// The driver that an object of this namespace gets, by what its `spec.provider` says.
     ///
     /// # Errors
-    /// [`ResolveError`], a sentence for whoever wrote the object.
+    /// [`ResolveError`], a sentence for the author of the object.
     pub fn resolve(&self, name: Option<&str>, namespace: &str) -> Result<Arc<Provider>, ResolveError> {
         if self.by_name.is_empty() {
             return Err(ResolveError::NoneConfigured);
@@ -101,7 +101,7 @@ impl Providers {
         }
     }
 
-    /// The driver of this name whoever asks: for a VM that it has made, also where the namespace may no longer use it.
+    /// The driver of this name, from whichever namespace: for a VM that it has made, also where the namespace may no longer use it.
     pub fn named(&self, name: &str) -> Option<Arc<Provider>> {
         self.by_name.get(name).map(Arc::clone)
     }

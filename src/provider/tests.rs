@@ -493,7 +493,7 @@ async fn probes_tell_when_the_driver_goes_and_comes_back_and_then_it_is_asked_an
 
 /// A driver that hangs on every call holds no more than its turns, and creates that hang hold no deletion up.
 #[tokio::test(start_paused = true)]
-async fn creates_that_hang_leave_turns_for_deletions_and_who_waits_is_called() {
+async fn creates_that_hang_leave_turns_for_deletions_and_a_waiter_is_called() {
     let limits = Limits {
         max_concurrent_calls: std::num::NonZeroU32::new(4).unwrap(),
         ..Limits::default()
@@ -539,7 +539,7 @@ async fn creates_that_hang_leave_turns_for_deletions_and_who_waits_is_called() {
 
 /// Each machine of a driver that hangs would else wait for the same, one after the other.
 #[tokio::test(start_paused = true)]
-async fn who_asks_right_after_a_driver_that_could_not_say_is_told_the_same() {
+async fn a_question_right_after_one_that_the_driver_could_not_answer_gets_the_same_answer() {
     let driver = FakeDriver {
         capabilities: saying(Err(Status::new(Code::Unavailable, "down"))),
         ..FakeDriver::default()
@@ -585,11 +585,10 @@ async fn a_driver_that_became_another_unseen_is_asked_anew_and_told_of() {
     assert_eq!((news.borrow().clone(), asked()), (Reachability::Reachable, 3));
 }
 
-/// Else a fleet that is looked at after a restart would stand in the line for this one answer, and hold up whoever has
+/// Else a fleet that is looked at after a restart would stand in the line for this one answer, and hold up a machine that has
 /// something to ask of the driver.
 #[tokio::test(start_paused = true)]
-async fn of_many_who_have_to_know_the_driver_one_asks_and_the_others_are_called_without_a_place_in_the_line()
-{
+async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_called_without_a_place_in_the_line() {
     let driver = FakeDriver {
         takes: Duration::from_secs(1),
         ..FakeDriver::default()
@@ -627,12 +626,12 @@ async fn of_many_who_have_to_know_the_driver_one_asks_and_the_others_are_called_
                 bell()
             )
             .is_some(),
-        "nobody stands in the line"
+        "no place in the line is taken"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_the_answer_is_called_also_when_there_is_none_and_when_nobody_asks_any_more() {
+async fn a_waiter_for_the_answer_is_called_also_when_there_is_none_and_when_the_question_is_given_up() {
     let driver = FakeDriver {
         takes: Duration::from_hours(1),
         ..FakeDriver::default()

@@ -1,4 +1,4 @@
-//! Permits to call a driver: how much it works on at the same time, and who is next. [`super::Turn`] is one of them.
+//! Permits to call a driver: how much it works on at the same time, and which waiter is next. [`super::Turn`] is one of them.
 //!
 //! No worker of a controller, which is shared by the machines of all drivers, waits for a permit: a reconcile that gets none
 //! leaves word and ends, and is called when a permit is free. So a driver that hangs holds as many workers as it has permits,
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A permit is kept this long for whoever was called: it may have been deleted meanwhile, and never come.
+/// A permit is kept this long for a waiter that was called: it may have been deleted meanwhile, and never come.
 const KEPT: Duration = Duration::from_secs(5);
 /// A wait shorter than this is not worth a word.
 const SHOWN_AFTER: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ pub struct Applicant<'a> {
     pub namespace: &'a str,
 }
 
-/// How whoever waits is called. It must not block.
+/// Calls a waiter. It must not block.
 pub type Bell = Box<dyn FnOnce() + Send>;
 
 /// How many permits of a share are used, and how many wait for one.
@@ -78,14 +78,14 @@ struct Shares<T> {
 struct State {
     places: u64,
     grants: u64,
-    /// Permits that are taken, and those that are kept for who was called.
+    /// Permits that are taken, and those that are kept for waiters that were called.
     held: Shares<u32>,
     kept: Shares<u32>,
     /// The namespaces that hold a permit or wait for one.
     tenants: BTreeMap<Arc<str>, Tenant>,
-    /// Where everybody who waits stands.
+    /// Where each waiter stands.
     standing: HashMap<Arc<str>, Place>,
-    /// Who was called and has not come yet.
+    /// The waiters that were called and have not come yet.
     called: HashMap<Arc<str>, Called>,
 }
 
@@ -203,7 +203,7 @@ impl Turns {
         self.limits.upkeep
     }
 
-    /// Takes a permit, or joins the queue, in which everybody stands once; `bell` rings when it is worth to come again.
+    /// Takes a permit, or joins the queue, in which each applicant stands once; `bell` rings when it is worth to come again.
     pub(super) fn take_or_wait(&self, share: Share, applicant: Applicant<'_>, bell: Bell) -> bool {
         let now = Instant::now();
         let mut state = self.lock();
@@ -229,7 +229,7 @@ impl Turns {
         lent
     }
 
-    /// Gives a permit back, and calls whoever is next.
+    /// Gives a permit back, and calls the next waiter.
     pub(super) fn give_back(&self, namespace: &str, share: Share) {
         let bells = {
             let mut state = self.lock();
@@ -243,7 +243,7 @@ impl Turns {
         }
     }
 
-    /// Takes out of the queue whoever wants no permit any more, and calls whoever is next.
+    /// Takes an applicant that wants no permit any more out of the queue, and calls the next waiter.
     pub(super) fn withdraw(&self, who: &str) {
         let bells = {
             let mut state = self.lock();
@@ -302,7 +302,7 @@ impl Turns {
         })
     }
 
-    /// Whether there is a permit for this namespace besides those that are kept for whoever was called.
+    /// Whether there is a permit for this namespace besides those that are kept for waiters that were called.
     fn has_room(&self, state: &State, namespace: &str, share: Share) -> bool {
         let of_it = state.tenants.get(namespace).map_or(0, Tenant::permits);
         let is_free = state.held.sum() + state.kept.sum() < self.limits.upkeep && of_it < self.for_one.upkeep;
@@ -496,7 +496,7 @@ impl State {
         Some((place, waiter))
     }
 
-    /// Who stands in the queue keeps its place, and so does who was called and found the permit gone.
+    /// A waiter in the queue keeps its place, and so does one that was called and found the permit gone.
     fn join_queue(
         &mut self,
         share: Share,
@@ -538,7 +538,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Who was called, in order.
+    /// The waiters that were called, in order.
     #[derive(Clone, Default)]
     struct Calls(Arc<Mutex<Vec<String>>>);
 
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_called_in_turn_and_finds_the_turn_kept() {
+    fn a_waiter_is_called_in_turn_and_finds_the_turn_kept() {
         let (turns, calls) = turns(1);
         assert!(turns.ask(Share::Create, "a", calls.bell("a")));
         for who in ["b", "c", "b"] {
@@ -634,9 +634,9 @@ mod tests {
         assert!(turns.lend_to_create("ns"));
     }
 
-    /// A fleet that waited while nobody knew what the driver can do, and then has nothing to ask of it.
+    /// A fleet that waited while it was not known what the driver can do, and then has nothing to ask of it.
     #[tokio::test(start_paused = true)]
-    async fn many_who_want_no_turn_any_more_do_not_hold_up_one_who_does() {
+    async fn many_waiters_that_want_no_turn_any_more_do_not_hold_up_one_that_does() {
         let (turns, calls) = turns(4);
         for n in 0..4 {
             let who = format!("first-{n}");
@@ -654,7 +654,7 @@ mod tests {
         let mut called = Vec::new();
         while !called.iter().any(|who| who == "create") {
             called = calls.take();
-            assert!(!called.is_empty(), "somebody holds a turn that nobody uses");
+            assert!(!called.is_empty(), "a turn is held and not used");
             for who in called.iter().filter(|who| who.starts_with("idle")) {
                 turns.withdraw(who);
             }
@@ -670,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn who_withdraws_from_the_line_is_not_called() {
+    fn a_waiter_that_withdraws_from_the_line_is_not_called() {
         let (turns, calls) = turns(1);
         assert!(turns.ask(Share::Create, "a", calls.bell("a")));
         for who in ["deleted", "b"] {
@@ -776,7 +776,7 @@ mod tests {
 
     /// A fleet that comes up at the pace of its driver costs no writes for its waits.
     #[tokio::test(start_paused = true)]
-    async fn who_waits_in_a_queue_that_is_served_within_minutes_is_not_called_to_say_so() {
+    async fn a_waiter_in_a_queue_that_is_served_within_minutes_is_not_called_to_say_so() {
         let (turns, calls) = turns(1);
         assert!(turns.ask(Share::Create, "first", calls.bell("first")));
         for n in 0..600 {

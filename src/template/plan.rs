@@ -11,7 +11,7 @@ use crate::api::v1alpha1::InfraMachineTemplate;
 pub enum Plan {
     /// Nothing, and nothing is written.
     Leave,
-    /// Paused; the status says who asked.
+    /// Paused; the status says by what.
     Pause(String),
     /// The driver is asked what a machine of it has.
     Describe,

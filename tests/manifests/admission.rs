@@ -108,7 +108,7 @@ async fn the_provider_installs_its_policies_with_its_own_permissions_and_can_tou
     in_force(&first.since(Instant::now()).await)?;
     ensure!(versions(&admin).await? == installed, "written again");
 
-    // Refused to whoever may not write identities.
+    // Refused to a user without the right to write identities.
     let namespace = cluster.namespace("tenant").await?;
     let binding = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
@@ -138,11 +138,11 @@ async fn the_provider_installs_its_policies_with_its_own_permissions_and_can_tou
 
     // By name alone, also where they are made.
     let mut other = manifests::policies()?.remove(0);
-    other["metadata"]["name"] = json!("of-somebody-else");
+    other["metadata"]["name"] = json!("another");
     let params = PatchParams::apply("tests").force();
     let message = refusal(
         of(&client, POLICY)
-            .patch("of-somebody-else", &params, &Patch::Apply(&other))
+            .patch("another", &params, &Patch::Apply(&other))
             .await,
     )?;
     ensure!(message.contains("forbidden"), "{message}");

@@ -152,7 +152,7 @@ fn owner_of(namespace: &str) -> [Value; 3] {
     ]
 }
 
-/// Who asks.
+/// The identity that asks.
 #[derive(Clone, Copy, Debug)]
 pub enum Who {
     /// cluster-admin.
@@ -203,7 +203,7 @@ async fn client(kubeconfig: &Path, impersonate: Option<String>) -> Result<Client
     Ok(Client::try_from(config)?)
 }
 
-/// The API of one of our kinds in a namespace, as somebody.
+/// The API of one of our kinds in a namespace, as one of these identities.
 pub async fn api(who: Who, namespace: &str, kind: &str) -> Result<Api<DynamicObject>> {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, VERSION, kind));
     Ok(Api::namespaced_with(

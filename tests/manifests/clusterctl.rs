@@ -83,7 +83,7 @@ async fn clusterctl_installs_the_drivers_that_are_shipped() -> Result<()> {
     Ok(())
 }
 
-/// clusterctl would refuse it, and only whoever installs it would learn.
+/// clusterctl would refuse it, and that would show only at an installation.
 #[tokio::test]
 async fn a_release_of_a_series_that_the_metadata_lacks_is_not_written() -> Result<()> {
     let folder = tempfile::tempdir()?;

@@ -1,4 +1,4 @@
-//! The admission policies: templates that never change, and identities and providerIDs that nobody can forge.
+//! The admission policies: templates that never change, and identities and providerIDs that can't be forged.
 
 use anyhow::{Result, ensure};
 use capcmi::api::{MACHINE_FINALIZER, labels::INSTANCE, labels::RESERVED_ANNOTATIONS};
@@ -98,9 +98,9 @@ async fn provider_and_administrator_write_identities() -> Result<()> {
     Ok(())
 }
 
-/// A VM is not in a namespace: who may write identities in one could name the VM of any other.
+/// A VM is not in a namespace: a user who may write identities in one could name the VM of any other.
 #[tokio::test]
-async fn who_may_do_everything_in_one_namespace_may_write_no_identity() -> Result<()> {
+async fn every_right_in_one_namespace_is_no_right_to_write_an_identity() -> Result<()> {
     let namespace = namespace().await?;
     let owner = api(Who::Owner, &namespace, "InfraMachine").await?;
     create(&owner, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
@@ -122,7 +122,7 @@ async fn who_may_do_everything_in_one_namespace_may_write_no_identity() -> Resul
 }
 
 #[tokio::test]
-async fn while_a_vm_may_exist_only_who_may_write_identities_takes_the_finalizer() -> Result<()> {
+async fn while_a_vm_may_exist_only_users_that_may_write_identities_take_the_finalizer() -> Result<()> {
     let namespace = namespace().await?;
     let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
     let administrator = api(Who::Administrator, &namespace, "InfraMachine").await?;
@@ -235,7 +235,7 @@ async fn a_status_write_changes_neither_finalizers_nor_annotations_nor_spec() ->
     Ok(())
 }
 
-/// Who could name a VM could have the driver asked for it, and have it deleted in the end.
+/// A user who could name a VM could have the driver asked for it, and have it deleted in the end.
 #[tokio::test]
 async fn a_tenant_can_neither_make_a_machine_with_a_provider_id_nor_set_one() -> Result<()> {
     let namespace = namespace().await?;
@@ -388,7 +388,7 @@ async fn only_the_topology_dry_run_may_try_another_spec() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_template_hands_out_no_identity_whoever_writes_it() -> Result<()> {
+async fn a_template_of_any_writer_hands_out_no_identity() -> Result<()> {
     let namespace = namespace().await?;
     for (kind, _) in TEMPLATES {
         for who in [Who::Administrator, Who::Tenant] {

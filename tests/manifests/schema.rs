@@ -185,7 +185,7 @@ async fn a_status_that_breaks_the_contract_is_refused() -> Result<()> {
 }
 
 #[tokio::test]
-async fn everybody_may_do_what_is_said_and_no_more() -> Result<()> {
+async fn every_identity_may_do_what_is_said_and_no_more() -> Result<()> {
     const OURS: &str = "infrastructure.capcmi.io";
     let namespace = namespace().await?;
     let expected = [

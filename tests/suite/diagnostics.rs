@@ -1,4 +1,4 @@
-//! /metrics: who may read it, and what it says.
+//! /metrics: which callers may read it, and what it says.
 
 use anyhow::{Context, Result, ensure};
 use management_cluster::eventually;

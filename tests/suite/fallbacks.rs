@@ -21,7 +21,7 @@ with_every_backing!(
     an_initialization_that_fails_is_repeated_until_it_works,
     a_machine_that_is_not_initialized_can_go,
     a_guest_that_has_only_accepted_to_stop_gets_its_time,
-    a_guest_gets_its_time_after_an_outage_and_where_nobody_sees_whether_it_runs,
+    a_guest_gets_its_time_after_an_outage_and_where_its_power_state_is_not_known,
     a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none,
     the_last_known_state_is_kept_and_handed_back,
     a_machines_failure_domain_is_where_its_vm_is,
@@ -252,7 +252,7 @@ async fn a_guest_that_has_only_accepted_to_stop_gets_its_time(backing: Backing) 
 
 /// CMI-127: the guest's time runs from when the driver accepted to stop it, and not from the deletion of its object, which may be
 /// long ago; where the driver does not tell whether it runs, it gets all of that time.
-async fn a_guest_gets_its_time_after_an_outage_and_where_nobody_sees_whether_it_runs(
+async fn a_guest_gets_its_time_after_an_outage_and_where_its_power_state_is_not_known(
     backing: Backing,
 ) -> Result<()> {
     const GRACE: u64 = 6;
@@ -331,7 +331,7 @@ async fn a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none(backin
     ensure!(
         cloud.count(Operation::CreateMachine, "m")? == 1
             && cloud.count(Operation::GetMachineStatus, "m")? > 2,
-        "the VM is hidden from the look-up at first; nobody may create on that answer before it can't be behind"
+        "the VM is hidden from the look-up at first; no create may follow that answer before it can't be behind"
     );
     machine.delete().await?;
     machine

@@ -14,7 +14,7 @@ use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 /// Calls at a time of the driver that hangs: three for creates, and one that is kept from them.
 const CALLS: usize = 4;
 
-/// CTL-02: who hangs holds its own turns and no more. Machines that wait for one say so.
+/// CTL-02: a driver that hangs holds its own turns and no more. Machines that wait for one say so.
 #[tokio::test]
 async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions() -> Result<()> {
     let world = World::new("hanging").await?;
@@ -82,9 +82,9 @@ async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions()
     Ok(())
 }
 
-/// Nobody knows yet what it implements, and everybody asks.
+/// It is not known yet what it implements, and every machine asks.
 #[tokio::test]
-async fn a_driver_that_hangs_from_the_start_holds_nobody_up() -> Result<()> {
+async fn a_driver_that_hangs_from_the_start_holds_no_other_up() -> Result<()> {
     let world = World::new("mute").await?;
     let (mute, fine) = (Cloud::named(&world, "mute"), Cloud::named(&world, "fine"));
     mute.fail(json!([
@@ -111,7 +111,7 @@ async fn a_driver_that_hangs_from_the_start_holds_nobody_up() -> Result<()> {
     }
     eventually(DEADLINE, "a question that hangs", async || {
         let asked = |call: &cmi_simulated::CallLine| call.operation == Operation::GetPluginCapabilities;
-        ensure!(mute.calls()?.iter().any(asked), "nobody has asked");
+        ensure!(mute.calls()?.iter().any(asked), "it was not asked");
         Ok(())
     })
     .await?;

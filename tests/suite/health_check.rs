@@ -165,7 +165,7 @@ async fn a_vm_that_crashed_is_replaced_with_its_machine(backing: Backing) -> Res
     .await
 }
 
-/// Nobody had asked the driver what it implements when the Machine was seen.
+/// The driver had not been asked what it implements when the Machine was seen.
 #[tokio::test]
 async fn a_node_that_went_silent_while_no_provider_ran_is_a_reason_to_ask() -> Result<()> {
     let world = World::new("unwatched").await?;

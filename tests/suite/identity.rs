@@ -1,4 +1,4 @@
-//! Whose VM is whose: what belongs to nobody of ours is neither written nor called for.
+//! Which machine a VM belongs to: what belongs to none of ours is neither written nor called for.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{self, DELETING, READY};
@@ -49,7 +49,7 @@ spec:
         .remove(0);
     let machine = first.create_machine().await?;
     let owners = [
-        ("nobodys", json!([])),
+        ("unowned", json!([])),
         ("of-a-set", json!([owner(&set, true)])),
         ("of-a-template", json!([owner(&set, false)])),
         ("not-controlled", json!([owner(&machine, false)])),
@@ -74,14 +74,14 @@ spec:
     }
     ensure!(
         writers(last.get().await?.managed_fields()).contains(&FIELD_MANAGER.to_owned()),
-        "who writes is not found this way"
+        "the writers are not found this way"
     );
     Ok(())
 }
 
 /// A restore from a backup, or an object that was replaced: without the finalizer, the object would go and its VM stay.
 #[tokio::test]
-async fn a_finalizer_that_somebody_took_is_back_and_the_vm_goes_with_its_machine() -> Result<()> {
+async fn a_finalizer_that_was_taken_away_is_back_and_the_vm_goes_with_its_machine() -> Result<()> {
     let world = World::new("bereft").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
@@ -111,7 +111,7 @@ async fn a_finalizer_that_somebody_took_is_back_and_the_vm_goes_with_its_machine
 /// DRV-07, DRV-08, CTL-CR-06: neither a VM of another cluster nor one of another machine object of the same cluster is
 /// adopted, changed or deleted.
 #[tokio::test]
-async fn a_vm_of_the_same_name_that_is_somebody_elses_is_never_touched() -> Result<()> {
+async fn a_vm_of_the_same_name_of_another_machine_is_never_touched() -> Result<()> {
     let world = World::new("foreign").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
@@ -181,9 +181,9 @@ async fn the_same_names_in_two_namespaces_are_two_vms() -> Result<()> {
     Ok(())
 }
 
-/// An identity is bound to namespace and name: no template hands one out, and a copied one is nobody's.
+/// An identity is bound to namespace and name: no template hands one out, and a copied one identifies no machine.
 #[tokio::test]
-async fn a_copied_identity_is_nobodys() -> Result<()> {
+async fn a_copied_identity_identifies_no_machine() -> Result<()> {
     let world = World::new("copied").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
@@ -223,7 +223,7 @@ async fn a_copied_identity_is_nobodys() -> Result<()> {
         "the VM of the original was touched"
     );
 
-    // With everything, it is nobody's, and stays until somebody takes the responsibility.
+    // With everything, it belongs to no machine, and stays until an administrator takes the responsibility.
     let full = ByHand::new(&world, "one", "full")
         .infra("/metadata/annotations", identity)
         .infra("/metadata/finalizers", json!(machine.finalizers()))
@@ -259,7 +259,7 @@ async fn a_copied_identity_is_nobodys() -> Result<()> {
 /// With the identity and providerID of another namespace's VM, a tenant's machine would become Ready, and its deletion would
 /// delete the VM.
 #[tokio::test]
-async fn who_may_do_everything_in_one_namespace_takes_no_vm_of_another() -> Result<()> {
+async fn every_right_in_one_namespace_takes_no_vm_of_another() -> Result<()> {
     let (world, beside) = (World::new("owner").await?, World::new("thief").await?);
     let cloud = Cloud::new(&world);
     let provider = Provider::new(cloud.drivers(json!({})));

@@ -1,4 +1,4 @@
-//! Creates whose answer was lost: a back end may carry them out after everybody has gone.
+//! Creates whose answer was lost: a back end may carry them out after the caller has gone.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{DELETING, READY};
@@ -98,7 +98,7 @@ async fn a_spec_that_changes_after_a_create_that_may_still_be_carried_out_makes_
     Ok(())
 }
 
-/// CTL-CR-03, CTL-CR-08: who waits for a quota does not wait for a create as well, and what was made before a refusal goes.
+/// CTL-CR-03, CTL-CR-08: a machine that waits for a quota does not wait for a create as well, and what was made before a refusal goes.
 async fn a_create_that_was_answered_holds_no_deletion_up(backing: Backing) -> Result<()> {
     let world = World::new("answered").await?;
     let cloud = Cloud::new(&world);

@@ -176,7 +176,7 @@ async fn a_leader_that_was_stopped_longer_than_its_lease_does_nothing_more_and_l
     Ok(())
 }
 
-/// The API server is the judge of who leads: without it, nobody does.
+/// The API server says which replica leads: without it, none does.
 #[tokio::test]
 async fn a_leader_whose_lease_is_taken_by_force_ends() -> Result<()> {
     let world = World::new("robbed").await?;
@@ -186,13 +186,13 @@ async fn a_leader_whose_lease_is_taken_by_force_ends() -> Result<()> {
         .start(&world)
         .await?;
     leads(&replica).await?;
-    let robbery = r#"{"spec": {"holderIdentity": "somebody-else"}}"#;
+    let robbery = r#"{"spec": {"holderIdentity": "another-replica"}}"#;
     let name = lease(&world).await?.name_any();
     world.kubectl(&["patch", "lease", &name, "--type=merge", "-p", robbery])?;
     let status = ended(&mut replica).await?;
     ensure!(status.code() == Some(1), "ended with {status}");
     let holder = world.kubectl(&["get", "lease", &name, "-o=jsonpath={.spec.holderIdentity}"])?;
-    ensure!(holder == "somebody-else", "it took the lease back: {holder}");
+    ensure!(holder == "another-replica", "it took the lease back: {holder}");
     Ok(())
 }
 

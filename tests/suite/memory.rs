@@ -1,4 +1,4 @@
-//! What the largest objects cost the provider, whoever makes them.
+//! What the largest objects that a user can make cost the provider.
 
 use std::path::Path;
 

@@ -103,7 +103,7 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     }
     ensure!(cloud.vms()? == vms, "VMs were touched");
 
-    // Bootstrap data that nobody owns is the user's to bring.
+    // Bootstrap data without an owner is the user's to bring.
     let mut secret = objects(&source, "", "v1", "Secret").get("boot").await?;
     secret.metadata = ObjectMeta {
         name: secret.metadata.name,

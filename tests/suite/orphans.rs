@@ -222,7 +222,7 @@ async fn a_vm_whose_machine_got_away_is_reported_and_left_alone() -> Result<()> 
     leak.gauge("orphan", None).await
 }
 
-/// CTL-LM-00, CTL-GS-11, CLI-GS-11: what nobody has goes; what may be anybody's stays.
+/// CTL-LM-00, CTL-GS-11, CLI-GS-11: a VM of no machine goes; a VM that may be a machine's stays.
 #[tokio::test]
 async fn in_delete_mode_the_orphan_goes_and_every_other_vm_stays() -> Result<()> {
     let leak = Leak::new("purge", &["--orphans=delete"], |_| true).await?;

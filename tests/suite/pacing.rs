@@ -1,4 +1,4 @@
-//! How often a driver that is in trouble is called, who is next, and what all of that costs the API server.
+//! How often a driver that is in trouble is called, which machine is next, and what all of that costs the API server.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

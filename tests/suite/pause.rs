@@ -203,9 +203,9 @@ async fn a_deletion_that_is_paused_goes_on_when_that_ends() -> Result<()> {
     Ok(())
 }
 
-/// The infrastructure cluster contract: paused by annotation, and never written when somebody else looks after it.
+/// The infrastructure cluster contract: paused by annotation, and never written when it is managed externally.
 #[tokio::test]
-async fn an_infra_cluster_may_be_paused_or_somebody_elses() -> Result<()> {
+async fn an_infra_cluster_may_be_paused_or_managed_externally() -> Result<()> {
     let world = World::new("pause-cluster").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
@@ -258,7 +258,7 @@ async fn an_infra_cluster_may_be_paused_or_somebody_elses() -> Result<()> {
     ensure!(!writers.iter().any(|name| name == FIELD_MANAGER), "{writers:?}");
     ensure!(foreign.status.is_none(), "{:?}", foreign.status);
 
-    // A machine of it waits for whoever that is, and is made when they are done.
+    // A machine of it waits for that manager, and is made when it is done.
     bootstrap_secret(&world, "boot").await?;
     let machine = ByHand::new(&world, "foreign", "m").create().await?;
     machine

@@ -1,4 +1,4 @@
-//! A driver in a process of its own: it goes, comes back as another, dies in the middle of its work, and shows who it is.
+//! A driver in a process of its own: it goes, comes back as another, dies in the middle of its work, and shows its certificate.
 
 use std::process::Command;
 

@@ -218,7 +218,7 @@ async fn loose_world() -> Result<World> {
 
 /// An object that can't be read neither stops the others nor stays for ever, and its VM does not stay either.
 #[tokio::test]
-async fn a_malformed_machine_stops_nobody_and_can_be_deleted_with_its_vm() -> Result<()> {
+async fn a_malformed_machine_stops_no_other_and_can_be_deleted_with_its_vm() -> Result<()> {
     let world = loose_world().await?;
     let cloud = Cloud::new(&world);
     let stage = Stage::set(&world).await?;

@@ -111,7 +111,7 @@ impl Batch {
     fn one_after_the_other(&self) -> Result<Vec<CallLine>> {
         let mut lines = self.cloud.calls()?;
         lines.retain(|line| !line.machine.is_empty());
-        let first = lines.first().context("nobody called")?.pid;
+        let first = lines.first().context("no replica called")?.pid;
         let at = lines
             .iter()
             .position(|line| line.pid != first)
@@ -150,7 +150,7 @@ async fn a_leader_that_is_killed_in_the_middle_of_a_batch_is_followed_by_one_tha
     Ok(())
 }
 
-/// The lease is long, so that only who hands it over lets the other begin.
+/// The lease is long, so that only a replica that hands it over lets the other begin.
 #[tokio::test]
 async fn a_leader_that_is_asked_to_end_in_the_middle_of_a_batch_finishes_its_calls_and_hands_over()
 -> Result<()> {
@@ -227,7 +227,7 @@ async fn a_leader_that_is_stopped_in_the_middle_of_a_batch_wakes_up_and_does_not
     Ok(())
 }
 
-/// Who can't renew the lease can't know whether somebody else holds it.
+/// A replica that can't renew the lease can't know whether another holds it.
 #[tokio::test]
 async fn a_leader_that_cannot_reach_the_api_server_for_longer_than_the_deadline_leaves() -> Result<()> {
     let batch = Batch::new("cut-off", "6s", "4s").await?;

@@ -69,7 +69,7 @@ async fn with_a_watch_filter_only_objects_that_carry_its_label_are_looked_at() -
     let provider = Provider::new(cloud.drivers(json!({}))).flag("--watch-filter=mine");
     let _provider = provider.start(&world).await?;
     let others = [
-        stage.machine("nobodys"),
+        stage.machine("unlabelled"),
         labelled(stage.machine("theirs"), "theirs"),
     ];
     for machine in &others {
@@ -108,14 +108,14 @@ async fn with_a_watch_filter_only_objects_that_carry_its_label_are_looked_at() -
 
     // Handed over: the label is all that it takes.
     let machines = kind(&world, "InfraMachine");
-    relabel(&machines, "nobodys", json!("mine")).await?;
+    relabel(&machines, "unlabelled", json!("mine")).await?;
     others[0].provisioned().await?;
     for kind_ in ["InfraCluster", "InfraMachineTemplate"] {
         let api = kind(&world, kind_);
         relabel(&api, "theirs", json!("mine")).await?;
         has_status(&api, "theirs").await?;
     }
-    // And taken away: its deletion is somebody else's now.
+    // And taken away: its deletion is for another provider now.
     relabel(&machines, "mine", Value::Null).await?;
     mine.delete().await?;
     others[0].delete().await?;

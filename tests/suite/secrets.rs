@@ -370,7 +370,7 @@ async fn a_namespace_can_be_deleted_with_its_machines_up_and_every_vm_goes() -> 
     .await
 }
 
-/// Another account would say of a VM that it is gone: who has a Secret keeps to it, also when it is missing.
+/// Another account would say of a VM that it is gone: a machine with a Secret keeps to it, also when it is missing.
 #[tokio::test]
 async fn the_providers_credentials_are_for_machines_without_a_secret_alone_and_are_renewed() -> Result<()> {
     let world = World::new("own").await?;
@@ -461,7 +461,7 @@ impl Credentials {
     }
 }
 
-/// Who may not read a Secret says so where the machine is looked at, and not again and again.
+/// A provider that may not read a Secret says so on the machine, and not again and again.
 #[tokio::test]
 async fn a_secret_that_may_not_be_read_is_said_on_the_machine() -> Result<()> {
     let world = World::new("forbidden").await?;

@@ -18,7 +18,7 @@ use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
 
 /// How late the provider sees what happens.
 const LAG: Duration = Duration::from_secs(3);
-/// Conflicts for each time that somebody else wrote: tried again after 100 ms, doubling, until the cache has caught up.
+/// Conflicts for each time that another client wrote: tried again after 100 ms, doubling, until the cache has caught up.
 const CONFLICTS_PER_WRITE: usize = 8;
 const FOREIGN_FINALIZER: &str = "example.com/slow";
 
@@ -58,12 +58,12 @@ impl Lagging {
         })
     }
 
-    /// Somebody else's write.
+    /// A write of another client.
     async fn meddle(&self, name: &str, patch: Value) -> Result<InfraMachine> {
         self.stage.machine(name).patch(patch).await
     }
 
-    /// Somebody else's annotation.
+    /// An annotation of another client.
     async fn note(&self, name: &str, text: &str) -> Result<()> {
         let annotations = json!({"example.com/note": text});
         self.meddle(name, json!({"metadata": {"annotations": annotations}}))
@@ -97,7 +97,7 @@ impl Lagging {
     }
 }
 
-/// DRV-12, UPD-01: who comes late neither makes a second VM nor undoes what others wrote.
+/// DRV-12, UPD-01: a provider that sees late neither makes a second VM nor undoes what others wrote.
 #[tokio::test]
 async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Result<()> {
     let lagging = Lagging::new("lag").await?;
@@ -152,12 +152,12 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
         keeps_identity(&made[name], &machine)?;
         ensure!(
             machine.finalizers().iter().any(|name| name == FOREIGN_FINALIZER),
-            "somebody else's finalizer was removed: {:?}",
+            "another controller's finalizer was removed: {:?}",
             machine.finalizers()
         );
         ensure!(
             machine.annotations().get("example.com/note").map(String::as_str) == Some("2"),
-            "somebody else's annotation was undone: {:?}",
+            "another client's annotation was undone: {:?}",
             machine.annotations()
         );
     }
@@ -168,7 +168,7 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     }
     cloud.holds(0).await?;
     for name in &names {
-        // Only ours goes: the other finalizer is somebody else's to remove.
+        // Only ours goes: the other finalizer is another controller's to remove.
         let released = stage
             .machine(name)
             .until("the provider's release", |machine| {
@@ -198,7 +198,7 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     Ok(())
 }
 
-/// DRV-12: a machine that went and came again under its name is another machine, also for who has not seen it go.
+/// DRV-12: a machine that went and came again under its name is another machine, also for a provider that has not seen it go.
 #[tokio::test]
 async fn a_machine_that_comes_again_under_its_name_gets_one_vm_of_its_own() -> Result<()> {
     let lagging = Lagging::new("again").await?;

@@ -69,7 +69,7 @@ async fn an_update_that_failed_is_taken_back_at_the_driver(backing: Backing) -> 
         .create()
         .await?;
     machine.provisioned().await?;
-    // The VM is changed, and nobody learns of it.
+    // The VM is changed, and the answer is lost.
     cloud.fail(json!([{"operation": "UpdateMachine", "loseResponse": "Internal"}]))?;
     machine.respecify("labels", json!({"tier": "silver"})).await?;
     labelled(&cloud, "silver").await?;

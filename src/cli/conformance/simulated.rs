@@ -25,7 +25,7 @@ deleteSeconds: 0.03
 credentials:
   token: conformance-token-of-an-operator
   readOnlyToken: conformance-token-of-a-reader
-  powerlessToken: conformance-token-of-nobody
+  powerlessToken: conformance-token-without-rights
 ";
 
 /// A simulated driver with all that the suite has to know of it.

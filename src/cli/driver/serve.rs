@@ -128,7 +128,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<(), Failure> {
         .map_err(Failure::failed)
 }
 
-/// Says where calls are taken, and who may listen in.
+/// Says where calls are taken, and warns where others may listen in.
 fn announce(listener: &Listener) -> Result<(), Failure> {
     let endpoint = listener
         .endpoint()

@@ -15,7 +15,7 @@ use crate::metrics::Metrics;
 use crate::provider::tests::{FakeDriver, provider_with_one_turn};
 use crate::provider::{Applicant, Providers, Share};
 
-/// The handlers of a process that leads, and who is woken.
+/// The handlers of a process that leads, and what they wake.
 struct Watched {
     controllers: Controllers,
     machines: Keeper<Machine>,
@@ -163,7 +163,7 @@ fn settled() -> Watched {
     watched
 }
 
-/// Whoever is woken before the list is complete finds what was before, and nobody wakes it again.
+/// An object that is woken before the list is complete is seen as it was before, and is not woken again.
 #[tokio::test]
 async fn what_a_list_brings_wakes_when_it_is_complete_also_after_one_that_broke_off() {
     let mut watched = settled();
@@ -242,7 +242,7 @@ async fn a_machine_that_went_away_unseen_is_forgotten() {
     assert!(context.memory.recall("u-m").suspicion.is_none());
 }
 
-/// Of a driver that does not list its VMs nobody else says that one is back.
+/// Where a driver does not list its VMs, nothing else says that one is back.
 #[tokio::test]
 async fn a_node_that_reports_again_is_a_reason_to_ask_about_a_vm_that_was_found_to_be_gone() {
     let healthy =

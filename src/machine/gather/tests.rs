@@ -19,9 +19,9 @@ use crate::provider::tests::{FakeDriver, provider};
 
 /// A driver called `pool`, and nothing else.
 fn context(driver: FakeDriver) -> Context {
-    let nobody =
+    let unused =
         tower::service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
-    let client = Client::new(nobody, "default");
+    let client = Client::new(unused, "default");
     let caches = Caches::empty();
     Context {
         guard: Arc::new(Guard::trusting(client.clone())),

@@ -139,7 +139,7 @@ fn absence_is_measured_from_the_first_sighting_and_ends_with_the_vm_seen() {
     );
 }
 
-/// NOT_FOUND, UNAVAILABLE, NOT_FOUND is no absence over the whole time: somebody may have been behind twice.
+/// NOT_FOUND, UNAVAILABLE, NOT_FOUND is no absence over the whole time: the driver may have been behind twice.
 #[test]
 fn a_failure_in_between_breaks_an_absence_off() {
     let (memory, start) = (Memory::default(), Instant::now());
@@ -160,7 +160,7 @@ fn a_failure_in_between_breaks_an_absence_off() {
 
 /// A list has the VM again, or the machine was paused: days later, one answer that lags must not count as the end of the window.
 #[test]
-fn an_absence_that_nobody_went_on_to_confirm_is_broken_off() {
+fn an_absence_that_is_not_confirmed_any_further_is_broken_off() {
     let (memory, start) = (Memory::default(), Instant::now());
     memory.absent_for("u", start);
     memory.dismiss_lists("u");

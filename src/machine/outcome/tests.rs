@@ -121,7 +121,7 @@ fn a_wait_that_the_driver_asks_for_is_kept_and_never_ends_the_back_off() {
     );
 }
 
-/// CTL-CR-01: a replica that does not lead has called nobody, and has nothing to write.
+/// CTL-CR-01: a replica that does not lead has made no call, and has nothing to write.
 #[test]
 fn a_call_that_was_not_made_is_waited_for_in_silence() {
     let failed = |status: Status| {

@@ -57,7 +57,7 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         Driver::Known(facts) => facts,
         Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
         Driver::Busy => return Plan::Wait(Some(TURN_WAIT)),
-        // Its spec was never valid, and nobody is left who could say whether anything was made.
+        // Its spec was never valid, and no driver is left that could say whether anything was made.
         Driver::NotConfigured(_) if refused => return Plan::Release(Release::NeverCreated),
         Driver::NotConfigured(message) => return no_driver(machine, None, message),
     };
@@ -86,7 +86,7 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     }))
 }
 
-/// The provider does not hold the object, or not any more. Where it has said something of it, it says who does.
+/// The provider does not hold the object, or not any more. Where it has said something of it, it says which finalizers do.
 fn let_go(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let has_said_something = machine
         .status

@@ -81,7 +81,7 @@ pub fn plan_provisioned(
     }
 }
 
-/// Whether an update was begun that nobody saw the end of: the VM may be half way.
+/// Whether an update was begun whose end was not seen: the VM may be half way.
 fn has_unfinished_update(machine: &InfraMachine) -> bool {
     machine
         .status

@@ -172,7 +172,7 @@ pub struct Hold {
 /// Finalizer and identity, as they have to be before a side effect (write 1).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claim {
-    /// Who the machine is.
+    /// The identity of the machine.
     pub machine_id: MachineId,
     /// Which cluster it belongs to.
     pub cluster_id: String,

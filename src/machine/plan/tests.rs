@@ -94,7 +94,7 @@ fn without_a_machine_as_controller_owner_nothing_is_written() {
 
 /// Cluster API makes the object a moment before the Machine that owns it.
 #[test]
-fn a_machine_that_nobody_owns_for_a_minute_says_so_and_is_not_claimed() {
+fn a_machine_without_an_owner_for_a_minute_says_so_and_is_not_claimed() {
     let later = |seconds| Plan::Later(Duration::from_secs(seconds));
     for world in [world().without_owner(), world().owner_not_cached()] {
         assert_eq!(world.plan(machine()), later(60));
@@ -117,7 +117,7 @@ fn a_machine_that_nobody_owns_for_a_minute_says_so_and_is_not_claimed() {
 }
 
 #[test]
-fn of_a_vm_that_is_up_and_that_nobody_owns_any_more_ready_is_kept() {
+fn of_a_vm_that_is_up_and_has_no_owner_any_more_ready_is_kept() {
     let orphaned = world().without_owner().seconds_later(60);
     assert_eq!(
         reason_of(orphaned.plan(machine().provisioned())),
@@ -162,7 +162,7 @@ fn a_machine_that_its_owner_does_not_refer_to_gets_no_vm_and_says_so() {
             let hold = held(world.plan(fixture));
             let said = (hold.condition, hold.reason);
             assert_eq!(said, (conditions::READY, reason::NOT_REFERRED_TO));
-            assert_eq!(hold.claim, None, "its deletion waits for nobody");
+            assert_eq!(hold.claim, None, "its deletion waits for nothing");
             assert!(hold.message.contains("infrastructureRef"), "{}", hold.message);
         }
         assert_left(&world, machine().deleted_at(now()));
@@ -294,7 +294,7 @@ fn finalizer_and_identity_come_before_every_wait() {
 
 /// A restore from a backup drops finalizers, and Cluster API deletes the InfraMachine one day: its VM would stay for ever.
 #[test]
-fn a_finalizer_that_somebody_took_is_written_again_before_anything_else_is_done() {
+fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done() {
     let provisioned = || machine().provisioned().without_finalizer();
     let failed = machine()
         .claimed()
@@ -323,7 +323,7 @@ fn a_finalizer_that_somebody_took_is_written_again_before_anything_else_is_done(
 }
 
 #[test]
-fn a_finalizer_that_somebody_took_is_not_written_on_a_paused_machine_or_where_no_vm_may_be() {
+fn a_finalizer_that_was_taken_away_is_not_written_on_a_paused_machine_or_where_no_vm_may_be() {
     let provisioned = || machine().provisioned().without_finalizer();
     assert_eq!(held(world().paused().plan(provisioned())).claim, None);
     assert_eq!(
@@ -340,7 +340,7 @@ fn a_finalizer_that_somebody_took_is_not_written_on_a_paused_machine_or_where_no
 }
 
 #[test]
-fn a_provider_id_of_anybody_elses_writing_leads_to_no_call() {
+fn a_provider_id_of_another_writer_leads_to_no_call() {
     let plan = world().plan(machine().provider_id("aws://i-1"));
     assert_eq!(reason_of(plan), (conditions::READY, reason::FOREIGN_PROVIDER_ID));
 }
@@ -702,7 +702,7 @@ fn a_clock_that_was_set_back_does_not_lengthen_a_wait() {
     assert_eq!(world().seconds_later(-86_400).plan(failing(40)), waits(40));
 }
 
-/// Too many ask it already: who waits for a turn is not written to.
+/// Too many ask it already: a machine that waits for a turn is not written to.
 #[test]
 fn a_machine_whose_driver_is_busy_waits_in_silence() {
     let deleted = machine().claimed().deleted_at(now());

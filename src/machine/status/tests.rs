@@ -461,7 +461,7 @@ fn only_a_driver_that_does_not_answer_is_called_unreachable() {
     }
 }
 
-/// Nobody could look after the VM: that is said until it has been done, and nothing is said of the VM itself.
+/// The VM could not be looked after: that is said until it has been done, and nothing is said of the VM itself.
 #[test]
 fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_it_was() {
     let mut up = machine().provisioned().build();
@@ -764,7 +764,7 @@ fn a_deletion_that_goes_on_takes_back_that_the_driver_does_not_answer() {
     }
 }
 
-/// Whoever points `spec.secretRef` elsewhere waits for an effect; every later call goes to the account of the VM.
+/// A change of `spec.secretRef` has no effect, and that has to show; every later call goes to the account of the VM.
 #[test]
 fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_so_until_it_does_not() {
     let changed = || {

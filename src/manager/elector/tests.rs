@@ -164,7 +164,7 @@ async fn a_short_outage_of_the_api_server_is_survived() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_somebody_deletes_is_made_again_by_the_leader() {
+async fn a_lease_that_is_deleted_is_made_again_by_the_leader() {
     let store = Shared::default();
     let one = start(&store, "one");
     one.leadership.acquired().await;
@@ -201,12 +201,12 @@ async fn a_leader_whose_lease_was_taken_by_force_gives_up() {
     {
         let mut store = store.lock().unwrap();
         let lease = store.lease.as_mut().unwrap();
-        lease["spec"]["holderIdentity"] = json!("somebody");
+        lease["spec"]["holderIdentity"] = json!("another");
         lease["metadata"]["resourceVersion"] = json!("99");
     }
     one.elector.await.unwrap();
     assert!(!one.leadership.is_held());
-    assert_eq!(holder(&store), "somebody");
+    assert_eq!(holder(&store), "another");
 }
 
 #[test]

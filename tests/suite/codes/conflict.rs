@@ -1,4 +1,4 @@
-//! What a driver said can't be written at once: somebody else writes the object, or the API server does not take it.
+//! What a driver said can't be written at once: another client writes the object, or the API server does not take it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::support::by_hand::{event, says};
 use crate::support::provider::service_account;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
-/// CTL-02, CTL-CR-07: a call that failed waits its time, whoever wrote a label meanwhile; and what it said is not lost, though
+/// CTL-02, CTL-CR-07: a call that failed waits its time, whatever label was written meanwhile; and what it said is not lost, though
 /// it was said of an older version of the object.
 #[tokio::test]
 async fn a_label_that_is_written_during_a_call_neither_repeats_it_nor_hides_its_failure() -> Result<()> {

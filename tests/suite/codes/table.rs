@@ -49,7 +49,7 @@ pub enum Next {
     Gone,
     /// The VM may be there: the deletion goes on, without an error.
     Deleting,
-    /// The VM is gone and nobody deleted it.
+    /// The VM is gone without a deletion.
     Vanished,
     /// The VM stays as it was; whether the answer was the driver's, or none came.
     Kept(bool),
@@ -170,7 +170,7 @@ impl Case {
         }
     }
 
-    /// The call that fails in the end, and its code. Whoever says "uninitialized" gets an initialization, and there is
+    /// The call that fails in the end, and its code. A driver that says "uninitialized" gets an initialization, and there is
     /// no VM to initialize (INI-19, INI-24).
     pub fn failure(self) -> (Operation, Code) {
         match (self.call, self.code) {

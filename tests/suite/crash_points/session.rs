@@ -53,7 +53,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A namespace with nothing but somebody else's VM of the same name in its cloud.
+    /// A namespace with nothing but another machine's VM of the same name in its cloud.
     pub async fn new(backing: Backing, scenario: Scenario) -> Result<Self> {
         let world = World::new("crash").await?;
         let cloud = Cloud::new(&world);
@@ -310,7 +310,7 @@ impl Session {
             .vms()?
             .into_iter()
             .partition(|vm| vm.cluster() == self.cluster_id);
-        ensure!(others.len() == 1, "somebody else's VM was touched: {others:?}");
+        ensure!(others.len() == 1, "another machine's VM was touched: {others:?}");
         Ok(own)
     }
 

@@ -42,7 +42,7 @@ impl CertificateFiles {
 }
 
 impl Authority {
-    /// An authority that nobody knows yet.
+    /// An authority that is trusted nowhere yet.
     pub fn new() -> Result<Self> {
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -28,12 +28,12 @@ pub struct ByHand {
     keeper: Keeper,
 }
 
-/// Who looks after the Machine, and makes it the owner of its InfraMachine.
+/// What looks after the Machine, and makes it the owner of its InfraMachine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keeper {
     /// Cluster API's core.
     Core,
-    /// The case: nobody else writes but the provider.
+    /// The case: besides it, only the provider writes.
     Case,
 }
 

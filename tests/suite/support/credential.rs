@@ -1,4 +1,4 @@
-//! A token of the provider's own ServiceAccount that one process alone has: the audit log says who of several asked.
+//! A token of the provider's own ServiceAccount that one process alone has: the audit log says which of several asked.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::World;
 use super::provider::service_account;
 
-/// A token that nobody else has, and the way to the API server with it.
+/// A token that no other process has, and the way to the API server with it.
 pub struct Credential {
     /// The kubeconfig.
     pub kubeconfig: PathBuf,

@@ -32,7 +32,7 @@ impl<'a> Fleet<'a> {
         Ok(fleet)
     }
 
-    /// The machines of a Cluster that somebody else makes.
+    /// The machines of a Cluster that the caller makes.
     pub fn of(world: &'a World, name: &str) -> Self {
         Self {
             world,

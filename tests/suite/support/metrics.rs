@@ -40,7 +40,7 @@ pub async fn allow(world: &World, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What /metrics answers over HTTPS; the certificate is nobody's.
+/// What /metrics answers over HTTPS; no authority vouches for the certificate.
 pub async fn scrape(address: &str, token: Option<&str>) -> Result<(u16, String)> {
     let mut config = Config::new(format!("https://{address}").parse()?);
     config.accept_invalid_certs = true;

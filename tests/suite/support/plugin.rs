@@ -134,7 +134,7 @@ impl Place {
         }
     }
 
-    /// Whether somebody listens.
+    /// Whether the plugin listens.
     async fn answers(&self) -> bool {
         match self {
             Self::Socket(path) => UnixStream::connect(path).await.is_ok(),

@@ -1,4 +1,4 @@
-//! A Cluster that Cluster API keeps its hands off: nobody writes but the provider and the case, so that the provider does
+//! A Cluster that Cluster API keeps its hands off: only the provider and the case write, so that the provider does
 //! the same in every run.
 
 use anyhow::{Context, Result};

@@ -85,7 +85,7 @@ fn a_deletion_that_a_mark_of_clusterctl_keeps_says_so_after_a_minute() {
 
 /// Or it would show what it was before.
 #[test]
-fn a_deletion_that_only_others_keep_says_who() {
+fn a_deletion_that_only_other_finalizers_keep_names_them() {
     let kept = || {
         machine()
             .provisioned()

@@ -127,15 +127,15 @@ fn an_update_that_failed_is_not_repeated_before_its_time() {
 }
 
 #[test]
-fn a_vm_that_somebody_misses_is_asked_after_and_never_created() {
+fn a_vm_that_may_be_missing_is_asked_after_and_never_created() {
     let plan = recheck(world().recheck().plan(machine().provisioned()));
     assert_eq!(plan.provider_id.as_str(), "sim://1");
     assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
 }
 
-/// A VM that is gone answers no update; that must not keep anybody from seeing that it is gone.
+/// A VM that is gone answers no update; that must not hide that it is gone.
 #[test]
-fn a_vm_that_somebody_misses_is_asked_after_before_it_is_updated() {
+fn a_vm_that_may_be_missing_is_asked_after_before_it_is_updated() {
     for fixture in [larger(), half_updated(0), half_updated(400)] {
         let plan = recheck(world().recheck().plan(fixture));
         assert_eq!(
@@ -148,7 +148,7 @@ fn a_vm_that_somebody_misses_is_asked_after_before_it_is_updated() {
 
 /// A spec or a schema that is wrong by now says nothing about the VM.
 #[test]
-fn a_vm_that_somebody_misses_is_asked_after_though_its_spec_is_refused() {
+fn a_vm_that_may_be_missing_is_asked_after_though_its_spec_is_refused() {
     recheck(world().violating("no").recheck().plan(machine().provisioned()));
     refused(world().violating("no").plan(machine().provisioned()));
 }

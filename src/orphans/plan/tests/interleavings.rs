@@ -23,7 +23,7 @@ enum Act {
     Delete(usize),
     /// The machine that is being deleted goes, and its VM with it, or not.
     Finish(usize, bool),
-    /// Somebody edits annotations away; the machine stays.
+    /// Annotations are edited away; the machine stays.
     Forget(usize),
     /// The object is gone without a deletion.
     Strip(usize),
@@ -386,7 +386,7 @@ impl World {
         );
         assert!(
             self.unwanted.contains(&id),
-            "nobody wanted the machine to go: {vm:?}"
+            "the machine was not meant to go: {vm:?}"
         );
         self.vms.retain(|other| other.provider_id != vm.provider_id);
         self.deleted += 1;
