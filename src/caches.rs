@@ -106,8 +106,8 @@ impl Caches {
 /// The ids that drivers know Clusters by.
 ///
 /// # Guarantees
-/// Unique per Cluster, shared by all its machines, and stable over a move, where UIDs change: the id that the InfraCluster
-/// or a sibling machine already carries wins over one derived from the Cluster's UID.
+/// Unique per Cluster, shared by all its machines, and stable over a move, where UIDs change: the id that the
+/// InfraCluster or a sibling machine already carries wins over one derived from the Cluster's UID.
 pub struct ClusterIds {
     infra_machines: Store<Guarded<InfraMachine>>,
     infra_clusters: Store<Guarded<InfraCluster>>,

@@ -1,7 +1,7 @@
 //! The credentials of a driver call: of the Secret that is named, else the provider's own for that driver.
 //!
-//! Layer 2, and the only place that decides between the two. A Secret that is named and missing never leads to the provider's:
-//! another account would say of a VM that it is gone.
+//! Layer 2, and the only place that decides between the two. A Secret that is named and missing never leads
+//! to the provider's: another account would say of a VM that it is gone.
 
 use kube::Client;
 
@@ -9,8 +9,8 @@ use crate::apiserver::{Error, InvalidSecret, secrets};
 use crate::provider::Provider;
 use cmi_driver::Secrets;
 
-/// The credentials for a call of the provider's driver: all keys of the Secret, or, where none is named, those that the
-/// drivers file gives the driver; none without either. `field` is what names the Secret.
+/// The credentials for a call of the provider's driver: all keys of the Secret, or, where none is named,
+/// those that the drivers file gives the driver; none without either. `field` is what names the Secret.
 ///
 /// # Errors
 /// The outer error when the API server can't be asked, the inner one when what was found can't be used.

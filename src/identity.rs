@@ -1,4 +1,5 @@
-//! The identity of a machine at the driver: cluster id, machine id, the tags that carry them, and what was written down of its VM.
+//! The identity of a machine at the driver: cluster id, machine id, the tags that carry them, and what
+//! was written down of its VM.
 //!
 //! Layer 2, and pure: no client, no driver.
 
@@ -22,7 +23,8 @@ pub struct MachineId {
 impl MachineId {
     /// The identity that the object carries, if it carries its own.
     ///
-    /// An identity of another namespace or name was copied (Cluster API propagates annotations) and identifies no machine.
+    /// An identity of another namespace or name was copied (Cluster API propagates annotations)
+    /// and identifies no machine.
     pub fn of(machine: &InfraMachine) -> Option<Self> {
         Self::of_metadata(&machine.metadata)
     }
@@ -34,7 +36,8 @@ impl MachineId {
         (own.annotation() == *carried).then_some(own)
     }
 
-    /// The identity that the object gets when it has none: its UID, so that it is the same however often a claim fails.
+    /// The identity that the object gets when it has none: its UID, so that it is the same
+    /// however often a claim fails.
     pub fn derived(machine: &InfraMachine) -> Option<Self> {
         Self::named(&machine.metadata, machine.metadata.uid.as_deref()?)
     }
@@ -92,7 +95,8 @@ pub enum InvalidSpec {
     Violation(String),
 }
 
-/// The provider spec as the driver gets it: the user's, with the tags of cluster, role and machine, and the failure domain.
+/// The provider spec as the driver gets it: the user's, with the tags of cluster, role and
+/// machine, and the failure domain.
 ///
 /// # Errors
 /// A reserved key is taken, or a failure domain is asked for that the driver can't know.
@@ -126,8 +130,8 @@ pub fn tagged_spec(
     Ok(spec)
 }
 
-/// Whether a VM of this object may exist. One that was never claimed, or carries what was copied from another, has none;
-/// one that was claimed and has lost the note may have one.
+/// Whether a VM of this object may exist. One that was never claimed, or carries what was copied from
+/// another, has none; one that was claimed and has lost the note may have one.
 pub fn instance(machine: &InfraMachine) -> Instance {
     if MachineId::of(machine).is_none() {
         return Instance::None;
@@ -140,14 +144,14 @@ pub fn claimed_driver(machine: &InfraMachine) -> Option<&str> {
     annotation(machine, labels::DRIVER).filter(|_| is_bound(machine))
 }
 
-/// The Secret that is written down as the one with the VM's credentials, when a VM may exist; an empty name where it was made
-/// without any.
+/// The Secret that is written down as the one with the VM's credentials, when a VM may exist; an empty name
+/// where it was made without any.
 pub fn recorded_secret(machine: &InfraMachine) -> Option<&str> {
     annotation(machine, labels::SECRET).filter(|_| is_bound(machine))
 }
 
-/// Whether what was written down for a create counts, and not the spec: where there may be a VM, and for the deletion of what
-/// else was made before a create was refused.
+/// Whether what was written down for a create counts, and not the spec: where there may be a VM, and for the
+/// deletion of what else was made before a create was refused.
 fn is_bound(machine: &InfraMachine) -> bool {
     match instance(machine) {
         Instance::MayExist => true,
@@ -161,8 +165,8 @@ pub fn blocks_move(machine: &InfraMachine) -> bool {
     annotation(machine, labels::BLOCK_MOVE) == Some(labels::BLOCK_MOVE_VALUE)
 }
 
-/// The Secret with the credentials for every call: the one that the VM was made with, else the spec's. Another account
-/// would say of the VM that it is gone.
+/// The Secret with the credentials for every call: the one that the VM was made with, else the spec's.
+/// Another account would say of the VM that it is gone.
 pub fn credentials(machine: &InfraMachine) -> Option<&str> {
     recorded_secret(machine)
         .or(secret_ref(machine))
@@ -196,7 +200,8 @@ pub fn applied_spec(machine: &InfraMachine) -> Option<ProviderSpec> {
     serde_json::from_str(annotation(machine, labels::APPLIED_PROVIDER_SPEC)?).ok()
 }
 
-/// What the driver wants back with the next call; nothing where the annotation holds what this provider never writes.
+/// What the driver wants back with the next call; nothing where the annotation holds what
+/// this provider never writes.
 pub fn last_known_state(machine: &InfraMachine) -> Option<LastKnownState> {
     let text = annotation(machine, labels::LAST_KNOWN_STATE)?;
     LastKnownState::new(BASE64_STANDARD.decode(text).ok()?)

@@ -1,8 +1,10 @@
-//! Whether this replica may act: a deadline on the monotonic clock that every driver call and write is held against.
+//! Whether this replica may act: a deadline on the monotonic clock that every driver call
+//! and write is held against.
 //!
-//! A process does not learn that it was stopped, or that its timers fire late. So leadership is no flag that a task
-//! clears in time, but an instant that is compared with now, immediately before each act. The clock is the monotonic
-//! one, which goes on while the process is stopped (SIGSTOP, a starved node) and does not jump with the wall clock.
+//! A process does not learn that it was stopped, or that its timers fire late. So leadership is no flag that
+//! a task clears in time, but an instant that is compared with now, immediately before each act. The clock
+//! is the monotonic one, which goes on while the process is stopped (SIGSTOP, a starved node) and does not
+//! jump with the wall clock.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -89,7 +91,8 @@ impl Leadership {
             match term {
                 Term::Over => return,
                 Term::Until(deadline) => tokio::select! {
-                    // A renewal that came in time counts, also when this is polled only after the old deadline.
+                    // A renewal that came in time counts, also when this is polled
+                    // only after the old deadline.
                     biased;
                     _ = changes.changed() => {}
                     () = sleep_until(deadline) => return,
@@ -103,8 +106,9 @@ impl Leadership {
         }
     }
 
-    /// For the elector: the lease is valid until this instant, which is when the renewing request was *sent* plus the
-    /// lease's duration. Does nothing when the leadership was lost before: there may have been another leader since.
+    /// For the elector: the lease is valid until this instant, which is when the renewing request was
+    /// *sent* plus the lease's duration. Does nothing when the leadership was lost before: there may have
+    /// been another leader since.
     pub fn renew(&self, until: Instant) {
         let now = Instant::now();
         self.term.send_modify(|term| {

@@ -1,9 +1,9 @@
 //! Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
 //!
-//! The crates below this one know no Kubernetes: `cmi-driver` is the contract with a back end, `cmi-grpc` its wire,
-//! `cmi-simulated` a driver, `cmi-conformance` the suite. Of this crate, layer 0 is types that know no other module.
-//! Layer 1 is Kubernetes on one side and the driver's trait on the other: it knows no concrete driver. Arrows go one
-//! way; a test guards them:
+//! The crates below this one know no Kubernetes: `cmi-driver` is the contract with a back end, `cmi-grpc` its
+//! wire, `cmi-simulated` a driver, `cmi-conformance` the suite. Of this crate, layer 0 is types that know no
+//! other module. Layer 1 is Kubernetes on one side and the driver's trait on the other: it knows no concrete
+//! driver. Arrows go one way; a test guards them:
 //!
 //! ```text
 //! main → cli → manager → controllers → machine, template, cluster, inventory, orphans

@@ -17,12 +17,13 @@ pub enum Unlisted {
     NotOffered,
     /// What went wrong, for a person.
     Failed(String),
-    /// The same, where only a person changes it: the Secret is not there, or the driver does not take this provider spec.
+    /// The same, where only a person changes it: the Secret is not there, or the driver does
+    /// not take this provider spec.
     Impossible(String),
 }
 
-/// All VMs that the list of a class shows: of a provider spec, as JSON, with the credentials of an account: those in a Secret
-/// of the namespace, or the provider's own.
+/// All VMs that the list of a class shows: of a provider spec, as JSON, with the credentials of an account:
+/// those in a Secret of the namespace, or the provider's own.
 ///
 /// # Errors
 /// [`Unlisted`]: a list is whole or there is none (DRV-37).

@@ -1,7 +1,8 @@
 //! What is counted and timed, in the text form that Prometheus reads.
 //!
-//! Labels are values of enums and names out of the configuration, never names of objects: their number is bounded
-//! whatever happens in the cluster. The namespace of orphans is the one exception: it is that of a Cluster that has some.
+//! Labels are values of enums and names out of the configuration, never names of objects: their number
+//! is bounded whatever happens in the cluster. The namespace of orphans is the one exception: it is that
+//! of a Cluster that has some.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,7 +1,8 @@
-//! What is around every reconcile of an object that has no VM: it is counted and timed; when the object can't be read, an
-//! event says so to its user; when it fails, it is tried again after a back-off of its own.
+//! What is around every reconcile of an object that has no VM: it is counted and timed; when the object can't
+//! be read, an event says so to its user; when it fails, it is tried again after a back-off of its own.
 //!
-//! Layer 2. The machine's reconciler does without: it remembers more of each object, and can delete one that it can't read.
+//! Layer 2. The machine's reconciler does without: it remembers more of each object, and can
+//! delete one that it can't read.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,8 +50,9 @@ pub enum Again {
 }
 
 impl Again {
-    /// After a call of a driver that failed, by the table of codes. As for machines, what the driver asks for is a lower bound; where
-    /// the wait is otherwise a long one, a driver that knows better may say so, and the call is repeated by the back-off.
+    /// After a call of a driver that failed, by the table of codes. As for machines, what the driver asks for
+    /// is a lower bound; where the wait is otherwise a long one, a driver that knows better may say so, and
+    /// the call is repeated by the back-off.
     pub fn after(call: Call, status: &Status) -> Self {
         let asked = retry::asked(status);
         match retry::next(call, status.code()) {
@@ -224,7 +226,8 @@ mod tests {
         assert!(reconciler.failures.lock().unwrap().is_empty());
     }
 
-    /// One that asks for a second for ever is called ever more rarely, and one that asks for a minute not before.
+    /// One that asks for a second for ever is called ever more rarely, and one that
+    /// asks for a minute not before.
     #[tokio::test]
     async fn what_the_driver_asks_for_is_a_lower_bound_of_the_wait() {
         let asks = |code, seconds| {

@@ -1,5 +1,5 @@
-//! What the controller does about a code: one table for every call that it makes. The documentation's table is made from
-//! it.
+//! What the controller does about a code: one table for every call that it makes. The
+//! documentation's table is made from it.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ pub const LONG_WAIT: Duration = Duration::from_mins(10);
 /// The longest wait that a driver gets by asking for it.
 pub const LONGEST_ASKED: Duration = Duration::from_hours(1);
 
-/// A call, at the point of a machine's life at which it is made: the same answer may mean another thing at another.
+/// A call, at the point of a machine's life at which it is made: the same answer may mean
+/// another thing at another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Call {
     /// The look-up before the first create.
@@ -41,7 +42,8 @@ pub enum Call {
     Delete,
     /// The look-up after the delete.
     ConfirmGone,
-    /// The list in which a VM of an unanswered create is looked for after the delete, of a driver that can't look up.
+    /// The list in which a VM of an unanswered create is looked for after the delete, of a
+    /// driver that can't look up.
     ListAfterDelete,
     /// The question for failure domains, before there is a machine.
     ListZones,
@@ -56,12 +58,13 @@ pub enum Next {
     Retry,
     /// The VM exists; initialize it, after an exponential back-off when that has just failed.
     Initialize,
-    /// Wait long; after a create or an initialization, let no other machine create from the same class with the same
-    /// credentials meanwhile.
+    /// Wait long; after a create or an initialization, let no other machine create from the same class with
+    /// the same credentials meanwhile.
     AwaitCapacity,
     /// Wait long, or until spec or annotations change: a person has to act. Secrets are not watched.
     AwaitPerson,
-    /// Nothing before the driver is another one, or the request (CMI-37): it does not offer a call that is needed here.
+    /// Nothing before the driver is another one, or the request (CMI-37): it does not offer a
+    /// call that is needed here.
     AwaitDriver,
     /// Go on without this call.
     Fallback,
@@ -75,8 +78,8 @@ pub enum Next {
     Vanished,
     /// The guest can't be asked to stop: delete its VM now.
     Delete,
-    /// The driver refuses the spec of a delete, as it may have refused the create: when its look-up says that there is no
-    /// VM, nothing is left to be deleted; else as [`Next::AwaitPerson`].
+    /// The driver refuses the spec of a delete, as it may have refused the create: when its look-up says that
+    /// there is no VM, nothing is left to be deleted; else as [`Next::AwaitPerson`].
     LookWhetherGone,
     /// The VM is still there.
     StillThere,
@@ -343,8 +346,8 @@ pub const fn next(call: Call, code: Code) -> Next {
     }
 }
 
-/// The guest's time is a courtesy: one that can't be asked to stop is deleted now, rather than when what keeps it from
-/// being asked has been repaired.
+/// The guest's time is a courtesy: one that can't be asked to stop is deleted now, rather than when what
+/// keeps it from being asked has been repaired.
 const fn courtesy_or(call: Call, otherwise: Next) -> Next {
     match call {
         Call::ShutDown => Next::Delete,
@@ -358,8 +361,9 @@ pub fn asked(status: &Status) -> Option<Duration> {
     Some(asked.min(LONGEST_ASKED))
 }
 
-/// The wait before attempt `attempt + 1`, when `attempt` (from 1) has just failed: 5 s, 10 s, … up to 5 min, less up to
-/// a fifth by `jitter` (0 ≤ jitter < 1), so that machines that failed together do not come back together.
+/// The wait before attempt `attempt + 1`, when `attempt` (from 1) has just failed: 5 s, 10 s, … up
+/// to 5 min, less up to a fifth by `jitter` (0 ≤ jitter < 1), so that machines that failed together
+/// do not come back together.
 pub fn backoff(attempt: u32, jitter: f64) -> Duration {
     let doublings = attempt.saturating_sub(1).min(16);
     let full = FIRST_BACKOFF.saturating_mul(1 << doublings).min(LONGEST_BACKOFF);

@@ -110,8 +110,8 @@ pub fn init(args: &LogArgs) -> Result<(), TelemetryError> {
     Ok(())
 }
 
-/// A panic as any other line of the log: one that JSON is made of stays whole. Of one in a driver's call the place has to do,
-/// since what it says may hold the secrets of the call (OPS-11).
+/// A panic as any other line of the log: one that JSON is made of stays whole. Of one in a driver's call the
+/// place has to do, since what it says may hold the secrets of the call (OPS-11).
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let message = if cmi_driver::is_in_call() {
         "not shown: it may hold what the driver's call was given"
@@ -133,7 +133,8 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
 fn filter(args: &LogArgs) -> Result<EnvFilter, TelemetryError> {
     let filter = match (&args.log_level, args.verbosity) {
         (Some(filter), _) if !filter.is_empty() => filter.as_str(),
-        // Never the client of the API server: of an answer that it can't read it logs all, be it a list of a whole fleet.
+        // Never the client of the API server: of an answer that it can't read it logs all, be
+        // it a list of a whole fleet.
         (Some(_) | None, 0..=3) => "info,kube_client::client=off",
         (Some(_) | None, 4..=5) => concat!("info,kube_client::client=off,", ours!("debug")),
         // Not more of other crates: on their lowest level some log what goes over the wire (OPS-11).

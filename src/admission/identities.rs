@@ -24,7 +24,8 @@ pub enum Identities {
     Unknown(String),
 }
 
-/// Looks for identities in the whole cluster. A provider that may not list there, and looks at one namespace alone, looks there.
+/// Looks for identities in the whole cluster. A provider that may not list there, and looks at one
+/// namespace alone, looks there.
 ///
 /// # Errors
 /// The API server could not be reached, or answered with anything but a refusal.

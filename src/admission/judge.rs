@@ -9,8 +9,9 @@ use crate::api::labels;
 
 /// The policy that carries the note that identities are unconfirmed.
 pub const CARRIER: &str = "capcmi-reserved-annotations";
-/// The policies without which an identity can be forged. A version may add others: those are put in place beside them. No version
-/// takes one away, or lets one guard less than the version before: an older provider relies on it.
+/// The policies without which an identity can be forged. A version may add others: those are put in
+/// place beside them. No version takes one away, or lets one guard less than the version before: an
+/// older provider relies on it.
 const GUARDS: [&str; 2] = [CARRIER, "capcmi-provider-id"];
 const BINDING: &str = "ValidatingAdmissionPolicyBinding";
 
@@ -33,7 +34,8 @@ pub enum Finding {
     AsExpected,
     /// The same, without the stamp of this version.
     Unstamped,
-    /// What a newer version has put there, and nothing has changed since. It guards all that this version's does.
+    /// What a newer version has put there, and nothing has changed since. It guards all
+    /// that this version's does.
     Newer,
     /// What an older version has put there, or another build of this one, and nothing has changed since.
     Older,
@@ -44,7 +46,8 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// Whether a version of the provider has put it there, so that none of what that version guards can have been forged.
+    /// Whether a version of the provider has put it there, so that none of what that version
+    /// guards can have been forged.
     pub fn is_of_a_version(&self) -> bool {
         match self {
             Self::AsExpected | Self::Unstamped | Self::Newer | Self::Older => true,
@@ -97,8 +100,8 @@ impl Expected {
     }
 }
 
-/// Compares what was found with what should be there. What the API server adds by default changes nothing; whatever else is there
-/// makes the policy apply to less.
+/// Compares what was found with what should be there. What the API server adds by default changes nothing;
+/// whatever else is there makes the policy apply to less.
 pub fn judge(expected: &Expected, found: Option<&DynamicObject>) -> Finding {
     let Some(found) = found else {
         return Finding::Missing;

@@ -1,17 +1,20 @@
-//! The admission policies that guard identities: put in place, kept there, and asked for before an identity is trusted.
+//! The admission policies that guard identities: put in place, kept there, and asked for
+//! before an identity is trusted.
 //!
-//! Layer 2. clusterctl deletes every component of a provider when it upgrades or deletes it. So the policies are no component:
-//! the provider installs them, and what it installs does not carry clusterctl's label. They stay while no provider is
-//! installed, and they never let anything through that they refuse otherwise.
+//! Layer 2. clusterctl deletes every component of a provider when it upgrades or deletes it. So the policies
+//! are no component: the provider installs them, and what it installs does not carry clusterctl's label. They
+//! stay while no provider is installed, and they never let anything through that they refuse otherwise.
 //!
 //! # Guarantees
-//! * What acts on a VM that may exist, or lets one be forgotten, comes after a check that began after the machine was read, and
-//!   that found the policies in force; a first create needs the last check, which is at most [`EVERY`] old.
-//! * Providers of several versions in one management cluster do not take the policies from each other: the newest version's stand,
-//!   and guard for the older ones, because no version's guard less than those of the version before. [`stamp`] says whose they are.
+//! * What acts on a VM that may exist, or lets one be forgotten, comes after a check that began after the
+//!   machine was read, and that found the policies in force; a first create needs the last check, which
+//!   is at most [`EVERY`] old.
+//! * Providers of several versions in one management cluster do not take the policies from each other: the
+//!   newest version's stand, and guard for the older ones, because no version's guard less than those of the
+//!   version before. [`stamp`] says whose they are.
 //! * What was seen of objects is proof for the deletion of a VM only within one [`Unbroken`] stretch.
-//! * When the policies were gone while there were identities, none is trusted until an administrator has confirmed them. That is
-//!   noted in the policy itself, so that a restart keeps it.
+//! * When the policies were gone while there were identities, none is trusted until an administrator has
+//!   confirmed them. That is noted in the policy itself, so that a restart keeps it.
 
 mod identities;
 mod judge;
@@ -41,7 +44,8 @@ use crate::metrics::Metrics;
 pub const EVERY: Duration = Duration::from_secs(30);
 /// The same, until the policies are in place for the first time: the installation waits for that.
 const FIRST: Duration = Duration::from_secs(2);
-/// Between the beginnings of two checks, however many machines ask for one: those that ask meanwhile share the next.
+/// Between the beginnings of two checks, however many machines ask for one: those that ask
+/// meanwhile share the next.
 const PACE: Duration = Duration::from_millis(200);
 /// API servers look for new policies once a second, and each for itself.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -55,11 +59,13 @@ const TRIES: u32 = 3;
 pub enum Standing {
     /// The policies are in force, and have been since identities were confirmed.
     InForce,
-    /// They are not, or could not be checked; the text says what to do. Nothing may be done that trusts an identity.
+    /// They are not, or could not be checked; the text says what to do. Nothing may be
+    /// done that trusts an identity.
     Unguarded(Arc<str>),
 }
 
-/// Whether the policies have been in force since this process was started. What comes to the cluster after that is guarded.
+/// Whether the policies have been in force since this process was started. What comes to the
+/// cluster after that is guarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// They were seen in force.
@@ -68,7 +74,8 @@ pub enum Place {
     NotYet(Arc<str>),
 }
 
-/// A stretch of time in which, by all checks so far, no identity could be forged. Two that are equal are the same stretch.
+/// A stretch of time in which, by all checks so far, no identity could be forged. Two that are
+/// equal are the same stretch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unbroken(u64);
 
@@ -92,7 +99,8 @@ pub struct Guard {
     checks: Mutex<Checks>,
 }
 
-/// What checks say of the time before them. One that fails says nothing: the next that does not sees what has changed meanwhile.
+/// What checks say of the time before them. One that fails says nothing: the next that does not sees
+/// what has changed meanwhile.
 #[derive(Clone, Copy, Default)]
 struct Stretch {
     /// Counts the times at which identities were found to be unguarded.
@@ -109,10 +117,11 @@ struct Checks {
     expected: Option<Arc<[Expected]>>,
     /// What guards identities, as it was at the end of the last one.
     seen: BTreeMap<String, Incarnation>,
-    /// Whether what guards identities was put in place and not every API server is known to have it. It outlives a check that
-    /// fails after it.
+    /// Whether what guards identities was put in place and not every API server is known to have it. It
+    /// outlives a check that fails after it.
     unsettled: bool,
-    /// The note that this process has written. Another one's is for the other, or an administrator, to take away.
+    /// The note that this process has written. Another one's is for the other, or an
+    /// administrator, to take away.
     noted: Option<String>,
     /// What was said of policies that guard no identity: once is enough.
     told: Vec<String>,
@@ -195,8 +204,9 @@ impl Guard {
         self.standing.borrow().clone()
     }
 
-    /// The stretch of time in which identities are guarded, by the last check: `None` before the first, and while they are not.
-    /// What was seen in another stretch, or in none, may be the doing of a forged identity.
+    /// The stretch of time in which identities are guarded, by the last check: `None` before the
+    /// first, and while they are not. What was seen in another stretch, or in none, may be the
+    /// doing of a forged identity.
     pub fn unbroken(&self) -> Option<Unbroken> {
         let stretch = *self.stretch.borrow();
         stretch.holds.then_some(Unbroken(stretch.breaks))
@@ -272,7 +282,8 @@ impl Guard {
         standing
     }
 
-    /// Checks for ever. A replica that does not lead only looks: it knows then what becomes of the policies until it does.
+    /// Checks for ever. A replica that does not lead only looks: it knows then what becomes of
+    /// the policies until it does.
     pub async fn keep(&self, leadership: &Leadership) {
         loop {
             let leads = leadership.is_held();
@@ -289,8 +300,8 @@ impl Guard {
         }
     }
 
-    /// Looks at what guards identities, and changes nothing. The policies of any version will do: the replica that leads may be
-    /// of another one, and waits for this one before it goes.
+    /// Looks at what guards identities, and changes nothing. The policies of any version will do: the replica
+    /// that leads may be of another one, and waits for this one before it goes.
     async fn look(&self) -> Result<(), Error> {
         let mut checks = self.checks.lock().await;
         let expected = checks.expected()?;
@@ -360,8 +371,8 @@ impl Guard {
             tokio::time::sleep(SETTLE).await;
             checks.unsettled = false;
         }
-        // Nothing could be forged where there was nothing. Looked at when the policies are in force again: before, it might
-        // be forged a moment later.
+        // Nothing could be forged where there was nothing. Looked at when the policies are in force again:
+        // before, it might be forged a moment later.
         let mut unknown = None;
         if until.is_some() {
             let is_none = match identities::look(&self.client, self.namespace.as_deref()).await? {
@@ -413,7 +424,8 @@ impl Guard {
         Ok(standing)
     }
 
-    /// What there is in the place of everything expected; without what guards no identity and may not be read.
+    /// What there is in the place of everything expected; without what guards no
+    /// identity and may not be read.
     async fn find_all<'a>(
         &self,
         expected: &'a [Expected],
@@ -437,8 +449,8 @@ impl Guard {
         found.map_err(|error| Error::api("reading an admission policy", error))
     }
 
-    /// What is there is patched, so that nothing is left that makes it apply to less; what is not is applied, not created:
-    /// RBAC can then name the objects that this provider may make.
+    /// What is there is patched, so that nothing is left that makes it apply to less; what is not is applied,
+    /// not created: RBAC can then name the objects that this provider may make.
     async fn put(
         &self,
         expected: &Expected,
@@ -523,11 +535,11 @@ fn expected(version: &Version, policies: Vec<Value>) -> Arc<[Expected]> {
     all.filter_map(|object| Expected::new(object, version)).collect()
 }
 
-/// Whether identities may have been written while nothing refused it: the object is gone or another one, others have changed it
-/// since the last check, or it is as no version of the provider has put it in place.
+/// Whether identities may have been written while nothing refused it: the object is gone or another one,
+/// others have changed it since the last check, or it is as no version of the provider has put it in place.
 ///
-/// What a newer version has put in place of this one's is no gap. It is one write of the spec, and what that left is as the newer
-/// version made it: nothing came in between.
+/// What a newer version has put in place of this one's is no gap. It is one write of the spec, and what that
+/// left is as the newer version made it: nothing came in between.
 fn is_gap(expected: &Expected, found: Option<&DynamicObject>, seen: &BTreeMap<String, Incarnation>) -> bool {
     if !expected.guards_identities() {
         return false;

@@ -1,7 +1,8 @@
-//! Which version of the provider has put a policy in place, and whether the policy is still as that version made it. Pure.
+//! Which version of the provider has put a policy in place, and whether the policy is still as
+//! that version made it. Pure.
 //!
-//! What is written here is read by every other version, so it stays as it is: the names of the annotations, and how the hash
-//! is computed.
+//! What is written here is read by every other version, so it stays as it is: the names of the annotations,
+//! and how the hash is computed.
 
 use kube::api::DynamicObject;
 use semver::Version;
@@ -30,8 +31,8 @@ impl Stamp {
         }
     }
 
-    /// What an object carries, if its spec is still the one that was stamped. A spec that others have changed since says
-    /// nothing about a version.
+    /// What an object carries, if its spec is still the one that was stamped. A spec that others have changed
+    /// since says nothing about a version.
     pub fn intact_of(object: &DynamicObject) -> Option<Self> {
         let annotations = object.metadata.annotations.as_ref()?;
         let stamp = Self {

@@ -7,8 +7,8 @@ use serde::{Deserialize, Deserializer};
 
 use super::judge::takes_part;
 
-/// What is read of an object for that: whether it has an identity or a providerID. The rest is skipped, however large and deep it
-/// is, so that it takes neither memory nor an object that can be read.
+/// What is read of an object for that: whether it has an identity or a providerID. The rest is skipped,
+/// however large and deep it is, so that it takes neither memory nor an object that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Trace {
     pub is_there: bool,

@@ -1,7 +1,8 @@
 //! How much of an object is kept in memory, whatever its owner has put into it.
 //!
-//! The API server takes objects of more than a MiB from every user with the right to create them, and caches hold every object. So the parts
-//! that have no bound of their own get one: a provider spec where it is read, metadata before they are cached.
+//! The API server takes objects of more than a MiB from every user with the right to create them, and caches
+//! hold every object. So the parts that have no bound of their own get one: a provider spec where it is read,
+//! metadata before they are cached.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -63,7 +64,8 @@ pub fn too_large(json: &str) -> Option<String> {
         .then(|| format!("has {values} values; at most {MAX_PROVIDER_SPEC_VALUES} are allowed"))
 }
 
-/// How many values a JSON text has, itself included, or one more for every list and object in it that is empty.
+/// How many values a JSON text has, itself included, or one more for every list and
+/// object in it that is empty.
 fn values(json: &str) -> usize {
     let (mut count, mut in_text, mut escaped) = (1, false, false);
     for byte in json.bytes() {
@@ -78,7 +80,8 @@ fn values(json: &str) -> usize {
     count
 }
 
-/// Whether it is always kept: the provider reads it. Only that it is there counts, or whether it has one short value.
+/// Whether it is always kept: the provider reads it. Only that it is there counts, or
+/// whether it has one short value.
 fn is_read(key: &str) -> bool {
     [
         OTHERS,
@@ -92,9 +95,11 @@ fn is_read(key: &str) -> bool {
     .contains(&key)
 }
 
-/// Keeps what is known of the labels or annotations, as far as there is room, and hands over what is not kept, or only in part.
+/// Keeps what is known of the labels or annotations, as far as there is room, and hands over what is
+/// not kept, or only in part.
 ///
-/// What is read is kept however long its value is, and that is cut: an object with a long reason to be paused is paused.
+/// What is read is kept however long its value is, and that is cut: an object with a long
+/// reason to be paused is paused.
 fn keep_known(all: &mut BTreeMap<String, String>, mut dropped: impl FnMut(&str, &str)) {
     let mut kept = 0;
     all.retain(|key, value| {
@@ -120,8 +125,8 @@ fn keep_known(all: &mut BTreeMap<String, String>, mut dropped: impl FnMut(&str, 
     });
 }
 
-/// Keeps of the metadata what is read, and bounds that. The annotations of others are folded into one, so that a change of
-/// them is seen; their labels are dropped.
+/// Keeps of the metadata what is read, and bounds that. The annotations of others are folded into one, so
+/// that a change of them is seen; their labels are dropped.
 ///
 /// Idempotent: metadata that were bounded stay as they are.
 pub fn bound(meta: &mut ObjectMeta) {
@@ -164,7 +169,8 @@ pub fn bound(meta: &mut ObjectMeta) {
     }
 }
 
-/// An object whose metadata are bounded where it is read: of a list of large objects, one at a time is there as a whole.
+/// An object whose metadata are bounded where it is read: of a list of large objects, one at a
+/// time is there as a whole.
 #[derive(Clone, Debug)]
 pub struct Bounded<K>(pub K);
 
@@ -235,7 +241,8 @@ mod tests {
         assert_eq!(read.spec.violations(), Vec::<String>::new());
     }
 
-    /// What the API server takes at most: 256 KiB of annotations, and labels and owners until the object is full.
+    /// What the API server takes at most: 256 KiB of annotations, and labels and owners
+    /// until the object is full.
     fn stuffed() -> ObjectMeta {
         let text = "x".repeat(63);
         ObjectMeta {
@@ -351,7 +358,8 @@ mod tests {
         assert!(meta.labels.unwrap().contains_key(labels::CLUSTER_NAME));
     }
 
-    /// A machine that is not known to be paused would be deleted, and a move that is not known to be blocked would be let go.
+    /// A machine that is not known to be paused would be deleted, and a move that is not known to
+    /// be blocked would be let go.
     #[test]
     fn a_long_value_is_cut_where_the_key_alone_says_what_to_do() {
         let bounded = |last: &str| {

@@ -17,12 +17,14 @@ pub const VIRTUAL_MACHINE_INITIALIZED: &str = "VirtualMachineInitialized";
 pub const VIRTUAL_MACHINE_UP_TO_DATE: &str = "VirtualMachineUpToDate";
 /// Whether the failure domains that are shown are those that the driver names now.
 pub const FAILURE_DOMAINS_UP_TO_DATE: &str = "FailureDomainsUpToDate";
-/// Whether `clusterctl move` moves the Secret with the credentials. Only of machines whose Secret it once left behind.
+/// Whether `clusterctl move` moves the Secret with the credentials. Only of machines whose
+/// Secret it once left behind.
 pub const CREDENTIALS_MOVABLE: &str = "CredentialsMovable";
 /// Where a deletion stands.
 pub const DELETING: &str = "Deleting";
 
-/// Reasons that are no machine code. A condition that a driver's error sets has the code's name as its reason.
+/// Reasons that are no machine code. A condition that a driver's error sets has the
+/// code's name as its reason.
 pub mod reason {
     /// All is well.
     pub const READY: &str = "Ready";
@@ -76,7 +78,8 @@ pub mod reason {
     pub const DELETE_FOR_MOVE: &str = "DeleteForMove";
     /// The provider has let the object go, and finalizers of others keep it.
     pub const WAITING_FOR_FINALIZERS: &str = "WaitingForFinalizers";
-    /// A create was never answered and may still be carried out: the VM is looked for until it can't be any more.
+    /// A create was never answered and may still be carried out: the VM is looked for
+    /// until it can't be any more.
     pub const CREATE_UNANSWERED: &str = "CreateUnanswered";
     /// The object was let go without a confirmation that its VM is gone.
     pub const FORCE_DELETED: &str = "ForceDeleted";

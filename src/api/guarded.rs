@@ -12,9 +12,10 @@ use serde_json::value::RawValue;
 
 /// An object, or what can be told of one that can't be read: one malformed object does not end a watch.
 ///
-/// What [`kube::core::DeserializeGuard`] is, without its price: that one copies every object twice as a tree before it
-/// reads it, valid or not; a quarter of the provider's time was spent in the allocator, much of it for those copies. This
-/// one keeps the text, and looks at it again only when it has to. Can be read from JSON alone.
+/// What [`kube::core::DeserializeGuard`] is, without its price: that one copies every object twice as
+/// a tree before it reads it, valid or not; a quarter of the provider's time was spent in the
+/// allocator, much of it for those copies. This one keeps the text, and looks at it again only when it
+/// has to. Can be read from JSON alone.
 #[derive(Clone, Debug)]
 pub struct Guarded<K>(pub Result<K, InvalidObject>);
 
@@ -34,8 +35,8 @@ impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guarded<K> {
 
 /// The metadata of an object, whatever else it holds.
 ///
-/// An object may be nested deeper than JSON is read, and its managed fields are nested as deep: both are skipped here, so that
-/// one such object does not spoil the list that it is in.
+/// An object may be nested deeper than JSON is read, and its managed fields are nested as deep: both are
+/// skipped here, so that one such object does not spoil the list that it is in.
 ///
 /// # Errors
 /// It is no object, or its metadata are malformed.
@@ -77,8 +78,8 @@ pub fn metadata(text: &str) -> serde_json::Result<ObjectMeta> {
     })
 }
 
-/// Where reading the object fails, as `spec.providerSpec`, and why. Read again for that: to keep track of the place costs
-/// something, and objects can be read as a rule.
+/// Where reading the object fails, as `spec.providerSpec`, and why. Read again for that: to keep track of the
+/// place costs something, and objects can be read as a rule.
 fn what_is_wrong<K: DeserializeOwned>(text: &str) -> String {
     match serde_path_to_error::deserialize::<_, K>(&mut serde_json::Deserializer::from_str(text)) {
         Ok(_) => "it could be read the second time".to_owned(),

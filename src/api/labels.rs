@@ -4,8 +4,8 @@
 pub const CLUSTER_ID: &str = "infrastructure.capcmi.io/cluster-id";
 /// Annotation: `<namespace>/<name>/<id>`, the identity of one InfraMachine. Reserved.
 ///
-/// Namespace and name are part of it because Cluster API copies annotations from templates and Machines: an identity
-/// that was copied to another object identifies no machine.
+/// Namespace and name are part of it because Cluster API copies annotations from templates and Machines: an
+/// identity that was copied to another object identifies no machine.
 pub const MACHINE_ID: &str = "infrastructure.capcmi.io/machine-id";
 /// Annotation: `may-exist`, `refused` or `none`, see [`Instance`]. Reserved.
 pub const INSTANCE: &str = "infrastructure.capcmi.io/instance";
@@ -13,18 +13,21 @@ pub const INSTANCE: &str = "infrastructure.capcmi.io/instance";
 pub const APPLIED_PROVIDER_SPEC: &str = "infrastructure.capcmi.io/applied-provider-spec";
 /// Annotation: what the driver wants back with the next call, in base64. Reserved.
 pub const LAST_KNOWN_STATE: &str = "infrastructure.capcmi.io/last-known-state";
-/// Annotation: the driver that made the VM, so that a deletion finds it whatever became of the spec. Reserved.
+/// Annotation: the driver that made the VM, so that a deletion finds it whatever
+/// became of the spec. Reserved.
 pub const DRIVER: &str = "infrastructure.capcmi.io/driver";
-/// Annotation: the Secret whose credentials the VM was made with, nothing where it was made without, so that every later
-/// call goes to the same account whatever becomes of `spec.secretRef`. Reserved.
+/// Annotation: the Secret whose credentials the VM was made with, nothing where it was made without, so that
+/// every later call goes to the same account whatever becomes of `spec.secretRef`. Reserved.
 pub const SECRET: &str = "infrastructure.capcmi.io/secret";
-/// Annotation: when a CreateMachine was issued whose answer is not known, RFC 3339; where there is another one before it,
-/// that one's time as well, with a comma between. The back end may still carry out such a create. Reserved.
+/// Annotation: when a CreateMachine was issued whose answer is not known, RFC 3339; where there is
+/// another one before it, that one's time as well, with a comma between. The back end may still carry
+/// out such a create. Reserved.
 pub const CREATE_ISSUED_AT: &str = "infrastructure.capcmi.io/create-issued-at";
-/// Annotation: when the driver first accepted to shut the guest down, RFC 3339: the guest's time runs from then. Reserved.
+/// Annotation: when the driver first accepted to shut the guest down, RFC 3339: the guest's time
+/// runs from then. Reserved.
 pub const SHUT_DOWN_ACCEPTED_AT: &str = "infrastructure.capcmi.io/shut-down-accepted-at";
-/// Annotation: `true` lets an InfraMachine go without a confirmation that its VM is gone. The last resort, and the
-/// administrator's: reserved, and in a template it would lose every VM.
+/// Annotation: `true` lets an InfraMachine go without a confirmation that its VM is gone. The last resort,
+/// and the administrator's: reserved, and in a template it would lose every VM.
 pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
 
 /// The annotations that the provider writes.
@@ -40,8 +43,8 @@ pub const OWN_ANNOTATIONS: [&str; 9] = [
     SHUT_DOWN_ACCEPTED_AT,
 ];
 
-/// The annotations that only the provider and the administrator may write: a user with forged ones could claim the VM of
-/// another cluster, or have one forgotten.
+/// The annotations that only the provider and the administrator may write: a user with forged ones could
+/// claim the VM of another cluster, or have one forgotten.
 pub const RESERVED_ANNOTATIONS: [&str; 11] = [
     CLUSTER_ID,
     MACHINE_ID,
@@ -64,8 +67,9 @@ pub const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
 pub const WATCH_FILTER: &str = "cluster.x-k8s.io/watch-filter";
 /// Annotation, any value: the object is paused.
 pub const PAUSED: &str = "cluster.x-k8s.io/paused";
-/// Annotation, any value: `clusterctl move` sets it on an object that is at the target already, before it deletes the one at
-/// the source and removes its finalizers itself. Reserved: it keeps a VM from being deleted.
+/// Annotation, any value: `clusterctl move` sets it on an object that is at the target already,
+/// before it deletes the one at the source and removes its finalizers itself. Reserved: it
+/// keeps a VM from being deleted.
 pub const DELETE_FOR_MOVE: &str = "clusterctl.cluster.x-k8s.io/delete-for-move";
 /// Annotation, any value: `clusterctl move` waits until it is gone.
 pub const BLOCK_MOVE: &str = "clusterctl.cluster.x-k8s.io/block-move";
@@ -73,7 +77,8 @@ pub const BLOCK_MOVE: &str = "clusterctl.cluster.x-k8s.io/block-move";
 pub const MOVE: &str = "clusterctl.cluster.x-k8s.io/move";
 /// As [`MOVE`], with what the object owns.
 pub const MOVE_HIERARCHY: &str = "clusterctl.cluster.x-k8s.io/move-hierarchy";
-/// The value of [`BLOCK_MOVE`] while a call that changes the VM is in flight. With any other value it is the user's.
+/// The value of [`BLOCK_MOVE`] while a call that changes the VM is in flight. With any
+/// other value it is the user's.
 pub const BLOCK_MOVE_VALUE: &str = "capcmi";
 /// Annotation of an InfraCluster that is managed externally.
 pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
@@ -83,10 +88,11 @@ pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
 pub enum Instance {
     /// A create was or is about to be issued: only the driver can say whether there is a VM.
     MayExist,
-    /// Every create was refused for good: there is no VM. What else a create makes, such as a disk, may have been made before
-    /// the refusal.
+    /// Every create was refused for good: there is no VM. What else a create makes, such as a disk, may have
+    /// been made before the refusal.
     Refused,
-    /// No create has reached the driver, or it had nothing to make, because the name was taken: there is nothing.
+    /// No create has reached the driver, or it had nothing to make, because the name
+    /// was taken: there is nothing.
     None,
 }
 

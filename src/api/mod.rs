@@ -1,7 +1,7 @@
 //! The objects this provider serves, and the slices of Cluster API's objects that it reads.
 //!
-//! Layer 0: types, defaults and validation, no client. Every type tolerates unknown fields, and none ever writes
-//! `null`: Cluster API takes an explicit null in a contract field for an error.
+//! Layer 0: types, defaults and validation, no client. Every type tolerates unknown fields, and none ever
+//! writes `null`: Cluster API takes an explicit null in a contract field for an error.
 
 pub mod bounded;
 pub mod cluster_api;

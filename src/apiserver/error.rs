@@ -5,7 +5,8 @@ use std::time::Duration;
 /// A reconcile that could not be finished. The object stays as it is and is tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The object changed since it was read, or a cache is behind. Nothing is lost: the next reconcile reads anew.
+    /// The object changed since it was read, or a cache is behind. Nothing is lost: the
+    /// next reconcile reads anew.
     #[error("{action} lost against a newer version of the object")]
     Conflict {
         /// What was being written.

@@ -43,13 +43,14 @@ impl Note {
     }
 }
 
-/// Publishes events without kube's recorder, which keeps every event in memory for its series: the controller says a thing
-/// once, so there are no series.
+/// Publishes events without kube's recorder, which keeps every event in memory for its series: the controller
+/// says a thing once, so there are no series.
 #[derive(Clone)]
 pub struct Events {
     client: Client,
     instance: String,
-    /// What was published once, as a hash, by the UID of its object. Only for objects that can't be read: few.
+    /// What was published once, as a hash, by the UID of its object. Only for
+    /// objects that can't be read: few.
     told: Arc<Mutex<HashMap<String, u64>>>,
 }
 
@@ -74,8 +75,8 @@ impl Events {
         }
     }
 
-    /// As [`Events::publish`], unless it was the last thing that this process said this way of this version of the object's
-    /// spec.
+    /// As [`Events::publish`], unless it was the last thing that this process said this way of this
+    /// version of the object's spec.
     pub async fn publish_once<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) {
         let mut hasher = DefaultHasher::new();
         (object.meta().generation, &note.reason, &note.text).hash(&mut hasher);
@@ -120,8 +121,9 @@ impl Events {
     }
 }
 
-/// The name of an event: its object's and the time, as all controllers have it. Where the object's name leaves no room for the
-/// time, what is cut off it is a hash, so that two objects whose names begin alike do not share an event's.
+/// The name of an event: its object's and the time, as all controllers have it. Where the object's name
+/// leaves no room for the time, what is cut off it is a hash, so that two objects whose names begin
+/// alike do not share an event's.
 fn name_of(regarding: &ObjectReference, now: Timestamp) -> String {
     let object = regarding.name.as_deref().unwrap_or("capcmi");
     let time = format!("{:x}", now.as_nanosecond());

@@ -9,19 +9,23 @@ use kube::core::Request;
 use serde::de::DeserializeOwned;
 use tokio::sync::Mutex;
 
-/// Objects in a page of a list, of a watch's as well. Where they are large, the manager's client has smaller pages.
+/// Objects in a page of a list, of a watch's as well. Where they are large, the manager's
+/// client has smaller pages.
 pub const PAGE: u32 = 500;
 
-/// One page is in memory at a time, however many tasks read lists: the client holds the body of an answer and a copy of it.
+/// One page is in memory at a time, however many tasks read lists: the client holds the body of
+/// an answer and a copy of it.
 static IN_MEMORY: Mutex<()> = Mutex::const_new(());
 
-/// Hands over every object of the list at this path, of a page at a time, until it is told to stop. What is read of an object is
-/// its type's to say: one that keeps little keeps the memory small.
+/// Hands over every object of the list at this path, of a page at a time, until it is told to stop. What is
+/// read of an object is its type's to say: one that keeps little keeps the memory small.
 ///
-/// Without a resource version, the first page is as new as the store (a quorum read), and the others are of the same moment.
+/// Without a resource version, the first page is as new as the store (a quorum read), and the
+/// others are of the same moment.
 ///
 /// # Errors
-/// The API server refused or could not be reached, or a token expired on the way: what was handed over is then not the whole list.
+/// The API server refused or could not be reached, or a token expired on the way: what was handed over
+/// is then not the whole list.
 pub async fn each<T>(
     client: &Client,
     path: &str,

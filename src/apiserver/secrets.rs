@@ -85,7 +85,8 @@ pub enum InvalidSecret {
     },
 }
 
-/// The driver's credentials: all keys of the Secret, and whether `clusterctl move` takes it along. `field` is what names it.
+/// The driver's credentials: all keys of the Secret, and whether `clusterctl move` takes it along.
+/// `field` is what names it.
 ///
 /// # Errors
 /// The outer error when the API server can't be asked, the inner one when what it answered can't be used.
@@ -118,8 +119,9 @@ pub async fn credentials(
     Ok(Ok((secrets, is_movable)))
 }
 
-/// Whether `clusterctl move` takes a Secret along: by its label, or with an owner of Cluster API or of this provider.
-/// clusterctl goes along no other owners; what makes a Secret of something else, as ExternalSecrets do, stays behind.
+/// Whether `clusterctl move` takes a Secret along: by its label, or with an owner of Cluster API or of this
+/// provider. clusterctl goes along no other owners; what makes a Secret of something else, as
+/// ExternalSecrets do, stays behind.
 fn is_movable(metadata: &ObjectMeta) -> bool {
     let moves = |owner: &OwnerReference| {
         let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
@@ -167,8 +169,8 @@ pub async fn bootstrap_data(
     Ok(Ok(secrets))
 }
 
-/// A name that a Secret can have. The client puts names into the path of a request as they are: one with a slash would lead
-/// elsewhere, and one with a space to no request.
+/// A name that a Secret can have. The client puts names into the path of a request as they are: one with a
+/// slash would lead elsewhere, and one with a space to no request.
 struct SecretName(String);
 
 impl SecretName {

@@ -20,8 +20,9 @@ use crate::provider::{Provider, Providers};
 /// Look for VMs that no InfraMachine has.
 #[derive(Debug, Subcommand)]
 pub(super) enum OrphansCommand {
-    /// List the VMs of all Clusters that no InfraMachine has, or that are the second one of an InfraMachine. Changes nothing, and
-    /// looks once: a VM that was just made or is just being deleted may be among them, so look twice before you delete one.
+    /// List the VMs of all Clusters that no InfraMachine has, or that are the second one of an InfraMachine.
+    /// Changes nothing, and looks once: a VM that was just made or is just being deleted may be among them,
+    /// so look twice before you delete one.
     List(ListArgs),
 }
 
@@ -36,7 +37,8 @@ pub(super) struct ListArgs {
     /// Look at the Clusters of this namespace; without it, at all.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Look only at classes of InfraMachines and InfraMachineTemplates whose label cluster.x-k8s.io/watch-filter has this value.
+    /// Look only at classes of InfraMachines and InfraMachineTemplates whose label
+    /// cluster.x-k8s.io/watch-filter has this value.
     #[arg(long, value_name = "VALUE")]
     watch_filter: Option<String>,
     /// List the VMs that have an InfraMachine, too.

@@ -66,8 +66,8 @@ impl PluginArgs {
             .map_err(Failure::Misconfigured)
     }
 
-    /// Waits until the plugin takes connections, if that was asked for, or until the time is up: what the plugin is asked
-    /// then says what is wrong.
+    /// Waits until the plugin takes connections, if that was asked for, or until the time is up: what the
+    /// plugin is asked then says what is wrong.
     ///
     /// # Errors
     /// When the flags lead to no plugin.

@@ -13,8 +13,8 @@ use super::address::BindAddress;
 use super::{Failure, drivers, duration, signals};
 use crate::manager::{self, ControllerOptions, Diagnostics, Election, OrphanOptions, Setup, Timing};
 
-/// Name of the Lease, after the custom of Cluster API's managers; of a provider that looks at a part of the objects alone,
-/// the beginning of the name.
+/// Name of the Lease, after the custom of Cluster API's managers; of a provider that looks at a part of the
+/// objects alone, the beginning of the name.
 const LEASE: &str = "controller-leader-election-capcmi";
 
 /// Flags of `capcmi run`.
@@ -29,8 +29,8 @@ pub(super) struct RunArgs {
     /// The only namespace to look at; without it, all.
     #[arg(long, value_name = "NAMESPACE", default_value = "", hide_default_value = true)]
     namespace: String,
-    /// Look only at InfraMachines, InfraMachineTemplates and InfraClusters whose label cluster.x-k8s.io/watch-filter has this
-    /// value.
+    /// Look only at InfraMachines, InfraMachineTemplates and InfraClusters whose label
+    /// cluster.x-k8s.io/watch-filter has this value.
     #[arg(long, value_name = "VALUE", default_value = "", hide_default_value = true)]
     watch_filter: String,
     #[command(flatten)]
@@ -45,8 +45,8 @@ pub(super) struct RunArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Leader election")]
 struct ElectionArgs {
-    /// Act only while holding a Lease; needed where there may be two replicas. Those with the same --namespace and
-    /// --watch-filter share one.
+    /// Act only while holding a Lease; needed where there may be two replicas. Those with the same
+    /// --namespace and --watch-filter share one.
     #[arg(long = "leader-elect", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     wanted: bool,
@@ -89,7 +89,8 @@ struct ServerArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Work")]
 struct WorkArgs {
-    /// InfraMachines that are reconciled at the same time, besides those that a driver works on (maxConcurrentCalls).
+    /// InfraMachines that are reconciled at the same time, besides those that a driver
+    /// works on (maxConcurrentCalls).
     #[arg(long, default_value = "32", value_name = "NUMBER")]
     inframachine_concurrency: NonZeroU16,
     /// InfraMachineTemplates that are reconciled at the same time, besides those that a driver works on.
@@ -101,7 +102,8 @@ struct WorkArgs {
     /// The pause between two lists of the VMs of a driver and class, which find VMs that vanished.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     inventory_interval: Duration,
-    /// For how long a driver has to be away, or back, before that is told on InfraClusters and on machines that are up.
+    /// For how long a driver has to be away, or back, before that is told on InfraClusters
+    /// and on machines that are up.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     driver_unreachable_grace: Duration,
     #[command(flatten)]
@@ -114,11 +116,12 @@ struct WorkArgs {
 /// What becomes of VMs that no InfraMachine has.
 #[derive(Debug, Args)]
 struct OrphanArgs {
-    /// What to do about VMs of a Cluster that no InfraMachine has: `report` them, or `delete` those that are proven to be left
-    /// over from an InfraMachine whose deletion this process has seen.
+    /// What to do about VMs of a Cluster that no InfraMachine has: `report` them, or `delete` those that are
+    /// proven to be left over from an InfraMachine whose deletion this process has seen.
     #[arg(long, value_enum, default_value_t = Orphans::Report, value_name = "MODE")]
     orphans: Orphans,
-    /// The pause between two looks for orphans; each takes a list for every driver and class, and at most 512 for a driver.
+    /// The pause between two looks for orphans; each takes a list for every driver and class, and
+    /// at most 512 for a driver.
     #[arg(long, value_parser = duration::parse, default_value = "10m", value_name = "TIME")]
     orphans_interval: Duration,
     /// How old a VM has to be before it is deleted as an orphan.
@@ -180,8 +183,8 @@ pub(super) async fn api_server(kubeconfig: Option<PathBuf>) -> anyhow::Result<ku
         .with_context(what)
 }
 
-/// The Lease of a provider: one for all replicas that look at the same objects. Those that look at others must not stand by
-/// for them.
+/// The Lease of a provider: one for all replicas that look at the same objects. Those that look at others
+/// must not stand by for them.
 fn lease(namespace: &str, watch_filter: &str) -> String {
     if namespace.is_empty() && watch_filter.is_empty() {
         return LEASE.to_owned();

@@ -6,7 +6,8 @@ use serde::de::DeserializeOwned;
 /// Reads and checks a file.
 ///
 /// # Errors
-/// What is wrong, and where. A snippet of the file is not shown: a secret may stand beside the mistake (OPS-11).
+/// What is wrong, and where. A snippet of the file is not shown: a secret may stand
+/// beside the mistake (OPS-11).
 pub(super) fn parse<T>(text: &str) -> Result<T, String>
 where
     T: DeserializeOwned + Validate,
@@ -22,12 +23,13 @@ where
     })
 }
 
-/// Where the file can't be read, as `drivers[0].burst`. The parser has the path of what it checks, but not of what it can't
-/// read: so a file that is wrong is read once more, and the path kept.
+/// Where the file can't be read, as `drivers[0].burst`. The parser has the path of what it checks, but not of
+/// what it can't read: so a file that is wrong is read once more, and the path kept.
 fn unreadable_place<T: DeserializeOwned>(text: &str) -> Option<String> {
     let options = serde_saphyr::options! { with_snippet: false };
     let mut place = None;
-    // It fails with what is known already, or it can be read and did not pass the check, which names the path itself.
+    // It fails with what is known already, or it can be read and did not pass the check,
+    // which names the path itself.
     let _ = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
         let read = serde_path_to_error::deserialize::<_, T>(deserializer);
         read.map(drop).map_err(|error| {

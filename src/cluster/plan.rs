@@ -139,8 +139,8 @@ pub enum News {
     Back,
 }
 
-/// Says in a status whether the drivers can be reached. What the driver has just answered, or not, is told of the failure
-/// domains: that it is away is told when that has lasted, and once.
+/// Says in a status whether the drivers can be reached. What the driver has just answered, or not, is told of
+/// the failure domains: that it is away is told when that has lasted, and once.
 pub fn tell_contact(
     infra: &InfraCluster,
     mut status: InfraClusterStatus,
@@ -271,8 +271,9 @@ impl Draft<'_> {
         initialization.and_then(|initialization| initialization.provisioned) == Some(true)
     }
 
-    /// Machines may be made. Where the control plane is reached they need not know, and a control plane that brings its own
-    /// endpoint may say it only when its machines are there: to wait for it would be to wait for each other. It is told.
+    /// Machines may be made. Where the control plane is reached they need not know, and a control plane that
+    /// brings its own endpoint may say it only when its machines are there: to wait for it would be to wait
+    /// for each other. It is told.
     fn provisioned(&mut self, awaits_endpoint: bool) {
         self.status.initialization = Some(InfraClusterInitialization {
             provisioned: Some(true),
@@ -452,7 +453,8 @@ mod tests {
         ));
     }
 
-    /// One that is away for good is told once, and so is its end; a short outage, which a call may meet, is not.
+    /// One that is away for good is told once, and so is its end; a short outage,
+    /// which a call may meet, is not.
     #[test]
     fn an_outage_of_a_driver_is_told_when_it_has_lasted_and_then_once() {
         let now = Timestamp::UNIX_EPOCH;

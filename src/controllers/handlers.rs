@@ -37,8 +37,8 @@ impl Controllers {
         }
     }
 
-    /// Has the driver of a Machine asked about its VM. Whether it answers such questions is for the reconcile to say: it may
-    /// not have been asked yet.
+    /// Has the driver of a Machine asked about its VM. Whether it answers such questions is for the reconcile
+    /// to say: it may not have been asked yet.
     fn ask_about(&self) -> impl Fn(&Machine, Doubt) + Send + 'static {
         let (trigger, context) = (self.machines.clone(), Arc::clone(&self.context));
         move |machine, doubt| {
@@ -57,8 +57,8 @@ impl Controllers {
         }
     }
 
-    /// What was told before this replica leads may be long past, or have come before the InfraMachine it was about: what
-    /// counts is what is so now.
+    /// What was told before this replica leads may be long past, or have come before the InfraMachine it was
+    /// about: what counts is what is so now.
     pub(super) fn ask_about_nodes(&self) {
         self.context.memory.forget_all_but(|_| false);
         let ask = self.ask_about();
@@ -157,7 +157,8 @@ impl Controllers {
     }
 }
 
-/// The InfraMachines that the API server let go in spite of their finalizer. A list does not tell how what it lacks has gone.
+/// The InfraMachines that the API server let go in spite of their finalizer. A list does not tell
+/// how what it lacks has gone.
 fn erased(news: &News<Guarded<InfraMachine>>) -> Vec<&InfraMachine> {
     let changes = news.changes.iter().filter(|_| !news.listed);
     let gone = changes.filter_map(|change| match change {

@@ -1,7 +1,7 @@
 //! The controllers: watches, what triggers what, and how they start and stop.
 //!
-//! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does, look at
-//! everything once, and from then on at what changed.
+//! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does,
+//! look at everything once, and from then on at what changed.
 
 mod handlers;
 mod nodes;
@@ -79,8 +79,8 @@ pub struct Controllers {
 }
 
 impl Controllers {
-    /// Prepares caches and watches. The returned futures are the watches: they have to be polled for the caches to fill,
-    /// and never end.
+    /// Prepares caches and watches. The returned futures are the watches: they have to be polled for the
+    /// caches to fill, and never end.
     pub fn new(
         client: Client,
         options: Options,
@@ -295,8 +295,9 @@ impl Controllers {
         runs.for_each(|_| futures::future::ready(())).boxed()
     }
 
-    /// How many reconciles of a kind run at the same time: so many as were asked for, and one for each turn of a driver.
-    /// Only a reconcile with a turn waits for a driver, so that drivers that hang, however many, leave the others their workers.
+    /// How many reconciles of a kind run at the same time: so many as were asked for, and one for each turn
+    /// of a driver. Only a reconcile with a turn waits for a driver, so that drivers that hang, however many,
+    /// leave the others their workers.
     fn workers(&self, asked: u16) -> u16 {
         let turns = self.providers.iter().map(|provider| provider.turns());
         let all = turns.fold(u32::from(asked), u32::saturating_add);

@@ -1,5 +1,5 @@
-//! Nodes that go silent, or report again: the reason to ask a driver about one VM. A list says that a VM is there, not that
-//! it runs.
+//! Nodes that go silent, or report again: the reason to ask a driver about one VM. A list says that a VM
+//! is there, not that it runs.
 
 use super::watch::Change;
 use crate::api::cluster_api::Machine;
@@ -15,8 +15,9 @@ pub(super) enum Doubt {
 }
 
 impl Doubt {
-    /// The doubt that a change of a Machine raises: its Node has just been lost or come back, or it is not known how it was
-    /// because this process sees the Machine for the first time. A Node that is on its way up is not lost.
+    /// The doubt that a change of a Machine raises: its Node has just been lost or come back, or it is
+    /// not known how it was because this process sees the Machine for the first time. A Node that is
+    /// on its way up is not lost.
     pub(super) fn raised(change: &Change<Machine>) -> Option<Self> {
         match change {
             Change::New(machine) => Self::standing(machine),

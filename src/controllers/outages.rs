@@ -1,9 +1,10 @@
 //! What is reconciled when a driver goes, comes back, or says something else of itself.
 //!
-//! An outage is news at two speeds. What the probes say has those looked at that can do something now. That the driver is
-//! away, or back, is told only when it has lasted: at once of the InfraClusters, and of the machines that are up, of which
-//! nothing is to be done, at a pace that the API server and Cluster API do not notice. Machines that sit out a back-off for
-//! want of the driver are called when it is back, in doubling numbers.
+//! An outage is news at two speeds. What the probes say has those looked at that can do something now.
+//! That the driver is away, or back, is told only when it has lasted: at once of the InfraClusters, and
+//! of the machines that are up, of which nothing is to be done, at a pace that the API server and
+//! Cluster API do not notice. Machines that sit out a back-off for want of the driver are called when it
+//! is back, in doubling numbers.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -20,8 +21,8 @@ use crate::caches::uses_driver;
 use crate::machine::Reference;
 use crate::provider::{Provider, Reachability};
 
-/// Those that wait for a driver are not called again before this time is over, twice as long each time that it goes again: what
-/// they tell of each row of failures costs writes.
+/// Those that wait for a driver are not called again before this time is over, twice as long each time that
+/// it goes again: what they tell of each row of failures costs writes.
 const CALLED_AFTER: Duration = Duration::from_mins(1);
 const LONGEST_CALLED_AFTER: Duration = Duration::from_mins(10);
 /// The machines that are called in a second when their driver is back, at most.
@@ -68,8 +69,8 @@ impl Controllers {
         }
     }
 
-    /// Looks at what belongs to a driver that is back, or that became another: it may say something else of its calls, zones
-    /// and classes.
+    /// Looks at what belongs to a driver that is back, or that became another: it may say something else of
+    /// its calls, zones and classes.
     async fn follow_probes(&self, provider: &Provider) {
         let mut news = provider.reachable();
         let mut was = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
@@ -121,7 +122,8 @@ impl Controllers {
         }
     }
 
-    /// Also those that it has not made a VM for: what it says of itself may have kept them from being shown to it.
+    /// Also those that it has not made a VM for: what it says of itself may have kept
+    /// them from being shown to it.
     pub(super) fn reconcile_machines_of(&self, driver: &str) {
         self.machines_of(driver, |_| true)
             .for_each(|machine| self.machines.send(machine));

@@ -7,7 +7,8 @@ use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
 
-/// Objects that have to be reconciled. What is sent before there is a controller is dropped: it starts with everything.
+/// Objects that have to be reconciled. What is sent before there is a controller is dropped:
+/// it starts with everything.
 #[derive(Clone)]
 pub(super) struct Trigger<K: Resource + 'static>(Arc<OnceLock<mpsc::UnboundedSender<ObjectRef<K>>>>);
 

@@ -64,17 +64,18 @@ impl<K> Change<K> {
 pub(super) struct News<K> {
     /// What became of which objects.
     pub changes: Vec<Change<K>>,
-    /// Whether the cache now holds all there is, rather than one change more: a watch that broke off listed anew.
+    /// Whether the cache now holds all there is, rather than one change more: a watch
+    /// that broke off listed anew.
     pub listed: bool,
 }
 
 /// Keeps a cache current.
 ///
 /// # Guarantees
-/// * What is told, the cache has: a reconcile that is woken by it finds it there. A list is told when it is complete, since the cache
-///   holds what was before until then.
-/// * A list is compared with what the cache held: what changed or went away while no watch ran is told as if one had run,
-///   also after lists that broke off half way.
+/// * What is told, the cache has: a reconcile that is woken by it finds it there. A list is told when it is
+///   complete, since the cache holds what was before until then.
+/// * A list is compared with what the cache held: what changed or went away while no watch ran is told as if
+///   one had run, also after lists that broke off half way.
 pub(super) struct Keeper<K: Resource<DynamicType = ()> + Clone + 'static> {
     writer: reflector::store::Writer<K>,
     cache: reflector::Store<K>,
@@ -196,8 +197,8 @@ pub(super) fn slim<K: Resource>(object: &mut K) {
     bounded::bound(object.meta_mut());
 }
 
-/// Makes an InfraMachine small before it is cached. What reads JSON leaves room in every list for more than it found: a fifth of
-/// the object.
+/// Makes an InfraMachine small before it is cached. What reads JSON leaves room in every list for more than
+/// it found: a fifth of the object.
 pub(super) fn slim_infra_machine(guarded: &mut Guarded<InfraMachine>) {
     slim(guarded);
     let Ok(machine) = &mut guarded.0 else { return };
@@ -207,8 +208,8 @@ pub(super) fn slim_infra_machine(guarded: &mut Guarded<InfraMachine>) {
     }
 }
 
-/// Removes what no reader needs of a Machine before it is cached. Of its labels, one says whether it is a control plane's;
-/// a map of one label costs half a KiB.
+/// Removes what no reader needs of a Machine before it is cached. Of its labels, one says whether it is a
+/// control plane's; a map of one label costs half a KiB.
 pub(super) fn slim_machine(machine: &mut Machine) {
     let meta = machine.meta_mut();
     let labels = meta.labels.take();
@@ -428,8 +429,9 @@ mod tests {
         ));
     }
 
-    /// An API server: two machines; a watch that has expired; a list that breaks off after its first page; the same list
-    /// whole, in which one machine changed, one is gone and one is new; a watch on which nothing happens.
+    /// An API server: two machines; a watch that has expired; a list that breaks off after its first
+    /// page; the same list whole, in which one machine changed, one is gone and one is new; a watch
+    /// on which nothing happens.
     #[derive(Default)]
     struct ApiServer {
         watches: u32,

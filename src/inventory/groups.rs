@@ -20,11 +20,12 @@ pub struct Group {
     pub class: String,
 }
 
-/// After so many machines others get their turn: there may be ten thousand, and to read what each was made from takes time.
+/// After so many machines others get their turn: there may be ten thousand, and to read what each
+/// was made from takes time.
 const AT_ONCE: usize = 256;
 
-/// The provisioned machines of a driver, by the list that answers for them. They are the cache's own: a copy of a whole fleet
-/// would double what it takes.
+/// The provisioned machines of a driver, by the list that answers for them. They are the cache's own: a copy
+/// of a whole fleet would double what it takes.
 pub async fn groups(
     caches: &Caches,
     driver: &str,

@@ -1,7 +1,7 @@
 //! Finds VMs that vanished: one list per driver and class at an interval, instead of a call per machine.
 //!
-//! Layer 2. Nothing is deleted and nothing is written here: what lists say of a machine is only handed to its reconciler,
-//! which asks the driver about it.
+//! Layer 2. Nothing is deleted and nothing is written here: what lists say of a machine is only handed to its
+//! reconciler, which asks the driver about it.
 
 mod groups;
 mod plan;
@@ -35,10 +35,12 @@ pub struct Context {
 /// The name under which a survey waits for its turn.
 const LINE: &str = "inventory";
 
-/// Surveys for ever, every driver once per interval; tells what its lists say of every machine that they are sure of.
+/// Surveys for ever, every driver once per interval; tells what its lists say of every
+/// machine that they are sure of.
 ///
-/// Each driver is surveyed by itself: one that hangs does not hold up the surveys of the others. Each survey is a
-/// task, which ends with this future: to go through a whole fleet takes time that reconciles must not wait for.
+/// Each driver is surveyed by itself: one that hangs does not hold up the surveys of the others. Each
+/// survey is a task, which ends with this future: to go through a whole fleet takes time that
+/// reconciles must not wait for.
 pub async fn run(
     ctx: Context,
     interval: Duration,

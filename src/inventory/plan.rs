@@ -50,8 +50,9 @@ pub struct List<'a> {
 /// How many lists in a row have to lack a VM: one may have been behind.
 const ENOUGH: u32 = 2;
 
-/// What a list says of the machines that are expected in it, by UID; nothing of one that it lacks and that it may lack only
-/// because the driver is behind. Where the driver can't be asked about one VM, this is the last word on it.
+/// What a list says of the machines that are expected in it, by UID; nothing of one that it lacks and
+/// that it may lack only because the driver is behind. Where the driver can't be asked about one VM,
+/// this is the last word on it.
 pub fn judge(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> Vec<(String, Verdict)> {
     let mut verdicts = Vec::new();
     for machine in expected {
@@ -68,8 +69,8 @@ pub fn judge(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> 
     verdicts
 }
 
-/// Whether a VM that this list lacks has been lacking for longer than the driver may be behind. It was there when the first
-/// one was asked for, so that one only begins the count.
+/// Whether a VM that this list lacks has been lacking for longer than the driver may be behind. It was there
+/// when the first one was asked for, so that one only begins the count.
 fn is_missing(uid: &str, list: List<'_>, absences: &mut Absences) -> bool {
     let absence = absences.entry(uid.to_owned()).or_insert(Absence {
         since: list.asked,

@@ -8,8 +8,8 @@ use super::outcome::Outcome;
 use crate::provider::Turn;
 use cmi_driver::ProviderId;
 
-/// How much longer the driver may be behind, whose consistency window is `window` and which does not see the VM now;
-/// `None` when its word is the truth.
+/// How much longer the driver may be behind, whose consistency window is `window` and which does not see the
+/// VM now; `None` when its word is the truth.
 pub fn behind_for(ctx: &Context, uid: &str, window: Duration) -> Option<Duration> {
     const SHORTEST: Duration = Duration::from_millis(10);
     let absent_for = ctx.memory.absent_for(uid, Instant::now());

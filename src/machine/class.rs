@@ -30,7 +30,8 @@ impl From<InvalidSecret> for Stopped {
     }
 }
 
-/// The class for every call but a create: the spec, and the credentials that the VM was made with or is to be made with.
+/// The class for every call but a create: the spec, and the credentials that the VM was made
+/// with or is to be made with.
 pub async fn with_credentials(
     ctx: &Context,
     object: &mut Object<'_>,

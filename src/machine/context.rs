@@ -44,7 +44,8 @@ pub struct Context {
 pub type Reference = ObjectRef<Guarded<InfraMachine>>;
 
 impl Context {
-    /// The right to call the driver for this machine; without one, it is reconciled again when its turn comes.
+    /// The right to call the driver for this machine; without one, it is reconciled
+    /// again when its turn comes.
     pub fn turn<'a>(&self, machine: &InfraMachine, provider: &'a Provider, share: Share) -> Option<Turn<'a>> {
         let applicant = Applicant {
             who: uid_of(machine),
@@ -53,8 +54,8 @@ impl Context {
         provider.try_turn(share, applicant, self.bell(machine))
     }
 
-    /// What the machine's driver says of itself; where another task is asking, the machine is reconciled again when there is
-    /// an answer.
+    /// What the machine's driver says of itself; where another task is asking, the machine is reconciled
+    /// again when there is an answer.
     pub async fn facts(&self, machine: &InfraMachine, provider: &Provider) -> Facts {
         provider.facts(uid_of(machine), self.bell(machine)).await
     }
@@ -76,8 +77,8 @@ impl Context {
         })
     }
 
-    /// The outcome of a machine for which there is known to be no room; nothing when its VM may be created. Asked before
-    /// anything is done for the create.
+    /// The outcome of a machine for which there is known to be no room; nothing when its VM may be created.
+    /// Asked before anything is done for the create.
     pub fn held_back(
         &self,
         machine: &InfraMachine,
@@ -115,8 +116,8 @@ impl Context {
         }
     }
 
-    /// Waits for a turn. That is published of a wait that will be long: a fleet that comes up at the pace of its driver would
-    /// else be written twice.
+    /// Waits for a turn. That is published of a wait that will be long: a fleet that comes up at the pace of
+    /// its driver would else be written twice.
     pub fn waiting_for_a_turn(&self, machine: &InfraMachine, provider: &Provider) -> Outcome {
         let uid = uid_of(machine);
         tracing::debug!(

@@ -1,9 +1,9 @@
 //! An InfraMachine that the API server let go though the finalizer was on it.
 //!
-//! It looks at an object's finalizers before it deletes the object, and not again (`Store.Delete` of k8s.io/apiserver): a finalizer
-//! that is written in between is lost with the object. A Machine that is deleted on its way up can come to that: the delete has
-//! begun when the finalizer is written, and the create that follows it makes a VM of no object. The VM is deleted by what the
-//! watch has shown of the object.
+//! It looks at an object's finalizers before it deletes the object, and not again (`Store.Delete` of
+//! k8s.io/apiserver): a finalizer that is written in between is lost with the object. A Machine that is
+//! deleted on its way up can come to that: the delete has begun when the finalizer is written, and the create
+//! that follows it makes a VM of no object. The VM is deleted by what the watch has shown of the object.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,8 +28,9 @@ use crate::retry::LONG_WAIT;
 /// How long it is tried at most: what is left then, the report of orphans tells of.
 const LONGEST: Duration = Duration::from_hours(1);
 
-/// Whether an object that a watch has shown to go, and that was like this at last, was let go in spite of the finalizer. Any other
-/// way to go begins with a deletion that was asked for, or takes the finalizer away before: a move, a force, a VM that is gone.
+/// Whether an object that a watch has shown to go, and that was like this at last, was let go in spite of the
+/// finalizer. Any other way to go begins with a deletion that was asked for, or takes the finalizer away
+/// before: a move, a force, a VM that is gone.
 pub fn is_erased(last: &InfraMachine) -> bool {
     let is_marked = |mark| identity::annotation(last, mark).is_some();
     last.metadata.deletion_timestamp.is_none()
@@ -41,8 +42,8 @@ pub fn is_erased(last: &InfraMachine) -> bool {
             .any(is_marked)
 }
 
-/// Deletes the VM of such an object, as its deletion would have, until no create of it can make one any more. `last` is the
-/// object as it was at last.
+/// Deletes the VM of such an object, as its deletion would have, until no create of it can make one any more.
+/// `last` is the object as it was at last.
 pub async fn remove_vm(ctx: Arc<Context>, last: InfraMachine) {
     let name = last.metadata.name.clone().unwrap_or_default();
     tracing::warn!(

@@ -112,7 +112,8 @@ fn normal(reason: &str, action: &'static str, text: String) -> Note {
     }
 }
 
-/// Whether a wait for this reason ends only when a person puts something right; all others are part of the way.
+/// Whether a wait for this reason ends only when a person puts something right; all
+/// others are part of the way.
 fn takes_a_person(why: &str) -> bool {
     matches!(
         why,
@@ -149,8 +150,8 @@ fn has_no_failure(before: &InfraMachine) -> bool {
     })
 }
 
-/// Whether the status does not say yet that the secrets can't be had: in the last operation, and where a recheck of a VM
-/// that is up leaves none, in `DriverReachable`.
+/// Whether the status does not say yet that the secrets can't be had: in the last operation, and where a
+/// recheck of a VM that is up leaves none, in `DriverReachable`.
 fn are_newly_without_secrets(before: &InfraMachine, during: OperationType) -> bool {
     if during == OperationType::Create && before.is_provisioned() {
         return is_new(before, conditions::DRIVER_REACHABLE, reason::INVALID_SECRET);
@@ -166,8 +167,8 @@ fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bo
     let Some(status) = before.status.as_ref() else {
         return true;
     };
-    // A failed recheck of a provisioned VM leaves no last operation: what is remembered, and DriverReachable, say whether
-    // this is news. An outage of the driver is told once, of the InfraCluster.
+    // A failed recheck of a provisioned VM leaves no last operation: what is remembered, and DriverReachable,
+    // say whether this is news. An outage of the driver is told once, of the InfraCluster.
     if failure.during == OperationType::Create && before.is_provisioned() {
         if failure.is_outage() {
             return false;

@@ -246,7 +246,8 @@ enum OwnerIs {
     Nobody,
 }
 
-/// What is seen besides the machine: a Cluster that is ready, an owner with bootstrap data, a driver that can do it all.
+/// What is seen besides the machine: a Cluster that is ready, an owner with bootstrap data, a
+/// driver that can do it all.
 #[derive(Clone)]
 pub struct World {
     owner: Machine,

@@ -1,4 +1,5 @@
-//! What one reconcile looks at: caches and memory. The one request is for a driver's capabilities, once for all machines.
+//! What one reconcile looks at: caches and memory. The one request is for a driver's
+//! capabilities, once for all machines.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -120,12 +121,14 @@ impl Gathered {
         }
     }
 
-    /// Which driver had been met before the call, if there is one. One that is met during the call may not be the one that answered it.
+    /// Which driver had been met before the call, if there is one. One that is met during the call may not be
+    /// the one that answered it.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
 
-    /// The number of the newest suspicion before the call; see [`super::memory::Remembered::suspicion_number`].
+    /// The number of the newest suspicion before the call; see
+    /// [`super::memory::Remembered::suspicion_number`].
     pub fn suspicion(&self) -> u64 {
         self.remembered.suspicion_number
     }
@@ -233,7 +236,8 @@ impl Resolved {
 /// Which driver a machine gets.
 #[derive(Debug, PartialEq, Eq)]
 enum Choice<'a> {
-    /// The one that has its VM, also where the namespace may not use it any more: what is there has to be looked after, and deleted.
+    /// The one that has its VM, also where the namespace may not use it any more: what is there has to be
+    /// looked after, and deleted.
     Holder(&'a str),
     /// The one it asks for, if its namespace may use that.
     Asked(Option<&'a str>),

@@ -32,7 +32,8 @@ pub fn made(machine: cmi_driver::Machine) -> ToInitialize {
     }
 }
 
-/// A VM that the driver calls uninitialized. What it wants back it may say beside the error, or of the machine.
+/// A VM that the driver calls uninitialized. What it wants back it may say beside the
+/// error, or of the machine.
 pub fn uninitialized(known: Option<ProviderId>, failure: Failure) -> ToInitialize {
     let state = failure.last_known_state().cloned();
     let machine = failure.machine;

@@ -28,8 +28,8 @@ pub enum Seen {
     Failed(Failure),
 }
 
-/// Looks the VM up, by its id where that is known. A driver that can't is asked for its list, where no id is known and a create
-/// may follow.
+/// Looks the VM up, by its id where that is known. A driver that can't is asked for its list, where no id is
+/// known and a create may follow.
 pub async fn look_up(
     object: &mut Object<'_>,
     turn: &Turn<'_>,
@@ -104,8 +104,8 @@ async fn list(object: &mut Object<'_>, turn: &Turn<'_>, call: Call, class: Machi
     }
 }
 
-/// The VMs of the machine in the driver's list, for a deletion: whatever their name, where the list tells whose a VM is, and
-/// otherwise those of its name. Nothing where the driver can't list after all.
+/// The VMs of the machine in the driver's list, for a deletion: whatever their name, where the list tells
+/// whose a VM is, and otherwise those of its name. Nothing where the driver can't list after all.
 pub async fn own_in_list(
     object: &mut Object<'_>,
     turn: &Turn<'_>,
@@ -137,8 +137,8 @@ fn own_among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>) -> BTr
     own.map(|machine| machine.provider_id).collect()
 }
 
-/// What a list says of the machine of this name, which drivers know as `own`. Where a list does not tell whose a VM is, one of
-/// the name is the machine's only if a create was issued for it.
+/// What a list says of the machine of this name, which drivers know as `own`. Where a list does not tell
+/// whose a VM is, one of the name is the machine's only if a create was issued for it.
 fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, call: Call) -> Seen {
     let is_own = |machine: &ListedMachine| match &machine.machine_id {
         Some(id) => own == Some(id),
@@ -176,8 +176,8 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, call: Call
     }
 }
 
-/// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is done to that
-/// one, and its id is not written, since it may be another machine's.
+/// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is
+/// done to that one, and its id is not written, since it may be another machine's.
 pub fn another_vm(
     call: Call,
     known: Option<&ProviderId>,

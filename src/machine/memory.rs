@@ -1,5 +1,5 @@
-//! What the controller remembers of a machine between reconciles. It may be forgotten: that costs a call or an event, or makes
-//! a wait begin anew, and never a VM.
+//! What the controller remembers of a machine between reconciles. It may be forgotten: that costs a call or
+//! an event, or makes a wait begin anew, and never a VM.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +36,8 @@ pub struct Remembered {
     pub errors: u32,
     /// A VM that is not settled is left alone until then.
     pub rest_until: Option<Instant>,
-    /// There is reason to believe that the VM changed: the next reconcile asks the driver, if that can be asked.
+    /// There is reason to believe that the VM changed: the next reconcile asks the
+    /// driver, if that can be asked.
     pub suspicion: Option<Suspicion>,
     /// That reason has come since the last failure: it does not wait for what failed before it.
     pub suspicion_is_new: bool,
@@ -44,9 +45,11 @@ pub struct Remembered {
     pub suspicion_number: u64,
     /// The last create of this process whose answer is known.
     pub answered: Option<Answered>,
-    /// How often in a row this process could not have the guest shut down, by calls that may have reached the driver.
+    /// How often in a row this process could not have the guest shut down, by calls that
+    /// may have reached the driver.
     pub failed_shut_downs: u32,
-    /// There may be capacity, and that came before the wait for it: the reconcile that is to wait has not ended yet.
+    /// There may be capacity, and that came before the wait for it: the reconcile that is
+    /// to wait has not ended yet.
     pub called: bool,
 }
 
@@ -73,7 +76,8 @@ pub enum Suspicion {
 /// A wait after a failure.
 #[derive(Clone, Debug)]
 pub struct Retry {
-    /// Failures in a row; none when what they came from is over, or when there was none and capacity is waited for.
+    /// Failures in a row; none when what they came from is over, or when there was none
+    /// and capacity is waited for.
     pub attempts: u32,
     /// What may end the wait before its time.
     pub cause: Cause,
@@ -81,7 +85,8 @@ pub struct Retry {
     pub until: Until,
     /// What was looked at when it failed; when it differs there is no wait.
     pub inputs: u64,
-    /// What failed, until it is published: the call is not made again before its time, so nothing else would tell of it.
+    /// What failed, until it is published: the call is not made again before its time, so
+    /// nothing else would tell of it.
     pub untold: Option<Arc<Outcome>>,
 }
 
@@ -170,8 +175,8 @@ impl Memory {
         change(machines.entry(uid.to_owned()).or_default())
     }
 
-    /// As [`Memory::with`], but not for a machine that nothing is known of: what only forgets must not begin an entry, least
-    /// of all of an object that is gone.
+    /// As [`Memory::with`], but not for a machine that nothing is known of: what only forgets must not begin
+    /// an entry, least of all of an object that is gone.
     fn with_known(&self, uid: &str, change: impl FnOnce(&mut Remembered)) {
         let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = machines.get_mut(uid) {
@@ -189,8 +194,8 @@ impl Memory {
             .unwrap_or_default()
     }
 
-    /// As [`Memory::recall`]; of a machine that waits for nothing as far as is known here, what `restore` finds is remembered
-    /// from now on.
+    /// As [`Memory::recall`]; of a machine that waits for nothing as far as is known here, what `restore`
+    /// finds is remembered from now on.
     pub fn recall_or_restore(&self, uid: &str, restore: impl FnOnce() -> Option<Retry>) -> Remembered {
         let known = self.recall(uid);
         if known.retry.is_some() {
@@ -228,8 +233,9 @@ impl Memory {
 
     /// The newer of what the cache holds and what we wrote. `cached` reads the cache, and may take its time.
     ///
-    /// What we wrote is read first: it goes when the cache has the object, so that what is read of the cache afterwards is at
-    /// least as new. The other way round, one that went in between would leave what the cache held before.
+    /// What we wrote is read first: it goes when the cache has the object, so that what is read of the
+    /// cache afterwards is at least as new. The other way round, one that went in between would leave
+    /// what the cache held before.
     pub fn freshest(&self, uid: &str, cached: impl FnOnce() -> Arc<InfraMachine>) -> Arc<InfraMachine> {
         let written = self.recall(uid).written;
         let cached = cached();
@@ -242,7 +248,8 @@ impl Memory {
         }
     }
 
-    /// The cache holds this version: our own write need not be kept beside it any longer, nor an entry that says nothing.
+    /// The cache holds this version: our own write need not be kept beside it any longer, nor
+    /// an entry that says nothing.
     pub fn caught_up(&self, uid: &str, cached: &InfraMachine) {
         let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(known) = machines.get_mut(uid) else {
@@ -273,9 +280,9 @@ impl Memory {
         self.with_known(uid, |known| known.errors = 0);
     }
 
-    /// Remembers a failure. It breaks off an absence: one that was not seen over the whole window is not confirmed. A
-    /// suspicion stays, and waits with everything else for the next try, but for one that came after the call began: the
-    /// newest by then was that of the number `suspicion`.
+    /// Remembers a failure. It breaks off an absence: one that was not seen over the whole window is not
+    /// confirmed. A suspicion stays, and waits with everything else for the next try, but for one that came
+    /// after the call began: the newest by then was that of the number `suspicion`.
     pub fn failed(&self, uid: &str, suspicion: u64, mut retry: Retry) {
         self.with(uid, |known| {
             if std::mem::take(&mut known.called) && retry.cause == Cause::Capacity {
@@ -320,8 +327,8 @@ impl Memory {
         });
     }
 
-    /// What was open about the VM is settled: forgets failures, absence and rest, and the suspicion, unless another one has
-    /// come since the call began, when the newest was that of the number `suspicion`.
+    /// What was open about the VM is settled: forgets failures, absence and rest, and the suspicion, unless
+    /// another one has come since the call began, when the newest was that of the number `suspicion`.
     pub fn succeeded(&self, uid: &str, suspicion: u64) {
         self.with_known(uid, |known| {
             known.retry = None;
@@ -366,7 +373,8 @@ impl Memory {
         self.with(uid, |known| known.rest_until = Some(until));
     }
 
-    /// Has the next reconcile ask the driver, whatever failed before. A sign does not take back what lists say.
+    /// Has the next reconcile ask the driver, whatever failed before. A sign does not
+    /// take back what lists say.
     pub fn suspect(&self, uid: &str, suspicion: Suspicion) {
         let number = self.suspicions.fetch_add(1, Ordering::Relaxed) + 1;
         self.with(uid, |known| {
@@ -379,8 +387,9 @@ impl Memory {
         });
     }
 
-    /// Drops what lists said: they do not say it any more, or it is too old to be believed. It breaks off an absence, which
-    /// would not be confirmed any further; the next one must not be taken for the rest of this one.
+    /// Drops what lists said: they do not say it any more, or it is too old to be believed. It
+    /// breaks off an absence, which would not be confirmed any further; the next one must not be
+    /// taken for the rest of this one.
     pub fn dismiss_lists(&self, uid: &str) {
         self.with_known(uid, |known| {
             known.absent_since = None;
@@ -391,7 +400,8 @@ impl Memory {
         });
     }
 
-    /// Drops a sign that the driver can't be asked about, unless it is newer than the one of the number `suspicion`.
+    /// Drops a sign that the driver can't be asked about, unless it is newer than the one
+    /// of the number `suspicion`.
     pub fn dismiss_sign(&self, uid: &str, suspicion: u64) {
         self.with_known(uid, |known| {
             if known.suspicion == Some(Suspicion::Sign) {
@@ -401,8 +411,8 @@ impl Memory {
     }
 }
 
-/// Whether `a` is a later version of the object than `b`. Resource versions of one kind are comparable numbers; one
-/// that is not is never taken for newer.
+/// Whether `a` is a later version of the object than `b`. Resource versions of one kind are comparable
+/// numbers; one that is not is never taken for newer.
 fn is_newer(a: &InfraMachine, b: &InfraMachine) -> bool {
     let version = |machine: &InfraMachine| machine.metadata.resource_version.as_ref()?.parse::<u64>().ok();
     matches!((version(a), version(b)), (Some(a), Some(b)) if a > b)

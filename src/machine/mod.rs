@@ -1,7 +1,7 @@
 //! InfraMachine: gather → plan → execute → publish.
 //!
-//! Layer 2: Kubernetes and the driver's trait, no concrete driver. [`plan`] holds every rule of the contract and is pure;
-//! [`object::Object`] is the only place that writes.
+//! Layer 2: Kubernetes and the driver's trait, no concrete driver. [`plan`] holds every rule of the contract
+//! and is pure; [`object::Object`] is the only place that writes.
 
 mod absence;
 mod class;
@@ -105,7 +105,8 @@ async fn guarded(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, pla
     }
 }
 
-/// What the cache holds of a machine now: since it was taken out for this reconcile, our own last write may have arrived.
+/// What the cache holds of a machine now: since it was taken out for this reconcile, our own
+/// last write may have arrived.
 fn cached(ctx: &Context, queued: &InfraMachine) -> Arc<InfraMachine> {
     let meta = &queued.metadata;
     let reference = ObjectRef::new(meta.name.as_deref().unwrap_or_default())
@@ -203,8 +204,8 @@ async fn carry_out(
     }
 }
 
-/// The outcome without the bootstrap data that a driver may have kept from the create and say in any later call (OPS-11).
-/// The guard takes out what a call carries, and only the create carries them.
+/// The outcome without the bootstrap data that a driver may have kept from the create and say in any later
+/// call (OPS-11). The guard takes out what a call carries, and only the create carries them.
 async fn without_bootstrap_data(
     ctx: &Context,
     machine: &InfraMachine,

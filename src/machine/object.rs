@@ -46,8 +46,8 @@ pub enum Credentials {
 /// The newest version of an InfraMachine that is known, and the way to write it.
 ///
 /// # Guarantees
-/// Every write carries the resource version of the version it was decided on: a stale cache changes nothing, it gets
-/// [`Error::Conflict`].
+/// Every write carries the resource version of the version it was decided on: a stale cache changes nothing,
+/// it gets [`Error::Conflict`].
 pub struct Object<'a> {
     ctx: &'a Context,
     api: Api<InfraMachine>,
@@ -107,8 +107,8 @@ impl<'a> Object<'a> {
         self.write_claim(annotations).await
     }
 
-    /// Write 1, before every create: finalizer, identity, and the creates whose answer is not known, the one that comes now
-    /// among them. Until it is answered, `clusterctl move` has to wait.
+    /// Write 1, before every create: finalizer, identity, and the creates whose answer is not known, the one
+    /// that comes now among them. Until it is answered, `clusterctl move` has to wait.
     ///
     /// It is always written, so that a cache that is behind never leads to a create.
     ///
@@ -139,8 +139,8 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Takes back that a VM may exist, since the only create is over and made none. Where it can't be written, the note
-    /// stays, which is never wrong.
+    /// Takes back that a VM may exist, since the only create is over and made none. Where it can't be
+    /// written, the note stays, which is never wrong.
     pub async fn note_no_instance(&mut self, instance: Instance) -> Result<(), Error> {
         let action = "noting that no VM was made";
         for _ in 0..TRIES {
@@ -198,8 +198,8 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Sets annotations that say what a driver did: true of the object whatever other clients write at the same time, and lost
-    /// when they are not written.
+    /// Sets annotations that say what a driver did: true of the object whatever other clients write at the
+    /// same time, and lost when they are not written.
     pub async fn note(&mut self, action: &'static str, wanted: &[Note]) -> Result<(), Error> {
         for _ in 1..TRIES {
             match self.annotate(action, wanted).await {
@@ -225,8 +225,8 @@ impl<'a> Object<'a> {
 
     /// Write 2: the providerID with what belongs to it, in one patch.
     ///
-    /// When another client wrote meanwhile, it is tried again on the object as it is now: a driver may not find the VM yet
-    /// that it has just made, so what it answered must not be lost.
+    /// When another client wrote meanwhile, it is tried again on the object as it is now: a driver may not
+    /// find the VM yet that it has just made, so what it answered must not be lost.
     pub async fn identify(&mut self, provider_id: &str, annotations: &[Note]) -> Result<(), Error> {
         let action = "reading the machine to write spec.providerID";
         for _ in 1..TRIES {
@@ -238,11 +238,11 @@ impl<'a> Object<'a> {
         self.try_identify(provider_id, annotations).await
     }
 
-    /// Awaits the answer of a driver. When it takes longer than a few seconds, the status says meanwhile what is under way and
-    /// since when: a person who looks must not find a machine of which nothing is known.
+    /// Awaits the answer of a driver. When it takes longer than a few seconds, the status says meanwhile what
+    /// is under way and since when: a person who looks must not find a machine of which nothing is known.
     ///
-    /// The call goes on beside the write, which is made once. Where it can't be made, the log says so: what the answer leads to
-    /// tells the rest.
+    /// The call goes on beside the write, which is made once. Where it can't be made, the log says so: what
+    /// the answer leads to tells the rest.
     pub async fn awaiting<T>(&mut self, operation: Operation, call: impl Future<Output = T>) -> T {
         const LONG: Duration = Duration::from_secs(5);
         let since = Timestamp::now();
@@ -300,8 +300,8 @@ impl<'a> Object<'a> {
 
     /// Write 3: the status that an object leads to, when it differs.
     ///
-    /// When another client wrote what no plan depends on, such as a label, it is tried again: the call that it tells of is
-    /// done, and not made again before its time.
+    /// When another client wrote what no plan depends on, such as a label, it is tried again: the call that
+    /// it tells of is done, and not made again before its time.
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object changed in a way that another plan may follow from.
@@ -379,8 +379,8 @@ impl<'a> Object<'a> {
             body["spec"] = json!({"providerID": provider_id});
         }
         let body = self.with_resource_version(body);
-        // Metadata is enough for an answer, and can be read where the spec can't. The rest is as it was: the patch holds
-        // for this resource version alone.
+        // Metadata is enough for an answer, and can be read where the spec can't. The rest is as it was: the
+        // patch holds for this resource version alone.
         let patched = self
             .api
             .patch_metadata(self.name(), &patch_params(), &Patch::Merge(&body))
@@ -395,8 +395,8 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
-    /// All finalizers: of an object with very many, a cache holds some. Where it changed meanwhile, the write that follows is
-    /// refused.
+    /// All finalizers: of an object with very many, a cache holds some. Where it changed meanwhile, the
+    /// write that follows is refused.
     async fn finalizers(&self, action: &'static str) -> Result<Vec<String>, Error> {
         let known = self.latest.metadata.finalizers.clone().unwrap_or_default();
         if known.len() < bounded::MOST_KEPT {
@@ -417,7 +417,8 @@ impl<'a> Object<'a> {
         bounded::bound(&mut written.metadata);
         self.latest = Arc::new(written);
         self.ctx.memory.wrote(self.uid(), Arc::clone(&self.latest));
-        // The watch may have been faster than the answer: then nothing else will notice that the cache has it.
+        // The watch may have been faster than the answer: then nothing else will
+        // notice that the cache has it.
         let namespace = self.latest.metadata.namespace.as_deref().unwrap_or_default();
         let reference = ObjectRef::new(self.name()).within(namespace);
         if let Some(cached) = self.ctx.caches.infra_machines.get(&reference)
@@ -478,7 +479,8 @@ fn missing_annotations(machine: &InfraMachine, claim: &Claim) -> Result<Map<Stri
     }
     let present = machine.metadata.annotations.as_ref();
     let mut changes = Map::new();
-    // What came with a copied identity is about another machine's VM: it must not reach the driver in this one's name.
+    // What came with a copied identity is about another machine's VM: it must not reach the
+    // driver in this one's name.
     let copied = MachineId::of(machine).is_none();
     for key in labels::OWN_ANNOTATIONS {
         if copied && present.is_some_and(|all| all.contains_key(key)) {

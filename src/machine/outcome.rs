@@ -22,20 +22,21 @@ pub enum Outcome {
     Left,
     /// Nothing is published now. When to look again.
     Later(Duration),
-    /// Nothing is published: the driver does not offer a call that would say more of a VM that is up, and is not asked for it
-    /// before it is another.
+    /// Nothing is published: the driver does not offer a call that would say more of a VM that is up, and is
+    /// not asked for it before it is another.
     NotOffered(Operation),
     /// Still waiting; the status says for what.
     Held(Hold),
-    /// Still waiting; the status says all there is to say already. When to look again, if nothing changes before.
+    /// Still waiting; the status says all there is to say already. When to look again,
+    /// if nothing changes before.
     Waiting(Option<Duration>),
     /// Waiting for a permit to call the driver, and for so long that this is said.
     Queued {
         /// When to look again, should nothing call.
         again: Duration,
     },
-    /// Capacity was exhausted for another machine of the class: no create was made, and something calls when there may be
-    /// room.
+    /// Capacity was exhausted for another machine of the class: no create was made, and something
+    /// calls when there may be room.
     HeldBack {
         /// When to look again, should nothing call.
         again: Duration,
@@ -101,8 +102,8 @@ impl Outcome {
         }
     }
 
-    /// The same, but nothing that a replica would write which is not the leader: no driver was called, so there is nothing
-    /// to say, and another replica may be saying it.
+    /// The same, but nothing that a replica would write which is not the leader: no driver was called, so
+    /// there is nothing to say, and another replica may be saying it.
     #[must_use]
     pub fn unless_not_leading(self) -> Self {
         match self {
@@ -172,7 +173,8 @@ pub struct Failure {
     pub status: Status,
     /// What happens now.
     pub next: Next,
-    /// The machine's own VM, which exists in spite of it: that of an initialization, or one that is not initialized.
+    /// The machine's own VM, which exists in spite of it: that of an initialization, or
+    /// one that is not initialized.
     pub machine: Option<cmi_driver::Machine>,
 }
 
@@ -252,9 +254,10 @@ impl Failure {
     /// The wait before the next try, `None` when only a change leads to one.
     ///
     /// # Guarantees
-    /// What the driver asks for is a lower bound: it never ends the back-off of a failure that repeats. Where the wait is
-    /// otherwise a long one, since only a change from outside helps, a driver that knows better may say so: the
-    /// call is then repeated by the back-off, and not before the time that the driver asked for.
+    /// What the driver asks for is a lower bound: it never ends the back-off of a failure that
+    /// repeats. Where the wait is otherwise a long one, since only a change from outside helps, a
+    /// driver that knows better may say so: the call is then repeated by the back-off, and not before
+    /// the time that the driver asked for.
     pub fn wait(&self, attempt: u32, jitter: f64) -> Option<Duration> {
         // Never less than was asked for, and machines that failed together do not come back together.
         let asked = self.asked().map(|asked| asked.mul_f64(1.0 + 0.1 * jitter));

@@ -88,13 +88,15 @@ pub struct DriverFacts<'a> {
     pub name: &'a str,
     /// What it offers.
     pub capabilities: &'a Capabilities,
-    /// Whether it has said so since it was met; else it may be another by now, and nothing is refused in its name.
+    /// Whether it has said so since it was met; else it may be another by now, and
+    /// nothing is refused in its name.
     pub current: bool,
     /// How long a create may be under way before it is given up.
     pub create_timeout: Duration,
     /// How long after a create that was given up its VM may still come to be seen.
     pub create_settle_time: Duration,
-    /// Whether it can be reached, as its probes have said for a while; `None` when they have not said the same for long enough.
+    /// Whether it can be reached, as its probes have said for a while; `None` when they have not said
+    /// the same for long enough.
     pub reachable: Option<bool>,
 }
 
@@ -173,8 +175,9 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     }
 }
 
-/// A machine that no Machine owns. Nothing is claimed, and nothing is said at once: Cluster API makes the object first and then
-/// the Machine that owns it. Nor of what a move or a restore puts back: it is paused, or there before its Cluster.
+/// A machine that no Machine owns. Nothing is claimed, and nothing is said at once: Cluster API makes the
+/// object first and then the Machine that owns it. Nor of what a move or a restore puts back: it is paused,
+/// or there before its Cluster.
 fn plan_unowned(machine: &InfraMachine, seen: &Observed<'_>, message: &str) -> Plan {
     if seen.cluster.is_none() && is_labelled_with_a_cluster(machine) {
         return Plan::Leave("no Machine owns it, and the Cluster can't be found");
@@ -219,8 +222,8 @@ fn is_labelled_with_a_cluster(machine: &InfraMachine) -> bool {
     labels.is_some_and(|labels| labels.contains_key(labels::CLUSTER_NAME))
 }
 
-/// What is left of the time for which nothing is said of a state that others end as a rule, if it began then. A clock that was
-/// set back does not make it longer.
+/// What is left of the time for which nothing is said of a state that others end as a rule, if it began then.
+/// A clock that was set back does not make it longer.
 fn rest_of_grace(began: Timestamp, now: Timestamp) -> Option<Duration> {
     const GRACE: Duration = Duration::from_mins(1);
     let lasted = Duration::try_from(now.duration_since(began)).unwrap_or_default();
@@ -232,8 +235,9 @@ fn has_known_vm(machine: &InfraMachine) -> bool {
     machine.is_provisioned() || machine.spec.provider_id.is_some()
 }
 
-/// What the owner refers to instead of this machine, if it does: a Machine has one VM. Cluster API makes a Machine with
-/// its reference, and owns what is referred to afterwards, so that there is no moment at which the reference is yet to come.
+/// What the owner refers to instead of this machine, if it does: a Machine has one VM. Cluster API makes a
+/// Machine with its reference, and owns what is referred to afterwards, so that there is no moment at which
+/// the reference is yet to come.
 fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> {
     let referred = &owner.spec.infrastructure_ref;
     let is_this = referred.api_group == GROUP
@@ -249,7 +253,8 @@ fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> 
     })
 }
 
-/// failureReason is set, and nothing is tried before the spec changes. That it was paused is taken back all the same.
+/// failureReason is set, and nothing is tried before the spec changes. That it was paused
+/// is taken back all the same.
 fn left_for_good(machine: &InfraMachine) -> Plan {
     let shown = machine.status.as_ref().map(|status| status.conditions.as_slice());
     if conditions::is_true(shown.unwrap_or_default(), conditions::PAUSED) {
@@ -334,8 +339,8 @@ fn plan_provisioning(
     }))
 }
 
-/// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused since, nothing is
-/// recalled.
+/// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
+/// since, nothing is recalled.
 fn trial(machine: &InfraMachine, seen: &Observed<'_>) -> Trial {
     let retry = seen.remembered.retry.as_ref();
     let status = machine.status.as_ref();
@@ -385,8 +390,8 @@ fn condition_without_calls(machine: &InfraMachine) -> &'static str {
     }
 }
 
-/// What is done in place of a plan while identities may be forged. What is up and well stays as it is, and nothing is written
-/// about it: a fleet would be.
+/// What is done in place of a plan while identities may be forged. What is up and well stays as it is, and
+/// nothing is written about it: a fleet would be.
 pub fn unguarded(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
     match plan {
         Plan::Recheck(_) | Plan::Update(_) => Plan::Wait(Some(admission::EVERY)),
@@ -452,8 +457,8 @@ fn claim_if_missing(machine: &InfraMachine, claim: Claim) -> Option<Box<Claim>> 
     (MachineId::of(machine).is_none() || !has_finalizer(machine)).then(|| Box::new(claim))
 }
 
-/// Whether a machine that may have a VM has lost its finalizer: a restore from a backup, or an object that was
-/// replaced. Deleted like this, the object would go and the VM stay.
+/// Whether a machine that may have a VM has lost its finalizer: a restore from a backup, or an object that
+/// was replaced. Deleted like this, the object would go and the VM stay.
 fn is_bereft(machine: &InfraMachine) -> bool {
     let may_have_vm = identity::instance(machine) == Instance::MayExist || machine.spec.provider_id.is_some();
     !has_finalizer(machine) && MachineId::of(machine).is_some() && may_have_vm
@@ -468,8 +473,9 @@ pub fn has_finalizer(machine: &InfraMachine) -> bool {
         .is_some_and(|all| all.iter().any(|name| name == MACHINE_FINALIZER))
 }
 
-/// Whether an earlier attempt failed for good with the spec as it is now (step 2 of the normal resource). What no driver
-/// was asked about is decided anew each time: it follows from what the driver says of itself, which may change.
+/// Whether an earlier attempt failed for good with the spec as it is now (step 2 of the normal resource).
+/// What no driver was asked about is decided anew each time: it follows from what the driver says of
+/// itself, which may change.
 fn has_failed_for_good(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         (status.failure_reason.is_some() || status.failure_message.is_some())

@@ -26,8 +26,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Brings the VM up, or finds it up.
 ///
 /// # Guarantees
-/// A create is issued only after the driver said NOT_FOUND (or lists no VM of the name, or can do neither), and only on an object that was written at the
-/// API server a moment ago: finalizer, identity, and when the create was issued.
+/// A create is issued only after the driver said NOT_FOUND (or lists no VM of the name, or can do
+/// neither), and only on an object that was written at the API server a moment ago: finalizer, identity,
+/// and when the create was issued.
 pub async fn provision(
     ctx: &Context,
     object: &mut Object<'_>,
@@ -35,7 +36,8 @@ pub async fn provision(
     plan: Provision,
 ) -> Result<Outcome, Stopped> {
     let class = class::with_credentials(ctx, object, turn.provider(), plan.look_up.clone()).await?;
-    // It was refused before, and no other create can have made its VM: there is nothing to look up while nothing may be created.
+    // It was refused before, and no other create can have made its VM: there is nothing to look up
+    // while nothing may be created.
     if plan.trial.recalled
         && plan.provider_id.is_none()
         && plan.unanswered.latest().is_none()
@@ -67,7 +69,8 @@ pub async fn provision(
         }
         Seen::Absent => absent(ctx, object, turn, plan, class).await,
         Seen::CannotLook => match plan.provider_id.clone() {
-            // The id is known, so a create has succeeded: another one would make a second VM if the first is gone.
+            // The id is known, so a create has succeeded: another one would make a
+            // second VM if the first is gone.
             Some(id) => {
                 let vm = made(cmi_driver::Machine::new(id, ""));
                 initialize(ctx, object, turn, class, vm).await
@@ -85,7 +88,8 @@ async fn absent(
     plan: Provision,
     class: MachineClass,
 ) -> Result<Outcome, Stopped> {
-    // An earlier create may have made the VM: only once the driver can't be behind any more is its NOT_FOUND the truth.
+    // An earlier create may have made the VM: only once the driver can't be behind any more
+    // is its NOT_FOUND the truth.
     if let Some(id) = plan.provider_id.clone() {
         return Ok(gone_or_behind(ctx, object, turn, id));
     }
@@ -118,7 +122,8 @@ async fn create(
     if let Some(held_back) = held_back(ctx, object, turn, &plan, &credentials) {
         return Ok(held_back);
     }
-    // Nothing is written of a create that would not leave this process: else a driver that is down would cost writes.
+    // Nothing is written of a create that would not leave this process: else a driver that
+    // is down would cost writes.
     if let Err(status) = turn.driver().prepare_create(&credentials).await {
         return Ok(Outcome::Failed(Box::new(Failure::new(Call::Create, status))));
     }
@@ -159,8 +164,8 @@ async fn create(
     Ok(Outcome::Failed(Box::new(failure)))
 }
 
-/// The spec has changed since a create that may still be carried out. The VM that it makes is looked for and deleted by the
-/// spec that is written down, so that one stays until there is no such VM.
+/// The spec has changed since a create that may still be carried out. The VM that it makes is looked for and
+/// deleted by the spec that is written down, so that one stays until there is no such VM.
 fn awaiting_create_of_another_spec(settling: Settling) -> Hold {
     const SHORTEST: Duration = Duration::from_millis(100);
     Hold {
@@ -190,15 +195,16 @@ async fn note_refusal(object: &mut Object<'_>, plan: &Provision, failure: &Failu
     Ok(())
 }
 
-/// What a create that failed leaves, when it is not tried again as it is or never reached the driver; `noted` is what the object
-/// said before. Nothing is written between the tries of one.
+/// What a create that failed leaves, when it is not tried again as it is or never reached the driver; `noted`
+/// is what the object said before. Nothing is written between the tries of one.
 fn left_by(noted: Instance, failure: &Failure) -> Option<Instance> {
     if failure.status.is_never_sent() {
         return (noted != Instance::MayExist).then_some(noted);
     }
     match (failure.next, noted) {
         (Next::Terminal, Instance::MayExist) => Some(Instance::MayExist),
-        // The name was taken, and what has it is not this machine's: there is nothing to be deleted in its name.
+        // The name was taken, and what has it is not this machine's: there is nothing
+        // to be deleted in its name.
         (Next::Terminal, _) if failure.status.code() == Code::AlreadyExists => Some(Instance::None),
         (Next::Terminal, _) => Some(Instance::Refused),
         _ => None,

@@ -29,9 +29,9 @@ const SOONEST: Duration = Duration::from_secs(1);
 /// Deletes the VM.
 ///
 /// # Guarantees
-/// [`Outcome::Gone`] only when the driver, where it can be asked, said NOT_FOUND for as long as it may be behind, and no
-/// create that was never answered can make the VM any more. A missing Secret does not stop the deletion of a VM that the
-/// driver sees without it.
+/// [`Outcome::Gone`] only when the driver, where it can be asked, said NOT_FOUND for as long as it may be
+/// behind, and no create that was never answered can make the VM any more. A missing Secret does not stop the
+/// deletion of a VM that the driver sees without it.
 pub async fn delete(
     ctx: &Context,
     object: &mut Object<'_>,
@@ -92,8 +92,8 @@ fn may_be_gone(failure: &Failure, turn: &Turn<'_>) -> bool {
     failure.next == Next::LookWhetherGone && turn.known_capabilities().offers(Operation::GetMachineStatus)
 }
 
-/// What the deletion of what a refused create may have left comes to. No VM was made, so that a driver which refuses the same
-/// spec again, or does not open without a Secret that is gone, does not keep the object.
+/// What the deletion of what a refused create may have left comes to. No VM was made, so that a driver which
+/// refuses the same spec again, or does not open without a Secret that is gone, does not keep the object.
 fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
     match outcome {
         Outcome::Gone => Outcome::Released(Release::NeverCreated),
@@ -127,9 +127,10 @@ fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
     }
 }
 
-/// The Secret with the credentials that the VM was made with is gone. A driver that sees the VM without them needs none, and
-/// this is written down: once the VM is deleted it could not be told any more. To a driver that does not see it, it may be
-/// gone, or in an account that only the credentials open: that is for the operator to say.
+/// The Secret with the credentials that the VM was made with is gone. A driver that sees the VM without
+/// them needs none, and this is written down: once the VM is deleted it could not be told any more. To
+/// a driver that does not see it, it may be gone, or in an account that only the credentials open: that
+/// is for the operator to say.
 ///
 /// One that can't look up is asked to delete, which it answers UNAUTHENTICATED when it needs the credentials.
 async fn do_without(
@@ -139,7 +140,8 @@ async fn do_without(
     name: String,
     class: MachineClass,
 ) -> Result<Option<Failure>, Stopped> {
-    // A driver that has credentials from the provider needs some, and those open another account than the Secret did.
+    // A driver that has credentials from the provider needs some, and those open another
+    // account than the Secret did.
     if turn.provider().has_credentials() {
         return Err(InvalidSecret::Needed { name }.into());
     }
@@ -299,8 +301,9 @@ impl std::fmt::Display for Until {
     }
 }
 
-/// What a guest leads to that is stopped or has accepted to stop; `None` to the deletion. OK of a shut-down means either
-/// (CMI-127), and a guest that has only accepted needs its time. It gets all of it where its power state can't be seen.
+/// What a guest leads to that is stopped or has accepted to stop; `None` to the deletion. OK of a shut-down
+/// means either (CMI-127), and a guest that has only accepted needs its time. It gets all of it where its
+/// power state can't be seen.
 fn after_acceptance(
     seen: Option<cmi_driver::Result<Machine>>,
     until: Until,
@@ -328,8 +331,8 @@ fn after_acceptance(
     }
 }
 
-/// What it leads to that the VM could not be looked at after its guest had accepted to stop. One that is not there needs no
-/// time.
+/// What it leads to that the VM could not be looked at after its guest had accepted to stop. One that
+/// is not there needs no time.
 fn after_lost_sight(status: Status, until: Until, again: Duration) -> Option<Outcome> {
     let message = format!("looking whether the guest has stopped: {}", status.message());
     let failure = Failure::new(Call::ShutDown, status.with_message(message));
@@ -348,8 +351,8 @@ fn shutting_down(sight: &str, until: Until, again: Duration) -> Outcome {
     }
 }
 
-/// What a shut-down that failed leads to; `None` to the deletion. `again` is when to look, where the driver does not say; it is
-/// asked again no later than when the guest's time is over.
+/// What a shut-down that failed leads to; `None` to the deletion. `again` is when to look, where the driver
+/// does not say; it is asked again no later than when the guest's time is over.
 fn after_shut_down(
     mut failure: Failure,
     asking: ShutDown,
@@ -462,9 +465,9 @@ async fn confirm_gone(
     })
 }
 
-/// What the deletion comes to of a driver that can't look up and has answered that the VM is deleted. Its list shows what it knows
-/// nothing of by then: the VM of a create that was never answered. It is asked for only where there may be one, since a list is
-/// one of all VMs of the cluster.
+/// What the deletion comes to of a driver that can't look up and has answered that the VM is deleted. Its
+/// list shows what it knows nothing of by then: the VM of a create that was never answered. It is asked for
+/// only where there may be one, since a list is one of all VMs of the cluster.
 async fn confirm_without_look_up(
     ctx: &Context,
     object: &mut Object<'_>,
@@ -488,7 +491,8 @@ async fn confirm_without_look_up(
             Err(failure) => return Ok(Outcome::Failed(Box::new(failure))),
         }
     }
-    // The name is all there is to find another VM by. Whether a driver that was told an id before can do so is its own affair.
+    // The name is all there is to find another VM by. Whether a driver that was told an id before
+    // can do so is its own affair.
     if plan.strays
         && let Some(failure) = remove_vm(object, turn, None, class).await?
     {
@@ -508,7 +512,8 @@ async fn confirm_without_look_up(
     }))
 }
 
-/// Deletes the VMs of the machine that a list still has, besides the one whose deletion the driver has answered.
+/// Deletes the VMs of the machine that a list still has, besides the one whose
+/// deletion the driver has answered.
 async fn remove_listed(
     object: &mut Object<'_>,
     turn: &Turn<'_>,

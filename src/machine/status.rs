@@ -57,8 +57,8 @@ struct Draft<'a> {
 
 /// The status after an outcome; the same as before where nothing changed.
 ///
-/// A failure that repeats is no change that is worth a write each time: it is noted at a decreasing rate, and with anything
-/// else that there is to write.
+/// A failure that repeats is no change that is worth a write each time: it is noted at a decreasing rate, and
+/// with anything else that there is to write.
 pub fn after(machine: &InfraMachine, outcome: &Outcome, moment: Moment) -> InfraMachineStatus {
     let status = draft(machine, outcome, moment, false);
     let says_less = matches!(outcome, Outcome::Failed(_) | Outcome::NoSecrets { .. });
@@ -98,8 +98,8 @@ fn draft(
             draft.held_back();
             return draft.status;
         }
-        // Paused: what the rest of the status says is still of the generation that it was made from. To call it
-        // current would make an old failure one of a spec that was never tried.
+        // Paused: what the rest of the status says is still of the generation that it was made from. To call
+        // it current would make an old failure one of a spec that was never tried.
         Outcome::Held(hold) if hold.condition == conditions::PAUSED => {
             draft.paused(hold);
             return draft.status;
@@ -130,8 +130,8 @@ fn draft(
     draft.status
 }
 
-/// A status that says whether `clusterctl move` would leave the Secret with the credentials behind: a machine at the target
-/// could be neither updated nor deleted. Where it never would, nothing is said.
+/// A status that says whether `clusterctl move` would leave the Secret with the credentials behind: a machine
+/// at the target could be neither updated nor deleted. Where it never would, nothing is said.
 pub fn of_credentials(
     machine: &InfraMachine,
     status: InfraMachineStatus,
@@ -173,7 +173,8 @@ impl Draft<'_> {
         );
     }
 
-    /// Paused. A deletion says so as well: it stands still, whatever it said before, and the machine is not ready any more.
+    /// Paused. A deletion says so as well: it stands still, whatever it said before, and the
+    /// machine is not ready any more.
     fn paused(&mut self, hold: &Hold) {
         self.set(conditions::PAUSED, State::True, hold.reason, &hold.message);
         if self.machine.metadata.deletion_timestamp.is_some() {
@@ -196,7 +197,8 @@ impl Draft<'_> {
         }
     }
 
-    /// It waits for others that call the driver. What was tried before, and of what generation, is as it was said.
+    /// It waits for others that call the driver. What was tried before, and of what
+    /// generation, is as it was said.
     fn queued(&mut self) {
         let message = "waiting for a permit to call the driver, which is busy with the calls of others";
         self.unpaused();
@@ -215,8 +217,8 @@ impl Draft<'_> {
         } // Else the VM is as it was, and `Ready` is a promise to MachineHealthChecks.
     }
 
-    /// Whether what is shown is what came of a call: to say in its place that the next one waits would hide it, and cost two
-    /// writes for each call.
+    /// Whether what is shown is what came of a call: to say in its place that the next one waits would hide
+    /// it, and cost two writes for each call.
     fn tells_of_a_call(&self) -> bool {
         let (during, condition) = if self.machine.metadata.deletion_timestamp.is_some() {
             (OperationType::Delete, conditions::DELETING)
@@ -241,7 +243,8 @@ impl Draft<'_> {
         has_failed || (during == OperationType::Delete && came_of_deletion.contains(&shown.reason.as_str()))
     }
 
-    /// It waits for capacity that another machine was refused for. One that was refused itself says so already.
+    /// It waits for capacity that another machine was refused for. One that was
+    /// refused itself says so already.
     fn held_back(&mut self) {
         self.unpaused();
         let is_said = conditions::get(&self.status.conditions, conditions::READY).is_some_and(|shown| {
@@ -268,8 +271,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Refused before any driver was called: a last operation without a call says so, since another driver, or a newer one,
-    /// may take the same spec (see [`super::plan::is_refused_uncalled`]).
+    /// Refused before any driver was called: a last operation without a call says so, since another driver,
+    /// or a newer one, may take the same spec (see [`super::plan::is_refused_uncalled`]).
     fn refused_uncalled(&mut self, code: Code, message: &str) {
         self.refused(code, message);
         let said = self
@@ -424,8 +427,9 @@ impl Draft<'_> {
         }
     }
 
-    /// Says of every machine that is not being deleted when its spec names other credentials than those that are used:
-    /// the author of the change waits for an effect. What else is wrong with the spec is said first.
+    /// Says of every machine that is not being deleted when its spec names other credentials
+    /// than those that are used: the author of the change waits for an effect. What else is
+    /// wrong with the spec is said first.
     fn credentials(&mut self) {
         if self.machine.metadata.deletion_timestamp.is_some() {
             return;
@@ -481,7 +485,8 @@ impl Draft<'_> {
         );
     }
 
-    /// A deletion that can't begin or go on. Where nothing says so yet, it is said once it has lasted longer than a moment.
+    /// A deletion that can't begin or go on. Where nothing says so yet, it is said once it has
+    /// lasted longer than a moment.
     fn deletion_waits(&mut self) {
         const MOMENT: Duration = Duration::from_secs(5);
         let Some(deleted) = &self.machine.metadata.deletion_timestamp else {

@@ -175,7 +175,8 @@ impl Vms {
         calls.iter().filter(|called| **called == operation).count()
     }
 
-    /// A configured driver called `pool` of this back end, with these optional calls. Its shut-downs never work.
+    /// A configured driver called `pool` of this back end, with these optional calls.
+    /// Its shut-downs never work.
     pub fn provider(&self, offers: &[Operation], create_settle_time: Duration) -> Provider {
         let settings = Settings {
             credentials: None,

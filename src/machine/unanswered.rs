@@ -9,8 +9,9 @@ use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity;
 
-/// The latest counts for how long a deletion looks again. Where an earlier one is dropped, at least two have to stay when the
-/// latest is answered: one alone would be taken for the create that made the VM, which the dropped one may have been.
+/// The latest counts for how long a deletion looks again. Where an earlier one is dropped, at least two have
+/// to stay when the latest is answered: one alone would be taken for the create that made the VM, which the
+/// dropped one may have been.
 const KEPT: usize = 3;
 
 /// The creates of a machine whose answer is not known, by the time at which they were issued.
@@ -64,8 +65,8 @@ impl Unanswered {
         self
     }
 
-    /// Without those that are too old to be carried out any more. One that a clock which was set back places in the future
-    /// stays.
+    /// Without those that are too old to be carried out any more. One that a clock which was set back
+    /// places in the future stays.
     #[must_use]
     pub fn within(mut self, settle: Duration, now: Timestamp) -> Self {
         self.issued
@@ -73,7 +74,8 @@ impl Unanswered {
         self
     }
 
-    /// Those that may have made another VM than the one that is there: the one that made it is over, whichever it was.
+    /// Those that may have made another VM than the one that is there: the one that made it
+    /// is over, whichever it was.
     #[must_use]
     pub fn beside_the_vm(self, answered: Option<Answered>) -> Self {
         let made_by_answered = answered.is_some_and(|answered| answered.made);

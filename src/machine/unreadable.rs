@@ -1,8 +1,8 @@
-//! An InfraMachine that can't be read. The API server's schema keeps such objects out, but a schema changes, and what was
-//! stored before stays as it is.
+//! An InfraMachine that can't be read. The API server's schema keeps such objects out, but a schema changes,
+//! and what was stored before stays as it is.
 //!
-//! Nothing is made for such an object. It can be deleted, with its VM: the identity, the driver and the spec that the VM
-//! was made from are annotations, which can be read whatever the spec says.
+//! Nothing is made for such an object. It can be deleted, with its VM: the identity, the driver and the spec
+//! that the VM was made from are annotations, which can be read whatever the spec says.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::api::{self, Guarded};
 use crate::apiserver::{Error, Note};
 
-/// One reconcile of an InfraMachine that can't be read. Its status can't be written either: an event says once what is
-/// wrong with it, and events and the log what becomes of its deletion.
+/// One reconcile of an InfraMachine that can't be read. Its status can't be written either: an event says
+/// once what is wrong with it, and events and the log what becomes of its deletion.
 pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action, Error> {
     let name = invalid.metadata.name.as_deref().unwrap_or_default();
     tracing::error!(name, error = invalid.error, "an InfraMachine can't be read");
@@ -64,7 +64,8 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     Ok(wait.map_or_else(Action::await_change, Action::requeue))
 }
 
-/// The object as it is now, with the fields of the spec that can be read: the deletion may need the credentials.
+/// The object as it is now, with the fields of the spec that can be read: the deletion
+/// may need the credentials.
 async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Error> {
     let action = "reading an InfraMachine that can't be parsed";
     let namespace = invalid.metadata.namespace.as_deref().unwrap_or_default();

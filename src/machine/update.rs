@@ -19,8 +19,8 @@ use cmi_driver::{Operation, UpdateMachineRequest};
 /// Updates the VM (UPD-01..UPD-03).
 ///
 /// # Guarantees
-/// The status says that an update is under way before the driver is called: when it is cut short, and the spec then
-/// goes back to what was applied, the driver is called all the same, since the VM may be half way.
+/// The status says that an update is under way before the driver is called: when it is cut short, and the
+/// spec then goes back to what was applied, the driver is called all the same, since the VM may be half way.
 pub async fn update(
     ctx: &Context,
     object: &mut Object<'_>,

@@ -28,8 +28,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 #[error("the API server did not answer within {} s", .0.as_secs())]
 pub struct RequestTimedOut(Duration);
 
-/// A client for the manager's own requests: the lease, and the reviews of callers of the diagnostics. Those are made
-/// whether or not this replica leads.
+/// A client for the manager's own requests: the lease, and the reviews of callers of the diagnostics. Those
+/// are made whether or not this replica leads.
 pub(super) fn plain(config: Config) -> Result<Client, kube::Error> {
     Ok(ClientBuilder::try_from(prepared(config))?.build())
 }
@@ -54,7 +54,8 @@ pub fn reading(config: Config) -> Result<Client, kube::Error> {
     ruled(config, Leadership::elected())
 }
 
-/// kube would retry a refused request for minutes, whatever its verb: a reconcile comes back by itself instead.
+/// kube would retry a refused request for minutes, whatever its verb: a reconcile
+/// comes back by itself instead.
 fn prepared(mut config: Config) -> Config {
     config.default_retry = false;
     let agent = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
@@ -62,8 +63,8 @@ fn prepared(mut config: Config) -> Config {
     config
 }
 
-/// The rules: no write without leadership, not too many requests at the same time, no request without a deadline.
-/// Watches are reads that last: the first rule alone is theirs, and they pass it.
+/// The rules: no write without leadership, not too many requests at the same time, no request without a
+/// deadline. Watches are reads that last: the first rule alone is theirs, and they pass it.
 #[derive(Clone)]
 struct Rules {
     leadership: Leadership,
@@ -134,8 +135,8 @@ where
     }
 }
 
-/// Reads a body to its end, that of a page no further than it may be large. An API server that stalls in the middle of an answer
-/// is one that does not answer.
+/// Reads a body to its end, that of a page no further than it may be large. An API server that stalls in the
+/// middle of an answer is one that does not answer.
 async fn collect<B>(mut body: B, mut page: Option<Page>, pages: &Pages) -> Result<Bytes, BoxError>
 where
     B: http_body::Body<Data = Bytes> + Unpin,

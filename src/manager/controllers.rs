@@ -29,7 +29,8 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
     /// Whether this replica may act. Caches warm up before; reconciles begin after [`Leadership::acquired`].
     pub leadership: Leadership,
-    /// Where to say that caches are warm. Not that this replica leads: a replica that waits for its turn is ready.
+    /// Where to say that caches are warm. Not that this replica leads: a replica that
+    /// waits for its turn is ready.
     pub health: Health,
     /// Cancelled when no new reconcile may begin; those that run may end.
     pub stopping: CancellationToken,
@@ -37,8 +38,8 @@ pub struct Context {
     pub options: Arc<ControllerOptions>,
 }
 
-/// A controller: polled from the start, and until it ends by itself after [`Context::stopping`] was cancelled. One
-/// that ends before, or panics, ends the process.
+/// A controller: polled from the start, and until it ends by itself after [`Context::stopping`] was
+/// cancelled. One that ends before, or panics, ends the process.
 pub struct Controller {
     /// What it is called when it ends unexpectedly: `the InfraMachine controller`.
     pub name: &'static str,
@@ -46,8 +47,8 @@ pub struct Controller {
     pub run: BoxFuture<'static, ()>,
 }
 
-/// The controllers of `capcmi run`: the watches, which fill the caches before this replica leads, and the reconcilers,
-/// which begin when it does.
+/// The controllers of `capcmi run`: the watches, which fill the caches before this replica leads, and the
+/// reconcilers, which begin when it does.
 pub fn all(context: &Context) -> Vec<Controller> {
     let (controllers, watches) = Controllers::new(
         context.client.clone(),
@@ -79,8 +80,8 @@ pub fn all(context: &Context) -> Vec<Controller> {
     ]
 }
 
-/// Makes readiness wait until identities are guarded: what is restored or moved here when this replica is ready needs no
-/// confirmation by an administrator. Never ends.
+/// Makes readiness wait until identities are guarded: what is restored or moved here when this replica is
+/// ready needs no confirmation by an administrator. Never ends.
 async fn show_policies(mut place: Receiver<Place>, policies: Pending) {
     loop {
         let now = place.borrow_and_update().clone();

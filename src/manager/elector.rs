@@ -1,10 +1,11 @@
 //! Leader election by a Lease, the way client-go does it.
 //!
 //! # Guarantees
-//! * Leadership ends, for this process, `renew_deadline` after the last successful renewal was *sent*. Others wait for
-//!   `lease_duration` after they *saw* it, which is later: what lies between the two is left for requests under way.
-//! * Of others' clocks nothing is believed: a lease is abandoned when its record has not changed for its duration, on
-//!   the monotonic clock of this process.
+//! * Leadership ends, for this process, `renew_deadline` after the last successful renewal was *sent*.
+//!   Others wait for `lease_duration` after they *saw* it, which is later: what lies between the two is
+//!   left for requests under way.
+//! * Of others' clocks nothing is believed: a lease is abandoned when its record has not changed for its
+//!   duration, on the monotonic clock of this process.
 //! * Every write names the version it replaces: of two replicas that want the lease, one gets it.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};

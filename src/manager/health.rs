@@ -47,8 +47,8 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// Something that has to be done before this replica is ready. Dropping it does not make it ready: a task that died
-/// has not warmed its cache.
+/// Something that has to be done before this replica is ready. Dropping it does not make it ready: a task
+/// that died has not warmed its cache.
 #[derive(Debug)]
 #[must_use = "the replica is ready only after `Pending::ready`"]
 pub struct Pending {

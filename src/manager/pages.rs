@@ -1,8 +1,9 @@
-//! How many objects a page of a list has: many where they are small, as they are as a rule, and so few where they are large that
-//! a page fits into memory even when every object is as large as the API server takes it.
+//! How many objects a page of a list has: many where they are small, as they are as a rule, and so few where
+//! they are large that a page fits into memory even when every object is as large as the API server takes it.
 //!
-//! Nothing tells beforehand how large a page will be. So the answer to a page of many objects is read up to a bound and dropped
-//! beyond it, and from then on lists of this path have smaller pages. Who lists begins anew, as after any other list that failed.
+//! Nothing tells beforehand how large a page will be. So the answer to a page of many objects is read up to a
+//! bound and dropped beyond it, and from then on lists of this path have smaller pages. Who lists begins
+//! anew, as after any other list that failed.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -37,7 +38,8 @@ pub(super) struct Page {
 }
 
 impl Pages {
-    /// Makes the page that a request asks for no larger than one of this path may be; the page, if its answer is bounded.
+    /// Makes the page that a request asks for no larger than one of this path may be; the page,
+    /// if its answer is bounded.
     pub(super) fn ask<B>(&self, request: &mut Request<B>) -> Option<Page> {
         let uri = request.uri();
         let (path, query) = (uri.path().to_owned(), uri.query()?);

@@ -50,8 +50,8 @@ pub(super) enum ReviewError {
 /// Asks the API server, and remembers its answers for a minute.
 ///
 /// # Guarantees
-/// A caller that was let in within the last hour is neither kept waiting nor forgotten for those that were not: made-up tokens
-/// cost nothing, and there can be many.
+/// A caller that was let in within the last hour is neither kept waiting nor forgotten for those that were
+/// not: made-up tokens cost nothing, and there can be many.
 pub(super) struct Reviewer {
     tokens: Api<TokenReview>,
     accesses: Api<SubjectAccessReview>,

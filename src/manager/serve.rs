@@ -45,7 +45,8 @@ pub enum TlsError {
 }
 
 impl Tls {
-    /// A certificate that no authority vouches for: a scraper of metrics is known by its token, and does not send secrets.
+    /// A certificate that no authority vouches for: a scraper of metrics is known by its token,
+    /// and does not send secrets.
     pub(super) fn self_signed() -> Result<Self, TlsError> {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned(), "capcmi".to_owned()])?;
         let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());

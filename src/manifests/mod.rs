@@ -1,7 +1,8 @@
-//! What is installed beside the provider and follows from its code: definitions of the API, permissions, policies.
+//! What is installed beside the provider and follows from its code: definitions of the
+//! API, permissions, policies.
 //!
-//! The files under `config/` that say so in their first line are the output of this module, and a test compares them.
-//! Everything is printed ready to apply, with final names and in [`NAMESPACE`].
+//! The files under `config/` that say so in their first line are the output of this module, and a test
+//! compares them. Everything is printed ready to apply, with final names and in [`NAMESPACE`].
 
 mod command;
 mod crds;

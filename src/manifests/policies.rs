@@ -8,7 +8,8 @@ use crate::api::{
     labels::{self, Instance, RESERVED_ANNOTATIONS},
 };
 
-/// What Cluster API's topology controller puts on an object that it sends as a dry run to see what would change.
+/// What Cluster API's topology controller puts on an object that it sends as a dry run
+/// to see what would change.
 const TOPOLOGY_DRY_RUN: &str = "topology.cluster.x-k8s.io/dry-run";
 
 /// Every file of `config/policy` but the kustomization.
@@ -60,7 +61,8 @@ struct Rules {
 
 /// A template's spec never changes, and a template can't hand an identity to what is made from it.
 ///
-/// A template is compared only with itself before, so that an owner can still be set on one from before this policy.
+/// A template is compared only with itself before, so that an owner can still be set on
+/// one from before this policy.
 fn templates() -> Rules {
     let annotations = |object: &str| format!("{object}.?spec.?template.?metadata.?annotations.orValue({{}})");
     Rules {
@@ -119,8 +121,8 @@ fn reserved_annotations() -> Rules {
     }
 }
 
-/// The providerID says which VM is whose as well, and the driver is asked for what it names: it comes from the driver, or
-/// with a moved object from the administrator. Cluster API reads it and never writes it.
+/// The providerID says which VM is whose as well, and the driver is asked for what it names: it comes from
+/// the driver, or with a moved object from the administrator. Cluster API reads it and never writes it.
 fn provider_id() -> Rules {
     let value = |object: &str| format!("{object}.?spec.?providerID.orValue('')");
     Rules {
@@ -139,8 +141,9 @@ fn provider_id() -> Rules {
     }
 }
 
-/// While a VM may exist, only users that [`may_identify`] take the finalizer away: the object would go, and nothing would
-/// know of its VM any more. A deletion leaves finalizers of others alone, so that no other way leads around it.
+/// While a VM may exist, only users that [`may_identify`] take the finalizer away: the object would go,
+/// and nothing would know of its VM any more. A deletion leaves finalizers of others alone, so that no
+/// other way leads around it.
 fn finalizer() -> Rules {
     let has = |object: &str| format!("'{MACHINE_FINALIZER}' in {object}.metadata.?finalizers.orValue([])");
     let (identity, instance, none) = (labels::MACHINE_ID, labels::INSTANCE, Instance::None.annotation());
@@ -169,9 +172,9 @@ fn finalizer() -> Rules {
     }
 }
 
-/// Whether the caller may `update` the virtual subresource, in the whole cluster. A VM is not in a namespace: a user who may write
-/// identities in one namespace may name there the VM of any other. So no namespace is given, and what a RoleBinding grants
-/// does not count, not even with a wildcard.
+/// Whether the caller may `update` the virtual subresource, in the whole cluster. A VM is not in a namespace:
+/// a user who may write identities in one namespace may name there the VM of any other. So no namespace is
+/// given, and what a RoleBinding grants does not count, not even with a wildcard.
 fn may_identify() -> String {
     format!(
         "authorizer.group('{GROUP}').resource('inframachines').subresource('{}').check('update').allowed()",

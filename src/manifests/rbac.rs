@@ -18,8 +18,8 @@ pub struct Rule {
     pub why: &'static str,
 }
 
-/// The virtual subresource of InfraMachines that stands for writing what says which VM is whose: identity annotations and
-/// providerID. Only the admission policies ask for it.
+/// The virtual subresource of InfraMachines that stands for writing what says which VM is whose: identity
+/// annotations and providerID. Only the admission policies ask for it.
 pub const IDENTITY: &str = "identity";
 
 const READ: &[&str] = &["get", "list", "watch"];
@@ -112,7 +112,8 @@ pub const LEADER_ELECTION: &[Rule] = &[Rule {
     why: "One lease says which replica works.",
 }];
 
-/// The provider, for the admission policies of this installation and no others: [`super::policies`] says which.
+/// The provider, for the admission policies of this installation and no others:
+/// [`super::policies`] says which.
 pub const ADMISSION: &[Rule] = &[Rule {
     group: "admissionregistration.k8s.io",
     resources: &["validatingadmissionpolicies", "validatingadmissionpolicybindings"],

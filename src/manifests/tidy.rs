@@ -18,7 +18,8 @@ pub fn schema(value: &mut Value) {
     }
 }
 
-/// Only keywords are removed: a property that happens to have such a name holds an object, not a boolean or a string.
+/// Only keywords are removed: a property that happens to have such a name holds an object,
+/// not a boolean or a string.
 fn object(fields: &mut Map<String, Value>) {
     if fields.get("nullable").is_some_and(Value::is_boolean) {
         fields.remove("nullable");

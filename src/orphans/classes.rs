@@ -12,11 +12,12 @@ const MOST_OF_CLUSTER: usize = 32;
 const MOST_BYTES: usize = 8 * 1024 * 1024;
 /// What a class costs beside its provider spec.
 const BESIDE: usize = 1024;
-/// So many looks in a row have to find that the list can't be made: a Secret that is replaced is away for a moment.
+/// So many looks in a row have to find that the list can't be made: a Secret that is
+/// replaced is away for a moment.
 const MOST_FAILURES: u8 = 2;
 
-/// The class of a machine that ended: its list shows the VM that may have been left behind, also when it was the last of its
-/// class.
+/// The class of a machine that ended: its list shows the VM that may have been left behind, also when it
+/// was the last of its class.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EndedClass {
     /// The configured driver.
@@ -30,8 +31,8 @@ pub struct EndedClass {
 /// The classes of machines that ended, as many of each Cluster as there is room for.
 ///
 /// # Guarantees
-/// * What one Cluster has does not push out what another has, as long as there is room for both. Where there is not, it goes
-///   from the namespace that holds the most: a tenant with many classes loses its own.
+/// * What one Cluster has does not push out what another has, as long as there is room for both. Where there
+///   is not, it goes from the namespace that holds the most: a tenant with many classes loses its own.
 /// * A class whose list can't be made is forgotten, and remembered again when another machine of it ends.
 #[derive(Debug, Default)]
 pub(super) struct EndedClasses {
@@ -131,7 +132,8 @@ impl EndedClasses {
         }
     }
 
-    /// The Cluster that holds the most of the namespace that holds the most; of several the one with the oldest class.
+    /// The Cluster that holds the most of the namespace that holds the most; of several the
+    /// one with the oldest class.
     fn largest(&self) -> Option<Key> {
         let mut of_namespaces: BTreeMap<&str, usize> = BTreeMap::new();
         let bytes = |of_cluster: &VecDeque<Known>| of_cluster.iter().map(Known::bytes).sum::<usize>();

@@ -86,7 +86,8 @@ async fn try_delete(
         asked: Instant::now(),
         now: Timestamp::now(),
     };
-    // A machine that was robbed of its identity looks as if it had no VM. The check says so also of what was seen before it.
+    // A machine that was robbed of its identity looks as if it had no VM. The check says so also
+    // of what was seen before it.
     if let admission::Standing::Unguarded(why) = ctx.guard.since(clock.asked).await {
         return Err(why.to_string());
     }

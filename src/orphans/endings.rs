@@ -20,11 +20,12 @@ const MOST_ENDS: usize = 16_384;
 /// The ends of InfraMachines that this process has seen, and the classes of their VMs.
 ///
 /// # Guarantees
-/// * An end counts where a deletion was asked for, and not by a move. An object that is missing from a list, because a backup was
-///   restored or because the watch broke off before the deletion was seen, has not ended.
+/// * An end counts where a deletion was asked for, and not by a move. An object that is missing
+///   from a list, because a backup was restored or because the watch broke off before the
+///   deletion was seen, has not ended.
 /// * An object that is there again, as after a restore, has not ended.
-/// * An end counts only as long as identities are guarded without a break since it was seen: what ended may have carried the
-///   forged identity of a machine that lives.
+/// * An end counts only as long as identities are guarded without a break since it was seen: what ended may
+///   have carried the forged identity of a machine that lives.
 ///
 /// It does not outlive the process: after a restart orphans of before are reported and not deleted.
 #[derive(Debug, Default)]
@@ -50,8 +51,8 @@ pub struct Ended {
 }
 
 impl Endings {
-    /// An object is gone; as it was known. `is_cluster_frozen` says that its Cluster is paused or not there, as in a move;
-    /// `during`, whether identities are guarded.
+    /// An object is gone; as it was known. `is_cluster_frozen` says that its Cluster is paused or not there,
+    /// as in a move; `during`, whether identities are guarded.
     pub fn gone(
         &self,
         object: &Guarded<InfraMachine>,
@@ -111,7 +112,8 @@ impl Endings {
         self.lock().classes.listed(class);
     }
 
-    /// The list of a class can't be made until a person acts. Whether that is now believed, and the class forgotten.
+    /// The list of a class can't be made until a person acts. Whether that is now
+    /// believed, and the class forgotten.
     pub fn unlistable(&self, class: &EndedClass) -> bool {
         self.lock().classes.unlistable(class)
     }

@@ -1,4 +1,5 @@
-//! Live reads of the API server: quorum reads, page by page, that no cache answers. Of each object little is kept.
+//! Live reads of the API server: quorum reads, page by page, that no cache answers. Of
+//! each object little is kept.
 
 use std::fmt::Debug;
 use std::ops::ControlFlow;
@@ -17,8 +18,8 @@ use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::apiserver::{Error, pages};
 
-/// Reads what says whose VMs are, after these were listed: first the InfraMachines of all namespaces and labels, then InfraClusters
-/// and Clusters, so that a move that took away machines is seen.
+/// Reads what says whose VMs are, after these were listed: first the InfraMachines of all namespaces and
+/// labels, then InfraClusters and Clusters, so that a move that took away machines is seen.
 ///
 /// A provider that may only read one namespace reads that one: then nothing is deleted.
 ///
@@ -38,7 +39,8 @@ pub async fn read(client: &Client, namespace: Option<&str>) -> Result<Live, Erro
     Ok(Live::new(machines, &infra_clusters, &clusters, whole))
 }
 
-/// Reads what says which lists show VMs: the objects of a namespace, or of all, with a label where one is asked for.
+/// Reads what says which lists show VMs: the objects of a namespace, or of all, with a
+/// label where one is asked for.
 ///
 /// # Errors
 /// The API server refused or could not be reached.
@@ -135,8 +137,8 @@ mod tests {
 
     use super::*;
 
-    /// A client whose API server has two pages of InfraMachines, and the requests that it gets. It refuses lists of all namespaces
-    /// where these are `forbidden`, and every second page where it is `flaky`.
+    /// A client whose API server has two pages of InfraMachines, and the requests that it gets. It refuses
+    /// lists of all namespaces where these are `forbidden`, and every second page where it is `flaky`.
     fn api_server(forbidden: bool, flaky: bool) -> (Client, Arc<Mutex<Vec<String>>>) {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&asked);
@@ -187,7 +189,8 @@ mod tests {
         asked.lock().unwrap().iter().map(kind).collect()
     }
 
-    /// A move deletes the machines before the Cluster: read the other way round, it would look as if they had ended.
+    /// A move deletes the machines before the Cluster: read the other way round, it would
+    /// look as if they had ended.
     #[tokio::test]
     async fn machines_are_read_first_and_clusters_last_and_never_out_of_a_cache() {
         let (client, asked) = api_server(false, false);

@@ -1,7 +1,9 @@
-//! VMs that no InfraMachine has: found by lists, judged by live reads, reported, and deleted where that is asked for and proven.
+//! VMs that no InfraMachine has: found by lists, judged by live reads, reported, and deleted where
+//! that is asked for and proven.
 //!
-//! Layer 2. A pass is lists → live read → [`plan`] → report → delete. Lists whose VMs all have an owner by what the caches say, as
-//! all have as a rule, end there: a fleet at rest costs one list for each class, and the API server nothing.
+//! Layer 2. A pass is lists → live read → [`plan`] → report → delete. Lists whose VMs all have an owner by
+//! what the caches say, as all have as a rule, end there: a fleet at rest costs one list for each class,
+//! and the API server nothing.
 
 mod classes;
 mod dispose;
@@ -97,8 +99,8 @@ struct State {
     rotation: Rotation,
 }
 
-/// Looks for orphans for ever, at every driver once per interval. To be called when this replica leads: nothing is known then, so
-/// that nothing is reported or deleted before two sightings of its own.
+/// Looks for orphans for ever, at every driver once per interval. To be called when this replica leads:
+/// nothing is known then, so that nothing is reported or deleted before two sightings of its own.
 ///
 /// Each driver is looked at by itself, in a task that ends with this future.
 pub async fn run(ctx: Context) {
@@ -195,8 +197,8 @@ async fn pass(ctx: &Context, provider: &Provider, state: &mut State) {
     }
 }
 
-/// Forgets the classes of machines that ended whose lists can't be made any more: their Secret is gone, or the driver does not
-/// take their spec. They would fail at every look, for ever.
+/// Forgets the classes of machines that ended whose lists can't be made any more: their Secret is gone, or
+/// the driver does not take their spec. They would fail at every look, for ever.
 async fn give_up(ctx: &Context, provider: &Provider, watched: &Watched, shown: &Shown) {
     let of = |class: &Class| EndedClass {
         driver: provider.name().to_owned(),

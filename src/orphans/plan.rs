@@ -2,24 +2,28 @@
 //!
 //! # Why no VM of a living machine is deleted
 //!
-//! A VM carries the identity `m` of one InfraMachine as a tag. The provider writes `m` into the InfraMachine before it asks the
-//! driver for the VM, and never into another object. So the InfraMachine was there before the VM. Now let a driver list the VM,
-//! and let the API server answer *afterwards*, with a quorum read, that no InfraMachine carries `m`. Then the InfraMachine has
-//! ended: an identity does not come late. What is left are the ways in which an object is missing that was not meant to end:
+//! A VM carries the identity `m` of one InfraMachine as a tag. The provider writes `m` into the InfraMachine
+//! before it asks the driver for the VM, and never into another object. So the InfraMachine was there before
+//! the VM. Now let a driver list the VM, and let the API server answer *afterwards*, with a quorum read, that
+//! no InfraMachine carries `m`. Then the InfraMachine has ended: an identity does not come late. What is left
+//! are the ways in which an object is missing that was not meant to end:
 //!
-//! * A **backup** was restored that is older than the object, or the object was **moved** to another management cluster. Neither
-//!   shows a deletion that was asked for. [`Hold::EndUnseen`] keeps every VM whose InfraMachine this process has not itself seen
-//!   being deleted, by its user and not by a move (see [`super::Endings`]). After a restore nothing is deleted but what had been
-//!   deleted before it.
-//! * A restored backup brings an object **back** whose end this process saw. Then the live read has it: [`Standing::Owned`].
-//! * The Cluster is **moving**, or was moved: it is paused, marked, or not here at the time of the read. The Cluster is read after
-//!   the InfraMachines, so that a move that took these is seen. [`Standing::Frozen`] and [`Standing::Foreign`] forget what was
-//!   seen, so that counting begins anew. The other management cluster, where the Cluster lives on, has seen no deletion.
+//! * A **backup** was restored that is older than the object, or the object was **moved** to another
+//!   management cluster. Neither shows a deletion that was asked for. [`Hold::EndUnseen`] keeps every VM
+//!   whose InfraMachine this process has not itself seen being deleted, by its user and not by a move (see
+//!   [`super::Endings`]). After a restore nothing is deleted but what had been deleted before it.
+//! * A restored backup brings an object **back** whose end this process saw. Then the live read
+//!   has it: [`Standing::Owned`].
+//! * The Cluster is **moving**, or was moved: it is paused, marked, or not here at the time of the read. The
+//!   Cluster is read after the InfraMachines, so that a move that took these is seen. [`Standing::Frozen`]
+//!   and [`Standing::Foreign`] forget what was seen, so that counting begins anew. The other management
+//!   cluster, where the Cluster lives on, has seen no deletion.
 //! * A **half-done create**, one whose providerID is not written yet: its InfraMachine carries `m`.
-//! * A **cache that is behind** plays no part: it can say that a VM is owned, which deletes nothing, and never that it is not.
-//! * An object that **can't be read**, is in a **namespace that the provider may not list**, or has **lost its annotations**: see
-//!   [`Hold::Unreadable`], [`Hold::OtherNamespaces`], and [`Hold::NameInUse`] with the providerID and the UID, each of which is
-//!   enough to own a VM.
+//! * A **cache that is behind** plays no part: it can say that a VM is owned, which deletes nothing,
+//!   and never that it is not.
+//! * An object that **can't be read**, is in a **namespace that the provider may not list**, or has **lost
+//!   its annotations**: see [`Hold::Unreadable`], [`Hold::OtherNamespaces`], and [`Hold::NameInUse`] with the
+//!   providerID and the UID, each of which is enough to own a VM.
 //! * A driver that does **not tell tags** proves nothing: [`Hold::NoIdentity`], [`Hold::NoCluster`].
 //!
 //! The call that deletes carries the tag `m`, which the driver compares with the VM's own once more.
@@ -125,7 +129,8 @@ impl LiveMachine {
                 && self.cluster.as_ref() == Some(&scope.cluster.name))
     }
 
-    /// Whether a VM was made for it, by the VM's identity, or by its name where the driver does not tell that.
+    /// Whether a VM was made for it, by the VM's identity, or by its name where the
+    /// driver does not tell that.
     fn is_owner_of(&self, scope: &Scope, vm: &ListedMachine) -> bool {
         match &vm.machine_id {
             Some(id) => self.identity.as_ref() == Some(id) || self.uid == *id,
@@ -148,12 +153,13 @@ pub struct LiveCluster {
     pub uid: String,
     /// Every id that drivers may know it by: what InfraCluster and InfraMachines carry, or else its UID.
     pub ids: BTreeSet<String>,
-    /// Why nothing may follow from what is seen of it now: it is paused, or on its way to another management cluster.
+    /// Why nothing may follow from what is seen of it now: it is paused, or on its way to
+    /// another management cluster.
     pub frozen: Option<String>,
 }
 
-/// What the API server has, read after the drivers listed their VMs: first the InfraMachines, then what may say that these were
-/// moved.
+/// What the API server has, read after the drivers listed their VMs: first the InfraMachines, then what may
+/// say that these were moved.
 #[derive(Clone, Debug, Default)]
 pub struct Live {
     machines: Vec<LiveMachine>,
@@ -320,8 +326,8 @@ pub enum Standing {
     Unowned,
 }
 
-/// Whose a VM is. `siblings` are all VMs of the scope that were listed with it: two of them for a machine that does not say yet
-/// which one is its own are both in doubt.
+/// Whose a VM is. `siblings` are all VMs of the scope that were listed with it: two of them for a machine
+/// that does not say yet which one is its own are both in doubt.
 pub fn standing(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> Standing {
     if let Some(machine) = live.found(&live.by_provider_id, vm.provider_id.as_str()).next() {
         return Standing::Owned(machine.key.clone());
@@ -398,7 +404,8 @@ impl fmt::Display for Hold {
 pub struct Rules {
     /// Whether orphans are deleted at all.
     pub delete: bool,
-    /// How far apart two sightings have to be: the longer of the interval and the driver's consistency window.
+    /// How far apart two sightings have to be: the longer of the interval and the
+    /// driver's consistency window.
     pub gap: Duration,
     /// How old an orphan has to be.
     pub min_age: Duration,
@@ -432,7 +439,8 @@ pub type Sightings = HashMap<String, Sighting>;
 pub enum Verdict {
     /// An InfraMachine has it.
     Owned(Key),
-    /// It is of a Cluster that this management cluster does not have: it is left alone, and nothing is said of it.
+    /// It is of a Cluster that this management cluster does not have: it is left alone,
+    /// and nothing is said of it.
     Foreign,
     /// Nothing may be concluded now.
     Frozen(String),
@@ -444,9 +452,11 @@ pub enum Verdict {
     Orphan(Vec<Hold>),
 }
 
-/// What becomes of every VM of a scope. `ended` says of an identity whether this process saw the deletion of its InfraMachine.
+/// What becomes of every VM of a scope. `ended` says of an identity whether this process saw the
+/// deletion of its InfraMachine.
 ///
-/// A VM that is not listed any more is forgotten where the lists show that it `is_gone`: one that is in a list which failed is not.
+/// A VM that is not listed any more is forgotten where the lists show that it `is_gone`: one that is in a
+/// list which failed is not.
 pub fn judge(
     scope: &Scope,
     vms: &[ListedMachine],
@@ -515,7 +525,8 @@ pub fn may_still_be_deleted(
         && holds(scope, vm, live, &ended, sighting, at).is_empty()
 }
 
-/// What one look says of a VM: an orphan with what would keep it from being deleted, whatever was seen before and is asked for.
+/// What one look says of a VM: an orphan with what would keep it from being deleted, whatever was
+/// seen before and is asked for.
 pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> Verdict {
     match standing(scope, vm, siblings, live) {
         Standing::Owned(key) => Verdict::Owned(key),
@@ -591,7 +602,8 @@ fn age(vm: &ListedMachine, sighting: Sighting, clock: Clock) -> Duration {
     }
 }
 
-/// Each VM once, though several lists of a scope may have it. Where two lists tell different things of it, nothing is proven.
+/// Each VM once, though several lists of a scope may have it. Where two lists tell different things
+/// of it, nothing is proven.
 pub fn each_once(vms: impl IntoIterator<Item = ListedMachine>) -> Vec<ListedMachine> {
     let mut found: BTreeMap<_, ListedMachine> = BTreeMap::new();
     for vm in vms {

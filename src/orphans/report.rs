@@ -56,8 +56,9 @@ impl Known {
         self.lists.clear();
     }
 
-    /// Takes in which list each VM is in. What it answers says of a VM that is in none of them whether it is gone: whether the
-    /// list that it was in is there, or is not asked for any more. Of a list that failed, or is not due, nothing is known.
+    /// Takes in which list each VM is in. What it answers says of a VM that is in none of them whether it is
+    /// gone: whether the list that it was in is there, or is not asked for any more. Of a list that failed,
+    /// or is not due, nothing is known.
     pub fn locate(&mut self, shown: &Shown) -> impl Fn(&str) -> bool + use<> {
         for (vm, class) in &shown.classes {
             self.lists.insert(vm.as_str().to_owned(), class.id());
@@ -86,7 +87,8 @@ impl Known {
         self.lists.retain(|id, _| sightings.contains_key(id));
     }
 
-    /// What is new of these VMs, or was told long ago. Those that are neither orphans nor duplicates any more are forgotten.
+    /// What is new of these VMs, or was told long ago. Those that are neither orphans nor
+    /// duplicates any more are forgotten.
     fn news(
         &mut self,
         judged: &[(&ListedMachine, &Verdict)],
@@ -183,8 +185,8 @@ const fn event_reason(reason: OrphanReason) -> &'static str {
     }
 }
 
-/// Tells that a list of machines that ended can't be made, and will not be tried again: what they may have left behind is not
-/// found.
+/// Tells that a list of machines that ended can't be made, and will not be tried again: what they may have
+/// left behind is not found.
 pub async fn given_up(ctx: &Context, provider: &Provider, scope: &Scope, class: &Class, why: &str) {
     let account = match class.secret.as_deref() {
         Some("") | None => "the provider's credentials".to_owned(),

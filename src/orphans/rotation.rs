@@ -11,8 +11,9 @@ pub(super) const MOST_LISTS: usize = 512;
 /// Which lists a look makes.
 ///
 /// # Guarantees
-/// Each namespace has the same share as long as it has something to list, and each Cluster the same of that: many classes of one
-/// take longer to be looked at, and those of the others do not. What was not looked at for longest comes first.
+/// Each namespace has the same share as long as it has something to list, and each Cluster the same of
+/// that: many classes of one take longer to be looked at, and those of the others do not. What was not
+/// looked at for longest comes first.
 #[derive(Debug, Default)]
 pub(super) struct Rotation {
     look: u64,

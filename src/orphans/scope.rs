@@ -51,7 +51,8 @@ pub struct Watched {
     pub ended: BTreeSet<ClassId>,
 }
 
-/// The objects that say what to list. They may be out of date: what follows from a list is judged by a live read.
+/// The objects that say what to list. They may be out of date: what follows from a list
+/// is judged by a live read.
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
     /// Clusters of Cluster API.
@@ -64,8 +65,8 @@ pub struct Objects {
     pub templates: Vec<Arc<Guarded<InfraMachineTemplate>>>,
 }
 
-/// The Clusters that use a driver, each with its lists: the classes of its machines, of machines that ended, and of its
-/// templates, so that a Cluster without machines is looked after as well.
+/// The Clusters that use a driver, each with its lists: the classes of its machines, of machines that ended,
+/// and of its templates, so that a Cluster without machines is looked after as well.
 ///
 /// `resolve` says which driver a template gets, by what it names and its namespace.
 pub fn watched(
@@ -191,7 +192,8 @@ fn class_of_machine(machine: &InfraMachine, tag_path: &JsonPointer) -> Option<(K
     Some((cluster, class))
 }
 
-/// The class of the machines that a template makes, as workers: which of them run the control plane is not its to say.
+/// The class of the machines that a template makes, as workers: which of them run the
+/// control plane is not its to say.
 fn class_of_template(
     template: &InfraMachineTemplate,
     cluster_id: &str,
@@ -221,8 +223,8 @@ fn clusters_of_template<'a>(
     })
 }
 
-/// Whether a list of one class shows what a list of the other does: the same account and spec, but for what differs among the
-/// machines of a template.
+/// Whether a list of one class shows what a list of the other does: the same account and spec, but for what
+/// differs among the machines of a template.
 fn is_alike(one: &Class, other: &Class, tag_path: &JsonPointer) -> bool {
     let bare = |class: &Class| {
         let mut spec: ProviderSpec = serde_json::from_str(&class.spec).ok()?;

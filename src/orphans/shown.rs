@@ -40,7 +40,8 @@ impl Shown {
     }
 }
 
-/// Makes the lists of a Cluster that are due. One class that fails must not keep the others from being looked at (CTL-LM-03).
+/// Makes the lists of a Cluster that are due. One class that fails must not keep the others from
+/// being looked at (CTL-LM-03).
 pub async fn lists(
     client: &Client,
     provider: &Provider,

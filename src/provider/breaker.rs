@@ -1,12 +1,13 @@
-//! A circuit breaker for creates: none where there is known to be no room, and one at a time to find out whether there is some
-//! again.
+//! A circuit breaker for creates: none where there is known to be no room, and one at a time to find out
+//! whether there is some again.
 //!
-//! There is one for each class. It is closed while nothing is known against its creates. An answer that capacity is
-//! exhausted opens it, and creates are refused without a call. It is half open when there may be room again: its time is over, a
-//! VM that was made with the same credentials is gone (a quota is as a rule one of an account, and a driver does not say of
-//! which classes), a create that was under way succeeded, a person asks for a try, or a process that has just started has a
-//! machine that was refused before. Then one create is let through. When it succeeds the breaker recovers: those that wait are
-//! called, two for each create that succeeds, so that a fleet comes back at the pace of the back end, and in doubling numbers.
+//! There is one for each class. It is closed while nothing is known against its creates. An answer that
+//! capacity is exhausted opens it, and creates are refused without a call. It is half open when there may be
+//! room again: its time is over, a VM that was made with the same credentials is gone (a quota is as a rule
+//! one of an account, and a driver does not say of which classes), a create that was under way succeeded, a
+//! person asks for a try, or a process that has just started has a machine that was refused before. Then one
+//! create is let through. When it succeeds the breaker recovers: those that wait are called, two for each
+//! create that succeeds, so that a fleet comes back at the pace of the back end, and in doubling numbers.
 //! When it does not the breaker is open again, and signs that prove wrong count for less and less.
 
 use std::collections::{BTreeMap, HashMap};
@@ -142,8 +143,8 @@ fn hash_bytes(hash: &mut Sha256, bytes: &[u8]) {
 }
 
 impl Breakers {
-    /// Whether `who` may go on to a create of this class. It is asked before anything is done for the create, and expected to
-    /// make it soon.
+    /// Whether `who` may go on to a create of this class. It is asked before anything is done for the create,
+    /// and expected to make it soon.
     pub(super) fn admits(&self, key: &Key, who: &str, trial: Trial) -> bool {
         let now = Instant::now();
         let mut classes = self.lock();
@@ -404,8 +405,8 @@ impl Breaker {
         }
     }
 
-    /// There may be room before the time that the driver asked for; soon, but not at once, and later each time that it proves
-    /// wrong, so that a fleet that is replaced has no class tried in vain all the while.
+    /// There may be room before the time that the driver asked for; soon, but not at once, and later each
+    /// time that it proves wrong, so that a fleet that is replaced has no class tried in vain all the while.
     fn may_have_room(&mut self, now: Instant) {
         match &mut self.state {
             State::Open(until) => {

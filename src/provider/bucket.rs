@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 
 /// Lets `rate` callers a second pass, and `burst` at once after a quiet time.
 ///
-/// A caller takes its token at once, on credit if need be, and waits until the bucket would have held it: callers pass
-/// in the order in which they came, and one that gives up has used up its turn.
+/// A caller takes its token at once, on credit if need be, and waits until the bucket would have held it:
+/// callers pass in the order in which they came, and one that gives up has used up its turn.
 #[derive(Debug)]
 pub(super) struct TokenBucket {
     rate: f64,

@@ -1,4 +1,5 @@
-//! One call of a driver: under leadership, with a deadline, counted, survived, and without secrets in its answer.
+//! One call of a driver: under leadership, with a deadline, counted, survived, and
+//! without secrets in its answer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,8 +35,8 @@ impl Caller {
         })
     }
 
-    /// Makes the call, if this replica is the leader. When the deadline passes, or the caller drops this future, the
-    /// driver's future is dropped, which is how a driver learns that no caller waits any more.
+    /// Makes the call, if this replica is the leader. When the deadline passes, or the caller drops this
+    /// future, the driver's future is dropped, which is how a driver learns that no caller waits any more.
     pub(super) async fn call<T, F>(
         &self,
         operation: Operation,
@@ -71,7 +72,8 @@ impl Caller {
         answer
     }
 
-    /// A driver may have kept the provider's credentials from another call, and say them in one that carries none.
+    /// A driver may have kept the provider's credentials from another call, and say them
+    /// in one that carries none.
     async fn without_own_credentials(&self, status: Status) -> Status {
         let Some(directory) = &self.credentials else {
             return status;

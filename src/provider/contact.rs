@@ -21,8 +21,8 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 const SHORT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// A driver that changed without being lost is asked again what it implements after this time at the latest.
 const RELEARN_INTERVAL: Duration = Duration::from_mins(5);
-/// A caller that asks what a driver implements this soon after it could not say is told the same: or else each machine of a driver
-/// that hangs would wait for its own answer.
+/// A caller that asks what a driver implements this soon after it could not say is told the same: or else
+/// each machine of a driver that hangs would wait for its own answer.
 const FAILURE_SHARED: Duration = Duration::from_secs(3);
 
 /// Whether a driver answers.
@@ -41,7 +41,8 @@ pub enum Reachability {
 pub enum Facts {
     /// This, since it was met.
     Current(Arc<Capabilities>),
-    /// This, before it was lost; it can't be asked whether that still holds, so that nothing may be refused because of it.
+    /// This, before it was lost; it can't be asked whether that still holds, so that nothing may
+    /// be refused because of it.
     Former(Arc<Capabilities>),
     /// It has never said, and can't be asked.
     Unknown(Status),
@@ -82,7 +83,8 @@ impl fmt::Debug for Awaiting {
     }
 }
 
-/// The right to ask the driver what it implements. The waiters for the answer are called when it ends, in whatever way.
+/// The right to ask the driver what it implements. The waiters for the answer are called when
+/// it ends, in whatever way.
 struct Asking<'a> {
     contact: &'a Contact,
     right: Option<MutexGuard<'a, ()>>,
@@ -134,8 +136,8 @@ impl Contact {
         self.known().map_or(0, |known| known.revision)
     }
 
-    /// What the driver says of itself. One asks it, where it has to be asked; for all others `bell` rings when there is an
-    /// answer, so that no caller waits here for the question of another.
+    /// What the driver says of itself. One asks it, where it has to be asked; for all others `bell` rings
+    /// when there is an answer, so that no caller waits here for the question of another.
     pub(super) async fn facts(&self, who: &str, bell: Bell) -> Facts {
         if let Some(known) = self.known_of_this_incarnation() {
             return Facts::Current(known.capabilities);
@@ -292,8 +294,8 @@ impl Contact {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Checks a provider spec against the driver's schema, if it publishes one. That of a driver that was lost since may
-    /// not be that of the one that is met next.
+    /// Checks a provider spec against the driver's schema, if it publishes one. That of a driver that was
+    /// lost since may not be that of the one that is met next.
     pub(super) fn check_spec(&self, spec: &ProviderSpec) -> Result<()> {
         match self.known_of_this_incarnation().and_then(|known| known.schema) {
             Some(schema) => schema.check(spec),
@@ -305,8 +307,8 @@ impl Contact {
         self.reachability.subscribe()
     }
 
-    /// Takes note of the answer to a call. It is a hint: the probe has the word, so that a call that fails here and
-    /// succeeds there does not turn the driver on and off.
+    /// Takes note of the answer to a call. It is a hint: the probe has the word, so that a call that fails
+    /// here and succeeds there does not turn the driver on and off.
     pub(super) fn note<T>(&self, answer: &Result<T>) {
         let answers = match answer.as_ref().map_err(Status::code) {
             Err(code) if code.is_outage() => false,
@@ -396,8 +398,8 @@ impl Contact {
 }
 
 impl Failure {
-    /// The code of another call must not be taken for the answer to the one that waits: NOT_FOUND would lead to a
-    /// create. So it is UNAVAILABLE, but for CANCELED, which says that the driver was not asked.
+    /// The code of another call must not be taken for the answer to the one that waits: NOT_FOUND would lead
+    /// to a create. So it is UNAVAILABLE, but for CANCELED, which says that the driver was not asked.
     fn of(status: &Status) -> Self {
         let (code, message) = match status.code() {
             Code::Canceled => (Code::Canceled, status.message().to_owned()),

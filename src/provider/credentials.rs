@@ -58,7 +58,8 @@ impl CredentialsDirectory {
         Self { path }
     }
 
-    /// All keys with their values as they are now. Blocks, if only for a moment: see [`CredentialsDirectory::get`].
+    /// All keys with their values as they are now. Blocks, if only for a moment: see
+    /// [`CredentialsDirectory::get`].
     ///
     /// # Errors
     /// [`InvalidCredentials`], with the place.
@@ -120,7 +121,8 @@ impl CredentialsDirectory {
             let value = fs::read(entry.path()).map_err(|source| failed(&shown, source))?;
             secrets.push((key.to_owned(), SecretValue::from(value)));
         }
-        // The kubelet moves the link and then removes the version before, of which keys may have been missing already.
+        // The kubelet moves the link and then removes the version before, of which keys may
+        // have been missing already.
         if self.current()? != current {
             return Err(failed(&self.path, io::ErrorKind::NotFound.into()));
         }

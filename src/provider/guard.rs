@@ -1,7 +1,8 @@
 //! A driver behind the rules that are the same for all.
 //!
-//! In this order: leadership, capabilities, the circuit breaker (creates alone), the driver's rate, and then the breaker and
-//! leadership again, since the wait may have been long. How many calls run at once is for [`super::Turn`] to say.
+//! In this order: leadership, capabilities, the circuit breaker (creates alone), the driver's rate, and
+//! then the breaker and leadership again, since the wait may have been long. How many calls run at once is
+//! for [`super::Turn`] to say.
 
 use std::sync::Arc;
 
@@ -52,7 +53,8 @@ impl GuardedDriver {
         }
     }
 
-    /// Whether `who` may go on to a create of this class; else `bell` rings when there may be room. Makes no call.
+    /// Whether `who` may go on to a create of this class; else `bell` rings when there
+    /// may be room. Makes no call.
     pub(super) fn admits(&self, class: &MachineClass, who: &str, trial: Trial, bell: Bell) -> bool {
         let key = self.key(class);
         let admits = self.breakers.admits(&key, who, trial);

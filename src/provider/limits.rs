@@ -19,8 +19,9 @@ pub enum Namespaces {
 /// How much is asked of a driver at once and in a second.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Calls that run at the same time, at most. Creates leave an eighth of them to look-ups and deletions, and one namespace
-    /// leaves an eighth of them, and one at least, to the others, where there may be others.
+    /// Calls that run at the same time, at most. Creates leave an eighth of them to look-ups and
+    /// deletions, and one namespace leaves an eighth of them, and one at least, to the others,
+    /// where there may be others.
     pub max_concurrent_calls: NonZeroU32,
     /// Calls that are started in a second, on average at most.
     pub calls_per_second: NonZeroU32,
@@ -67,7 +68,8 @@ impl Timeouts {
 }
 
 impl Default for Timeouts {
-    /// A minute, but 10 minutes to make or initialize a VM and 5 to delete one, and 10 s to say how the driver is.
+    /// A minute, but 10 minutes to make or initialize a VM and 5 to delete one, and 10 s
+    /// to say how the driver is.
     fn default() -> Self {
         Self {
             default: Duration::from_mins(1),

@@ -1,8 +1,8 @@
 //! A configured driver: what `InfraMachine.spec.provider` names.
 //!
 //! Layer 2: knows [`cmi_driver`], [`crate::leadership`] and [`crate::metrics`], no concrete driver and no
-//! reconciler. A call of a driver needs a [`Turn`], and is made through [`Turn::driver`], which holds every call to the
-//! rules that are the same for all.
+//! reconciler. A call of a driver needs a [`Turn`], and is made through [`Turn::driver`], which holds every
+//! call to the rules that are the same for all.
 
 mod breaker;
 mod bucket;
@@ -56,12 +56,13 @@ pub struct Settings {
     pub limits: Limits,
     /// The credentials for machines that name no Secret; nothing where the driver gets none then.
     pub credentials: Option<CredentialsDirectory>,
-    /// How long after a create that was given up its VM may still come to be seen; `None` is for the driver to say.
+    /// How long after a create that was given up its VM may still come to be seen; `None`
+    /// is for the driver to say.
     pub create_settle_time: Option<Duration>,
 }
 
-/// How long after a create that was given up its VM may still come to be seen, where neither the configuration nor
-/// the driver says.
+/// How long after a create that was given up its VM may still come to be seen, where neither the
+/// configuration nor the driver says.
 pub const CREATE_SETTLE_TIME: Duration = Duration::from_mins(5);
 
 /// A configured driver, guarded.
@@ -78,8 +79,8 @@ pub struct Provider {
     credentials: Option<CredentialsDirectory>,
 }
 
-/// The right to make one call after the other on a driver. There are as many as calls that may run at the same time; it
-/// is given back when it is dropped.
+/// The right to make one call after the other on a driver. There are as many as calls that may run at the
+/// same time; it is given back when it is dropped.
 #[derive(Debug)]
 pub struct Turn<'a> {
     provider: &'a Provider,
@@ -88,7 +89,8 @@ pub struct Turn<'a> {
 }
 
 impl Provider {
-    /// A provider that has not spoken to its driver yet. The driver is called under the given leadership only.
+    /// A provider that has not spoken to its driver yet. The driver is called under
+    /// the given leadership only.
     pub fn new(
         settings: Settings,
         driver: Arc<dyn Driver>,
@@ -134,7 +136,8 @@ impl Provider {
         self.credentials.is_some()
     }
 
-    /// The credentials for calls about what names no Secret, as they are now; none where the drivers file gives none.
+    /// The credentials for calls about what names no Secret, as they are now; none where
+    /// the drivers file gives none.
     ///
     /// # Errors
     /// They can't be read, and a call without them would say nothing about a VM.
@@ -145,12 +148,12 @@ impl Provider {
         }
     }
 
-    /// The right to call the driver now; `None` when it is busy. Nothing waits here, so that no worker is held up: the
-    /// applicant gets a place in the queue, the same one however often it asks, and `bell` rings when it is worth to ask again,
-    /// or to say that it waits: see [`Provider::is_wait_shown`].
+    /// The right to call the driver now; `None` when it is busy. Nothing waits here, so that no worker is
+    /// held up: the applicant gets a place in the queue, the same one however often it asks, and `bell` rings
+    /// when it is worth to ask again, or to say that it waits: see [`Provider::is_wait_shown`].
     ///
-    /// An applicant that wants no turn any more says so by [`Provider::withdraw`]. A bell may get lost when one does not: ask
-    /// again now and then.
+    /// An applicant that wants no turn any more says so by [`Provider::withdraw`]. A bell may get lost when
+    /// one does not: ask again now and then.
     pub fn try_turn(&self, share: Share, applicant: Applicant<'_>, bell: Bell) -> Option<Turn<'_>> {
         self.turns.take_or_wait(share, applicant, bell).then(|| Turn {
             provider: self,
@@ -175,8 +178,8 @@ impl Provider {
         }
     }
 
-    /// Whether `who` waits for a turn and should say so: it has waited for some seconds, in a queue that is not served
-    /// within minutes.
+    /// Whether `who` waits for a turn and should say so: it has waited for some seconds, in a queue that is
+    /// not served within minutes.
     pub fn is_wait_shown(&self, who: &str) -> bool {
         self.turns.is_shown(who)
     }
@@ -192,14 +195,15 @@ impl Provider {
         self.driver.breakers().withdraw(who);
     }
 
-    /// Takes `who` out of the line: it wants no turn any more. One that may stand there and does not come has to be taken out, or a turn
-    /// is kept for it that others wait for.
+    /// Takes `who` out of the line: it wants no turn any more. One that may stand there and does not come has
+    /// to be taken out, or a turn is kept for it that others wait for.
     pub fn withdraw(&self, who: &str) {
         self.turns.withdraw(who);
     }
 
-    /// What the driver says of itself. That is asked once for all, and besides the turns: where another caller is asking already,
-    /// `bell` rings for `who` when it is worth to come again, and nothing waits here.
+    /// What the driver says of itself. That is asked once for all, and besides the turns:
+    /// where another caller is asking already, `bell` rings for `who` when it is worth to come
+    /// again, and nothing waits here.
     pub async fn facts(&self, who: &str, bell: Bell) -> Facts {
         self.contact.facts(who, bell).await
     }
@@ -209,8 +213,8 @@ impl Provider {
         self.namespaces.contain(namespace)
     }
 
-    /// Checks a provider spec against the schema that the driver publishes, if it does, and has since it was met. Makes no
-    /// call.
+    /// Checks a provider spec against the schema that the driver publishes, if it does, and has since
+    /// it was met. Makes no call.
     ///
     /// # Errors
     /// INVALID_ARGUMENT that names each field that is wrong and why.
@@ -218,8 +222,8 @@ impl Provider {
         self.contact.check_spec(spec)
     }
 
-    /// Whether the driver answers, and news of it. That it became another is news too, or that it says something else of
-    /// itself: see [`Provider::incarnation`] and [`Provider::revision`].
+    /// Whether the driver answers, and news of it. That it became another is news too, or that it says
+    /// something else of itself: see [`Provider::incarnation`] and [`Provider::revision`].
     pub fn reachable(&self) -> watch::Receiver<Reachability> {
         self.contact.reachability()
     }
@@ -229,7 +233,9 @@ impl Provider {
         self.create_timeout
     }
 
-    /// How long after a create that was given up its VM may still come to be seen: what is configured, but never less than the driver's consistency window; without that, the window, where the driver declares one.
+    /// How long after a create that was given up its VM may still come to be seen: what is
+    /// configured, but never less than the driver's consistency window; without that, the window,
+    /// where the driver declares one.
     pub fn create_settle_time(&self, capabilities: &Capabilities) -> Duration {
         let window = capabilities.consistency_window;
         match self.create_settle_time {
@@ -239,7 +245,8 @@ impl Provider {
         }
     }
 
-    /// Whether the driver can be reached, for those that are only to hear of an outage that lasts, and news of it.
+    /// Whether the driver can be reached, for those that are only to hear of an outage
+    /// that lasts, and news of it.
     pub fn standing(&self) -> watch::Receiver<Standing> {
         self.standing.subscribe()
     }
@@ -259,14 +266,14 @@ impl Provider {
         self.contact.revision()
     }
 
-    /// Probes the driver for ever, from when this replica is the leader, and asks for its capabilities anew when it
-    /// comes back. This has to be polled for [`Provider::reachable`] to tell news.
+    /// Probes the driver for ever, from when this replica is the leader, and asks for its capabilities anew
+    /// when it comes back. This has to be polled for [`Provider::reachable`] to tell news.
     pub async fn keep_in_contact(&self) {
         tokio::join!(self.contact.keep(), self.keep_calling());
     }
 
-    /// Calls those for whose creates there may be room, and has those say so, at a pace that the API server can bear, that wait
-    /// long for a turn.
+    /// Calls those for whose creates there may be room, and has those say so, at a pace that the API server
+    /// can bear, that wait long for a turn.
     async fn keep_calling(&self) {
         loop {
             sleep(CALL_INTERVAL).await;
@@ -282,13 +289,14 @@ impl<'a> Turn<'a> {
         self.provider
     }
 
-    /// The driver, guarded: every call is checked against leadership, capabilities and the circuit breaker, waits for the
-    /// driver's rate, has a deadline, is counted, survives a panic, and answers no secrets.
+    /// The driver, guarded: every call is checked against leadership, capabilities and the circuit breaker,
+    /// waits for the driver's rate, has a deadline, is counted, survives a panic, and answers no secrets.
     pub fn driver(&self) -> &dyn Driver {
         &self.provider.driver
     }
 
-    /// What the driver is known to implement, without asking it: [`Capabilities::minimal`] before the first contact.
+    /// What the driver is known to implement, without asking it: [`Capabilities::minimal`]
+    /// before the first contact.
     pub fn known_capabilities(&self) -> Arc<Capabilities> {
         self.provider
             .contact
@@ -296,16 +304,19 @@ impl<'a> Turn<'a> {
             .unwrap_or_else(|| Arc::new(Capabilities::minimal()))
     }
 
-    /// What the driver implements; asks it unless that is known. Callers that wait at the same time share one answer.
+    /// What the driver implements; asks it unless that is known. Callers that wait at the
+    /// same time share one answer.
     ///
     /// # Errors
-    /// The driver's, when it can't be asked. Nothing is known of its capabilities then, and nothing may be assumed.
+    /// The driver's, when it can't be asked. Nothing is known of its capabilities then,
+    /// and nothing may be assumed.
     pub async fn ask_capabilities(&self) -> Result<Arc<Capabilities>> {
         self.provider.contact.capabilities().await
     }
 
-    /// Whether `who` may go on to a create of this class, as far as capacity goes; else `bell` rings when there may be room. To
-    /// be asked before anything is done for the create, which is then expected soon. Makes no call.
+    /// Whether `who` may go on to a create of this class, as far as capacity goes; else `bell` rings
+    /// when there may be room. To be asked before anything is done for the create, which is then
+    /// expected soon. Makes no call.
     pub fn has_capacity(&self, class: &MachineClass, who: &str, trial: Trial, bell: Bell) -> bool {
         self.provider.driver.admits(class, who, trial, bell)
     }
@@ -320,7 +331,8 @@ impl<'a> Turn<'a> {
         self.provider.driver.note_gone(secrets);
     }
 
-    /// Whether this turn may be used to make a VM: it was taken for that, or there is still a turn besides the reserve.
+    /// Whether this turn may be used to make a VM: it was taken for that, or there is still a
+    /// turn besides the reserve.
     pub fn may_create(&mut self) -> bool {
         if self.share == Share::Upkeep && self.provider.turns.lend_to_create(&self.namespace) {
             self.share = Share::Create;

@@ -101,7 +101,8 @@ impl Providers {
         }
     }
 
-    /// The driver of this name, from whichever namespace: for a VM that it has made, also where the namespace may no longer use it.
+    /// The driver of this name, from whichever namespace: for a VM that it has made, also where the
+    /// namespace may no longer use it.
     pub fn named(&self, name: &str) -> Option<Arc<Provider>> {
         self.by_name.get(name).map(Arc::clone)
     }

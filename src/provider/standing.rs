@@ -8,8 +8,8 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Reachability;
 
-/// Whether a driver can be reached, debounced: it changes when the probes have said the same for the whole grace. A probe
-/// that fails, or the restart of a plugin, leaves it as it is.
+/// Whether a driver can be reached, debounced: it changes when the probes have said the same for the whole
+/// grace. A probe that fails, or the restart of a plugin, leaves it as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The probes have not said the same for long enough since this replica leads.

@@ -585,8 +585,8 @@ async fn a_driver_that_became_another_unseen_is_asked_anew_and_told_of() {
     assert_eq!((news.borrow().clone(), asked()), (Reachability::Reachable, 3));
 }
 
-/// Else a fleet that is looked at after a restart would stand in the line for this one answer, and hold up a machine that has
-/// something to ask of the driver.
+/// Else a fleet that is looked at after a restart would stand in the line for this one answer, and hold up a
+/// machine that has something to ask of the driver.
 #[tokio::test(start_paused = true)]
 async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_called_without_a_place_in_the_line() {
     let driver = FakeDriver {

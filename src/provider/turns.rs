@@ -1,12 +1,14 @@
-//! Permits to call a driver: how much it works on at the same time, and which waiter is next. [`super::Turn`] is one of them.
+//! Permits to call a driver: how much it works on at the same time, and which waiter is next.
+//! [`super::Turn`] is one of them.
 //!
-//! No worker of a controller, which is shared by the machines of all drivers, waits for a permit: a reconcile that gets none
-//! leaves word and ends, and is called when a permit is free. So a driver that hangs holds as many workers as it has permits,
-//! and no more.
+//! No worker of a controller, which is shared by the machines of all drivers, waits for a permit: a reconcile
+//! that gets none leaves word and ends, and is called when a permit is free. So a driver that hangs holds as
+//! many workers as it has permits, and no more.
 //!
-//! Look-ups and deletions come before creates. Among each of them permits go to namespaces, not to those that came first: the
-//! namespace that holds the fewest is next, so that a fleet of one does not keep the machine of another waiting, and no
-//! namespace holds all of them, since a call that hangs gives its permit back at its timeout only.
+//! Look-ups and deletions come before creates. Among each of them permits go to namespaces, not to those
+//! that came first: the namespace that holds the fewest is next, so that a fleet of one does not keep the
+//! machine of another waiting, and no namespace holds all of them, since a call that hangs gives its permit
+//! back at its timeout only.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -16,7 +18,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A permit is kept this long for a waiter that was called: it may have been deleted meanwhile, and never come.
+/// A permit is kept this long for a waiter that was called: it may have been deleted
+/// meanwhile, and never come.
 const KEPT: Duration = Duration::from_secs(5);
 /// A wait shorter than this is not worth a word.
 const SHOWN_AFTER: Duration = Duration::from_secs(5);
@@ -176,8 +179,9 @@ impl Shares<u32> {
 }
 
 impl Turns {
-    /// So many permits. An eighth of them, and one at least, is kept from creates; a single permit is for everything. Where
-    /// several namespaces may use the driver, one leaves another eighth, and one at least, to the others.
+    /// So many permits. An eighth of them, and one at least, is kept from creates; a single permit is
+    /// for everything. Where several namespaces may use the driver, one leaves another eighth, and
+    /// one at least, to the others.
     pub(super) fn new(all: NonZeroU32, shared: bool) -> Self {
         let all = all.get();
         let reserve = if all > 1 { (all / 8).max(1) } else { 0 };
@@ -203,7 +207,8 @@ impl Turns {
         self.limits.upkeep
     }
 
-    /// Takes a permit, or joins the queue, in which each applicant stands once; `bell` rings when it is worth to come again.
+    /// Takes a permit, or joins the queue, in which each applicant stands once; `bell` rings when
+    /// it is worth to come again.
     pub(super) fn take_or_wait(&self, share: Share, applicant: Applicant<'_>, bell: Bell) -> bool {
         let now = Instant::now();
         let mut state = self.lock();
@@ -265,8 +270,9 @@ impl Turns {
         waiter.is_some_and(|waiter| waiter.shown)
     }
 
-    /// Calls those that have to say that they wait, so many at most: each of them that has waited for some seconds in a queue
-    /// that is not served within minutes. A fleet that comes up at the pace of its driver is not written to for that.
+    /// Calls those that have to say that they wait, so many at most: each of them that has waited for some
+    /// seconds in a queue that is not served within minutes. A fleet that comes up at the pace of its driver
+    /// is not written to for that.
     pub(super) fn have_waits_shown(&self, most: usize) {
         let now = Instant::now();
         let bells: Vec<_> = {
@@ -330,8 +336,8 @@ impl Turns {
         bells
     }
 
-    /// The namespace that gets the next permit, and for what: of those that wait and may have one, the one that has the
-    /// fewest, and of these the one whose last is the longest ago.
+    /// The namespace that gets the next permit, and for what: of those that wait and may have one, the one
+    /// that has the fewest, and of these the one whose last is the longest ago.
     fn next(&self, state: &State) -> Option<(Arc<str>, Share)> {
         Share::ALL.into_iter().find_map(|share| {
             let waiting = state.tenants.iter().filter(|(namespace, tenant)| {
@@ -432,7 +438,8 @@ impl State {
         }
     }
 
-    /// Calls the first of a queue; a permit is kept for it. One that was called to say that it waits is on its way already.
+    /// Calls the first of a queue; a permit is kept for it. One that was called to say that it
+    /// waits is on its way already.
     fn call(&mut self, namespace: &Arc<str>, share: Share, now: Instant) -> Option<Bell> {
         let tenant = self.tenants.get_mut(namespace)?;
         let (number, waiter) = tenant.waiting.of_mut(share).pop_first()?;

@@ -1,5 +1,5 @@
-//! InfraMachineTemplate: what one machine has, so that the autoscaler can start from zero, and what keeps machines from
-//! being made from it.
+//! InfraMachineTemplate: what one machine has, so that the autoscaler can start from zero, and what keeps
+//! machines from being made from it.
 //!
 //! Layer 2. Writes the template's status and nothing else.
 

@@ -17,8 +17,8 @@ pub enum Plan {
     Describe,
 }
 
-/// What has to be done for a template of these Clusters. One that several share is left alone while one of them is paused:
-/// that one may be on its way to another management cluster, and the template with it.
+/// What has to be done for a template of these Clusters. One that several share is left alone while one of
+/// them is paused: that one may be on its way to another management cluster, and the template with it.
 pub fn plan(template: &InfraMachineTemplate, clusters: &[Arc<Cluster>]) -> Plan {
     if template.metadata.deletion_timestamp.is_some() {
         return Plan::Leave;

@@ -1,5 +1,5 @@
-//! The admission policies are the provider's to keep: installed with its own permissions, left alone by clusterctl, and
-//! trusted only where they were never gone.
+//! The admission policies are the provider's to keep: installed with its own permissions, left alone by
+//! clusterctl, and trusted only where they were never gone.
 
 use std::{sync::Arc, time::Instant};
 

@@ -1,5 +1,5 @@
-//! What the code accepts, the API server accepts: a spec that passes the one and not the other would be a machine that
-//! can't be written back.
+//! What the code accepts, the API server accepts: a spec that passes the one and not the other would be a
+//! machine that can't be written back.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::v1alpha1::InfraMachineSpec;

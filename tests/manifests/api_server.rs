@@ -1,4 +1,5 @@
-//! A real API server with definitions, permissions and policies, as administrators, tenants and controllers see it.
+//! A real API server with definitions, permissions and policies, as administrators,
+//! tenants and controllers see it.
 
 use std::{fmt::Debug, path::Path, time::Duration};
 
@@ -47,7 +48,8 @@ pub async fn would_take(objects: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// A namespace with a tenant, once the permissions and policies are in force; the API server takes a moment for that.
+/// A namespace with a tenant, once the permissions and policies are in force; the API
+/// server takes a moment for that.
 pub async fn namespace() -> Result<String> {
     let cluster = cluster().await?;
     let namespace = cluster.namespace("manifests").await?;
@@ -129,8 +131,8 @@ async fn guarded_finalizer(namespace: &str) -> Result<()> {
     .await
 }
 
-/// A user who may do everything with our kinds in the namespace, by a Role with wildcards, and is cluster-admin there by a
-/// RoleBinding.
+/// A user who may do everything with our kinds in the namespace, by a Role with wildcards, and is
+/// cluster-admin there by a RoleBinding.
 fn owner_of(namespace: &str) -> [Value; 3] {
     let rbac = "rbac.authorization.k8s.io";
     let role = |kind: &str, name: &str| json!({"apiGroup": rbac, "kind": kind, "name": name});
@@ -159,7 +161,8 @@ pub enum Who {
     Administrator,
     /// A user who is bound to the ClusterRole `admin` in the namespace.
     Tenant,
-    /// A user who may do everything in the namespace, as a Role with wildcards and cluster-admin in a RoleBinding say it.
+    /// A user who may do everything in the namespace, as a Role with wildcards and
+    /// cluster-admin in a RoleBinding say it.
     Owner,
     /// The provider's ServiceAccount, with the permissions that are shipped.
     Provider,

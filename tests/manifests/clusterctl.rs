@@ -178,7 +178,8 @@ async fn clusterctl_makes_a_cluster_of_a_class_and_brings_the_class_along() -> R
     Ok(())
 }
 
-/// Cluster API matches Node and Machine by the ProviderID, and every driver has its own way to tell the guest.
+/// Cluster API matches Node and Machine by the ProviderID, and every driver has its
+/// own way to tell the guest.
 #[tokio::test]
 async fn the_kubelet_gets_its_provider_id_as_the_driver_says() -> Result<()> {
     let release = Release::make(None).await?;
@@ -209,8 +210,8 @@ fn kubelet_arguments(object: &Value) -> Vec<&Value> {
     }
 }
 
-/// clusterctl puts a namespace into policies, which it doesn't know; the API server takes it out again. It would warn
-/// of a Pod that is not restricted.
+/// clusterctl puts a namespace into policies, which it doesn't know; the API server takes it out again. It
+/// would warn of a Pod that is not restricted.
 #[tokio::test]
 async fn an_api_server_takes_what_clusterctl_makes() -> Result<()> {
     // Of its own, so that the committed files don't replace the printed ones under the other tests.

@@ -1,4 +1,5 @@
-//! The rows of the specifications that are about the provider: each is proven by tests that name it, or says why none does.
+//! The rows of the specifications that are about the provider: each is proven by tests that name
+//! it, or says why none does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

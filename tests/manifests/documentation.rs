@@ -157,7 +157,8 @@ fn every_key_of_a_driver_is_explained() -> Result<()> {
     })
 }
 
-/// Whether the page has all keys that are known where an unknown one stands, among them this one, as they are `written`.
+/// Whether the page has all keys that are known where an unknown one stands, among them this
+/// one, as they are `written`.
 fn explained(kind: &str, among_them: &str, written: impl Fn(&str) -> String) -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/drivers-file.md"))?;
     let output = Command::new(env!("CARGO_BIN_EXE_capcmi"))

@@ -81,8 +81,8 @@ async fn the_pod_is_restricted() -> Result<()> {
     Ok(())
 }
 
-/// OPS-13: what the Deployment says is what the binary understands. Run as a Pod would, away from any cluster: it gets as
-/// far as the drivers file, which is not there.
+/// OPS-13: what the Deployment says is what the binary understands. Run as a Pod would, away from any
+/// cluster: it gets as far as the drivers file, which is not there.
 #[tokio::test]
 async fn the_binary_understands_the_arguments_of_the_deployment() -> Result<()> {
     let objects = default().await?;
@@ -116,8 +116,8 @@ async fn selectors_and_references_meet_what_they_mean() -> Result<()> {
     assert!(selects(&service["spec"]["selector"]));
     assert!(selects(&budget["spec"]["selector"]["matchLabels"]));
     assert_eq!(budget["spec"]["maxUnavailable"], 1);
-    // What ships with a driver in memory has one replica: another finds every VM gone when it takes over. Then the budget
-    // must not keep a node from being drained, which `minAvailable` would.
+    // What ships with a driver in memory has one replica: another finds every VM gone when it takes over.
+    // Then the budget must not keep a node from being drained, which `minAvailable` would.
     assert_eq!(deployment["spec"]["replicas"], 1);
     let drivers = find(&objects, "ConfigMap", "capcmi-drivers")?["data"]["drivers.yaml"].as_str();
     let drivers: Value = serde_saphyr::from_str(drivers.expect("a drivers file"))?;
@@ -258,7 +258,8 @@ async fn credentials_of_a_driver_are_mounted_where_the_drivers_file_says() -> Re
     Ok(())
 }
 
-/// What a user keeps in a kustomization of their own is what they get, whatever is shipped in the next version.
+/// What a user keeps in a kustomization of their own is what they get, whatever is
+/// shipped in the next version.
 #[tokio::test]
 async fn drivers_and_replicas_of_a_kustomization_are_what_is_applied() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/install.md"))?;

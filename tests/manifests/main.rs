@@ -1,5 +1,5 @@
-//! What is installed and documented: the generated files, the kustomization, the clusterctl repository, and what a real API server
-//! makes of definitions, permissions and policies.
+//! What is installed and documented: the generated files, the kustomization, the clusterctl repository, and
+//! what a real API server makes of definitions, permissions and policies.
 
 mod admission;
 mod agreement;

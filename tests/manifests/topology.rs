@@ -1,4 +1,5 @@
-//! The shipped ClusterClass with Cluster API's real topology controller, which tries changes out by a dry run.
+//! The shipped ClusterClass with Cluster API's real topology controller, which tries
+//! changes out by a dry run.
 
 use std::time::Duration;
 

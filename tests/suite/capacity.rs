@@ -68,8 +68,8 @@ async fn a_template_says_what_a_machine_of_it_has_and_a_cluster_where_they_may_b
     .await
 }
 
-/// What it said before does not hold for ever: a failure domain that is gone would have a Machine placed in it. And what it
-/// could not say before is noticed without a restart of the provider.
+/// What it said before does not hold for ever: a failure domain that is gone would have a Machine placed in
+/// it. And what it could not say before is noticed without a restart of the provider.
 #[tokio::test]
 async fn a_plugin_that_comes_back_says_anew_what_its_classes_and_zones_are() -> Result<()> {
     let world = World::new("capacity-anew").await?;

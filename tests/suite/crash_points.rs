@@ -1,11 +1,12 @@
-//! Killed at every moment that counts, the provider starts again and reaches what it would have reached without.
+//! Killed at every moment that counts, the provider starts again and reaches what it
+//! would have reached without.
 //!
-//! The moments are found by recording a run: before and after each driver call and each write to the API server. A call
-//! "after" has done its work and its answer is lost, and so it is with a write. A driver in the provider's process dies with
-//! it; a plugin lives on, and only the call is lost.
+//! The moments are found by recording a run: before and after each driver call and each write to the API
+//! server. A call "after" has done its work and its answer is lost, and so it is with a write. A driver in
+//! the provider's process dies with it; a plugin lives on, and only the call is lost.
 //!
-//! A collector knows of no end that it has not seen itself, so that a replica that starts anew deletes no orphan of before. There
-//! the other replica goes on, which has seen it.
+//! A collector knows of no end that it has not seen itself, so that a replica that starts anew deletes no
+//! orphan of before. There the other replica goes on, which has seen it.
 
 mod session;
 

@@ -28,8 +28,8 @@ with_every_backing!(
     a_look_up_that_turns_out_not_to_be_offered_is_asked_for_once_and_then_the_lists_have_the_word,
 );
 
-/// INI-11, UPD-02, CTL-GS-12, CTL-CR-00: every optional call may be missing, alone or all at once, as in a CMI plugin with
-/// nothing but create and delete.
+/// INI-11, UPD-02, CTL-GS-12, CTL-CR-00: every optional call may be missing, alone or all at once, as in a
+/// CMI plugin with nothing but create and delete.
 async fn every_optional_call_may_be_missing(backing: Backing) -> Result<()> {
     let world = World::new("minimal").await?;
     let cases = [
@@ -98,8 +98,8 @@ async fn every_optional_call_may_be_missing(backing: Backing) -> Result<()> {
     Ok(())
 }
 
-/// CTL-GS-12, CTL-CR-04: a create whose answer was lost is found in the list, and not repeated; and the VM of another that has the
-/// name is neither taken over nor asked for again.
+/// CTL-GS-12, CTL-CR-04: a create whose answer was lost is found in the list, and not repeated; and the VM of
+/// another that has the name is neither taken over nor asked for again.
 async fn a_driver_that_only_lists_is_asked_for_its_list_before_a_create(backing: Backing) -> Result<()> {
     let world = World::new("lists").await?;
     let cloud = Cloud::new(&world);
@@ -135,8 +135,8 @@ async fn a_driver_that_only_lists_is_asked_for_its_list_before_a_create(backing:
     Ok(())
 }
 
-/// INI-03, INI-12..INI-17, INI-19: a VM whose initialization fails is neither made anew nor handed over; it is initialized
-/// until that works.
+/// INI-03, INI-12..INI-17, INI-19: a VM whose initialization fails is neither made anew nor handed over; it
+/// is initialized until that works.
 async fn an_initialization_that_fails_is_repeated_until_it_works(backing: Backing) -> Result<()> {
     let world = World::new("initialize").await?;
     let cloud = Cloud::new(&world);
@@ -250,8 +250,8 @@ async fn a_guest_that_has_only_accepted_to_stop_gets_its_time(backing: Backing) 
     Ok(())
 }
 
-/// CMI-127: the guest's time runs from when the driver accepted to stop it, and not from the deletion of its object, which may be
-/// long ago; where the driver does not tell whether it runs, it gets all of that time.
+/// CMI-127: the guest's time runs from when the driver accepted to stop it, and not from the deletion of its
+/// object, which may be long ago; where the driver does not tell whether it runs, it gets all of that time.
 async fn a_guest_gets_its_time_after_an_outage_and_where_its_power_state_is_not_known(
     backing: Backing,
 ) -> Result<()> {
@@ -309,8 +309,8 @@ async fn a_guest_gets_its_time_after_an_outage_and_where_its_power_state_is_not_
     Ok(())
 }
 
-/// INI-08, CTL-CR-04: a cloud that shows its VMs late gets no second one, though the answer to the first create was lost;
-/// and a deletion is believed only when the cloud can't be behind any more.
+/// INI-08, CTL-CR-04: a cloud that shows its VMs late gets no second one, though the answer to the first
+/// create was lost; and a deletion is believed only when the cloud can't be behind any more.
 async fn a_cloud_that_is_eventually_consistent_gets_one_vm_and_keeps_none(backing: Backing) -> Result<()> {
     // Longer than the first back-off, after which the look-up comes.
     const HIDDEN: u64 = 8;
@@ -399,7 +399,8 @@ async fn the_last_known_state_is_kept_and_handed_back(backing: Backing) -> Resul
     Ok(())
 }
 
-/// CTL-CR-03: the failure domain that a Machine asks for is where its VM is; one that can't be had is said clearly.
+/// CTL-CR-03: the failure domain that a Machine asks for is where its VM is; one that
+/// can't be had is said clearly.
 async fn a_machines_failure_domain_is_where_its_vm_is(backing: Backing) -> Result<()> {
     let world = World::new("zones").await?;
     let (zones, none) = (Cloud::named(&world, "zones"), Cloud::named(&world, "none"));

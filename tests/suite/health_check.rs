@@ -130,8 +130,8 @@ async fn survives(case: &str, fault: &Value) -> Result<()> {
     Ok(())
 }
 
-/// CTL-LM-00, CTL-GS-05: a VM that the driver confirms to be gone is not made again under its machine; the health check
-/// replaces the machine.
+/// CTL-LM-00, CTL-GS-05: a VM that the driver confirms to be gone is not made again under its machine; the
+/// health check replaces the machine.
 async fn a_vm_that_vanished_is_replaced_with_its_machine(backing: Backing) -> Result<()> {
     replaced_after(
         backing,
@@ -237,7 +237,8 @@ async fn replaced_after(
     Ok(())
 }
 
-/// A MachineHealthCheck on what the provider says, which waits for a second; returns when it has looked at the machines.
+/// A MachineHealthCheck on what the provider says, which waits for a second; returns when it
+/// has looked at the machines.
 async fn health_check(world: &World) -> Result<()> {
     let clusters = objects(world, "cluster.x-k8s.io", "v1beta2", "Cluster");
     eventually(DEADLINE, "a Cluster that may be health checked", async || {

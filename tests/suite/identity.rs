@@ -79,7 +79,8 @@ spec:
     Ok(())
 }
 
-/// A restore from a backup, or an object that was replaced: without the finalizer, the object would go and its VM stay.
+/// A restore from a backup, or an object that was replaced: without the finalizer, the object
+/// would go and its VM stay.
 #[tokio::test]
 async fn a_finalizer_that_was_taken_away_is_back_and_the_vm_goes_with_its_machine() -> Result<()> {
     let world = World::new("bereft").await?;
@@ -108,8 +109,8 @@ async fn a_finalizer_that_was_taken_away_is_back_and_the_vm_goes_with_its_machin
     Ok(())
 }
 
-/// DRV-07, DRV-08, CTL-CR-06: neither a VM of another cluster nor one of another machine object of the same cluster is
-/// adopted, changed or deleted.
+/// DRV-07, DRV-08, CTL-CR-06: neither a VM of another cluster nor one of another machine object of the same
+/// cluster is adopted, changed or deleted.
 #[tokio::test]
 async fn a_vm_of_the_same_name_of_another_machine_is_never_touched() -> Result<()> {
     let world = World::new("foreign").await?;
@@ -181,7 +182,8 @@ async fn the_same_names_in_two_namespaces_are_two_vms() -> Result<()> {
     Ok(())
 }
 
-/// An identity is bound to namespace and name: no template hands one out, and a copied one identifies no machine.
+/// An identity is bound to namespace and name: no template hands one out, and a copied
+/// one identifies no machine.
 #[tokio::test]
 async fn a_copied_identity_identifies_no_machine() -> Result<()> {
     let world = World::new("copied").await?;
@@ -256,8 +258,8 @@ async fn a_copied_identity_identifies_no_machine() -> Result<()> {
     Ok(())
 }
 
-/// With the identity and providerID of another namespace's VM, a tenant's machine would become Ready, and its deletion would
-/// delete the VM.
+/// With the identity and providerID of another namespace's VM, a tenant's machine would become Ready, and its
+/// deletion would delete the VM.
 #[tokio::test]
 async fn every_right_in_one_namespace_takes_no_vm_of_another() -> Result<()> {
     let (world, beside) = (World::new("owner").await?, World::new("thief").await?);
@@ -345,8 +347,8 @@ async fn a_tenant_that_takes_the_finalizer_during_a_deletion_leaves_no_vm_behind
     Ok(())
 }
 
-/// The policies are gone for a moment, and a tenant uses it: what was written then is not acted on before an administrator has
-/// confirmed it.
+/// The policies are gone for a moment, and a tenant uses it: what was written then is not acted on before an
+/// administrator has confirmed it.
 #[tokio::test]
 async fn what_was_forged_while_the_policies_were_gone_is_not_acted_on() -> Result<()> {
     let world = World::new("unguarded").await?.elsewhere().await?;
@@ -494,7 +496,8 @@ subjects: [{{apiGroup: {rbac}, kind: User, name: {user}}}]
     Ok(api)
 }
 
-/// A providerID that the provider did not write leads to no call, neither while the machine lives nor when it goes.
+/// A providerID that the provider did not write leads to no call, neither while the
+/// machine lives nor when it goes.
 #[tokio::test]
 async fn a_hand_written_provider_id_leads_to_no_call_and_says_so() -> Result<()> {
     let world = World::new("hand-written").await?;
@@ -524,8 +527,8 @@ async fn a_hand_written_provider_id_leads_to_no_call_and_says_so() -> Result<()>
     Ok(())
 }
 
-/// CTL-DE-14: a driver that never answers keeps the machine, until an administrator lets it go; a Warning says what may
-/// be left.
+/// CTL-DE-14: a driver that never answers keeps the machine, until an administrator lets it go; a
+/// Warning says what may be left.
 #[tokio::test]
 async fn force_delete_lets_a_stuck_machine_go_with_a_warning() -> Result<()> {
     let world = World::new("forced").await?;

@@ -15,8 +15,8 @@ const MACHINES: usize = 10;
 /// Lists of the inventory that are waited for: the clock of these cases.
 const LISTS: usize = 5;
 
-/// INI-08, and the budget: three writes and one Event bring a machine up, none keep it there, and a restart costs no call per
-/// machine.
+/// INI-08, and the budget: three writes and one Event bring a machine up, none keep it there, and a restart
+/// costs no call per machine.
 #[tokio::test]
 async fn a_machine_costs_three_writes_and_an_event_and_then_nothing() -> Result<()> {
     let world = World::new("idle").await?;

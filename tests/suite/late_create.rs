@@ -18,8 +18,8 @@ with_every_backing!(
     a_create_that_was_answered_holds_no_deletion_up,
 );
 
-/// CTL-CR-01, CTL-CR-04: a call that was given up need not stop the back end. Neither a DeleteMachine that was answered OK, nor
-/// a look-up that saw nothing, nor a restart lets the machine go before.
+/// CTL-CR-01, CTL-CR-04: a call that was given up need not stop the back end. Neither a DeleteMachine that
+/// was answered OK, nor a look-up that saw nothing, nor a restart lets the machine go before.
 async fn a_vm_that_is_made_after_its_machine_was_deleted_is_deleted_as_well(backing: Backing) -> Result<()> {
     let world = World::new("late").await?;
     let cloud = Cloud::new(&world);
@@ -98,7 +98,8 @@ async fn a_spec_that_changes_after_a_create_that_may_still_be_carried_out_makes_
     Ok(())
 }
 
-/// CTL-CR-03, CTL-CR-08: a machine that waits for a quota does not wait for a create as well, and what was made before a refusal goes.
+/// CTL-CR-03, CTL-CR-08: a machine that waits for a quota does not wait for a create as well, and what was
+/// made before a refusal goes.
 async fn a_create_that_was_answered_holds_no_deletion_up(backing: Backing) -> Result<()> {
     let world = World::new("answered").await?;
     let cloud = Cloud::new(&world);
@@ -135,7 +136,8 @@ async fn a_create_that_was_answered_holds_no_deletion_up(backing: Backing) -> Re
     Ok(())
 }
 
-/// CTL-CR-14: connection refused: no VM can be, and what the plugin thinks of the spec when it is back decides alone.
+/// CTL-CR-14: connection refused: no VM can be, and what the plugin thinks of the spec when
+/// it is back decides alone.
 #[tokio::test]
 async fn a_create_that_never_reached_the_plugin_makes_no_vm_possible() -> Result<()> {
     let world = World::new("unsent").await?;

@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 use crate::support::provider::Replica;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 
-/// A provider that is elected, by a lease in the namespace of the case: that of the shipped one may be another case's.
+/// A provider that is elected, by a lease in the namespace of the case: that of the shipped
+/// one may be another case's.
 pub async fn elected(world: &World, drivers: String) -> Result<Provider> {
     let shipped: Vec<Value> = serde_saphyr::from_multiple(&stream(&[Part::Rbac])?)?;
     let is_for_leases = |object: &&Value| {

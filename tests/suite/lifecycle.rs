@@ -18,7 +18,8 @@ with_every_backing!(
     a_cluster_goes_with_all_that_belongs_to_it,
 );
 
-/// DRV-13, DRV-14, CTL-CR-00, CLI-CR-00: providerID and Node name are those of the VM, and one create per machine is enough.
+/// DRV-13, DRV-14, CTL-CR-00, CLI-CR-00: providerID and Node name are those of the VM, and one
+/// create per machine is enough.
 async fn a_deployment_comes_up_scales_and_goes_without_a_trace(backing: Backing) -> Result<()> {
     let world = World::new("lifecycle").await?;
     let cloud = Cloud::new(&world);
@@ -85,8 +86,8 @@ async fn a_rolling_update_replaces_every_vm_and_never_has_fewer_than_wanted(back
     Ok(())
 }
 
-/// DRV-07: a Cluster that goes takes its VMs and every object of ours along, and no finalizer keeps anything. Its Nodes are
-/// not touched: Cluster API takes them for gone with their Cluster.
+/// DRV-07: a Cluster that goes takes its VMs and every object of ours along, and no finalizer keeps anything.
+/// Its Nodes are not touched: Cluster API takes them for gone with their Cluster.
 async fn a_cluster_goes_with_all_that_belongs_to_it(backing: Backing) -> Result<()> {
     let world = World::new("farewell").await?;
     let cloud = Cloud::new(&world);
@@ -95,7 +96,8 @@ async fn a_cluster_goes_with_all_that_belongs_to_it(backing: Backing) -> Result<
     let _kubelets = cloud.kubelets();
     let fleet = Fleet::create(&world, "md", 2).await?;
     fleet.running(2).await?;
-    // One that the Cluster gets owner of while it is used, one that is history, and one that nothing ever used.
+    // One that the Cluster gets owner of while it is used, one that is history, and
+    // one that nothing ever used.
     let larger = json!({"vmPool": "default", "size": "medium", "tags": {}});
     fleet.template("md-2", larger.clone()).await?;
     fleet.template("spare", larger).await?;
@@ -130,8 +132,8 @@ async fn a_cluster_goes_with_all_that_belongs_to_it(backing: Backing) -> Result<
     Ok(())
 }
 
-/// The fewest VMs that there were at a time since there were `start` for the first time: a create counts from when it
-/// has ended, a deletion from when it starts.
+/// The fewest VMs that there were at a time since there were `start` for the first time: a create counts from
+/// when it has ended, a deletion from when it starts.
 fn fewest(calls: &[CallLine], start: i32) -> i32 {
     let changes = calls
         .iter()

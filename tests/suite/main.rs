@@ -1,5 +1,5 @@
-//! The provider on a real Cluster API: etcd, kube-apiserver, Cluster API's core manager and a workload cluster, with the
-//! simulated cloud behind it.
+//! The provider on a real Cluster API: etcd, kube-apiserver, Cluster API's core manager and a workload
+//! cluster, with the simulated cloud behind it.
 
 mod capacity;
 mod codes;

@@ -18,7 +18,8 @@ const ANNOTATION_BYTES: usize = 200_000;
 /// What the provider may take at its peak, in MiB: they are 250 together, and its container has 256.
 const MOST_MIB: u64 = 160;
 
-/// The memory at its peak, in MiB, of the provider that was started with a drivers file: it is the child of a shell.
+/// The memory at its peak, in MiB, of the provider that was started with a drivers file:
+/// it is the child of a shell.
 fn peak_mib(drivers: &Path) -> Result<u64> {
     let drivers = drivers.to_str().context("a path that is no text")?;
     let of_provider = |folder: &Path| {

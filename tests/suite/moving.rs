@@ -1,5 +1,5 @@
-//! `clusterctl move` to another management cluster: objects get new UIDs and lose their status, and the VMs stay whose
-//! they are.
+//! `clusterctl move` to another management cluster: objects get new UIDs and lose their status, and
+//! the VMs stay whose they are.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,8 @@ use crate::support::fleet::objects;
 use crate::support::world::run;
 use crate::support::{ByHand, Cloud, Fleet, Provider, World};
 
-/// DRV-07, DRV-08, INI-08: identity and cluster id live in what is moved, so the provider at the target finds the VMs,
-/// makes none, and a machine that is made later belongs to the same cluster.
+/// DRV-07, DRV-08, INI-08: identity and cluster id live in what is moved, so the provider at the target finds
+/// the VMs, makes none, and a machine that is made later belongs to the same cluster.
 #[tokio::test]
 async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<()> {
     let source = World::new("move").await?;
@@ -36,8 +36,8 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     let before = by_name(fleet.infra_machines().await?);
     let vms = cloud.holds(2).await?;
 
-    // clusterctl labels what it installs, and moves what has the label. Cluster API was installed without it; the
-    // definitions of this provider bring it along.
+    // clusterctl labels what it installs, and moves what has the label. Cluster API was installed without it;
+    // the definitions of this provider bring it along.
     let theirs = format!(
         "--selector={}!={}",
         manifests::PROVIDER_LABEL,
@@ -126,8 +126,8 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     Ok(())
 }
 
-/// clusterctl pauses a Cluster and waits while an object of it has the annotation: a create or an update that is under way is not
-/// cut in two. One that has failed is under way no more.
+/// clusterctl pauses a Cluster and waits while an object of it has the annotation: a create or an update that
+/// is under way is not cut in two. One that has failed is under way no more.
 #[tokio::test]
 async fn clusterctl_has_to_wait_while_a_create_or_an_update_is_under_way() -> Result<()> {
     let world = World::new("move-blocked").await?;
@@ -197,8 +197,8 @@ async fn clusterctl_has_to_wait_while_a_create_or_an_update_is_under_way() -> Re
     Ok(())
 }
 
-/// DRV-07: at the source, the provider's cache may not show yet that the Cluster is paused, or show no Cluster any more, when
-/// clusterctl deletes a machine whose VM the target has by now.
+/// DRV-07: at the source, the provider's cache may not show yet that the Cluster is paused, or show no
+/// Cluster any more, when clusterctl deletes a machine whose VM the target has by now.
 #[tokio::test]
 async fn what_clusterctl_deletes_at_the_source_keeps_its_vm_though_no_pause_is_seen() -> Result<()> {
     let world = World::new("move-source").await?;

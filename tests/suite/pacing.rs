@@ -1,4 +1,5 @@
-//! How often a driver that is in trouble is called, which machine is next, and what all of that costs the API server.
+//! How often a driver that is in trouble is called, which machine is next, and what all of
+//! that costs the API server.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -18,8 +19,8 @@ use crate::support::by_hand::{all_become, says};
 use crate::support::fleet::bootstrap_secret;
 use crate::support::{ByHand, Cloud, DEADLINE, Plugin, Provider, World, audit};
 
-/// What a driver asks for is a lower bound: one that asks for a second for ever is called after 5 s, 10 s …, and that it says
-/// the same again is not written each time.
+/// What a driver asks for is a lower bound: one that asks for a second for ever is called after 5 s, 10 s …,
+/// and that it says the same again is not written each time.
 #[tokio::test]
 async fn a_driver_that_asks_for_a_second_each_time_costs_ever_fewer_calls_and_writes() -> Result<()> {
     const MACHINES: usize = 20;
@@ -132,7 +133,8 @@ async fn a_namespace_whose_creates_hang_keeps_no_other_waiting_and_its_machines_
     Ok(())
 }
 
-/// A plugin that restarts costs a fleet nothing; one that stays away is told once of the InfraCluster, and of each machine.
+/// A plugin that restarts costs a fleet nothing; one that stays away is told once of the
+/// InfraCluster, and of each machine.
 #[tokio::test]
 async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_told_once() -> Result<()> {
     const MACHINES: usize = 10;

@@ -52,8 +52,8 @@ async fn a_machine_that_is_paused_before_its_creation_is_made_when_that_ends() -
     Ok(())
 }
 
-/// UPD-01, CTL-LM-00: what happened meanwhile, a changed spec or a VM that vanished, is seen to when the pause ends, and
-/// VMs are not even looked at before.
+/// UPD-01, CTL-LM-00: what happened meanwhile, a changed spec or a VM that vanished, is seen to when the
+/// pause ends, and VMs are not even looked at before.
 #[tokio::test]
 async fn a_provisioned_machine_that_is_paused_is_left_as_it_is() -> Result<()> {
     let world = World::new("pause-provisioned").await?;
@@ -148,7 +148,8 @@ async fn a_provisioned_machine_that_is_paused_is_left_as_it_is() -> Result<()> {
     Ok(())
 }
 
-/// DRV-07: a deletion that is paused goes no further, by annotation from its start and by Cluster in the middle.
+/// DRV-07: a deletion that is paused goes no further, by annotation from its start and
+/// by Cluster in the middle.
 #[tokio::test]
 async fn a_deletion_that_is_paused_goes_on_when_that_ends() -> Result<()> {
     let world = World::new("pause-deletion").await?;
@@ -203,7 +204,8 @@ async fn a_deletion_that_is_paused_goes_on_when_that_ends() -> Result<()> {
     Ok(())
 }
 
-/// The infrastructure cluster contract: paused by annotation, and never written when it is managed externally.
+/// The infrastructure cluster contract: paused by annotation, and never written when
+/// it is managed externally.
 #[tokio::test]
 async fn an_infra_cluster_may_be_paused_or_managed_externally() -> Result<()> {
     let world = World::new("pause-cluster").await?;

@@ -1,4 +1,5 @@
-//! A driver in a process of its own: it goes, comes back as another, dies in the middle of its work, and shows its certificate.
+//! A driver in a process of its own: it goes, comes back as another, dies in the middle of its work,
+//! and shows its certificate.
 
 use std::process::Command;
 
@@ -14,8 +15,8 @@ use crate::support::provider::Replica;
 use crate::support::world::run;
 use crate::support::{Authority, ByHand, Cloud, DEADLINE, Fleet, Plugin, Provider, World};
 
-/// CMI-76, CMI-78, CMI-167, CMI-169, CLI-CR-14: an outage leaves machines alone that are up, and those that are not wait
-/// for its end.
+/// CMI-76, CMI-78, CMI-167, CMI-169, CLI-CR-14: an outage leaves machines alone that are up, and those that
+/// are not wait for its end.
 #[tokio::test]
 async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<()> {
     let world = World::new("plugin-outage").await?;
@@ -73,7 +74,8 @@ async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<
     Ok(())
 }
 
-/// DRV-12, CMI-10, CLI-CR-04: whether the work was done or not when the plugin died, there is one VM in the end.
+/// DRV-12, CMI-10, CLI-CR-04: whether the work was done or not when the plugin died,
+/// there is one VM in the end.
 #[tokio::test]
 async fn a_plugin_that_is_killed_in_the_middle_of_creates_makes_one_vm_each() -> Result<()> {
     const NAMES: [&str; 4] = ["before-1", "before-2", "after-1", "after-2"];

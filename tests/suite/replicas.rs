@@ -1,5 +1,5 @@
-//! Two replicas in the middle of a batch of machines: whatever becomes of the leader, every machine gets one VM, and no two
-//! replicas act at the same time.
+//! Two replicas in the middle of a batch of machines: whatever becomes of the leader, every machine gets one
+//! VM, and no two replicas act at the same time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +36,8 @@ impl Batch {
         let world = World::new(case).await?;
         let cloud = Cloud::new(&world);
         let stage = Stage::set(&world).await?;
-        // A few at a time, so that the batch takes seconds: the driver's turns bound that, not the controller's workers.
+        // A few at a time, so that the batch takes seconds: the driver's turns bound that, not
+        // the controller's workers.
         let drivers = cloud.drivers_with(json!({"maxConcurrentCalls": 3}), json!({"latencyMs": 200}));
         let provider = elected(&world, drivers)
             .await?
@@ -93,7 +94,8 @@ impl Batch {
         self.nothing_is_made_twice()
     }
 
-    /// Of all creates of a machine, in whatever process, one made the VM and answered: the next replica adopts.
+    /// Of all creates of a machine, in whatever process, one made the VM and
+    /// answered: the next replica adopts.
     fn nothing_is_made_twice(&self) -> Result<()> {
         let mut made: BTreeMap<String, Vec<u32>> = BTreeMap::new();
         for line in self.cloud.calls()? {
@@ -106,8 +108,8 @@ impl Batch {
         Ok(())
     }
 
-    /// The calls about machines of the process that called first. From the first call of the other on, it must not have
-    /// begun another one.
+    /// The calls about machines of the process that called first. From the first call of the other on, it
+    /// must not have begun another one.
     fn one_after_the_other(&self) -> Result<Vec<CallLine>> {
         let mut lines = self.cloud.calls()?;
         lines.retain(|line| !line.machine.is_empty());

@@ -144,8 +144,8 @@ fn is_nowhere(canary: &str, places: &[(&str, String)]) -> Result<()> {
     Ok(())
 }
 
-/// Every call echoes the credentials, and every call about a machine the bootstrap data too: a driver may remember what only
-/// the create was given.
+/// Every call echoes the credentials, and every call about a machine the bootstrap data too: a driver may
+/// remember what only the create was given.
 fn echoes() -> Value {
     let echo = |operation: &str, machine: &str| {
         let more = if machine.is_empty() {
@@ -345,7 +345,8 @@ async fn a_vm_that_is_not_seen_without_its_credentials_is_not_taken_for_gone() -
     Ok(())
 }
 
-/// The Secrets of a namespace go at once, and nothing can be put into it any more: credentials that stay are the provider's.
+/// The Secrets of a namespace go at once, and nothing can be put into it any more: credentials
+/// that stay are the provider's.
 #[tokio::test]
 async fn a_namespace_can_be_deleted_with_its_machines_up_and_every_vm_goes() -> Result<()> {
     let world = World::new("going").await?;
@@ -370,7 +371,8 @@ async fn a_namespace_can_be_deleted_with_its_machines_up_and_every_vm_goes() -> 
     .await
 }
 
-/// Another account would say of a VM that it is gone: a machine with a Secret keeps to it, also when it is missing.
+/// Another account would say of a VM that it is gone: a machine with a Secret keeps to
+/// it, also when it is missing.
 #[tokio::test]
 async fn the_providers_credentials_are_for_machines_without_a_secret_alone_and_are_renewed() -> Result<()> {
     let world = World::new("own").await?;
@@ -528,8 +530,8 @@ async fn secret(world: &World, name: &str, data: Value) -> Result<()> {
     Ok(())
 }
 
-/// Cluster API's schema takes any text for the name of the bootstrap Secret: it must not lead to another path of the API server,
-/// nor be passed over in silence.
+/// Cluster API's schema takes any text for the name of the bootstrap Secret: it must not lead to another path
+/// of the API server, nor be passed over in silence.
 #[tokio::test]
 async fn a_bootstrap_secret_with_an_impossible_name_is_said_on_the_machine() -> Result<()> {
     let world = World::new("names").await?;

@@ -1,9 +1,10 @@
-//! The soak: `make soak`, which is no part of the gate. Two replicas, a plugin and the API server are killed at random
-//! while machines are made, changed, replaced and deleted, and the cloud's journal tells whether one was lost or made twice.
+//! The soak: `make soak`, which is no part of the gate. Two replicas, a plugin and the API server are killed
+//! at random while machines are made, changed, replaced and deleted, and the cloud's journal tells whether
+//! one was lost or made twice.
 //!
-//! `SOAK_SECONDS` is how long (600), `SOAK_SEED` what to repeat: the choice of actions, not the moment at which each
-//! strikes. `SOAK_ORPHANS=delete` lets the provider delete orphans, as eagerly as it can: a machine that loses its VM is told
-//! all the same, but a VM that is lost is cleared away.
+//! `SOAK_SECONDS` is how long (600), `SOAK_SEED` what to repeat: the choice of actions, not the moment at
+//! which each strikes. `SOAK_ORPHANS=delete` lets the provider delete orphans, as eagerly as it can: a
+//! machine that loses its VM is told all the same, but a VM that is lost is cleared away.
 
 mod chaos;
 mod dice;
@@ -31,8 +32,8 @@ use crate::support::{Cloud, Plugin, World};
 const SECONDS: &str = "SOAK_SECONDS";
 const SEED: &str = "SOAK_SEED";
 const ORPHANS: &str = "SOAK_ORPHANS";
-/// How long all may take to be as it is wanted once nothing goes wrong any more: the longest wait between two tries, and
-/// the roll-out of a whole deployment.
+/// How long all may take to be as it is wanted once nothing goes wrong any more: the longest wait between two
+/// tries, and the roll-out of a whole deployment.
 const CONVERGENCE: Duration = Duration::from_mins(8);
 /// How long the end of everything may take.
 const END: Duration = Duration::from_mins(6);
@@ -81,8 +82,8 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
     let config = cloud.config(json!({
         "bootSeconds": 0.5, "bootJitterSeconds": 1, "deleteSeconds": 1, "deleteWaitSeconds": 3,
         "hideNewSeconds": 0.5, "consistencyWindowSeconds": 1,
-        // In every life of the plugin, whatever else goes wrong: some answers of creates are lost, and some creates are carried
-        // out when nobody waits for them any more.
+        // In every life of the plugin, whatever else goes wrong: some answers of creates are lost, and some
+        // creates are carried out when nobody waits for them any more.
         "faults": [
             {"operation": "CreateMachine", "after": 1, "count": 1, "hang": "after"},
             {"operation": "CreateMachine", "after": 2, "count": 2, "loseResponse": "Unavailable"},
@@ -181,7 +182,8 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
     report(&chaos, &cloud, converged, took)
 }
 
-/// Holds that every Cluster has what is wanted, and that there is no VM besides; gives the number of machines.
+/// Holds that every Cluster has what is wanted, and that there is no VM besides;
+/// gives the number of machines.
 async fn all_is_there(chaos: &Chaos<'_>, others: &BTreeSet<String>) -> Result<usize> {
     let mut ids = others.clone();
     for fleet in &chaos.wanted {

@@ -18,7 +18,8 @@ use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
 
 /// How late the provider sees what happens.
 const LAG: Duration = Duration::from_secs(3);
-/// Conflicts for each time that another client wrote: tried again after 100 ms, doubling, until the cache has caught up.
+/// Conflicts for each time that another client wrote: tried again after 100 ms, doubling,
+/// until the cache has caught up.
 const CONFLICTS_PER_WRITE: usize = 8;
 const FOREIGN_FINALIZER: &str = "example.com/slow";
 
@@ -44,8 +45,8 @@ impl Lagging {
         })
         .await?;
         let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
-        // The driver lags as well: it does not find a new VM for longer than the provider does not see its own writes,
-        // and a create takes long enough for others to write meanwhile.
+        // The driver lags as well: it does not find a new VM for longer than the provider does not see its
+        // own writes, and a create takes long enough for others to write meanwhile.
         cloud.fail(json!([{"operation": "CreateMachine", "latencyMs": 1000}]))?;
         let late = json!({"hideNewSeconds": 5, "consistencyWindowSeconds": 5});
         let provider = Provider::new(cloud.drivers(late)).through(kubeconfig);
@@ -198,7 +199,8 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     Ok(())
 }
 
-/// DRV-12: a machine that went and came again under its name is another machine, also for a provider that has not seen it go.
+/// DRV-12: a machine that went and came again under its name is another machine, also for a
+/// provider that has not seen it go.
 #[tokio::test]
 async fn a_machine_that_comes_again_under_its_name_gets_one_vm_of_its_own() -> Result<()> {
     let lagging = Lagging::new("again").await?;
@@ -225,7 +227,8 @@ fn ids(vms: &[Vm]) -> Vec<String> {
     vms.iter().map(Vm::provider_id).collect()
 }
 
-/// providerID and identity are as they were; the spec that was applied may have changed, and the guest may be shut down.
+/// providerID and identity are as they were; the spec that was applied may have changed, and
+/// the guest may be shut down.
 fn keeps_identity(before: &InfraMachine, after: &InfraMachine) -> Result<()> {
     ensure!(
         before.spec.provider_id == after.spec.provider_id,

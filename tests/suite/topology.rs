@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::support::fleet::{bootstrap_secret, objects};
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 
-/// A bootstrap provider's two kinds by Cluster API's contract. Every object is ready from the start, with the bootstrap
-/// data of the case.
+/// A bootstrap provider's two kinds by Cluster API's contract. Every object is ready from the start, with the
+/// bootstrap data of the case.
 const BOOTSTRAP_KINDS: &str = r"
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -129,8 +129,8 @@ spec:
       machineDeployments: [{class: worker, name: md, replicas: 2}]
 ";
 
-/// The topology controller tries a changed template out by a dry run, which the admission policy has to let pass, and
-/// makes a new template, which rolls the machines (DRV-07).
+/// The topology controller tries a changed template out by a dry run, which the admission policy has to let
+/// pass, and makes a new template, which rolls the machines (DRV-07).
 #[tokio::test]
 async fn a_changed_variable_makes_a_new_template_and_rolls_the_machines() -> Result<()> {
     let world = World::new("topology").await?;

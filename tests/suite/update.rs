@@ -94,8 +94,8 @@ async fn an_update_that_failed_is_taken_back_at_the_driver(backing: Backing) -> 
     Ok(())
 }
 
-/// UPD-02: what a living VM can't change is said, and the VM stays as it is; so is every change where the driver has no
-/// UpdateMachine.
+/// UPD-02: what a living VM can't change is said, and the VM stays as it is; so is every change where the
+/// driver has no UpdateMachine.
 async fn a_change_that_is_not_hot_updatable_leaves_the_vm_alone_and_says_so(backing: Backing) -> Result<()> {
     let world = World::new("cold-update").await?;
     let (hot, cold) = (Cloud::named(&world, "hot"), Cloud::named(&world, "cold"));

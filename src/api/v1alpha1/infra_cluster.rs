@@ -58,14 +58,14 @@ use crate::api::{cluster_api::ApiEndpoint, schema};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InfraClusterSpec {
-    /// Where the control plane is reached. The driver makes no load balancer: say it here or on the Cluster, or let the
-    /// control-plane provider say it.
+    /// Where the control plane is reached. The driver makes no load balancer: say it here or on the Cluster,
+    /// or let the control-plane provider say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "endpoint")]
     #[garde(skip)]
     pub control_plane_endpoint: Option<ApiEndpoint>,
-    /// Name of the configured driver that is asked for failure domains. May be left out when exactly one serves this
-    /// namespace.
+    /// Name of the configured driver that is asked for failure domains. May be left out when exactly
+    /// one serves this namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 63),

@@ -125,10 +125,10 @@ pub struct InfraMachineSpec {
     #[garde(length(bytes, min = 1, max = 63), pattern(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub provider: Option<String>,
 
-    /// The driver's description of the VM; which fields there are is the driver's to say. It may change until the VM is
-    /// created, after that only in fields that the driver can update on a living VM. The provider adds the tags
-    /// kubernetes.io/cluster, kubernetes.io/role and capcmi.io/machine, which it may not hold. At most 64 KiB as JSON, and 4096
-    /// values.
+    /// The driver's description of the VM; which fields there are is the driver's to say. It may change until
+    /// the VM is created, after that only in fields that the driver can update on a living VM. The provider
+    /// adds the tags kubernetes.io/cluster, kubernetes.io/role and capcmi.io/machine, which it may not hold.
+    /// At most 64 KiB as JSON, and 4096 values.
     #[serde(
         default,
         skip_serializing_if = "Map::is_empty",
@@ -143,14 +143,15 @@ pub struct InfraMachineSpec {
     #[garde(dive)]
     pub secret_ref: Option<SecretReference>,
 
-    /// Seconds that the creation may take before Ready says CreationTimedOut; the driver is still asked. Default 1200.
+    /// Seconds that the creation may take before Ready says CreationTimedOut; the driver is
+    /// still asked. Default 1200.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86400))]
     #[garde(range(min = 1, max = 86400))]
     pub creation_timeout_seconds: Option<i32>,
 
-    /// Seconds that the guest gets to shut down before its VM is deleted; 0 deletes at once. Default 60. Drivers that
-    /// can't shut down delete at once.
+    /// Seconds that the guest gets to shut down before its VM is deleted; 0 deletes at once. Default 60.
+    /// Drivers that can't shut down delete at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86400))]
     #[garde(range(min = 0, max = 86400))]

@@ -96,7 +96,8 @@ pub struct TemplateMetadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What one machine of the template has, so that the autoscaler can start from zero, and whether one can be made.
+/// What one machine of the template has, so that the autoscaler can start from zero,
+/// and whether one can be made.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InfraMachineTemplateStatus {

@@ -11,8 +11,8 @@ use super::super::{Failure, drivers};
 use crate::provider::Timeouts;
 use cmi_driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness};
 
-/// Print what a driver says of itself: name and version, whether it is ready, what it can do, and the JSON Schema of its
-/// provider spec.
+/// Print what a driver says of itself: name and version, whether it is ready, what it can do, and the JSON
+/// Schema of its provider spec.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("driver").required(true).args(["endpoint", "drivers_config"]))]
 pub(in crate::cli) struct InfoArgs {

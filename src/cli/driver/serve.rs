@@ -22,7 +22,8 @@ pub(in crate::cli) struct ServeArgs {
     // The one variable that the specification defines.
     #[arg(long, env = "CMI_ENDPOINT", value_name = "ENDPOINT")]
     endpoint: Option<Endpoint>,
-    /// File with the configuration of the driver: what stands under its kind in the drivers' file. Default: none.
+    /// File with the configuration of the driver: what stands under its kind in the
+    /// drivers' file. Default: none.
     #[arg(long, env = "CAPCMI_DRIVER_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]

@@ -217,7 +217,8 @@ async fn a_machine_that_comes_or_goes_wakes_its_infra_machine_and_its_status_alo
     assert_eq!(watched.machine(&Event::InitDone), woken);
 }
 
-/// What we wrote ourselves is newer than the cache until the cache has it; a list that is under way is not the cache.
+/// What we wrote ourselves is newer than the cache until the cache has it; a list that is
+/// under way is not the cache.
 #[tokio::test]
 async fn our_own_write_is_kept_until_a_list_that_holds_it_is_in_the_cache() {
     let mut watched = settled();
@@ -309,7 +310,8 @@ async fn a_machine_that_is_gone_stands_in_no_line() {
     assert_eq!(*called.lock().unwrap(), ["next"]);
 }
 
-/// One that was refused by what a driver said of itself has not been shown to it, and carries no driver's name.
+/// One that was refused by what a driver said of itself has not been shown to it, and
+/// carries no driver's name.
 #[tokio::test]
 async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_not_made_too() {
     let mut watched = settled();

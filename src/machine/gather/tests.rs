@@ -36,7 +36,8 @@ fn context(driver: FakeDriver) -> Context {
     }
 }
 
-/// CMI-37: when a driver refuses and another one is met before that is written down, it was not the other one that refused.
+/// CMI-37: when a driver refuses and another one is met before that is written down, it was not
+/// the other one that refused.
 #[tokio::test]
 async fn a_driver_that_is_met_during_a_call_is_not_the_one_that_answered_it() {
     let driver = FakeDriver::default();

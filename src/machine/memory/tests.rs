@@ -65,7 +65,8 @@ fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
     assert!(memory.recall("u").suspicion.is_none());
 }
 
-/// A Node goes silent while its VM is asked after, updated, or can't be: what was begun before says nothing about that.
+/// A Node goes silent while its VM is asked after, updated, or can't be: what was begun
+/// before says nothing about that.
 #[test]
 fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
     let memory = Memory::default();
@@ -139,7 +140,8 @@ fn absence_is_measured_from_the_first_sighting_and_ends_with_the_vm_seen() {
     );
 }
 
-/// NOT_FOUND, UNAVAILABLE, NOT_FOUND is no absence over the whole time: the driver may have been behind twice.
+/// NOT_FOUND, UNAVAILABLE, NOT_FOUND is no absence over the whole time: the driver
+/// may have been behind twice.
 #[test]
 fn a_failure_in_between_breaks_an_absence_off() {
     let (memory, start) = (Memory::default(), Instant::now());
@@ -158,7 +160,8 @@ fn a_failure_in_between_breaks_an_absence_off() {
     );
 }
 
-/// A list has the VM again, or the machine was paused: days later, one answer that lags must not count as the end of the window.
+/// A list has the VM again, or the machine was paused: days later, one answer that lags must not count
+/// as the end of the window.
 #[test]
 fn an_absence_that_is_not_confirmed_any_further_is_broken_off() {
     let (memory, start) = (Memory::default(), Instant::now());

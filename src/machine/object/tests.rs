@@ -138,7 +138,8 @@ async fn an_answer_is_not_lost_where_it_could_not_be_told_that_the_call_takes_lo
     );
 }
 
-/// A create is issued only on an object that was written a moment ago, so that a cache that is behind creates nothing.
+/// A create is issued only on an object that was written a moment ago, so that a cache that
+/// is behind creates nothing.
 #[test]
 fn every_create_is_noted_before_it_is_issued_and_keeps_clusterctl_waiting() {
     let (unanswered, _) = Unanswered::default().with(at(7));

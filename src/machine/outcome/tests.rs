@@ -84,7 +84,8 @@ fn jitter_only_shortens_a_wait_and_never_to_nothing() {
     }
 }
 
-/// What a driver asks for is a lower bound: one that asks for a second each time must not be called every second for ever.
+/// What a driver asks for is a lower bound: one that asks for a second each time must not be
+/// called every second for ever.
 #[test]
 fn a_wait_that_the_driver_asks_for_is_kept_and_never_ends_the_back_off() {
     let seconds = Duration::from_secs;
@@ -153,7 +154,8 @@ fn only_an_update_that_finds_no_vm_gives_reason_to_look_for_it() {
     }
 }
 
-/// CTL-CR-06: what a driver says beside ALREADY_EXISTS is the VM that has the name, and its id would be written for good.
+/// CTL-CR-06: what a driver says beside ALREADY_EXISTS is the VM that has the name, and its id
+/// would be written for good.
 #[test]
 fn only_a_vm_that_is_the_machines_own_is_taken_from_an_error() {
     let vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "node");

@@ -19,9 +19,9 @@ use cmi_driver::Operation;
 
 /// How long the guest gets to shut down when the object does not say, in seconds.
 const SHUTDOWN_TIMEOUT: i32 = 60;
-/// ShutDownMachine has to fail so often in a row before the VM is deleted without it, and the guest's time has to be over as
-/// well, from the deletion of the object. They are counted by the process: a status counts the failures of all calls together, and
-/// an object that can't be read has none.
+/// ShutDownMachine has to fail so often in a row before the VM is deleted without it, and the guest's time
+/// has to be over as well, from the deletion of the object. They are counted by the process: a status counts
+/// the failures of all calls together, and an object that can't be read has none.
 pub const SHUT_DOWN_TRIES: u32 = 4;
 
 /// What has to be done for a machine that is being deleted.
@@ -86,7 +86,8 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     }))
 }
 
-/// The provider does not hold the object, or not any more. Where it has said something of it, it says which finalizers do.
+/// The provider does not hold the object, or not any more. Where it has said something of it, it
+/// says which finalizers do.
 fn let_go(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let has_said_something = machine
         .status
@@ -108,8 +109,9 @@ fn let_go(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     )
 }
 
-/// clusterctl has made the object at another management cluster, marked this one and deleted it, and removes the finalizers next,
-/// which is not worth a write. The VM is the other's: it is left alone, also when the mark stays.
+/// clusterctl has made the object at another management cluster, marked this one and deleted it, and
+/// removes the finalizers next, which is not worth a write. The VM is the other's: it is left alone,
+/// also when the mark stays.
 fn moved_away(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     let left = deleted.and_then(|deleted| rest_of_grace(deleted.0, seen.now));
@@ -125,9 +127,10 @@ fn moved_away(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
 
 /// What may still make a VM.
 ///
-/// The settle time runs by two clocks, and is over when one of them says so: the wall clock from when the create was given up
-/// at the latest, which a restart does not interrupt, and the monotonic one from when the VM was first absent, which nothing
-/// sets back. No call is under way then: one that was, ended with this process's call or with the process.
+/// The settle time runs by two clocks, and is over when one of them says so: the wall clock from when the
+/// create was given up at the latest, which a restart does not interrupt, and the monotonic one from when the
+/// VM was first absent, which nothing sets back. No call is under way then: one that was, ended with this
+/// process's call or with the process.
 pub(super) fn settling(
     machine: &InfraMachine,
     seen: &Observed<'_>,

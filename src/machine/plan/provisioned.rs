@@ -8,8 +8,8 @@ use crate::identity::{self, InvalidSpec};
 use crate::machine::memory::Suspicion;
 use cmi_driver::{Operation, ProviderSpec};
 
-/// What has to be done for a machine whose VM was handed to Cluster API and that is not paused. `wanted` is its spec as the driver
-/// would get it, where that can be had.
+/// What has to be done for a machine whose VM was handed to Cluster API and that is not paused. `wanted` is
+/// its spec as the driver would get it, where that can be had.
 pub fn plan_provisioned(
     machine: &InfraMachine,
     seen: &Observed<'_>,
@@ -24,7 +24,8 @@ pub fn plan_provisioned(
     let mut again = None;
     let lacks_look_up = lacks(seen, Operation::GetMachineStatus);
     let can_look = offers(Operation::GetMachineStatus) && !lacks_look_up;
-    // Before anything else: a spec that is refused, or an update that fails, must not hide that the VM is gone.
+    // Before anything else: a spec that is refused, or an update that fails, must not
+    // hide that the VM is gone.
     if !can_look {
         match (seen.remembered.suspicion, machine.has_vanished()) {
             (Some(Suspicion::Missing), false) => return Plan::Vanish(provider_id),

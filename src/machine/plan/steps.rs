@@ -16,7 +16,8 @@ use cmi_driver::{Code, JsonPointer, ProviderId, ProviderSpec};
 pub enum Plan {
     /// Nothing, and nothing is written.
     Leave(&'static str),
-    /// As [`Plan::Leave`], and look again after this long: what is so for a moment as a rule is not worth a write.
+    /// As [`Plan::Leave`], and look again after this long: what is so for a moment as a
+    /// rule is not worth a write.
     Later(Duration),
     /// Wait; the status says for what.
     Hold(Hold),
@@ -100,8 +101,8 @@ impl Plan {
         }
     }
 
-    /// Whether nothing is done about the machine now, and it is not paused: what has failed before and is not published can be
-    /// said first.
+    /// Whether nothing is done about the machine now, and it is not paused: what has failed before and is not
+    /// published can be said first.
     pub fn is_idle(&self) -> bool {
         match self {
             Self::Wait(_) | Self::Refuse { .. } | Self::Keep { .. } => true,
@@ -148,7 +149,8 @@ pub enum Trust {
     Nothing,
     /// The last check of the policies is enough: what is done reaches no VM that exists.
     LastCheck,
-    /// It acts on a VM that may exist, or lets one be forgotten: a check has to begin after the machine was read.
+    /// It acts on a VM that may exist, or lets one be forgotten: a check has to begin
+    /// after the machine was read.
     CheckSinceRead,
 }
 
@@ -163,7 +165,8 @@ pub struct Hold {
     pub message: String,
     /// The claim that has to be made all the same.
     pub claim: Option<Box<Claim>>,
-    /// Whether an earlier call still keeps `clusterctl move` waiting. No call is in flight while the machine is held.
+    /// Whether an earlier call still keeps `clusterctl move` waiting. No call is in flight
+    /// while the machine is held.
     pub lets_move: bool,
     /// When to look again, if nothing changes before.
     pub again: Option<Duration>,
@@ -199,15 +202,15 @@ pub struct Provision {
     pub provider_id: Option<ProviderId>,
     /// The Secret with the bootstrap data.
     pub bootstrap: String,
-    /// Whether the object carried an identity when it was read: the VM of that identity is looked up, whosever it is. Without
-    /// one, the identity is the object's UID, which can't be forged.
+    /// Whether the object carried an identity when it was read: the VM of that identity is looked up,
+    /// whosever it is. Without one, the identity is the object's UID, which can't be forged.
     pub is_identified: bool,
     /// What the object says of a VM before the create.
     pub noted: Instance,
     /// Creates before this one that may still be carried out.
     pub unanswered: Unanswered,
-    /// What may still make a VM of another spec: a create now would write down its own, by which alone the VM is looked for
-    /// and deleted.
+    /// What may still make a VM of another spec: a create now would write down its own, by which alone the VM
+    /// is looked for and deleted.
     pub settling: Option<Settling>,
     /// Why its create may be let through though capacity was exhausted.
     pub trial: Trial,
@@ -227,7 +230,8 @@ pub struct Recheck {
     pub look_up: ProviderSpec,
     /// The id.
     pub provider_id: ProviderId,
-    /// Whether the driver may be asked to initialize it: not one that has answered that it does not offer this.
+    /// Whether the driver may be asked to initialize it: not one that has answered
+    /// that it does not offer this.
     pub may_initialize: bool,
 }
 
@@ -255,8 +259,8 @@ pub struct Delete {
     pub settling: Option<Settling>,
     /// Whether a create that was never answered may have made another VM beside the one whose id is known.
     pub strays: bool,
-    /// Whether the driver refused every create for good: it may have made something, but no VM, and may refuse the same spec
-    /// again.
+    /// Whether the driver refused every create for good: it may have made something, but no VM, and may
+    /// refuse the same spec again.
     pub refused: bool,
     /// When to look again, while the VM is still there.
     pub again: Duration,
@@ -284,7 +288,8 @@ impl ShutDown {
 /// A create that was never answered and may still be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settling {
-    /// When it was issued, and when it can't be carried out any more, at the latest; `None` where that is not known.
+    /// When it was issued, and when it can't be carried out any more, at the latest;
+    /// `None` where that is not known.
     pub issued: Option<(Timestamp, Timestamp)>,
     /// How long the VM has to be absent once the create was given up.
     pub time: Duration,

@@ -292,7 +292,8 @@ fn finalizer_and_identity_come_before_every_wait() {
     }
 }
 
-/// A restore from a backup drops finalizers, and Cluster API deletes the InfraMachine one day: its VM would stay for ever.
+/// A restore from a backup drops finalizers, and Cluster API deletes the InfraMachine one day:
+/// its VM would stay for ever.
 #[test]
 fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done() {
     let provisioned = || machine().provisioned().without_finalizer();
@@ -587,8 +588,8 @@ fn a_change_of_spec_annotations_or_bootstrap_data_ends_a_wait() {
     provision(world().remembering(40).inputs_changed().plan(machine().claimed()));
 }
 
-/// A failure that could not be published is published while its call waits, but not on a paused machine, and not instead of
-/// what is to be done now.
+/// A failure that could not be published is published while its call waits, but not on a paused machine, and
+/// not instead of what is to be done now.
 #[test]
 fn what_is_left_to_say_of_a_failure_is_said_while_nothing_is_done() {
     let bereft = || machine().provisioned().without_finalizer();
@@ -683,7 +684,8 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
     assert!(provision(annotated.plan(refused())).trial.requested);
 }
 
-/// There is nothing to compare an annotation with that was set before the start: what is seen first is what counts.
+/// There is nothing to compare an annotation with that was set before the start: what is
+/// seen first is what counts.
 #[test]
 fn after_a_restart_a_change_of_annotations_ends_the_wait_that_the_status_tells_of() {
     let mut world = world();

@@ -42,13 +42,14 @@ pub fn retry_wait(seen: &Observed<'_>) -> Option<Wait> {
     remembered_wait(seen)
 }
 
-/// The wait that a status tells of, for a process that remembers none: another one made the call. `inputs` are those of now,
-/// so that a change of theirs ends the wait as it ends one of this process.
+/// The wait that a status tells of, for a process that remembers none: another one made the call. `inputs`
+/// are those of now, so that a change of theirs ends the wait as it ends one of this process.
 ///
 /// # Guarantees
-/// It is never shorter than the wait that the process before meant: a failure that repeats is not written each time (see
-/// [`crate::machine::status`]), so once the next try that is shown was due, there may have been more attempts than the status
-/// shows, as many as there was time for. Until then what is shown is all that there was.
+/// It is never shorter than the wait that the process before meant: a failure that repeats is not
+/// written each time (see [`crate::machine::status`]), so once the next try that is shown was due, there
+/// may have been more attempts than the status shows, as many as there was time for. Until then what is
+/// shown is all that there was.
 pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs: u64) -> Option<Retry> {
     let status = machine.status.as_ref()?;
     let last = status
@@ -100,8 +101,9 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     })
 }
 
-/// How often a failure that is shown after its attempt `shown` may have repeated since without being shown, where the first wait
-/// was `meant` to be so long: each took at least as long as jitter leaves of that, and the status would show twice as many.
+/// How often a failure that is shown after its attempt `shown` may have repeated since without being shown,
+/// where the first wait was `meant` to be so long: each took at least as long as jitter leaves of that, and
+/// the status would show twice as many.
 fn most_unshown(shown: u32, meant: Duration, elapsed: Duration) -> u32 {
     let most = shown.saturating_sub(1);
     let shortest = meant.mul_f64(0.8).as_millis();
@@ -139,14 +141,14 @@ pub fn lacks(seen: &Observed<'_>, operation: Operation) -> bool {
     retry.inputs == seen.inputs && retry.until == Until::AnotherDriver(unable)
 }
 
-/// How long the last failure that is remembered still holds up a look-up. A driver that does not offer some other call can
-/// be asked at any time.
+/// How long the last failure that is remembered still holds up a look-up. A driver that does not offer some
+/// other call can be asked at any time.
 pub fn look_up_wait(seen: &Observed<'_>) -> Option<Duration> {
     remembered_wait(seen).and_then(Wait::again)
 }
 
-/// Whether a provisioned VM has to be asked after until it is as it should be: it is on its way up, or what has to be
-/// done to it once is not done.
+/// Whether a provisioned VM has to be asked after until it is as it should be: it is on its way up, or what
+/// has to be done to it once is not done.
 pub fn is_unsettled(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         status.power_state.as_deref() == Some("Starting")
@@ -157,7 +159,8 @@ pub fn is_unsettled(machine: &InfraMachine) -> bool {
 
 /// When a VM that is not settled is asked after: `None` now, else after this long.
 ///
-/// A trigger that comes before does not lead to an earlier call, and must not make the later one be forgotten.
+/// A trigger that comes before does not lead to an earlier call, and must not make
+/// the later one be forgotten.
 pub fn until_settling(seen: &Observed<'_>) -> Option<Duration> {
     let rest = seen.remembered.rest_until.and_then(|until| {
         let left = until.saturating_duration_since(seen.instant);
@@ -166,8 +169,9 @@ pub fn until_settling(seen: &Observed<'_>) -> Option<Duration> {
     rest.max(look_up_wait(seen))
 }
 
-/// How long to leave a VM that goes: a quarter of the time that it has had, so that the calls grow rare by themselves, and no
-/// longer than the guest still has to shut down. The end of a deletion is seen late by a quarter of what it took at most.
+/// How long to leave a VM that goes: a quarter of the time that it has had, so that the calls grow rare by
+/// themselves, and no longer than the guest still has to shut down. The end of a deletion is seen late by a
+/// quarter of what it took at most.
 pub fn pace_of_deletion(deleted_for: Duration, left_to_shut_down: Option<Duration>) -> Duration {
     const LONGEST: Duration = Duration::from_mins(1);
     const SHORTEST: Duration = Duration::from_millis(100);
@@ -175,8 +179,8 @@ pub fn pace_of_deletion(deleted_for: Duration, left_to_shut_down: Option<Duratio
     left_to_shut_down.map_or(pace, |left| pace.min(left.max(SHORTEST)))
 }
 
-/// How long to leave a VM that is not settled: as long again as it has existed, so that the calls grow rare by themselves
-/// where a driver says `Starting` for ever.
+/// How long to leave a VM that is not settled: as long again as it has existed, so that the calls grow rare
+/// by themselves where a driver says `Starting` for ever.
 pub fn pace(machine: &InfraMachine, now: Timestamp) -> Duration {
     let created = machine
         .status

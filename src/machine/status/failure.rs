@@ -12,8 +12,8 @@ use cmi_driver::Operation;
 
 /// How long a creation may take when the object does not say, in seconds.
 const CREATION_TIMEOUT: i32 = 1200;
-/// A failure that repeats is told again after this time at the latest, so that the time of the next try that is shown is no
-/// older.
+/// A failure that repeats is told again after this time at the latest, so that the time of the next try
+/// that is shown is no older.
 const REPEATS_TOLD_AFTER: SignedDuration = SignedDuration::from_mins(30);
 
 impl Draft<'_> {
@@ -32,7 +32,8 @@ impl Draft<'_> {
         }
         let is_recheck = failure.during == OperationType::Create && self.machine.is_provisioned();
         if failure.is_outage() && is_recheck {
-            // Of a VM that is up it is told when the outage lasts: a fleet is not written for a call that fails.
+            // Of a VM that is up it is told when the outage lasts: a fleet is not
+            // written for a call that fails.
         } else if failure.is_outage() {
             self.set(conditions::DRIVER_REACHABLE, State::False, code.name(), &message);
         } else {
@@ -137,8 +138,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Notes the failure as the last operation, unless it is a repeat that is not worth a write; the message that has to be
-    /// shown, which then is the one that is shown already.
+    /// Notes the failure as the last operation, unless it is a repeat that is not worth a write; the message
+    /// that has to be shown, which then is the one that is shown already.
     fn failed_operation(
         &mut self,
         type_: OperationType,
@@ -178,8 +179,8 @@ impl Draft<'_> {
     }
 }
 
-/// Whether a failure need not be written since the status shows the same: a failure that repeats for ever is told ever more
-/// rarely, after 1, 2, 4, 8 … attempts and every half an hour.
+/// Whether a failure need not be written since the status shows the same: a failure that repeats for ever is
+/// told ever more rarely, after 1, 2, 4, 8 … attempts and every half an hour.
 fn is_told_by(shown: &LastOperation, failed: &LastOperation) -> bool {
     let same = shown.type_ == failed.type_
         && shown.state == failed.state
@@ -194,8 +195,8 @@ fn is_told_by(shown: &LastOperation, failed: &LastOperation) -> bool {
     same && few_more && (SignedDuration::ZERO..REPEATS_TOLD_AFTER).contains(&age)
 }
 
-/// Whether two messages differ only in words with a digit: a back end's messages may hold a time, a count, or the id of the
-/// request, which are other ones each time.
+/// Whether two messages differ only in words with a digit: a back end's messages may hold a time, a count, or
+/// the id of the request, which are other ones each time.
 fn says_the_same(a: Option<&str>, b: Option<&str>) -> bool {
     fn words(text: &str) -> impl Iterator<Item = Option<&str>> {
         let has_digit = |word: &str| word.contains(|c: char| c.is_ascii_digit());

@@ -119,7 +119,8 @@ fn harmless() -> Vec<Outcome> {
     all
 }
 
-/// A MachineHealthCheck deletes what is not ready: an outage, a lost credential or a wrong spec must not delete a fleet.
+/// A MachineHealthCheck deletes what is not ready: an outage, a lost credential or a wrong
+/// spec must not delete a fleet.
 #[test]
 fn a_vm_that_was_ready_stays_ready_whatever_fails() {
     for outcome in harmless() {
@@ -230,7 +231,8 @@ fn unavailable(message: &str) -> Outcome {
     Outcome::Failed(Box::new(Failure::new(Call::Create, status)))
 }
 
-/// The attempts that are written of a create that fails for an hour, with what the driver says at each of them.
+/// The attempts that are written of a create that fails for an hour, with what the
+/// driver says at each of them.
 fn told_in_an_hour(says: impl Fn(u32) -> String) -> (u32, Vec<i32>) {
     let mut machine = machine().claimed().build();
     machine.spec.creation_timeout_seconds = Some(86_400);
@@ -412,7 +414,8 @@ fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_wher
     }
 }
 
-/// CTL-GS-14, CTL-GS-16: of a machine that is up it is told when the outage lasts, whatever becomes of its own call.
+/// CTL-GS-14, CTL-GS-16: of a machine that is up it is told when the outage lasts,
+/// whatever becomes of its own call.
 #[test]
 fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
     let up = || {
@@ -461,7 +464,8 @@ fn only_a_driver_that_does_not_answer_is_called_unreachable() {
     }
 }
 
-/// The VM could not be looked after: that is said until it has been done, and nothing is said of the VM itself.
+/// The VM could not be looked after: that is said until it has been done, and nothing
+/// is said of the VM itself.
 #[test]
 fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_it_was() {
     let mut up = machine().provisioned().build();
@@ -613,8 +617,8 @@ fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word()
     }
 }
 
-/// Between the calls of a machine that fails, or whose deletion takes long, it waits for permits: that would cost two writes for
-/// each call.
+/// Between the calls of a machine that fails, or whose deletion takes long, it waits for permits: that would
+/// cost two writes for each call.
 #[test]
 fn a_wait_for_a_permit_hides_nothing_that_came_of_a_call() {
     let queued = || Outcome::Queued {
@@ -764,7 +768,8 @@ fn a_deletion_that_goes_on_takes_back_that_the_driver_does_not_answer() {
     }
 }
 
-/// A change of `spec.secretRef` has no effect, and that has to show; every later call goes to the account of the VM.
+/// A change of `spec.secretRef` has no effect, and that has to show; every later call goes
+/// to the account of the VM.
 #[test]
 fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_so_until_it_does_not() {
     let changed = || {

@@ -1,4 +1,5 @@
-//! Every string, list and map of the API is bounded, so that CEL can be budgeted and no object can flood a cache.
+//! Every string, list and map of the API is bounded, so that CEL can be budgeted and no
+//! object can flood a cache.
 
 use super::*;
 
@@ -103,7 +104,8 @@ fn a_definition_can_be_found_and_read_by_cluster_api() {
     }
 }
 
-/// schemars takes an `Option` for mandatory when its schema is written by hand and `serde(default)` is forgotten.
+/// schemars takes an `Option` for mandatory when its schema is written by hand and
+/// `serde(default)` is forgotten.
 #[test]
 fn only_what_can_never_be_absent_is_required() {
     let mut required = Vec::new();

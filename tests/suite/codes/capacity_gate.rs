@@ -77,8 +77,8 @@ async fn exhausted_capacity_holds_back_creates_of_its_class_and_credential_alone
     Ok(())
 }
 
-/// What ends the cause ends the waits, one machine first: a VM of the class that is deleted, an annotation that a person sets
-/// after a restart, and a create that succeeds.
+/// What ends the cause ends the waits, one machine first: a VM of the class that is deleted, an annotation
+/// that a person sets after a restart, and a create that succeeds.
 #[tokio::test]
 async fn room_that_there_is_again_calls_those_that_wait_for_it() -> Result<()> {
     const WAITING: usize = 6;

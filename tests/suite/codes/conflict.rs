@@ -1,4 +1,5 @@
-//! What a driver said can't be written at once: another client writes the object, or the API server does not take it.
+//! What a driver said can't be written at once: another client writes the object, or the
+//! API server does not take it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,8 +17,8 @@ use crate::support::by_hand::{event, says};
 use crate::support::provider::service_account;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
-/// CTL-02, CTL-CR-07: a call that failed waits its time, whatever label was written meanwhile; and what it said is not lost, though
-/// it was said of an older version of the object.
+/// CTL-02, CTL-CR-07: a call that failed waits its time, whatever label was written meanwhile; and what it
+/// said is not lost, though it was said of an older version of the object.
 #[tokio::test]
 async fn a_label_that_is_written_during_a_call_neither_repeats_it_nor_hides_its_failure() -> Result<()> {
     let world = World::new("conflict").await?;
@@ -49,8 +50,8 @@ async fn a_label_that_is_written_during_a_call_neither_repeats_it_nor_hides_its_
     Ok(())
 }
 
-/// CTL-02, CTL-CR-07: nor does an API server that does not take the status: the failure is told as soon as it does, and not
-/// only after the whole wait.
+/// CTL-02, CTL-CR-07: nor does an API server that does not take the status: the failure is told as soon as it
+/// does, and not only after the whole wait.
 #[tokio::test]
 async fn a_failure_whose_status_is_not_taken_is_told_later_and_its_call_is_not_repeated() -> Result<()> {
     let world = World::new("untold").await?;

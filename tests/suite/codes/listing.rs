@@ -17,8 +17,8 @@ use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, World};
 
 with_every_backing!(no_machine_is_touched_for_a_list_that_can_not_be_had,);
 
-/// CTL-04, CTL-LM-00..CTL-LM-16, CLI-LM-00..CLI-LM-16, CMI-144: an error touches no machine, even one whose VM is gone; and one
-/// driver that can't list does not keep the others from being looked after (CTL-LM-03).
+/// CTL-04, CTL-LM-00..CTL-LM-16, CLI-LM-00..CLI-LM-16, CMI-144: an error touches no machine, even one whose
+/// VM is gone; and one driver that can't list does not keep the others from being looked after (CTL-LM-03).
 async fn no_machine_is_touched_for_a_list_that_can_not_be_had(backing: Backing) -> Result<()> {
     let world = World::new("listing").await?;
     let cloud = Cloud::new(&world);

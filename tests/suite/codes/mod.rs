@@ -1,9 +1,9 @@
-//! Every machine code of every driver call that a machine needs, all at once: what the status says, when the call is
-//! repeated, and that no VM is lost or doubled.
+//! Every machine code of every driver call that a machine needs, all at once: what the status says, when the
+//! call is repeated, and that no VM is lost or doubled.
 //!
-//! Rows CTL-GV-02..CTL-GV-14 and CTL-05 (GetVolumeIDs) and CTL-MG-00..CTL-MG-13 and CTL-06 (migration) do not apply: this
-//! controller makes neither call. Cluster API's core drains Nodes and waits for their volumes, and there are no classes
-//! to migrate.
+//! Rows CTL-GV-02..CTL-GV-14 and CTL-05 (GetVolumeIDs) and CTL-MG-00..CTL-MG-13 and CTL-06 (migration) do not
+//! apply: this controller makes neither call. Cluster API's core drains Nodes and waits for their volumes,
+//! and there are no classes to migrate.
 
 mod capacity_gate;
 mod conflict;
@@ -30,12 +30,13 @@ use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, World};
 
 with_every_backing!(every_code_of_every_call_is_shown_waited_for_and_healed,);
 
-/// The name that the second driver is configured under; its VMs stay on their way up, so they are asked after.
+/// The name that the second driver is configured under; its VMs stay on their way
+/// up, so they are asked after.
 const SLOW: &str = "slow";
 
-/// CTL-02, CTL-CR-01..CTL-CR-16, CTL-DE-02..CTL-DE-16, CTL-GS-02..CTL-GS-16, INI-12..INI-20, INI-24, UPD-01: every code of
-/// every call. Of a plugin: CLI-CR-01..CLI-CR-16, CLI-DE-02..CLI-DE-16, CLI-GS-02..CLI-GS-16, CLI-SD-02..CLI-SD-16, which is
-/// what CMI-29, CMI-31, CMI-39 and CMI-97 ask of a client.
+/// CTL-02, CTL-CR-01..CTL-CR-16, CTL-DE-02..CTL-DE-16, CTL-GS-02..CTL-GS-16, INI-12..INI-20, INI-24, UPD-01:
+/// every code of every call. Of a plugin: CLI-CR-01..CLI-CR-16, CLI-DE-02..CLI-DE-16, CLI-GS-02..CLI-GS-16,
+/// CLI-SD-02..CLI-SD-16, which is what CMI-29, CMI-31, CMI-39 and CMI-97 ask of a client.
 async fn every_code_of_every_call_is_shown_waited_for_and_healed(backing: Backing) -> Result<()> {
     let world = World::new("codes").await?;
     let cloud = Cloud::new(&world);
@@ -162,7 +163,8 @@ async fn two_drivers(backing: Backing, world: &World, cloud: &Cloud) -> Result<(
 
 fn machine(world: &World, case: Case) -> ByHand {
     let machine = ByHand::new(world, "c", case.name());
-    // Something to initialize: a VM that says that it is initialized is believed, whatever InitializeMachine said.
+    // Something to initialize: a VM that says that it is initialized is believed,
+    // whatever InitializeMachine said.
     let machine = if case.call == Call::Initialize {
         machine.infra("/spec/providerSpec/sourceDestCheck", json!(false))
     } else {

@@ -1,4 +1,5 @@
-//! What every code of every call leads to, written down once more and not taken from the provider's own table.
+//! What every code of every call leads to, written down once more and not taken from
+//! the provider's own table.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions;
@@ -105,7 +106,8 @@ impl Call {
     }
 }
 
-/// How long the cloud asks to be left alone when creates are exhausted, so that the case need not wait for 10 min.
+/// How long the cloud asks to be left alone when creates are exhausted, so that the case
+/// need not wait for 10 min.
 const EXHAUSTED_SECONDS: u32 = 20;
 
 impl Case {
@@ -170,8 +172,8 @@ impl Case {
         }
     }
 
-    /// The call that fails in the end, and its code. A driver that says "uninitialized" gets an initialization, and there is
-    /// no VM to initialize (INI-19, INI-24).
+    /// The call that fails in the end, and its code. A driver that says "uninitialized" gets an
+    /// initialization, and there is no VM to initialize (INI-19, INI-24).
     pub fn failure(self) -> (Operation, Code) {
         match (self.call, self.code) {
             (Call::LookUp | Call::Create, Code::Uninitialized) => {

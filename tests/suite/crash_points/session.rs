@@ -253,8 +253,8 @@ impl Session {
         }
     }
 
-    /// Waits until the provider is where it is to be killed, and looks whether that is the same place as in the
-    /// recorded run.
+    /// Waits until the provider is where it is to be killed, and looks whether that is the same
+    /// place as in the recorded run.
     pub async fn reached(&self, run: &Recording, point: Point, gate: &Gate, replica: &Replica) -> Result<()> {
         match point {
             Point::Write(write, _) => {

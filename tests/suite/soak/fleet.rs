@@ -157,8 +157,8 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// Deletes a Machine of the namespace, one that `choose` chooses of so many, of all or of those without a providerID; gives
-/// its name.
+/// Deletes a Machine of the namespace, one that `choose` chooses of so many, of all or of those without a
+/// providerID; gives its name.
 pub async fn delete_machine(
     world: &World,
     young: bool,

@@ -117,8 +117,8 @@ impl Ledger {
         broken
     }
 
-    /// Holds the VMs against all InfraMachines that there are; gives what must not be. `asked` is when the API server was
-    /// asked for them: the journal was read after its answer.
+    /// Holds the VMs against all InfraMachines that there are; gives what must not be. `asked` is when the
+    /// API server was asked for them: the journal was read after its answer.
     pub fn compare(&mut self, asked: Instant, machines: &[Seen]) -> Vec<String> {
         for machine in machines {
             if let Some(since) = machine.in_deletion {
@@ -134,8 +134,8 @@ impl Ledger {
         broken
     }
 
-    /// A VM is deleted only when its InfraMachine is in deletion. What was deleted later than the API server was asked is
-    /// judged by a later answer.
+    /// A VM is deleted only when its InfraMachine is in deletion. What was deleted later than the API server
+    /// was asked is judged by a later answer.
     fn deleted_alive(&mut self, asked: Instant, machines: &[Seen]) -> Vec<String> {
         let alive: BTreeMap<&str, &Seen> = machines
             .iter()

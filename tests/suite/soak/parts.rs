@@ -9,13 +9,13 @@ use tokio::time::timeout;
 use crate::support::provider::Replica;
 use crate::support::{Plugin, Provider, World};
 
-/// What a provider ends with by itself when it may not act any more, or could not begin. Anything else is a defect: it
-/// panicked, or was ended by a signal that the soak did not send.
+/// What a provider ends with by itself when it may not act any more, or could not begin. Anything else is a
+/// defect: it panicked, or was ended by a signal that the soak did not send.
 const GAVE_UP: i32 = 1;
 /// How long a replica that ended by itself stays away, as in a Pod that is started again.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long the API server runs at least between two kills: Cluster API needs half a minute and more until it acts again, and
-/// a soak in which it does nothing shows nothing.
+/// How long the API server runs at least between two kills: Cluster API needs half a minute and more until it
+/// acts again, and a soak in which it does nothing shows nothing.
 const SPELL: Duration = Duration::from_secs(50);
 
 /// Two replicas, a plugin and the API server.

@@ -129,8 +129,8 @@ impl Journal {
         Self { path, read: 0 }
     }
 
-    /// The entries since the last time. A last line without its end is not an entry: its writer was killed, or has not
-    /// ended it.
+    /// The entries since the last time. A last line without its end is not an entry: its writer was
+    /// killed, or has not ended it.
     fn more(&mut self) -> Result<Vec<Entry>> {
         let mut text = Vec::new();
         let mut read = || -> std::io::Result<()> {

@@ -41,8 +41,8 @@ impl Request {
     }
 }
 
-/// The requests of the provider that has this credential, alone: other cases run the provider as the same user, and some
-/// requests are about no namespace.
+/// The requests of the provider that has this credential, alone: other cases run the provider as the same
+/// user, and some requests are about no namespace.
 pub fn requests_with(world: &World, credential: &Credential) -> Result<Vec<Request>> {
     let events = events(world)?;
     let own = events.iter().filter(|event| {

@@ -43,8 +43,8 @@ pub fn small() -> Value {
 }
 
 impl ByHand {
-    /// A small machine of a Cluster, with the bootstrap data `boot`; its VM is deleted without a shut-down. Nothing is made
-    /// yet.
+    /// A small machine of a Cluster, with the bootstrap data `boot`; its VM is deleted without a
+    /// shut-down. Nothing is made yet.
     pub fn new(world: &World, cluster: &str, name: impl Into<String>) -> Self {
         let name = name.into();
         let labels = json!({"cluster.x-k8s.io/cluster-name": cluster});
@@ -76,7 +76,8 @@ impl ByHand {
         self.machine("/metadata/annotations", json!({"cluster.x-k8s.io/paused": ""}))
     }
 
-    /// With another value in the InfraMachine, by its JSON pointer; the parent has to be there, and null removes it.
+    /// With another value in the InfraMachine, by its JSON pointer; the parent has to be
+    /// there, and null removes it.
     pub fn infra(mut self, pointer: &str, value: Value) -> Self {
         put(&mut self.infra, pointer, value);
         self
@@ -185,7 +186,8 @@ impl ByHand {
             .await
     }
 
-    /// Deletes the Machine, whose InfraMachine Cluster API deletes; or the InfraMachine where that keeps its hands off.
+    /// Deletes the Machine, whose InfraMachine Cluster API deletes; or the InfraMachine where
+    /// that keeps its hands off.
     pub async fn delete(&self) -> Result<()> {
         let api = match self.keeper {
             Keeper::Core => self.machines(),

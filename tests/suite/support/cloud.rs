@@ -35,7 +35,8 @@ impl Cloud {
         }
     }
 
-    /// A drivers file with this cloud as `simulated`; boots and deletes take no time unless `more` says otherwise.
+    /// A drivers file with this cloud as `simulated`; boots and deletes take no time
+    /// unless `more` says otherwise.
     pub fn drivers(&self, more: Value) -> String {
         self.drivers_with(json!({}), more)
     }
@@ -139,8 +140,8 @@ impl Cloud {
     }
 }
 
-/// A drivers file of one driver, called `simulated` unless `entry` says otherwise. The cloud carries out what it was asked for
-/// at once, unless the case wants it later.
+/// A drivers file of one driver, called `simulated` unless `entry` says otherwise. The cloud carries out what
+/// it was asked for at once, unless the case wants it later.
 pub fn drivers_file(kind: Value, entry: Value) -> String {
     let mut driver = json!({"name": "simulated", "createSettleTime": "1s"});
     merge(&mut driver, kind);

@@ -1,4 +1,5 @@
-//! A token of the provider's own ServiceAccount that one process alone has: the audit log says which of several asked.
+//! A token of the provider's own ServiceAccount that one process alone has: the audit log
+//! says which of several asked.
 
 use std::path::PathBuf;
 

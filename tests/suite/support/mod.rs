@@ -1,8 +1,8 @@
 //! A management cluster with this provider installed as it is shipped, and what the cases need around it.
 //!
-//! All cases share one management cluster. Each has a namespace, a simulated cloud and a provider process of its own,
-//! which runs as the shipped ServiceAccount with the shipped roles and looks at that namespace alone. The cloud's driver is
-//! part of the provider's process, or a plugin in its own.
+//! All cases share one management cluster. Each has a namespace, a simulated cloud and a provider process of
+//! its own, which runs as the shipped ServiceAccount with the shipped roles and looks at that namespace
+//! alone. The cloud's driver is part of the provider's process, or a plugin in its own.
 
 pub mod audit;
 pub mod authority;
@@ -30,6 +30,6 @@ pub use world::World;
 
 use std::time::Duration;
 
-/// How long anything may take that is not known to take longer. Far above what is usual: a busy machine must not fail a
-/// case.
+/// How long anything may take that is not known to take longer. Far above what is usual: a busy
+/// machine must not fail a case.
 pub const DEADLINE: Duration = Duration::from_mins(4);

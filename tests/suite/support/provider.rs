@@ -47,8 +47,8 @@ impl Provider {
         }
     }
 
-    /// Looks at every namespace, but only at objects with this value of the label for `--watch-filter`: other cases run
-    /// beside it.
+    /// Looks at every namespace, but only at objects with this value of the label for `--watch-filter`:
+    /// other cases run beside it.
     pub fn everywhere(mut self, watch_filter: &str) -> Self {
         self.everywhere = true;
         self.flag(format!("--watch-filter={watch_filter}"))

@@ -1,5 +1,5 @@
-//! A Cluster that Cluster API keeps its hands off: only the provider and the case write, so that the provider does
-//! the same in every run.
+//! A Cluster that Cluster API keeps its hands off: only the provider and the case write, so that the provider
+//! does the same in every run.
 
 use anyhow::{Context, Result};
 use kube::api::{Patch, PatchParams};
@@ -8,8 +8,8 @@ use serde_json::json;
 use super::fleet::objects;
 use super::{ByHand, World};
 
-/// A Cluster whose infrastructure is up, and bootstrap data. Cluster and Machines are paused for Cluster API, by the
-/// annotation that concerns the object alone: the provider does not look at it there.
+/// A Cluster whose infrastructure is up, and bootstrap data. Cluster and Machines are paused for Cluster API,
+/// by the annotation that concerns the object alone: the provider does not look at it there.
 pub struct Stage {
     /// The id that drivers know the Cluster by.
     pub cluster_id: String,

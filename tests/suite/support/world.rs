@@ -49,8 +49,8 @@ impl World {
         })
     }
 
-    /// The same namespace on another management cluster, which lives as long as the process. The namespace itself is not
-    /// made.
+    /// The same namespace on another management cluster, which lives as long as the process. The
+    /// namespace itself is not made.
     pub async fn elsewhere(&self) -> Result<Self> {
         let builder = ManagementCluster::builder().manifests(&testbed::definitions()?);
         let management: &'static ManagementCluster = Box::leak(Box::new(builder.start().await?));
@@ -70,7 +70,8 @@ impl World {
         apply_yaml(&self.admin, &yaml.replace("$NS", &self.namespace)).await
     }
 
-    /// A Cluster with our InfraCluster, an initialized control plane, the workload cluster and bootstrap data for it.
+    /// A Cluster with our InfraCluster, an initialized control plane, the workload cluster
+    /// and bootstrap data for it.
     pub async fn cluster(&self, name: &str) -> Result<()> {
         self.cluster_with(name, json!({})).await
     }

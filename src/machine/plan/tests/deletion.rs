@@ -47,8 +47,8 @@ fn a_paused_machine_is_not_deleted_not_even_by_force() {
     }
 }
 
-/// DRV-07: the VM is the target's by now, and clusterctl removes the finalizer itself. It takes the other annotations away
-/// as well, which must not be called a lost identity.
+/// DRV-07: the VM is the target's by now, and clusterctl removes the finalizer itself. It takes the other
+/// annotations away as well, which must not be called a lost identity.
 #[test]
 fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
     let moved = || deleted().annotated(labels::DELETE_FOR_MOVE, "");
@@ -285,8 +285,8 @@ fn no_clock_makes_the_wait_for_a_create_longer_than_its_time() {
 }
 
 proptest::proptest! {
-    /// Whatever the clocks say: a deletion waits no longer than the settle time, not at all when a clock has seen it pass, and
-    /// at least as long as a clock that goes right says.
+    /// Whatever the clocks say: a deletion waits no longer than the settle time, not at all when a clock has
+    /// seen it pass, and at least as long as a clock that goes right says.
     #[test]
     fn the_wait_for_a_create_is_never_longer_than_its_time_and_never_ends_before_it(
         issued_at in -100i64..100, seen_at in -200i64..900, absent in proptest::option::of(0u64..100),
@@ -355,7 +355,8 @@ fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
     assert!(!delete(world().plan(deleted())).refused);
 }
 
-/// A call every few seconds for every VM that takes its time would be a load on the driver for as long as a cluster goes.
+/// A call every few seconds for every VM that takes its time would be a load on the driver for
+/// as long as a cluster goes.
 #[test]
 fn the_longer_a_vm_takes_to_go_the_rarer_it_is_asked_after() {
     let again = |world: World, seconds| {

@@ -287,7 +287,8 @@ fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
     recheck(world().recheck().remembering(30).plan(machine().provisioned()));
 }
 
-/// A Node that went silent says nothing about a VM that can't be looked up: to call it gone would delete its machine.
+/// A Node that went silent says nothing about a VM that can't be looked up: to call it gone
+/// would delete its machine.
 #[test]
 fn a_sign_is_for_the_look_up_to_follow_and_no_word_on_what_is_gone() {
     let seen = world().suspecting(Suspicion::Sign);

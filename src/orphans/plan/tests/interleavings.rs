@@ -1,5 +1,6 @@
-//! Adversarial interleavings: users, clusterctl, backups, late creates, a lagging watch and restarts, between any two steps of
-//! a pass. Whatever they do, no VM is deleted whose machine lives, or whose machine was not deleted by its user.
+//! Adversarial interleavings: users, clusterctl, backups, late creates, a lagging watch and restarts,
+//! between any two steps of a pass. Whatever they do, no VM is deleted whose machine lives, or whose machine
+//! was not deleted by its user.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,8 @@ use crate::orphans::Endings;
 enum Act {
     /// A user makes a machine of this name, and the provider claims it.
     Create(usize),
-    /// The back end makes the VM of a create that was asked for some time ago, whatever became of the machine.
+    /// The back end makes the VM of a create that was asked for some time ago,
+    /// whatever became of the machine.
     MakeVm(usize),
     /// The provider writes the providerID.
     WriteId(usize),
@@ -33,7 +35,8 @@ enum Act {
     Restore,
     /// The Cluster is paused or not.
     Pause(bool),
-    /// clusterctl moves: pauses, copies all to the other management cluster, deletes here one by one, then the Cluster.
+    /// clusterctl moves: pauses, copies all to the other management cluster, deletes here one
+    /// by one, then the Cluster.
     MoveCopy,
     /// One machine that was copied is deleted here.
     MoveDelete(usize, bool),
@@ -41,7 +44,8 @@ enum Act {
     MoveEnd,
     /// All of it comes back, paused.
     MoveBack,
-    /// The policies are gone for a while; an object with the forged identity of a machine is made, deleted, and seen to end.
+    /// The policies are gone for a while; an object with the forged identity of a machine is made,
+    /// deleted, and seen to end.
     Forge(usize),
     /// The provider's watch sees what is so now.
     Watch,
@@ -431,7 +435,8 @@ fn act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-    /// CTL-LM-00: restore of an old backup, move, stale cache, half-done create, two managers, restarts, forged identities.
+    /// CTL-LM-00: restore of an old backup, move, stale cache, half-done create, two managers,
+    /// restarts, forged identities.
     #[test]
     fn no_vm_of_a_living_machine_is_ever_deleted(acts in prop::collection::vec(act(), 1..160)) {
         let mut world = World::new();
