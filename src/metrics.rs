@@ -107,25 +107,25 @@ struct KindLabel {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CallLabels {
-    provider: String,
+    driver: String,
     operation: &'static str,
     code: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OperationLabels {
-    provider: String,
+    driver: String,
     operation: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ProviderLabel {
-    provider: String,
+    driver: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OrphanLabels {
-    provider: String,
+    driver: String,
     namespace: String,
     reason: &'static str,
 }
@@ -137,13 +137,13 @@ struct PhaseLabel {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ShareLabels {
-    provider: String,
+    driver: String,
     share: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct DriverLabels {
-    provider: String,
+    driver: String,
     name: String,
     version: String,
 }
@@ -309,13 +309,13 @@ impl Metrics {
     pub fn driver_called(&self, provider: &str, operation: Operation, code: Option<Code>, took: Duration) {
         let operation = operation.name();
         let labels = CallLabels {
-            provider: provider.to_owned(),
+            driver: provider.to_owned(),
             operation,
             code: code.map_or("OK", Code::name),
         };
         self.calls.get_or_create(&labels).inc();
         let labels = OperationLabels {
-            provider: labels.provider,
+            driver: labels.driver,
             operation,
         };
         self.call_seconds
@@ -326,7 +326,7 @@ impl Metrics {
     /// A machine was provisioned, this long after its InfraMachine was created.
     pub fn provisioned(&self, provider: &str, took: Duration) {
         let labels = ProviderLabel {
-            provider: provider.to_owned(),
+            driver: provider.to_owned(),
         };
         self.provisioning_seconds
             .get_or_create(&labels)
@@ -349,7 +349,7 @@ impl Metrics {
     /// Whether a driver can be reached.
     pub fn driver_reachable(&self, provider: &str, reachable: bool) {
         let labels = ProviderLabel {
-            provider: provider.to_owned(),
+            driver: provider.to_owned(),
         };
         self.reachable.get_or_create(&labels).set(reachable.into());
     }
@@ -357,7 +357,7 @@ impl Metrics {
     /// What a driver says that it is, instead of what it said before.
     pub fn driver_info(&self, provider: &str, name: &str, version: &str) {
         let labels = DriverLabels {
-            provider: provider.to_owned(),
+            driver: provider.to_owned(),
             name: name.to_owned(),
             version: version.to_owned(),
         };
@@ -423,7 +423,7 @@ fn labelled<'a>(
     counts.iter().flat_map(|(provider, shares)| {
         shares.iter().map(|count| {
             let labels = ShareLabels {
-                provider: (*provider).clone(),
+                driver: (*provider).clone(),
                 share: count.share,
             };
             (labels, count)
@@ -482,7 +482,7 @@ impl Collector for Orphans {
         for (provider, counts) in orphans.iter() {
             for ((namespace, reason), count) in counts {
                 let labels = OrphanLabels {
-                    provider: provider.clone(),
+                    driver: provider.clone(),
                     namespace: namespace.clone(),
                     reason: reason.name(),
                 };
@@ -518,15 +518,15 @@ mod tests {
         metrics.driver_called("pool", Operation::CreateMachine, Some(Code::Aborted), took);
         assert_line(
             &metrics,
-            r#"capcmi_driver_calls_total{provider="pool",operation="CreateMachine",code="OK"} 1"#,
+            r#"capcmi_driver_calls_total{driver="pool",operation="CreateMachine",code="OK"} 1"#,
         );
         assert_line(
             &metrics,
-            r#"capcmi_driver_calls_total{provider="pool",operation="CreateMachine",code="Aborted"} 1"#,
+            r#"capcmi_driver_calls_total{driver="pool",operation="CreateMachine",code="Aborted"} 1"#,
         );
         assert_line(
             &metrics,
-            r#"capcmi_driver_call_duration_seconds_count{provider="pool",operation="CreateMachine"} 2"#,
+            r#"capcmi_driver_call_duration_seconds_count{driver="pool",operation="CreateMachine"} 2"#,
         );
     }
 
@@ -550,11 +550,11 @@ mod tests {
         metrics.permits("pool", move || [count("upkeep", 1, 0), count("create", 28, 12)]);
         assert_line(
             &metrics,
-            r#"capcmi_driver_queue{provider="pool",share="create"} 12"#,
+            r#"capcmi_driver_queue{driver="pool",share="create"} 12"#,
         );
         assert_line(
             &metrics,
-            r#"capcmi_driver_permits_in_use{provider="pool",share="upkeep"} 1"#,
+            r#"capcmi_driver_permits_in_use{driver="pool",share="upkeep"} 1"#,
         );
     }
 
@@ -573,7 +573,7 @@ mod tests {
             .collect();
         assert_eq!(
             shown,
-            [r#"capcmi_orphans{provider="pool",namespace="ns",reason="orphan"} 2"#]
+            [r#"capcmi_orphans{driver="pool",namespace="ns",reason="orphan"} 2"#]
         );
     }
 
@@ -591,8 +591,8 @@ mod tests {
         assert_eq!(
             shown,
             [
-                r#"capcmi_driver_info{provider="other",name="b.example.com",version="1"} 1"#,
-                r#"capcmi_driver_info{provider="pool",name="a.example.com",version="2"} 1"#,
+                r#"capcmi_driver_info{driver="other",name="b.example.com",version="1"} 1"#,
+                r#"capcmi_driver_info{driver="pool",name="a.example.com",version="2"} 1"#,
             ]
         );
     }
@@ -610,9 +610,9 @@ mod tests {
         );
         assert_line(
             &metrics,
-            r#"capcmi_machine_provisioning_duration_seconds_sum{provider="pool"} 42.0"#,
+            r#"capcmi_machine_provisioning_duration_seconds_sum{driver="pool"} 42.0"#,
         );
-        assert_line(&metrics, r#"capcmi_driver_reachable{provider="pool"} 0"#);
+        assert_line(&metrics, r#"capcmi_driver_reachable{driver="pool"} 0"#);
         assert_line(&metrics, "capcmi_leader 1");
     }
 }

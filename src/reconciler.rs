@@ -254,7 +254,7 @@ mod tests {
     async fn of_an_object_that_cannot_be_read_its_user_is_told_once_and_where() {
         let (events, published) = recorded();
         let reconciler = Reconciler::new(Kind::InfraCluster, Arc::new(Metrics::new()), events);
-        let text = r#"{"metadata": {"name": "c", "namespace": "ns", "uid": "u"}, "spec": {"provider": 7}}"#;
+        let text = r#"{"metadata": {"name": "c", "namespace": "ns", "uid": "u"}, "spec": {"driver": 7}}"#;
         let object: Guarded<InfraCluster> = serde_json::from_str(text).unwrap();
         for _ in 0..2 {
             let action = reconciler.run(&object, async |_| Ok(BACK_OFF)).await;
@@ -275,7 +275,7 @@ mod tests {
             (Some("InfraCluster"), Some("c"), Some("u"))
         );
         let note = event.note.as_deref().unwrap_or_default();
-        assert!(note.contains("spec.provider: invalid type"), "{note}");
+        assert!(note.contains("spec.driver: invalid type"), "{note}");
     }
 
     #[tokio::test]

@@ -79,7 +79,7 @@ async fn create_one(machines: &Api<DynamicObject>, infra: &Api<InfraMachine>, na
                 "controller": true, "blockOwnerDeletion": true,
             }],
         },
-        "spec": {"provider": "simulated", "providerSpec": {"vmPool": "default", "size": "small"}},
+        "spec": {"driver": "simulated", "providerSpec": {"vmPool": "default", "size": "small"}},
     });
     infra
         .create(&PostParams::default(), &serde_json::from_value(owned)?)

@@ -20,4 +20,4 @@ pub const GROUP: &str = "infrastructure.capcmi.io";
 /// The version that is served and stored.
 pub const VERSION: &str = "v1alpha1";
 /// Finalizer that keeps an InfraMachine until its VM is gone.
-pub const MACHINE_FINALIZER: &str = "inframachine.infrastructure.capcmi.io";
+pub const MACHINE_FINALIZER: &str = "infrastructure.capcmi.io/inframachine";

@@ -106,7 +106,7 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
 fn contact(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Contact {
     let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
     let mut names = ctx.caches.drivers_of(owner);
-    if let Ok(provider) = ctx.providers.resolve(infra.spec.provider.as_deref(), namespace) {
+    if let Ok(provider) = ctx.providers.resolve(infra.spec.driver.as_deref(), namespace) {
         names.insert(provider.name().to_owned());
     }
     let mut lost = Vec::new();
@@ -133,7 +133,7 @@ fn contact(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Contact {
 /// Asks the driver for its failure domains, if it has any; `None` when it is busy.
 async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<Option<Zones>, Error> {
     let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
-    let provider = match ctx.providers.resolve(infra.spec.provider.as_deref(), namespace) {
+    let provider = match ctx.providers.resolve(infra.spec.driver.as_deref(), namespace) {
         Ok(provider) => provider,
         // Which driver is meant is not said, and need not be: its machines will say.
         Err(ResolveError::Ambiguous { .. }) => return Ok(Some(Zones::Unasked)),

@@ -142,7 +142,7 @@ impl Controllers {
             .filter_map(move |guarded| {
                 let machine = guarded.0.as_ref().ok()?;
                 let uses = uses_driver(machine, driver)
-                    || self.is_served_by(driver, machine.spec.provider.as_deref(), &machine.metadata);
+                    || self.is_served_by(driver, machine.spec.driver.as_deref(), &machine.metadata);
                 (uses && which(machine)).then(|| reference(machine))
             })
     }
@@ -158,7 +158,7 @@ impl Controllers {
             .collect();
         for guarded in self.caches.infra_clusters.state() {
             if let Ok(infra) = &guarded.0
-                && (self.is_served_by(driver, infra.spec.provider.as_deref(), &infra.metadata)
+                && (self.is_served_by(driver, infra.spec.driver.as_deref(), &infra.metadata)
                     || self.caches.owning_clusters(&infra.metadata).any(|owner| {
                         let meta = &owner.metadata;
                         let name = meta.namespace.as_deref().zip(meta.name.as_deref());
@@ -173,7 +173,7 @@ impl Controllers {
     fn reconcile_templates_of(&self, driver: &str) {
         for guarded in self.caches.infra_machine_templates.state() {
             if let Ok(template) = &guarded.0
-                && let named = template.spec.template.spec.provider.as_deref()
+                && let named = template.spec.template.spec.driver.as_deref()
                 && self.is_served_by(driver, named, &template.metadata)
             {
                 self.templates.send(ObjectRef::from_obj(&*guarded));

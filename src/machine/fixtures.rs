@@ -99,7 +99,7 @@ impl MachineFixture {
     }
 
     pub fn provider(mut self, name: &str) -> Self {
-        self.0.spec.provider = Some(name.to_owned());
+        self.0.spec.driver = Some(name.to_owned());
         self
     }
 

@@ -247,7 +247,7 @@ fn choice(machine: &InfraMachine) -> Choice<'_> {
     let exists = machine.metadata.deletion_timestamp.is_some() || machine.spec.provider_id.is_some();
     match identity::claimed_driver(machine) {
         Some(name) if exists => Choice::Holder(name),
-        claimed => Choice::Asked(claimed.or(machine.spec.provider.as_deref())),
+        claimed => Choice::Asked(claimed.or(machine.spec.driver.as_deref())),
     }
 }
 

@@ -106,7 +106,7 @@ pub fn watched(
         .collect();
     for template in readable(&objects.templates) {
         let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
-        if resolve(template.spec.template.spec.provider.as_deref(), namespace).as_deref() != Some(driver) {
+        if resolve(template.spec.template.spec.driver.as_deref(), namespace).as_deref() != Some(driver) {
             continue;
         }
         for (key, (scope, _)) in clusters_of_template(template, &scopes) {

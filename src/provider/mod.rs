@@ -1,4 +1,4 @@
-//! A configured driver: what `InfraMachine.spec.provider` names.
+//! A configured driver: what `InfraMachine.spec.driver` names.
 //!
 //! Layer 2: knows [`cmi_driver`], [`crate::leadership`] and [`crate::metrics`], no concrete driver and no
 //! reconciler. A call of a driver needs a [`Turn`], and is made through [`Turn::driver`], which holds every
@@ -48,7 +48,7 @@ const SHOWN_AT_ONCE: usize = 20;
 /// How a driver is used: the part of its configuration that is the same for every kind of driver.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What `spec.provider` says.
+    /// What `spec.driver` says.
     pub name: String,
     /// The namespaces that may use it.
     pub namespaces: Namespaces,
@@ -126,7 +126,7 @@ impl Provider {
         }
     }
 
-    /// What `spec.provider` says.
+    /// What `spec.driver` says.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -25,7 +25,7 @@ pub enum ResolveError {
     /// No driver of this name is there for this namespace.
     #[error("there is no driver `{name}` for namespace `{namespace}`")]
     NotFound {
-        /// What `spec.provider` says.
+        /// What `spec.driver` says.
         name: String,
         /// The namespace of the machine.
         namespace: String,
@@ -37,7 +37,7 @@ pub enum ResolveError {
         namespace: String,
     },
     /// No name was given and several would do.
-    #[error("spec.provider has to say which driver to use: {}", names.join(", "))]
+    #[error("spec.driver has to say which driver to use: {}", names.join(", "))]
     Ambiguous {
         /// The drivers that the namespace may use.
         names: Vec<String>,
@@ -62,7 +62,7 @@ impl Providers {
         })
     }
 
-    /// The driver that an object of this namespace gets, by what its `spec.provider` says.
+    /// The driver that an object of this namespace gets, by what its `spec.driver` says.
     ///
     /// # Errors
     /// [`ResolveError`], a sentence for the author of the object.
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(two.resolve(Some("b"), "ns").unwrap().name(), "b");
         assert_eq!(
             two.resolve(None, "ns").unwrap_err().to_string(),
-            "spec.provider has to say which driver to use: a, b"
+            "spec.driver has to say which driver to use: a, b"
         );
     }
 

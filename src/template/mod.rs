@@ -113,7 +113,7 @@ fn again(described: &Described) -> Again {
 /// Asks the driver what a machine of the template has; `None` when it is busy.
 async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Option<Described>, Error> {
     let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
-    let named = template.spec.template.spec.provider.as_deref();
+    let named = template.spec.template.spec.driver.as_deref();
     let provider = match ctx.providers.resolve(named, namespace) {
         Ok(provider) => provider,
         Err(error) => return Ok(Some(Described::NotConfigured(error.to_string()))),

@@ -56,7 +56,7 @@ fn fields() -> Vec<(&'static str, Vec<Value>)> {
             ],
         ),
         (
-            "provider",
+            "driver",
             vec![
                 text(1),
                 text(63),

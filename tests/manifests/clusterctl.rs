@@ -140,7 +140,7 @@ async fn clusterctl_makes_a_cluster() -> Result<()> {
     assert_eq!(
         *spec,
         json!({
-            "provider": "simulated",
+            "driver": "simulated",
             "providerSpec": {"vmPool": "default", "size": "4", "tags": {"cluster": "demo"}},
         })
     );

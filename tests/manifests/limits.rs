@@ -42,8 +42,8 @@ fn machines() -> Vec<Case> {
     vec![
         spec("providerID", json!(text(512)), json!(text(513))),
         spec("providerID", json!("a"), json!("")),
-        spec("provider", json!(text(63)), json!(text(64))),
-        spec("provider", json!("a-b"), json!("a_b")),
+        spec("driver", json!(text(63)), json!(text(64))),
+        spec("driver", json!("a-b"), json!("a_b")),
         spec("providerSpec", map(256, 1), map(257, 1)),
         spec("providerSpec", json!({}), json!([])),
         spec(
@@ -68,7 +68,7 @@ fn clusters() -> Vec<Case> {
         case(endpoint("a", 1), endpoint("a", 0)),
         case(endpoint("a", 1), endpoint("", 1)),
         case(endpoint("a", 1), json!({"controlPlaneEndpoint": {"host": "a"}})),
-        case(json!({"provider": text(63)}), json!({"provider": text(64)})),
+        case(json!({"driver": text(63)}), json!({"driver": text(64)})),
         case(
             json!({"secretRef": {"name": "a"}}),
             json!({"secretRef": {"name": ""}}),

@@ -405,7 +405,7 @@ async fn a_template_of_any_writer_hands_out_no_identity() -> Result<()> {
 
 const TEMPLATES: [(&str, &str); 2] = [
     ("InfraMachineTemplate", r#"{"providerSpec": {"size": "large"}}"#),
-    ("InfraClusterTemplate", r#"{"provider": "another"}"#),
+    ("InfraClusterTemplate", r#"{"driver": "another"}"#),
 ];
 
 fn template(kind: &str, name: &str, metadata: &Value) -> Value {

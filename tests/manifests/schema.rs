@@ -25,16 +25,16 @@ async fn the_provider_id_is_set_once() -> Result<()> {
     let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
     create(
         &tenant,
-        &object("InfraMachine", "m", &json!({}), &json!({"provider": "a"})),
+        &object("InfraMachine", "m", &json!({}), &json!({"driver": "a"})),
     )
     .await??;
-    merge(&machines, "m", json!({"spec": {"provider": "b"}})).await?;
+    merge(&machines, "m", json!({"spec": {"driver": "b"}})).await?;
     merge(&machines, "m", json!({"spec": {"providerID": "cmi:///1"}})).await?;
     for (patch, why) in [
         (json!({"providerID": "cmi:///2"}), "set once"),
         (json!({"providerID": null}), "set once"),
-        (json!({"provider": "c"}), "the VM exists at that driver"),
-        (json!({"provider": null}), "the VM exists at that driver"),
+        (json!({"driver": "c"}), "the VM exists at that driver"),
+        (json!({"driver": null}), "the VM exists at that driver"),
     ] {
         let message = refusal(merge(&tenant, "m", json!({"spec": patch})).await)?;
         ensure!(message.contains(why), "{patch}: {message}");

@@ -39,8 +39,7 @@ async fn a_class_is_filled_in_and_a_changed_variable_makes_a_new_template() -> R
         eventually(DEADLINE, "the API server taking an object", apply).await?;
     }
     let templates = namespaced(&cluster, GROUP, VERSION, "InfraMachineTemplate").await?;
-    let spec =
-        json!({"provider": "simulated", "providerSpec": {"vmPool": "default", "size": "4", "tags": {}}});
+    let spec = json!({"driver": "simulated", "providerSpec": {"vmPool": "default", "size": "4", "tags": {}}});
     eventually(DEADLINE, "the workers' template", async || {
         has_spec(&templates, &spec).await
     })
@@ -51,7 +50,7 @@ async fn a_class_is_filled_in_and_a_changed_variable_makes_a_new_template() -> R
     ensure!(
         made.items
             .iter()
-            .any(|object| object.data["spec"]["provider"] == "simulated"),
+            .any(|object| object.data["spec"]["driver"] == "simulated"),
         "{made:?}"
     );
 
@@ -64,7 +63,7 @@ async fn a_class_is_filled_in_and_a_changed_variable_makes_a_new_template() -> R
     let patch = Patch::Merge(json!({"spec": {"topology": {"variables": variables}}}));
     clusters.patch("demo", &PatchParams::default(), &patch).await?;
     let spec =
-        json!({"provider": "simulated", "providerSpec": {"vmPool": "default", "size": "large", "tags": {}}});
+        json!({"driver": "simulated", "providerSpec": {"vmPool": "default", "size": "large", "tags": {}}});
     eventually(DEADLINE, "a new template with the new size", async || {
         has_spec(&templates, &spec).await
     })

@@ -162,7 +162,7 @@ async fn a_template_that_no_machine_can_be_made_from_says_which_field_is_wrong()
         ),
         (
             "driver",
-            with("/provider", json!("nowhere"))?,
+            with("/driver", json!("nowhere"))?,
             "DriverNotConfigured",
             "there is no driver `nowhere`",
         ),
@@ -222,7 +222,7 @@ async fn a_driver_that_is_not_there_or_not_for_the_namespace_is_named_and_not_ca
     drivers["drivers"] = json!([drivers["drivers"][0], theirs]);
     let _provider = Provider::new(drivers.to_string()).start(&world).await?;
     world.cluster("c").await?;
-    let with = |name: &str, driver: Value| ByHand::new(&world, "c", name).infra("/spec/provider", driver);
+    let with = |name: &str, driver: Value| ByHand::new(&world, "c", name).infra("/spec/driver", driver);
     let machines = [
         with("nowhere", json!("nowhere")),
         with("theirs", json!("theirs")),

@@ -60,24 +60,24 @@ async fn metrics_count_what_happened() -> Result<()> {
     })
     .await?;
     let call = |name: &str, code: &str| {
-        format!(r#"capcmi_driver_calls_total{{provider="simulated",operation="{name}",code="{code}"}}"#)
+        format!(r#"capcmi_driver_calls_total{{driver="simulated",operation="{name}",code="{code}"}}"#)
     };
     let exact = [
         (call("CreateMachine", "OK"), 3.0),
         (call("CreateMachine", "Aborted"), 1.0),
         (
-            r#"capcmi_driver_call_duration_seconds_count{provider="simulated",operation="CreateMachine"}"#
+            r#"capcmi_driver_call_duration_seconds_count{driver="simulated",operation="CreateMachine"}"#
                 .to_owned(),
             4.0,
         ),
         (
-            r#"capcmi_machine_provisioning_duration_seconds_count{provider="simulated"}"#.to_owned(),
+            r#"capcmi_machine_provisioning_duration_seconds_count{driver="simulated"}"#.to_owned(),
             3.0,
         ),
         (r#"capcmi_machines{phase="Provisioned"}"#.to_owned(), 2.0),
         (r#"capcmi_machines{phase="Deleting"}"#.to_owned(), 0.0),
         (r#"capcmi_machines{phase="Pending"}"#.to_owned(), 0.0),
-        (r#"capcmi_driver_reachable{provider="simulated"}"#.to_owned(), 1.0),
+        (r#"capcmi_driver_reachable{driver="simulated"}"#.to_owned(), 1.0),
         ("capcmi_leader".to_owned(), 1.0),
     ];
     eventually(DEADLINE, "metrics of what happened", async || {
@@ -101,7 +101,7 @@ async fn metrics_count_what_happened() -> Result<()> {
         }
         let took = sample(
             &text,
-            r#"capcmi_machine_provisioning_duration_seconds_sum{provider="simulated"}"#,
+            r#"capcmi_machine_provisioning_duration_seconds_sum{driver="simulated"}"#,
         )?;
         ensure!(
             (0.0..3.0 * DEADLINE.as_secs_f64()).contains(&took),

@@ -59,7 +59,7 @@ async fn deployed<'a>(world: &'a World, amazon: &Amazon) -> Result<Fleet<'a>> {
     });
     management_cluster::apply(&world.admin, credentials).await?;
     world
-        .cluster_with("md", json!({"provider": "ec2", "secretRef": {"name": "aws"}}))
+        .cluster_with("md", json!({"driver": "ec2", "secretRef": {"name": "aws"}}))
         .await?;
     bootstrap_secret(world, "boot").await?;
     let fleet = Fleet::of(world, "md");
@@ -68,7 +68,7 @@ async fn deployed<'a>(world: &'a World, amazon: &Amazon) -> Result<Fleet<'a>> {
         "subnets": amazon.subnets, "sourceDestCheck": false, "tags": {"team": "a"},
     });
     let machine = json!({
-        "provider": "ec2", "secretRef": {"name": "aws"}, "providerSpec": spec, "shutdownTimeoutSeconds": 30,
+        "driver": "ec2", "secretRef": {"name": "aws"}, "providerSpec": spec, "shutdownTimeoutSeconds": 30,
     });
     fleet.template_with("md-1", machine).await?;
     fleet.deployment("md-1", 3).await?;

@@ -70,7 +70,7 @@ async fn every_optional_call_may_be_missing(backing: Backing) -> Result<()> {
     for (name, ..) in &clouds {
         // Where the driver can, this spec takes an initialization, and the deletion a shut-down.
         let machine = ByHand::new(&world, "one", *name)
-            .infra("/spec/provider", json!(name))
+            .infra("/spec/driver", json!(name))
             .infra("/spec/providerSpec/sourceDestCheck", json!(false))
             .infra("/spec/shutdownTimeoutSeconds", json!(2));
         machines.push(machine.create().await?);
@@ -272,7 +272,7 @@ async fn a_guest_gets_its_time_after_an_outage_and_where_its_power_state_is_not_
     for name in ["seen", "blind"] {
         let machine = ByHand::new(&world, "one", name)
             .kept_by_the_case()
-            .infra("/spec/provider", json!(name))
+            .infra("/spec/driver", json!(name))
             .infra("/spec/shutdownTimeoutSeconds", json!(GRACE));
         let machine = machine.create().await?;
         machine.provisioned().await?;
@@ -411,7 +411,7 @@ async fn a_machines_failure_domain_is_where_its_vm_is(backing: Backing) -> Resul
     world.cluster("one").await?;
     let asking = |driver: &str, name: &str, zone: &str| {
         ByHand::new(&world, "one", name)
-            .infra("/spec/provider", json!(driver))
+            .infra("/spec/driver", json!(driver))
             .machine("/spec/failureDomain", json!(zone))
     };
     let placed = asking("zones", "placed", "zone-b").create().await?;
@@ -434,7 +434,7 @@ async fn a_machines_failure_domain_is_where_its_vm_is(backing: Backing) -> Resul
         machine.delete().await?;
         machine.gone().await?;
     }
-    let free = ByHand::new(&world, "one", "free").infra("/spec/provider", json!("none"));
+    let free = ByHand::new(&world, "one", "free").infra("/spec/driver", json!("none"));
     free.create().await?.provisioned().await?;
     none.holds(1).await?;
     Ok(())

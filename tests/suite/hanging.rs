@@ -30,8 +30,7 @@ async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions()
         .await?;
     world.cluster("one").await?;
     bootstrap_secret(&world, "boot").await?;
-    let on =
-        |driver: &str, name: &str| ByHand::new(&world, "one", name).infra("/spec/provider", json!(driver));
+    let on = |driver: &str, name: &str| ByHand::new(&world, "one", name).infra("/spec/driver", json!(driver));
     let old = on("stuck", "old").create().await?;
     old.provisioned().await?;
     stuck.fail(json!([{"operation": "CreateMachine", "hang": "before"}]))?;
@@ -104,8 +103,7 @@ async fn a_driver_that_hangs_from_the_start_holds_no_other_up() -> Result<()> {
         .await?;
     world.cluster("one").await?;
     bootstrap_secret(&world, "boot").await?;
-    let on =
-        |driver: &str, name: &str| ByHand::new(&world, "one", name).infra("/spec/provider", json!(driver));
+    let on = |driver: &str, name: &str| ByHand::new(&world, "one", name).infra("/spec/driver", json!(driver));
     for number in 0..4 {
         on("mute", &format!("mute-{number}")).create().await?;
     }

@@ -140,7 +140,7 @@ impl Leak {
     /// Waits until the gauge says so.
     async fn gauge(&self, reason: &str, count: Option<usize>) -> Result<()> {
         let labels = format!(
-            r#"capcmi_orphans{{provider="simulated",namespace="{}",reason="{reason}"}}"#,
+            r#"capcmi_orphans{{driver="simulated",namespace="{}",reason="{reason}"}}"#,
             self.world.namespace
         );
         eventually(DEADLINE, &format!("{count:?} of {labels}"), async || {

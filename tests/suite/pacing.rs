@@ -117,12 +117,12 @@ async fn a_namespace_whose_creates_hang_keeps_no_other_waiting_and_its_machines_
     })
     .await?;
     let queue = format!(
-        r#"capcmi_driver_queue{{provider="simulated",share="create"}} {}"#,
+        r#"capcmi_driver_queue{{driver="simulated",share="create"}} {}"#,
         MANY - HANG
     );
     let metrics = provider.metrics().await?;
     ensure!(metrics.contains(&queue), "no {queue} in {metrics}");
-    let used = format!(r#"capcmi_driver_permits_in_use{{provider="simulated",share="create"}} {HANG}"#);
+    let used = format!(r#"capcmi_driver_permits_in_use{{driver="simulated",share="create"}} {HANG}"#);
     ensure!(metrics.contains(&used), "no {used} in {metrics}");
     let written: Vec<_> = audit::writes(&many)?
         .into_iter()
@@ -152,7 +152,7 @@ async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_told_once() ->
     let is_up = |_: &str, machine: Option<&_>| provisioned(machine.context("is gone")?);
     all_become(&world, "machines", &names, is_up).await?;
     let reachable = async |is: &str| {
-        let shown = format!("capcmi_driver_reachable{{provider=\"simulated\"}} {is}");
+        let shown = format!("capcmi_driver_reachable{{driver=\"simulated\"}} {is}");
         eventually(DEADLINE, &shown, async || {
             ensure!(provider.metrics().await?.contains(&shown));
             Ok(())

@@ -30,7 +30,7 @@ async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<
     reachable(&provider, 0).await?;
     plugin.listen(&world).await?;
     let before = up.provisioned().await?;
-    let shown = r#"capcmi_driver_info{provider="simulated",name="simulated.capcmi.io",version=""#;
+    let shown = r#"capcmi_driver_info{driver="simulated",name="simulated.capcmi.io",version=""#;
     ensure!(provider.metrics().await?.contains(shown), "no {shown}");
 
     plugin.kill();
@@ -234,7 +234,7 @@ async fn a_remote_plugin_is_called_over_mutual_tls_whose_certificates_change() -
 }
 
 async fn reachable(provider: &Replica, value: u8) -> Result<()> {
-    let line = format!(r#"capcmi_driver_reachable{{provider="simulated"}} {value}"#);
+    let line = format!(r#"capcmi_driver_reachable{{driver="simulated"}} {value}"#);
     eventually(DEADLINE, &line, async || {
         let metrics = provider.metrics().await?;
         ensure!(metrics.lines().any(|shown| shown == line), "{metrics}");

@@ -194,7 +194,7 @@ async fn a_secret_that_is_missing_or_wrong_is_named_and_heals() -> Result<()> {
     let machines = [
         with("missing", "late"),
         with("clash", "clash"),
-        with("wrong", "wrong").infra("/spec/provider", json!("guarded")),
+        with("wrong", "wrong").infra("/spec/driver", json!("guarded")),
         with("goes", "goes"),
         no_boot.machine("/spec/bootstrap/dataSecretName", json!("late-boot")),
     ];

@@ -64,7 +64,7 @@ const CLASS: &str = r"
 apiVersion: infrastructure.capcmi.io/v1alpha1
 kind: InfraClusterTemplate
 metadata: {name: cluster, namespace: $NS}
-spec: {template: {spec: {provider: simulated}}}
+spec: {template: {spec: {driver: simulated}}}
 ---
 apiVersion: infrastructure.capcmi.io/v1alpha1
 kind: InfraMachineTemplate
@@ -72,7 +72,7 @@ metadata: {name: worker, namespace: $NS}
 spec:
   template:
     spec:
-      provider: simulated
+      driver: simulated
       shutdownTimeoutSeconds: 0
       providerSpec: {vmPool: default, size: small, tags: {team: a}}
 ---

@@ -110,7 +110,7 @@ async fn a_change_that_is_not_hot_updatable_leaves_the_vm_alone_and_says_so(back
         (&cold, "cold", "labels", json!({"tier": "gold"})),
     ] {
         let machine = ByHand::new(&world, "one", driver)
-            .infra("/spec/provider", json!(driver))
+            .infra("/spec/driver", json!(driver))
             .create()
             .await?;
         machine.provisioned().await?;

@@ -72,7 +72,7 @@ pub struct InfraClusterSpec {
         regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
     )]
     #[garde(length(bytes, min = 1, max = 63), pattern(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
-    pub provider: Option<String>,
+    pub driver: Option<String>,
     /// Secret in this namespace whose keys are handed to the driver: its credentials.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[garde(dive)]

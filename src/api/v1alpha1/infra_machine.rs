@@ -103,8 +103,8 @@ use crate::api::{bounded, schema};
         "message": "spec.providerID is set once and can't be removed: it is the only link to the VM"
     },
     {
-        "rule": "!has(oldSelf.provider) || !has(oldSelf.providerID) || (has(self.provider) && self.provider == oldSelf.provider)",
-        "message": "spec.provider can't change any more: the VM exists at that driver"
+        "rule": "!has(oldSelf.driver) || !has(oldSelf.providerID) || (has(self.driver) && self.driver == oldSelf.driver)",
+        "message": "spec.driver can't change any more: the VM exists at that driver"
     }
 ]))]
 pub struct InfraMachineSpec {
@@ -123,7 +123,7 @@ pub struct InfraMachineSpec {
         regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
     )]
     #[garde(length(bytes, min = 1, max = 63), pattern(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
-    pub provider: Option<String>,
+    pub driver: Option<String>,
 
     /// The driver's description of the VM; which fields there are is the driver's to say. It may change until
     /// the VM is created, after that only in fields that the driver can update on a living VM. The provider
@@ -363,7 +363,7 @@ mod tests {
         let fields = (0..=schema::MAX_PROPERTIES).map(|n| (format!("k{n}"), Value::Null));
         let spec = InfraMachineSpec {
             provider_id: Some(String::new()),
-            provider: Some("A".to_owned()),
+            driver: Some("A".to_owned()),
             provider_spec: fields.collect(),
             secret_ref: Some(SecretReference::default()),
             creation_timeout_seconds: Some(0),
@@ -376,7 +376,7 @@ mod tests {
             .collect();
         let expected = [
             "creationTimeoutSeconds",
-            "provider",
+            "driver",
             "providerID",
             "providerSpec",
             "secretRef.name",

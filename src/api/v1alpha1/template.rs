@@ -27,7 +27,7 @@ use crate::api::schema;
     printcolumn(
         name = "Driver",
         type_ = "string",
-        json_path = ".spec.template.spec.provider",
+        json_path = ".spec.template.spec.driver",
         description = "Configured driver"
     ),
     printcolumn(

@@ -22,8 +22,13 @@ pub(in crate::cli) struct InfoArgs {
     #[arg(long, value_name = "FILE")]
     drivers_config: Option<PathBuf>,
     /// Ask this driver of the file alone.
-    #[arg(long, value_name = "NAME", requires = "drivers_config")]
-    provider: Option<String>,
+    #[arg(
+        id = "driver_name",
+        long = "driver",
+        value_name = "NAME",
+        requires = "drivers_config"
+    )]
+    driver: Option<String>,
 }
 
 /// What a driver says of itself.
@@ -68,7 +73,7 @@ fn chosen(args: &InfoArgs) -> Result<Chosen, Failure> {
         .into_iter()
         .map(|(settings, driver)| (settings.name, driver))
         .collect();
-    if let Some(wanted) = &args.provider {
+    if let Some(wanted) = &args.driver {
         all.retain(|(name, _)| name == wanted);
         if all.is_empty() {
             let what = anyhow::anyhow!("{} has no driver `{wanted}`", file.display());

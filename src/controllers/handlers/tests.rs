@@ -315,9 +315,9 @@ async fn a_machine_that_is_gone_stands_in_no_line() {
 #[tokio::test]
 async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_not_made_too() {
     let mut watched = settled();
-    let made = json!({"metadata": {"annotations": {labels::DRIVER: "pool"}}, "spec": {"provider": "other"}});
+    let made = json!({"metadata": {"annotations": {labels::DRIVER: "pool"}}, "spec": {"driver": "other"}});
     watched.infra_machine(&Event::Apply(infra_machine("made", 1, &made)));
-    let others = json!({"spec": {"provider": "other"}});
+    let others = json!({"spec": {"driver": "other"}});
     watched.infra_machine(&Event::Apply(infra_machine("others", 1, &others)));
     watched.controllers.reconcile_machines_of("pool");
     assert_eq!((watched.woken)(), set(["machine m", "machine made"]));

@@ -37,7 +37,7 @@ async fn no_machine_is_touched_for_a_list_that_can_not_be_had(backing: Backing) 
         } else {
             "simulated"
         };
-        ByHand::new(&world, "c", name).infra("/spec/provider", json!(driver))
+        ByHand::new(&world, "c", name).infra("/spec/driver", json!(driver))
     });
     ByHand::create_all(&machines).await?;
     all_become(&world, "three machines", &names, |_, machine| {

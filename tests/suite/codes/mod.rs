@@ -171,7 +171,7 @@ fn machine(world: &World, case: Case) -> ByHand {
         machine
     };
     match (case.call, case.code) {
-        (Call::Recheck, _) => machine.infra("/spec/provider", json!(SLOW)),
+        (Call::Recheck, _) => machine.infra("/spec/driver", json!(SLOW)),
         (Call::ShutDown, _) => machine.infra("/spec/shutdownTimeoutSeconds", json!(3600)),
         // A class of its own: exhaustion holds back the others of its class.
         (Call::Create | Call::Initialize, Code::ResourceExhausted) => {

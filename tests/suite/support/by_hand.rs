@@ -51,7 +51,7 @@ impl ByHand {
         let metadata = json!({"name": name, "namespace": world.namespace, "labels": labels});
         let infra = json!({
             "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine", "metadata": metadata,
-            "spec": {"provider": "simulated", "providerSpec": small(), "shutdownTimeoutSeconds": 0},
+            "spec": {"driver": "simulated", "providerSpec": small(), "shutdownTimeoutSeconds": 0},
         });
         let reference = json!({"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachine", "name": name});
         let machine = json!({

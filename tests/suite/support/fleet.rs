@@ -42,8 +42,7 @@ impl<'a> Fleet<'a> {
 
     /// A template of the simulated driver.
     pub async fn template(&self, name: &str, provider_spec: Value) -> Result<()> {
-        let spec =
-            json!({"provider": "simulated", "providerSpec": provider_spec, "shutdownTimeoutSeconds": 0});
+        let spec = json!({"driver": "simulated", "providerSpec": provider_spec, "shutdownTimeoutSeconds": 0});
         self.template_with(name, spec).await
     }
 
