@@ -6,7 +6,7 @@
 use kube::Client;
 
 use crate::apiserver::{Error, InvalidSecret, secrets};
-use crate::provider::Provider;
+use crate::configured_driver::ConfiguredDriver;
 use cmi_driver::Secrets;
 
 /// The credentials for a call of the provider's driver: all keys of the Secret, or, where none is named,
@@ -16,12 +16,12 @@ use cmi_driver::Secrets;
 /// The outer error when the API server can't be asked, the inner one when what was found can't be used.
 pub async fn of(
     client: &Client,
-    provider: &Provider,
+    driver: &ConfiguredDriver,
     namespace: &str,
     secret: Option<&str>,
     field: &'static str,
 ) -> Result<Result<Secrets, InvalidSecret>, Error> {
-    let read = movable(client, provider, namespace, secret, field).await?;
+    let read = movable(client, driver, namespace, secret, field).await?;
     Ok(read.map(|(secrets, _)| secrets))
 }
 
@@ -31,17 +31,17 @@ pub async fn of(
 /// As [`of`].
 pub async fn movable(
     client: &Client,
-    provider: &Provider,
+    driver: &ConfiguredDriver,
     namespace: &str,
     secret: Option<&str>,
     field: &'static str,
 ) -> Result<Result<(Secrets, bool), InvalidSecret>, Error> {
     match secret {
         Some(name) => secrets::credentials(client, namespace, name, field).await,
-        None => Ok(match provider.credentials().await {
+        None => Ok(match driver.credentials().await {
             Ok(own) => Ok((own, true)),
             Err(error) => Err(InvalidSecret::OfProvider {
-                provider: provider.name().to_owned(),
+                driver: driver.name().to_owned(),
                 why: error.to_string(),
             }),
         }),

@@ -22,13 +22,13 @@ pub mod retry; // what happens after a code of a driver
 pub mod admission; // whether identities are guarded
 pub mod apiserver; // writes, events, secrets and errors of the API server
 pub mod caches; // what is watched, and what is derived from it
+pub mod configured_driver; // a configured driver, and the rules for calling it
 pub mod credentials; // of a driver call: of a Secret, or from the provider's side
 pub mod identity; // the identity of a machine at a driver
 pub mod leadership; // whether this replica may act
 pub mod listing; // lists of VMs
 pub mod manifests; // what is installed beside the provider
 pub mod metrics; // what is counted and timed
-pub mod provider; // a configured driver, and the rules for calling it
 pub mod reconciler; // what is around every reconcile of an object that has no VM
 pub mod telemetry; // logs
 

@@ -6,8 +6,8 @@ use kube::Client;
 
 use crate::apiserver::InvalidSecret;
 use crate::apiserver::secrets::SECRET_REF;
+use crate::configured_driver::{ConfiguredDriver, Turn};
 use crate::credentials;
-use crate::provider::{Provider, Turn};
 use cmi_driver::{Code, ListMachinesRequest, ListedMachine, MachineClass, ProviderSpec};
 
 /// Why there is no list. Nothing follows from that about any VM.
@@ -34,7 +34,7 @@ pub async fn list(
     secret: Option<&str>,
     spec: &str,
 ) -> Result<Vec<ListedMachine>, Unlisted> {
-    let class = class(client, turn.provider(), namespace, secret, spec).await?;
+    let class = class(client, turn.configured_driver(), namespace, secret, spec).await?;
     match turn.driver().list_machines(ListMachinesRequest { class }).await {
         Ok(machines) => Ok(machines),
         Err(status) if status.code() == Code::Unimplemented => Err(Unlisted::NotOffered),
@@ -51,14 +51,14 @@ pub async fn list(
 /// What of it can't be read.
 pub async fn class(
     client: &Client,
-    provider: &Provider,
+    driver: &ConfiguredDriver,
     namespace: &str,
     secret: Option<&str>,
     spec: &str,
 ) -> Result<MachineClass, Unlisted> {
     let provider_spec: ProviderSpec = serde_json::from_str(spec)
         .map_err(|error| Unlisted::Impossible(format!("reading the provider spec failed: {error}")))?;
-    let secrets = credentials::of(client, provider, namespace, secret, SECRET_REF)
+    let secrets = credentials::of(client, driver, namespace, secret, SECRET_REF)
         .await
         .map_err(|error| Unlisted::Failed(error.to_string()))?
         .map_err(|cause| match cause {

@@ -306,10 +306,10 @@ impl Metrics {
     }
 
     /// A driver answered: with success when there is no code.
-    pub fn driver_called(&self, provider: &str, operation: Operation, code: Option<Code>, took: Duration) {
+    pub fn driver_called(&self, driver: &str, operation: Operation, code: Option<Code>, took: Duration) {
         let operation = operation.name();
         let labels = CallLabels {
-            driver: provider.to_owned(),
+            driver: driver.to_owned(),
             operation,
             code: code.map_or("OK", Code::name),
         };
@@ -324,9 +324,9 @@ impl Metrics {
     }
 
     /// A machine was provisioned, this long after its InfraMachine was created.
-    pub fn provisioned(&self, provider: &str, took: Duration) {
+    pub fn provisioned(&self, driver: &str, took: Duration) {
         let labels = ProviderLabel {
-            driver: provider.to_owned(),
+            driver: driver.to_owned(),
         };
         self.provisioning_seconds
             .get_or_create(&labels)
@@ -339,40 +339,40 @@ impl Metrics {
     }
 
     /// Says how the permits of a driver are counted. It is asked at each scrape.
-    pub fn permits(&self, provider: &str, count: impl Fn() -> [PermitCount; 2] + Send + Sync + 'static) {
+    pub fn permits(&self, driver: &str, count: impl Fn() -> [PermitCount; 2] + Send + Sync + 'static) {
         self.permits
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(provider.to_owned(), Box::new(count));
+            .insert(driver.to_owned(), Box::new(count));
     }
 
     /// Whether a driver can be reached.
-    pub fn driver_reachable(&self, provider: &str, reachable: bool) {
+    pub fn driver_reachable(&self, driver: &str, reachable: bool) {
         let labels = ProviderLabel {
-            driver: provider.to_owned(),
+            driver: driver.to_owned(),
         };
         self.reachable.get_or_create(&labels).set(reachable.into());
     }
 
     /// What a driver says that it is, instead of what it said before.
-    pub fn driver_info(&self, provider: &str, name: &str, version: &str) {
+    pub fn driver_info(&self, driver: &str, name: &str, version: &str) {
         let labels = DriverLabels {
-            driver: provider.to_owned(),
+            driver: driver.to_owned(),
             name: name.to_owned(),
             version: version.to_owned(),
         };
         self.drivers
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(provider.to_owned(), labels);
+            .insert(driver.to_owned(), labels);
     }
 
     /// The orphans of a driver by namespace and reason, instead of those of before.
-    pub fn orphans(&self, provider: &str, counts: BTreeMap<(String, OrphanReason), u64>) {
+    pub fn orphans(&self, driver: &str, counts: BTreeMap<(String, OrphanReason), u64>) {
         self.orphans
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(provider.to_owned(), counts);
+            .insert(driver.to_owned(), counts);
     }
 
     /// Whether this replica is the leader.
@@ -420,10 +420,10 @@ impl Collector for MachinesByPhase {
 fn labelled<'a>(
     counts: &'a [(&'a String, [PermitCount; 2])],
 ) -> impl Iterator<Item = (ShareLabels, &'a PermitCount)> {
-    counts.iter().flat_map(|(provider, shares)| {
+    counts.iter().flat_map(|(driver, shares)| {
         shares.iter().map(|count| {
             let labels = ShareLabels {
-                driver: (*provider).clone(),
+                driver: (*driver).clone(),
                 share: count.share,
             };
             (labels, count)
@@ -479,10 +479,10 @@ impl Collector for Orphans {
             None,
             MetricType::Gauge,
         )?;
-        for (provider, counts) in orphans.iter() {
+        for (driver, counts) in orphans.iter() {
             for ((namespace, reason), count) in counts {
                 let labels = OrphanLabels {
-                    driver: provider.clone(),
+                    driver: driver.clone(),
                     namespace: namespace.clone(),
                     reason: reason.name(),
                 };

@@ -52,11 +52,11 @@ pub enum InvalidSecret {
     },
     /// The provider's own credentials for the driver can't be used.
     #[error(
-        "the provider's own credentials for `{provider}`, which are used where spec.secretRef names none, can't be used: {why}"
+        "the provider's own credentials for `{driver}`, which are used where spec.secretRef names none, can't be used: {why}"
     )]
     OfProvider {
         /// The configured driver.
-        provider: String,
+        driver: String,
         /// What is wrong with them.
         why: String,
     },

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::provider::Timeouts;
+use crate::configured_driver::Timeouts;
 use cmi_driver::{Driver, Operation};
 use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
 use cmi_simulated::{SimulatedConfig, SimulatedDriver};

@@ -8,10 +8,10 @@ use clap::{Args, Subcommand};
 
 use super::Failure;
 use super::driver_kind::DriverKind;
-use super::drivers_file::{self, ConfiguredDriver};
+use super::drivers_file::{self, DriverConfig};
+use crate::configured_driver::{ConfiguredDriver, Settings, Share};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
-use crate::provider::{Provider, Settings, Share};
 use cmi_driver::{Driver, Operation, Readiness};
 
 /// Look after the drivers' configuration.
@@ -39,19 +39,17 @@ pub(super) fn load(path: &std::path::Path) -> Result<BuiltDrivers, Failure> {
     drivers_file::load(path)
         .map_err(Failure::misconfigured)?
         .into_iter()
-        .map(
-            |ConfiguredDriver { settings, kind }| match build(&settings, kind) {
-                Ok(driver) => Ok((settings, driver)),
-                Err(error) => {
-                    let what = format!(
-                        "the driver `{}` of {} can't be created",
-                        settings.name,
-                        path.display()
-                    );
-                    Err(Failure::Misconfigured(error.context(what)))
-                }
-            },
-        )
+        .map(|DriverConfig { settings, kind }| match build(&settings, kind) {
+            Ok(driver) => Ok((settings, driver)),
+            Err(error) => {
+                let what = format!(
+                    "the driver `{}` of {} can't be created",
+                    settings.name,
+                    path.display()
+                );
+                Err(Failure::Misconfigured(error.context(what)))
+            }
+        })
         .collect()
 }
 
@@ -81,8 +79,8 @@ async fn check(args: CheckArgs) -> Result<(), Failure> {
             println!("{name}: configured");
             continue;
         }
-        let provider = Provider::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics));
-        match describe(&provider).await {
+        let driver = ConfiguredDriver::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics));
+        match describe(&driver).await {
             Ok(line) => println!("{name}: {line}"),
             Err(status) => {
                 println!("{name}: {status}");
@@ -100,8 +98,8 @@ async fn check(args: CheckArgs) -> Result<(), Failure> {
 }
 
 /// What a driver says of itself, in a line.
-async fn describe(provider: &Provider) -> cmi_driver::Result<String> {
-    let turn = provider.turn(Share::Upkeep, "check").await;
+async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<String> {
+    let turn = driver.turn(Share::Upkeep, "check").await;
     let driver = turn.driver();
     let readiness = match super::driver::ready(driver.probe().await)? {
         Readiness::Ready => "ready",

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use super::driver_kind::DriverKind;
 use super::duration::WrittenDuration;
 use super::yaml;
-use crate::provider::{CredentialsDirectory, Limits, Namespaces, Settings, Timeouts};
+use crate::configured_driver::{CredentialsDirectory, Limits, Namespaces, Settings, Timeouts};
 use cmi_driver::Operation;
 use cmi_grpc::client::GrpcConfig;
 use cmi_simulated::SimulatedConfig;
@@ -20,7 +20,7 @@ const EVERY: &str = "*";
 
 /// A driver as the file has it.
 #[derive(Debug)]
-pub(super) struct ConfiguredDriver {
+pub(super) struct DriverConfig {
     pub settings: Settings,
     pub kind: DriverKind,
 }
@@ -122,7 +122,7 @@ impl TryFrom<String> for CallName {
 ///
 /// # Errors
 /// What is wrong, and where.
-pub(super) fn load(path: &Path) -> Result<Vec<ConfiguredDriver>, DriversFileError> {
+pub(super) fn load(path: &Path) -> Result<Vec<DriverConfig>, DriversFileError> {
     let text = std::fs::read_to_string(path).map_err(|source| DriversFileError::Read {
         path: path.to_owned(),
         source,
@@ -133,7 +133,7 @@ pub(super) fn load(path: &Path) -> Result<Vec<ConfiguredDriver>, DriversFileErro
     })
 }
 
-fn parse(text: &str) -> Result<Vec<ConfiguredDriver>, String> {
+fn parse(text: &str) -> Result<Vec<DriverConfig>, String> {
     let entries = if is_blank(text) {
         Vec::new()
     } else {
@@ -169,8 +169,8 @@ impl DriverEntry {
     /// The keys of which exactly one says what kind of driver it is.
     const KINDS: [&str; 2] = ["simulated", "grpc"];
 
-    fn into_driver(self) -> Result<ConfiguredDriver, String> {
-        Ok(ConfiguredDriver {
+    fn into_driver(self) -> Result<DriverConfig, String> {
+        Ok(DriverConfig {
             settings: Settings {
                 name: self.name.clone(),
                 namespaces: self.namespaces()?,

@@ -10,12 +10,12 @@ use serde::Serialize;
 
 use super::run::api_server;
 use super::{Failure, drivers};
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::leadership::Leadership;
 use crate::manager;
 use crate::metrics::Metrics;
 use crate::orphans::plan::Verdict;
 use crate::orphans::{self, Found, Look};
-use crate::provider::{Provider, Providers};
 
 /// Look for VMs that no InfraMachine has.
 #[derive(Debug, Subcommand)]
@@ -84,20 +84,20 @@ pub(super) async fn execute(command: OrphansCommand) -> Result<(), Failure> {
 
 async fn list(args: ListArgs) -> Result<(), Failure> {
     let metrics = Arc::new(Metrics::new());
-    let providers = drivers::load(&args.drivers_config)?
+    let drivers = drivers::load(&args.drivers_config)?
         .into_iter()
         .map(|(settings, driver)| {
-            Provider::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics))
+            ConfiguredDriver::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics))
         })
         .collect();
-    let providers = Providers::new(providers).map_err(Failure::misconfigured)?;
+    let drivers = ConfiguredDrivers::new(drivers).map_err(Failure::misconfigured)?;
     let config = api_server(args.kubeconfig)
         .await
         .map_err(Failure::Misconfigured)?;
     let client = manager::reading_client(config).map_err(Failure::misconfigured)?;
     let looks = orphans::look(
         &client,
-        &providers,
+        &drivers,
         args.namespace.as_deref(),
         args.watch_filter.as_deref(),
     );

@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use super::driver_kind::DriverKind;
 use super::{Failure, duration};
-use crate::provider::Timeouts;
+use crate::configured_driver::Timeouts;
 use cmi_driver::Driver;
 use cmi_grpc::client::{Connector, GrpcConfig, TlsConfig};
 

@@ -22,8 +22,10 @@ use crate::api::{Guarded, labels};
 use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
+use crate::configured_driver::{
+    Applicant, ConfiguredDrivers, ResolveError, Share, Standing, TURN_WAIT, Turn,
+};
 use crate::credentials;
-use crate::provider::{Applicant, Providers, ResolveError, Share, Standing, TURN_WAIT, Turn};
 use crate::reconciler::{Again, REFRESH, Reconciler};
 use crate::retry::{self, Call, Next};
 use cmi_driver::{Capabilities, Code, MachineClass, Operation, ProviderSpec, tags};
@@ -37,7 +39,7 @@ pub struct Context {
     /// Cluster ids, once found.
     pub cluster_ids: Arc<ClusterIds>,
     /// The configured drivers.
-    pub providers: Providers,
+    pub drivers: ConfiguredDrivers,
     /// Events.
     pub events: Events,
     /// Failures and metrics.
@@ -76,11 +78,11 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
     );
     let zones = match &plan {
         Plan::Leave => {
-            ctx.providers.withdraw(uid);
+            ctx.drivers.withdraw(uid);
             return Ok(Again::OnChange);
         }
         Plan::Pause(_) => {
-            ctx.providers.withdraw(uid);
+            ctx.drivers.withdraw(uid);
             Zones::Unasked
         }
         Plan::Provision { cluster_id, .. } => match zones(infra, ctx, cluster_id).await? {
@@ -106,20 +108,17 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
 fn contact(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Contact {
     let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
     let mut names = ctx.caches.drivers_of(owner);
-    if let Ok(provider) = ctx.providers.resolve(infra.spec.driver.as_deref(), namespace) {
-        names.insert(provider.name().to_owned());
+    if let Ok(driver) = ctx.drivers.resolve(infra.spec.driver.as_deref(), namespace) {
+        names.insert(driver.name().to_owned());
     }
     let mut lost = Vec::new();
     let mut is_settled = !names.is_empty();
-    for provider in names.iter().filter_map(|name| ctx.providers.named(name)) {
-        match &*provider.standing().borrow() {
+    for driver in names.iter().filter_map(|name| ctx.drivers.named(name)) {
+        match &*driver.standing().borrow() {
             Standing::Reachable => {}
             Standing::Unsettled => is_settled = false,
             Standing::Unreachable(why) => {
-                lost.push(format!(
-                    "the driver `{}` can't be reached: {why}",
-                    provider.name()
-                ));
+                lost.push(format!("the driver `{}` can't be reached: {why}", driver.name()));
             }
         }
     }
@@ -133,8 +132,8 @@ fn contact(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Contact {
 /// Asks the driver for its failure domains, if it has any; `None` when it is busy.
 async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<Option<Zones>, Error> {
     let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
-    let provider = match ctx.providers.resolve(infra.spec.driver.as_deref(), namespace) {
-        Ok(provider) => provider,
+    let driver = match ctx.drivers.resolve(infra.spec.driver.as_deref(), namespace) {
+        Ok(driver) => driver,
         // Which driver is meant is not said, and need not be: its machines will say.
         Err(ResolveError::Ambiguous { .. }) => return Ok(Some(Zones::Unasked)),
         Err(error) => return Ok(Some(Zones::NotConfigured(error.to_string()))),
@@ -143,7 +142,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
     let name = infra.metadata.name.as_deref().unwrap_or_default();
     let reference = ObjectRef::new(name).within(namespace);
     let who = infra.metadata.uid.as_deref().unwrap_or_default();
-    match provider.try_turn(
+    match driver.try_turn(
         Share::Upkeep,
         Applicant { who, namespace },
         Box::new(move || wake(reference)),
@@ -167,7 +166,14 @@ async fn ask(infra: &InfraCluster, ctx: &Context, turn: &Turn<'_>, cluster_id: &
         .secret_ref
         .as_ref()
         .map(|reference| reference.name.as_str());
-    let read = credentials::of(&ctx.client, turn.provider(), namespace, reference, SECRET_REF).await?;
+    let read = credentials::of(
+        &ctx.client,
+        turn.configured_driver(),
+        namespace,
+        reference,
+        SECRET_REF,
+    )
+    .await?;
     let secrets = match read {
         Ok(secrets) => secrets,
         Err(cause) => return Ok(Zones::NoSecrets(cause.to_string())),

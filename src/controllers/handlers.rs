@@ -113,7 +113,7 @@ impl Controllers {
                 match change {
                     Change::Gone(guarded) => {
                         memory.forget(uid(&**guarded));
-                        context.providers.forget(uid(&**guarded));
+                        context.drivers.forget(uid(&**guarded));
                         let cluster = context.caches.labelled_cluster(guarded.meta());
                         let is_frozen = cluster.is_none_or(|cluster| cluster.is_paused());
                         endings.gone(guarded, is_frozen, Timestamp::now(), context.guard.unbroken());
@@ -145,11 +145,11 @@ impl Controllers {
     where
         K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
     {
-        let (on_own, providers) = (on_own(trigger), self.providers.clone());
+        let (on_own, drivers) = (on_own(trigger), self.drivers.clone());
         move |news| {
             for change in &news.changes {
                 if let Change::Gone(object) = change {
-                    providers.withdraw(uid(&**object));
+                    drivers.withdraw(uid(&**object));
                 }
             }
             on_own(news);

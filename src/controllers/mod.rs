@@ -33,11 +33,11 @@ use crate::api::{Guarded, labels};
 use crate::apiserver::Events;
 use crate::apiserver::pages::PAGE;
 use crate::caches::{Caches, ClusterIds};
+use crate::configured_driver::ConfiguredDrivers;
 use crate::inventory::Verdict;
 use crate::machine::Suspicion;
 use crate::metrics::{Kind, MachineCount, Metrics};
 pub use crate::orphans::Options as OrphanOptions;
-use crate::provider::Providers;
 use crate::reconciler::Reconciler;
 use crate::{cluster, inventory, machine, orphans, template};
 
@@ -69,7 +69,7 @@ pub struct Controllers {
     client: Client,
     options: Options,
     caches: Caches,
-    providers: Providers,
+    drivers: ConfiguredDrivers,
     metrics: Arc<Metrics>,
     machines: Trigger<Guarded<InfraMachine>>,
     clusters: Trigger<Guarded<InfraCluster>>,
@@ -84,11 +84,11 @@ impl Controllers {
     pub fn new(
         client: Client,
         options: Options,
-        providers: Providers,
+        drivers: ConfiguredDrivers,
         metrics: Arc<Metrics>,
     ) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let (caches, writers) = caches();
-        let this = Self::on(caches, client, options, providers, metrics);
+        let this = Self::on(caches, client, options, drivers, metrics);
         let watches = this.watches(writers);
         (this, watches)
     }
@@ -97,7 +97,7 @@ impl Controllers {
         caches: Caches,
         client: Client,
         options: Options,
-        providers: Providers,
+        drivers: ConfiguredDrivers,
         metrics: Arc<Metrics>,
     ) -> Self {
         let machines = Trigger::default();
@@ -105,7 +105,7 @@ impl Controllers {
             client: client.clone(),
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches: caches.clone(),
-            providers: providers.clone(),
+            drivers: drivers.clone(),
             memory: Arc::default(),
             events: Events::new(client.clone(), options.reporter.clone()),
             metrics: Arc::clone(&metrics),
@@ -118,7 +118,7 @@ impl Controllers {
             client,
             options,
             caches,
-            providers,
+            drivers,
             metrics,
             machines,
             clusters: Trigger::default(),
@@ -249,7 +249,7 @@ impl Controllers {
             client: self.client.clone(),
             caches: self.caches.clone(),
             cluster_ids: Arc::clone(&self.context.cluster_ids),
-            providers: self.providers.clone(),
+            drivers: self.drivers.clone(),
             events: self.context.events.clone(),
             reconciler: Reconciler::new(
                 Kind::InfraCluster,
@@ -276,7 +276,7 @@ impl Controllers {
         let context = Arc::new(template::Context {
             client: self.client.clone(),
             caches: self.caches.clone(),
-            providers: self.providers.clone(),
+            drivers: self.drivers.clone(),
             reconciler: Reconciler::new(
                 Kind::InfraMachineTemplate,
                 Arc::clone(&self.metrics),
@@ -299,7 +299,7 @@ impl Controllers {
     /// of a driver. Only a reconcile with a turn waits for a driver, so that drivers that hang, however many,
     /// leave the others their workers.
     fn workers(&self, asked: u16) -> u16 {
-        let turns = self.providers.iter().map(|provider| provider.turns());
+        let turns = self.drivers.iter().map(|driver| driver.turns());
         let all = turns.fold(u32::from(asked), u32::saturating_add);
         u16::try_from(all).unwrap_or(u16::MAX)
     }
@@ -308,7 +308,7 @@ impl Controllers {
         let context = inventory::Context {
             client: self.client.clone(),
             caches: self.caches.clone(),
-            providers: self.providers.clone(),
+            drivers: self.drivers.clone(),
         };
         let (machines, shared) = (self.machines.clone(), Arc::clone(&self.context));
         let tell = move |machine: &InfraMachine, verdict| {
@@ -328,7 +328,7 @@ impl Controllers {
         let context = orphans::Context {
             client: self.client.clone(),
             caches: self.caches.clone(),
-            providers: self.providers.clone(),
+            drivers: self.drivers.clone(),
             metrics: Arc::clone(&self.metrics),
             events: self.context.events.clone(),
             guard: self.guard(),

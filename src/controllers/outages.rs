@@ -18,8 +18,8 @@ use super::{Controllers, reference};
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 use crate::caches::uses_driver;
+use crate::configured_driver::{ConfiguredDriver, Reachability};
 use crate::machine::Reference;
-use crate::provider::{Provider, Reachability};
 
 /// Those that wait for a driver are not called again before this time is over, twice as long each time that
 /// it goes again: what they tell of each row of failures costs writes.
@@ -33,11 +33,11 @@ const TOLD_IN_A_SECOND: u32 = 20;
 impl Controllers {
     /// Follows what becomes of the drivers, for ever.
     pub(super) async fn follow_drivers(&self) {
-        let all = self.providers.iter().map(|provider| async {
+        let all = self.drivers.iter().map(|driver| async {
             tokio::join!(
-                provider.keep_standing(self.options.driver_unreachable_grace),
-                self.follow_standing(provider),
-                self.follow_probes(provider),
+                driver.keep_standing(self.options.driver_unreachable_grace),
+                self.follow_standing(driver),
+                self.follow_probes(driver),
             )
         });
         futures::future::join_all(all).await;
@@ -46,13 +46,13 @@ impl Controllers {
     }
 
     /// Has it told when a driver is away, or back, for good.
-    async fn follow_standing(&self, provider: &Provider) {
-        let mut standing = provider.standing();
+    async fn follow_standing(&self, driver: &ConfiguredDriver) {
+        let mut standing = driver.standing();
         while standing.changed().await.is_ok() {
             loop {
-                self.reconcile_clusters_of(provider.name());
+                self.reconcile_clusters_of(driver.name());
                 tokio::select! {
-                    () = self.tell(provider.name()) => break,
+                    () = self.tell(driver.name()) => break,
                     // What is left to be told is no longer so.
                     changed = standing.changed() => if changed.is_err() { return },
                 }
@@ -71,10 +71,10 @@ impl Controllers {
 
     /// Looks at what belongs to a driver that is back, or that became another: it may say something else of
     /// its calls, zones and classes.
-    async fn follow_probes(&self, provider: &Provider) {
-        let mut news = provider.reachable();
+    async fn follow_probes(&self, driver: &ConfiguredDriver) {
+        let mut news = driver.reachable();
         let mut was = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
-        let mut met = Met::of(provider);
+        let mut met = Met::of(driver);
         let mut calls = Calls::default();
         loop {
             tokio::select! {
@@ -86,18 +86,18 @@ impl Controllers {
             }
             let is = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
             let is_back = std::mem::replace(&mut was, is) && !is;
-            let is_another = met.becomes(Met::of(provider));
+            let is_another = met.becomes(Met::of(driver));
             if is_another {
-                self.reconcile_machines_of(provider.name());
+                self.reconcile_machines_of(driver.name());
             }
             if is {
                 calls.stop();
             } else if is_back {
-                calls.begin(self.waiting_for(provider.name()), Instant::now());
+                calls.begin(self.waiting_for(driver.name()), Instant::now());
             }
             if is_back || is_another {
-                self.reconcile_clusters_of(provider.name());
-                self.reconcile_templates_of(provider.name());
+                self.reconcile_clusters_of(driver.name());
+                self.reconcile_templates_of(driver.name());
             }
         }
     }
@@ -184,8 +184,8 @@ impl Controllers {
     /// Whether an object that names this driver, or none, gets that one.
     fn is_served_by(&self, driver: &str, named: Option<&str>, meta: &ObjectMeta) -> bool {
         let namespace = meta.namespace.as_deref().unwrap_or_default();
-        let resolved = self.providers.resolve(named, namespace);
-        resolved.is_ok_and(|provider| provider.name() == driver)
+        let resolved = self.drivers.resolve(named, namespace);
+        resolved.is_ok_and(|resolved| resolved.name() == driver)
     }
 }
 
@@ -253,10 +253,10 @@ struct Met {
 }
 
 impl Met {
-    fn of(provider: &Provider) -> Self {
+    fn of(driver: &ConfiguredDriver) -> Self {
         Self {
-            incarnation: provider.incarnation(),
-            revision: provider.revision(),
+            incarnation: driver.incarnation(),
+            revision: driver.revision(),
         }
     }
 

@@ -18,8 +18,8 @@ pub use self::plan::Verdict;
 use self::plan::{Absences, Expected, List, judge};
 use crate::api::v1alpha1::InfraMachine;
 use crate::caches::Caches;
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Share};
 use crate::listing::{self, Unlisted};
-use crate::provider::{Provider, Providers, Share};
 use cmi_driver::Operation;
 
 /// What a survey works with.
@@ -29,7 +29,7 @@ pub struct Context {
     /// The machines.
     pub caches: Caches,
     /// The configured drivers.
-    pub providers: Providers,
+    pub drivers: ConfiguredDrivers,
 }
 
 /// The name under which a survey waits for its turn.
@@ -48,9 +48,9 @@ pub async fn run(
 ) {
     let (ctx, tell) = (Arc::new(ctx), Arc::new(tell));
     let mut surveys = JoinSet::new();
-    for provider in ctx.providers.iter().map(Arc::clone) {
+    for driver in ctx.drivers.iter().map(Arc::clone) {
         let (ctx, tell) = (Arc::clone(&ctx), Arc::clone(&tell));
-        surveys.spawn(async move { keep_surveying(&ctx, &provider, interval, &*tell).await });
+        surveys.spawn(async move { keep_surveying(&ctx, &driver, interval, &*tell).await });
     }
     while let Some(ended) = surveys.join_next().await {
         if let Err(error) = ended
@@ -65,7 +65,7 @@ pub async fn run(
 
 async fn keep_surveying(
     ctx: &Context,
-    provider: &Provider,
+    driver: &ConfiguredDriver,
     interval: Duration,
     tell: &(impl Fn(&InfraMachine, Verdict) + Send + Sync),
 ) {
@@ -76,21 +76,21 @@ async fn keep_surveying(
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        survey(ctx, provider, &mut absences, tell).await;
+        survey(ctx, driver, &mut absences, tell).await;
     }
 }
 
 async fn survey(
     ctx: &Context,
-    provider: &Provider,
+    driver: &ConfiguredDriver,
     absences: &mut Absences,
     tell: &(impl Fn(&InfraMachine, Verdict) + Send + Sync),
 ) {
     let (groups, window) = {
-        let turn = provider.turn(Share::Upkeep, LINE).await;
+        let turn = driver.turn(Share::Upkeep, LINE).await;
         match turn.ask_capabilities().await {
             Ok(capabilities) if capabilities.offers(Operation::ListMachines) => {
-                let groups = groups(&ctx.caches, provider.name(), &capabilities.tag_path).await;
+                let groups = groups(&ctx.caches, driver.name(), &capabilities.tag_path).await;
                 (groups, capabilities.consistency_window)
             }
             Ok(_) | Err(_) => return,
@@ -105,7 +105,7 @@ async fn survey(
     for (group, machines) in groups {
         // One class that fails must not keep the others from being looked after (CTL-LM-03).
         let asked = Instant::now();
-        let Some(ids) = list(ctx, provider, &group).await else {
+        let Some(ids) = list(ctx, driver, &group).await else {
             continue;
         };
         let list = List {
@@ -137,8 +137,8 @@ async fn survey(
 }
 
 /// The ids of all VMs of a class; `None` when they can't be had, and nothing follows from that.
-async fn list(ctx: &Context, provider: &Provider, group: &Group) -> Option<HashSet<String>> {
-    let turn = provider.turn(Share::Upkeep, LINE).await;
+async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<String>> {
+    let turn = driver.turn(Share::Upkeep, LINE).await;
     let secret = group.secret.as_deref();
     match listing::list(&ctx.client, &turn, &group.namespace, secret, &group.class).await {
         Ok(machines) => {
@@ -151,7 +151,7 @@ async fn list(ctx: &Context, provider: &Provider, group: &Group) -> Option<HashS
         Err(Unlisted::NotOffered) => None,
         Err(Unlisted::Failed(why) | Unlisted::Impossible(why)) => {
             tracing::warn!(
-                provider = provider.name(),
+                driver = driver.name(),
                 why,
                 "VMs can't be listed; trying again at the next interval"
             );

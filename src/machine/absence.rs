@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Context;
 use super::object::Object;
 use super::outcome::Outcome;
-use crate::provider::Turn;
+use crate::configured_driver::Turn;
 use cmi_driver::ProviderId;
 
 /// How much longer the driver may be behind, whose consistency window is `window` and which does not see the

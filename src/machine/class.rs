@@ -4,9 +4,9 @@ use super::Context;
 use super::object::{Credentials, Object};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::{Error, InvalidSecret, secrets};
+use crate::configured_driver::ConfiguredDriver;
 use crate::credentials;
 use crate::identity;
-use crate::provider::Provider;
 use cmi_driver::{MachineClass, ProviderSpec, Secrets};
 
 /// Why nothing came of a plan.
@@ -35,7 +35,7 @@ impl From<InvalidSecret> for Stopped {
 pub async fn with_credentials(
     ctx: &Context,
     object: &mut Object<'_>,
-    provider: &Provider,
+    driver: &ConfiguredDriver,
     provider_spec: ProviderSpec,
 ) -> Result<MachineClass, Stopped> {
     let machine = object.get();
@@ -44,7 +44,7 @@ pub async fn with_credentials(
         _ => secrets::SECRET_REF,
     };
     let name = identity::credentials(machine);
-    let read = credentials::movable(&ctx.client, provider, namespace(machine), name, field).await?;
+    let read = credentials::movable(&ctx.client, driver, namespace(machine), name, field).await?;
     let (secrets, is_movable) = read?;
     let movable = match name {
         Some(name) if !is_movable => Credentials::LeftBehind(name.to_owned()),

@@ -13,8 +13,10 @@ use crate::api::Guarded;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
+use crate::configured_driver::{
+    Applicant, Bell, ConfiguredDriver, ConfiguredDrivers, Facts, Share, TURN_WAIT, Trial, Turn,
+};
 use crate::metrics::Metrics;
-use crate::provider::{Applicant, Bell, Facts, Provider, Providers, Share, TURN_WAIT, Trial, Turn};
 use crate::retry::LONG_WAIT;
 use cmi_driver::MachineClass;
 
@@ -27,7 +29,7 @@ pub struct Context {
     /// Cluster ids, once found.
     pub cluster_ids: Arc<ClusterIds>,
     /// The configured drivers.
-    pub providers: Providers,
+    pub drivers: ConfiguredDrivers,
     /// What is remembered between reconciles.
     pub memory: Arc<Memory>,
     /// Events.
@@ -46,18 +48,23 @@ pub type Reference = ObjectRef<Guarded<InfraMachine>>;
 impl Context {
     /// The right to call the driver for this machine; without one, it is reconciled
     /// again when its turn comes.
-    pub fn turn<'a>(&self, machine: &InfraMachine, provider: &'a Provider, share: Share) -> Option<Turn<'a>> {
+    pub fn turn<'a>(
+        &self,
+        machine: &InfraMachine,
+        driver: &'a ConfiguredDriver,
+        share: Share,
+    ) -> Option<Turn<'a>> {
         let applicant = Applicant {
             who: uid_of(machine),
             namespace: machine.metadata.namespace.as_deref().unwrap_or_default(),
         };
-        provider.try_turn(share, applicant, self.bell(machine))
+        driver.try_turn(share, applicant, self.bell(machine))
     }
 
     /// What the machine's driver says of itself; where another task is asking, the machine is reconciled
     /// again when there is an answer.
-    pub async fn facts(&self, machine: &InfraMachine, provider: &Provider) -> Facts {
-        provider.facts(uid_of(machine), self.bell(machine)).await
+    pub async fn facts(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> Facts {
+        driver.facts(uid_of(machine), self.bell(machine)).await
     }
 
     fn bell(&self, machine: &InfraMachine) -> Bell {
@@ -107,7 +114,7 @@ impl Context {
         if turn.may_create() {
             return true;
         }
-        match self.turn(machine, turn.provider(), Share::Create) {
+        match self.turn(machine, turn.configured_driver(), Share::Create) {
             Some(own) => {
                 *turn = own;
                 true
@@ -118,14 +125,14 @@ impl Context {
 
     /// Waits for a turn. That is published of a wait that will be long: a fleet that comes up at the pace of
     /// its driver would else be written twice.
-    pub fn waiting_for_a_turn(&self, machine: &InfraMachine, provider: &Provider) -> Outcome {
+    pub fn waiting_for_a_turn(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> Outcome {
         let uid = uid_of(machine);
         tracing::debug!(
             name = machine.metadata.name,
             "the driver is busy: waiting for a turn"
         );
         let again = TURN_WAIT.mul_f64(1.0 - 0.5 * jitter(uid, 0));
-        if provider.is_wait_shown(uid) {
+        if driver.is_wait_shown(uid) {
             Outcome::Queued { again }
         } else {
             Outcome::Waiting(Some(again))

@@ -127,7 +127,7 @@ mod tests {
 
     fn made() -> MachineFixture {
         machine()
-            .provider("pool")
+            .configured_driver("pool")
             .claimed()
             .annotated(labels::CREATE_ISSUED_AT, &at(0).to_string())
     }
@@ -151,7 +151,7 @@ mod tests {
 
     async fn left_by(server: &Server, vms: &Vms) -> Vec<String> {
         let offers = [Operation::GetMachineStatus, Operation::ShutDownMachine];
-        let ctx = Arc::new(server.context(vec![vms.provider(&offers, Duration::ZERO)]));
+        let ctx = Arc::new(server.context(vec![vms.configured_driver(&offers, Duration::ZERO)]));
         remove_vm(ctx, made().build()).await;
         vms.ids()
     }

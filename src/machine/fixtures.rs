@@ -98,7 +98,7 @@ impl MachineFixture {
         self
     }
 
-    pub fn provider(mut self, name: &str) -> Self {
+    pub fn configured_driver(mut self, name: &str) -> Self {
         self.0.spec.driver = Some(name.to_owned());
         self
     }

@@ -17,9 +17,9 @@ use super::status::Moment;
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
+use crate::configured_driver::{self, ConfiguredDriver, Facts};
 use crate::identity;
 use crate::leadership::is_not_leader;
-use crate::provider::{self, Facts, Provider};
 use cmi_driver::{Capabilities, Code, Operation, ProviderSpec};
 
 #[cfg(test)]
@@ -42,9 +42,9 @@ pub struct Gathered {
 
 /// The configured driver of a machine.
 enum Resolved {
-    Known(Arc<Provider>, Arc<Capabilities>, Standing),
-    OutOfContact(Arc<Provider>, Code, String),
-    Busy(Arc<Provider>),
+    Known(Arc<ConfiguredDriver>, Arc<Capabilities>, Standing),
+    OutOfContact(Arc<ConfiguredDriver>, Code, String),
+    Busy(Arc<ConfiguredDriver>),
     NotConfigured(String),
 }
 
@@ -62,7 +62,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let cluster = cluster_of(ctx, machine, owner.as_deref());
     let cluster_id = cluster.as_deref().and_then(|cluster| ctx.cluster_ids.of(cluster));
     let driver = resolve(ctx, machine).await;
-    let violation = violation(machine, driver.provider());
+    let violation = violation(machine, driver.configured_driver());
     let (now, instant) = (Timestamp::now(), Instant::now());
     let inputs = inputs(machine, owner.as_deref());
     let uid = machine.metadata.uid.as_deref().unwrap_or_default();
@@ -75,7 +75,9 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
         owner,
         cluster,
         cluster_id,
-        incarnation: driver.provider().map_or(0, Provider::incarnation),
+        incarnation: driver
+            .configured_driver()
+            .map_or(0, ConfiguredDriver::incarnation),
         driver,
         violation,
         remembered,
@@ -96,16 +98,16 @@ impl Gathered {
             cluster: self.cluster.as_deref(),
             cluster_id: self.cluster_id.clone(),
             driver: match &self.driver {
-                Resolved::Known(provider, capabilities, standing) => Driver::Known(DriverFacts {
-                    name: provider.name(),
+                Resolved::Known(driver, capabilities, standing) => Driver::Known(DriverFacts {
+                    name: driver.name(),
                     capabilities,
                     current: *standing == Standing::Current,
-                    create_timeout: provider.create_timeout(),
-                    create_settle_time: provider.create_settle_time(capabilities),
-                    reachable: match *provider.standing().borrow() {
-                        provider::Standing::Unsettled => None,
-                        provider::Standing::Reachable => Some(true),
-                        provider::Standing::Unreachable(_) => Some(false),
+                    create_timeout: driver.create_timeout(),
+                    create_settle_time: driver.create_settle_time(capabilities),
+                    reachable: match *driver.standing().borrow() {
+                        configured_driver::Standing::Unsettled => None,
+                        configured_driver::Standing::Reachable => Some(true),
+                        configured_driver::Standing::Unreachable(_) => Some(false),
                     },
                 }),
                 Resolved::OutOfContact(_, code, message) => Driver::OutOfContact(*code, message.clone()),
@@ -139,8 +141,8 @@ impl Gathered {
     }
 
     /// The configured driver, when there is one.
-    pub fn provider(&self) -> Option<&Provider> {
-        self.driver.provider()
+    pub fn configured_driver(&self) -> Option<&ConfiguredDriver> {
+        self.driver.configured_driver()
     }
 
     /// How often the same has failed in a row, this time included.
@@ -223,11 +225,9 @@ fn cluster_of(ctx: &Context, machine: &InfraMachine, owner: Option<&Machine>) ->
 }
 
 impl Resolved {
-    fn provider(&self) -> Option<&Provider> {
+    fn configured_driver(&self) -> Option<&ConfiguredDriver> {
         match self {
-            Self::Known(provider, ..) | Self::OutOfContact(provider, ..) | Self::Busy(provider) => {
-                Some(provider)
-            }
+            Self::Known(driver, ..) | Self::OutOfContact(driver, ..) | Self::Busy(driver) => Some(driver),
             Self::NotConfigured(_) => None,
         }
     }
@@ -254,36 +254,34 @@ fn choice(machine: &InfraMachine) -> Choice<'_> {
 async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
     let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
     let resolved = match choice(machine) {
-        Choice::Holder(name) => match ctx.providers.named(name) {
-            Some(provider) => Ok(provider),
-            None => ctx.providers.resolve(Some(name), namespace),
+        Choice::Holder(name) => match ctx.drivers.named(name) {
+            Some(driver) => Ok(driver),
+            None => ctx.drivers.resolve(Some(name), namespace),
         },
-        Choice::Asked(name) => ctx.providers.resolve(name, namespace),
+        Choice::Asked(name) => ctx.drivers.resolve(name, namespace),
     };
-    let provider = match resolved {
-        Ok(provider) => provider,
+    let driver = match resolved {
+        Ok(driver) => driver,
         Err(error) => return Resolved::NotConfigured(error.to_string()),
     };
-    match ctx.facts(machine, &provider).await {
-        Facts::Current(capabilities) => Resolved::Known(provider, capabilities, Standing::Current),
-        Facts::Former(capabilities) => Resolved::Known(provider, capabilities, Standing::Former),
+    match ctx.facts(machine, &driver).await {
+        Facts::Current(capabilities) => Resolved::Known(driver, capabilities, Standing::Current),
+        Facts::Former(capabilities) => Resolved::Known(driver, capabilities, Standing::Former),
         // The driver was not asked.
-        Facts::Unknown(status) if is_not_leader(&status) => Resolved::Busy(provider),
-        Facts::Unknown(status) => {
-            Resolved::OutOfContact(provider, status.code(), status.message().to_owned())
-        }
-        Facts::Awaited => Resolved::Busy(provider),
+        Facts::Unknown(status) if is_not_leader(&status) => Resolved::Busy(driver),
+        Facts::Unknown(status) => Resolved::OutOfContact(driver, status.code(), status.message().to_owned()),
+        Facts::Awaited => Resolved::Busy(driver),
     }
 }
 
 /// What neither the API server nor the tags can refuse: limits on the whole, and the driver's own schema.
-fn violation(machine: &InfraMachine, provider: Option<&Provider>) -> Option<String> {
+fn violation(machine: &InfraMachine, driver: Option<&ConfiguredDriver>) -> Option<String> {
     let violations = machine.spec.violations();
     if !violations.is_empty() {
         return Some(format!("spec.{}", violations.join("; spec.")));
     }
     let spec = ProviderSpec(machine.spec.provider_spec.clone());
-    provider?
+    driver?
         .check_spec(&spec)
         .err()
         .map(|status| status.message().to_owned())
@@ -294,14 +292,14 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
     let mut hasher = DefaultHasher::new();
     let InfraMachineSpec {
         provider_id: _,
-        provider,
+        driver,
         provider_spec,
         secret_ref,
         creation_timeout_seconds,
         shutdown_timeout_seconds,
     } = &machine.spec;
     let secret = secret_ref.as_ref().map(|secret| &secret.name);
-    (provider, provider_spec, secret).hash(&mut hasher);
+    (driver, provider_spec, secret).hash(&mut hasher);
     (creation_timeout_seconds, shutdown_timeout_seconds).hash(&mut hasher);
     machine.metadata.deletion_timestamp.is_some().hash(&mut hasher);
     let annotations = machine.metadata.annotations.iter().flatten();

@@ -5,8 +5,8 @@ use super::class::Stopped;
 use super::look_up::another_vm;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
+use crate::configured_driver::Turn;
 use crate::identity;
-use crate::provider::Turn;
 use crate::retry::{Call, Next};
 use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, Operation, ProviderId};
 
@@ -62,7 +62,7 @@ pub async fn initialize(
         object.keep(vm.state.as_ref()).await?;
     }
     if !ctx.may_create(object.get(), turn) {
-        return Ok(ctx.waiting_for_a_turn(object.get(), turn.provider()));
+        return Ok(ctx.waiting_for_a_turn(object.get(), turn.configured_driver()));
     }
     let request = InitializeMachineRequest {
         machine_name: object.name().to_owned(),

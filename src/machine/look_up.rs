@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::object::Object;
 use super::outcome::Failure;
+use crate::configured_driver::Turn;
 use crate::identity::MachineId;
-use crate::provider::Turn;
 use crate::retry::{Call, Next};
 use cmi_driver::{
     self, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, MachineClass, Operation,

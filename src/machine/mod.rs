@@ -54,8 +54,8 @@ use crate::admission::Standing;
 use crate::api::Guarded;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
+use crate::configured_driver::Turn;
 use crate::metrics::{Kind, Outcome as Measured};
-use crate::provider::Turn;
 use cmi_driver::{Code, Status};
 
 /// Stands for a driver's message that may hold what must not be shown.
@@ -128,14 +128,14 @@ async fn execute<'a>(
 ) -> Result<Outcome, Error> {
     let name = object.get().metadata.name.as_deref().unwrap_or_default();
     tracing::debug!(name, ?plan, "planned");
-    if let (Some(share), Some(provider)) = (plan.share(), gathered.provider()) {
-        *turn = ctx.turn(object.get(), provider, share);
+    if let (Some(share), Some(driver)) = (plan.share(), gathered.configured_driver()) {
+        *turn = ctx.turn(object.get(), driver, share);
         if turn.is_none() {
-            return Ok(ctx.waiting_for_a_turn(object.get(), provider));
+            return Ok(ctx.waiting_for_a_turn(object.get(), driver));
         }
     } else {
         // It may have stood in the line for what it does not want any more.
-        ctx.providers.withdraw(object.uid());
+        ctx.drivers.withdraw(object.uid());
     }
     let during = plan.during();
     let outcome = match carry_out(ctx, object, turn.as_mut(), plan).await {

@@ -35,9 +35,10 @@ pub fn phase(machine: &InfraMachine) -> &'static str {
 pub fn measure(ctx: &Context, before: &InfraMachine, after: &InfraMachine, gathered: &Gathered) {
     if !before.is_provisioned()
         && after.is_provisioned()
-        && let (Some(provider), Some(created)) = (gathered.provider(), &after.metadata.creation_timestamp)
+        && let (Some(driver), Some(created)) =
+            (gathered.configured_driver(), &after.metadata.creation_timestamp)
         && let Ok(took) = Duration::try_from(Timestamp::now().duration_since(created.0))
     {
-        ctx.metrics.provisioned(provider.name(), took);
+        ctx.metrics.provisioned(driver.name(), took);
     }
 }

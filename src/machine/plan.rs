@@ -32,8 +32,8 @@ use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationState};
 use crate::api::{GROUP, MACHINE_FINALIZER, paused_by};
+use crate::configured_driver::{TURN_WAIT, Trial};
 use crate::identity::{self, InvalidSpec, MachineId, Role};
-use crate::provider::{TURN_WAIT, Trial};
 use cmi_driver::{Capabilities, Code, ProviderId, ProviderSpec};
 
 /// What was read for one reconcile.

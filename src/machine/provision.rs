@@ -15,8 +15,8 @@ use super::outcome::{Failure, Outcome};
 use super::plan::{Claim, Hold, Provision, Settling};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::Instance;
+use crate::configured_driver::{Turn, is_held_back};
 use crate::identity;
-use crate::provider::{Turn, is_held_back};
 use crate::retry::{Call, Next};
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, Operation};
 
@@ -35,7 +35,7 @@ pub async fn provision(
     turn: &mut Turn<'_>,
     plan: Provision,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object, turn.provider(), plan.look_up.clone()).await?;
+    let class = class::with_credentials(ctx, object, turn.configured_driver(), plan.look_up.clone()).await?;
     // It was refused before, and no other create can have made its VM: there is nothing to look up
     // while nothing may be created.
     if plan.trial.recalled
@@ -113,7 +113,7 @@ async fn create(
         return Ok(Outcome::Held(awaiting_create_of_another_spec(settling)));
     }
     if !ctx.may_create(object.get(), turn) {
-        return Ok(ctx.waiting_for_a_turn(object.get(), turn.provider()));
+        return Ok(ctx.waiting_for_a_turn(object.get(), turn.configured_driver()));
     }
     let credentials = MachineClass {
         provider_spec: plan.wanted.clone(),

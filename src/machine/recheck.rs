@@ -8,7 +8,7 @@ use super::look_up::{Seen, look_up};
 use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::Recheck;
-use crate::provider::Turn;
+use crate::configured_driver::Turn;
 use crate::retry::Call;
 use cmi_driver::Operation;
 
@@ -19,7 +19,7 @@ pub async fn recheck(
     turn: &mut Turn<'_>,
     plan: Recheck,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object, turn.provider(), plan.look_up).await?;
+    let class = class::with_credentials(ctx, object, turn.configured_driver(), plan.look_up).await?;
     match look_up(
         object,
         turn,

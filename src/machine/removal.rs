@@ -15,8 +15,8 @@ use super::plan::{Delete, Release, SHUT_DOWN_TRIES, Settling, ShutDown};
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::{Error, InvalidSecret};
+use crate::configured_driver::Turn;
 use crate::identity;
-use crate::provider::Turn;
 use crate::retry::{Call, Next};
 use cmi_driver::{
     self, Code, DeleteMachineRequest, GetMachineStatusRequest, LastKnownState, Machine, MachineClass,
@@ -41,7 +41,7 @@ pub async fn delete(
     // It is none of clusterctl's any more: what is being deleted is not moved.
     object.let_move().await?;
     let (class, secret_is_gone) =
-        match class::with_credentials(ctx, object, turn.provider(), plan.spec.clone()).await {
+        match class::with_credentials(ctx, object, turn.configured_driver(), plan.spec.clone()).await {
             Ok(class) => (class, false),
             Err(Stopped::Secret(InvalidSecret::Missing { name, .. })) => {
                 let class = MachineClass {
@@ -142,7 +142,7 @@ async fn do_without(
 ) -> Result<Option<Failure>, Stopped> {
     // A driver that has credentials from the provider needs some, and those open another
     // account than the Secret did.
-    if turn.provider().has_credentials() {
+    if turn.configured_driver().has_credentials() {
         return Err(InvalidSecret::Needed { name }.into());
     }
     if !turn.known_capabilities().offers(Operation::GetMachineStatus) {

@@ -14,8 +14,8 @@ use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
     OperationState, OperationType,
 };
+use crate::configured_driver::HeldBack;
 use crate::identity;
-use crate::provider::HeldBack;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
 
 mod failure;

@@ -23,7 +23,7 @@ const NO_SETTLE_TIME: Duration = Duration::ZERO;
 /// A machine with a VM, deleted two minutes ago.
 fn deleted() -> MachineFixture {
     let deleted = Timestamp::now() - Duration::from_mins(2);
-    machine().provider("pool").claimed().deleted_at(deleted)
+    machine().configured_driver("pool").claimed().deleted_at(deleted)
 }
 
 /// Reconciles once more, whatever has to be waited for.
@@ -43,7 +43,7 @@ async fn a_deletion_of_an_object_that_cannot_be_read_ends_though_its_guest_can_n
     let vms = Vms::default();
     vms.add("sim://1", "m1", None);
     let offers = [Operation::ShutDownMachine, Operation::GetMachineStatus];
-    let ctx = Arc::new(server.context(vec![vms.provider(&offers, NO_SETTLE_TIME)]));
+    let ctx = Arc::new(server.context(vec![vms.configured_driver(&offers, NO_SETTLE_TIME)]));
     for tried in 1..=SHUT_DOWN_TRIES {
         again(&server, &ctx).await;
         assert_eq!(
@@ -73,7 +73,9 @@ async fn a_second_vm_is_found_in_the_list_by_the_machines_tag_and_deleted_by_its
     vms.add("sim://2", "", Some("u-1"));
     vms.add("sim://3", "m1", Some("u-3"));
     let server = Server::with(&with_unanswered("sim://1").build());
-    let ctx = Arc::new(server.context(vec![vms.provider(&[Operation::ListMachines], NO_SETTLE_TIME)]));
+    let ctx = Arc::new(server.context(vec![
+        vms.configured_driver(&[Operation::ListMachines], NO_SETTLE_TIME),
+    ]));
     again(&server, &ctx).await;
     assert_eq!(vms.ids(), ["sim://3"], "that of another machine stays");
     assert!(server.is_kept(), "until a list shows none");
@@ -87,7 +89,7 @@ async fn a_vm_that_comes_while_its_create_may_be_carried_out_is_found_in_the_lis
     let issued = Timestamp::now().to_string();
     let server = Server::with(&deleted().annotated(labels::CREATE_ISSUED_AT, &issued).build());
     let settle = Duration::from_hours(1);
-    let ctx = Arc::new(server.context(vec![vms.provider(&[Operation::ListMachines], settle)]));
+    let ctx = Arc::new(server.context(vec![vms.configured_driver(&[Operation::ListMachines], settle)]));
     again(&server, &ctx).await;
     // Its name is lost, so that a deletion by name does not find it.
     vms.add("sim://1", "", Some("u-1"));
@@ -102,7 +104,7 @@ async fn a_second_vm_is_deleted_by_name_where_nothing_shows_it() {
     vms.add("sim://1", "m1", None);
     vms.add("sim://2", "m1", None);
     let server = Server::with(&with_unanswered("sim://1").build());
-    let ctx = Arc::new(server.context(vec![vms.provider(&[], NO_SETTLE_TIME)]));
+    let ctx = Arc::new(server.context(vec![vms.configured_driver(&[], NO_SETTLE_TIME)]));
     again(&server, &ctx).await;
     assert_eq!(vms.ids(), Vec::<String>::new());
     assert!(!server.is_kept());
@@ -114,7 +116,9 @@ async fn a_deletion_costs_no_list_where_every_create_was_answered() {
     let vms = Vms::default();
     vms.add("sim://1", "m1", Some("u-1"));
     let server = Server::with(&deleted().provider_id("sim://1").build());
-    let ctx = Arc::new(server.context(vec![vms.provider(&[Operation::ListMachines], NO_SETTLE_TIME)]));
+    let ctx = Arc::new(server.context(vec![
+        vms.configured_driver(&[Operation::ListMachines], NO_SETTLE_TIME),
+    ]));
     again(&server, &ctx).await;
     assert_eq!(vms.count(Operation::ListMachines), 0);
     assert_eq!(vms.ids(), Vec::<String>::new());

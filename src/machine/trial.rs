@@ -15,9 +15,9 @@ use crate::api::Guarded;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Limits, Namespaces, Settings};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
-use crate::provider::{Limits, Namespaces, Provider, Providers, Settings};
 use cmi_driver::{
     Capabilities, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
     GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, Operation, PluginInfo, ProviderId,
@@ -108,7 +108,7 @@ impl Server {
     }
 
     /// What a reconcile works with whose API server this is.
-    pub fn context(&self, providers: Vec<Provider>) -> Context {
+    pub fn context(&self, drivers: Vec<ConfiguredDriver>) -> Context {
         let server = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
             let server = server.clone();
@@ -124,7 +124,7 @@ impl Server {
             client: client.clone(),
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches,
-            providers: Providers::new(providers).unwrap(),
+            drivers: ConfiguredDrivers::new(drivers).unwrap(),
             memory: Arc::default(),
             events: Events::new(client, "test".to_owned()),
             metrics: Arc::new(Metrics::new()),
@@ -177,7 +177,7 @@ impl Vms {
 
     /// A configured driver called `pool` of this back end, with these optional calls.
     /// Its shut-downs never work.
-    pub fn provider(&self, offers: &[Operation], create_settle_time: Duration) -> Provider {
+    pub fn configured_driver(&self, offers: &[Operation], create_settle_time: Duration) -> ConfiguredDriver {
         let settings = Settings {
             credentials: None,
             create_settle_time: Some(create_settle_time),
@@ -189,7 +189,7 @@ impl Vms {
             back_end: self.clone(),
             offers: offers.to_vec(),
         };
-        Provider::new(
+        ConfiguredDriver::new(
             settings,
             Arc::new(driver),
             Leadership::unelected(),

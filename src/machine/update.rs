@@ -11,8 +11,8 @@ use super::plan::Update;
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
+use crate::configured_driver::Turn;
 use crate::identity;
-use crate::provider::Turn;
 use crate::retry::Call;
 use cmi_driver::{Operation, UpdateMachineRequest};
 
@@ -27,7 +27,7 @@ pub async fn update(
     turn: &Turn<'_>,
     plan: Update,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object, turn.provider(), plan.wanted.clone()).await?;
+    let class = class::with_credentials(ctx, object, turn.configured_driver(), plan.wanted.clone()).await?;
     object.block_move().await?;
     announce(object).await?;
     let request = UpdateMachineRequest {

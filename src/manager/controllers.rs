@@ -11,11 +11,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Health, Pending};
 use crate::admission::Place;
+use crate::configured_driver::ConfiguredDrivers;
 use crate::controllers::Controllers;
 pub use crate::controllers::{Options as ControllerOptions, OrphanOptions};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
-use crate::provider::Providers;
 
 /// What every controller is given.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ pub struct Context {
     /// [`crate::leadership::is_not_leader`]), retries nothing by itself, and has a deadline for each request.
     pub client: Client,
     /// The configured drivers.
-    pub providers: Providers,
+    pub drivers: ConfiguredDrivers,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Whether this replica may act. Caches warm up before; reconciles begin after [`Leadership::acquired`].
@@ -53,7 +53,7 @@ pub fn all(context: &Context) -> Vec<Controller> {
     let (controllers, watches) = Controllers::new(
         context.client.clone(),
         context.options.as_ref().clone(),
-        context.providers.clone(),
+        context.drivers.clone(),
         Arc::clone(&context.metrics),
     );
     context.metrics.machines(controllers.machine_counter());

@@ -24,9 +24,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, DuplicateName, Settings};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
-use crate::provider::{DuplicateName, Provider, Providers, Settings};
 use cmi_driver::Driver;
 
 pub use client::{RequestTimedOut, reading as reading_client};
@@ -126,7 +126,7 @@ impl Running {
         let own_client = client::plain(setup.api_server.clone()).map_err(Error::Client)?;
         let context = Context {
             client: client::ruled(setup.api_server, leadership.clone()).map_err(Error::Client)?,
-            providers: providers(setup.drivers, leadership, &metrics)?,
+            drivers: drivers(setup.drivers, leadership, &metrics)?,
             metrics: Arc::clone(&metrics),
             leadership: leadership.clone(),
             health: Health::new(),
@@ -140,11 +140,8 @@ impl Running {
         );
         services.spawn("the watchdog", context.health.clone().watch());
         serve_diagnostics(&mut services, setup.diagnostics, &own_client, &metrics)?;
-        for provider in context.providers.iter().map(Arc::clone) {
-            services.spawn(
-                "a driver's probe",
-                async move { provider.keep_in_contact().await },
-            );
+        for driver in context.drivers.iter().map(Arc::clone) {
+            services.spawn("a driver's probe", async move { driver.keep_in_contact().await });
         }
         let mut controllers = Tasks::default();
         for controller in (setup.controllers)(&context) {
@@ -194,16 +191,18 @@ impl Running {
     }
 }
 
-fn providers(
+fn drivers(
     drivers: Vec<(Settings, Arc<dyn Driver>)>,
     leadership: &Leadership,
     metrics: &Arc<Metrics>,
-) -> Result<Providers, DuplicateName> {
-    let providers = drivers
+) -> Result<ConfiguredDrivers, DuplicateName> {
+    let drivers = drivers
         .into_iter()
-        .map(|(settings, driver)| Provider::new(settings, driver, leadership.clone(), Arc::clone(metrics)))
+        .map(|(settings, driver)| {
+            ConfiguredDriver::new(settings, driver, leadership.clone(), Arc::clone(metrics))
+        })
         .collect();
-    Providers::new(providers)
+    ConfiguredDrivers::new(drivers)
 }
 
 fn serve_diagnostics(

@@ -11,26 +11,26 @@ use super::shown::{LINE, Shown};
 use super::{Context, live};
 use crate::admission;
 use crate::api::conditions::reason;
+use crate::configured_driver::{ConfiguredDriver, Share};
 use crate::listing::{self, Unlisted};
-use crate::provider::{Provider, Share};
 use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, tags};
 
 /// Deletes an orphan, unless it has become something else, or anything fails: the next pass judges anew.
 pub async fn delete(
     ctx: &Context,
-    provider: &Provider,
+    driver: &ConfiguredDriver,
     shown: &Shown,
     vm: &ListedMachine,
     sighting: Sighting,
     rules: Rules,
 ) {
-    match try_delete(ctx, provider, shown, vm, sighting, rules).await {
+    match try_delete(ctx, driver, shown, vm, sighting, rules).await {
         Ok(Done::Deleted) => {
             let text = format!(
                 "VM {} of machine `{}` was an orphan and is deleted",
                 vm.provider_id, vm.machine_name
             );
-            tracing::warn!(cluster = %shown.scope.cluster, provider = provider.name(), "{text}");
+            tracing::warn!(cluster = %shown.scope.cluster, driver = driver.name(), "{text}");
             publish(ctx, &shown.scope, reason::ORPHAN_DELETED, text).await;
         }
         Ok(Done::Kept) => {
@@ -50,13 +50,13 @@ enum Done {
 
 async fn try_delete(
     ctx: &Context,
-    provider: &Provider,
+    driver: &ConfiguredDriver,
     shown: &Shown,
     vm: &ListedMachine,
     sighting: Sighting,
     rules: Rules,
 ) -> Result<Done, String> {
-    let turn = provider.turn(Share::Upkeep, LINE).await;
+    let turn = driver.turn(Share::Upkeep, LINE).await;
     let capabilities = turn
         .ask_capabilities()
         .await
@@ -68,7 +68,7 @@ async fn try_delete(
     let namespace = &shown.scope.cluster.namespace;
     let class = listing::class(
         &ctx.client,
-        provider,
+        driver,
         namespace,
         class.secret.as_deref(),
         &class.spec,

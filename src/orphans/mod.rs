@@ -34,8 +34,8 @@ use crate::admission::Guard;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
 use crate::caches::Caches;
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Share};
 use crate::metrics::{Metrics, OrphanReason};
-use crate::provider::{Provider, Providers, Share};
 use cmi_driver::{Capabilities, ListedMachine, Operation, Status};
 
 /// What a pass works with.
@@ -45,7 +45,7 @@ pub struct Context {
     /// What says which lists to make.
     pub caches: Caches,
     /// The configured drivers.
-    pub providers: Providers,
+    pub drivers: ConfiguredDrivers,
     /// Where orphans are counted.
     pub metrics: Arc<Metrics>,
     /// Where they are told.
@@ -106,9 +106,9 @@ struct State {
 pub async fn run(ctx: Context) {
     let ctx = Arc::new(ctx);
     let mut looks = JoinSet::new();
-    for provider in ctx.providers.iter().map(Arc::clone) {
+    for driver in ctx.drivers.iter().map(Arc::clone) {
         let ctx = Arc::clone(&ctx);
-        looks.spawn(async move { keep_looking(&ctx, &provider).await });
+        looks.spawn(async move { keep_looking(&ctx, &driver).await });
     }
     while let Some(ended) = looks.join_next().await {
         if let Err(error) = ended
@@ -121,22 +121,22 @@ pub async fn run(ctx: Context) {
     futures::future::pending::<()>().await;
 }
 
-async fn keep_looking(ctx: &Context, provider: &Provider) {
+async fn keep_looking(ctx: &Context, driver: &ConfiguredDriver) {
     let mut state = State::default();
     loop {
         // A pause between passes rather than a fixed pace: two lists are at least so far apart.
         tokio::time::sleep(ctx.options.interval).await;
-        pass(ctx, provider, &mut state).await;
-        count(ctx, provider, &state);
+        pass(ctx, driver, &mut state).await;
+        count(ctx, driver, &state);
     }
 }
 
-async fn pass(ctx: &Context, provider: &Provider, state: &mut State) {
-    let Ok(capabilities) = capabilities(provider).await else {
+async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut State) {
+    let Ok(capabilities) = capabilities(driver).await else {
         return;
     };
     let (objects, ended) = (cached(&ctx.caches), ctx.endings.classes());
-    let watched = watched_by(&objects, &ctx.providers, provider, &capabilities, &ended);
+    let watched = watched_by(&objects, &ctx.drivers, driver, &capabilities, &ended);
     let scopes: HashSet<_> = watched.iter().map(|watched| &watched.scope).collect();
     state.known.retain(|scope, _| scopes.contains(scope));
     let due = state.rotation.next(&watched, MOST_LISTS);
@@ -148,17 +148,17 @@ async fn pass(ctx: &Context, provider: &Provider, state: &mut State) {
             continue;
         }
         let is_due = |class| due.contains(&(scope.cluster.clone(), class));
-        let shown = lists(&ctx.client, provider, watched, is_due).await;
+        let shown = lists(&ctx.client, driver, watched, is_due).await;
         for why in &shown.failures {
             let cluster = scope.cluster.to_string();
             tracing::warn!(
-                provider = provider.name(),
+                driver = driver.name(),
                 cluster,
                 why,
                 "VMs can't be listed; nothing is concluded of those"
             );
         }
-        give_up(ctx, provider, watched, &shown).await;
+        give_up(ctx, driver, watched, &shown).await;
         all.push(shown);
     }
     // The cache may be behind: it can say that a VM has an owner, and never that it has none.
@@ -174,7 +174,7 @@ async fn pass(ctx: &Context, provider: &Provider, state: &mut State) {
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(
-                    provider = provider.name(),
+                    driver = driver.name(),
                     error,
                     "looking for owners of VMs failed; nothing is concluded"
                 );
@@ -191,7 +191,7 @@ async fn pass(ctx: &Context, provider: &Provider, state: &mut State) {
     for shown in &all {
         let known = state.known.entry(shown.scope.clone()).or_default();
         match &live {
-            Some(live) => conclude(ctx, provider, shown, live, known, (rules, &mut deletes)).await,
+            Some(live) => conclude(ctx, driver, shown, live, known, (rules, &mut deletes)).await,
             None => known.all_owned(shown),
         }
     }
@@ -199,9 +199,9 @@ async fn pass(ctx: &Context, provider: &Provider, state: &mut State) {
 
 /// Forgets the classes of machines that ended whose lists can't be made any more: their Secret is gone, or
 /// the driver does not take their spec. They would fail at every look, for ever.
-async fn give_up(ctx: &Context, provider: &Provider, watched: &Watched, shown: &Shown) {
+async fn give_up(ctx: &Context, driver: &ConfiguredDriver, watched: &Watched, shown: &Shown) {
     let of = |class: &Class| EndedClass {
-        driver: provider.name().to_owned(),
+        driver: driver.name().to_owned(),
         cluster: watched.scope.cluster.clone(),
         class: class.clone(),
     };
@@ -213,7 +213,7 @@ async fn give_up(ctx: &Context, provider: &Provider, watched: &Watched, shown: &
     }
     for (class, why) in &shown.impossible {
         if is_ended(&class) && ctx.endings.unlistable(&of(class)) {
-            given_up(ctx, provider, &watched.scope, class, why).await;
+            given_up(ctx, driver, &watched.scope, class, why).await;
         }
     }
 }
@@ -221,7 +221,7 @@ async fn give_up(ctx: &Context, provider: &Provider, watched: &Watched, shown: &
 /// Judges the VMs of a Cluster, tells what is new of them, and deletes those that may be.
 async fn conclude(
     ctx: &Context,
-    provider: &Provider,
+    driver: &ConfiguredDriver,
     shown: &Shown,
     live: &Live,
     known: &mut Known,
@@ -243,7 +243,7 @@ async fn conclude(
         (rules, clock),
     );
     let judged: Vec<_> = shown.vms.iter().zip(&verdicts).collect();
-    report(ctx, provider, &shown.scope, known, &judged).await;
+    report(ctx, driver, &shown.scope, known, &judged).await;
     for (vm, verdict) in judged {
         let sighting = known.sightings.get(vm.provider_id.as_str()).copied();
         if let (Verdict::Orphan(holds), Some(sighting)) = (verdict, sighting)
@@ -251,12 +251,12 @@ async fn conclude(
             && *deletes > 0
         {
             *deletes -= 1;
-            dispose::delete(ctx, provider, shown, vm, sighting, rules).await;
+            dispose::delete(ctx, driver, shown, vm, sighting, rules).await;
         }
     }
 }
 
-fn count(ctx: &Context, provider: &Provider, state: &State) {
+fn count(ctx: &Context, driver: &ConfiguredDriver, state: &State) {
     let mut counts: BTreeMap<(String, OrphanReason), u64> = BTreeMap::new();
     for (scope, known) in &state.known {
         for (reason, count) in known.counts() {
@@ -264,12 +264,12 @@ fn count(ctx: &Context, provider: &Provider, state: &State) {
             *counts.entry((namespace, reason)).or_default() += count;
         }
     }
-    ctx.metrics.orphans(provider.name(), counts);
+    ctx.metrics.orphans(driver.name(), counts);
 }
 
 /// What the driver can do, if it lists; one that can't be asked or does not list has no orphans to tell.
-async fn capabilities(provider: &Provider) -> Result<Arc<Capabilities>, Option<Status>> {
-    let turn = provider.turn(Share::Upkeep, LINE).await;
+async fn capabilities(driver: &ConfiguredDriver) -> Result<Arc<Capabilities>, Option<Status>> {
+    let turn = driver.turn(Share::Upkeep, LINE).await;
     let capabilities = turn.ask_capabilities().await.map_err(Some)?;
     if capabilities.offers(Operation::ListMachines) {
         Ok(capabilities)
@@ -280,16 +280,16 @@ async fn capabilities(provider: &Provider) -> Result<Arc<Capabilities>, Option<S
 
 fn watched_by(
     objects: &Objects,
-    providers: &Providers,
-    provider: &Provider,
+    drivers: &ConfiguredDrivers,
+    driver: &ConfiguredDriver,
     capabilities: &Capabilities,
     ended: &[EndedClass],
 ) -> Vec<Watched> {
     let resolve = |named: Option<&str>, namespace: &str| {
-        let resolved = providers.resolve(named, namespace).ok()?;
+        let resolved = drivers.resolve(named, namespace).ok()?;
         Some(resolved.name().to_owned())
     };
-    watched(objects, provider.name(), resolve, &capabilities.tag_path, ended)
+    watched(objects, driver.name(), resolve, &capabilities.tag_path, ended)
 }
 
 fn cached(caches: &Caches) -> Objects {
@@ -338,7 +338,7 @@ pub struct Look {
 /// The API server refused or could not be reached.
 pub async fn look(
     client: &Client,
-    providers: &Providers,
+    drivers: &ConfiguredDrivers,
     namespace: Option<&str>,
     watch_filter: Option<&str>,
 ) -> Result<HashMap<String, Look>, Error> {
@@ -346,14 +346,14 @@ pub async fn look(
     let objects = live::objects(client, namespace, selector.as_deref()).await?;
     let mut looks = HashMap::new();
     let mut all = Vec::new();
-    for provider in providers.iter() {
-        let look: &mut Look = looks.entry(provider.name().to_owned()).or_default();
-        match capabilities(provider).await {
+    for driver in drivers.iter() {
+        let look: &mut Look = looks.entry(driver.name().to_owned()).or_default();
+        match capabilities(driver).await {
             Ok(capabilities) => {
-                for watched in watched_by(&objects, providers, provider, &capabilities, &[]) {
-                    let mut shown = lists(client, provider, &watched, |_| true).await;
+                for watched in watched_by(&objects, drivers, driver, &capabilities, &[]) {
+                    let mut shown = lists(client, driver, &watched, |_| true).await;
                     look.failures.append(&mut shown.failures);
-                    all.push((provider.name(), shown));
+                    all.push((driver.name(), shown));
                 }
             }
             Err(Some(status)) => look.failures.push(status.message().to_owned()),

@@ -12,8 +12,8 @@ use super::scope::{Class, ClassId};
 use super::shown::Shown;
 use crate::api::conditions::reason;
 use crate::apiserver::Note;
+use crate::configured_driver::ConfiguredDriver;
 use crate::metrics::OrphanReason;
-use crate::provider::Provider;
 use cmi_driver::ListedMachine;
 
 /// How often the same is told again.
@@ -157,15 +157,15 @@ fn orphan(vm: &ListedMachine, end: Option<&Ended>, holds: &[super::plan::Hold]) 
 /// Tells what is new of the VMs of a Cluster.
 pub async fn report(
     ctx: &Context,
-    provider: &Provider,
+    driver: &ConfiguredDriver,
     scope: &Scope,
     known: &mut Known,
     judged: &[(&ListedMachine, &Verdict)],
 ) {
     let mut news = known.news(judged, |id| ctx.ended(id), Instant::now());
     for News { reason, text } in &news {
-        let (cluster, provider) = (scope.cluster.to_string(), provider.name());
-        tracing::warn!(cluster, provider, reason = reason.name(), "{text}");
+        let (cluster, driver) = (scope.cluster.to_string(), driver.name());
+        tracing::warn!(cluster, driver, reason = reason.name(), "{text}");
     }
     let left = news.len().saturating_sub(MOST_EVENTS);
     news.truncate(MOST_EVENTS);
@@ -187,7 +187,7 @@ const fn event_reason(reason: OrphanReason) -> &'static str {
 
 /// Tells that a list of machines that ended can't be made, and will not be tried again: what they may have
 /// left behind is not found.
-pub async fn given_up(ctx: &Context, provider: &Provider, scope: &Scope, class: &Class, why: &str) {
+pub async fn given_up(ctx: &Context, driver: &ConfiguredDriver, scope: &Scope, class: &Class, why: &str) {
     let account = match class.secret.as_deref() {
         Some("") | None => "the provider's credentials".to_owned(),
         Some(name) => format!("the credentials of Secret `{name}`"),
@@ -196,7 +196,7 @@ pub async fn given_up(ctx: &Context, provider: &Provider, scope: &Scope, class: 
         "The VMs that deleted InfraMachines had with {account} are not looked for any more: {why}. Look at the back end yourself \
          for what they may have left behind"
     );
-    tracing::warn!(cluster = %scope.cluster, provider = provider.name(), "{text}");
+    tracing::warn!(cluster = %scope.cluster, driver = driver.name(), "{text}");
     publish(ctx, scope, reason::ORPHANS_NOT_LOOKED_FOR, text).await;
 }
 

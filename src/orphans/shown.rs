@@ -7,8 +7,8 @@ use kube::Client;
 
 use super::plan::{Scope, each_once};
 use super::scope::{Class, ClassId, Watched};
+use crate::configured_driver::{ConfiguredDriver, Share};
 use crate::listing::{self, Unlisted};
-use crate::provider::{Provider, Share};
 use cmi_driver::{ListedMachine, ProviderId};
 
 /// The name under which a look waits for its turn.
@@ -44,7 +44,7 @@ impl Shown {
 /// being looked at (CTL-LM-03).
 pub async fn lists(
     client: &Client,
-    provider: &Provider,
+    driver: &ConfiguredDriver,
     watched: &Watched,
     is_due: impl Fn(ClassId) -> bool,
 ) -> Shown {
@@ -65,7 +65,7 @@ pub async fn lists(
             continue;
         }
         // A turn for each: others get theirs in between.
-        let turn = provider.turn(Share::Upkeep, LINE).await;
+        let turn = driver.turn(Share::Upkeep, LINE).await;
         let secret = class.secret.as_deref();
         match listing::list(client, &turn, namespace, secret, &class.spec).await {
             Ok(vms) => {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::Guarded;
 use crate::api::v1alpha1::InfraMachine;
-use crate::provider::tests::provider;
+use crate::configured_driver::tests::configured_driver;
 use cmi_driver::{
     Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver, ListMachinesRequest,
     Machine, PluginInfo, Readiness,
@@ -160,7 +160,7 @@ impl Looks {
                 infra_machine_templates: filled(templates),
                 ..Caches::empty()
             },
-            providers: Providers::new(vec![provider(cloud.clone())]).unwrap(),
+            drivers: ConfiguredDrivers::new(vec![configured_driver(cloud.clone())]).unwrap(),
             metrics: Arc::new(Metrics::new()),
             events: Events::new(client.clone(), "test".to_owned()),
             guard: Arc::new(Guard::trusting(client)),
@@ -201,9 +201,9 @@ impl Looks {
     }
 
     async fn look(&mut self, times: usize) {
-        let provider = Arc::clone(self.ctx.providers.iter().next().unwrap());
+        let driver = Arc::clone(self.ctx.drivers.iter().next().unwrap());
         for _ in 0..times {
-            pass(&self.ctx, &provider, &mut self.state).await;
+            pass(&self.ctx, &driver, &mut self.state).await;
         }
     }
 

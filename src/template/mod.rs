@@ -22,8 +22,8 @@ use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
 use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
+use crate::configured_driver::{Applicant, ConfiguredDriver, ConfiguredDrivers, Share, TURN_WAIT, Turn};
 use crate::credentials;
-use crate::provider::{Applicant, Provider, Providers, Share, TURN_WAIT, Turn};
 use crate::reconciler::{Again, REFRESH, Reconciler};
 use crate::retry::{self, Call, LONG_WAIT, Next};
 use cmi_driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
@@ -35,7 +35,7 @@ pub struct Context {
     /// What is watched.
     pub caches: Caches,
     /// The configured drivers.
-    pub providers: Providers,
+    pub drivers: ConfiguredDrivers,
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a template reconciled.
@@ -68,7 +68,7 @@ async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> R
     if plan != Plan::Describe {
         // It may have stood in the line of a driver.
         let uid = template.metadata.uid.as_deref().unwrap_or_default();
-        ctx.providers.withdraw(uid);
+        ctx.drivers.withdraw(uid);
     }
     match plan {
         Plan::Leave => Ok(Again::OnChange),
@@ -114,15 +114,15 @@ fn again(described: &Described) -> Again {
 async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Option<Described>, Error> {
     let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
     let named = template.spec.template.spec.driver.as_deref();
-    let provider = match ctx.providers.resolve(named, namespace) {
-        Ok(provider) => provider,
+    let driver = match ctx.drivers.resolve(named, namespace) {
+        Ok(driver) => driver,
         Err(error) => return Ok(Some(Described::NotConfigured(error.to_string()))),
     };
     let wake = Arc::clone(&ctx.wake);
     let name = template.metadata.name.as_deref().unwrap_or_default();
     let reference = ObjectRef::new(name).within(namespace);
     let who = template.metadata.uid.as_deref().unwrap_or_default();
-    match provider.try_turn(
+    match driver.try_turn(
         Share::Upkeep,
         Applicant { who, namespace },
         Box::new(move || wake(reference)),
@@ -139,14 +139,21 @@ async fn ask(template: &InfraMachineTemplate, ctx: &Context, turn: &Turn<'_>) ->
         Ok(capabilities) => capabilities,
         Err(status) => return Ok(Described::Failed(status)),
     };
-    if let Some(violation) = violation(template, turn.provider(), &capabilities) {
+    if let Some(violation) = violation(template, turn.configured_driver(), &capabilities) {
         return Ok(Described::Refused(violation));
     }
     if !capabilities.offers(Operation::DescribeClass) {
         return Ok(Described::NotOffered);
     }
     let reference = spec.secret_ref.as_ref().map(|reference| reference.name.as_str());
-    let read = credentials::of(&ctx.client, turn.provider(), namespace, reference, SECRET_REF).await?;
+    let read = credentials::of(
+        &ctx.client,
+        turn.configured_driver(),
+        namespace,
+        reference,
+        SECRET_REF,
+    )
+    .await?;
     let secrets = match read {
         Ok(secrets) => secrets,
         Err(cause) => return Ok(Described::NoSecrets(cause.to_string())),
@@ -168,7 +175,7 @@ async fn ask(template: &InfraMachineTemplate, ctx: &Context, turn: &Turn<'_>) ->
 /// Why no machine can be made from it, whatever Machine asks: with the place of the field.
 fn violation(
     template: &InfraMachineTemplate,
-    provider: &Provider,
+    driver: &ConfiguredDriver,
     capabilities: &Capabilities,
 ) -> Option<String> {
     let spec = &template.spec.template.spec;
@@ -181,7 +188,7 @@ fn violation(
     let refused = tags::check_free(&spec, capabilities)
         .map_err(|reserved| reserved.to_string())
         .and_then(|()| {
-            provider
+            driver
                 .check_spec(&spec)
                 .map_err(|status| status.message().to_owned())
         });

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::plugin_args::PluginArgs;
 use super::{Failure, signals};
-use crate::provider::Timeouts;
+use crate::configured_driver::Timeouts;
 use cmi_conformance::rules::{self, Proof};
 use cmi_conformance::{
     Case, CaseReport, CommandHooks, Config, Connect, ConnectionWire, Hooks, NoHooks, Progress, Report, Rule,

@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::super::plugin_args::PluginArgs;
 use super::super::{Failure, drivers};
-use crate::provider::Timeouts;
+use crate::configured_driver::Timeouts;
 use cmi_driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness};
 
 /// Print what a driver says of itself: name and version, whether it is ready, what it can do, and the JSON

@@ -11,9 +11,9 @@ use super::super::watch::Keeper;
 use super::super::{Options, Writers, caches};
 use super::*;
 use crate::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
+use crate::configured_driver::tests::{FakeDriver, provider_with_one_turn};
+use crate::configured_driver::{Applicant, ConfiguredDrivers, Share};
 use crate::metrics::Metrics;
-use crate::provider::tests::{FakeDriver, provider_with_one_turn};
-use crate::provider::{Applicant, Providers, Share};
 
 /// The handlers of a process that leads, and what they wake.
 struct Watched {
@@ -41,8 +41,8 @@ fn watched() -> Watched {
     let config = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
     let client = kube::Client::try_from(config).unwrap();
     let pool = provider_with_one_turn(FakeDriver::default());
-    let providers = Providers::new(vec![pool]).unwrap();
-    let controllers = Controllers::on(caches, client, options, providers, Arc::new(Metrics::new()));
+    let drivers = ConfiguredDrivers::new(vec![pool]).unwrap();
+    let controllers = Controllers::on(caches, client, options, drivers, Arc::new(Metrics::new()));
     let mut machines = Box::pin(controllers.machines.receive());
     let mut clusters = Box::pin(controllers.clusters.receive());
     let mut templates = Box::pin(controllers.templates.receive());
@@ -293,7 +293,7 @@ async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
 #[tokio::test]
 async fn a_machine_that_is_gone_stands_in_no_line() {
     let mut watched = settled();
-    let pool = watched.controllers.providers.named("pool").unwrap();
+    let pool = watched.controllers.drivers.named("pool").unwrap();
     let called = Arc::new(std::sync::Mutex::new(Vec::new()));
     let turn = |who: &'static str| {
         let called = Arc::clone(&called);

@@ -11,11 +11,11 @@ use super::*;
 use crate::admission::Guard;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
+use crate::configured_driver::ConfiguredDrivers;
+use crate::configured_driver::tests::{FakeDriver, configured_driver};
 use crate::machine::fixtures::machine;
 use crate::machine::memory::{Cause, Retry, Unable};
 use crate::metrics::Metrics;
-use crate::provider::Providers;
-use crate::provider::tests::{FakeDriver, provider};
 
 /// A driver called `pool`, and nothing else.
 fn context(driver: FakeDriver) -> Context {
@@ -28,7 +28,7 @@ fn context(driver: FakeDriver) -> Context {
         client: client.clone(),
         cluster_ids: Arc::new(ClusterIds::new(&caches)),
         caches,
-        providers: Providers::new(vec![provider(driver)]).unwrap(),
+        drivers: ConfiguredDrivers::new(vec![configured_driver(driver)]).unwrap(),
         memory: Arc::default(),
         events: Events::new(client, "test".to_owned()),
         metrics: Arc::new(Metrics::new()),
@@ -97,7 +97,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
 /// No VM was made by the driver that refused: another one may be tried.
 #[test]
 fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
-    let moved = machine().claimed().provider("other");
+    let moved = machine().claimed().configured_driver("other");
     assert_eq!(choice(&moved.clone().build()), Choice::Asked(Some("pool")));
     let refused = moved.annotated(labels::INSTANCE, "none");
     assert_eq!(choice(&refused.build()), Choice::Asked(Some("other")));
@@ -127,7 +127,7 @@ fn our_own_notes_are_no_reason_to_try_again_and_everything_a_person_writes_is() 
     assert_eq!(plain, of(&identified.build()));
     for changed in [
         machine().spec(&serde_json::json!({"size": "l"})),
-        machine().provider("other"),
+        machine().configured_driver("other"),
         machine().secret("other"),
         machine().annotated("example.com/try", "again"),
         machine().annotated(labels::FORCE_DELETE, "true"),

@@ -12,9 +12,9 @@ use super::{
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
+use crate::configured_driver::TURN_WAIT;
 use crate::identity::{self, MachineId};
 use crate::machine::unanswered::{Unanswered, elapsed};
-use crate::provider::TURN_WAIT;
 use cmi_driver::Operation;
 
 /// How long the guest gets to shut down when the object does not say, in seconds.

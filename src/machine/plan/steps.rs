@@ -6,9 +6,9 @@ use jiff::Timestamp;
 
 use crate::api::labels::Instance;
 use crate::api::v1alpha1::OperationType;
+use crate::configured_driver::{Share, Trial};
 use crate::identity::{InvalidSpec, MachineId};
 use crate::machine::unanswered::{Unanswered, elapsed};
-use crate::provider::{Share, Trial};
 use cmi_driver::{Code, JsonPointer, ProviderId, ProviderSpec};
 
 /// What has to be done.

@@ -7,10 +7,10 @@ use serde_json::json;
 use super::*;
 use crate::api::conditions::State;
 use crate::api::v1alpha1::{OperationState, OperationType};
+use crate::configured_driver::Share;
 use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::status::{self, Moment};
-use crate::provider::Share;
 use crate::retry::Call;
 use cmi_driver::{Operation, Status};
 

@@ -29,7 +29,7 @@ pub use breaker::{HeldBack, Trial, is_held_back};
 pub use contact::{Facts, Reachability};
 pub use credentials::{CredentialsDirectory, InvalidCredentials};
 pub use limits::{Limits, Namespaces, Timeouts};
-pub use registry::{DuplicateName, Providers, ResolveError};
+pub use registry::{ConfiguredDrivers, DuplicateName, ResolveError};
 pub use standing::Standing;
 pub use turns::{Applicant, Bell, Load, Share};
 
@@ -67,7 +67,7 @@ pub const CREATE_SETTLE_TIME: Duration = Duration::from_mins(5);
 
 /// A configured driver, guarded.
 #[derive(Debug)]
-pub struct Provider {
+pub struct ConfiguredDriver {
     name: Arc<str>,
     namespaces: Namespaces,
     create_timeout: Duration,
@@ -83,12 +83,12 @@ pub struct Provider {
 /// same time; it is given back when it is dropped.
 #[derive(Debug)]
 pub struct Turn<'a> {
-    provider: &'a Provider,
+    driver: &'a ConfiguredDriver,
     namespace: Box<str>,
     share: Share,
 }
 
-impl Provider {
+impl ConfiguredDriver {
     /// A provider that has not spoken to its driver yet. The driver is called under
     /// the given leadership only.
     pub fn new(
@@ -99,7 +99,7 @@ impl Provider {
     ) -> Self {
         let name: Arc<str> = settings.name.into();
         let caller = Caller {
-            provider: Arc::clone(&name),
+            name: Arc::clone(&name),
             driver,
             leadership,
             metrics,
@@ -156,7 +156,7 @@ impl Provider {
     /// one does not: ask again now and then.
     pub fn try_turn(&self, share: Share, applicant: Applicant<'_>, bell: Bell) -> Option<Turn<'_>> {
         self.turns.take_or_wait(share, applicant, bell).then(|| Turn {
-            provider: self,
+            driver: self,
             namespace: applicant.namespace.into(),
             share,
         })
@@ -285,20 +285,20 @@ impl Provider {
 
 impl<'a> Turn<'a> {
     /// Whose turn it is.
-    pub fn provider(&self) -> &'a Provider {
-        self.provider
+    pub fn configured_driver(&self) -> &'a ConfiguredDriver {
+        self.driver
     }
 
     /// The driver, guarded: every call is checked against leadership, capabilities and the circuit breaker,
     /// waits for the driver's rate, has a deadline, is counted, survives a panic, and answers no secrets.
     pub fn driver(&self) -> &dyn Driver {
-        &self.provider.driver
+        &self.driver.driver
     }
 
     /// What the driver is known to implement, without asking it: [`Capabilities::minimal`]
     /// before the first contact.
     pub fn known_capabilities(&self) -> Arc<Capabilities> {
-        self.provider
+        self.driver
             .contact
             .last_known()
             .unwrap_or_else(|| Arc::new(Capabilities::minimal()))
@@ -311,30 +311,30 @@ impl<'a> Turn<'a> {
     /// The driver's, when it can't be asked. Nothing is known of its capabilities then,
     /// and nothing may be assumed.
     pub async fn ask_capabilities(&self) -> Result<Arc<Capabilities>> {
-        self.provider.contact.capabilities().await
+        self.driver.contact.capabilities().await
     }
 
     /// Whether `who` may go on to a create of this class, as far as capacity goes; else `bell` rings
     /// when there may be room. To be asked before anything is done for the create, which is then
     /// expected soon. Makes no call.
     pub fn has_capacity(&self, class: &MachineClass, who: &str, trial: Trial, bell: Bell) -> bool {
-        self.provider.driver.admits(class, who, trial, bell)
+        self.driver.driver.admits(class, who, trial, bell)
     }
 
     /// Has `bell` ring when there may be room for a create of this class that was refused.
     pub fn await_capacity(&self, class: &MachineClass, who: &str, bell: Bell) {
-        self.provider.driver.await_capacity(class, who, bell);
+        self.driver.driver.await_capacity(class, who, bell);
     }
 
     /// Takes note that a VM that was made with these credentials is gone: there may be room for others.
     pub fn note_gone(&self, secrets: &Secrets) {
-        self.provider.driver.note_gone(secrets);
+        self.driver.driver.note_gone(secrets);
     }
 
     /// Whether this turn may be used to make a VM: it was taken for that, or there is still a
     /// turn besides the reserve.
     pub fn may_create(&mut self) -> bool {
-        if self.share == Share::Upkeep && self.provider.turns.lend_to_create(&self.namespace) {
+        if self.share == Share::Upkeep && self.driver.turns.lend_to_create(&self.namespace) {
             self.share = Share::Create;
         }
         self.share == Share::Create
@@ -343,7 +343,7 @@ impl<'a> Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.provider.turns.give_back(&self.namespace, self.share);
+        self.driver.turns.give_back(&self.namespace, self.share);
     }
 }
 

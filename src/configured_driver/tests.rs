@@ -103,12 +103,12 @@ pub(crate) fn provider_of(
     settings: Settings,
     driver: impl Driver + 'static,
     leadership: Leadership,
-) -> Provider {
-    Provider::new(settings, Arc::new(driver), leadership, Arc::new(Metrics::new()))
+) -> ConfiguredDriver {
+    ConfiguredDriver::new(settings, Arc::new(driver), leadership, Arc::new(Metrics::new()))
 }
 
 /// A driver that is asked one thing at a time.
-pub(crate) fn provider_with_one_turn(driver: FakeDriver) -> Provider {
+pub(crate) fn provider_with_one_turn(driver: FakeDriver) -> ConfiguredDriver {
     let limits = Limits {
         max_concurrent_calls: std::num::NonZeroU32::MIN,
         ..Limits::default()
@@ -135,7 +135,7 @@ fn of_one_namespace(limits: Limits) -> Settings {
 }
 
 /// As [`provider`], with credentials from the provider's side.
-fn provider_with_credentials(driver: FakeDriver, directory: &std::path::Path) -> Provider {
+fn provider_with_credentials(driver: FakeDriver, directory: &std::path::Path) -> ConfiguredDriver {
     let settings = Settings {
         credentials: Some(CredentialsDirectory::new(directory.to_owned())),
         ..settings(Limits::default())
@@ -144,7 +144,7 @@ fn provider_with_credentials(driver: FakeDriver, directory: &std::path::Path) ->
 }
 
 /// A provider called `pool`, without limits of its own.
-pub(crate) fn provider(driver: impl Driver + 'static) -> Provider {
+pub(crate) fn configured_driver(driver: impl Driver + 'static) -> ConfiguredDriver {
     provider_of(settings(Limits::default()), driver, Leadership::unelected())
 }
 
@@ -178,8 +178,8 @@ fn delete() -> DeleteMachineRequest {
     }
 }
 
-async fn create_in_turn(provider: &Provider) -> Result<Machine> {
-    let turn = provider.turn(Share::Upkeep, "test").await;
+async fn create_in_turn(driver: &ConfiguredDriver) -> Result<Machine> {
+    let turn = driver.turn(Share::Upkeep, "test").await;
     turn.driver().create_machine(create()).await
 }
 
@@ -192,11 +192,11 @@ fn status_of<T: std::fmt::Debug>(answer: Result<T>) -> (Code, String) {
 async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
     let driver = FakeDriver::default();
     let calls = Arc::clone(&driver.calls);
-    let provider = provider_of(settings(Limits::default()), driver, Leadership::elected());
+    let driver = provider_of(settings(Limits::default()), driver, Leadership::elected());
     let refused = (Code::Canceled, NOT_LEADER.to_owned());
     assert_eq!(
         status_of(
-            provider
+            driver
                 .turn(Share::Upkeep, "test")
                 .await
                 .driver()
@@ -207,7 +207,7 @@ async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
     );
     assert_eq!(
         status_of(
-            provider
+            driver
                 .turn(Share::Upkeep, "test")
                 .await
                 .driver()
@@ -217,17 +217,11 @@ async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
         refused
     );
     assert_eq!(
-        status_of(provider.turn(Share::Upkeep, "test").await.driver().probe().await),
+        status_of(driver.turn(Share::Upkeep, "test").await.driver().probe().await),
         refused
     );
     assert_eq!(
-        status_of(
-            provider
-                .turn(Share::Upkeep, "test")
-                .await
-                .ask_capabilities()
-                .await
-        ),
+        status_of(driver.turn(Share::Upkeep, "test").await.ask_capabilities().await),
         refused
     );
     assert!(calls.lock().unwrap().is_empty());
@@ -242,8 +236,8 @@ async fn a_call_that_waited_longer_than_the_lease_is_not_made() {
         burst: std::num::NonZeroU32::MIN,
         ..Limits::default()
     };
-    let provider = provider_of(settings(limits), FakeDriver::default(), leadership);
-    let answers = join_all((0..20).map(|_| create_in_turn(&provider))).await;
+    let driver = provider_of(settings(limits), FakeDriver::default(), leadership);
+    let answers = join_all((0..20).map(|_| create_in_turn(&driver))).await;
     let (made, refused) = answers.split_at(15);
     assert!(made.iter().all(Result::is_ok));
     for answer in refused {
@@ -261,8 +255,8 @@ async fn what_the_driver_does_not_offer_is_unimplemented_without_a_round_trip() 
         provider_id: None,
         class: class(),
     };
-    let provider = provider(driver);
-    let turn = provider.turn(Share::Upkeep, "test").await;
+    let driver = configured_driver(driver);
+    let turn = driver.turn(Share::Upkeep, "test").await;
     let answer = turn.driver().get_machine_status(request).await;
     assert_eq!(answer.unwrap_err().code(), Code::Unimplemented);
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
@@ -276,8 +270,8 @@ async fn a_driver_that_cannot_say_what_it_implements_is_unavailable_and_not_call
         ..FakeDriver::default()
     };
     let calls = Arc::clone(&driver.calls);
-    let provider = provider(driver);
-    let answer = provider
+    let driver = configured_driver(driver);
+    let answer = driver
         .turn(Share::Upkeep, "test")
         .await
         .driver()
@@ -291,9 +285,9 @@ async fn a_driver_that_cannot_say_what_it_implements_is_unavailable_and_not_call
 async fn exhausted_holds_back_creates_of_the_class_but_no_delete() {
     let driver = FakeDriver::creating(|| async { Err(Status::new(Code::ResourceExhausted, "full")) });
     let calls = Arc::clone(&driver.calls);
-    let provider = provider(driver);
+    let driver = configured_driver(driver);
     for _ in 0..3 {
-        let answer = provider
+        let answer = driver
             .turn(Share::Upkeep, "test")
             .await
             .driver()
@@ -301,7 +295,7 @@ async fn exhausted_holds_back_creates_of_the_class_but_no_delete() {
             .await;
         assert_eq!(answer.unwrap_err().code(), Code::ResourceExhausted);
     }
-    provider
+    driver
         .turn(Share::Upkeep, "test")
         .await
         .driver()
@@ -336,10 +330,10 @@ async fn no_more_calls_run_at_once_than_the_cap_allows() {
         max_concurrent_calls: std::num::NonZeroU32::new(4).unwrap(),
         ..Limits::default()
     };
-    let provider = provider_of(of_one_namespace(limits), driver, Leadership::unelected());
-    let provider = &provider;
+    let driver = provider_of(of_one_namespace(limits), driver, Leadership::unelected());
+    let driver = &driver;
     let answers = join_all((0..20).map(async |n| {
-        let turn = provider.turn(Share::Upkeep, &n.to_string()).await;
+        let turn = driver.turn(Share::Upkeep, &n.to_string()).await;
         turn.driver().create_machine(create()).await
     }))
     .await;
@@ -349,9 +343,9 @@ async fn no_more_calls_run_at_once_than_the_cap_allows() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
-    let provider = provider_with_one_turn(FakeDriver::creating(std::future::pending));
+    let driver = provider_with_one_turn(FakeDriver::creating(std::future::pending));
     let (code, message) = status_of(
-        provider
+        driver
             .turn(Share::Upkeep, "test")
             .await
             .driver()
@@ -360,7 +354,7 @@ async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
     );
     assert_eq!(code, Code::DeadlineExceeded);
     assert_eq!(message, "the driver did not answer CreateMachine within 600 s");
-    provider
+    driver
         .turn(Share::Upkeep, "test")
         .await
         .driver()
@@ -372,9 +366,9 @@ async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
 #[tokio::test]
 async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
     let driver = FakeDriver::creating(|| async { panic!("lost canary-4711") });
-    let provider = provider(driver);
+    let driver = configured_driver(driver);
     let (code, message) = status_of(
-        provider
+        driver
             .turn(Share::Upkeep, "test")
             .await
             .driver()
@@ -386,7 +380,7 @@ async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
         message,
         "the driver panicked in CreateMachine; the log says where"
     );
-    provider
+    driver
         .turn(Share::Upkeep, "test")
         .await
         .driver()
@@ -402,8 +396,8 @@ async fn the_providers_own_credentials_are_in_no_message() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("token"), "magpie-0815").unwrap();
     let driver = FakeDriver::creating(|| async { Err(Status::new(Code::Unauthenticated, "no magpie-0815")) });
-    let provider = provider_with_credentials(driver, directory.path());
-    let turn = provider.turn(Share::Create, "test").await;
+    let driver = provider_with_credentials(driver, directory.path());
+    let turn = driver.turn(Share::Create, "test").await;
     let (_, message) = status_of(turn.driver().create_machine(create()).await);
     assert_eq!(message, "no [redacted]");
 }
@@ -413,8 +407,8 @@ async fn secrets_that_a_driver_echoes_are_in_neither_message_nor_source() {
     let driver = FakeDriver::creating(|| async {
         Err(Status::new(Code::Unauthenticated, "no canary-4711").with_source("bad canary-4711"))
     });
-    let provider = provider(driver);
-    let status = provider
+    let driver = configured_driver(driver);
+    let status = driver
         .turn(Share::Create, "test")
         .await
         .driver()
@@ -432,18 +426,18 @@ async fn secrets_that_a_driver_echoes_are_in_neither_message_nor_source() {
 async fn a_provider_spec_is_checked_against_the_schema_that_the_driver_publishes() {
     let mut capabilities = Capabilities::minimal();
     capabilities.provider_spec_schema = Some(json!({"required": ["vmPool"]}));
-    let provider = provider(FakeDriver {
+    let driver = configured_driver(FakeDriver {
         capabilities: saying(Ok(capabilities)),
         ..FakeDriver::default()
     });
-    assert!(provider.check_spec(&ProviderSpec::default()).is_ok());
-    provider
+    assert!(driver.check_spec(&ProviderSpec::default()).is_ok());
+    driver
         .turn(Share::Upkeep, "test")
         .await
         .ask_capabilities()
         .await
         .unwrap();
-    let status = provider.check_spec(&ProviderSpec::default()).unwrap_err();
+    let status = driver.check_spec(&ProviderSpec::default()).unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
 }
 
@@ -472,10 +466,10 @@ async fn probes_tell_when_the_driver_goes_and_comes_back_and_then_it_is_asked_an
             .filter(|op| **op == Operation::GetPluginCapabilities)
             .count()
     };
-    let provider = Arc::new(provider(driver));
-    let mut news = provider.reachable();
+    let driver = Arc::new(configured_driver(driver));
+    let mut news = driver.reachable();
     assert_eq!(*news.borrow(), Reachability::Unknown);
-    let keeper = Arc::clone(&provider);
+    let keeper = Arc::clone(&driver);
     tokio::spawn(async move { keeper.keep_in_contact().await });
 
     news.wait_for(|r| *r == Reachability::Reachable).await.unwrap();
@@ -499,11 +493,11 @@ async fn creates_that_hang_leave_turns_for_deletions_and_a_waiter_is_called() {
         ..Limits::default()
     };
     let driver = FakeDriver::creating(std::future::pending);
-    let provider = provider_of(of_one_namespace(limits), driver, Leadership::unelected());
+    let driver = provider_of(of_one_namespace(limits), driver, Leadership::unelected());
     let rung = Arc::new(AtomicUsize::new(0));
     let turn = |share, who: &str| {
         let rung = Arc::clone(&rung);
-        provider.try_turn(
+        driver.try_turn(
             share,
             Applicant { who, namespace: "ns" },
             Box::new(move || {
@@ -545,8 +539,8 @@ async fn a_question_right_after_one_that_the_driver_could_not_answer_gets_the_sa
         ..FakeDriver::default()
     };
     let calls = Arc::clone(&driver.calls);
-    let provider = provider(driver);
-    let turn = provider.turn(Share::Upkeep, "test").await;
+    let driver = configured_driver(driver);
+    let turn = driver.turn(Share::Upkeep, "test").await;
     for _ in 0..3 {
         assert_eq!(
             turn.ask_capabilities().await.unwrap_err().code(),
@@ -569,16 +563,16 @@ async fn a_driver_that_became_another_unseen_is_asked_anew_and_told_of() {
         let asked = calls.iter().filter(|op| **op == Operation::GetPluginCapabilities);
         asked.count()
     };
-    let provider = Arc::new(provider(driver));
-    let mut news = provider.reachable();
-    let keeper = Arc::clone(&provider);
+    let driver = Arc::new(configured_driver(driver));
+    let mut news = driver.reachable();
+    let keeper = Arc::clone(&driver);
     tokio::spawn(async move { keeper.keep_in_contact().await });
     news.wait_for(|r| *r == Reachability::Reachable).await.unwrap();
-    create_in_turn(&provider).await.unwrap();
+    create_in_turn(&driver).await.unwrap();
     assert_eq!(asked(), 1);
 
     incarnation.store(1, Ordering::SeqCst);
-    create_in_turn(&provider).await.unwrap();
+    create_in_turn(&driver).await.unwrap();
     assert_eq!(asked(), 2);
     incarnation.store(2, Ordering::SeqCst);
     news.changed().await.unwrap();
@@ -594,7 +588,7 @@ async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_called_w
         ..FakeDriver::default()
     };
     let calls = Arc::clone(&driver.calls);
-    let provider = Arc::new(provider_with_one_turn(driver));
+    let driver = Arc::new(provider_with_one_turn(driver));
     let rung = Arc::new(AtomicUsize::new(0));
     let bell = || -> Bell {
         let rung = Arc::clone(&rung);
@@ -603,20 +597,20 @@ async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_called_w
         })
     };
     let asks = tokio::spawn({
-        let (provider, bell) = (Arc::clone(&provider), bell());
-        async move { provider.facts("first", bell).await }
+        let (driver, bell) = (Arc::clone(&driver), bell());
+        async move { driver.facts("first", bell).await }
     });
     tokio::task::yield_now().await;
     for n in 0..300 {
-        let facts = provider.facts(&n.to_string(), bell()).await;
+        let facts = driver.facts(&n.to_string(), bell()).await;
         assert!(matches!(facts, Facts::Awaited), "{facts:?}");
     }
     assert!(matches!(asks.await.unwrap(), Facts::Current(_)));
     assert_eq!(rung.load(Ordering::SeqCst), 300);
-    assert!(matches!(provider.facts("0", bell()).await, Facts::Current(_)));
+    assert!(matches!(driver.facts("0", bell()).await, Facts::Current(_)));
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
     assert!(
-        provider
+        driver
             .try_turn(
                 Share::Create,
                 Applicant {
@@ -636,7 +630,7 @@ async fn a_waiter_for_the_answer_is_called_also_when_there_is_none_and_when_the_
         takes: Duration::from_hours(1),
         ..FakeDriver::default()
     };
-    let provider = Arc::new(provider(driver));
+    let driver = Arc::new(configured_driver(driver));
     let rung = Arc::new(AtomicUsize::new(0));
     let bell = || -> Bell {
         let rung = Arc::clone(&rung);
@@ -646,11 +640,11 @@ async fn a_waiter_for_the_answer_is_called_also_when_there_is_none_and_when_the_
     };
     for (round, is_given_up) in [(1, true), (2, false)] {
         let asks = tokio::spawn({
-            let (provider, bell) = (Arc::clone(&provider), bell());
-            async move { provider.facts("first", bell).await }
+            let (driver, bell) = (Arc::clone(&driver), bell());
+            async move { driver.facts("first", bell).await }
         });
         tokio::task::yield_now().await;
-        assert!(matches!(provider.facts("second", bell()).await, Facts::Awaited));
+        assert!(matches!(driver.facts("second", bell()).await, Facts::Awaited));
         if is_given_up {
             asks.abort();
             assert!(asks.await.is_err());
@@ -671,9 +665,9 @@ async fn what_a_driver_said_before_it_became_another_refuses_nothing() {
         ..FakeDriver::default()
     };
     let (says, incarnation) = (Arc::clone(&driver.capabilities), Arc::clone(&driver.incarnation));
-    let provider = provider(driver);
-    let facts = async || provider.facts("m", Box::new(|| {})).await;
-    let refuses = || provider.check_spec(&ProviderSpec::default()).is_err();
+    let driver = configured_driver(driver);
+    let facts = async || driver.facts("m", Box::new(|| {})).await;
+    let refuses = || driver.check_spec(&ProviderSpec::default()).is_err();
     assert!(matches!(facts().await, Facts::Current(_)));
     assert!(refuses());
 
@@ -681,11 +675,11 @@ async fn what_a_driver_said_before_it_became_another_refuses_nothing() {
     incarnation.store(1, Ordering::SeqCst);
     assert!(matches!(facts().await, Facts::Former(_)));
     assert!(!refuses());
-    assert_eq!(provider.revision(), 1);
+    assert_eq!(driver.revision(), 1);
 
     *says.lock().unwrap() = Ok(Capabilities::minimal());
     advance(Duration::from_secs(4)).await;
     assert!(matches!(facts().await, Facts::Current(_)));
     assert!(!refuses());
-    assert_eq!(provider.revision(), 2, "it says something else");
+    assert_eq!(driver.revision(), 2, "it says something else");
 }

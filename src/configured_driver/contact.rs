@@ -166,7 +166,7 @@ impl Contact {
     async fn refresh(&self) {
         let asking = self.ask_in_turn().await;
         if let Err(status) = self.ask(&asking).await {
-            tracing::warn!(provider = %self.caller.provider, %status, "keeping the capabilities that were known");
+            tracing::warn!(driver = %self.caller.name, %status, "keeping the capabilities that were known");
         }
     }
 
@@ -235,7 +235,7 @@ impl Contact {
 
     /// Says in metric and log what the driver is. Nothing depends on it.
     async fn introduce(&self, is_known: bool) {
-        let provider = &self.caller.provider;
+        let driver = &self.caller.name;
         let answer = self
             .caller
             .call(
@@ -247,11 +247,11 @@ impl Contact {
         match answer {
             Ok(PluginInfo { name, version, .. }) => {
                 if !is_known {
-                    tracing::info!(%provider, name, version, "the driver has said what it can do");
+                    tracing::info!(%driver, name, version, "the driver has said what it can do");
                 }
-                self.caller.metrics.driver_info(provider, &name, &version);
+                self.caller.metrics.driver_info(driver, &name, &version);
             }
-            Err(status) => tracing::warn!(%provider, %status, "the driver does not say what it is"),
+            Err(status) => tracing::warn!(%driver, %status, "the driver does not say what it is"),
         }
     }
 
@@ -260,7 +260,7 @@ impl Contact {
             SpecSchema::compile(schema)
                 .inspect_err(|error| {
                     tracing::warn!(
-                        provider = %self.caller.provider, %error,
+                        driver = %self.caller.name, %error,
                         "the driver's schema can't be used: provider specs are left for the driver to check"
                     );
                 })
@@ -376,19 +376,19 @@ impl Contact {
     }
 
     fn announce(&self, reachability: Reachability, is_another: bool) {
-        let provider = &self.caller.provider;
+        let driver = &self.caller.name;
         let is_reachable = reachability == Reachability::Reachable;
-        self.caller.metrics.driver_reachable(provider, is_reachable);
+        self.caller.metrics.driver_reachable(driver, is_reachable);
         self.reachability.send_if_modified(|last| {
             if *last == reachability {
                 return is_another;
             }
             match &reachability {
                 Reachability::Unknown | Reachability::Reachable => {
-                    tracing::info!(%provider, "the driver can be reached");
+                    tracing::info!(%driver, "the driver can be reached");
                 }
                 Reachability::Unreachable(why) => {
-                    tracing::warn!(%provider, %why, "the driver can't be reached");
+                    tracing::warn!(%driver, %why, "the driver can't be reached");
                 }
             }
             *last = reachability;

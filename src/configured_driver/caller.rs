@@ -17,7 +17,7 @@ pub(super) const NOT_LEADER: &str = "this replica is not the leader";
 /// Calls a driver.
 #[derive(Clone)]
 pub(super) struct Caller {
-    pub provider: Arc<str>,
+    pub name: Arc<str>,
     pub driver: Arc<dyn Driver>,
     pub leadership: Leadership,
     pub metrics: Arc<Metrics>,
@@ -81,16 +81,16 @@ impl Caller {
         match directory.get().await {
             Ok(secrets) => status.scrubbed(&secrets),
             Err(error) => {
-                tracing::warn!(provider = %self.provider, %error, "the provider's credentials can't be read");
+                tracing::warn!(driver = %self.name, %error, "the provider's credentials can't be read");
                 status
             }
         }
     }
 
     fn record(&self, operation: Operation, code: Option<Code>, took: std::time::Duration) {
-        self.metrics.driver_called(&self.provider, operation, code, took);
+        self.metrics.driver_called(&self.name, operation, code, took);
         tracing::debug!(
-            provider = %self.provider,
+            driver = %self.name,
             %operation,
             code = code.map_or("OK", Code::name),
             took_ms = took.as_millis(),
@@ -102,7 +102,7 @@ impl Caller {
 impl fmt::Debug for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Caller")
-            .field("provider", &self.provider)
+            .field("name", &self.name)
             .finish_non_exhaustive()
     }
 }

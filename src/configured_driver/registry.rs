@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Provider;
+use super::ConfiguredDriver;
 
 /// All configured drivers.
 #[derive(Clone, Debug, Default)]
-pub struct Providers {
-    by_name: Arc<BTreeMap<String, Arc<Provider>>>,
+pub struct ConfiguredDrivers {
+    by_name: Arc<BTreeMap<String, Arc<ConfiguredDriver>>>,
 }
 
 /// Two drivers have the same name.
@@ -44,16 +44,16 @@ pub enum ResolveError {
     },
 }
 
-impl Providers {
+impl ConfiguredDrivers {
     /// The drivers by their names.
     ///
     /// # Errors
     /// [`DuplicateName`] when two have the same.
-    pub fn new(providers: Vec<Provider>) -> Result<Self, DuplicateName> {
+    pub fn new(drivers: Vec<ConfiguredDriver>) -> Result<Self, DuplicateName> {
         let mut by_name = BTreeMap::new();
-        for provider in providers {
-            let name = provider.name().to_owned();
-            if by_name.insert(name.clone(), Arc::new(provider)).is_some() {
+        for driver in drivers {
+            let name = driver.name().to_owned();
+            if by_name.insert(name.clone(), Arc::new(driver)).is_some() {
                 return Err(DuplicateName(name));
             }
         }
@@ -66,7 +66,11 @@ impl Providers {
     ///
     /// # Errors
     /// [`ResolveError`], a sentence for the author of the object.
-    pub fn resolve(&self, name: Option<&str>, namespace: &str) -> Result<Arc<Provider>, ResolveError> {
+    pub fn resolve(
+        &self,
+        name: Option<&str>,
+        namespace: &str,
+    ) -> Result<Arc<ConfiguredDriver>, ResolveError> {
         if self.by_name.is_empty() {
             return Err(ResolveError::NoneConfigured);
         }
@@ -76,49 +80,46 @@ impl Providers {
         }
     }
 
-    fn of_name(&self, name: &str, namespace: &str) -> Result<Arc<Provider>, ResolveError> {
+    fn of_name(&self, name: &str, namespace: &str) -> Result<Arc<ConfiguredDriver>, ResolveError> {
         self.named(name)
-            .filter(|provider| provider.serves(namespace))
+            .filter(|driver| driver.serves(namespace))
             .ok_or_else(|| ResolveError::NotFound {
                 name: name.to_owned(),
                 namespace: namespace.to_owned(),
             })
     }
 
-    fn only_one(&self, namespace: &str) -> Result<Arc<Provider>, ResolveError> {
-        let usable: Vec<_> = self
-            .iter()
-            .filter(|provider| provider.serves(namespace))
-            .collect();
+    fn only_one(&self, namespace: &str) -> Result<Arc<ConfiguredDriver>, ResolveError> {
+        let usable: Vec<_> = self.iter().filter(|driver| driver.serves(namespace)).collect();
         match usable.as_slice() {
             [] => Err(ResolveError::NoneForNamespace {
                 namespace: namespace.to_owned(),
             }),
-            [provider] => Ok(Arc::clone(provider)),
+            [driver] => Ok(Arc::clone(driver)),
             [_, _, ..] => Err(ResolveError::Ambiguous {
-                names: usable.iter().map(|provider| provider.name().to_owned()).collect(),
+                names: usable.iter().map(|driver| driver.name().to_owned()).collect(),
             }),
         }
     }
 
     /// The driver of this name, from whichever namespace: for a VM that it has made, also where the
     /// namespace may no longer use it.
-    pub fn named(&self, name: &str) -> Option<Arc<Provider>> {
+    pub fn named(&self, name: &str) -> Option<Arc<ConfiguredDriver>> {
         self.by_name.get(name).map(Arc::clone)
     }
 
     /// Takes `who` out of the lines of all drivers: it wants no turn any more; see [`Provider::withdraw`].
     pub fn withdraw(&self, who: &str) {
-        self.iter().for_each(|provider| provider.withdraw(who));
+        self.iter().for_each(|driver| driver.withdraw(who));
     }
 
     /// Forgets `who`, which is no more; see [`Provider::forget`].
     pub fn forget(&self, who: &str) {
-        self.iter().for_each(|provider| provider.forget(who));
+        self.iter().for_each(|driver| driver.forget(who));
     }
 
     /// All drivers, by name.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Provider>> {
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<ConfiguredDriver>> {
         self.by_name.values()
     }
 }
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
     use crate::leadership::Leadership;
 
-    fn provider(name: &str, namespaces: &[&str]) -> Provider {
+    fn configured_driver(name: &str, namespaces: &[&str]) -> ConfiguredDriver {
         let namespaces = if namespaces.is_empty() {
             Namespaces::All
         } else {
@@ -148,9 +149,10 @@ mod tests {
 
     #[test]
     fn the_only_driver_needs_no_name_and_several_do() {
-        let one = Providers::new(vec![provider("a", &[])]).unwrap();
+        let one = ConfiguredDrivers::new(vec![configured_driver("a", &[])]).unwrap();
         assert_eq!(one.resolve(None, "ns").unwrap().name(), "a");
-        let two = Providers::new(vec![provider("a", &[]), provider("b", &[])]).unwrap();
+        let two =
+            ConfiguredDrivers::new(vec![configured_driver("a", &[]), configured_driver("b", &[])]).unwrap();
         assert_eq!(two.resolve(Some("b"), "ns").unwrap().name(), "b");
         assert_eq!(
             two.resolve(None, "ns").unwrap_err().to_string(),
@@ -160,29 +162,33 @@ mod tests {
 
     #[test]
     fn a_namespace_learns_nothing_of_drivers_that_are_not_for_it() {
-        let providers = Providers::new(vec![provider("secret", &["team-a"]), provider("open", &[])]).unwrap();
-        assert_eq!(providers.resolve(None, "team-b").unwrap().name(), "open");
-        let hidden = providers.resolve(Some("secret"), "team-b").unwrap_err();
-        let absent = providers.resolve(Some("absent"), "team-b").unwrap_err();
+        let drivers = ConfiguredDrivers::new(vec![
+            configured_driver("secret", &["team-a"]),
+            configured_driver("open", &[]),
+        ])
+        .unwrap();
+        assert_eq!(drivers.resolve(None, "team-b").unwrap().name(), "open");
+        let hidden = drivers.resolve(Some("secret"), "team-b").unwrap_err();
+        let absent = drivers.resolve(Some("absent"), "team-b").unwrap_err();
         assert_eq!(
             hidden.to_string().replace("secret", "x"),
             absent.to_string().replace("absent", "x")
         );
-        assert!(providers.resolve(Some("secret"), "team-a").is_ok());
-        assert!(providers.named("secret").is_some());
+        assert!(drivers.resolve(Some("secret"), "team-a").is_ok());
+        assert!(drivers.named("secret").is_some());
     }
 
     #[test]
     fn without_any_driver_that_is_what_is_said() {
         assert_eq!(
-            Providers::default().resolve(Some("a"), "ns").unwrap_err(),
+            ConfiguredDrivers::default().resolve(Some("a"), "ns").unwrap_err(),
             ResolveError::NoneConfigured
         );
     }
 
     #[test]
     fn two_drivers_of_one_name_are_refused() {
-        let twice = Providers::new(vec![provider("a", &[]), provider("a", &[])]);
+        let twice = ConfiguredDrivers::new(vec![configured_driver("a", &[]), configured_driver("a", &[])]);
         assert_eq!(twice.unwrap_err(), DuplicateName("a".to_owned()));
     }
 }
