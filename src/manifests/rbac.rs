@@ -38,8 +38,8 @@ pub const PROVIDER: &[Rule] = &[
         group: GROUP,
         resources: &["inframachines"],
         verbs: &["get", "list", "watch", "patch"],
-        why: "Finalizer, identity and providerID are merge patches, and a repeated create comes after a fresh read. The \
-              provider makes and deletes none of them.",
+        why: "Finalizer, identity and providerID are merge patches, and what lost against another's write is repeated after a \
+              fresh read. The provider makes and deletes none of them.",
     },
     Rule {
         group: GROUP,

@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
+use capcmi::api::labels;
 use capcmi::manifests::{
     self,
     rbac::{self, Rule},
 };
+use kube::ResourceExt;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 use management_cluster::{AGGREGATED_ROLE, ManagementCluster, eventually};
 use serde_json::{Value, json};
@@ -39,12 +41,20 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
     let _kubelets = cloud.kubelets();
     let fleet = Fleet::create(&world, "md", 1).await?;
     fleet.running(1).await?;
-    // A create whose answer is lost is looked up on a fresh read.
-    cloud.fail(json!([{"operation": "CreateMachine", "machine": "again", "code": "Unavailable", "count": 1, "retryAfterMs": 100}]))?;
-    ByHand::new(&world, "md", "again").create().await?;
+    // What a driver answered is written on a fresh read where the object has changed meanwhile.
+    cloud.fail(json!([{"operation": "CreateMachine", "machine": "again", "latencyMs": 2000}]))?;
+    let again = ByHand::new(&world, "md", "again").create().await?;
+    again
+        .until("a create", |machine| {
+            machine.annotations().contains_key(labels::CREATE_ISSUED_AT)
+        })
+        .await?;
+    again
+        .patch(json!({"metadata": {"annotations": {"example.com/note": "1"}}}))
+        .await?;
     all_become(
         &world,
-        "a machine at the second try",
+        "a machine that was written meanwhile",
         &["again".to_owned()],
         |_, machine| {
             let id = machine.and_then(|machine| machine.spec.provider_id.as_ref());
