@@ -7,9 +7,9 @@
 //!
 //! ```text
 //! main → cli → manager → controllers → machine, template, cluster, inventory, orphans
-//!                                        → listing → credentials → provider, apiserver
+//!                                        → listing → credentials → configured_driver, apiserver
 //!                                        → admission → manifests, metrics, leadership, apiserver
-//!                                        → reconciler, provider, caches, identity, apiserver → retry, api → cmi-driver
+//!                                        → reconciler, configured_driver, caches, identity, apiserver → retry, api → cmi-driver
 //!            → cmi-grpc, cmi-simulated, cmi-conformance → cmi-driver
 //! ```
 // Layer 0: what is talked about.
