@@ -380,7 +380,10 @@ async fn the_last_known_state_is_kept_and_handed_back(backing: Backing) -> Resul
         .collect();
     let expected = [None, Some("order-17"), Some("order-17"), Some("order-18")];
     let seen: Vec<_> = handed_over.iter().map(Option::as_deref).collect();
-    ensure!(seen == expected, "{seen:?}");
+    ensure!(seen.starts_with(&expected), "{seen:?}");
+    // The first create was never answered: what it may have made is deleted as well.
+    let again = &seen[expected.len()..];
+    ensure!(again.iter().all(|state| *state == Some("order-18")), "{seen:?}");
 
     cloud.fail(json!([
         {"operation": "CreateMachine", "loseResponse": "Uninitialized", "lastKnownState": "order-19", "count": 1},
