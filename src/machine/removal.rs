@@ -737,7 +737,7 @@ mod tests {
 
     fn settling(issued: Option<Timestamp>) -> Settling {
         Settling {
-            issued: issued.map(|issued| (issued, issued + Duration::from_secs(900))),
+            issued: issued.map(|issued| (issued, issued + Duration::from_mins(15))),
             time: Duration::from_mins(5),
             left: Duration::from_secs(7),
         }
