@@ -30,10 +30,12 @@ const LONGEST: Duration = Duration::from_hours(1);
 
 /// Whether an object that a watch has shown to go, and that was like this at last, was let go in spite of the
 /// finalizer. Any other way to go begins with a deletion that was asked for, or takes the finalizer away
-/// before: a move, a force, a VM that is gone.
+/// before: a move, a force, a VM that is gone. One with a providerID had the finalizer long before: it was
+/// taken out of the API server's store by hand, and its VM is for the report of orphans to tell of.
 pub fn is_erased(last: &InfraMachine) -> bool {
     let is_marked = |mark| identity::annotation(last, mark).is_some();
     last.metadata.deletion_timestamp.is_none()
+        && last.spec.provider_id.is_none()
         && has_finalizer(last)
         && MachineId::of(last).is_some()
         && identity::instance(last) == Instance::MayExist
@@ -138,6 +140,7 @@ mod tests {
         for other in [
             made().deleted_at(at(0)),
             made().without_finalizer(),
+            made().provider_id("sim://1"),
             made().without(labels::MACHINE_ID),
             made().annotated(labels::MACHINE_ID, "ns1/other/u-9"),
             made().annotated(labels::INSTANCE, "none"),
