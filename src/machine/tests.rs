@@ -65,7 +65,7 @@ fn with_unanswered(known: &str) -> MachineFixture {
         .annotated(labels::CREATE_ISSUED_AT, &issued.to_string())
 }
 
-/// CTL-DE-00: it has no look-up that would show it.
+/// It has no look-up that would show it.
 #[tokio::test]
 async fn a_second_vm_is_found_in_the_list_by_the_machines_tag_and_deleted_by_its_id() {
     let vms = Vms::default();
