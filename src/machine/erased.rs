@@ -50,7 +50,7 @@ pub async fn remove_vm(ctx: Arc<Context>, last: InfraMachine) {
     let name = last.metadata.name.clone().unwrap_or_default();
     tracing::warn!(
         name,
-        "the API server deleted the InfraMachine while the finalizer was written: deleting its VM"
+        "the InfraMachine went with the finalizer on: its VM is deleted unless the object is still there"
     );
     let (began, mut errors) = (Instant::now(), 0);
     let machine = Arc::new(as_deleted(last));
