@@ -133,6 +133,8 @@ impl Running {
             stopping: CancellationToken::new(),
             options: Arc::new(setup.options),
         };
+        // Before readiness is answered: the controllers say what it waits for.
+        let all = (setup.controllers)(&context);
         let mut services = Tasks::default();
         services.spawn(
             "the health server",
@@ -144,7 +146,7 @@ impl Running {
             services.spawn("a driver's probe", async move { driver.keep_in_contact().await });
         }
         let mut controllers = Tasks::default();
-        for controller in (setup.controllers)(&context) {
+        for controller in all {
             controllers.spawn(controller.name, controller.run);
         }
         services.spawn("the leader's gauge", show_leadership(leadership.clone(), metrics));

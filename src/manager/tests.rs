@@ -112,9 +112,37 @@ async fn a_manager_becomes_ready_shows_metrics_and_ends_in_peace_when_it_is_aske
     );
     eventually(health, "/readyz", "200").await;
     assert!(get(health, "/healthz").await.0.contains("200"));
-    assert!(get(diagnostics, "/metrics").await.1.contains("capcmi_leader 1"));
+    assert!(
+        get(diagnostics, "/metrics")
+            .await
+            .1
+            .contains("\ncapcmi_leader 1\n")
+    );
     stop.send(()).unwrap();
     manager.await.unwrap().unwrap();
+}
+
+/// A Service must not send requests, nor a rollout go on, to a replica whose caches are empty.
+#[tokio::test(flavor = "multi_thread")]
+async fn readiness_is_not_answered_before_the_controllers_have_said_what_it_waits_for() {
+    use std::io::{Read as _, Write as _};
+    static HEALTH: std::sync::OnceLock<std::net::SocketAddr> = std::sync::OnceLock::new();
+    static ANSWERED: AtomicBool = AtomicBool::new(false);
+    fn slow(context: &Context) -> Vec<Controller> {
+        let mut stream = std::net::TcpStream::connect(HEALTH.get().unwrap()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        stream.write_all(b"GET /readyz HTTP/1.0\r\n\r\n").unwrap();
+        let answered = stream.read(&mut [0; 64]).is_ok_and(|read| read > 0);
+        ANSWERED.store(answered, Ordering::SeqCst);
+        patient(context)
+    }
+    let setup = setup(slow).await;
+    HEALTH.set(setup.health.local_addr().unwrap()).unwrap();
+    let health = *HEALTH.get().unwrap();
+    let manager = tokio::spawn(run(setup, std::future::pending()));
+    eventually(health, "/readyz", "200").await;
+    assert!(!ANSWERED.load(Ordering::SeqCst), "it was answered");
+    manager.abort();
 }
 
 #[tokio::test]
