@@ -23,7 +23,10 @@ async fn metrics_are_for_whom_the_api_server_lets_read_them() -> Result<()> {
         // A fresh token each time: an answer is remembered for a minute.
         let token = token_of(&world, "scraper").await?;
         let (code, body) = scrape(&provider.diagnostics, Some(&token)).await?;
-        ensure!(code == 200 && body.contains("capcmi_leader 1"), "{code}: {body}");
+        ensure!(
+            code == 200 && body.contains("\ncapcmi_leader 1\n"),
+            "{code}: {body}"
+        );
         Ok(())
     })
     .await?;

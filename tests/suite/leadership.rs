@@ -71,10 +71,7 @@ async fn unrenewed_for(world: &World, long: Duration) -> Result<()> {
 /// Waits until the replica leads.
 pub async fn leads(replica: &Replica) -> Result<()> {
     eventually(DEADLINE, "leadership", async || {
-        ensure!(
-            replica.metrics().await?.contains("capcmi_leader 1\n"),
-            "it does not lead"
-        );
+        ensure!(replica.leads().await?, "it does not lead");
         Ok(())
     })
     .await

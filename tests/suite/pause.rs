@@ -220,7 +220,7 @@ async fn an_infra_cluster_may_be_paused_or_managed_externally() -> Result<()> {
         let infrastructure =
             json!({"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": name});
         let spec = json!({"infrastructureRef": infrastructure});
-        stand_in::create_cluster(world.management, &world.namespace, name, spec).await?;
+        stand_in::create_cluster(&world.management, &world.namespace, name, spec).await?;
     }
     let api: Api<InfraCluster> = Api::namespaced(world.admin.clone(), &world.namespace);
     let conditions_of =
@@ -287,19 +287,14 @@ async fn the_template_of_a_paused_cluster_says_so_and_no_driver_is_asked_about_i
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
+    infra_cluster_paused(&world, "one", false).await?;
     pause_cluster(&world, "one", true).await?;
     let template = json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
         "metadata": {"name": "t", "namespace": world.namespace, "labels": {labels::CLUSTER_NAME: "one"}},
         "spec": {"template": {"spec": {"providerSpec": {"vmPool": "default", "size": "small"}}}},
     });
-    let api: Api<InfraCluster> = Api::namespaced(world.admin.clone(), &world.namespace);
-    eventually(DEADLINE, "a paused InfraCluster", async || {
-        let all = api.get("one").await?.status.unwrap_or_default().conditions;
-        ensure!(conditions::is_true(&all, PAUSED), "{all:?}");
-        Ok(())
-    })
-    .await?;
+    infra_cluster_paused(&world, "one", true).await?;
     management_cluster::apply(&world.admin, template).await?;
     let templates: Api<InfraMachineTemplate> = Api::namespaced(world.admin.clone(), &world.namespace);
     let becomes = async |state: &str, by: &str| {
@@ -342,6 +337,23 @@ async fn pause_cluster(world: &World, name: &str, paused: bool) -> Result<()> {
     let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
     clusters.patch(name, &PatchParams::default(), &patch).await?;
     Ok(())
+}
+
+/// Waits until the InfraCluster says whether it is paused; it does so once Cluster API has made the Cluster its
+/// owner, which Cluster API does not do for a Cluster that is paused.
+async fn infra_cluster_paused(world: &World, name: &str, paused: bool) -> Result<()> {
+    let api: Api<InfraCluster> = Api::namespaced(world.admin.clone(), &world.namespace);
+    eventually(
+        DEADLINE,
+        &format!("Paused={paused} of the InfraCluster"),
+        async || {
+            let all = api.get(name).await?.status.unwrap_or_default().conditions;
+            let said = conditions::get(&all, PAUSED).map(|condition| condition.status.as_str());
+            ensure!(said == Some(if paused { "True" } else { "False" }), "{all:?}");
+            Ok(())
+        },
+    )
+    .await
 }
 
 async fn pause_machine(machine: &ByHand, paused: bool) -> Result<()> {

@@ -15,7 +15,7 @@ use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
 use serde_json::{Value, json};
 
 use super::{Point, Recording, Scenario, Side};
-use crate::leadership::elected;
+use crate::leadership::{elected, leads};
 use crate::support::backing::Backed;
 use crate::support::provider::{Replica, service_account};
 use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, Stage, World};
@@ -77,7 +77,7 @@ impl Session {
                     .spring(request)
             }
         };
-        let proxy = Proxy::start(world.management, hook).await?;
+        let proxy = Proxy::start(&world.management, hook).await?;
         let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
         let backed = backing.of(&world, &cloud, json!({})).await?;
         // No survey comes in between: it would be one more call at no certain time.
@@ -121,12 +121,7 @@ impl Session {
         if self.scenario != Scenario::Collect {
             return Ok(None);
         }
-        eventually(DEADLINE, "a leader", async || {
-            let metrics = leader.metrics().await?;
-            ensure!(metrics.contains("capcmi_leader 1"), "none yet");
-            Ok(())
-        })
-        .await?;
+        leads(leader).await?;
         let standby = self.provider.clone().named("standby");
         standby.start(&self.world).await.map(Some)
     }

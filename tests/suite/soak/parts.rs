@@ -80,8 +80,8 @@ impl Parts {
     async fn keep_api_server(&mut self, now: Instant) -> Result<()> {
         match &mut self.api_server {
             ApiServer::Due(due) if *due <= now => {
-                let management = self.world.management;
-                let start = tokio::spawn(async { management.start_api_server().await });
+                let management = self.world.management.clone();
+                let start = tokio::spawn(async move { management.start_api_server().await });
                 self.api_server = ApiServer::Starting(start);
             }
             ApiServer::Starting(start) if start.is_finished() => {
@@ -127,8 +127,8 @@ impl Parts {
         let Part::Up(replica) = &self.replicas[index] else {
             return None;
         };
-        let metrics = timeout(PAUSE, replica.metrics()).await;
-        let led = metrics.is_ok_and(|metrics| metrics.is_ok_and(|text| text.contains("capcmi_leader 1\n")));
+        let leads = timeout(PAUSE, replica.leads()).await;
+        let led = leads.is_ok_and(|leads| leads.unwrap_or(false));
         self.replicas[index] = Part::Due(Instant::now() + down);
         Some(led)
     }

@@ -122,7 +122,7 @@ impl Provider {
             process,
             health,
             diagnostics,
-        } = launch.start(world.management)?;
+        } = launch.start(&world.management)?;
         let log = process.log().to_owned();
         Ok(Replica {
             process,
@@ -145,11 +145,17 @@ impl Replica {
         ensure!(code == 200, "/metrics answered {code}: {body}");
         Ok(body)
     }
+
+    /// Whether it says at /metrics that it leads.
+    pub async fn leads(&self) -> Result<bool> {
+        let metrics = self.metrics().await?;
+        Ok(metrics.lines().any(|line| line == "capcmi_leader 1"))
+    }
 }
 
 /// The kubeconfig of the shipped ServiceAccount.
 pub async fn service_account(world: &World) -> Result<PathBuf> {
-    testbed::service_account(world.management).await
+    testbed::service_account(&world.management).await
 }
 
 fn name_of(flag: &str) -> &str {
