@@ -55,7 +55,7 @@ impl Leak {
                 Fault::Refuse(StatusCode::SERVICE_UNAVAILABLE)
             }
         };
-        let proxy: &'static Proxy = Box::leak(Box::new(Proxy::start(world.management, is_refused).await?));
+        let proxy: &'static Proxy = Box::leak(Box::new(Proxy::start(&world.management, is_refused).await?));
         let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
         let provider = Provider::new(cloud.drivers(json!({}))).through(kubeconfig);
         let flags = ["--orphans-interval=1s", "--orphans-min-age=1ms"]

@@ -1,6 +1,7 @@
 //! The process: how it starts, ends, says how it is, and goes on beside an object that it can't read.
 
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -18,7 +19,7 @@ use crate::leadership::ended;
 use crate::support::by_hand::{event, is_provisioned};
 use crate::support::fleet::objects;
 use crate::support::provider::{get, service_account};
-use crate::support::world::run;
+use crate::support::world::{Management, run};
 use crate::support::{Cloud, DEADLINE, Provider, Stage, World};
 
 fn creates(cloud: &Cloud, machine: &str) -> Result<usize> {
@@ -147,7 +148,7 @@ async fn a_provider_is_alive_but_not_ready_before_its_caches_are_filled() -> Res
     let cloud = Cloud::new(&world);
     let gate = Gate::new();
     let held = gate.clone();
-    let proxy = Proxy::start(world.management, move |request| {
+    let proxy = Proxy::start(&world.management, move |request| {
         if request.path.ends_with("/inframachines") {
             Fault::HoldBefore(held.clone())
         } else {
@@ -186,8 +187,7 @@ async fn a_provider_is_alive_but_not_ready_before_its_caches_are_filled() -> Res
 
 /// A management cluster whose schema of InfraMachines lets everything in, as one of another version may.
 async fn loose_world() -> Result<World> {
-    let management: &'static ManagementCluster =
-        Box::leak(Box::new(ManagementCluster::builder().core(false).start().await?));
+    let management = ManagementCluster::builder().core(false).start().await?;
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/config/default");
     management
         .apply_yaml(&run(management.kubectl().args(["kustomize", folder]))?)
@@ -209,7 +209,7 @@ async fn loose_world() -> Result<World> {
     let folder = management.folder().path().join(&namespace);
     std::fs::create_dir_all(&folder)?;
     Ok(World {
-        management,
+        management: Management::Own(Arc::new(management)),
         admin,
         namespace,
         folder,

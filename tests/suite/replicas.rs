@@ -197,7 +197,7 @@ async fn a_leader_that_is_stopped_in_the_middle_of_a_batch_wakes_up_and_does_not
             Fault::None
         }
     };
-    let proxy = Proxy::start(batch.world.management, hook).await?;
+    let proxy = Proxy::start(&batch.world.management, hook).await?;
     let kubeconfig = proxy.kubeconfig(&service_account(&batch.world).await?)?;
     let mut first = batch
         .provider
@@ -244,7 +244,7 @@ async fn a_leader_that_cannot_reach_the_api_server_for_longer_than_the_deadline_
             }
         }
     };
-    let proxy = Proxy::start(batch.world.management, hook).await?;
+    let proxy = Proxy::start(&batch.world.management, hook).await?;
     let kubeconfig = proxy.kubeconfig(&service_account(&batch.world).await?)?;
     let mut first = batch
         .provider

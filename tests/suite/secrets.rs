@@ -470,7 +470,7 @@ async fn a_secret_that_may_not_be_read_is_said_on_the_machine() -> Result<()> {
     let cloud = Cloud::new(&world);
     let allowed = Arc::new(AtomicBool::new(false));
     let is_allowed = Arc::clone(&allowed);
-    let proxy = Proxy::start(world.management, move |request| {
+    let proxy = Proxy::start(&world.management, move |request| {
         if request.path.ends_with("/secrets/locked") && !is_allowed.load(Ordering::SeqCst) {
             Fault::Refuse(StatusCode::FORBIDDEN)
         } else {

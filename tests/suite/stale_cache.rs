@@ -36,7 +36,7 @@ impl Lagging {
         let world = World::new(case).await?;
         let cloud = Cloud::new(&world);
         let stage = Stage::set(&world).await?;
-        let proxy = Proxy::start(world.management, |request| {
+        let proxy = Proxy::start(&world.management, |request| {
             if request.is_watch() {
                 Fault::Delay(LAG)
             } else {

@@ -137,11 +137,11 @@ async fn a_changed_variable_makes_a_new_template_and_rolls_the_machines() -> Res
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     let _kubelets = cloud.kubelets();
-    let _control_planes = StandInController::start(world.management).await?;
+    let _control_planes = StandInController::start(&world.management).await?;
     apply_yaml(&world.admin, BOOTSTRAP_KINDS).await?;
     bootstrap_secret(&world, "boot").await?;
     world.apply(CLASS).await?;
-    stand_in::connect_workload(world.management, &world.namespace, "one").await?;
+    stand_in::connect_workload(&world.management, &world.namespace, "one").await?;
     // Core's webhook may not have seen the class yet.
     eventually(DEADLINE, "a Cluster of the class", async || {
         world

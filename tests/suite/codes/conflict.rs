@@ -58,7 +58,7 @@ async fn a_failure_whose_status_is_not_taken_is_told_later_and_its_call_is_not_r
     let cloud = Cloud::new(&world);
     let refuses = Arc::new(AtomicBool::new(false));
     let is_next = Arc::clone(&refuses);
-    let proxy = Proxy::start(world.management, move |request| {
+    let proxy = Proxy::start(&world.management, move |request| {
         if request.path.ends_with("/inframachines/m/status") && is_next.swap(false, Ordering::SeqCst) {
             Fault::Refuse(StatusCode::SERVICE_UNAVAILABLE)
         } else {

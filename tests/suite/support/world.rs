@@ -1,7 +1,9 @@
 //! The management cluster, and one namespace of it.
 
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use kube::Client;
@@ -14,11 +16,31 @@ use super::fleet::bootstrap_secret;
 
 static INSTALLED: OnceCell<()> = OnceCell::const_new();
 
-/// One namespace of the shared management cluster.
+/// The management cluster of a case.
+#[derive(Clone)]
+pub enum Management {
+    /// That of all cases; it lives as long as the process.
+    Shared(&'static ManagementCluster),
+    /// The case's own, which ends with it: each that runs on takes time from the others.
+    Own(Arc<ManagementCluster>),
+}
+
+impl Deref for Management {
+    type Target = ManagementCluster;
+
+    fn deref(&self) -> &ManagementCluster {
+        match self {
+            Self::Shared(management) => management,
+            Self::Own(management) => management,
+        }
+    }
+}
+
+/// One namespace of a management cluster.
 #[derive(Clone)]
 pub struct World {
     /// The management cluster.
-    pub management: &'static ManagementCluster,
+    pub management: Management,
     /// The administrator.
     pub admin: Client,
     /// The namespace of this case.
@@ -42,24 +64,24 @@ impl World {
         let folder = management.folder().path().join(&namespace);
         std::fs::create_dir_all(&folder).context("making the folder of the case")?;
         Ok(Self {
-            management,
+            management: Management::Shared(management),
             admin: management.admin_client().await?,
             namespace,
             folder,
         })
     }
 
-    /// The same namespace on another management cluster, which lives as long as the process. The
-    /// namespace itself is not made.
+    /// The same namespace on another management cluster, which ends with the case. The namespace itself
+    /// is not made.
     pub async fn elsewhere(&self) -> Result<Self> {
         let builder = ManagementCluster::builder().manifests(&testbed::definitions()?);
-        let management: &'static ManagementCluster = Box::leak(Box::new(builder.start().await?));
-        testbed::install(management).await?;
+        let management = builder.start().await?;
+        testbed::install(&management).await?;
         let folder = management.folder().path().join(&self.namespace);
         std::fs::create_dir_all(&folder).context("making the folder of the case")?;
         Ok(Self {
-            management,
             admin: management.admin_client().await?,
+            management: Management::Own(Arc::new(management)),
             namespace: self.namespace.clone(),
             folder,
         })
@@ -87,7 +109,7 @@ impl World {
         let infrastructure =
             json!({"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": name});
         stand_in::create_cluster(
-            self.management,
+            &self.management,
             &self.namespace,
             name,
             json!({"infrastructureRef": infrastructure}),
