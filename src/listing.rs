@@ -6,7 +6,7 @@ use kube::Client;
 
 use crate::apiserver::InvalidSecret;
 use crate::apiserver::secrets::SECRET_REF;
-use crate::configured_driver::{ConfiguredDriver, Turn};
+use crate::configured_driver::{ConfiguredDriver, Permit};
 use crate::credentials;
 use cmi_driver::{Code, ListMachinesRequest, ListedMachine, MachineClass, ProviderSpec};
 
@@ -29,13 +29,13 @@ pub enum Unlisted {
 /// [`Unlisted`]: a list is whole or there is none (DRV-37).
 pub async fn list(
     client: &Client,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     namespace: &str,
     secret: Option<&str>,
     spec: &str,
 ) -> Result<Vec<ListedMachine>, Unlisted> {
-    let class = class(client, turn.configured_driver(), namespace, secret, spec).await?;
-    match turn.driver().list_machines(ListMachinesRequest { class }).await {
+    let class = class(client, permit.configured_driver(), namespace, secret, spec).await?;
+    match permit.driver().list_machines(ListMachinesRequest { class }).await {
         Ok(machines) => Ok(machines),
         Err(status) if status.code() == Code::Unimplemented => Err(Unlisted::NotOffered),
         Err(status) if status.code() == Code::InvalidArgument => {

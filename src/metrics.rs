@@ -54,11 +54,11 @@ pub enum Outcome {
     Conflict,
 }
 
-/// How many permits of a share of a driver are used and waited for.
+/// How many permits of a priority of a driver are used and waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitCount {
     /// What they are for: `upkeep` or `create`.
-    pub share: &'static str,
+    pub priority: &'static str,
     /// Permits in use.
     pub in_use: u64,
     /// Objects that wait for one.
@@ -138,7 +138,7 @@ struct PhaseLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ShareLabels {
     driver: String,
-    share: &'static str,
+    priority: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -155,7 +155,7 @@ struct Drivers(Arc<Mutex<BTreeMap<String, DriverLabels>>>);
 type CountPermits = Box<dyn Fn() -> [PermitCount; 2] + Send + Sync>;
 
 /// Counts the permits at each scrape, rather than keeping a count up to date.
-struct PermitsByShare(Arc<Mutex<BTreeMap<String, CountPermits>>>);
+struct PermitsByPriority(Arc<Mutex<BTreeMap<String, CountPermits>>>);
 
 /// How many orphans there are, by namespace and reason.
 type OrphanCounts = BTreeMap<(String, OrphanReason), u64>;
@@ -273,7 +273,7 @@ impl Metrics {
         self.registry
             .register_collector(Box::new(Drivers(Arc::clone(&self.drivers))));
         self.registry
-            .register_collector(Box::new(PermitsByShare(Arc::clone(&self.permits))));
+            .register_collector(Box::new(PermitsByPriority(Arc::clone(&self.permits))));
         self.registry
             .register_collector(Box::new(Orphans(Arc::clone(&self.orphans))));
     }
@@ -420,18 +420,18 @@ impl Collector for MachinesByPhase {
 fn labelled<'a>(
     counts: &'a [(&'a String, [PermitCount; 2])],
 ) -> impl Iterator<Item = (ShareLabels, &'a PermitCount)> {
-    counts.iter().flat_map(|(driver, shares)| {
-        shares.iter().map(|count| {
+    counts.iter().flat_map(|(driver, priorities)| {
+        priorities.iter().map(|count| {
             let labels = ShareLabels {
                 driver: (*driver).clone(),
-                share: count.share,
+                priority: count.priority,
             };
             (labels, count)
         })
     })
 }
 
-impl Collector for PermitsByShare {
+impl Collector for PermitsByPriority {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let counts: Vec<_> = drivers.iter().map(|(name, count)| (name, count())).collect();
@@ -464,7 +464,7 @@ impl Collector for Drivers {
     }
 }
 
-impl fmt::Debug for PermitsByShare {
+impl fmt::Debug for PermitsByPriority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PermitsByShare")
     }
@@ -542,19 +542,19 @@ mod tests {
     #[test]
     fn the_permits_of_a_driver_and_what_waits_for_them_are_counted_at_each_scrape() {
         let metrics = Metrics::new();
-        let count = |share, in_use, waiting| PermitCount {
-            share,
+        let count = |priority, in_use, waiting| PermitCount {
+            priority,
             in_use,
             waiting,
         };
         metrics.permits("pool", move || [count("upkeep", 1, 0), count("create", 28, 12)]);
         assert_line(
             &metrics,
-            r#"capcmi_driver_queue{driver="pool",share="create"} 12"#,
+            r#"capcmi_driver_queue{driver="pool",priority="create"} 12"#,
         );
         assert_line(
             &metrics,
-            r#"capcmi_driver_permits_in_use{driver="pool",share="upkeep"} 1"#,
+            r#"capcmi_driver_permits_in_use{driver="pool",priority="upkeep"} 1"#,
         );
     }
 

@@ -56,7 +56,7 @@ const TRIES: u32 = 3;
 
 /// Whether identities are guarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Enforcement {
     /// The policies are in force, and have been since identities were confirmed.
     InForce,
     /// They are not, or could not be checked; the text says what to do. Nothing may be
@@ -93,7 +93,7 @@ pub struct Guard {
     metrics: Arc<Metrics>,
     /// The only namespace that the provider looks at; all without it.
     namespace: Option<String>,
-    standing: watch::Sender<Standing>,
+    enforcement: watch::Sender<Enforcement>,
     place: watch::Sender<Place>,
     stretch: watch::Sender<Stretch>,
     checks: Mutex<Checks>,
@@ -116,7 +116,7 @@ struct Checks {
     /// What should be there; `None` before the first check.
     expected: Option<Arc<[Expected]>>,
     /// What guards identities, as it was at the end of the last one.
-    seen: BTreeMap<String, Incarnation>,
+    seen: BTreeMap<String, ConnectionGeneration>,
     /// Whether what guards identities was put in place and not every API server is known to have it. It
     /// outlives a check that fails after it.
     unsettled: bool,
@@ -139,12 +139,12 @@ impl Checks {
 
 /// UID and generation of an object: where they differ, others have replaced or changed it meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Incarnation {
+struct ConnectionGeneration {
     uid: Option<String>,
     generation: Option<i64>,
 }
 
-impl Incarnation {
+impl ConnectionGeneration {
     fn of(object: &DynamicObject) -> Self {
         Self {
             uid: object.metadata.uid.clone(),
@@ -166,7 +166,7 @@ impl Guard {
             client,
             metrics,
             namespace: None,
-            standing: watch::Sender::new(Standing::Unguarded(
+            enforcement: watch::Sender::new(Enforcement::Unguarded(
                 "the admission policies are not checked yet".into(),
             )),
             place: watch::Sender::new(Place::NotYet("they are not checked yet".into())),
@@ -179,7 +179,7 @@ impl Guard {
     #[cfg(test)]
     pub(crate) fn trusting(client: Client) -> Self {
         let mut guard = Self::new(client, Arc::new(Metrics::new()));
-        guard.standing.send_replace(Standing::InForce);
+        guard.enforcement.send_replace(Enforcement::InForce);
         guard.found(true);
         guard.checks.get_mut().last = Some(Instant::now() + Duration::from_hours(24));
         guard
@@ -200,8 +200,8 @@ impl Guard {
     }
 
     /// What the last check found.
-    pub fn last(&self) -> Standing {
-        self.standing.borrow().clone()
+    pub fn last(&self) -> Enforcement {
+        self.enforcement.borrow().clone()
     }
 
     /// The stretch of time in which identities are guarded, by the last check: `None` before the
@@ -243,7 +243,7 @@ impl Guard {
     }
 
     /// What a check finds that begins after this moment. Callers at the same time share one.
-    pub async fn since(&self, moment: Instant) -> Standing {
+    pub async fn since(&self, moment: Instant) -> Enforcement {
         let mut checks = self.checks.lock().await;
         if let Some(last) = checks.last {
             if last >= moment {
@@ -260,26 +260,26 @@ impl Guard {
             // Another provider has written in between: what is there now may do.
             checked = self.check(&mut checks).await;
         }
-        let standing = match checked {
-            Ok(standing) => standing,
+        let enforcement = match checked {
+            Ok(enforcement) => enforcement,
             Err(error) => {
                 let why = advice(&error);
                 self.saw(Err(why.clone()));
-                Standing::Unguarded(
+                Enforcement::Unguarded(
                     format!("the admission policies can't be checked, and nothing is done that trusts an identity: {why}").into(),
                 )
             }
         };
         checks.last = Some(began);
-        self.metrics.guarded(standing == Standing::InForce);
-        let before = self.standing.send_replace(standing.clone());
-        if before != standing {
-            match &standing {
-                Standing::InForce => tracing::info!("the admission policies are in force"),
-                Standing::Unguarded(why) => tracing::error!(%why, "identities are not guarded"),
+        self.metrics.guarded(enforcement == Enforcement::InForce);
+        let before = self.enforcement.send_replace(enforcement.clone());
+        if before != enforcement {
+            match &enforcement {
+                Enforcement::InForce => tracing::info!("the admission policies are in force"),
+                Enforcement::Unguarded(why) => tracing::error!(%why, "identities are not guarded"),
             }
         }
-        standing
+        enforcement
     }
 
     /// Checks for ever. A replica that does not lead only looks: it knows then what becomes of
@@ -331,7 +331,7 @@ impl Guard {
     }
 
     /// Looks at every policy and binding, and puts in place what is not as it should be.
-    async fn check(&self, checks: &mut Checks) -> Result<Standing, Error> {
+    async fn check(&self, checks: &mut Checks) -> Result<Enforcement, Error> {
         let expected = checks.expected()?;
         let mut told = Vec::new();
         let mut all = self.find_all(&expected, &mut told).await?;
@@ -351,7 +351,7 @@ impl Guard {
             let is_marked = found.as_ref().is_some_and(|found| mark_of(found) == mark);
             if judge(expected, found.as_ref()).has_to_be_put() || (mark.is_some() && !is_marked) {
                 let mark = mark.map_or(Mark::Leave, Mark::Set);
-                let before = found.as_ref().map(Incarnation::of);
+                let before = found.as_ref().map(ConnectionGeneration::of);
                 let put = match self.put(expected, found.as_ref(), mark).await {
                     Err(error) if !expected.guards_identities() && is_refused(&error) => {
                         told.push(format!("{}: {}", expected.key(), advice(&error)));
@@ -362,7 +362,8 @@ impl Guard {
                 if let Mark::Set(until) = mark {
                     checks.noted = Some(until.to_owned());
                 }
-                checks.unsettled |= expected.guards_identities() && before != Some(Incarnation::of(&put));
+                checks.unsettled |=
+                    expected.guards_identities() && before != Some(ConnectionGeneration::of(&put));
                 remember(&mut checks.seen, expected, &put);
                 *found = Some(put);
             }
@@ -413,15 +414,15 @@ impl Guard {
         }
         checks.told = told;
         self.saw(wrong.clone().map_or(Ok(()), Err));
-        let standing = match (wrong, until) {
-            (Some(wrong), _) => Standing::Unguarded(
+        let enforcement = match (wrong, until) {
+            (Some(wrong), _) => Enforcement::Unguarded(
                 format!("the admission policies do not guard identities: {wrong}; an administrator has to delete or repair it").into(),
             ),
-            (None, Some(until)) => Standing::Unguarded(unconfirmed_since(&until, unknown.as_deref()).into()),
-            (None, None) => Standing::InForce,
+            (None, Some(until)) => Enforcement::Unguarded(unconfirmed_since(&until, unknown.as_deref()).into()),
+            (None, None) => Enforcement::InForce,
         };
-        self.found(standing == Standing::InForce);
-        Ok(standing)
+        self.found(enforcement == Enforcement::InForce);
+        Ok(enforcement)
     }
 
     /// What there is in the place of everything expected; without what guards no
@@ -540,12 +541,16 @@ fn expected(version: &Version, policies: Vec<Value>) -> Arc<[Expected]> {
 ///
 /// What a newer version has put in place of this one's is no gap. It is one write of the spec, and what that
 /// left is as the newer version made it: nothing came in between.
-fn is_gap(expected: &Expected, found: Option<&DynamicObject>, seen: &BTreeMap<String, Incarnation>) -> bool {
+fn is_gap(
+    expected: &Expected,
+    found: Option<&DynamicObject>,
+    seen: &BTreeMap<String, ConnectionGeneration>,
+) -> bool {
     if !expected.guards_identities() {
         return false;
     }
     let Some(found) = found else { return true };
-    let (finding, now) = (judge(expected, Some(found)), Incarnation::of(found));
+    let (finding, now) = (judge(expected, Some(found)), ConnectionGeneration::of(found));
     let was_changed = seen.get(&expected.key()).is_some_and(|before| {
         let was_taken_over = finding == Finding::Newer && now.is_one_write_after(before);
         now != *before && !was_taken_over
@@ -553,9 +558,9 @@ fn is_gap(expected: &Expected, found: Option<&DynamicObject>, seen: &BTreeMap<St
     was_changed || !finding.is_of_a_version()
 }
 
-fn remember(seen: &mut BTreeMap<String, Incarnation>, expected: &Expected, found: &DynamicObject) {
+fn remember(seen: &mut BTreeMap<String, ConnectionGeneration>, expected: &Expected, found: &DynamicObject) {
     if expected.guards_identities() {
-        seen.insert(expected.key(), Incarnation::of(found));
+        seen.insert(expected.key(), ConnectionGeneration::of(found));
     }
 }
 

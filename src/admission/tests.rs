@@ -94,7 +94,7 @@ fn what_was_gone_replaced_or_changed_by_others_may_have_let_a_forged_identity_th
     let (policy, binding) = (one(judge::CARRIER, false), one(judge::CARRIER, true));
     let nothing = BTreeMap::new();
     let found = as_found(&policy, |_| {});
-    let seen = BTreeMap::from([(policy.key(), Incarnation::of(&found))]);
+    let seen = BTreeMap::from([(policy.key(), ConnectionGeneration::of(&found))]);
     assert!(is_gap(&policy, None, &nothing));
     assert!(!is_gap(&policy, Some(&found), &nothing));
     assert!(!is_gap(&policy, Some(&found), &seen));
@@ -179,7 +179,7 @@ fn what_a_newer_version_puts_in_place_of_an_older_ones_at_one_stroke_is_no_gap()
             object["metadata"]["generation"] = json!(generation);
         })
     };
-    let seen = BTreeMap::from([(own.key(), Incarnation::of(&of(&own, "1", 4)))]);
+    let seen = BTreeMap::from([(own.key(), ConnectionGeneration::of(&of(&own, "1", 4)))]);
     assert!(!is_gap(&own, Some(&of(&newer, "1", 5)), &seen));
     assert!(
         is_gap(&own, Some(&of(&newer, "1", 6)), &seen),
@@ -292,15 +292,15 @@ impl Server {
     }
 }
 
-async fn check(guard: &Guard) -> Standing {
+async fn check(guard: &Guard) -> Enforcement {
     guard.since(Instant::now()).await
 }
 
 #[track_caller]
-fn why(standing: &Standing) -> &str {
-    match standing {
-        Standing::Unguarded(why) => why,
-        Standing::InForce => panic!("identities are trusted"),
+fn why(enforcement: &Enforcement) -> &str {
+    match enforcement {
+        Enforcement::Unguarded(why) => why,
+        Enforcement::InForce => panic!("identities are trusted"),
     }
 }
 
@@ -313,12 +313,12 @@ const LIST_ONE: &str = "GET /apis/infrastructure.capcmi.io/v1alpha1/namespaces/n
 async fn a_provider_that_may_list_its_namespace_alone_looks_for_identities_there() {
     let server = Arc::new(Server::default()).forbids(&[LIST]);
     let guard = || guard_at(&server).within(Some("ns".to_owned()));
-    assert_eq!(check(&guard()).await, Standing::InForce);
+    assert_eq!(check(&guard()).await, Enforcement::InForce);
     // What another provider has noted may be about identities elsewhere.
     server.note(Some("long ago"));
     assert!(why(&check(&guard()).await).contains("long ago"));
     server.note(None);
-    assert_eq!(check(&guard()).await, Standing::InForce);
+    assert_eq!(check(&guard()).await, Enforcement::InForce);
     // With identities in the namespace, a gap is one.
     server.identified();
     server.objects.lock().unwrap().remove(CARRIER);
@@ -334,8 +334,8 @@ async fn where_no_list_is_allowed_the_policies_stay_in_place_and_an_administrato
         let server = Arc::new(Server::default()).forbids(forbidden);
         let guard = guard_at(&server).within(namespace.map(str::to_owned));
         for _ in 0..2 {
-            let standing = check(&guard).await;
-            let why = why(&standing);
+            let enforcement = check(&guard).await;
+            let why = why(&enforcement);
             assert!(
                 why.contains(place) && why.contains("grant") && why.contains("kubectl annotate"),
                 "{why}"
@@ -344,7 +344,7 @@ async fn where_no_list_is_allowed_the_policies_stay_in_place_and_an_administrato
         let installed = server.objects.lock().unwrap().len();
         assert_eq!(installed, expected().len(), "nothing is taken back");
         server.note(None);
-        assert_eq!(check(&guard).await, Standing::InForce);
+        assert_eq!(check(&guard).await, Enforcement::InForce);
     }
 }
 
@@ -356,7 +356,7 @@ async fn a_policy_that_guards_no_identity_stops_nothing_where_it_is_refused() {
         "PATCH /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/capcmi-templates",
     ] {
         let server = Arc::new(Server::default()).forbids(&[refused]);
-        assert_eq!(check(&guard_at(&server)).await, Standing::InForce, "{refused}");
+        assert_eq!(check(&guard_at(&server)).await, Enforcement::InForce, "{refused}");
         let installed = server.objects.lock().unwrap().len();
         assert_eq!(installed, expected().len() - 1, "all others are in place");
     }
@@ -365,8 +365,11 @@ async fn a_policy_that_guards_no_identity_stops_nothing_where_it_is_refused() {
         "GET /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/capcmi-provider-id",
     ] {
         let guard = guard_at(&Arc::new(Server::default()).forbids(&[refused]));
-        let standing = check(&guard).await;
-        assert!(why(&standing).contains("capcmi-admission-role"), "{standing:?}");
+        let enforcement = check(&guard).await;
+        assert!(
+            why(&enforcement).contains("capcmi-admission-role"),
+            "{enforcement:?}"
+        );
     }
 }
 
@@ -422,7 +425,7 @@ async fn a_replica_that_does_not_lead_writes_nothing_and_takes_the_policies_of_a
         policy["spec"]["of"] = json!("another version");
     }
     let leader = standby().of_version(&"0.0.1".parse().unwrap(), policies);
-    assert_eq!(check(&leader).await, Standing::InForce);
+    assert_eq!(check(&leader).await, Enforcement::InForce);
     let written = *server.written.lock().unwrap();
     first.look().await.unwrap();
     assert_eq!(*first.place().borrow(), Place::Seen);
@@ -434,7 +437,7 @@ async fn a_replica_that_does_not_lead_writes_nothing_and_takes_the_policies_of_a
         (first.unbroken(), *server.written.lock().unwrap()),
         (None, written)
     );
-    assert_eq!(check(&leader).await, Standing::InForce);
+    assert_eq!(check(&leader).await, Enforcement::InForce);
     first.look().await.unwrap();
     assert!(first.unbroken().is_some() && first.unbroken() != stretch);
 }
@@ -446,14 +449,14 @@ async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_pla
     *server.refused.lock().unwrap() = Some("capcmi-finalizer");
     let guard = guard_at(&server);
     let failed = guard.since(Instant::now()).await;
-    assert!(matches!(failed, Standing::Unguarded(_)), "{failed:?}");
+    assert!(matches!(failed, Enforcement::Unguarded(_)), "{failed:?}");
     assert_eq!(
         server.refused.lock().unwrap().take(),
         None,
         "the write was refused"
     );
     let began = tokio::time::Instant::now();
-    assert_eq!(guard.since(Instant::now()).await, Standing::InForce);
+    assert_eq!(guard.since(Instant::now()).await, Enforcement::InForce);
     let looked = server.looked.lock().unwrap().clone();
     assert!(!looked.is_empty());
     assert!(

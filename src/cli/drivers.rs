@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use super::Failure;
 use super::driver_kind::DriverKind;
 use super::drivers_file::{self, DriverConfig};
-use crate::configured_driver::{ConfiguredDriver, Settings, Share};
+use crate::configured_driver::{ConfiguredDriver, Priority, Settings};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use cmi_driver::{Driver, Operation, Readiness};
@@ -99,14 +99,14 @@ async fn check(args: CheckArgs) -> Result<(), Failure> {
 
 /// What a driver says of itself, in a line.
 async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<String> {
-    let turn = driver.turn(Share::Upkeep, "check").await;
-    let driver = turn.driver();
+    let permit = driver.permit(Priority::Upkeep, "check").await;
+    let driver = permit.driver();
     let readiness = match super::driver::ready(driver.probe().await)? {
         Readiness::Ready => "ready",
         Readiness::NotYet => "not ready yet",
     };
     let info = driver.info().await?;
-    let capabilities = turn.ask_capabilities().await?;
+    let capabilities = permit.ask_capabilities().await?;
     let calls: Vec<_> = Operation::ALL
         .into_iter()
         .filter(|operation| capabilities.offers(*operation))

@@ -14,7 +14,7 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use serde_json::{Value, json};
 
-use self::plan::{Contact, News, Observed, Plan, Zones, plan, status, tell_contact};
+use self::plan::{Connectivity, News, Observed, Plan, Zones, plan, status, tell_connectivity};
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::InfraCluster;
@@ -23,7 +23,7 @@ use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{
-    Applicant, ConfiguredDrivers, ResolveError, Share, Standing, TURN_WAIT, Turn,
+    ConfiguredDrivers, PERMIT_WAIT, Permit, Priority, Requester, ResolveError, StableReachability,
 };
 use crate::credentials;
 use crate::reconciler::{Again, REFRESH, Reconciler};
@@ -78,23 +78,23 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
     );
     let zones = match &plan {
         Plan::Leave => {
-            ctx.drivers.withdraw(uid);
+            ctx.drivers.cancel(uid);
             return Ok(Again::OnChange);
         }
         Plan::Pause(_) => {
-            ctx.drivers.withdraw(uid);
+            ctx.drivers.cancel(uid);
             Zones::Unasked
         }
         Plan::Provision { cluster_id, .. } => match zones(infra, ctx, cluster_id).await? {
             Some(zones) => zones,
-            None => return Ok(Again::After(TURN_WAIT)),
+            None => return Ok(Again::After(PERMIT_WAIT)),
         },
     };
-    let contact = match (&plan, owner.as_deref()) {
-        (Plan::Provision { .. }, Some(owner)) => Some(contact(infra, owner, ctx)),
+    let connectivity = match (&plan, owner.as_deref()) {
+        (Plan::Provision { .. }, Some(owner)) => Some(connectivity(infra, owner, ctx)),
         (Plan::Provision { .. } | Plan::Pause(_) | Plan::Leave, _) => None,
     };
-    publish(infra, ctx, &plan, &zones, contact.as_ref()).await?;
+    publish(infra, ctx, &plan, &zones, connectivity.as_ref()).await?;
     Ok(match zones {
         Zones::Known(_) | Zones::None => Again::After(REFRESH),
         Zones::Failed(status) => Again::after(Call::ListZones, &status),
@@ -105,7 +105,7 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
 }
 
 /// Whether the drivers can be reached that the InfraCluster names, and that made the machines of its Cluster.
-fn contact(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Contact {
+fn connectivity(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Connectivity {
     let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
     let mut names = ctx.caches.drivers_of(owner);
     if let Ok(driver) = ctx.drivers.resolve(infra.spec.driver.as_deref(), namespace) {
@@ -114,18 +114,18 @@ fn contact(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Contact {
     let mut lost = Vec::new();
     let mut is_settled = !names.is_empty();
     for driver in names.iter().filter_map(|name| ctx.drivers.named(name)) {
-        match &*driver.standing().borrow() {
-            Standing::Reachable => {}
-            Standing::Unsettled => is_settled = false,
-            Standing::Unreachable(why) => {
+        match &*driver.stable_reachability().borrow() {
+            StableReachability::Reachable => {}
+            StableReachability::Unsettled => is_settled = false,
+            StableReachability::Unreachable(why) => {
                 lost.push(format!("the driver `{}` can't be reached: {why}", driver.name()));
             }
         }
     }
     match (lost.is_empty(), is_settled) {
-        (false, _) => Contact::Lost(lost.join("; ")),
-        (true, true) => Contact::Kept,
-        (true, false) => Contact::Unsettled,
+        (false, _) => Connectivity::Lost(lost.join("; ")),
+        (true, true) => Connectivity::Kept,
+        (true, false) => Connectivity::Unsettled,
     }
 }
 
@@ -141,19 +141,24 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
     let wake = Arc::clone(&ctx.wake);
     let name = infra.metadata.name.as_deref().unwrap_or_default();
     let reference = ObjectRef::new(name).within(namespace);
-    let who = infra.metadata.uid.as_deref().unwrap_or_default();
-    match driver.try_turn(
-        Share::Upkeep,
-        Applicant { who, namespace },
+    let key = infra.metadata.uid.as_deref().unwrap_or_default();
+    match driver.try_acquire(
+        Priority::Upkeep,
+        Requester { key, namespace },
         Box::new(move || wake(reference)),
     ) {
-        Some(turn) => ask(infra, ctx, &turn, cluster_id).await.map(Some),
+        Some(permit) => ask(infra, ctx, &permit, cluster_id).await.map(Some),
         None => Ok(None),
     }
 }
 
-async fn ask(infra: &InfraCluster, ctx: &Context, turn: &Turn<'_>, cluster_id: &str) -> Result<Zones, Error> {
-    let capabilities = match turn.ask_capabilities().await {
+async fn ask(
+    infra: &InfraCluster,
+    ctx: &Context,
+    permit: &Permit<'_>,
+    cluster_id: &str,
+) -> Result<Zones, Error> {
+    let capabilities = match permit.ask_capabilities().await {
         Ok(capabilities) => capabilities,
         Err(status) => return Ok(Zones::Failed(status)),
     };
@@ -168,7 +173,7 @@ async fn ask(infra: &InfraCluster, ctx: &Context, turn: &Turn<'_>, cluster_id: &
         .map(|reference| reference.name.as_str());
     let read = credentials::of(
         &ctx.client,
-        turn.configured_driver(),
+        permit.configured_driver(),
         namespace,
         reference,
         SECRET_REF,
@@ -182,7 +187,7 @@ async fn ask(infra: &InfraCluster, ctx: &Context, turn: &Turn<'_>, cluster_id: &
         provider_spec: cluster_spec(&capabilities, cluster_id),
         secrets,
     };
-    Ok(match turn.driver().zones(class).await {
+    Ok(match permit.driver().zones(class).await {
         Ok(zones) => Zones::Known(zones),
         // Declared, and not offered after all.
         Err(status) if retry::next(Call::ListZones, status.code()) == Next::Fallback => Zones::None,
@@ -205,7 +210,7 @@ async fn publish(
     ctx: &Context,
     plan: &Plan,
     zones: &Zones,
-    contact: Option<&Contact>,
+    connectivity: Option<&Connectivity>,
 ) -> Result<(), Error> {
     let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
     let name = infra.metadata.name.as_deref().unwrap_or_default();
@@ -228,8 +233,8 @@ async fn publish(
     }
     let now = Timestamp::now();
     let after = status(infra, plan, zones, now);
-    let (after, news) = match contact {
-        Some(contact) => tell_contact(infra, after, zones, contact, now),
+    let (after, news) = match connectivity {
+        Some(connectivity) => tell_connectivity(infra, after, zones, connectivity, now),
         None => (after, None),
     };
     publish_status(&api, &metadata, infra.status.as_ref(), &after).await?;

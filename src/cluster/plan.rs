@@ -121,7 +121,7 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
 
 /// Whether the drivers of a Cluster can be reached, as their probes have said for a while.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Contact {
+pub enum Connectivity {
     /// There is none, or the probes have not said the same for long enough.
     Unsettled,
     /// All of them.
@@ -141,11 +141,11 @@ pub enum News {
 
 /// Says in a status whether the drivers can be reached. What the driver has just answered, or not, is told of
 /// the failure domains: that it is away is told when that has lasted, and once.
-pub fn tell_contact(
+pub fn tell_connectivity(
     infra: &InfraCluster,
     mut status: InfraClusterStatus,
     zones: &Zones,
-    contact: &Contact,
+    connectivity: &Connectivity,
     now: Timestamp,
 ) -> (InfraClusterStatus, Option<News>) {
     let before = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);
@@ -164,18 +164,18 @@ pub fn tell_contact(
             now,
         );
     };
-    let news = match (contact, zones) {
+    let news = match (connectivity, zones) {
         // It is not configured, and that is what is said.
         (_, Zones::NotConfigured(_)) => None,
-        (Contact::Lost(message), _) => {
+        (Connectivity::Lost(message), _) => {
             set(State::False, Code::Unavailable.name(), message);
             (!was_lost).then(|| News::Lost(message.clone()))
         }
-        (Contact::Kept, _) => {
+        (Connectivity::Kept, _) => {
             set(State::True, reason::REACHABLE, "");
             was_lost.then_some(News::Back)
         }
-        (Contact::Unsettled, _) => {
+        (Connectivity::Unsettled, _) => {
             let is_shown = |condition: &Condition| condition.type_ == conditions::DRIVER_REACHABLE;
             let place = status.conditions.iter().position(is_shown);
             match (place, shown) {
@@ -459,33 +459,40 @@ mod tests {
     fn an_outage_of_a_driver_is_told_when_it_has_lasted_and_then_once() {
         let now = Timestamp::UNIX_EPOCH;
         let mut infra = zoned();
-        let mut told = |zones: Zones, contact: &Contact| {
+        let mut told = |zones: Zones, connectivity: &Connectivity| {
             let after = status(&infra, &provision(), &zones, now);
-            let (after, news) = tell_contact(&infra, after, &zones, contact, now);
+            let (after, news) = tell_connectivity(&infra, after, &zones, connectivity, now);
             let shown = conditions::get(&after.conditions, conditions::DRIVER_REACHABLE).cloned();
             infra.status = Some(after);
             (shown.map(|shown| (shown.status, shown.message)), news)
         };
         let failed = || Zones::Failed(Status::new(Code::Unavailable, "connection refused"));
-        let lost = Contact::Lost("the driver `a` can't be reached: refused".to_owned());
+        let lost = Connectivity::Lost("the driver `a` can't be reached: refused".to_owned());
         let reachable = || Some(("True".to_owned(), String::new()));
-        for contact in [Contact::Unsettled, Contact::Kept] {
-            assert_eq!(told(failed(), &contact), (reachable(), None), "{contact:?}");
+        for connectivity in [Connectivity::Unsettled, Connectivity::Kept] {
+            assert_eq!(
+                told(failed(), &connectivity),
+                (reachable(), None),
+                "{connectivity:?}"
+            );
         }
         let message = "the driver `a` can't be reached: refused".to_owned();
         let unreachable = Some(("False".to_owned(), message.clone()));
         // A driver without zones is not called, and is away all the same.
         let first = told(Zones::None, &lost);
         assert_eq!(first, (unreachable.clone(), Some(News::Lost(message))));
-        for (zones, contact) in [
+        for (zones, connectivity) in [
             (failed(), &lost),
             (Zones::None, &lost),
-            (Zones::None, &Contact::Unsettled),
+            (Zones::None, &Connectivity::Unsettled),
         ] {
-            assert_eq!(told(zones, contact), (unreachable.clone(), None));
+            assert_eq!(told(zones, connectivity), (unreachable.clone(), None));
         }
-        assert_eq!(told(Zones::None, &Contact::Kept), (reachable(), Some(News::Back)));
-        assert_eq!(told(Zones::None, &Contact::Kept), (reachable(), None));
+        assert_eq!(
+            told(Zones::None, &Connectivity::Kept),
+            (reachable(), Some(News::Back))
+        );
+        assert_eq!(told(Zones::None, &Connectivity::Kept), (reachable(), None));
     }
 
     fn zone(name: &str, attributes: Vec<(String, String)>) -> Zone {

@@ -20,33 +20,33 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::turns::Bell;
+use super::permits::Waker;
 use crate::retry::{self, LONG_WAIT, backoff};
 use cmi_driver::{Code, JsonPointer, MachineClass, Secrets, Status, USER_DATA, USER_DATA_FORMAT, tags};
 
 /// One that may create, and does not within this time, is not waited for: it may have been deleted meanwhile.
-const EXPECTED: Duration = Duration::from_secs(10);
+const TRIAL_EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// What shares a quota: a provider spec without the machine's identity, and the credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct ClassKey {
     spec: [u8; 32],
-    account: Account,
+    account: CredentialsKey,
 }
 
 /// What credentials open.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Account([u8; 32]);
+pub(super) struct CredentialsKey([u8; 32]);
 
 /// The breakers of one driver; those that are closed are not kept.
 #[derive(Debug, Default)]
 pub(super) struct Breakers {
-    classes: Mutex<HashMap<Key, Breaker>>,
+    classes: Mutex<HashMap<ClassKey, Breaker>>,
 }
 
 /// Why a create may be let through that would else be refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Trial {
+pub struct TrialReason {
     /// A person has changed something, to have it tried at once.
     pub requested: bool,
     /// The machine was refused before, perhaps by the driver of a process before this one.
@@ -56,18 +56,18 @@ pub struct Trial {
 /// A create was not made, since there is known to be no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("capacity was exhausted for another machine of this class; creates of the class are held back")]
-pub struct HeldBack;
+pub struct CircuitOpen;
 
 /// Whether an error, or one that led to it, is [`HeldBack`].
-pub fn is_held_back(error: &(dyn Error + 'static)) -> bool {
-    std::iter::successors(Some(error), |&error| error.source()).any(<dyn Error>::is::<HeldBack>)
+pub fn is_circuit_open(error: &(dyn Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |&error| error.source()).any(<dyn Error>::is::<CircuitOpen>)
 }
 
 /// A create that was let through. One that is dropped before it is answered has said nothing.
 #[derive(Debug)]
-pub(super) struct Pass<'a> {
+pub(super) struct Attempt<'a> {
     breakers: &'a Breakers,
-    key: Key,
+    key: ClassKey,
     /// Whether the breaker counts it: it was not closed.
     counted: bool,
 }
@@ -102,29 +102,29 @@ enum State {
 }
 
 struct Waiter {
-    who: Arc<str>,
-    bell: Bell,
+    uid: Arc<str>,
+    waker: Waker,
 }
 
 impl fmt::Debug for Waiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Waiter").field(&self.who).finish()
+        f.debug_tuple("Waiter").field(&self.uid).finish()
     }
 }
 
-impl Key {
+impl ClassKey {
     /// The key of a class, in which the machine's identity stands under `tag_path`.
     pub(super) fn of(class: &MachineClass, tag_path: &JsonPointer) -> Self {
         let mut spec = class.provider_spec.clone();
         spec.remove_tags(tag_path, &tags::RESERVED);
         // Objects are kept in the order of their keys.
         let spec = Sha256::digest(Value::Object(spec.0).to_string().as_bytes()).into();
-        let account = Account::of(&class.secrets);
+        let account = CredentialsKey::of(&class.secrets);
         Self { spec, account }
     }
 }
 
-impl Account {
+impl CredentialsKey {
     pub(super) fn of(secrets: &Secrets) -> Self {
         let mut hash = Sha256::new();
         for (key, value) in secrets.iter() {
@@ -143,26 +143,26 @@ fn hash_bytes(hash: &mut Sha256, bytes: &[u8]) {
 }
 
 impl Breakers {
-    /// Whether `who` may go on to a create of this class. It is asked before anything is done for the create,
+    /// Whether `uid` may go on to a create of this class. It is asked before anything is done for the create,
     /// and expected to make it soon.
-    pub(super) fn admits(&self, key: &Key, who: &str, trial: Trial) -> bool {
+    pub(super) fn allows(&self, key: &ClassKey, uid: &str, trial: TrialReason) -> bool {
         let now = Instant::now();
         let mut classes = self.lock();
         let Some(breaker) = classes.get_mut(key) else {
             if trial.recalled {
-                let state = State::HalfOpen(Some(who.into()), now);
+                let state = State::HalfOpen(Some(uid.into()), now);
                 classes.insert(key.clone(), Breaker::new(state, now));
             }
             return true;
         };
-        breaker.admits(who, trial, now)
+        breaker.allows(uid, trial, now)
     }
 
     /// Lets a create through.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED from [`HeldBack`].
-    pub(super) fn pass(&self, key: &Key) -> Result<Pass<'_>, Status> {
+    pub(super) fn attempt(&self, key: &ClassKey) -> Result<Attempt<'_>, Status> {
         let mut classes = self.lock();
         let counted = match classes.get_mut(key) {
             None => false,
@@ -174,81 +174,81 @@ impl Breakers {
                 true
             }
         };
-        Ok(Pass {
+        Ok(Attempt {
             breakers: self,
             key: key.clone(),
             counted,
         })
     }
 
-    /// Has `who` wait until there is room; `bell` rings then.
-    pub(super) fn wait(&self, key: &Key, who: &str, bell: Bell) {
+    /// Has `uid` wait until there is room; `waker` is called then.
+    pub(super) fn wait(&self, key: &ClassKey, uid: &str, waker: Waker) {
         let mut classes = self.lock();
         let Some(breaker) = classes.get_mut(key) else {
             drop(classes);
             // There is room already.
-            bell();
+            waker();
             return;
         };
-        breaker.wait(who, bell);
+        breaker.wait(uid, waker);
     }
 
     /// Takes out of all queues one that is no more.
-    pub(super) fn withdraw(&self, who: &str) {
+    pub(super) fn forget(&self, uid: &str) {
         for breaker in self.lock().values_mut() {
-            breaker.waiting.retain(|_, waiter| *waiter.who != *who);
+            breaker.waiting.retain(|_, waiter| *waiter.uid != *uid);
         }
     }
 
     /// Takes note of an initialization that failed: exhausted is exhausted.
-    pub(super) fn note_failure(&self, key: &Key, status: &Status) {
+    pub(super) fn note_failure(&self, key: &ClassKey, status: &Status) {
         if status.code() == Code::ResourceExhausted {
-            self.exhausted(key, status, false);
+            self.on_exhausted(key, status, false);
         }
     }
 
     /// A VM of this account is gone: there may be room for each of its classes.
-    pub(super) fn freed(&self, account: &Account) {
+    pub(super) fn on_freed(&self, account: &CredentialsKey) {
         let now = Instant::now();
         let mut classes = self.lock();
         let of_account = classes.iter_mut().filter(|(key, _)| key.account == *account);
-        of_account.for_each(|(_, breaker)| breaker.may_have_room(now));
+        of_account.for_each(|(_, breaker)| breaker.on_capacity_hint(now));
     }
 
     /// Calls those whose time has come: to be called now and then.
-    pub(super) fn call_waiting(&self) {
+    pub(super) fn wake_due(&self) {
         let now = Instant::now();
-        let mut bells = Vec::new();
+        let mut wakers = Vec::new();
         self.lock().retain(|_, breaker| {
-            bells.extend(breaker.call_due(now));
+            wakers.extend(breaker.wake_due(now));
             !breaker.is_closed(now)
         });
-        for bell in bells {
-            bell();
+        for waker in wakers {
+            waker();
         }
     }
 
-    fn exhausted(&self, key: &Key, status: &Status, counted: bool) {
+    fn on_exhausted(&self, key: &ClassKey, status: &Status, counted: bool) {
         let now = Instant::now();
         let mut classes = self.lock();
         classes
             .entry(key.clone())
             .or_insert_with(|| Breaker::new(State::HalfOpen(None, now), now))
-            .exhausted(retry::asked(status), counted, now);
+            .on_exhausted(retry::asked(status), counted, now);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Breaker>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ClassKey, Breaker>> {
         self.classes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn refused() -> Status {
-    Status::new(Code::ResourceExhausted, HeldBack.to_string())
-        .with_source(HeldBack)
+    Status::new(Code::ResourceExhausted, CircuitOpen.to_string())
+        .with_source(CircuitOpen)
         .never_sent()
 }
 
-impl Pass<'_> {
+impl Attempt<'_> {
     /// Whether the create is still to be made: the breaker may have opened since, for the answer to another.
     pub(super) fn check(&self) -> Result<(), Status> {
         let is_open = match self.breakers.lock().get(&self.key) {
@@ -259,34 +259,34 @@ impl Pass<'_> {
     }
 
     /// Takes note of the driver's answer.
-    pub(super) fn answered<T>(mut self, answer: &Result<T, Status>) {
+    pub(super) fn record<T>(mut self, answer: &Result<T, Status>) {
         let counted = std::mem::take(&mut self.counted);
         match answer {
             Ok(_) => {
-                let bells = self
+                let wakers = self
                     .breakers
                     .lock()
                     .get_mut(&self.key)
-                    .map(|breaker| breaker.succeeded(counted, Instant::now()));
-                for bell in bells.into_iter().flatten() {
-                    bell();
+                    .map(|breaker| breaker.on_success(counted, Instant::now()));
+                for waker in wakers.into_iter().flatten() {
+                    waker();
                 }
             }
-            Err(status) if is_held_back(status) => self.counted = counted,
+            Err(status) if is_circuit_open(status) => self.counted = counted,
             Err(status) if status.code() == Code::ResourceExhausted => {
-                self.breakers.exhausted(&self.key, status, counted);
+                self.breakers.on_exhausted(&self.key, status, counted);
             }
             Err(_) => self.counted = counted,
         }
     }
 }
 
-impl Drop for Pass<'_> {
+impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if self.counted
             && let Some(breaker) = self.breakers.lock().get_mut(&self.key)
         {
-            breaker.said_nothing(Instant::now());
+            breaker.on_inconclusive(Instant::now());
         }
     }
 }
@@ -306,20 +306,22 @@ impl Breaker {
         }
     }
 
-    fn admits(&mut self, who: &str, trial: Trial, now: Instant) -> bool {
-        let admits = match &self.state {
+    fn allows(&mut self, uid: &str, trial: TrialReason, now: Instant) -> bool {
+        let allows = match &self.state {
             State::Open(until) => now >= *until || trial.requested,
             State::HalfOpen(expected, since) => {
-                let is_expected = expected.as_deref().is_none_or(|expected| expected == who);
+                let is_expected = expected.as_deref().is_none_or(|expected| expected == uid);
                 self.in_flight == 0
-                    && (is_expected || trial.requested || now.saturating_duration_since(*since) >= EXPECTED)
+                    && (is_expected
+                        || trial.requested
+                        || now.saturating_duration_since(*since) >= TRIAL_EXPECTED_WITHIN)
             }
             State::Recovering(allowed, _) => return self.in_flight < *allowed,
         };
-        if admits {
-            self.state = State::HalfOpen(Some(who.into()), now);
+        if allows {
+            self.state = State::HalfOpen(Some(uid.into()), now);
         }
-        admits
+        allows
     }
 
     fn has_room(&mut self, now: Instant) -> bool {
@@ -335,19 +337,19 @@ impl Breaker {
     }
 
     /// One place for each, the same one as before for one that waits already.
-    fn wait(&mut self, who: &str, bell: Bell) {
-        let stands = self.waiting.iter().find(|(_, waiter)| *waiter.who == *who);
+    fn wait(&mut self, uid: &str, waker: Waker) {
+        let stands = self.waiting.iter().find(|(_, waiter)| *waiter.uid == *uid);
         let number = if let Some((number, _)) = stands {
             *number
         } else {
             self.places += 1;
             self.places
         };
-        let who = who.into();
-        self.waiting.insert(number, Waiter { who, bell });
+        let uid = uid.into();
+        self.waiting.insert(number, Waiter { uid, waker });
     }
 
-    fn exhausted(&mut self, asked: Option<Duration>, counted: bool, now: Instant) {
+    fn on_exhausted(&mut self, asked: Option<Duration>, counted: bool, now: Instant) {
         self.in_flight -= u32::from(counted);
         let was_open = match self.state {
             // Others that were under way at the same time.
@@ -371,17 +373,17 @@ impl Breaker {
         let until = now + wait;
         self.state = State::Open(was_open.map_or(until, |was| was.max(until)));
         if std::mem::take(&mut self.sign_meanwhile) {
-            self.may_have_room(now);
+            self.on_capacity_hint(now);
         }
     }
 
     /// A create of the class succeeded. Those that are to be called now.
-    fn succeeded(&mut self, counted: bool, now: Instant) -> Vec<Bell> {
+    fn on_success(&mut self, counted: bool, now: Instant) -> Vec<Waker> {
         self.in_flight -= u32::from(counted);
         let allowed = match self.state {
             // It was under way when another one found no room.
             State::Open(_) => {
-                self.may_have_room(now);
+                self.on_capacity_hint(now);
                 return Vec::new();
             }
             State::HalfOpen(..) if !counted => return Vec::new(),
@@ -393,11 +395,11 @@ impl Breaker {
         self.follows_sign = false;
         self.sign_meanwhile = false;
         self.state = State::Recovering(allowed, now);
-        self.call(2)
+        self.wake(2)
     }
 
     /// The create that was let through has not found out whether there is room.
-    fn said_nothing(&mut self, now: Instant) {
+    fn on_inconclusive(&mut self, now: Instant) {
         self.in_flight -= 1;
         if matches!(self.state, State::HalfOpen(..)) {
             self.failures = self.failures.saturating_add(1);
@@ -407,7 +409,7 @@ impl Breaker {
 
     /// There may be room before the time that the driver asked for; soon, but not at once, and later each
     /// time that it proves wrong, so that a fleet that is replaced has no class tried in vain all the while.
-    fn may_have_room(&mut self, now: Instant) {
+    fn on_capacity_hint(&mut self, now: Instant) {
         match &mut self.state {
             State::Open(until) => {
                 let soon = (self.exhausted_at + backoff(self.wrong_signs.saturating_add(1), 0.0)).max(now);
@@ -420,38 +422,38 @@ impl Breaker {
         }
     }
 
-    fn call_due(&mut self, now: Instant) -> Vec<Bell> {
+    fn wake_due(&mut self, now: Instant) -> Vec<Waker> {
         match &self.state {
-            State::Open(until) if now >= *until && self.in_flight == 0 => self.call_one(now),
+            State::Open(until) if now >= *until && self.in_flight == 0 => self.wake_one(now),
             State::HalfOpen(_, since)
-                if self.in_flight == 0 && now.saturating_duration_since(*since) >= EXPECTED =>
+                if self.in_flight == 0 && now.saturating_duration_since(*since) >= TRIAL_EXPECTED_WITHIN =>
             {
-                self.call_one(now)
+                self.wake_one(now)
             }
             State::Recovering(allowed, since)
-                if self.in_flight == 0 && now.saturating_duration_since(*since) >= EXPECTED =>
+                if self.in_flight == 0 && now.saturating_duration_since(*since) >= TRIAL_EXPECTED_WITHIN =>
             {
                 let allowed = *allowed;
                 self.state = State::Recovering(allowed, now);
-                self.call(allowed)
+                self.wake(allowed)
             }
             State::Open(_) | State::HalfOpen(..) | State::Recovering(..) => Vec::new(),
         }
     }
 
     /// Calls the one that is to find out.
-    fn call_one(&mut self, now: Instant) -> Vec<Bell> {
-        let Some((_, Waiter { who, bell })) = self.waiting.pop_first() else {
+    fn wake_one(&mut self, now: Instant) -> Vec<Waker> {
+        let Some((_, Waiter { uid, waker })) = self.waiting.pop_first() else {
             return Vec::new();
         };
-        self.state = State::HalfOpen(Some(who), now);
-        vec![bell]
+        self.state = State::HalfOpen(Some(uid), now);
+        vec![waker]
     }
 
-    fn call(&mut self, most: u32) -> Vec<Bell> {
+    fn wake(&mut self, most: u32) -> Vec<Waker> {
         (0..most)
             .map_while(|_| self.waiting.pop_first())
-            .map(|(_, waiter)| waiter.bell)
+            .map(|(_, waiter)| waiter.waker)
             .collect()
     }
 
@@ -459,7 +461,7 @@ impl Breaker {
     fn is_closed(&self, now: Instant) -> bool {
         let is_over = match &self.state {
             State::Open(until) => now >= *until,
-            State::HalfOpen(_, since) => now.saturating_duration_since(*since) >= EXPECTED,
+            State::HalfOpen(_, since) => now.saturating_duration_since(*since) >= TRIAL_EXPECTED_WITHIN,
             State::Recovering(..) => true,
         };
         is_over && self.in_flight == 0 && self.waiting.is_empty()
@@ -483,8 +485,8 @@ mod tests {
         }
     }
 
-    fn key(spec: &Value, secrets: &[(&str, &str)]) -> Key {
-        Key::of(&class(spec, secrets), &"/meta/tags".parse().unwrap())
+    fn key(spec: &Value, secrets: &[(&str, &str)]) -> ClassKey {
+        ClassKey::of(&class(spec, secrets), &"/meta/tags".parse().unwrap())
     }
 
     #[test]
@@ -524,12 +526,12 @@ mod tests {
 
     /// Those that were called, in order.
     #[derive(Clone, Default)]
-    struct Calls(Arc<Mutex<Vec<String>>>);
+    struct Woken(Arc<Mutex<Vec<String>>>);
 
-    impl Calls {
-        fn bell(&self, who: &str) -> Bell {
-            let (calls, who) = (self.clone(), who.to_owned());
-            Box::new(move || calls.0.lock().unwrap().push(who))
+    impl Woken {
+        fn waker(&self, uid: &str) -> Waker {
+            let (calls, uid) = (self.clone(), uid.to_owned());
+            Box::new(move || calls.0.lock().unwrap().push(uid))
         }
 
         fn take(&self) -> Vec<String> {
@@ -541,19 +543,19 @@ mod tests {
         Err(Status::new(Code::ResourceExhausted, "full"))
     }
 
-    const NONE: Trial = Trial {
+    const NONE: TrialReason = TrialReason {
         requested: false,
         recalled: false,
     };
 
     /// One whose driver has answered that capacity is exhausted, with so many machines that wait.
-    fn open(waiting: usize) -> (Breakers, Key, Calls) {
-        let (breakers, key, calls) = (Breakers::default(), key(&json!({}), &[]), Calls::default());
-        breakers.pass(&key).unwrap().answered(&exhausted());
+    fn open(waiting: usize) -> (Breakers, ClassKey, Woken) {
+        let (breakers, key, calls) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
+        breakers.attempt(&key).unwrap().record(&exhausted());
         for n in 0..waiting {
-            let who = format!("m-{n}");
-            assert!(!breakers.admits(&key, &who, NONE));
-            breakers.wait(&key, &who, calls.bell(&who));
+            let uid = format!("m-{n}");
+            assert!(!breakers.allows(&key, &uid, NONE));
+            breakers.wait(&key, &uid, calls.waker(&uid));
         }
         (breakers, key, calls)
     }
@@ -561,7 +563,7 @@ mod tests {
     async fn tick(breakers: &Breakers, seconds: u64) {
         for _ in 0..seconds {
             tokio::time::advance(Duration::from_secs(1)).await;
-            breakers.call_waiting();
+            breakers.wake_due();
         }
     }
 
@@ -576,14 +578,14 @@ mod tests {
                 Some(asked) => status.with_retry_after(Duration::from_secs(asked)),
                 None => status,
             });
-            breakers.pass(&one).unwrap().answered(&answer);
+            breakers.attempt(&one).unwrap().record(&answer);
             tick(&breakers, seconds - 1).await;
-            let refused = breakers.pass(&one).unwrap_err();
+            let refused = breakers.attempt(&one).unwrap_err();
             assert_eq!(refused.code(), Code::ResourceExhausted);
-            assert!(is_held_back(&refused), "{asked:?}");
-            assert!(breakers.pass(&other).is_ok());
+            assert!(is_circuit_open(&refused), "{asked:?}");
+            assert!(breakers.attempt(&other).is_ok());
             tick(&breakers, 1).await;
-            assert!(breakers.pass(&one).is_ok(), "{asked:?}");
+            assert!(breakers.attempt(&one).is_ok(), "{asked:?}");
         }
     }
 
@@ -591,18 +593,18 @@ mod tests {
     async fn other_errors_leave_a_closed_breaker_closed() {
         let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
         let down: Result<(), _> = Err(Status::new(Code::Unavailable, "down"));
-        breakers.pass(&key).unwrap().answered(&down);
-        assert!(breakers.admits(&key, "m", NONE) && breakers.lock().is_empty());
+        breakers.attempt(&key).unwrap().record(&down);
+        assert!(breakers.allows(&key, "m", NONE) && breakers.lock().is_empty());
     }
 
     /// What was let through before it opened, and has waited for the driver's rate since.
     #[tokio::test(start_paused = true)]
     async fn a_create_that_is_under_way_and_not_made_is_held_back_too() {
         let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
-        let (first, second) = (breakers.pass(&key).unwrap(), breakers.pass(&key).unwrap());
+        let (first, second) = (breakers.attempt(&key).unwrap(), breakers.attempt(&key).unwrap());
         assert!(second.check().is_ok());
-        first.answered(&exhausted());
-        assert!(is_held_back(&second.check().unwrap_err()));
+        first.record(&exhausted());
+        assert!(is_circuit_open(&second.check().unwrap_err()));
     }
 
     #[tokio::test(start_paused = true)]
@@ -612,21 +614,21 @@ mod tests {
         assert!(calls.take().is_empty());
         tick(&breakers, 1).await;
         assert_eq!(calls.take(), ["m-0"]);
-        assert!(!breakers.admits(&key, "another", NONE), "one finds out");
+        assert!(!breakers.allows(&key, "another", NONE), "one finds out");
         let mut rounds = Vec::new();
         let mut called = vec!["m-0".to_owned()];
         while !called.is_empty() {
-            let passes: Vec<_> = called
+            let attempts: Vec<_> = called
                 .iter()
-                .map(|who| {
-                    assert!(breakers.admits(&key, who, NONE), "{who}");
-                    breakers.pass(&key).unwrap()
+                .map(|uid| {
+                    assert!(breakers.allows(&key, uid, NONE), "{uid}");
+                    breakers.attempt(&key).unwrap()
                 })
                 .collect();
-            let more = breakers.admits(&key, "another", NONE);
+            let more = breakers.allows(&key, "another", NONE);
             assert_eq!(more, called.len() == 5, "{called:?} are under way");
-            for pass in passes {
-                pass.answered(&Ok(()));
+            for attempt in attempts {
+                attempt.record(&Ok(()));
             }
             rounds.push(called.len());
             called = calls.take();
@@ -641,13 +643,13 @@ mod tests {
         let (breakers, key, calls) = open(2);
         tick(&breakers, 600).await;
         assert_eq!(calls.take(), ["m-0"]);
-        assert!(breakers.admits(&key, "m-0", NONE));
-        breakers.pass(&key).unwrap().answered(&exhausted());
-        breakers.wait(&key, "m-0", calls.bell("m-0"));
+        assert!(breakers.allows(&key, "m-0", NONE));
+        breakers.attempt(&key).unwrap().record(&exhausted());
+        breakers.wait(&key, "m-0", calls.waker("m-0"));
         tick(&breakers, 599).await;
         assert!(calls.take().is_empty());
         tick(&breakers, 1).await;
-        assert_eq!(calls.take(), ["m-1"], "each in its turn");
+        assert_eq!(calls.take(), ["m-1"], "one after the other");
     }
 
     /// It may have been deleted meanwhile, and its create given up.
@@ -656,9 +658,9 @@ mod tests {
         let (breakers, key, calls) = open(3);
         tick(&breakers, 600).await;
         assert_eq!(calls.take(), ["m-0"]);
-        tick(&breakers, EXPECTED.as_secs()).await;
+        tick(&breakers, TRIAL_EXPECTED_WITHIN.as_secs()).await;
         assert_eq!(calls.take(), ["m-1"], "the first one did not come");
-        drop(breakers.pass(&key).unwrap());
+        drop(breakers.attempt(&key).unwrap());
         tick(&breakers, backoff(2, 0.0).as_secs()).await;
         assert_eq!(calls.take(), ["m-2"], "the second one was not answered");
     }
@@ -666,17 +668,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn room_that_a_vm_leaves_may_be_for_any_class_of_its_account_and_for_no_other_account() {
         let breakers = Breakers::default();
-        let calls = Calls::default();
+        let calls = Woken::default();
         let theirs = key(&json!({"size": "s"}), &[("token", "theirs")]);
         let ours = [json!({"size": "s"}), json!({"size": "l"})].map(|spec| key(&spec, &[("token", "ours")]));
         for (n, key) in ours.iter().chain([&theirs]).enumerate() {
-            breakers.pass(key).unwrap().answered(&exhausted());
+            breakers.attempt(key).unwrap().record(&exhausted());
             for m in 0..2 {
-                let who = format!("{n}-{m}");
-                breakers.wait(key, &who, calls.bell(&who));
+                let uid = format!("{n}-{m}");
+                breakers.wait(key, &uid, calls.waker(&uid));
             }
         }
-        breakers.freed(&ours[0].account);
+        breakers.on_freed(&ours[0].account);
         tick(&breakers, backoff(1, 0.0).as_secs()).await;
         let mut called = calls.take();
         called.sort_unstable();
@@ -688,9 +690,9 @@ mod tests {
         let (breakers, key, calls) = open(2);
         tick(&breakers, 600).await;
         assert_eq!(calls.take(), ["m-0"]);
-        let pass = breakers.pass(&key).unwrap();
-        breakers.freed(&key.account);
-        pass.answered(&exhausted());
+        let attempt = breakers.attempt(&key).unwrap();
+        breakers.on_freed(&key.account);
+        attempt.record(&exhausted());
         tick(&breakers, backoff(1, 0.0).as_secs()).await;
         assert_eq!(calls.take(), ["m-1"]);
     }
@@ -703,20 +705,20 @@ mod tests {
         let mut tries = Vec::new();
         while start.elapsed() < Duration::from_mins(5) {
             tick(&breakers, 1).await;
-            breakers.freed(&key.account);
-            for who in calls.take() {
+            breakers.on_freed(&key.account);
+            for uid in calls.take() {
                 tries.push(start.elapsed().as_secs());
-                breakers.pass(&key).unwrap().answered(&exhausted());
-                breakers.wait(&key, &who, calls.bell(&who));
+                breakers.attempt(&key).unwrap().record(&exhausted());
+                breakers.wait(&key, &uid, calls.waker(&uid));
             }
         }
         assert_eq!(tries, [5, 15, 35, 75, 155]);
         breakers.lock().get_mut(&key).unwrap().state = State::HalfOpen(None, Instant::now());
-        breakers.pass(&key).unwrap().answered(&Ok(()));
+        breakers.attempt(&key).unwrap().record(&Ok(()));
         assert_eq!(calls.take(), ["m-0"]);
-        breakers.pass(&key).unwrap().answered(&exhausted());
-        breakers.freed(&key.account);
-        breakers.wait(&key, "m-0", calls.bell("m-0"));
+        breakers.attempt(&key).unwrap().record(&exhausted());
+        breakers.on_freed(&key.account);
+        breakers.wait(&key, "m-0", calls.waker("m-0"));
         tick(&breakers, 5).await;
         assert_eq!(
             calls.take(),
@@ -727,14 +729,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_vm_that_is_gone_and_a_create_that_succeeds_late_have_one_machine_find_out_soon() {
-        let freed = |breakers: &Breakers, key: &Key| breakers.freed(&key.account);
-        let late = |breakers: &Breakers, key: &Key| {
-            let pass = Pass {
+        let freed = |breakers: &Breakers, key: &ClassKey| breakers.on_freed(&key.account);
+        let late = |breakers: &Breakers, key: &ClassKey| {
+            let attempt = Attempt {
                 breakers,
                 key: key.clone(),
                 counted: false,
             };
-            pass.answered(&Ok(()));
+            attempt.record(&Ok(()));
         };
         for is_freed in [true, false] {
             let (breakers, key, calls) = open(3);
@@ -756,41 +758,41 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_try_that_a_person_asks_for_is_admitted_at_once() {
         let (breakers, key, _) = open(1);
-        let requested = Trial {
+        let requested = TrialReason {
             requested: true,
             ..NONE
         };
-        assert!(breakers.admits(&key, "m-0", requested));
-        let pass = breakers.pass(&key).unwrap();
-        assert!(!breakers.admits(&key, "m-1", requested), "one finds out");
-        pass.answered(&exhausted());
-        assert!(!breakers.admits(&key, "m-1", NONE));
+        assert!(breakers.allows(&key, "m-0", requested));
+        let attempt = breakers.attempt(&key).unwrap();
+        assert!(!breakers.allows(&key, "m-1", requested), "one finds out");
+        attempt.record(&exhausted());
+        assert!(!breakers.allows(&key, "m-1", NONE));
     }
 
     #[tokio::test(start_paused = true)]
     async fn of_machines_that_recall_that_they_were_refused_one_finds_out_after_a_restart() {
-        let (breakers, key, calls) = (Breakers::default(), key(&json!({}), &[]), Calls::default());
-        let recalled = Trial {
+        let (breakers, key, calls) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
+        let recalled = TrialReason {
             recalled: true,
             ..NONE
         };
-        assert!(breakers.admits(&key, "m-0", recalled));
+        assert!(breakers.allows(&key, "m-0", recalled));
         assert!(
-            breakers.admits(&key, "m-0", recalled),
+            breakers.allows(&key, "m-0", recalled),
             "it asks again before its create"
         );
-        for who in ["m-1", "m-2"] {
-            assert!(!breakers.admits(&key, who, recalled));
-            breakers.wait(&key, who, calls.bell(who));
+        for uid in ["m-1", "m-2"] {
+            assert!(!breakers.allows(&key, uid, recalled));
+            breakers.wait(&key, uid, calls.waker(uid));
         }
-        breakers.pass(&key).unwrap().answered(&Ok(()));
+        breakers.attempt(&key).unwrap().record(&Ok(()));
         assert_eq!(calls.take(), ["m-1", "m-2"]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_machine_that_is_no_more_is_not_called() {
         let (breakers, _, calls) = open(2);
-        breakers.withdraw("m-0");
+        breakers.forget("m-0");
         tick(&breakers, 600).await;
         assert_eq!(calls.take(), ["m-1"]);
     }

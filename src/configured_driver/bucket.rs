@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 /// Lets `rate` callers a second pass, and `burst` at once after a quiet time.
 ///
 /// A caller takes its token at once, on credit if need be, and waits until the bucket would have held it:
-/// callers pass in the order in which they came, and one that gives up has used up its turn.
+/// callers pass in the order in which they came, and one that gives up has used up its token.
 #[derive(Debug)]
 pub(super) struct TokenBucket {
     rate: f64,
@@ -36,7 +36,7 @@ impl TokenBucket {
         }
     }
 
-    /// Waits for the caller's turn.
+    /// Waits for the caller's token.
     pub(super) async fn take(&self) {
         let wait = self.reserve(Instant::now());
         if !wait.is_zero() {

@@ -2,7 +2,7 @@
 //!
 //! In this order: leadership, capabilities, the circuit breaker (creates alone), the driver's rate, and
 //! then the breaker and leadership again, since the wait may have been long. How many calls run at once is
-//! for [`super::Turn`] to say.
+//! for [`super::Permit`] to say.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 
 use super::Limits;
-use super::breaker::{Account, Breakers, Key, Trial};
+use super::breaker::{Breakers, ClassKey, CredentialsKey, TrialReason};
 use super::bucket::TokenBucket;
 use super::caller::Caller;
-use super::contact::Contact;
-use super::turns::Bell;
+use super::permits::Waker;
+use super::prober::Prober;
 use cmi_driver::{
     Capabilities, ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
@@ -27,25 +27,25 @@ use cmi_driver::{
 #[derive(Debug)]
 pub(super) struct GuardedDriver {
     caller: Caller,
-    contact: Arc<Contact>,
+    prober: Arc<Prober>,
     breakers: Breakers,
     tokens: TokenBucket,
 }
 
 impl GuardedDriver {
-    pub(super) fn new(caller: Caller, contact: Arc<Contact>, limits: &Limits) -> Self {
+    pub(super) fn new(caller: Caller, prober: Arc<Prober>, limits: &Limits) -> Self {
         Self {
             caller,
-            contact,
+            prober,
             breakers: Breakers::default(),
             tokens: TokenBucket::new(limits.calls_per_second, limits.burst),
         }
     }
 
-    /// Whether the call may be made at all; it has not waited for its turn yet.
+    /// Whether the call may be made at all; it has not waited for the driver's rate yet.
     async fn admit(&self, operation: Operation) -> Result<Arc<Capabilities>> {
         self.caller.check_leadership()?;
-        let capabilities = self.contact.capabilities().await.map_err(Status::never_sent)?;
+        let capabilities = self.prober.capabilities().await.map_err(Status::never_sent)?;
         if capabilities.offers(operation) {
             Ok(capabilities)
         } else {
@@ -53,36 +53,36 @@ impl GuardedDriver {
         }
     }
 
-    /// Whether `who` may go on to a create of this class; else `bell` rings when there
+    /// Whether `uid` may go on to a create of this class; else `waker` is called when there
     /// may be room. Makes no call.
-    pub(super) fn admits(&self, class: &MachineClass, who: &str, trial: Trial, bell: Bell) -> bool {
+    pub(super) fn allows(&self, class: &MachineClass, uid: &str, trial: TrialReason, waker: Waker) -> bool {
         let key = self.key(class);
-        let admits = self.breakers.admits(&key, who, trial);
-        if !admits {
-            self.breakers.wait(&key, who, bell);
+        let allows = self.breakers.allows(&key, uid, trial);
+        if !allows {
+            self.breakers.wait(&key, uid, waker);
         }
-        admits
+        allows
     }
 
-    /// Has `bell` ring when there may be room for a create of this class that was refused.
-    pub(super) fn await_capacity(&self, class: &MachineClass, who: &str, bell: Bell) {
-        self.breakers.wait(&self.key(class), who, bell);
+    /// Calls `waker` when there may be room for a create of this class that was refused.
+    pub(super) fn await_capacity(&self, class: &MachineClass, uid: &str, waker: Waker) {
+        self.breakers.wait(&self.key(class), uid, waker);
     }
 
     /// A VM that was made with these credentials is gone: there may be room for others.
     pub(super) fn note_gone(&self, secrets: &Secrets) {
-        self.breakers.freed(&Account::of(secrets));
+        self.breakers.on_freed(&CredentialsKey::of(secrets));
     }
 
     pub(super) fn breakers(&self) -> &Breakers {
         &self.breakers
     }
 
-    fn key(&self, class: &MachineClass) -> Key {
-        let known = self.contact.last_known();
+    fn key(&self, class: &MachineClass) -> ClassKey {
+        let known = self.prober.last_known();
         match &known {
-            Some(capabilities) => Key::of(class, &capabilities.tag_path),
-            None => Key::of(class, &Capabilities::minimal().tag_path),
+            Some(capabilities) => ClassKey::of(class, &capabilities.tag_path),
+            None => ClassKey::of(class, &Capabilities::minimal().tag_path),
         }
     }
 
@@ -114,15 +114,15 @@ impl GuardedDriver {
         self.tokens.take().await;
         still_wanted()?;
         let answer = self.caller.call(operation, secrets, run).await;
-        self.contact.note(&answer);
+        self.prober.note(&answer);
         answer
     }
 }
 
 #[async_trait]
 impl Driver for GuardedDriver {
-    fn incarnation(&self) -> u64 {
-        self.caller.driver.incarnation()
+    fn connection_generation(&self) -> u64 {
+        self.caller.driver.connection_generation()
     }
 
     async fn info(&self) -> Result<PluginInfo> {
@@ -137,7 +137,7 @@ impl Driver for GuardedDriver {
 
     async fn capabilities(&self) -> Result<Capabilities> {
         self.caller.check_leadership()?;
-        Ok(Capabilities::clone(&*self.contact.capabilities().await?))
+        Ok(Capabilities::clone(&*self.prober.capabilities().await?))
     }
 
     async fn probe(&self) -> Result<Readiness> {
@@ -156,18 +156,18 @@ impl Driver for GuardedDriver {
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
         let operation = Operation::CreateMachine;
         let capabilities = self.admit(operation).await?;
-        let key = Key::of(&request.class, &capabilities.tag_path);
-        let pass = self.breakers.pass(&key)?;
+        let key = ClassKey::of(&request.class, &capabilities.tag_path);
+        let attempt = self.breakers.attempt(&key)?;
         let secrets = request.class.secrets.clone();
         let answer = self
             .at_its_rate(
                 operation,
                 &secrets,
-                || pass.check(),
+                || attempt.check(),
                 |driver| async move { driver.create_machine(request).await },
             )
             .await;
-        pass.answered(&answer);
+        attempt.record(&answer);
         answer
     }
 
@@ -198,7 +198,7 @@ impl Driver for GuardedDriver {
     async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
         let operation = Operation::InitializeMachine;
         let capabilities = self.admit(operation).await?;
-        let key = Key::of(&request.class, &capabilities.tag_path);
+        let key = ClassKey::of(&request.class, &capabilities.tag_path);
         let secrets = request.class.secrets.clone();
         let answer = self
             .at_its_rate(

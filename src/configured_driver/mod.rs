@@ -1,19 +1,19 @@
 //! A configured driver: what `InfraMachine.spec.driver` names.
 //!
 //! Layer 2: knows [`cmi_driver`], [`crate::leadership`] and [`crate::metrics`], no concrete driver and no
-//! reconciler. A call of a driver needs a [`Turn`], and is made through [`Turn::driver`], which holds every
-//! call to the rules that are the same for all.
+//! reconciler. A call of a driver needs a [`Permit`], and is made through [`Permit::driver`], which holds
+//! every call to the rules that are the same for all.
 
 mod breaker;
 mod bucket;
 mod caller;
-mod contact;
 mod credentials;
+mod debounce;
 mod guard;
 mod limits;
+mod permits;
+mod prober;
 mod registry;
-mod standing;
-mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,25 +25,26 @@ use crate::leadership::Leadership;
 use crate::metrics::{Metrics, PermitCount};
 use cmi_driver::{Capabilities, Driver, MachineClass, Operation, ProviderSpec, Result, Secrets, Status};
 
-pub use breaker::{HeldBack, Trial, is_held_back};
-pub use contact::{Facts, Reachability};
+pub use breaker::{CircuitOpen, TrialReason, is_circuit_open};
 pub use credentials::{CredentialsDirectory, InvalidCredentials};
+pub use debounce::StableReachability;
 pub use limits::{Limits, Namespaces, Timeouts};
+pub use permits::{Load, Priority, Requester, Waker};
+pub use prober::{CachedCapabilities, Reachability};
 pub use registry::{ConfiguredDrivers, DuplicateName, ResolveError};
-pub use standing::Standing;
-pub use turns::{Applicant, Bell, Load, Share};
 
 use caller::Caller;
-use contact::Contact;
 use guard::GuardedDriver;
-use turns::Turns;
+use permits::Permits;
+use prober::Prober;
 
-/// A waiter for a turn is called when there is one, and looks again after this time should the call get lost.
-pub const TURN_WAIT: Duration = Duration::from_mins(1);
+/// A waiter for a permit is called when there is one, and looks again after this time
+/// should the call get lost.
+pub const PERMIT_WAIT: Duration = Duration::from_mins(1);
 /// How often those are called for whose creates there may be room, and those that have to say that they wait.
-const CALL_INTERVAL: Duration = Duration::from_secs(1);
+const WAKE_INTERVAL: Duration = Duration::from_secs(1);
 /// How many of these are called at once.
-const SHOWN_AT_ONCE: usize = 20;
+const REPORTED_AT_ONCE: usize = 20;
 
 /// How a driver is used: the part of its configuration that is the same for every kind of driver.
 #[derive(Clone, Debug)]
@@ -73,19 +74,19 @@ pub struct ConfiguredDriver {
     create_timeout: Duration,
     create_settle_time: Option<Duration>,
     driver: GuardedDriver,
-    contact: Arc<Contact>,
-    standing: watch::Sender<Standing>,
-    turns: Arc<Turns>,
+    prober: Arc<Prober>,
+    stable_reachability: watch::Sender<StableReachability>,
+    permits: Arc<Permits>,
     credentials: Option<CredentialsDirectory>,
 }
 
 /// The right to make one call after the other on a driver. There are as many as calls that may run at the
 /// same time; it is given back when it is dropped.
 #[derive(Debug)]
-pub struct Turn<'a> {
+pub struct Permit<'a> {
     driver: &'a ConfiguredDriver,
     namespace: Box<str>,
-    share: Share,
+    priority: Priority,
 }
 
 impl ConfiguredDriver {
@@ -106,22 +107,22 @@ impl ConfiguredDriver {
             timeouts: settings.limits.timeouts.clone(),
             credentials: settings.credentials.clone(),
         };
-        let contact = Arc::new(Contact::new(caller.clone()));
-        let turns = Arc::new(Turns::new(
+        let prober = Arc::new(Prober::new(caller.clone()));
+        let permits = Arc::new(Permits::new(
             settings.limits.max_concurrent_calls,
             settings.namespaces.are_several(),
         ));
-        let counted = Arc::clone(&turns);
+        let counted = Arc::clone(&permits);
         caller.metrics.permits(&name, move || counted.load().map(load));
         Self {
             name,
             namespaces: settings.namespaces,
             create_timeout: settings.limits.timeouts.of(Operation::CreateMachine),
             create_settle_time: settings.create_settle_time,
-            driver: GuardedDriver::new(caller, Arc::clone(&contact), &settings.limits),
-            contact,
-            standing: watch::Sender::new(Standing::Unsettled),
-            turns,
+            driver: GuardedDriver::new(caller, Arc::clone(&prober), &settings.limits),
+            prober,
+            stable_reachability: watch::Sender::new(StableReachability::Unsettled),
+            permits,
             credentials: settings.credentials,
         }
     }
@@ -149,63 +150,71 @@ impl ConfiguredDriver {
     }
 
     /// The right to call the driver now; `None` when it is busy. Nothing waits here, so that no worker is
-    /// held up: the applicant gets a place in the queue, the same one however often it asks, and `bell` rings
-    /// when it is worth to ask again, or to say that it waits: see [`Provider::is_wait_shown`].
+    /// held up: the requester gets a place in the queue, the same one however often it asks, and `waker` is
+    /// called when it is worth to ask again, or to say that it waits: see
+    /// [`ConfiguredDriver::should_report_wait`].
     ///
-    /// An applicant that wants no turn any more says so by [`Provider::withdraw`]. A bell may get lost when
-    /// one does not: ask again now and then.
-    pub fn try_turn(&self, share: Share, applicant: Applicant<'_>, bell: Bell) -> Option<Turn<'_>> {
-        self.turns.take_or_wait(share, applicant, bell).then(|| Turn {
-            driver: self,
-            namespace: applicant.namespace.into(),
-            share,
-        })
+    /// A requester that wants no permit any more says so by [`ConfiguredDriver::cancel`]. A wake-up may get
+    /// lost when one does not: ask again now and then.
+    pub fn try_acquire(
+        &self,
+        priority: Priority,
+        requester: Requester<'_>,
+        waker: Waker,
+    ) -> Option<Permit<'_>> {
+        self.permits
+            .acquire_or_queue(priority, requester, waker)
+            .then(|| Permit {
+                driver: self,
+                namespace: requester.namespace.into(),
+                priority,
+            })
     }
 
     /// The same for a task of the provider's own, which can wait.
-    pub async fn turn(&self, share: Share, who: &str) -> Turn<'_> {
+    pub async fn permit(&self, priority: Priority, key: &str) -> Permit<'_> {
         let namespace = "";
         loop {
-            let (call, called) = oneshot::channel();
-            let bell = Box::new(move || {
+            let (call, woken) = oneshot::channel();
+            let waker = Box::new(move || {
                 // The receiver may be gone.
                 let _ = call.send(());
             });
-            if let Some(turn) = self.try_turn(share, Applicant { who, namespace }, bell) {
-                return turn;
+            if let Some(permit) = self.try_acquire(priority, Requester { key, namespace }, waker) {
+                return permit;
             }
-            let _ = timeout(TURN_WAIT, called).await;
+            let _ = timeout(PERMIT_WAIT, woken).await;
         }
     }
 
-    /// Whether `who` waits for a turn and should say so: it has waited for some seconds, in a queue that is
+    /// Whether `key` waits for a permit and should say so: it has waited for some seconds, in a queue that is
     /// not served within minutes.
-    pub fn is_wait_shown(&self, who: &str) -> bool {
-        self.turns.is_shown(who)
+    pub fn should_report_wait(&self, key: &str) -> bool {
+        self.permits.should_report(key)
     }
 
-    /// How many turns there are.
-    pub fn turns(&self) -> u32 {
-        self.turns.all()
+    /// How many permits there are.
+    pub fn permits(&self) -> u32 {
+        self.permits.all()
     }
 
-    /// Forgets `who`, which is no more: it stands in no line, and waits for no capacity.
-    pub fn forget(&self, who: &str) {
-        self.withdraw(who);
-        self.driver.breakers().withdraw(who);
+    /// Forgets `key`, which is no more: it stands in no queue, and waits for no capacity.
+    pub fn forget(&self, key: &str) {
+        self.cancel(key);
+        self.driver.breakers().forget(key);
     }
 
-    /// Takes `who` out of the line: it wants no turn any more. One that may stand there and does not come has
-    /// to be taken out, or a turn is kept for it that others wait for.
-    pub fn withdraw(&self, who: &str) {
-        self.turns.withdraw(who);
+    /// Takes `key` out of the queue: it wants no permit any more. One that may stand there and does not come
+    /// has to be taken out, or a permit is kept for it that others wait for.
+    pub fn cancel(&self, key: &str) {
+        self.permits.cancel(key);
     }
 
-    /// What the driver says of itself. That is asked once for all, and besides the turns:
-    /// where another caller is asking already, `bell` rings for `who` when it is worth to come
+    /// What the driver says of itself. That is asked once for all, and takes no permit:
+    /// where another caller is asking already, `waker` wakes `key` when it is worth to come
     /// again, and nothing waits here.
-    pub async fn facts(&self, who: &str, bell: Bell) -> Facts {
-        self.contact.facts(who, bell).await
+    pub async fn try_capabilities(&self, key: &str, waker: Waker) -> CachedCapabilities {
+        self.prober.try_capabilities(key, waker).await
     }
 
     /// Whether machines of this namespace may use it.
@@ -219,13 +228,14 @@ impl ConfiguredDriver {
     /// # Errors
     /// INVALID_ARGUMENT that names each field that is wrong and why.
     pub fn check_spec(&self, spec: &ProviderSpec) -> std::result::Result<(), Status> {
-        self.contact.check_spec(spec)
+        self.prober.check_spec(spec)
     }
 
     /// Whether the driver answers, and news of it. That it became another is news too, or that it says
-    /// something else of itself: see [`Provider::incarnation`] and [`Provider::revision`].
-    pub fn reachable(&self) -> watch::Receiver<Reachability> {
-        self.contact.reachability()
+    /// something else of itself: see [`ConfiguredDriver::connection_generation`] and
+    /// [`ConfiguredDriver::capabilities_version`].
+    pub fn reachability(&self) -> watch::Receiver<Reachability> {
+        self.prober.reachability()
     }
 
     /// How long a create may be under way before it is given up.
@@ -247,44 +257,46 @@ impl ConfiguredDriver {
 
     /// Whether the driver can be reached, for those that are only to hear of an outage
     /// that lasts, and news of it.
-    pub fn standing(&self) -> watch::Receiver<Standing> {
-        self.standing.subscribe()
+    pub fn stable_reachability(&self) -> watch::Receiver<StableReachability> {
+        self.stable_reachability.subscribe()
     }
 
-    /// Keeps [`Provider::standing`] up to date for ever; what the probes say has to last for the whole grace.
-    pub async fn keep_standing(&self, grace: Duration) {
-        standing::debounce(self.reachable(), &self.standing, grace).await;
+    /// Keeps [`ConfiguredDriver::stable_reachability`] up to date for ever; what the probes say has to
+    /// last for the whole grace.
+    pub async fn debounce_reachability(&self, grace: Duration) {
+        debounce::debounce(self.reachability(), &self.stable_reachability, grace).await;
     }
 
-    /// Which driver was met, counted from 1 for one outside of this process; see [`Driver::incarnation`].
-    pub fn incarnation(&self) -> u64 {
-        self.driver.incarnation()
+    /// Which driver was met, counted from 1 for one outside of this process; see
+    /// [`Driver::connection_generation`].
+    pub fn connection_generation(&self) -> u64 {
+        self.driver.connection_generation()
     }
 
     /// Counts what the driver said of itself, from 1; the same said again is not counted.
-    pub fn revision(&self) -> u64 {
-        self.contact.revision()
+    pub fn capabilities_version(&self) -> u64 {
+        self.prober.capabilities_version()
     }
 
     /// Probes the driver for ever, from when this replica is the leader, and asks for its capabilities anew
-    /// when it comes back. This has to be polled for [`Provider::reachable`] to tell news.
-    pub async fn keep_in_contact(&self) {
-        tokio::join!(self.contact.keep(), self.keep_calling());
+    /// when it comes back. This has to be polled for [`ConfiguredDriver::reachability`] to tell news.
+    pub async fn run(&self) {
+        tokio::join!(self.prober.run(), self.keep_waking());
     }
 
     /// Calls those for whose creates there may be room, and has those say so, at a pace that the API server
-    /// can bear, that wait long for a turn.
-    async fn keep_calling(&self) {
+    /// can bear, that wait long for a permit.
+    async fn keep_waking(&self) {
         loop {
-            sleep(CALL_INTERVAL).await;
-            self.driver.breakers().call_waiting();
-            self.turns.have_waits_shown(SHOWN_AT_ONCE);
+            sleep(WAKE_INTERVAL).await;
+            self.driver.breakers().wake_due();
+            self.permits.wake_to_report(REPORTED_AT_ONCE);
         }
     }
 }
 
-impl<'a> Turn<'a> {
-    /// Whose turn it is.
+impl<'a> Permit<'a> {
+    /// The driver that it is a permit for.
     pub fn configured_driver(&self) -> &'a ConfiguredDriver {
         self.driver
     }
@@ -296,10 +308,10 @@ impl<'a> Turn<'a> {
     }
 
     /// What the driver is known to implement, without asking it: [`Capabilities::minimal`]
-    /// before the first contact.
+    /// before it has answered.
     pub fn known_capabilities(&self) -> Arc<Capabilities> {
         self.driver
-            .contact
+            .prober
             .last_known()
             .unwrap_or_else(|| Arc::new(Capabilities::minimal()))
     }
@@ -311,19 +323,19 @@ impl<'a> Turn<'a> {
     /// The driver's, when it can't be asked. Nothing is known of its capabilities then,
     /// and nothing may be assumed.
     pub async fn ask_capabilities(&self) -> Result<Arc<Capabilities>> {
-        self.driver.contact.capabilities().await
+        self.driver.prober.capabilities().await
     }
 
-    /// Whether `who` may go on to a create of this class, as far as capacity goes; else `bell` rings
+    /// Whether `key` may go on to a create of this class, as far as capacity goes; else `waker` is called
     /// when there may be room. To be asked before anything is done for the create, which is then
     /// expected soon. Makes no call.
-    pub fn has_capacity(&self, class: &MachineClass, who: &str, trial: Trial, bell: Bell) -> bool {
-        self.driver.driver.admits(class, who, trial, bell)
+    pub fn has_capacity(&self, class: &MachineClass, key: &str, trial: TrialReason, waker: Waker) -> bool {
+        self.driver.driver.allows(class, key, trial, waker)
     }
 
-    /// Has `bell` ring when there may be room for a create of this class that was refused.
-    pub fn await_capacity(&self, class: &MachineClass, who: &str, bell: Bell) {
-        self.driver.driver.await_capacity(class, who, bell);
+    /// Calls `waker` when there may be room for a create of this class that was refused.
+    pub fn await_capacity(&self, class: &MachineClass, key: &str, waker: Waker) {
+        self.driver.driver.await_capacity(class, key, waker);
     }
 
     /// Takes note that a VM that was made with these credentials is gone: there may be room for others.
@@ -331,26 +343,26 @@ impl<'a> Turn<'a> {
         self.driver.driver.note_gone(secrets);
     }
 
-    /// Whether this turn may be used to make a VM: it was taken for that, or there is still a
-    /// turn besides the reserve.
+    /// Whether this permit may be used to make a VM: it was taken for that, or there is still a
+    /// permit besides the reserve.
     pub fn may_create(&mut self) -> bool {
-        if self.share == Share::Upkeep && self.driver.turns.lend_to_create(&self.namespace) {
-            self.share = Share::Create;
+        if self.priority == Priority::Upkeep && self.driver.permits.promote_to_create(&self.namespace) {
+            self.priority = Priority::Create;
         }
-        self.share == Share::Create
+        self.priority == Priority::Create
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        self.driver.turns.give_back(&self.namespace, self.share);
+        self.driver.permits.release(&self.namespace, self.priority);
     }
 }
 
 /// As metrics name it.
 fn load(load: Load) -> PermitCount {
     PermitCount {
-        share: load.share.name(),
+        priority: load.priority.name(),
         in_use: u64::from(load.in_use),
         waiting: u64::try_from(load.waiting).unwrap_or(u64::MAX),
     }

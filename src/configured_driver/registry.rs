@@ -108,14 +108,15 @@ impl ConfiguredDrivers {
         self.by_name.get(name).map(Arc::clone)
     }
 
-    /// Takes `who` out of the lines of all drivers: it wants no turn any more; see [`Provider::withdraw`].
-    pub fn withdraw(&self, who: &str) {
-        self.iter().for_each(|driver| driver.withdraw(who));
+    /// Takes `key` out of the queues of all drivers: it wants no permit any more; see
+    /// [`ConfiguredDriver::cancel`].
+    pub fn cancel(&self, key: &str) {
+        self.iter().for_each(|driver| driver.cancel(key));
     }
 
-    /// Forgets `who`, which is no more; see [`Provider::forget`].
-    pub fn forget(&self, who: &str) {
-        self.iter().for_each(|driver| driver.forget(who));
+    /// Forgets `key`, which is no more; see [`ConfiguredDriver::forget`].
+    pub fn forget(&self, key: &str) {
+        self.iter().for_each(|driver| driver.forget(key));
     }
 
     /// All drivers, by name.

@@ -20,7 +20,7 @@ type Script<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T>> + Send + Sync>;
 
 /// A driver that answers what a test says, and remembers what it was asked.
 pub(crate) struct FakeDriver {
-    pub incarnation: Arc<AtomicU64>,
+    pub connection_generation: Arc<AtomicU64>,
     pub capabilities: Arc<Mutex<Result<Capabilities>>>,
     /// How long it takes to say what it implements.
     pub takes: Duration,
@@ -32,7 +32,7 @@ pub(crate) struct FakeDriver {
 impl Default for FakeDriver {
     fn default() -> Self {
         Self {
-            incarnation: Arc::default(),
+            connection_generation: Arc::default(),
             capabilities: saying(Ok(Capabilities::minimal())),
             takes: Duration::ZERO,
             create: Box::new(|| Box::pin(async { Ok(machine()) })),
@@ -64,8 +64,8 @@ impl FakeDriver {
 
 #[async_trait]
 impl Driver for FakeDriver {
-    fn incarnation(&self) -> u64 {
-        self.incarnation.load(Ordering::SeqCst)
+    fn connection_generation(&self) -> u64 {
+        self.connection_generation.load(Ordering::SeqCst)
     }
 
     async fn info(&self) -> Result<PluginInfo> {
@@ -108,7 +108,7 @@ pub(crate) fn provider_of(
 }
 
 /// A driver that is asked one thing at a time.
-pub(crate) fn provider_with_one_turn(driver: FakeDriver) -> ConfiguredDriver {
+pub(crate) fn driver_with_one_permit(driver: FakeDriver) -> ConfiguredDriver {
     let limits = Limits {
         max_concurrent_calls: std::num::NonZeroU32::MIN,
         ..Limits::default()
@@ -179,8 +179,8 @@ fn delete() -> DeleteMachineRequest {
 }
 
 async fn create_in_turn(driver: &ConfiguredDriver) -> Result<Machine> {
-    let turn = driver.turn(Share::Upkeep, "test").await;
-    turn.driver().create_machine(create()).await
+    let permit = driver.permit(Priority::Upkeep, "test").await;
+    permit.driver().create_machine(create()).await
 }
 
 fn status_of<T: std::fmt::Debug>(answer: Result<T>) -> (Code, String) {
@@ -197,7 +197,7 @@ async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
     assert_eq!(
         status_of(
             driver
-                .turn(Share::Upkeep, "test")
+                .permit(Priority::Upkeep, "test")
                 .await
                 .driver()
                 .create_machine(create())
@@ -208,7 +208,7 @@ async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
     assert_eq!(
         status_of(
             driver
-                .turn(Share::Upkeep, "test")
+                .permit(Priority::Upkeep, "test")
                 .await
                 .driver()
                 .delete_machine(delete())
@@ -217,11 +217,24 @@ async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
         refused
     );
     assert_eq!(
-        status_of(driver.turn(Share::Upkeep, "test").await.driver().probe().await),
+        status_of(
+            driver
+                .permit(Priority::Upkeep, "test")
+                .await
+                .driver()
+                .probe()
+                .await
+        ),
         refused
     );
     assert_eq!(
-        status_of(driver.turn(Share::Upkeep, "test").await.ask_capabilities().await),
+        status_of(
+            driver
+                .permit(Priority::Upkeep, "test")
+                .await
+                .ask_capabilities()
+                .await
+        ),
         refused
     );
     assert!(calls.lock().unwrap().is_empty());
@@ -256,8 +269,8 @@ async fn what_the_driver_does_not_offer_is_unimplemented_without_a_round_trip() 
         class: class(),
     };
     let driver = configured_driver(driver);
-    let turn = driver.turn(Share::Upkeep, "test").await;
-    let answer = turn.driver().get_machine_status(request).await;
+    let permit = driver.permit(Priority::Upkeep, "test").await;
+    let answer = permit.driver().get_machine_status(request).await;
     assert_eq!(answer.unwrap_err().code(), Code::Unimplemented);
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
 }
@@ -272,7 +285,7 @@ async fn a_driver_that_cannot_say_what_it_implements_is_unavailable_and_not_call
     let calls = Arc::clone(&driver.calls);
     let driver = configured_driver(driver);
     let answer = driver
-        .turn(Share::Upkeep, "test")
+        .permit(Priority::Upkeep, "test")
         .await
         .driver()
         .create_machine(create())
@@ -288,7 +301,7 @@ async fn exhausted_holds_back_creates_of_the_class_but_no_delete() {
     let driver = configured_driver(driver);
     for _ in 0..3 {
         let answer = driver
-            .turn(Share::Upkeep, "test")
+            .permit(Priority::Upkeep, "test")
             .await
             .driver()
             .create_machine(create())
@@ -296,7 +309,7 @@ async fn exhausted_holds_back_creates_of_the_class_but_no_delete() {
         assert_eq!(answer.unwrap_err().code(), Code::ResourceExhausted);
     }
     driver
-        .turn(Share::Upkeep, "test")
+        .permit(Priority::Upkeep, "test")
         .await
         .driver()
         .delete_machine(delete())
@@ -333,8 +346,8 @@ async fn no_more_calls_run_at_once_than_the_cap_allows() {
     let driver = provider_of(of_one_namespace(limits), driver, Leadership::unelected());
     let driver = &driver;
     let answers = join_all((0..20).map(async |n| {
-        let turn = driver.turn(Share::Upkeep, &n.to_string()).await;
-        turn.driver().create_machine(create()).await
+        let permit = driver.permit(Priority::Upkeep, &n.to_string()).await;
+        permit.driver().create_machine(create()).await
     }))
     .await;
     assert!(answers.iter().all(Result::is_ok));
@@ -343,10 +356,10 @@ async fn no_more_calls_run_at_once_than_the_cap_allows() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
-    let driver = provider_with_one_turn(FakeDriver::creating(std::future::pending));
+    let driver = driver_with_one_permit(FakeDriver::creating(std::future::pending));
     let (code, message) = status_of(
         driver
-            .turn(Share::Upkeep, "test")
+            .permit(Priority::Upkeep, "test")
             .await
             .driver()
             .create_machine(create())
@@ -355,7 +368,7 @@ async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
     assert_eq!(code, Code::DeadlineExceeded);
     assert_eq!(message, "the driver did not answer CreateMachine within 600 s");
     driver
-        .turn(Share::Upkeep, "test")
+        .permit(Priority::Upkeep, "test")
         .await
         .driver()
         .delete_machine(delete())
@@ -369,7 +382,7 @@ async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
     let driver = configured_driver(driver);
     let (code, message) = status_of(
         driver
-            .turn(Share::Upkeep, "test")
+            .permit(Priority::Upkeep, "test")
             .await
             .driver()
             .create_machine(create())
@@ -381,7 +394,7 @@ async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
         "the driver panicked in CreateMachine; the log says where"
     );
     driver
-        .turn(Share::Upkeep, "test")
+        .permit(Priority::Upkeep, "test")
         .await
         .driver()
         .delete_machine(delete())
@@ -397,8 +410,8 @@ async fn the_providers_own_credentials_are_in_no_message() {
     std::fs::write(directory.path().join("token"), "magpie-0815").unwrap();
     let driver = FakeDriver::creating(|| async { Err(Status::new(Code::Unauthenticated, "no magpie-0815")) });
     let driver = provider_with_credentials(driver, directory.path());
-    let turn = driver.turn(Share::Create, "test").await;
-    let (_, message) = status_of(turn.driver().create_machine(create()).await);
+    let permit = driver.permit(Priority::Create, "test").await;
+    let (_, message) = status_of(permit.driver().create_machine(create()).await);
     assert_eq!(message, "no [redacted]");
 }
 
@@ -409,7 +422,7 @@ async fn secrets_that_a_driver_echoes_are_in_neither_message_nor_source() {
     });
     let driver = configured_driver(driver);
     let status = driver
-        .turn(Share::Create, "test")
+        .permit(Priority::Create, "test")
         .await
         .driver()
         .create_machine(create())
@@ -432,7 +445,7 @@ async fn a_provider_spec_is_checked_against_the_schema_that_the_driver_publishes
     });
     assert!(driver.check_spec(&ProviderSpec::default()).is_ok());
     driver
-        .turn(Share::Upkeep, "test")
+        .permit(Priority::Upkeep, "test")
         .await
         .ask_capabilities()
         .await
@@ -467,10 +480,10 @@ async fn probes_tell_when_the_driver_goes_and_comes_back_and_then_it_is_asked_an
             .count()
     };
     let driver = Arc::new(configured_driver(driver));
-    let mut news = driver.reachable();
+    let mut news = driver.reachability();
     assert_eq!(*news.borrow(), Reachability::Unknown);
     let keeper = Arc::clone(&driver);
-    tokio::spawn(async move { keeper.keep_in_contact().await });
+    tokio::spawn(async move { keeper.run().await });
 
     news.wait_for(|r| *r == Reachability::Reachable).await.unwrap();
     assert_eq!(asked(), 1);
@@ -485,47 +498,52 @@ async fn probes_tell_when_the_driver_goes_and_comes_back_and_then_it_is_asked_an
     assert_eq!(asked(), 2);
 }
 
-/// A driver that hangs on every call holds no more than its turns, and creates that hang hold no deletion up.
+/// A driver that hangs on every call holds no more than its permits, and creates that
+/// hang hold no deletion up.
 #[tokio::test(start_paused = true)]
-async fn creates_that_hang_leave_turns_for_deletions_and_a_waiter_is_called() {
+async fn creates_that_hang_leave_permits_for_deletions_and_a_waiter_is_woken() {
     let limits = Limits {
         max_concurrent_calls: std::num::NonZeroU32::new(4).unwrap(),
         ..Limits::default()
     };
     let driver = FakeDriver::creating(std::future::pending);
     let driver = provider_of(of_one_namespace(limits), driver, Leadership::unelected());
-    let rung = Arc::new(AtomicUsize::new(0));
-    let turn = |share, who: &str| {
-        let rung = Arc::clone(&rung);
-        driver.try_turn(
-            share,
-            Applicant { who, namespace: "ns" },
+    let woken = Arc::new(AtomicUsize::new(0));
+    let permit = |priority, key: &str| {
+        let woken = Arc::clone(&woken);
+        driver.try_acquire(
+            priority,
+            Requester { key, namespace: "ns" },
             Box::new(move || {
-                rung.fetch_add(1, Ordering::SeqCst);
+                woken.fetch_add(1, Ordering::SeqCst);
             }),
         )
     };
     let creating: Vec<_> = (0..4)
-        .filter_map(|n| turn(Share::Create, &format!("create-{n}")))
+        .filter_map(|n| permit(Priority::Create, &format!("create-{n}")))
         .collect();
     assert_eq!(creating.len(), 3);
-    let hanging = join_all(creating.iter().map(|turn| turn.driver().create_machine(create())));
+    let hanging = join_all(
+        creating
+            .iter()
+            .map(|permit| permit.driver().create_machine(create())),
+    );
     let deleted = async {
-        let turn = turn(Share::Upkeep, "delete").unwrap();
-        turn.driver().delete_machine(delete()).await
+        let permit = permit(Priority::Upkeep, "delete").unwrap();
+        permit.driver().delete_machine(delete()).await
     };
     tokio::select! {
         _ = hanging => panic!("a create that hangs does not answer"),
         deleted = deleted => assert!(deleted.is_ok()),
     }
     assert_eq!(
-        rung.load(Ordering::SeqCst),
+        woken.load(Ordering::SeqCst),
         0,
-        "the turn of the deletion is no turn for a create"
+        "the permit of the deletion is no permit for a create"
     );
     drop(creating);
     assert_eq!(
-        rung.load(Ordering::SeqCst),
+        woken.load(Ordering::SeqCst),
         1,
         "the fourth create is called, once"
     );
@@ -540,16 +558,16 @@ async fn a_question_right_after_one_that_the_driver_could_not_answer_gets_the_sa
     };
     let calls = Arc::clone(&driver.calls);
     let driver = configured_driver(driver);
-    let turn = driver.turn(Share::Upkeep, "test").await;
+    let permit = driver.permit(Priority::Upkeep, "test").await;
     for _ in 0..3 {
         assert_eq!(
-            turn.ask_capabilities().await.unwrap_err().code(),
+            permit.ask_capabilities().await.unwrap_err().code(),
             Code::Unavailable
         );
     }
     assert_eq!(calls.lock().unwrap().len(), 1);
     advance(Duration::from_secs(4)).await;
-    assert!(turn.ask_capabilities().await.is_err());
+    assert!(permit.ask_capabilities().await.is_err());
     assert_eq!(calls.lock().unwrap().len(), 2);
 }
 
@@ -557,67 +575,73 @@ async fn a_question_right_after_one_that_the_driver_could_not_answer_gets_the_sa
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_became_another_unseen_is_asked_anew_and_told_of() {
     let driver = FakeDriver::default();
-    let (calls, incarnation) = (Arc::clone(&driver.calls), Arc::clone(&driver.incarnation));
+    let (calls, connection_generation) = (
+        Arc::clone(&driver.calls),
+        Arc::clone(&driver.connection_generation),
+    );
     let asked = move || {
         let calls = calls.lock().unwrap();
         let asked = calls.iter().filter(|op| **op == Operation::GetPluginCapabilities);
         asked.count()
     };
     let driver = Arc::new(configured_driver(driver));
-    let mut news = driver.reachable();
+    let mut news = driver.reachability();
     let keeper = Arc::clone(&driver);
-    tokio::spawn(async move { keeper.keep_in_contact().await });
+    tokio::spawn(async move { keeper.run().await });
     news.wait_for(|r| *r == Reachability::Reachable).await.unwrap();
     create_in_turn(&driver).await.unwrap();
     assert_eq!(asked(), 1);
 
-    incarnation.store(1, Ordering::SeqCst);
+    connection_generation.store(1, Ordering::SeqCst);
     create_in_turn(&driver).await.unwrap();
     assert_eq!(asked(), 2);
-    incarnation.store(2, Ordering::SeqCst);
+    connection_generation.store(2, Ordering::SeqCst);
     news.changed().await.unwrap();
     assert_eq!((news.borrow().clone(), asked()), (Reachability::Reachable, 3));
 }
 
-/// Else a fleet that is looked at after a restart would stand in the line for this one answer, and hold up a
+/// Else a fleet that is looked at after a restart would stand in the queue for this one answer, and hold up a
 /// machine that has something to ask of the driver.
 #[tokio::test(start_paused = true)]
-async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_called_without_a_place_in_the_line() {
+async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_woken_without_a_place_in_the_queue() {
     let driver = FakeDriver {
         takes: Duration::from_secs(1),
         ..FakeDriver::default()
     };
     let calls = Arc::clone(&driver.calls);
-    let driver = Arc::new(provider_with_one_turn(driver));
-    let rung = Arc::new(AtomicUsize::new(0));
-    let bell = || -> Bell {
-        let rung = Arc::clone(&rung);
+    let driver = Arc::new(driver_with_one_permit(driver));
+    let woken = Arc::new(AtomicUsize::new(0));
+    let waker = || -> Waker {
+        let woken = Arc::clone(&woken);
         Box::new(move || {
-            rung.fetch_add(1, Ordering::SeqCst);
+            woken.fetch_add(1, Ordering::SeqCst);
         })
     };
     let asks = tokio::spawn({
-        let (driver, bell) = (Arc::clone(&driver), bell());
-        async move { driver.facts("first", bell).await }
+        let (driver, waker) = (Arc::clone(&driver), waker());
+        async move { driver.try_capabilities("first", waker).await }
     });
     tokio::task::yield_now().await;
     for n in 0..300 {
-        let facts = driver.facts(&n.to_string(), bell()).await;
-        assert!(matches!(facts, Facts::Awaited), "{facts:?}");
+        let answer = driver.try_capabilities(&n.to_string(), waker()).await;
+        assert!(matches!(answer, CachedCapabilities::Pending), "{answer:?}");
     }
-    assert!(matches!(asks.await.unwrap(), Facts::Current(_)));
-    assert_eq!(rung.load(Ordering::SeqCst), 300);
-    assert!(matches!(driver.facts("0", bell()).await, Facts::Current(_)));
+    assert!(matches!(asks.await.unwrap(), CachedCapabilities::Current(_)));
+    assert_eq!(woken.load(Ordering::SeqCst), 300);
+    assert!(matches!(
+        driver.try_capabilities("0", waker()).await,
+        CachedCapabilities::Current(_)
+    ));
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
     assert!(
         driver
-            .try_turn(
-                Share::Create,
-                Applicant {
-                    who: "create",
+            .try_acquire(
+                Priority::Create,
+                Requester {
+                    key: "create",
                     namespace: "ns"
                 },
-                bell()
+                waker()
             )
             .is_some(),
         "no place in the line is taken"
@@ -631,27 +655,30 @@ async fn a_waiter_for_the_answer_is_called_also_when_there_is_none_and_when_the_
         ..FakeDriver::default()
     };
     let driver = Arc::new(configured_driver(driver));
-    let rung = Arc::new(AtomicUsize::new(0));
-    let bell = || -> Bell {
-        let rung = Arc::clone(&rung);
+    let woken = Arc::new(AtomicUsize::new(0));
+    let waker = || -> Waker {
+        let woken = Arc::clone(&woken);
         Box::new(move || {
-            rung.fetch_add(1, Ordering::SeqCst);
+            woken.fetch_add(1, Ordering::SeqCst);
         })
     };
     for (round, is_given_up) in [(1, true), (2, false)] {
         let asks = tokio::spawn({
-            let (driver, bell) = (Arc::clone(&driver), bell());
-            async move { driver.facts("first", bell).await }
+            let (driver, waker) = (Arc::clone(&driver), waker());
+            async move { driver.try_capabilities("first", waker).await }
         });
         tokio::task::yield_now().await;
-        assert!(matches!(driver.facts("second", bell()).await, Facts::Awaited));
+        assert!(matches!(
+            driver.try_capabilities("second", waker()).await,
+            CachedCapabilities::Pending
+        ));
         if is_given_up {
             asks.abort();
             assert!(asks.await.is_err());
         } else {
-            assert!(matches!(asks.await.unwrap(), Facts::Unknown(_)));
+            assert!(matches!(asks.await.unwrap(), CachedCapabilities::Unknown(_)));
         }
-        assert_eq!(rung.load(Ordering::SeqCst), round);
+        assert_eq!(woken.load(Ordering::SeqCst), round);
     }
 }
 
@@ -664,22 +691,25 @@ async fn what_a_driver_said_before_it_became_another_refuses_nothing() {
         capabilities: saying(Ok(strict)),
         ..FakeDriver::default()
     };
-    let (says, incarnation) = (Arc::clone(&driver.capabilities), Arc::clone(&driver.incarnation));
+    let (says, connection_generation) = (
+        Arc::clone(&driver.capabilities),
+        Arc::clone(&driver.connection_generation),
+    );
     let driver = configured_driver(driver);
-    let facts = async || driver.facts("m", Box::new(|| {})).await;
+    let ask = async || driver.try_capabilities("m", Box::new(|| {})).await;
     let refuses = || driver.check_spec(&ProviderSpec::default()).is_err();
-    assert!(matches!(facts().await, Facts::Current(_)));
+    assert!(matches!(ask().await, CachedCapabilities::Current(_)));
     assert!(refuses());
 
     *says.lock().unwrap() = Err(Status::new(Code::Unavailable, "down"));
-    incarnation.store(1, Ordering::SeqCst);
-    assert!(matches!(facts().await, Facts::Former(_)));
+    connection_generation.store(1, Ordering::SeqCst);
+    assert!(matches!(ask().await, CachedCapabilities::Stale(_)));
     assert!(!refuses());
-    assert_eq!(driver.revision(), 1);
+    assert_eq!(driver.capabilities_version(), 1);
 
     *says.lock().unwrap() = Ok(Capabilities::minimal());
     advance(Duration::from_secs(4)).await;
-    assert!(matches!(facts().await, Facts::Current(_)));
+    assert!(matches!(ask().await, CachedCapabilities::Current(_)));
     assert!(!refuses());
-    assert_eq!(driver.revision(), 2, "it says something else");
+    assert_eq!(driver.capabilities_version(), 2, "it says something else");
 }

@@ -140,7 +140,7 @@ impl Controllers {
         }
     }
 
-    /// What is reconciled for itself, and may stand in the line of a driver until it is gone.
+    /// What is reconciled for itself, and may stand in the queue of a driver until it is gone.
     pub(super) fn on_waiting<K>(&self, trigger: Trigger<K>) -> impl Fn(&News<K>) + Send + 'static
     where
         K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
@@ -149,7 +149,7 @@ impl Controllers {
         move |news| {
             for change in &news.changes {
                 if let Change::Gone(object) = change {
-                    drivers.withdraw(uid(&**object));
+                    drivers.cancel(uid(&**object));
                 }
             }
             on_own(news);

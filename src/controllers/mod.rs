@@ -295,12 +295,12 @@ impl Controllers {
         runs.for_each(|_| futures::future::ready(())).boxed()
     }
 
-    /// How many reconciles of a kind run at the same time: so many as were asked for, and one for each turn
-    /// of a driver. Only a reconcile with a turn waits for a driver, so that drivers that hang, however many,
-    /// leave the others their workers.
+    /// How many reconciles of a kind run at the same time: so many as were asked for, and one for each permit
+    /// of a driver. Only a reconcile with a permit waits for a driver, so that drivers that hang, however
+    /// many, leave the others their workers.
     fn workers(&self, asked: u16) -> u16 {
-        let turns = self.drivers.iter().map(|driver| driver.turns());
-        let all = turns.fold(u32::from(asked), u32::saturating_add);
+        let permits = self.drivers.iter().map(|driver| driver.permits());
+        let all = permits.fold(u32::from(asked), u32::saturating_add);
         u16::try_from(all).unwrap_or(u16::MAX)
     }
 

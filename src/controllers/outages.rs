@@ -35,8 +35,8 @@ impl Controllers {
     pub(super) async fn follow_drivers(&self) {
         let all = self.drivers.iter().map(|driver| async {
             tokio::join!(
-                driver.keep_standing(self.options.driver_unreachable_grace),
-                self.follow_standing(driver),
+                driver.debounce_reachability(self.options.driver_unreachable_grace),
+                self.follow_reachability(driver),
                 self.follow_probes(driver),
             )
         });
@@ -46,15 +46,15 @@ impl Controllers {
     }
 
     /// Has it told when a driver is away, or back, for good.
-    async fn follow_standing(&self, driver: &ConfiguredDriver) {
-        let mut standing = driver.standing();
-        while standing.changed().await.is_ok() {
+    async fn follow_reachability(&self, driver: &ConfiguredDriver) {
+        let mut reachability = driver.stable_reachability();
+        while reachability.changed().await.is_ok() {
             loop {
                 self.reconcile_clusters_of(driver.name());
                 tokio::select! {
                     () = self.tell(driver.name()) => break,
                     // What is left to be told is no longer so.
-                    changed = standing.changed() => if changed.is_err() { return },
+                    changed = reachability.changed() => if changed.is_err() { return },
                 }
             }
         }
@@ -72,7 +72,7 @@ impl Controllers {
     /// Looks at what belongs to a driver that is back, or that became another: it may say something else of
     /// its calls, zones and classes.
     async fn follow_probes(&self, driver: &ConfiguredDriver) {
-        let mut news = driver.reachable();
+        let mut news = driver.reachability();
         let mut was = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
         let mut met = Met::of(driver);
         let mut calls = Calls::default();
@@ -248,23 +248,23 @@ impl Calls {
 /// Which driver was met, and what it said of itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Met {
-    incarnation: u64,
-    revision: u64,
+    connection_generation: u64,
+    capabilities_version: u64,
 }
 
 impl Met {
     fn of(driver: &ConfiguredDriver) -> Self {
         Self {
-            incarnation: driver.incarnation(),
-            revision: driver.revision(),
+            connection_generation: driver.connection_generation(),
+            capabilities_version: driver.capabilities_version(),
         }
     }
 
     /// Whether it is another now, or says something else. The first time says nothing new of what was before.
     fn becomes(&mut self, now: Self) -> bool {
         let before = std::mem::replace(self, now);
-        (before.incarnation != 0 && before.incarnation != now.incarnation)
-            || (before.revision != 0 && before.revision != now.revision)
+        (before.connection_generation != 0 && before.connection_generation != now.connection_generation)
+            || (before.capabilities_version != 0 && before.capabilities_version != now.capabilities_version)
     }
 }
 

@@ -18,7 +18,7 @@ pub use self::plan::Verdict;
 use self::plan::{Absences, Expected, List, judge};
 use crate::api::v1alpha1::InfraMachine;
 use crate::caches::Caches;
-use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Share};
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Priority};
 use crate::listing::{self, Unlisted};
 use cmi_driver::Operation;
 
@@ -32,7 +32,7 @@ pub struct Context {
     pub drivers: ConfiguredDrivers,
 }
 
-/// The name under which a survey waits for its turn.
+/// The name under which a survey waits for its permit.
 const LINE: &str = "inventory";
 
 /// Surveys for ever, every driver once per interval; tells what its lists say of every
@@ -87,8 +87,8 @@ async fn survey(
     tell: &(impl Fn(&InfraMachine, Verdict) + Send + Sync),
 ) {
     let (groups, window) = {
-        let turn = driver.turn(Share::Upkeep, LINE).await;
-        match turn.ask_capabilities().await {
+        let permit = driver.permit(Priority::Upkeep, LINE).await;
+        match permit.ask_capabilities().await {
             Ok(capabilities) if capabilities.offers(Operation::ListMachines) => {
                 let groups = groups(&ctx.caches, driver.name(), &capabilities.tag_path).await;
                 (groups, capabilities.consistency_window)
@@ -138,9 +138,9 @@ async fn survey(
 
 /// The ids of all VMs of a class; `None` when they can't be had, and nothing follows from that.
 async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<String>> {
-    let turn = driver.turn(Share::Upkeep, LINE).await;
+    let permit = driver.permit(Priority::Upkeep, LINE).await;
     let secret = group.secret.as_deref();
-    match listing::list(&ctx.client, &turn, &group.namespace, secret, &group.class).await {
+    match listing::list(&ctx.client, &permit, &group.namespace, secret, &group.class).await {
         Ok(machines) => {
             let ids = machines
                 .into_iter()

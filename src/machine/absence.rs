@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Context;
 use super::object::Object;
 use super::outcome::Outcome;
-use crate::configured_driver::Turn;
+use crate::configured_driver::Permit;
 use cmi_driver::ProviderId;
 
 /// How much longer the driver may be behind, whose consistency window is `window` and which does not see the
@@ -20,8 +20,8 @@ pub fn behind_for(ctx: &Context, uid: &str, window: Duration) -> Option<Duration
 }
 
 /// What comes of a VM whose id is known and that the driver does not see.
-pub fn gone_or_behind(ctx: &Context, object: &Object<'_>, turn: &Turn<'_>, id: ProviderId) -> Outcome {
-    match behind_for(ctx, object.uid(), turn.known_capabilities().consistency_window) {
+pub fn gone_or_behind(ctx: &Context, object: &Object<'_>, permit: &Permit<'_>, id: ProviderId) -> Outcome {
+    match behind_for(ctx, object.uid(), permit.known_capabilities().consistency_window) {
         Some(again) => Outcome::Absent { again },
         None => Outcome::Vanished(id),
     }

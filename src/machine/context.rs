@@ -14,7 +14,8 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{
-    Applicant, Bell, ConfiguredDriver, ConfiguredDrivers, Facts, Share, TURN_WAIT, Trial, Turn,
+    CachedCapabilities, ConfiguredDriver, ConfiguredDrivers, PERMIT_WAIT, Permit, Priority, Requester,
+    TrialReason, Waker,
 };
 use crate::metrics::Metrics;
 use crate::retry::LONG_WAIT;
@@ -47,27 +48,33 @@ pub type Reference = ObjectRef<Guarded<InfraMachine>>;
 
 impl Context {
     /// The right to call the driver for this machine; without one, it is reconciled
-    /// again when its turn comes.
-    pub fn turn<'a>(
+    /// again when there is one.
+    pub fn permit<'a>(
         &self,
         machine: &InfraMachine,
         driver: &'a ConfiguredDriver,
-        share: Share,
-    ) -> Option<Turn<'a>> {
-        let applicant = Applicant {
-            who: uid_of(machine),
+        priority: Priority,
+    ) -> Option<Permit<'a>> {
+        let requester = Requester {
+            key: uid_of(machine),
             namespace: machine.metadata.namespace.as_deref().unwrap_or_default(),
         };
-        driver.try_turn(share, applicant, self.bell(machine))
+        driver.try_acquire(priority, requester, self.waker(machine))
     }
 
     /// What the machine's driver says of itself; where another task is asking, the machine is reconciled
     /// again when there is an answer.
-    pub async fn facts(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> Facts {
-        driver.facts(uid_of(machine), self.bell(machine)).await
+    pub async fn capabilities(
+        &self,
+        machine: &InfraMachine,
+        driver: &ConfiguredDriver,
+    ) -> CachedCapabilities {
+        driver
+            .try_capabilities(uid_of(machine), self.waker(machine))
+            .await
     }
 
-    fn bell(&self, machine: &InfraMachine) -> Bell {
+    fn waker(&self, machine: &InfraMachine) -> Waker {
         let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
         let name = machine.metadata.name.as_deref().unwrap_or_default();
         let (wake, reference) = (Arc::clone(&self.wake), ObjectRef::new(name).within(namespace));
@@ -75,12 +82,12 @@ impl Context {
     }
 
     /// What has a machine tried again, whatever its wait, when there may be room for it.
-    fn alarm(&self, machine: &InfraMachine) -> Bell {
+    fn alarm(&self, machine: &InfraMachine) -> Waker {
         let (memory, uid) = (Arc::clone(&self.memory), uid_of(machine).to_owned());
-        let bell = self.bell(machine);
+        let waker = self.waker(machine);
         Box::new(move || {
             memory.has_capacity(&uid);
-            bell();
+            waker();
         })
     }
 
@@ -89,17 +96,17 @@ impl Context {
     pub fn held_back(
         &self,
         machine: &InfraMachine,
-        turn: &Turn<'_>,
+        permit: &Permit<'_>,
         class: &MachineClass,
-        trial: Trial,
+        trial: TrialReason,
     ) -> Option<Outcome> {
-        let has_capacity = turn.has_capacity(class, uid_of(machine), trial, self.alarm(machine));
+        let has_capacity = permit.has_capacity(class, uid_of(machine), trial, self.alarm(machine));
         (!has_capacity).then(|| Self::awaiting_capacity(machine))
     }
 
     /// Has a machine tried again that was refused for want of capacity, when there may be room.
-    pub fn await_capacity(&self, machine: &InfraMachine, turn: &Turn<'_>, class: &MachineClass) {
-        turn.await_capacity(class, uid_of(machine), self.alarm(machine));
+    pub fn await_capacity(&self, machine: &InfraMachine, permit: &Permit<'_>, class: &MachineClass) {
+        permit.await_capacity(class, uid_of(machine), self.alarm(machine));
     }
 
     /// The outcome of a machine that is called when there may be room.
@@ -109,30 +116,30 @@ impl Context {
         }
     }
 
-    /// Whether a turn may be used to make or finish a VM; else the machine waits for one that may.
-    pub fn may_create(&self, machine: &InfraMachine, turn: &mut Turn<'_>) -> bool {
-        if turn.may_create() {
+    /// Whether a permit may be used to make or finish a VM; else the machine waits for one that may.
+    pub fn may_create(&self, machine: &InfraMachine, permit: &mut Permit<'_>) -> bool {
+        if permit.may_create() {
             return true;
         }
-        match self.turn(machine, turn.configured_driver(), Share::Create) {
+        match self.permit(machine, permit.configured_driver(), Priority::Create) {
             Some(own) => {
-                *turn = own;
+                *permit = own;
                 true
             }
             None => false,
         }
     }
 
-    /// Waits for a turn. That is published of a wait that will be long: a fleet that comes up at the pace of
-    /// its driver would else be written twice.
-    pub fn waiting_for_a_turn(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> Outcome {
+    /// Waits for a permit. That is published of a wait that will be long: a fleet that comes up at the pace
+    /// of its driver would else be written twice.
+    pub fn waiting_for_a_permit(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> Outcome {
         let uid = uid_of(machine);
         tracing::debug!(
             name = machine.metadata.name,
-            "the driver is busy: waiting for a turn"
+            "the driver is busy: waiting for a permit"
         );
-        let again = TURN_WAIT.mul_f64(1.0 - 0.5 * jitter(uid, 0));
-        if driver.is_wait_shown(uid) {
+        let again = PERMIT_WAIT.mul_f64(1.0 - 0.5 * jitter(uid, 0));
+        if driver.should_report_wait(uid) {
             Outcome::Queued { again }
         } else {
             Outcome::Waiting(Some(again))

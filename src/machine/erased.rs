@@ -91,8 +91,8 @@ async fn attempt(ctx: &Context, machine: &Arc<InfraMachine>) -> Result<Option<Du
     let plan = plan(machine, &gathered.observed());
     let plan = super::guarded(ctx, machine, &gathered, plan).await;
     let mut object = Object::erased(ctx, Arc::clone(machine));
-    let mut turn = None;
-    let outcome = execute(ctx, &mut object, &gathered, &mut turn, plan).await?;
+    let mut permit = None;
+    let outcome = execute(ctx, &mut object, &gathered, &mut permit, plan).await?;
     let attempts = gathered.attempts(machine);
     if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
         ctx.memory.forget(object.uid());

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
 use super::memory::{Answered, Cause, Remembered, Retry, Suspicion, Unable, Until};
-use super::plan::{self, Claim, Driver, DriverFacts, Observed, Owner, Plan};
+use super::plan::{self, Claim, Driver, DriverState, Observed, Owner, Plan};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
     ObjectReference,
@@ -23,7 +23,7 @@ use crate::identity::MachineId;
 use cmi_driver::{Capabilities, Code, Operation, ProviderSpec};
 
 /// Which driver [`World`] has met.
-const INCARNATION: u64 = 2;
+const CONNECTION_GENERATION: u64 = 2;
 /// What [`World`] makes of inputs that did not change.
 pub const INPUTS: u64 = 7;
 
@@ -233,7 +233,7 @@ impl MachineFixture {
 /// Why there is no driver to call.
 #[derive(Clone, Copy)]
 enum NoDriver {
-    OutOfContact,
+    CapabilitiesUnknown,
     Busy,
     NotConfigured,
 }
@@ -363,13 +363,13 @@ impl World {
     }
 
     /// The driver was lost, and it is not known whether what it said holds.
-    pub fn with_former_facts(mut self) -> Self {
+    pub fn with_stale_capabilities(mut self) -> Self {
         self.current = false;
         self
     }
 
-    pub fn out_of_contact(mut self) -> Self {
-        self.no_driver = Some(NoDriver::OutOfContact);
+    pub fn capabilities_unknown(mut self) -> Self {
+        self.no_driver = Some(NoDriver::CapabilitiesUnknown);
         self
     }
 
@@ -435,7 +435,7 @@ impl World {
             attempts: 1,
             cause: Cause::Other,
             until: Until::AnotherDriver(Unable {
-                incarnation: INCARNATION - before,
+                connection_generation: CONNECTION_GENERATION - before,
                 operation,
             }),
             inputs: INPUTS,
@@ -479,7 +479,7 @@ impl World {
     /// What is planned for a machine in this world.
     pub fn plan(&self, machine: MachineFixture) -> Plan {
         let driver = match &self.no_driver {
-            None => Driver::Known(DriverFacts {
+            None => Driver::Known(DriverState {
                 name: "pool",
                 capabilities: &self.capabilities,
                 current: self.current,
@@ -487,7 +487,9 @@ impl World {
                 create_settle_time: SETTLE,
                 reachable: self.reachable,
             }),
-            Some(NoDriver::OutOfContact) => Driver::OutOfContact(Code::Unavailable, "down".to_owned()),
+            Some(NoDriver::CapabilitiesUnknown) => {
+                Driver::CapabilitiesUnknown(Code::Unavailable, "down".to_owned())
+            }
             Some(NoDriver::Busy) => Driver::Busy,
             Some(NoDriver::NotConfigured) => Driver::NotConfigured("there is no driver `pool`".to_owned()),
         };
@@ -508,7 +510,7 @@ impl World {
             violation: self.violation.clone(),
             remembered: &remembered,
             inputs: INPUTS,
-            incarnation: INCARNATION,
+            connection_generation: CONNECTION_GENERATION,
             now: self.now,
             instant: self.instant,
         };

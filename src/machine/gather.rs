@@ -12,12 +12,12 @@ use kube::runtime::reflector::ObjectRef;
 use super::Context;
 use super::memory::{Remembered, Until};
 use super::outcome::Outcome;
-use super::plan::{Driver, DriverFacts, Observed, Owner, restored};
+use super::plan::{Driver, DriverState, Observed, Owner, restored};
 use super::status::Moment;
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
-use crate::configured_driver::{self, ConfiguredDriver, Facts};
+use crate::configured_driver::{CachedCapabilities, ConfiguredDriver, StableReachability};
 use crate::identity;
 use crate::leadership::is_not_leader;
 use cmi_driver::{Capabilities, Code, Operation, ProviderSpec};
@@ -35,24 +35,24 @@ pub struct Gathered {
     violation: Option<String>,
     remembered: Remembered,
     inputs: u64,
-    incarnation: u64,
+    connection_generation: u64,
     now: Timestamp,
     instant: Instant,
 }
 
 /// The configured driver of a machine.
 enum Resolved {
-    Known(Arc<ConfiguredDriver>, Arc<Capabilities>, Standing),
-    OutOfContact(Arc<ConfiguredDriver>, Code, String),
+    Known(Arc<ConfiguredDriver>, Arc<Capabilities>, Freshness),
+    CapabilitiesUnknown(Arc<ConfiguredDriver>, Code, String),
     Busy(Arc<ConfiguredDriver>),
     NotConfigured(String),
 }
 
 /// Whether what a driver said of itself holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum Freshness {
     Current,
-    Former,
+    Stale,
 }
 
 /// Reads the caches.
@@ -75,9 +75,9 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
         owner,
         cluster,
         cluster_id,
-        incarnation: driver
+        connection_generation: driver
             .configured_driver()
-            .map_or(0, ConfiguredDriver::incarnation),
+            .map_or(0, ConfiguredDriver::connection_generation),
         driver,
         violation,
         remembered,
@@ -98,26 +98,28 @@ impl Gathered {
             cluster: self.cluster.as_deref(),
             cluster_id: self.cluster_id.clone(),
             driver: match &self.driver {
-                Resolved::Known(driver, capabilities, standing) => Driver::Known(DriverFacts {
+                Resolved::Known(driver, capabilities, freshness) => Driver::Known(DriverState {
                     name: driver.name(),
                     capabilities,
-                    current: *standing == Standing::Current,
+                    current: *freshness == Freshness::Current,
                     create_timeout: driver.create_timeout(),
                     create_settle_time: driver.create_settle_time(capabilities),
-                    reachable: match *driver.standing().borrow() {
-                        configured_driver::Standing::Unsettled => None,
-                        configured_driver::Standing::Reachable => Some(true),
-                        configured_driver::Standing::Unreachable(_) => Some(false),
+                    reachable: match *driver.stable_reachability().borrow() {
+                        StableReachability::Unsettled => None,
+                        StableReachability::Reachable => Some(true),
+                        StableReachability::Unreachable(_) => Some(false),
                     },
                 }),
-                Resolved::OutOfContact(_, code, message) => Driver::OutOfContact(*code, message.clone()),
+                Resolved::CapabilitiesUnknown(_, code, message) => {
+                    Driver::CapabilitiesUnknown(*code, message.clone())
+                }
                 Resolved::Busy(_) => Driver::Busy,
                 Resolved::NotConfigured(message) => Driver::NotConfigured(message.clone()),
             },
             violation: self.violation.clone(),
             remembered: &self.remembered,
             inputs: self.inputs,
-            incarnation: self.incarnation,
+            connection_generation: self.connection_generation,
             now: self.now,
             instant: self.instant,
         }
@@ -125,8 +127,8 @@ impl Gathered {
 
     /// Which driver had been met before the call, if there is one. One that is met during the call may not be
     /// the one that answered it.
-    pub fn incarnation(&self) -> u64 {
-        self.incarnation
+    pub fn connection_generation(&self) -> u64 {
+        self.connection_generation
     }
 
     /// The number of the newest suspicion before the call; see
@@ -191,7 +193,7 @@ impl Gathered {
     pub fn can_ask(&self) -> bool {
         match &self.driver {
             Resolved::Known(_, capabilities, _) => capabilities.offers(Operation::GetMachineStatus),
-            Resolved::OutOfContact(..) | Resolved::Busy(_) | Resolved::NotConfigured(_) => false,
+            Resolved::CapabilitiesUnknown(..) | Resolved::Busy(_) | Resolved::NotConfigured(_) => false,
         }
     }
 }
@@ -227,7 +229,9 @@ fn cluster_of(ctx: &Context, machine: &InfraMachine, owner: Option<&Machine>) ->
 impl Resolved {
     fn configured_driver(&self) -> Option<&ConfiguredDriver> {
         match self {
-            Self::Known(driver, ..) | Self::OutOfContact(driver, ..) | Self::Busy(driver) => Some(driver),
+            Self::Known(driver, ..) | Self::CapabilitiesUnknown(driver, ..) | Self::Busy(driver) => {
+                Some(driver)
+            }
             Self::NotConfigured(_) => None,
         }
     }
@@ -264,13 +268,17 @@ async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
         Ok(driver) => driver,
         Err(error) => return Resolved::NotConfigured(error.to_string()),
     };
-    match ctx.facts(machine, &driver).await {
-        Facts::Current(capabilities) => Resolved::Known(driver, capabilities, Standing::Current),
-        Facts::Former(capabilities) => Resolved::Known(driver, capabilities, Standing::Former),
+    match ctx.capabilities(machine, &driver).await {
+        CachedCapabilities::Current(capabilities) => {
+            Resolved::Known(driver, capabilities, Freshness::Current)
+        }
+        CachedCapabilities::Stale(capabilities) => Resolved::Known(driver, capabilities, Freshness::Stale),
         // The driver was not asked.
-        Facts::Unknown(status) if is_not_leader(&status) => Resolved::Busy(driver),
-        Facts::Unknown(status) => Resolved::OutOfContact(driver, status.code(), status.message().to_owned()),
-        Facts::Awaited => Resolved::Busy(driver),
+        CachedCapabilities::Unknown(status) if is_not_leader(&status) => Resolved::Busy(driver),
+        CachedCapabilities::Unknown(status) => {
+            Resolved::CapabilitiesUnknown(driver, status.code(), status.message().to_owned())
+        }
+        CachedCapabilities::Pending => Resolved::Busy(driver),
     }
 }
 

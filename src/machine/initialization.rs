@@ -5,7 +5,7 @@ use super::class::Stopped;
 use super::look_up::another_vm;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
-use crate::configured_driver::Turn;
+use crate::configured_driver::Permit;
 use crate::identity;
 use crate::retry::{Call, Next};
 use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, Operation, ProviderId};
@@ -53,7 +53,7 @@ pub fn uninitialized(known: Option<ProviderId>, failure: Failure) -> ToInitializ
 pub async fn initialize(
     ctx: &Context,
     object: &mut Object<'_>,
-    turn: &mut Turn<'_>,
+    permit: &mut Permit<'_>,
     class: MachineClass,
     vm: ToInitialize,
 ) -> Result<Outcome, Stopped> {
@@ -61,8 +61,8 @@ pub async fn initialize(
         // It came with an answer that is over: whatever becomes of the initialization, it must not be lost.
         object.keep(vm.state.as_ref()).await?;
     }
-    if !ctx.may_create(object.get(), turn) {
-        return Ok(ctx.waiting_for_a_turn(object.get(), turn.configured_driver()));
+    if !ctx.may_create(object.get(), permit) {
+        return Ok(ctx.waiting_for_a_permit(object.get(), permit.configured_driver()));
     }
     let request = InitializeMachineRequest {
         machine_name: object.name().to_owned(),
@@ -73,13 +73,13 @@ pub async fn initialize(
             .clone()
             .or_else(|| identity::last_known_state(object.get())),
     };
-    let call = turn.driver().initialize_machine(request);
+    let call = permit.driver().initialize_machine(request);
     let answer = object.awaiting(Operation::InitializeMachine, call).await;
     let outcome = initialized(vm, answer);
     if let Outcome::Failed(failure) = &outcome
         && failure.next == Next::AwaitCapacity
     {
-        ctx.await_capacity(object.get(), turn, &class);
+        ctx.await_capacity(object.get(), permit, &class);
     }
     Ok(outcome)
 }

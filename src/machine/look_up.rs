@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::object::Object;
 use super::outcome::Failure;
-use crate::configured_driver::Turn;
+use crate::configured_driver::Permit;
 use crate::identity::MachineId;
 use crate::retry::{Call, Next};
 use cmi_driver::{
@@ -32,19 +32,19 @@ pub enum Seen {
 /// known and a create may follow.
 pub async fn look_up(
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     known: Option<&ProviderId>,
     call: Call,
     class: MachineClass,
 ) -> Seen {
-    let capabilities = turn.known_capabilities();
+    let capabilities = permit.known_capabilities();
     if !capabilities.offers(call.operation()) {
         return match (call, known) {
             (Call::LookUp, None) if capabilities.offers(Operation::ListMachines) => {
-                list(object, turn, Call::List, class).await
+                list(object, permit, Call::List, class).await
             }
             (Call::LookUpAgain, None) if capabilities.offers(Operation::ListMachines) => {
-                list(object, turn, Call::ListAgain, class).await
+                list(object, permit, Call::ListAgain, class).await
             }
             _ => Seen::CannotLook,
         };
@@ -54,7 +54,7 @@ pub async fn look_up(
         provider_id: known.cloned(),
         class,
     };
-    let answer = turn.driver().get_machine_status(request);
+    let answer = permit.driver().get_machine_status(request);
     let status = match object.awaiting(call.operation(), answer).await {
         Ok(machine) => {
             return match another_vm(call, known, Some(&machine)) {
@@ -86,8 +86,8 @@ pub async fn look_up(
 }
 
 /// Looks for the VM in the driver's list of the cluster.
-async fn list(object: &mut Object<'_>, turn: &Turn<'_>, call: Call, class: MachineClass) -> Seen {
-    let answer = turn.driver().list_machines(ListMachinesRequest { class });
+async fn list(object: &mut Object<'_>, permit: &Permit<'_>, call: Call, class: MachineClass) -> Seen {
+    let answer = permit.driver().list_machines(ListMachinesRequest { class });
     let status = match object.awaiting(call.operation(), answer).await {
         Ok(machines) => {
             let id = MachineId::of(object.get()).or_else(|| MachineId::derived(object.get()));
@@ -108,11 +108,11 @@ async fn list(object: &mut Object<'_>, turn: &Turn<'_>, call: Call, class: Machi
 /// whose a VM is, and otherwise those of its name. Nothing where the driver can't list after all.
 pub async fn own_in_list(
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     class: MachineClass,
 ) -> Result<Option<BTreeSet<ProviderId>>, Failure> {
     let call = Call::ListAfterDelete;
-    let answer = turn.driver().list_machines(ListMachinesRequest { class });
+    let answer = permit.driver().list_machines(ListMachinesRequest { class });
     let failure = match object.awaiting(call.operation(), answer).await {
         Ok(machines) => {
             let id = MachineId::of(object.get());

@@ -113,8 +113,8 @@ pub enum Until {
 /// A driver that answered that it does not offer a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unable {
-    /// Which driver; see [`cmi_driver::Driver::incarnation`].
-    pub incarnation: u64,
+    /// Which driver; see [`cmi_driver::Driver::connection_generation`].
+    pub connection_generation: u64,
     /// The call.
     pub operation: Operation,
 }

@@ -50,11 +50,11 @@ use self::object::Object;
 use self::outcome::{Failure, Outcome};
 use self::plan::{Plan, Trust, plan};
 use self::publish::{publish, tell};
-use crate::admission::Standing;
+use crate::admission::Enforcement;
 use crate::api::Guarded;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
-use crate::configured_driver::Turn;
+use crate::configured_driver::Permit;
 use crate::metrics::{Kind, Outcome as Measured};
 use cmi_driver::{Code, Status};
 
@@ -87,21 +87,21 @@ async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Actio
         return Ok(Action::requeue(Duration::ZERO));
     }
     // Held until all is published: so many machines come up at a time, whatever the controller's concurrency.
-    let mut turn = None;
-    let outcome = execute(ctx, &mut object, &gathered, &mut turn, plan).await?;
+    let mut permit = None;
+    let outcome = execute(ctx, &mut object, &gathered, &mut permit, plan).await?;
     publish(ctx, &machine, &mut object, &gathered, outcome).await
 }
 
 /// The plan, or a wait in its place where it trusts an identity that may be forged.
 async fn guarded(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, plan: Plan) -> Plan {
-    let standing = match plan.trust() {
+    let enforcement = match plan.trust() {
         Trust::Nothing => return plan,
         Trust::LastCheck => ctx.guard.last(),
         Trust::CheckSinceRead => ctx.guard.since(gathered.read_before()).await,
     };
-    match standing {
-        Standing::InForce => plan,
-        Standing::Unguarded(why) => plan::unguarded(machine, &plan, &why),
+    match enforcement {
+        Enforcement::InForce => plan,
+        Enforcement::Unguarded(why) => plan::unguarded(machine, &plan, &why),
     }
 }
 
@@ -123,22 +123,22 @@ async fn execute<'a>(
     ctx: &Context,
     object: &mut Object<'_>,
     gathered: &'a Gathered,
-    turn: &mut Option<Turn<'a>>,
+    permit: &mut Option<Permit<'a>>,
     plan: Plan,
 ) -> Result<Outcome, Error> {
     let name = object.get().metadata.name.as_deref().unwrap_or_default();
     tracing::debug!(name, ?plan, "planned");
-    if let (Some(share), Some(driver)) = (plan.share(), gathered.configured_driver()) {
-        *turn = ctx.turn(object.get(), driver, share);
-        if turn.is_none() {
-            return Ok(ctx.waiting_for_a_turn(object.get(), driver));
+    if let (Some(priority), Some(driver)) = (plan.priority(), gathered.configured_driver()) {
+        *permit = ctx.permit(object.get(), driver, priority);
+        if permit.is_none() {
+            return Ok(ctx.waiting_for_a_permit(object.get(), driver));
         }
     } else {
-        // It may have stood in the line for what it does not want any more.
-        ctx.drivers.withdraw(object.uid());
+        // It may have stood in the queue for what it does not want any more.
+        ctx.drivers.cancel(object.uid());
     }
     let during = plan.during();
-    let outcome = match carry_out(ctx, object, turn.as_mut(), plan).await {
+    let outcome = match carry_out(ctx, object, permit.as_mut(), plan).await {
         Ok(outcome) => outcome.unless_not_leading(),
         Err(Stopped::Secret(cause)) => Outcome::NoSecrets { during, cause },
         Err(Stopped::Error(error)) => return Err(error),
@@ -149,10 +149,10 @@ async fn execute<'a>(
 async fn carry_out(
     ctx: &Context,
     object: &mut Object<'_>,
-    turn: Option<&mut Turn<'_>>,
+    permit: Option<&mut Permit<'_>>,
     plan: Plan,
 ) -> Result<Outcome, Stopped> {
-    match (plan, turn) {
+    match (plan, permit) {
         (Plan::Leave(_), _) => Ok(Outcome::Left),
         (Plan::Later(again), _) => Ok(Outcome::Later(again)),
         (Plan::Hold(mut hold), _) => {
@@ -174,7 +174,9 @@ async fn carry_out(
             // What was written leads to the next reconcile.
             Ok(Outcome::Waiting(None))
         }
-        (Plan::OutOfContact(code, message), _) => Ok(out_of_contact(object.get(), code, message)),
+        (Plan::CapabilitiesUnknown(code, message), _) => {
+            Ok(capabilities_unknown(object.get(), code, message))
+        }
         (Plan::Refuse { invalid, again }, _) => Ok(Outcome::Refused { invalid, again }),
         (
             Plan::Keep {
@@ -194,10 +196,10 @@ async fn carry_out(
             "",
         )))),
         (Plan::Release(release), _) => Ok(Outcome::Released(release)),
-        (Plan::Provision(plan), Some(turn)) => provision::provision(ctx, object, turn, *plan).await,
-        (Plan::Recheck(plan), Some(turn)) => recheck::recheck(ctx, object, turn, *plan).await,
-        (Plan::Update(plan), Some(turn)) => update::update(ctx, object, turn, *plan).await,
-        (Plan::Delete(plan), Some(turn)) => removal::delete(ctx, object, turn, *plan).await,
+        (Plan::Provision(plan), Some(permit)) => provision::provision(ctx, object, permit, *plan).await,
+        (Plan::Recheck(plan), Some(permit)) => recheck::recheck(ctx, object, permit, *plan).await,
+        (Plan::Update(plan), Some(permit)) => update::update(ctx, object, permit, *plan).await,
+        (Plan::Delete(plan), Some(permit)) => removal::delete(ctx, object, permit, *plan).await,
         (Plan::Provision(_) | Plan::Recheck(_) | Plan::Update(_) | Plan::Delete(_), None) => {
             Ok(Outcome::Left)
         }
@@ -221,7 +223,7 @@ async fn without_bootstrap_data(
     }
 }
 
-fn out_of_contact(machine: &InfraMachine, code: Code, message: String) -> Outcome {
+fn capabilities_unknown(machine: &InfraMachine, code: Code, message: String) -> Outcome {
     let deleting = machine.metadata.deletion_timestamp.is_some();
     let during = if deleting {
         OperationType::Delete
@@ -229,7 +231,7 @@ fn out_of_contact(machine: &InfraMachine, code: Code, message: String) -> Outcom
         OperationType::Create
     };
     let status = Status::new(code, message);
-    Outcome::Failed(Box::new(Failure::out_of_contact(during, status)))
+    Outcome::Failed(Box::new(Failure::capabilities_unknown(during, status)))
 }
 
 fn measured(result: &Result<Action, Error>) -> Measured {

@@ -190,7 +190,7 @@ impl Failure {
     }
 
     /// The driver could not be asked what it offers.
-    pub fn out_of_contact(during: OperationType, status: Status) -> Self {
+    pub fn capabilities_unknown(during: OperationType, status: Status) -> Self {
         Self::sorted(Operation::GetPluginCapabilities, during, Next::Retry, status)
     }
 

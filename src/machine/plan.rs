@@ -32,7 +32,7 @@ use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationState};
 use crate::api::{GROUP, MACHINE_FINALIZER, paused_by};
-use crate::configured_driver::{TURN_WAIT, Trial};
+use crate::configured_driver::{PERMIT_WAIT, TrialReason};
 use crate::identity::{self, InvalidSpec, MachineId, Role};
 use cmi_driver::{Capabilities, Code, ProviderId, ProviderSpec};
 
@@ -52,8 +52,8 @@ pub struct Observed<'a> {
     pub remembered: &'a Remembered,
     /// Fingerprint of all that may change the outcome of a failed call.
     pub inputs: u64,
-    /// Which driver was met; see [`cmi_driver::Driver::incarnation`].
-    pub incarnation: u64,
+    /// Which driver was met; see [`cmi_driver::Driver::connection_generation`].
+    pub connection_generation: u64,
     /// The wall clock.
     pub now: Timestamp,
     /// The monotonic clock.
@@ -73,9 +73,9 @@ pub enum Owner<'a> {
 /// The configured driver of a machine.
 pub enum Driver<'a> {
     /// It has said what it offers.
-    Known(DriverFacts<'a>),
+    Known(DriverState<'a>),
     /// It could never be asked what it offers: nothing may be assumed.
-    OutOfContact(Code, String),
+    CapabilitiesUnknown(Code, String),
     /// It has not said yet, and too many ask it at the moment.
     Busy,
     /// There is none, or not for this namespace.
@@ -83,7 +83,7 @@ pub enum Driver<'a> {
 }
 
 /// What a plan needs to know of a driver.
-pub struct DriverFacts<'a> {
+pub struct DriverState<'a> {
     /// The name it is configured under.
     pub name: &'a str,
     /// What it offers.
@@ -156,22 +156,26 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
             return hold(claim, conditions::READY, reason, message.to_owned());
         }
     };
-    let facts = match &seen.driver {
-        Driver::Known(facts) => facts,
+    let driver = match &seen.driver {
+        Driver::Known(driver) => driver,
         // Nothing is known that could take the refusal back.
-        Driver::OutOfContact(..) if is_refused_uncalled(machine) => return Plan::Wait(Some(TURN_WAIT)),
-        Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
-        Driver::Busy => return Plan::Wait(Some(TURN_WAIT)),
+        Driver::CapabilitiesUnknown(..) if is_refused_uncalled(machine) => {
+            return Plan::Wait(Some(PERMIT_WAIT));
+        }
+        Driver::CapabilitiesUnknown(code, message) => {
+            return Plan::CapabilitiesUnknown(*code, message.clone());
+        }
+        Driver::Busy => return Plan::Wait(Some(PERMIT_WAIT)),
         Driver::NotConfigured(message) => {
             return no_driver(machine, claim_if_missing(machine, claim), message);
         }
     };
-    match (bootstrap, wanted_spec(machine, owner, seen, facts, &claim)) {
-        (None, wanted) => plan_provisioned(machine, seen, facts, wanted),
-        (Some(bootstrap), Ok(wanted)) => plan_provisioning(machine, seen, facts, claim, wanted, bootstrap),
-        (Some(_), Err(invalid)) if facts.current => Plan::Refuse { invalid, again: None },
+    match (bootstrap, wanted_spec(machine, owner, seen, driver, &claim)) {
+        (None, wanted) => plan_provisioned(machine, seen, driver, wanted),
+        (Some(bootstrap), Ok(wanted)) => plan_provisioning(machine, seen, driver, claim, wanted, bootstrap),
+        (Some(_), Err(invalid)) if driver.current => Plan::Refuse { invalid, again: None },
         // It is asked anew first; a machine that waits for that is called.
-        (Some(_), Err(_)) => Plan::Wait(Some(TURN_WAIT)),
+        (Some(_), Err(_)) => Plan::Wait(Some(PERMIT_WAIT)),
     }
 }
 
@@ -295,7 +299,7 @@ fn bootstrap_of<'a>(owner: &'a Machine, cluster: &Cluster) -> Result<&'a str, (&
 fn plan_provisioning(
     machine: &InfraMachine,
     seen: &Observed<'_>,
-    facts: &DriverFacts<'_>,
+    driver: &DriverState<'_>,
     claim: Claim,
     wanted: ProviderSpec,
     bootstrap: String,
@@ -312,14 +316,14 @@ fn plan_provisioning(
         .unwrap_or_default()
         .without(seen.remembered.answered)
         .within(
-            facts.create_timeout.saturating_add(facts.create_settle_time),
+            driver.create_timeout.saturating_add(driver.create_settle_time),
             seen.now,
         );
     let changed = applied.as_ref().is_some_and(|applied| *applied != wanted) && unanswered.latest().is_some();
-    let settling = settling(machine, seen, facts).filter(|_| changed);
+    let settling = settling(machine, seen, driver).filter(|_| changed);
     let claim = Claim {
         instance: Instance::MayExist,
-        driver: Some(facts.name.to_owned()),
+        driver: Some(driver.name.to_owned()),
         secret: Some(identity::credentials(machine).unwrap_or_default().to_owned()),
         applied: Some(wanted.clone()),
         ..claim
@@ -341,13 +345,13 @@ fn plan_provisioning(
 
 /// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
 /// since, nothing is recalled.
-fn trial(machine: &InfraMachine, seen: &Observed<'_>) -> Trial {
+fn trial(machine: &InfraMachine, seen: &Observed<'_>) -> TrialReason {
     let retry = seen.remembered.retry.as_ref();
     let status = machine.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
     let last = status.and_then(|status| status.last_operation.as_ref());
     let exhausted = Code::ResourceExhausted.name();
-    Trial {
+    TrialReason {
         requested: retry.is_some_and(|retry| retry.cause == Cause::Capacity && retry.inputs != seen.inputs),
         recalled: ready.is_some_and(|ready| ready.reason == reason::WAITING_FOR_CAPACITY)
             || last.is_some_and(|last| {
@@ -431,7 +435,7 @@ fn wanted_spec(
     machine: &InfraMachine,
     owner: &Machine,
     seen: &Observed<'_>,
-    facts: &DriverFacts<'_>,
+    driver: &DriverState<'_>,
     claim: &Claim,
 ) -> Result<ProviderSpec, InvalidSpec> {
     if let Some(violation) = &seen.violation {
@@ -445,7 +449,7 @@ fn wanted_spec(
     };
     identity::tagged_spec(
         &ProviderSpec(machine.spec.provider_spec.clone()),
-        facts.capabilities,
+        driver.capabilities,
         &claim.cluster_id,
         role,
         &claim.machine_id,

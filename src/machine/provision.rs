@@ -15,7 +15,7 @@ use super::outcome::{Failure, Outcome};
 use super::plan::{Claim, Hold, Provision, Settling};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::Instance;
-use crate::configured_driver::{Turn, is_held_back};
+use crate::configured_driver::{Permit, is_circuit_open};
 use crate::identity;
 use crate::retry::{Call, Next};
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, Operation};
@@ -32,16 +32,17 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 pub async fn provision(
     ctx: &Context,
     object: &mut Object<'_>,
-    turn: &mut Turn<'_>,
+    permit: &mut Permit<'_>,
     plan: Provision,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object, turn.configured_driver(), plan.look_up.clone()).await?;
+    let class =
+        class::with_credentials(ctx, object, permit.configured_driver(), plan.look_up.clone()).await?;
     // It was refused before, and no other create can have made its VM: there is nothing to look up
     // while nothing may be created.
     if plan.trial.recalled
         && plan.provider_id.is_none()
         && plan.unanswered.latest().is_none()
-        && let Some(held_back) = held_back(ctx, object, turn, &plan, &class)
+        && let Some(held_back) = held_back(ctx, object, permit, &plan, &class)
     {
         return Ok(held_back);
     }
@@ -51,7 +52,7 @@ pub async fn provision(
         Call::LookUp
     };
     let known = plan.provider_id.as_ref();
-    match look_up(object, turn, known, call, class.clone()).await {
+    match look_up(object, permit, known, call, class.clone()).await {
         Seen::Machine(machine) => {
             ctx.memory.seen(object.uid());
             object.claim(&adopted(&plan)).await?;
@@ -60,22 +61,29 @@ pub async fn provision(
         Seen::Uninitialized(failure) => {
             ctx.memory.seen(object.uid());
             object.claim(&adopted(&plan)).await?;
-            initialize(ctx, object, turn, class, uninitialized(plan.provider_id, failure)).await
+            initialize(
+                ctx,
+                object,
+                permit,
+                class,
+                uninitialized(plan.provider_id, failure),
+            )
+            .await
         }
         Seen::Listed(id) => {
             ctx.memory.seen(object.uid());
             object.claim(&adopted(&plan)).await?;
-            initialize(ctx, object, turn, class, made(cmi_driver::Machine::new(id, ""))).await
+            initialize(ctx, object, permit, class, made(cmi_driver::Machine::new(id, ""))).await
         }
-        Seen::Absent => absent(ctx, object, turn, plan, class).await,
+        Seen::Absent => absent(ctx, object, permit, plan, class).await,
         Seen::CannotLook => match plan.provider_id.clone() {
             // The id is known, so a create has succeeded: another one would make a
             // second VM if the first is gone.
             Some(id) => {
                 let vm = made(cmi_driver::Machine::new(id, ""));
-                initialize(ctx, object, turn, class, vm).await
+                initialize(ctx, object, permit, class, vm).await
             }
-            None => create(ctx, object, turn, plan, class).await,
+            None => create(ctx, object, permit, plan, class).await,
         },
         Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
     }
@@ -84,27 +92,27 @@ pub async fn provision(
 async fn absent(
     ctx: &Context,
     object: &mut Object<'_>,
-    turn: &mut Turn<'_>,
+    permit: &mut Permit<'_>,
     plan: Provision,
     class: MachineClass,
 ) -> Result<Outcome, Stopped> {
     // An earlier create may have made the VM: only once the driver can't be behind any more
     // is its NOT_FOUND the truth.
     if let Some(id) = plan.provider_id.clone() {
-        return Ok(gone_or_behind(ctx, object, turn, id));
+        return Ok(gone_or_behind(ctx, object, permit, id));
     }
     if plan.vm_may_exist()
-        && let Some(again) = behind_for(ctx, object.uid(), turn.known_capabilities().consistency_window)
+        && let Some(again) = behind_for(ctx, object.uid(), permit.known_capabilities().consistency_window)
     {
         return Ok(Outcome::Absent { again });
     }
-    create(ctx, object, turn, plan, class).await
+    create(ctx, object, permit, plan, class).await
 }
 
 async fn create(
     ctx: &Context,
     object: &mut Object<'_>,
-    turn: &mut Turn<'_>,
+    permit: &mut Permit<'_>,
     plan: Provision,
     class: MachineClass,
 ) -> Result<Outcome, Stopped> {
@@ -112,19 +120,19 @@ async fn create(
         object.let_move().await?;
         return Ok(Outcome::Held(awaiting_create_of_another_spec(settling)));
     }
-    if !ctx.may_create(object.get(), turn) {
-        return Ok(ctx.waiting_for_a_turn(object.get(), turn.configured_driver()));
+    if !ctx.may_create(object.get(), permit) {
+        return Ok(ctx.waiting_for_a_permit(object.get(), permit.configured_driver()));
     }
     let credentials = MachineClass {
         provider_spec: plan.wanted.clone(),
         ..class
     };
-    if let Some(held_back) = held_back(ctx, object, turn, &plan, &credentials) {
+    if let Some(held_back) = held_back(ctx, object, permit, &plan, &credentials) {
         return Ok(held_back);
     }
     // Nothing is written of a create that would not leave this process: else a driver that
     // is down would cost writes.
-    if let Err(status) = turn.driver().prepare_create(&credentials).await {
+    if let Err(status) = permit.driver().prepare_create(&credentials).await {
         return Ok(Outcome::Failed(Box::new(Failure::new(Call::Create, status))));
     }
     let class = class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
@@ -137,11 +145,11 @@ async fn create(
         class,
         last_known_state: identity::last_known_state(object.get()),
     };
-    let call = turn.driver().create_machine(request);
+    let call = permit.driver().create_machine(request);
     let status = match object.awaiting(Operation::CreateMachine, call).await {
         Ok(machine) => {
             ctx.memory.answered(object.uid(), Answered { issued, made: true });
-            return created(ctx, object, turn, plan, credentials, machine).await;
+            return created(ctx, object, permit, plan, credentials, machine).await;
         }
         Err(status) => status,
     };
@@ -152,13 +160,13 @@ async fn create(
     }
     if failure.next == Next::Initialize {
         let vm = uninitialized(plan.provider_id, failure);
-        return initialize(ctx, object, turn, credentials, vm).await;
+        return initialize(ctx, object, permit, credentials, vm).await;
     }
     note_refusal(object, &plan, &failure).await?;
     if failure.next == Next::AwaitCapacity {
-        ctx.await_capacity(object.get(), turn, &credentials);
+        ctx.await_capacity(object.get(), permit, &credentials);
     }
-    if is_held_back(&failure.status) {
+    if is_circuit_open(&failure.status) {
         return Ok(Context::awaiting_capacity(object.get()));
     }
     Ok(Outcome::Failed(Box::new(failure)))
@@ -215,7 +223,7 @@ fn left_by(noted: Instance, failure: &Failure) -> Option<Instance> {
 fn held_back(
     ctx: &Context,
     object: &Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     plan: &Provision,
     class: &MachineClass,
 ) -> Option<Outcome> {
@@ -223,13 +231,13 @@ fn held_back(
         provider_spec: plan.wanted.clone(),
         secrets: class.secrets.clone(),
     };
-    ctx.held_back(object.get(), turn, &wanted, plan.trial)
+    ctx.held_back(object.get(), permit, &wanted, plan.trial)
 }
 
 async fn created(
     ctx: &Context,
     object: &mut Object<'_>,
-    turn: &mut Turn<'_>,
+    permit: &mut Permit<'_>,
     plan: Provision,
     class: MachineClass,
     machine: cmi_driver::Machine,
@@ -237,7 +245,7 @@ async fn created(
     if let Some(failure) = another_vm(Call::Create, plan.provider_id.as_ref(), Some(&machine)) {
         return Ok(Outcome::Failed(Box::new(failure)));
     }
-    initialize(ctx, object, turn, class, made(machine)).await
+    initialize(ctx, object, permit, class, made(machine)).await
 }
 
 /// The claim on a VM that is there: it has the spec of the create that made it.

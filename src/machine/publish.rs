@@ -156,7 +156,7 @@ pub fn retry_of(
     };
     let until = match outcome.awaits_another_driver() {
         Some(operation) => Until::AnotherDriver(Unable {
-            incarnation: gathered.incarnation(),
+            connection_generation: gathered.connection_generation(),
             operation,
         }),
         None => Until::Moment(Instant::now() + wait?),

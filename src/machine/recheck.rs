@@ -8,7 +8,7 @@ use super::look_up::{Seen, look_up};
 use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::Recheck;
-use crate::configured_driver::Turn;
+use crate::configured_driver::Permit;
 use crate::retry::Call;
 use cmi_driver::Operation;
 
@@ -16,13 +16,13 @@ use cmi_driver::Operation;
 pub async fn recheck(
     ctx: &Context,
     object: &mut Object<'_>,
-    turn: &mut Turn<'_>,
+    permit: &mut Permit<'_>,
     plan: Recheck,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object, turn.configured_driver(), plan.look_up).await?;
+    let class = class::with_credentials(ctx, object, permit.configured_driver(), plan.look_up).await?;
     match look_up(
         object,
-        turn,
+        permit,
         Some(&plan.provider_id),
         Call::Recheck,
         class.clone(),
@@ -40,9 +40,9 @@ pub async fn recheck(
         Seen::Uninitialized(failure) => {
             ctx.memory.seen(object.uid());
             let vm = uninitialized(Some(plan.provider_id), failure);
-            initialize(ctx, object, turn, class, vm).await
+            initialize(ctx, object, permit, class, vm).await
         }
-        Seen::Absent => Ok(gone_or_behind(ctx, object, turn, plan.provider_id)),
+        Seen::Absent => Ok(gone_or_behind(ctx, object, permit, plan.provider_id)),
         // The id is known: no list is asked for.
         Seen::Listed(_) | Seen::CannotLook => Ok(Outcome::NotOffered(Operation::GetMachineStatus)),
         Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),

@@ -15,7 +15,7 @@ use super::plan::{Delete, Release, SHUT_DOWN_TRIES, Settling, ShutDown};
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::{Error, InvalidSecret};
-use crate::configured_driver::Turn;
+use crate::configured_driver::Permit;
 use crate::identity;
 use crate::retry::{Call, Next};
 use cmi_driver::{
@@ -35,13 +35,13 @@ const SOONEST: Duration = Duration::from_secs(1);
 pub async fn delete(
     ctx: &Context,
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     plan: Delete,
 ) -> Result<Outcome, Stopped> {
     // It is none of clusterctl's any more: what is being deleted is not moved.
     object.let_move().await?;
     let (class, secret_is_gone) =
-        match class::with_credentials(ctx, object, turn.configured_driver(), plan.spec.clone()).await {
+        match class::with_credentials(ctx, object, permit.configured_driver(), plan.spec.clone()).await {
             Ok(class) => (class, false),
             Err(Stopped::Secret(InvalidSecret::Missing { name, .. })) => {
                 let class = MachineClass {
@@ -49,7 +49,7 @@ pub async fn delete(
                     secrets: Secrets::default(),
                 };
                 if !plan.refused
-                    && let Some(failure) = do_without(object, turn, &plan, name, class.clone()).await?
+                    && let Some(failure) = do_without(object, permit, &plan, name, class.clone()).await?
                 {
                     return Ok(Outcome::Failed(Box::new(failure)));
                 }
@@ -58,15 +58,15 @@ pub async fn delete(
             Err(stopped) => return Err(stopped),
         };
     if let Some(asking) = plan.shut_down
-        && let Some(outcome) = shut_down(ctx, object, turn, &plan, asking, class.clone()).await?
+        && let Some(outcome) = shut_down(ctx, object, permit, &plan, asking, class.clone()).await?
     {
         return Ok(outcome);
     }
     let secrets = class.secrets.clone();
-    let outcome = match remove(object, turn, &plan, class.clone()).await? {
-        None => confirm_gone(ctx, object, turn, &plan, class).await?,
-        Some(failure) if may_be_gone(&failure, turn) => {
-            match confirm_gone(ctx, object, turn, &plan, class).await? {
+    let outcome = match remove(object, permit, &plan, class.clone()).await? {
+        None => confirm_gone(ctx, object, permit, &plan, class).await?,
+        Some(failure) if may_be_gone(&failure, permit) => {
+            match confirm_gone(ctx, object, permit, &plan, class).await? {
                 gone @ (Outcome::Gone
                 | Outcome::Deleting {
                     reason: reason::CONFIRMING_DELETION | reason::CREATE_UNANSWERED,
@@ -78,7 +78,7 @@ pub async fn delete(
         Some(failure) => Outcome::Failed(Box::new(failure)),
     };
     if matches!(outcome, Outcome::Gone) && !plan.refused {
-        turn.note_gone(&secrets);
+        permit.note_gone(&secrets);
     }
     Ok(if plan.refused {
         of_a_refused_spec(outcome, secret_is_gone)
@@ -88,8 +88,8 @@ pub async fn delete(
 }
 
 /// Whether a deletion that failed may have nothing to delete, and the driver can say so.
-fn may_be_gone(failure: &Failure, turn: &Turn<'_>) -> bool {
-    failure.next == Next::LookWhetherGone && turn.known_capabilities().offers(Operation::GetMachineStatus)
+fn may_be_gone(failure: &Failure, permit: &Permit<'_>) -> bool {
+    failure.next == Next::LookWhetherGone && permit.known_capabilities().offers(Operation::GetMachineStatus)
 }
 
 /// What the deletion of what a refused create may have left comes to. No VM was made, so that a driver which
@@ -135,20 +135,20 @@ fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
 /// One that can't look up is asked to delete, which it answers UNAUTHENTICATED when it needs the credentials.
 async fn do_without(
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     plan: &Delete,
     name: String,
     class: MachineClass,
 ) -> Result<Option<Failure>, Stopped> {
     // A driver that has credentials from the provider needs some, and those open another
     // account than the Secret did.
-    if turn.configured_driver().has_credentials() {
+    if permit.configured_driver().has_credentials() {
         return Err(InvalidSecret::Needed { name }.into());
     }
-    if !turn.known_capabilities().offers(Operation::GetMachineStatus) {
+    if !permit.known_capabilities().offers(Operation::GetMachineStatus) {
         return Ok(None);
     }
-    match look(object, turn, plan.provider_id.as_ref(), class).await {
+    match look(object, permit, plan.provider_id.as_ref(), class).await {
         Ok(Sight::There(_)) => {}
         Ok(Sight::Absent) => return Err(InvalidSecret::Needed { name }.into()),
         Err(mut failure) => {
@@ -168,7 +168,7 @@ async fn do_without(
 /// What the driver says of the VM.
 async fn read(
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     provider_id: Option<&ProviderId>,
     class: MachineClass,
 ) -> cmi_driver::Result<Machine> {
@@ -177,7 +177,7 @@ async fn read(
         provider_id: provider_id.cloned(),
         class,
     };
-    let call = turn.driver().get_machine_status(request);
+    let call = permit.driver().get_machine_status(request);
     object.awaiting(Operation::GetMachineStatus, call).await
 }
 
@@ -192,11 +192,11 @@ enum Sight {
 /// Looks for the VM of this id, or for any of the machine.
 async fn look(
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     provider_id: Option<&ProviderId>,
     class: MachineClass,
 ) -> Result<Sight, Failure> {
-    let status = match read(object, turn, provider_id, class).await {
+    let status = match read(object, permit, provider_id, class).await {
         Ok(machine) => return Ok(Sight::There(Some(machine.provider_id))),
         Err(status) => status,
     };
@@ -213,7 +213,7 @@ async fn look(
 async fn shut_down(
     ctx: &Context,
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     plan: &Delete,
     asking: ShutDown,
     class: MachineClass,
@@ -224,7 +224,7 @@ async fn shut_down(
         class: class.clone(),
         last_known_state: identity::last_known_state(object.get()),
     };
-    let call = turn.driver().shut_down_machine(request);
+    let call = permit.driver().shut_down_machine(request);
     let answer = object.awaiting(Operation::ShutDownMachine, call).await;
     let answered = Timestamp::now();
     let accepted = asking.accepted.unwrap_or(answered);
@@ -232,8 +232,8 @@ async fn shut_down(
     match answer {
         Ok(response) => {
             ctx.memory.shut_down_accepted(object.uid());
-            let seen = if turn.known_capabilities().offers(Operation::GetMachineStatus) {
-                Some(read(object, turn, plan.provider_id.as_ref(), class).await)
+            let seen = if permit.known_capabilities().offers(Operation::GetMachineStatus) {
+                Some(read(object, permit, plan.provider_id.as_ref(), class).await)
             } else {
                 None
             };
@@ -395,16 +395,16 @@ fn after_shut_down(
 
 async fn remove(
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     plan: &Delete,
     class: MachineClass,
 ) -> Result<Option<Failure>, Error> {
-    remove_vm(object, turn, plan.provider_id.clone(), class).await
+    remove_vm(object, permit, plan.provider_id.clone(), class).await
 }
 
 async fn remove_vm(
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     provider_id: Option<ProviderId>,
     class: MachineClass,
 ) -> Result<Option<Failure>, Error> {
@@ -414,7 +414,7 @@ async fn remove_vm(
         class,
         last_known_state: identity::last_known_state(object.get()),
     };
-    let call = turn.driver().delete_machine(request);
+    let call = permit.driver().delete_machine(request);
     let status = match object.awaiting(Operation::DeleteMachine, call).await {
         Ok(response) => {
             object.keep(response.last_known_state.as_ref()).await?;
@@ -429,21 +429,21 @@ async fn remove_vm(
 async fn confirm_gone(
     ctx: &Context,
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     plan: &Delete,
     class: MachineClass,
 ) -> Result<Outcome, Error> {
-    let capabilities = turn.known_capabilities();
+    let capabilities = permit.known_capabilities();
     if !capabilities.offers(Operation::GetMachineStatus) {
-        return confirm_without_look_up(ctx, object, turn, plan, class).await;
+        return confirm_without_look_up(ctx, object, permit, plan, class).await;
     }
     let known = plan.provider_id.as_ref();
-    let mut sight = look(object, turn, known, class.clone()).await;
+    let mut sight = look(object, permit, known, class.clone()).await;
     if plan.strays && matches!(sight, Ok(Sight::Absent)) {
-        sight = look(object, turn, None, class.clone()).await;
+        sight = look(object, permit, None, class.clone()).await;
         // Where the driver does not say its id, its name is all there is to delete it by.
         if let Ok(Sight::There(stray)) = &sight
-            && let Some(failure) = remove_stray(object, turn, stray.clone(), class).await?
+            && let Some(failure) = remove_stray(object, permit, stray.clone(), class).await?
         {
             return Ok(Outcome::Failed(Box::new(failure)));
         }
@@ -471,21 +471,21 @@ async fn confirm_gone(
 async fn confirm_without_look_up(
     ctx: &Context,
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     plan: &Delete,
     class: MachineClass,
 ) -> Result<Outcome, Error> {
-    let capabilities = turn.known_capabilities();
+    let capabilities = permit.known_capabilities();
     let is_unanswered = plan.strays || plan.settling.is_some();
     if is_unanswered && capabilities.offers(Operation::ListMachines) {
-        match own_in_list(object, turn, class.clone()).await {
+        match own_in_list(object, permit, class.clone()).await {
             Ok(Some(listed)) if listed.is_empty() => {
                 let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
                 return Ok(after_absence(plan.settling, behind, plan.again));
             }
             Ok(Some(listed)) => {
                 ctx.memory.seen(object.uid());
-                return remove_listed(object, turn, plan, listed, class).await;
+                return remove_listed(object, permit, plan, listed, class).await;
             }
             Ok(None) => {}
             Err(failure) => return Ok(Outcome::Failed(Box::new(failure))),
@@ -494,7 +494,7 @@ async fn confirm_without_look_up(
     // The name is all there is to find another VM by. Whether a driver that was told an id before
     // can do so is its own affair.
     if plan.strays
-        && let Some(failure) = remove_vm(object, turn, None, class).await?
+        && let Some(failure) = remove_vm(object, permit, None, class).await?
     {
         if failure.next == Next::Retry {
             return Ok(Outcome::Failed(Box::new(failure)));
@@ -516,7 +516,7 @@ async fn confirm_without_look_up(
 /// deletion the driver has answered.
 async fn remove_listed(
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     plan: &Delete,
     listed: BTreeSet<ProviderId>,
     class: MachineClass,
@@ -525,7 +525,7 @@ async fn remove_listed(
         .into_iter()
         .filter(|id| plan.provider_id.as_ref() != Some(id));
     for stray in strays {
-        if let Some(failure) = remove_stray(object, turn, Some(stray), class.clone()).await? {
+        if let Some(failure) = remove_stray(object, permit, Some(stray), class.clone()).await? {
             return Ok(Outcome::Failed(Box::new(failure)));
         }
     }
@@ -538,7 +538,7 @@ async fn remove_listed(
 
 async fn remove_stray(
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     stray: Option<ProviderId>,
     class: MachineClass,
 ) -> Result<Option<Failure>, Error> {
@@ -547,7 +547,7 @@ async fn remove_stray(
         stray = stray.as_ref().map(ProviderId::as_str),
         "a create that was never answered has made a VM: deleting it"
     );
-    remove_vm(object, turn, stray, class).await
+    remove_vm(object, permit, stray, class).await
 }
 
 /// What the absence of a VM leads to: `behind` is for how much longer the driver may be wrong about it.

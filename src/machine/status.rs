@@ -14,7 +14,7 @@ use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
     OperationState, OperationType,
 };
-use crate::configured_driver::HeldBack;
+use crate::configured_driver::CircuitOpen;
 use crate::identity;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
 
@@ -253,7 +253,7 @@ impl Draft<'_> {
         if is_said || self.machine.is_provisioned() {
             return;
         }
-        let message = HeldBack.to_string();
+        let message = CircuitOpen.to_string();
         self.set(
             conditions::READY,
             State::False,

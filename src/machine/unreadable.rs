@@ -43,8 +43,8 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let plan = plan(&machine, &gathered.observed());
     let plan = super::guarded(ctx, &machine, &gathered, plan).await;
     let mut object = Object::new(ctx, Arc::clone(&machine));
-    let mut turn = None;
-    let outcome = execute(ctx, &mut object, &gathered, &mut turn, plan).await?;
+    let mut permit = None;
+    let outcome = execute(ctx, &mut object, &gathered, &mut permit, plan).await?;
     let attempts = gathered.attempts(&machine);
     let wait = wait(&machine, &outcome, attempts);
     let note = events::of(&machine, &outcome, attempts);

@@ -11,7 +11,7 @@ use super::plan::Update;
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
-use crate::configured_driver::Turn;
+use crate::configured_driver::Permit;
 use crate::identity;
 use crate::retry::Call;
 use cmi_driver::{Operation, UpdateMachineRequest};
@@ -24,10 +24,10 @@ use cmi_driver::{Operation, UpdateMachineRequest};
 pub async fn update(
     ctx: &Context,
     object: &mut Object<'_>,
-    turn: &Turn<'_>,
+    permit: &Permit<'_>,
     plan: Update,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object, turn.configured_driver(), plan.wanted.clone()).await?;
+    let class = class::with_credentials(ctx, object, permit.configured_driver(), plan.wanted.clone()).await?;
     object.block_move().await?;
     announce(object).await?;
     let request = UpdateMachineRequest {
@@ -37,7 +37,7 @@ pub async fn update(
         class,
         last_known_state: identity::last_known_state(object.get()),
     };
-    if let Err(status) = turn.driver().update_machine(request).await {
+    if let Err(status) = permit.driver().update_machine(request).await {
         let failure = Failure::new(Call::Update, status);
         return Ok(Outcome::Failed(Box::new(failure)));
     }

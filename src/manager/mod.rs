@@ -143,7 +143,7 @@ impl Running {
         services.spawn("the watchdog", context.health.clone().watch());
         serve_diagnostics(&mut services, setup.diagnostics, &own_client, &metrics)?;
         for driver in context.drivers.iter().map(Arc::clone) {
-            services.spawn("a driver's probe", async move { driver.keep_in_contact().await });
+            services.spawn("a driver's probe", async move { driver.run().await });
         }
         let mut controllers = Tasks::default();
         for controller in all {

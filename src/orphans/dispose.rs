@@ -11,7 +11,7 @@ use super::shown::{LINE, Shown};
 use super::{Context, live};
 use crate::admission;
 use crate::api::conditions::reason;
-use crate::configured_driver::{ConfiguredDriver, Share};
+use crate::configured_driver::{ConfiguredDriver, Priority};
 use crate::listing::{self, Unlisted};
 use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, tags};
 
@@ -56,8 +56,8 @@ async fn try_delete(
     sighting: Sighting,
     rules: Rules,
 ) -> Result<Done, String> {
-    let turn = driver.turn(Share::Upkeep, LINE).await;
-    let capabilities = turn
+    let permit = driver.permit(Priority::Upkeep, LINE).await;
+    let capabilities = permit
         .ask_capabilities()
         .await
         .map_err(|status| status.message().to_owned())?;
@@ -88,7 +88,7 @@ async fn try_delete(
     };
     // A machine that was robbed of its identity looks as if it had no VM. The check says so also
     // of what was seen before it.
-    if let admission::Standing::Unguarded(why) = ctx.guard.since(clock.asked).await {
+    if let admission::Enforcement::Unguarded(why) = ctx.guard.since(clock.asked).await {
         return Err(why.to_string());
     }
     let ended = |id: &str| ctx.ended(id).is_some();
@@ -109,7 +109,7 @@ async fn try_delete(
         class,
         last_known_state: None,
     };
-    let deleted = turn.driver().delete_machine(request).await;
+    let deleted = permit.driver().delete_machine(request).await;
     deleted
         .map(|_| Done::Deleted)
         .map_err(|status| status.message().to_owned())

@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 
 pub use self::classes::EndedClass;
 pub use self::endings::{Ended, Endings};
-use self::plan::{Clock, Live, LiveMachine, Rules, Scope, Standing, Verdict, judge, standing};
+use self::plan::{Clock, Live, LiveMachine, Ownership, Rules, Scope, Verdict, judge, ownership};
 use self::report::{Known, given_up, report};
 use self::rotation::{MOST_LISTS, Rotation};
 use self::scope::{Class, Objects, Watched, watched};
@@ -34,7 +34,7 @@ use crate::admission::Guard;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
 use crate::caches::Caches;
-use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Share};
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Priority};
 use crate::metrics::{Metrics, OrphanReason};
 use cmi_driver::{Capabilities, ListedMachine, Operation, Status};
 
@@ -269,8 +269,8 @@ fn count(ctx: &Context, driver: &ConfiguredDriver, state: &State) {
 
 /// What the driver can do, if it lists; one that can't be asked or does not list has no orphans to tell.
 async fn capabilities(driver: &ConfiguredDriver) -> Result<Arc<Capabilities>, Option<Status>> {
-    let turn = driver.turn(Share::Upkeep, LINE).await;
-    let capabilities = turn.ask_capabilities().await.map_err(Some)?;
+    let permit = driver.permit(Priority::Upkeep, LINE).await;
+    let capabilities = permit.ask_capabilities().await.map_err(Some)?;
     if capabilities.offers(Operation::ListMachines) {
         Ok(capabilities)
     } else {
@@ -308,7 +308,12 @@ fn live_of(objects: &Objects) -> Live {
 }
 
 fn are_owned(shown: &Shown, known: &Live) -> bool {
-    let is_owned = |vm| matches!(standing(&shown.scope, vm, &shown.vms, known), Standing::Owned(_));
+    let is_owned = |vm| {
+        matches!(
+            ownership(&shown.scope, vm, &shown.vms, known),
+            Ownership::Owned(_)
+        )
+    };
     shown.vms.iter().all(is_owned)
 }
 

@@ -13,10 +13,10 @@
 //!   whose InfraMachine this process has not itself seen being deleted, by its user and not by a move (see
 //!   [`super::Endings`]). After a restore nothing is deleted but what had been deleted before it.
 //! * A restored backup brings an object **back** whose end this process saw. Then the live read
-//!   has it: [`Standing::Owned`].
+//!   has it: [`Ownership::Owned`].
 //! * The Cluster is **moving**, or was moved: it is paused, marked, or not here at the time of the read. The
-//!   Cluster is read after the InfraMachines, so that a move that took these is seen. [`Standing::Frozen`]
-//!   and [`Standing::Foreign`] forget what was seen, so that counting begins anew. The other management
+//!   Cluster is read after the InfraMachines, so that a move that took these is seen. [`Ownership::Frozen`]
+//!   and [`Ownership::Foreign`] forget what was seen, so that counting begins anew. The other management
 //!   cluster, where the Cluster lives on, has seen no deletion.
 //! * A **half-done create**, one whose providerID is not written yet: its InfraMachine carries `m`.
 //! * A **cache that is behind** plays no part: it can say that a VM is owned, which deletes nothing,
@@ -313,7 +313,7 @@ fn live_cluster(
 
 /// What the API server says of a VM at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Ownership {
     /// An InfraMachine has it.
     Owned(Key),
     /// It is of a Cluster that this management cluster does not have.
@@ -328,13 +328,13 @@ pub enum Standing {
 
 /// Whose a VM is. `siblings` are all VMs of the scope that were listed with it: two of them for a machine
 /// that does not say yet which one is its own are both in doubt.
-pub fn standing(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> Standing {
+pub fn ownership(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> Ownership {
     if let Some(machine) = live.found(&live.by_provider_id, vm.provider_id.as_str()).next() {
-        return Standing::Owned(machine.key.clone());
+        return Ownership::Owned(machine.key.clone());
     }
     let is_of_another = vm.cluster_id.as_ref().is_some_and(|id| *id != scope.cluster_id);
     let Some(cluster) = live.cluster(scope).filter(|_| !is_of_another) else {
-        return Standing::Foreign;
+        return Ownership::Foreign;
     };
     let owner = live.owners(scope, vm).next();
     let is_only = |owner: &LiveMachine| {
@@ -342,10 +342,10 @@ pub fn standing(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], l
         owner.provider_id.is_none() && siblings.iter().filter(of_owner).count() <= 1
     };
     match (owner, &cluster.frozen) {
-        (Some(owner), _) if is_only(owner) => Standing::Owned(owner.key.clone()),
-        (_, Some(why)) => Standing::Frozen(why.clone()),
-        (Some(owner), None) => Standing::Duplicate(owner.key.clone()),
-        (None, None) => Standing::Unowned,
+        (Some(owner), _) if is_only(owner) => Ownership::Owned(owner.key.clone()),
+        (_, Some(why)) => Ownership::Frozen(why.clone()),
+        (Some(owner), None) => Ownership::Duplicate(owner.key.clone()),
+        (None, None) => Ownership::Unowned,
     }
 }
 
@@ -471,15 +471,15 @@ pub fn judge(
     vms.iter()
         .map(|vm| {
             let id = vm.provider_id.as_str();
-            let (standing, holds) = (standing(scope, vm, vms, live), |sighting| {
+            let (ownership, holds) = (ownership(scope, vm, vms, live), |sighting| {
                 holds(scope, vm, live, &ended, sighting, (rules, clock))
             });
-            let unowned = match standing {
-                Standing::Owned(key) => Err(Verdict::Owned(key)),
-                Standing::Foreign => Err(Verdict::Foreign),
-                Standing::Frozen(why) => Err(Verdict::Frozen(why)),
-                Standing::Duplicate(key) => Ok(Some(key)),
-                Standing::Unowned => Ok(None),
+            let unowned = match ownership {
+                Ownership::Owned(key) => Err(Verdict::Owned(key)),
+                Ownership::Foreign => Err(Verdict::Foreign),
+                Ownership::Frozen(why) => Err(Verdict::Frozen(why)),
+                Ownership::Duplicate(key) => Ok(Some(key)),
+                Ownership::Unowned => Ok(None),
             };
             let duplicate = match unowned {
                 Ok(duplicate) => duplicate,
@@ -520,7 +520,7 @@ pub fn may_still_be_deleted(
     sighting: Sighting,
     at: (Rules, Clock),
 ) -> bool {
-    standing(scope, vm, siblings, live) == Standing::Unowned
+    ownership(scope, vm, siblings, live) == Ownership::Unowned
         && sighting.is_confirmed
         && holds(scope, vm, live, &ended, sighting, at).is_empty()
 }
@@ -528,12 +528,12 @@ pub fn may_still_be_deleted(
 /// What one look says of a VM: an orphan with what would keep it from being deleted, whatever was
 /// seen before and is asked for.
 pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> Verdict {
-    match standing(scope, vm, siblings, live) {
-        Standing::Owned(key) => Verdict::Owned(key),
-        Standing::Foreign => Verdict::Foreign,
-        Standing::Frozen(why) => Verdict::Frozen(why),
-        Standing::Duplicate(key) => Verdict::Duplicate(key),
-        Standing::Unowned => {
+    match ownership(scope, vm, siblings, live) {
+        Ownership::Owned(key) => Verdict::Owned(key),
+        Ownership::Foreign => Verdict::Foreign,
+        Ownership::Frozen(why) => Verdict::Frozen(why),
+        Ownership::Duplicate(key) => Verdict::Duplicate(key),
+        Ownership::Unowned => {
             let rules = Rules {
                 delete: true,
                 gap: Duration::ZERO,

@@ -7,11 +7,11 @@ use kube::Client;
 
 use super::plan::{Scope, each_once};
 use super::scope::{Class, ClassId, Watched};
-use crate::configured_driver::{ConfiguredDriver, Share};
+use crate::configured_driver::{ConfiguredDriver, Priority};
 use crate::listing::{self, Unlisted};
 use cmi_driver::{ListedMachine, ProviderId};
 
-/// The name under which a look waits for its turn.
+/// The name under which a look waits for its permit.
 pub(super) const LINE: &str = "orphans";
 
 /// The VMs that the lists of a Cluster show.
@@ -64,10 +64,10 @@ pub async fn lists(
             shown.unknown.insert(id);
             continue;
         }
-        // A turn for each: others get theirs in between.
-        let turn = driver.turn(Share::Upkeep, LINE).await;
+        // A permit for each: others get theirs in between.
+        let permit = driver.permit(Priority::Upkeep, LINE).await;
         let secret = class.secret.as_deref();
-        match listing::list(client, &turn, namespace, secret, &class.spec).await {
+        match listing::list(client, &permit, namespace, secret, &class.spec).await {
             Ok(vms) => {
                 for vm in &vms {
                     let known = shown.classes.entry(vm.provider_id.clone());

@@ -30,7 +30,7 @@ struct Cloud {
 
 #[async_trait]
 impl Driver for Cloud {
-    fn incarnation(&self) -> u64 {
+    fn connection_generation(&self) -> u64 {
         1
     }
 

@@ -22,7 +22,9 @@ use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
 use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
-use crate::configured_driver::{Applicant, ConfiguredDriver, ConfiguredDrivers, Share, TURN_WAIT, Turn};
+use crate::configured_driver::{
+    ConfiguredDriver, ConfiguredDrivers, PERMIT_WAIT, Permit, Priority, Requester,
+};
 use crate::credentials;
 use crate::reconciler::{Again, REFRESH, Reconciler};
 use crate::retry::{self, Call, LONG_WAIT, Next};
@@ -66,9 +68,9 @@ async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> R
     let clusters = ctx.caches.clusters_of_template(&template.metadata);
     let plan = plan(template, &clusters);
     if plan != Plan::Describe {
-        // It may have stood in the line of a driver.
+        // It may have stood in the queue of a driver.
         let uid = template.metadata.uid.as_deref().unwrap_or_default();
-        ctx.drivers.withdraw(uid);
+        ctx.drivers.cancel(uid);
     }
     match plan {
         Plan::Leave => Ok(Again::OnChange),
@@ -78,7 +80,7 @@ async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> R
         }
         Plan::Describe => {
             let Some(described) = describe(template, ctx).await? else {
-                return Ok(Again::After(TURN_WAIT));
+                return Ok(Again::After(PERMIT_WAIT));
             };
             publish(template, ctx, &status(template, &described, Timestamp::now())).await?;
             Ok(again(&described))
@@ -121,25 +123,29 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
     let wake = Arc::clone(&ctx.wake);
     let name = template.metadata.name.as_deref().unwrap_or_default();
     let reference = ObjectRef::new(name).within(namespace);
-    let who = template.metadata.uid.as_deref().unwrap_or_default();
-    match driver.try_turn(
-        Share::Upkeep,
-        Applicant { who, namespace },
+    let key = template.metadata.uid.as_deref().unwrap_or_default();
+    match driver.try_acquire(
+        Priority::Upkeep,
+        Requester { key, namespace },
         Box::new(move || wake(reference)),
     ) {
-        Some(turn) => ask(template, ctx, &turn).await.map(Some),
+        Some(permit) => ask(template, ctx, &permit).await.map(Some),
         None => Ok(None),
     }
 }
 
-async fn ask(template: &InfraMachineTemplate, ctx: &Context, turn: &Turn<'_>) -> Result<Described, Error> {
+async fn ask(
+    template: &InfraMachineTemplate,
+    ctx: &Context,
+    permit: &Permit<'_>,
+) -> Result<Described, Error> {
     let spec = &template.spec.template.spec;
     let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
-    let capabilities = match turn.ask_capabilities().await {
+    let capabilities = match permit.ask_capabilities().await {
         Ok(capabilities) => capabilities,
         Err(status) => return Ok(Described::Failed(status)),
     };
-    if let Some(violation) = violation(template, turn.configured_driver(), &capabilities) {
+    if let Some(violation) = violation(template, permit.configured_driver(), &capabilities) {
         return Ok(Described::Refused(violation));
     }
     if !capabilities.offers(Operation::DescribeClass) {
@@ -148,7 +154,7 @@ async fn ask(template: &InfraMachineTemplate, ctx: &Context, turn: &Turn<'_>) ->
     let reference = spec.secret_ref.as_ref().map(|reference| reference.name.as_str());
     let read = credentials::of(
         &ctx.client,
-        turn.configured_driver(),
+        permit.configured_driver(),
         namespace,
         reference,
         SECRET_REF,
@@ -162,7 +168,7 @@ async fn ask(template: &InfraMachineTemplate, ctx: &Context, turn: &Turn<'_>) ->
         provider_spec: ProviderSpec(spec.provider_spec.clone()),
         secrets,
     };
-    Ok(match turn.driver().describe_class(class).await {
+    Ok(match permit.driver().describe_class(class).await {
         Ok(description) => Described::of(description),
         // Declared, and not offered after all.
         Err(status) if retry::next(Call::DescribeClass, status.code()) == Next::Fallback => {

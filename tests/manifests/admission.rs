@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 use capcmi::{
-    admission::{Guard, Standing, UNCONFIRMED},
+    admission::{Enforcement, Guard, UNCONFIRMED},
     manifests::{self, Part},
     metrics::Metrics,
 };
@@ -70,13 +70,13 @@ async fn versions(client: &Client) -> Result<Vec<String>> {
 }
 
 #[track_caller]
-fn in_force(standing: &Standing) -> Result<()> {
-    ensure!(*standing == Standing::InForce, "{standing:?}");
+fn in_force(enforcement: &Enforcement) -> Result<()> {
+    ensure!(*enforcement == Enforcement::InForce, "{enforcement:?}");
     Ok(())
 }
 
-fn unconfirmed(standing: &Standing) -> Result<()> {
-    let Standing::Unguarded(why) = standing else {
+fn unconfirmed(enforcement: &Enforcement) -> Result<()> {
+    let Enforcement::Unguarded(why) = enforcement else {
         anyhow::bail!("forged identities would be trusted");
     };
     let command =

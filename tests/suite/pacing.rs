@@ -117,12 +117,12 @@ async fn a_namespace_whose_creates_hang_keeps_no_other_waiting_and_its_machines_
     })
     .await?;
     let queue = format!(
-        r#"capcmi_driver_queue{{driver="simulated",share="create"}} {}"#,
+        r#"capcmi_driver_queue{{driver="simulated",priority="create"}} {}"#,
         MANY - HANG
     );
     let metrics = provider.metrics().await?;
     ensure!(metrics.contains(&queue), "no {queue} in {metrics}");
-    let used = format!(r#"capcmi_driver_permits_in_use{{driver="simulated",share="create"}} {HANG}"#);
+    let used = format!(r#"capcmi_driver_permits_in_use{{driver="simulated",priority="create"}} {HANG}"#);
     ensure!(metrics.contains(&used), "no {used} in {metrics}");
     let written: Vec<_> = audit::writes(&many)?
         .into_iter()

@@ -59,14 +59,14 @@ pub trait Driver: Send + Sync + 'static {
     /// Counts how often the driver was lost and met again, or changed before our eyes: what it said
     /// of itself before may no longer be true. Makes no call. 0 before the first time, and for ever
     /// for a driver in this process.
-    fn incarnation(&self) -> u64 {
+    fn connection_generation(&self) -> u64 {
         0
     }
 
     /// Name and version of the driver, for logs, metrics and `capcmi driver info`.
     async fn info(&self) -> Result<PluginInfo>;
 
-    /// What the driver implements and how it behaves. Constant during an [`Driver::incarnation`].
+    /// What the driver implements and how it behaves. Constant during an [`Driver::connection_generation`].
     async fn capabilities(&self) -> Result<Capabilities>;
 
     /// Whether the driver and its back end can serve calls now.

@@ -67,8 +67,8 @@ fn sample() -> Metrics {
     metrics.machines(|| vec![("Provisioned", 1)]);
     metrics.driver_reachable("driver", true);
     metrics.permits("driver", || {
-        ["upkeep", "create"].map(|share| PermitCount {
-            share,
+        ["upkeep", "create"].map(|priority| PermitCount {
+            priority,
             in_use: 1,
             waiting: 1,
         })

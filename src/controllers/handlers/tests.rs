@@ -11,8 +11,8 @@ use super::super::watch::Keeper;
 use super::super::{Options, Writers, caches};
 use super::*;
 use crate::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
-use crate::configured_driver::tests::{FakeDriver, provider_with_one_turn};
-use crate::configured_driver::{Applicant, ConfiguredDrivers, Share};
+use crate::configured_driver::tests::{FakeDriver, driver_with_one_permit};
+use crate::configured_driver::{ConfiguredDrivers, Priority, Requester};
 use crate::metrics::Metrics;
 
 /// The handlers of a process that leads, and what they wake.
@@ -40,7 +40,7 @@ fn watched() -> Watched {
     };
     let config = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
     let client = kube::Client::try_from(config).unwrap();
-    let pool = provider_with_one_turn(FakeDriver::default());
+    let pool = driver_with_one_permit(FakeDriver::default());
     let drivers = ConfiguredDrivers::new(vec![pool]).unwrap();
     let controllers = Controllers::on(caches, client, options, drivers, Arc::new(Metrics::new()));
     let mut machines = Box::pin(controllers.machines.receive());
@@ -289,22 +289,25 @@ async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
     assert_eq!(woken(), set(["cluster ic"]));
 }
 
-/// A turn would else be kept for it that others wait for.
+/// A permit would else be kept for it that others wait for.
 #[tokio::test]
-async fn a_machine_that_is_gone_stands_in_no_line() {
+async fn a_machine_that_is_gone_stands_in_no_queue() {
     let mut watched = settled();
     let pool = watched.controllers.drivers.named("pool").unwrap();
     let called = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let turn = |who: &'static str| {
+    let permit = |uid: &'static str| {
         let called = Arc::clone(&called);
-        pool.try_turn(
-            Share::Create,
-            Applicant { who, namespace: "ns" },
-            Box::new(move || called.lock().unwrap().push(who)),
+        pool.try_acquire(
+            Priority::Create,
+            Requester {
+                key: uid,
+                namespace: "ns",
+            },
+            Box::new(move || called.lock().unwrap().push(uid)),
         )
     };
-    let first = turn("first").unwrap();
-    assert!(turn("u-m").is_none() && turn("next").is_none());
+    let first = permit("first").unwrap();
+    assert!(permit("u-m").is_none() && permit("next").is_none());
     watched.infra_machine(&Event::Delete(infra_machine("m", 2, &json!({}))));
     drop(first);
     assert_eq!(*called.lock().unwrap(), ["next"]);

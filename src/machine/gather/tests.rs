@@ -41,11 +41,11 @@ fn context(driver: FakeDriver) -> Context {
 #[tokio::test]
 async fn a_driver_that_is_met_during_a_call_is_not_the_one_that_answered_it() {
     let driver = FakeDriver::default();
-    let met = Arc::clone(&driver.incarnation);
+    let met = Arc::clone(&driver.connection_generation);
     met.store(1, Ordering::SeqCst);
     let gathered = gather(&context(driver), &machine().claimed().build()).await;
     met.store(2, Ordering::SeqCst);
-    assert_eq!(gathered.incarnation(), 1);
+    assert_eq!(gathered.connection_generation(), 1);
 }
 
 /// CTL-02
@@ -70,7 +70,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
             ..Remembered::default()
         },
         inputs: 7,
-        incarnation: 1,
+        connection_generation: 1,
         now: Timestamp::UNIX_EPOCH,
         instant,
     };
@@ -79,7 +79,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
         (later, Some(Duration::from_secs(40))),
         (
             Until::AnotherDriver(Unable {
-                incarnation: 1,
+                connection_generation: 1,
                 operation: Operation::CreateMachine,
             }),
             None,

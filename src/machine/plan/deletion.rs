@@ -6,13 +6,13 @@ use jiff::Timestamp;
 
 use super::waits::{pace_of_deletion, retry_wait};
 use super::{
-    Delete, Driver, DriverFacts, Observed, Plan, Release, Settling, ShutDown, has_finalizer, hold,
+    Delete, Driver, DriverState, Observed, Plan, Release, Settling, ShutDown, has_finalizer, hold,
     known_provider_id, no_driver, paused, rest_of_grace,
 };
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
-use crate::configured_driver::TURN_WAIT;
+use crate::configured_driver::PERMIT_WAIT;
 use crate::identity::{self, MachineId};
 use crate::machine::unanswered::{Unanswered, elapsed};
 use cmi_driver::Operation;
@@ -53,10 +53,12 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         Instance::None if machine.spec.provider_id.is_none() => return Plan::Release(Release::NeverCreated),
         instance => instance == Instance::Refused && machine.spec.provider_id.is_none(),
     };
-    let facts = match &seen.driver {
-        Driver::Known(facts) => facts,
-        Driver::OutOfContact(code, message) => return Plan::OutOfContact(*code, message.clone()),
-        Driver::Busy => return Plan::Wait(Some(TURN_WAIT)),
+    let driver = match &seen.driver {
+        Driver::Known(driver) => driver,
+        Driver::CapabilitiesUnknown(code, message) => {
+            return Plan::CapabilitiesUnknown(*code, message.clone());
+        }
+        Driver::Busy => return Plan::Wait(Some(PERMIT_WAIT)),
         // Its spec was never valid, and no driver is left that could say whether anything was made.
         Driver::NotConfigured(_) if refused => return Plan::Release(Release::NeverCreated),
         Driver::NotConfigured(message) => return no_driver(machine, None, message),
@@ -73,13 +75,13 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
     };
     let shut_down = shut_down(machine, seen)
-        .filter(|_| facts.capabilities.offers(Operation::ShutDownMachine) && !refused);
+        .filter(|_| driver.capabilities.offers(Operation::ShutDownMachine) && !refused);
     let left = shut_down.map(|shut_down| shut_down.left(seen.now));
     Plan::Delete(Box::new(Delete {
         provider_id: known_provider_id(machine),
         spec,
         shut_down,
-        settling: settling(machine, seen, facts).filter(|_| !refused),
+        settling: settling(machine, seen, driver).filter(|_| !refused),
         strays: machine.spec.provider_id.is_some() && Unanswered::of(machine).is_some(),
         refused,
         again: pace_of_deletion(deleted_for(machine, seen.now), left),
@@ -134,7 +136,7 @@ fn moved_away(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
 pub(super) fn settling(
     machine: &InfraMachine,
     seen: &Observed<'_>,
-    facts: &DriverFacts<'_>,
+    driver: &DriverState<'_>,
 ) -> Option<Settling> {
     let noted = identity::annotation(machine, labels::CREATE_ISSUED_AT);
     let issued = match Unanswered::of(machine) {
@@ -144,13 +146,13 @@ pub(super) fn settling(
         // From before the time was written down, or it can't be read.
         None => None,
     };
-    let time = facts.create_settle_time;
+    let time = driver.create_settle_time;
     let absent_for = seen
         .remembered
         .absent_since
         .map(|since| seen.instant.saturating_duration_since(since));
     let by_own_clock = time.saturating_sub(absent_for.unwrap_or_default());
-    let whole = facts.create_timeout.saturating_add(time);
+    let whole = driver.create_timeout.saturating_add(time);
     let by_wall_clock = issued
         .and_then(|issued| elapsed(issued, seen.now))
         .map(|passed| whole.saturating_sub(passed));

@@ -2,7 +2,7 @@
 
 use super::difference::difference;
 use super::waits::{is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
-use super::{DriverFacts, Observed, Plan, Recheck, Update, known_provider_id};
+use super::{DriverState, Observed, Plan, Recheck, Update, known_provider_id};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::identity::{self, InvalidSpec};
 use crate::machine::memory::Suspicion;
@@ -13,13 +13,13 @@ use cmi_driver::{Operation, ProviderSpec};
 pub fn plan_provisioned(
     machine: &InfraMachine,
     seen: &Observed<'_>,
-    facts: &DriverFacts<'_>,
+    driver: &DriverState<'_>,
     wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {
     let Some(provider_id) = known_provider_id(machine) else {
         return Plan::Leave("provisioned, and the providerID has not been seen yet");
     };
-    let offers = |operation| facts.capabilities.offers(operation);
+    let offers = |operation| driver.capabilities.offers(operation);
     let applied = identity::applied_spec(machine);
     let mut again = None;
     let lacks_look_up = lacks(seen, Operation::GetMachineStatus);
@@ -58,7 +58,7 @@ pub fn plan_provisioned(
     let (hot, not_updatable): (Vec<_>, Vec<_>) =
         difference(&applied, &wanted).into_iter().partition(|path| {
             offers(Operation::UpdateMachine)
-                && facts
+                && driver
                     .capabilities
                     .hot_updatable
                     .iter()
@@ -76,7 +76,7 @@ pub fn plan_provisioned(
         }));
     }
     Plan::Keep {
-        reachable: facts.reachable,
+        reachable: driver.reachable,
         not_updatable,
         again,
     }

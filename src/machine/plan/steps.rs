@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::api::labels::Instance;
 use crate::api::v1alpha1::OperationType;
-use crate::configured_driver::{Share, Trial};
+use crate::configured_driver::{Priority, TrialReason};
 use crate::identity::{InvalidSpec, MachineId};
 use crate::machine::unanswered::{Unanswered, elapsed};
 use cmi_driver::{Code, JsonPointer, ProviderId, ProviderSpec};
@@ -26,7 +26,7 @@ pub enum Plan {
     /// Write finalizer and identity again; what else there is to do comes after that.
     Claim(Box<Claim>),
     /// The driver has never answered.
-    OutOfContact(Code, String),
+    CapabilitiesUnknown(Code, String),
     /// The spec can't be accepted as it is.
     Refuse {
         /// Why.
@@ -60,19 +60,19 @@ pub enum Plan {
 }
 
 impl Plan {
-    /// What a turn of the driver is needed for; `None` where it is not called.
-    pub fn share(&self) -> Option<Share> {
+    /// What a permit of the driver is needed for; `None` where it is not called.
+    pub fn priority(&self) -> Option<Priority> {
         match self {
             // Where there may be a VM it is looked up first, which must not wait for the creates of others.
-            Self::Provision(plan) if plan.vm_may_exist() => Some(Share::Upkeep),
-            Self::Provision(_) => Some(Share::Create),
-            Self::Recheck(_) | Self::Update(_) | Self::Delete(_) => Some(Share::Upkeep),
+            Self::Provision(plan) if plan.vm_may_exist() => Some(Priority::Upkeep),
+            Self::Provision(_) => Some(Priority::Create),
+            Self::Recheck(_) | Self::Update(_) | Self::Delete(_) => Some(Priority::Upkeep),
             Self::Leave(_)
             | Self::Later(_)
             | Self::Hold(_)
             | Self::Wait(_)
             | Self::Claim(_)
-            | Self::OutOfContact(..)
+            | Self::CapabilitiesUnknown(..)
             | Self::Refuse { .. }
             | Self::Keep { .. }
             | Self::Vanish(_)
@@ -93,7 +93,7 @@ impl Plan {
             | Self::Leave(_)
             | Self::Later(_)
             | Self::Wait(_)
-            | Self::OutOfContact(..)
+            | Self::CapabilitiesUnknown(..)
             | Self::Refuse { .. }
             | Self::Keep { .. }
             | Self::Vanish(_)
@@ -110,7 +110,7 @@ impl Plan {
             | Self::Later(_)
             | Self::Hold(_)
             | Self::Claim(_)
-            | Self::OutOfContact(..)
+            | Self::CapabilitiesUnknown(..)
             | Self::Provision(_)
             | Self::Recheck(_)
             | Self::Vanish(_)
@@ -131,7 +131,7 @@ impl Plan {
             | Self::Hold(_)
             | Self::Wait(_)
             | Self::Claim(_)
-            | Self::OutOfContact(..)
+            | Self::CapabilitiesUnknown(..)
             | Self::Refuse { .. }
             | Self::Keep { .. }
             | Self::Provision(_)
@@ -213,7 +213,7 @@ pub struct Provision {
     /// is looked for and deleted.
     pub settling: Option<Settling>,
     /// Why its create may be let through though capacity was exhausted.
-    pub trial: Trial,
+    pub trial: TrialReason,
 }
 
 impl Provision {

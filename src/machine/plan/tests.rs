@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::api::conditions::State;
 use crate::api::v1alpha1::{OperationState, OperationType};
-use crate::configured_driver::Share;
+use crate::configured_driver::Priority;
 use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::status::{self, Moment};
@@ -320,7 +320,7 @@ fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done
     check(world().recheck(), provisioned());
     check(world().violating("no"), provisioned());
     check(world().driver_not_configured(), provisioned());
-    check(world().out_of_contact(), provisioned());
+    check(world().capabilities_unknown(), provisioned());
 }
 
 #[test]
@@ -541,8 +541,8 @@ fn a_refusal_that_no_driver_was_called_for_is_decided_anew_by_what_the_driver_sa
     assert!(is_refused_uncalled(&refused_before.clone().build()));
     refused(refusing().plan(refused_before.clone()));
     provision(world().plan(refused_before.clone()));
-    let silent = Plan::Wait(Some(TURN_WAIT));
-    assert_eq!(world().out_of_contact().plan(refused_before), silent);
+    let silent = Plan::Wait(Some(PERMIT_WAIT));
+    assert_eq!(world().capabilities_unknown().plan(refused_before), silent);
 }
 
 #[test]
@@ -554,8 +554,8 @@ fn what_a_driver_answered_is_final_whatever_it_says_of_itself() {
 
 #[test]
 fn nothing_is_refused_because_of_what_a_driver_said_before_it_was_lost() {
-    let silent = Plan::Wait(Some(TURN_WAIT));
-    let former = || world().with_former_facts();
+    let silent = Plan::Wait(Some(PERMIT_WAIT));
+    let former = || world().with_stale_capabilities();
     assert_eq!(former().violating("no").plan(machine().claimed()), silent);
     let zone = former().owner(|owner| owner.spec.failure_domain = Some("z1".to_owned()));
     assert_eq!(zone.plan(machine().claimed()), silent);
@@ -570,8 +570,8 @@ fn nothing_is_assumed_of_a_driver_that_never_answered() {
         machine().claimed().deleted_at(now()),
     ] {
         assert_eq!(
-            world().out_of_contact().plan(fixture),
-            Plan::OutOfContact(Code::Unavailable, "down".to_owned())
+            world().capabilities_unknown().plan(fixture),
+            Plan::CapabilitiesUnknown(Code::Unavailable, "down".to_owned())
         );
     }
 }
@@ -676,7 +676,7 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
     assert_eq!((trial.recalled, trial.requested), (true, false));
     let held_back = machine().condition(conditions::READY, State::False, "WaitingForCapacity");
     assert!(provision(world().plan(held_back)).trial.recalled);
-    assert_eq!(provision(world().plan(machine())).trial, Trial::default());
+    assert_eq!(provision(world().plan(machine())).trial, TrialReason::default());
     let mut annotated = world().remembering(600).inputs_changed();
     if let Some(retry) = &mut annotated.remembered.retry {
         retry.cause = Cause::Capacity;
@@ -704,7 +704,7 @@ fn a_clock_that_was_set_back_does_not_lengthen_a_wait() {
     assert_eq!(world().seconds_later(-86_400).plan(failing(40)), waits(40));
 }
 
-/// Too many ask it already: a machine that waits for a turn is not written to.
+/// Too many ask it already: a machine that waits for a permit is not written to.
 #[test]
 fn a_machine_whose_driver_is_busy_waits_in_silence() {
     let deleted = machine().claimed().deleted_at(now());
@@ -715,12 +715,15 @@ fn a_machine_whose_driver_is_busy_waits_in_silence() {
 
 #[test]
 fn what_may_be_there_is_looked_up_without_waiting_for_the_creates_of_others() {
-    let share = |machine: MachineFixture| world().plan(machine).share();
-    assert_eq!(share(machine()), Some(Share::Create));
-    assert_eq!(share(machine().claimed()), Some(Share::Upkeep));
-    assert_eq!(share(machine().claimed().deleted_at(now())), Some(Share::Upkeep));
+    let priority = |machine: MachineFixture| world().plan(machine).priority();
+    assert_eq!(priority(machine()), Some(Priority::Create));
+    assert_eq!(priority(machine().claimed()), Some(Priority::Upkeep));
     assert_eq!(
-        share(machine().provisioned()),
+        priority(machine().claimed().deleted_at(now())),
+        Some(Priority::Upkeep)
+    );
+    assert_eq!(
+        priority(machine().provisioned()),
         None,
         "nothing is asked of the driver"
     );

@@ -125,7 +125,9 @@ fn remembered_wait(seen: &Observed<'_>) -> Option<Wait> {
             let left = moment.saturating_duration_since(seen.instant);
             (!left.is_zero()).then_some(Wait::For(left))
         }
-        Until::AnotherDriver(unable) => (unable.incarnation == seen.incarnation).then_some(Wait::Change),
+        Until::AnotherDriver(unable) => {
+            (unable.connection_generation == seen.connection_generation).then_some(Wait::Change)
+        }
     }
 }
 
@@ -135,7 +137,7 @@ pub fn lacks(seen: &Observed<'_>, operation: Operation) -> bool {
         return false;
     };
     let unable = Unable {
-        incarnation: seen.incarnation,
+        connection_generation: seen.connection_generation,
         operation,
     };
     retry.inputs == seen.inputs && retry.until == Until::AnotherDriver(unable)

@@ -52,8 +52,8 @@ macro_rules! call {
 
 #[async_trait]
 impl Driver for GrpcDriver {
-    fn incarnation(&self) -> u64 {
-        self.channel.incarnation()
+    fn connection_generation(&self) -> u64 {
+        self.channel.connection_generation()
     }
 
     async fn info(&self) -> Result<PluginInfo> {

@@ -29,7 +29,7 @@ pub(super) struct Channel {
     timeouts: Timeouts,
     session: RwLock<Option<Arc<Session>>>,
     opening: Mutex<Backoff>,
-    incarnation: AtomicU64,
+    connection_generation: AtomicU64,
 }
 
 /// When to try again.
@@ -62,13 +62,13 @@ impl Channel {
             timeouts,
             session: RwLock::new(None),
             opening: Mutex::default(),
-            incarnation: AtomicU64::new(0),
+            connection_generation: AtomicU64::new(0),
         }
     }
 
     /// Counts the plugins that were met: one that was lost and is back may be another.
-    pub(super) fn incarnation(&self) -> u64 {
-        self.incarnation.load(Ordering::Acquire)
+    pub(super) fn connection_generation(&self) -> u64 {
+        self.connection_generation.load(Ordering::Acquire)
     }
 
     /// The session; makes the connection when there is none.
@@ -195,7 +195,7 @@ impl Channel {
             .is_some_and(|old| old.handshake == session.handshake);
         *self.session.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
         if !is_the_same {
-            self.incarnation.fetch_add(1, Ordering::AcqRel);
+            self.connection_generation.fetch_add(1, Ordering::AcqRel);
             let info = &session.handshake.info;
             tracing::debug!(target = %self.target, name = info.name, version = info.version, "met the plugin");
         }

@@ -140,7 +140,7 @@ fn a_vm_is_not_deleted_in_the_name_of_another_machine() {
 fn what_was_never_created_goes_without_a_call() {
     let never = deleted().annotated(labels::INSTANCE, "none");
     assert_eq!(
-        world().out_of_contact().plan(never),
+        world().capabilities_unknown().plan(never),
         Plan::Release(Release::NeverCreated)
     );
 }

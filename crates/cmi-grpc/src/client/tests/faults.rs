@@ -182,10 +182,14 @@ async fn a_plugin_that_is_asked_to_end_ends_what_it_has_begun_and_its_successor_
     old.called("GetMachineStatus").await;
     old.retire();
     old.hand_over(&successor);
-    eventually(async || match (driver.probe().await?, driver.incarnation()) {
-        (_, 2) => Ok(()),
-        (_, incarnation) => Err(Status::new(Code::Unknown, format!("met {incarnation}"))),
-    })
+    eventually(
+        async || match (driver.probe().await?, driver.connection_generation()) {
+            (_, 2) => Ok(()),
+            (_, connection_generation) => {
+                Err(Status::new(Code::Unknown, format!("met {connection_generation}")))
+            }
+        },
+    )
     .await;
     driver.get_machine_status(look_up()).await.unwrap();
     assert_eq!(old.count("GetMachineStatus"), 1);
@@ -203,7 +207,7 @@ async fn a_probe_that_is_not_answered_ends_the_connection() {
     assert_eq!(driver.probe().await.unwrap_err().code(), Code::DeadlineExceeded);
     plugin.answers("Probe", Reply::error(12, "unknown method"));
     driver.create_machine(create()).await.unwrap();
-    assert_eq!((plugin.connections(), driver.incarnation()), (2, 2));
+    assert_eq!((plugin.connections(), driver.connection_generation()), (2, 2));
 }
 
 /// Servers of something else: the one answers, the other waits to be greeted.

@@ -22,7 +22,7 @@ async fn every_connection_begins_with_the_identity_calls_in_the_order_of_the_spe
     assert_eq!(driver.info().await.unwrap().name, "scripted.example.com");
     driver.capabilities().await.unwrap();
     assert_eq!(plugin.methods(), GREETING);
-    assert_eq!(driver.incarnation(), 1);
+    assert_eq!(driver.connection_generation(), 1);
     plugin.kill();
     plugin.listen();
     eventually(async || driver.probe().await).await;
@@ -30,7 +30,7 @@ async fn every_connection_begins_with_the_identity_calls_in_the_order_of_the_spe
         plugin.methods(),
         [&GREETING[..], &GREETING[..], &["Probe"][..]].concat()
     );
-    assert_eq!(driver.incarnation(), 2);
+    assert_eq!(driver.connection_generation(), 2);
 }
 
 /// CMI-37
@@ -127,7 +127,10 @@ async fn a_grpc_server_that_does_not_serve_the_identity_calls_is_no_plugin() {
             );
         }
         assert_eq!(driver.probe().await.unwrap_err().code(), Code::Unavailable);
-        assert_eq!((plugin.count("CreateMachine"), driver.incarnation()), (0, 0));
+        assert_eq!(
+            (plugin.count("CreateMachine"), driver.connection_generation()),
+            (0, 0)
+        );
     }
 }
 
@@ -189,7 +192,10 @@ async fn a_server_that_has_no_page_for_the_identity_service_is_no_plugin() {
         let status = driver.create_machine(create()).await.unwrap_err();
         assert_eq!(status.code(), Code::Unavailable, "{method}: {status}");
         assert!(status.message().contains("HTTP status 404"), "{method}: {status}");
-        assert_eq!((plugin.count("CreateMachine"), driver.incarnation()), (0, 0));
+        assert_eq!(
+            (plugin.count("CreateMachine"), driver.connection_generation()),
+            (0, 0)
+        );
     }
 }
 
@@ -243,10 +249,12 @@ async fn a_probe_that_is_refused_with_any_code_means_not_healthy_on_a_new_connec
         let refused = driver.create_machine(create()).await.unwrap_err();
         plugin.kill();
         plugin.listen();
-        eventually(async || match (driver.info().await?, driver.incarnation()) {
-            (_, 2) => Ok(()),
-            (_, met) => Err(Status::new(Code::Unknown, format!("met {met}"))),
-        })
+        eventually(
+            async || match (driver.info().await?, driver.connection_generation()) {
+                (_, 2) => Ok(()),
+                (_, met) => Err(Status::new(Code::Unknown, format!("met {met}"))),
+            },
+        )
         .await;
         let refused_anew = driver.create_machine(create()).await.unwrap_err();
         for status in [refused, refused_anew] {
@@ -319,10 +327,10 @@ async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_
     driver.channel.renew(Duration::from_mins(5), LONG).await;
     assert_eq!(plugin.connections(), 1);
     driver.channel.renew(Duration::ZERO, LONG).await;
-    assert_eq!((plugin.connections(), driver.incarnation()), (2, 1));
+    assert_eq!((plugin.connections(), driver.connection_generation()), (2, 1));
     plugin.answers("GetPluginCapabilities", Reply::ok(&capabilities(&[])));
     driver.channel.renew(Duration::ZERO, LONG).await;
-    assert_eq!((plugin.connections(), driver.incarnation()), (3, 2));
+    assert_eq!((plugin.connections(), driver.connection_generation()), (3, 2));
     assert!(
         !driver
             .capabilities()
@@ -345,7 +353,7 @@ async fn a_renewal_that_hangs_leaves_the_old_connection_and_time_to_ask_on_it() 
     assert_eq!(driver.probe().await.unwrap(), Readiness::Ready);
     assert_eq!(plugin.count("GetPluginInfo"), 2, "a new connection was tried");
     driver.create_machine(create()).await.unwrap();
-    assert_eq!((plugin.connections(), driver.incarnation()), (2, 1));
+    assert_eq!((plugin.connections(), driver.connection_generation()), (2, 1));
 }
 
 #[tokio::test]

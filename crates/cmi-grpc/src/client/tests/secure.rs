@@ -204,7 +204,7 @@ async fn files_that_change_are_used_from_the_next_probe_on_and_broken_ones_are_n
     driver.probe().await.unwrap();
     driver.create_machine(create()).await.unwrap();
     assert_eq!(secured.callers(), [first, second]);
-    assert_eq!(driver.incarnation(), 1, "it is the same plugin");
+    assert_eq!(driver.connection_generation(), 1, "it is the same plugin");
 }
 
 #[tokio::test]

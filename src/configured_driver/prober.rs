@@ -1,4 +1,4 @@
-//! Contact with a driver: whether it answers, and what it implements.
+//! Whether a driver answers, and what it implements: probes, and the cache of its capabilities.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, MutexGuard, Notify, watch};
 use tokio::time::{Instant, sleep};
 
 use super::caller::Caller;
-use super::turns::Bell;
+use super::permits::Waker;
 use crate::leadership::is_not_leader;
 use cmi_driver::{
     Capabilities, Code, Operation, PluginInfo, ProviderSpec, Readiness, Result, Secrets, SpecSchema, Status,
@@ -38,46 +38,46 @@ pub enum Reachability {
 
 /// What a driver says of itself.
 #[derive(Debug)]
-pub enum Facts {
+pub enum CachedCapabilities {
     /// This, since it was met.
     Current(Arc<Capabilities>),
     /// This, before it was lost; it can't be asked whether that still holds, so that nothing may
     /// be refused because of it.
-    Former(Arc<Capabilities>),
+    Stale(Arc<Capabilities>),
     /// It has never said, and can't be asked.
     Unknown(Status),
     /// It is being asked.
-    Awaited,
+    Pending,
 }
 
 /// What is known of a driver, and the means to ask it.
 #[derive(Debug)]
-pub(super) struct Contact {
+pub(super) struct Prober {
     caller: Caller,
-    known: RwLock<Option<Known>>,
+    known: RwLock<Option<Learned>>,
     asking: Mutex<()>,
     failure: std::sync::Mutex<Option<Failure>>,
-    awaiting: std::sync::Mutex<Awaiting>,
+    awaiting: std::sync::Mutex<Waiting>,
     reachability: watch::Sender<Reachability>,
     hints: Notify,
 }
 
 #[derive(Clone, Debug)]
-struct Known {
+struct Learned {
     capabilities: Arc<Capabilities>,
     schema: Option<Arc<SpecSchema>>,
     since: Instant,
     /// The driver's, when it was asked.
-    incarnation: u64,
+    connection_generation: u64,
     /// How often it said something else, from 1.
-    revision: u64,
+    capabilities_version: u64,
 }
 
 /// The waiters for the answer that another caller asked for.
 #[derive(Default)]
-struct Awaiting(HashMap<Arc<str>, Bell>);
+struct Waiting(HashMap<Arc<str>, Waker>);
 
-impl fmt::Debug for Awaiting {
+impl fmt::Debug for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Awaiting").field(&self.0.len()).finish()
     }
@@ -86,7 +86,7 @@ impl fmt::Debug for Awaiting {
 /// The right to ask the driver what it implements. The waiters for the answer are called when
 /// it ends, in whatever way.
 struct Asking<'a> {
-    contact: &'a Contact,
+    prober: &'a Prober,
     right: Option<MutexGuard<'a, ()>>,
 }
 
@@ -94,9 +94,9 @@ impl Drop for Asking<'_> {
     fn drop(&mut self) {
         // Before a waiter is called: it has to find that it may ask.
         drop(self.right.take());
-        let called = std::mem::take(&mut *lock(&self.contact.awaiting)).0;
-        for bell in called.into_values() {
-            bell();
+        let woken = std::mem::take(&mut *lock(&self.prober.awaiting)).0;
+        for waker in woken.into_values() {
+            waker();
         }
     }
 }
@@ -113,7 +113,7 @@ struct Failure {
     message: String,
 }
 
-impl Contact {
+impl Prober {
     pub(super) fn new(caller: Caller) -> Self {
         Self {
             caller,
@@ -132,68 +132,68 @@ impl Contact {
     }
 
     /// How often the driver said something else of itself than before.
-    pub(super) fn revision(&self) -> u64 {
-        self.known().map_or(0, |known| known.revision)
+    pub(super) fn capabilities_version(&self) -> u64 {
+        self.known().map_or(0, |known| known.capabilities_version)
     }
 
-    /// What the driver says of itself. One asks it, where it has to be asked; for all others `bell` rings
-    /// when there is an answer, so that no caller waits here for the question of another.
-    pub(super) async fn facts(&self, who: &str, bell: Bell) -> Facts {
-        if let Some(known) = self.known_of_this_incarnation() {
-            return Facts::Current(known.capabilities);
+    /// What the driver says of itself. One asks it, where it has to be asked; for all others `waker` is
+    /// called when there is an answer, so that no caller waits here for the question of another.
+    pub(super) async fn try_capabilities(&self, key: &str, waker: Waker) -> CachedCapabilities {
+        if let Some(known) = self.known_current() {
+            return CachedCapabilities::Current(known.capabilities);
         }
-        let Some(asking) = self.ask_or_await(who, bell) else {
-            return Facts::Awaited;
+        let Some(asking) = self.ask_or_wait(key, waker) else {
+            return CachedCapabilities::Pending;
         };
         match self.answer(&asking).await {
-            Ok(capabilities) => Facts::Current(capabilities),
+            Ok(capabilities) => CachedCapabilities::Current(capabilities),
             Err(status) => match self.known() {
-                Some(former) => Facts::Former(former.capabilities),
-                None => Facts::Unknown(status),
+                Some(former) => CachedCapabilities::Stale(former.capabilities),
+                None => CachedCapabilities::Unknown(status),
             },
         }
     }
 
     /// What the driver implements; asks when it is not known, or when the driver may have become another.
     pub(super) async fn capabilities(&self) -> Result<Arc<Capabilities>> {
-        if let Some(known) = self.known_of_this_incarnation() {
+        if let Some(known) = self.known_current() {
             return Ok(known.capabilities);
         }
-        let asking = self.ask_in_turn().await;
+        let asking = self.ask_in_order().await;
         self.answer(&asking).await
     }
 
     async fn refresh(&self) {
-        let asking = self.ask_in_turn().await;
+        let asking = self.ask_in_order().await;
         if let Err(status) = self.ask(&asking).await {
             tracing::warn!(driver = %self.caller.name, %status, "keeping the capabilities that were known");
         }
     }
 
-    async fn ask_in_turn(&self) -> Asking<'_> {
+    async fn ask_in_order(&self) -> Asking<'_> {
         Asking {
             right: Some(self.asking.lock().await),
-            contact: self,
+            prober: self,
         }
     }
 
     /// The right to ask, or else a place among the waiters, which are called when the one that asks is done.
-    fn ask_or_await(&self, who: &str, bell: Bell) -> Option<Asking<'_>> {
-        // Held over both steps: a caller that is done rings only then, and finds the bell.
+    fn ask_or_wait(&self, key: &str, waker: Waker) -> Option<Asking<'_>> {
+        // Held over both steps: a caller that is done wakes only then, and finds the waker.
         let mut awaiting = lock(&self.awaiting);
         if let Ok(right) = self.asking.try_lock() {
             return Some(Asking {
                 right: Some(right),
-                contact: self,
+                prober: self,
             });
         }
-        awaiting.0.insert(who.into(), bell);
+        awaiting.0.insert(key.into(), waker);
         None
     }
 
     /// What the one before was told, if that still holds; else what the driver says.
     async fn answer(&self, asking: &Asking<'_>) -> Result<Arc<Capabilities>> {
-        if let Some(known) = self.known_of_this_incarnation() {
+        if let Some(known) = self.known_current() {
             return Ok(known.capabilities);
         }
         let shared = lock(&self.failure)
@@ -208,7 +208,7 @@ impl Contact {
 
     async fn ask(&self, _asking: &Asking<'_>) -> Result<Arc<Capabilities>> {
         // Of a driver that becomes another meanwhile, it is asked again.
-        let incarnation = self.caller.driver.incarnation();
+        let connection_generation = self.caller.driver.connection_generation();
         let asked = self
             .caller
             .call(
@@ -228,9 +228,11 @@ impl Contact {
                 return Err(status);
             }
         };
-        let is_known = self.known().is_some_and(|known| known.incarnation == incarnation);
+        let is_known = self
+            .known()
+            .is_some_and(|known| known.connection_generation == connection_generation);
         self.introduce(is_known).await;
-        Ok(self.learn(capabilities, incarnation))
+        Ok(self.learn(capabilities, connection_generation))
     }
 
     /// Says in metric and log what the driver is. Nothing depends on it.
@@ -255,7 +257,7 @@ impl Contact {
         }
     }
 
-    fn learn(&self, capabilities: Capabilities, incarnation: u64) -> Arc<Capabilities> {
+    fn learn(&self, capabilities: Capabilities, connection_generation: u64) -> Arc<Capabilities> {
         let schema = capabilities.provider_spec_schema.as_ref().and_then(|schema| {
             SpecSchema::compile(schema)
                 .inspect_err(|error| {
@@ -270,34 +272,34 @@ impl Contact {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let before = known
             .as_ref()
-            .map(|known| (known.revision, known.capabilities == capabilities));
-        *known = Some(Known {
+            .map(|known| (known.capabilities_version, known.capabilities == capabilities));
+        *known = Some(Learned {
             capabilities: Arc::clone(&capabilities),
             schema: schema.map(Arc::new),
             since: Instant::now(),
-            incarnation,
-            revision: match before {
-                Some((revision, true)) => revision,
-                Some((revision, false)) => revision.saturating_add(1),
+            connection_generation,
+            capabilities_version: match before {
+                Some((capabilities_version, true)) => capabilities_version,
+                Some((capabilities_version, false)) => capabilities_version.saturating_add(1),
                 None => 1,
             },
         });
         capabilities
     }
 
-    fn known_of_this_incarnation(&self) -> Option<Known> {
+    fn known_current(&self) -> Option<Learned> {
         self.known()
-            .filter(|known| known.incarnation == self.caller.driver.incarnation())
+            .filter(|known| known.connection_generation == self.caller.driver.connection_generation())
     }
 
-    fn known(&self) -> Option<Known> {
+    fn known(&self) -> Option<Learned> {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Checks a provider spec against the driver's schema, if it publishes one. That of a driver that was
     /// lost since may not be that of the one that is met next.
     pub(super) fn check_spec(&self, spec: &ProviderSpec) -> Result<()> {
-        match self.known_of_this_incarnation().and_then(|known| known.schema) {
+        match self.known_current().and_then(|known| known.schema) {
             Some(schema) => schema.check(spec),
             None => Ok(()),
         }
@@ -317,15 +319,18 @@ impl Contact {
             Ok(_) | Err(_) => true,
         };
         let was = *self.reachability.borrow() == Reachability::Reachable;
-        if answers != was || self.known_of_this_incarnation().is_none() {
+        if answers != was || self.known_current().is_none() {
             self.hints.notify_one();
         }
     }
 
     /// Probes for ever, from when this replica is the leader.
-    pub(super) async fn keep(&self) {
+    pub(super) async fn run(&self) {
         self.caller.leadership.acquired().await;
-        let mut met = (self.caller.driver.incarnation(), self.revision());
+        let mut met = (
+            self.caller.driver.connection_generation(),
+            self.capabilities_version(),
+        );
         loop {
             let reachability = self.probe().await;
             let interval = match &reachability {
@@ -336,7 +341,10 @@ impl Contact {
                 if reachability == Reachability::Reachable && self.is_to_relearn() {
                     self.refresh().await;
                 }
-                let now = (self.caller.driver.incarnation(), self.revision());
+                let now = (
+                    self.caller.driver.connection_generation(),
+                    self.capabilities_version(),
+                );
                 let is_another = std::mem::replace(&mut met, now) != now;
                 self.announce(reachability, is_another);
             }
@@ -351,7 +359,7 @@ impl Contact {
     fn is_to_relearn(&self) -> bool {
         let was_reachable = *self.reachability.borrow() == Reachability::Reachable;
         let is_fresh = self
-            .known_of_this_incarnation()
+            .known_current()
             .is_some_and(|known| known.since.elapsed() < RELEARN_INTERVAL);
         !(was_reachable && is_fresh)
     }

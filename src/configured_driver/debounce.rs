@@ -11,7 +11,7 @@ use super::Reachability;
 /// Whether a driver can be reached, debounced: it changes when the probes have said the same for the whole
 /// grace. A probe that fails, or the restart of a plugin, leaves it as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum StableReachability {
     /// The probes have not said the same for long enough since this replica leads.
     Unsettled,
     /// It can be reached.
@@ -20,7 +20,7 @@ pub enum Standing {
     Unreachable(Arc<str>),
 }
 
-impl Standing {
+impl StableReachability {
     /// What a probe says; nothing before the first one.
     fn of(reachability: &Reachability) -> Option<Self> {
         match reachability {
@@ -36,15 +36,15 @@ impl Standing {
     }
 }
 
-/// Keeps `standing` up to date with what the probes say, for ever.
+/// Keeps `stable` up to date with what the probes say, for ever.
 pub(super) async fn debounce(
     mut probed: watch::Receiver<Reachability>,
-    standing: &watch::Sender<Standing>,
+    stable: &watch::Sender<StableReachability>,
     grace: Duration,
 ) {
     loop {
-        let seen = Standing::of(&probed.borrow_and_update());
-        let Some(seen) = seen.filter(|seen| !standing.borrow().agrees(seen)) else {
+        let seen = StableReachability::of(&probed.borrow_and_update());
+        let Some(seen) = seen.filter(|seen| !stable.borrow().agrees(seen)) else {
             if probed.changed().await.is_err() {
                 return;
             }
@@ -53,19 +53,19 @@ pub(super) async fn debounce(
         let Some(lasting) = lasts(&mut probed, seen, Instant::now() + grace).await else {
             continue;
         };
-        standing.send_replace(lasting);
+        stable.send_replace(lasting);
     }
 }
 
 /// What was seen, as it is said last, if it holds until then.
 async fn lasts(
     probed: &mut watch::Receiver<Reachability>,
-    mut seen: Standing,
+    mut seen: StableReachability,
     until: Instant,
-) -> Option<Standing> {
+) -> Option<StableReachability> {
     while let Ok(changed) = timeout_at(until, probed.changed()).await {
         changed.ok()?;
-        seen = Standing::of(&probed.borrow_and_update()).filter(|now| now.agrees(&seen))?;
+        seen = StableReachability::of(&probed.borrow_and_update()).filter(|now| now.agrees(&seen))?;
     }
     Some(seen)
 }
@@ -82,50 +82,53 @@ mod tests {
         Reachability::Unreachable(why.into())
     }
 
-    async fn after(standing: &watch::Receiver<Standing>, time: Duration) -> Standing {
+    async fn after(stable: &watch::Receiver<StableReachability>, time: Duration) -> StableReachability {
         sleep(time).await;
-        standing.borrow().clone()
+        stable.borrow().clone()
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_outage_and_its_end_are_told_when_they_have_lasted_and_a_short_one_is_not() {
         let probed = watch::Sender::new(Reachability::Unknown);
-        let standing = watch::Sender::new(Standing::Unsettled);
-        let told = standing.subscribe();
+        let stable = watch::Sender::new(StableReachability::Unsettled);
+        let told = stable.subscribe();
         let news = probed.subscribe();
-        tokio::spawn(async move { debounce(news, &standing, GRACE).await });
-        assert_eq!(after(&told, GRACE * 2).await, Standing::Unsettled);
+        tokio::spawn(async move { debounce(news, &stable, GRACE).await });
+        assert_eq!(after(&told, GRACE * 2).await, StableReachability::Unsettled);
 
         probed.send_replace(Reachability::Reachable);
-        assert_eq!(after(&told, GRACE / 2).await, Standing::Unsettled);
-        assert_eq!(after(&told, GRACE).await, Standing::Reachable);
+        assert_eq!(after(&told, GRACE / 2).await, StableReachability::Unsettled);
+        assert_eq!(after(&told, GRACE).await, StableReachability::Reachable);
 
         // A plugin that restarts, and one that does so again and again.
         for _ in 0..10 {
             probed.send_replace(lost("restarting"));
-            assert_eq!(after(&told, GRACE * 9 / 10).await, Standing::Reachable);
+            assert_eq!(after(&told, GRACE * 9 / 10).await, StableReachability::Reachable);
             probed.send_replace(Reachability::Reachable);
-            assert_eq!(after(&told, GRACE / 10).await, Standing::Reachable);
+            assert_eq!(after(&told, GRACE / 10).await, StableReachability::Reachable);
         }
 
         probed.send_replace(lost("refused"));
-        assert_eq!(after(&told, GRACE / 2).await, Standing::Reachable);
+        assert_eq!(after(&told, GRACE / 2).await, StableReachability::Reachable);
         probed.send_replace(lost("timed out"));
         assert_eq!(
             after(&told, GRACE * 6 / 10).await,
-            Standing::Unreachable("timed out".into()),
+            StableReachability::Unreachable("timed out".into()),
             "for another reason it is the same outage"
         );
         probed.send_replace(lost("refused"));
         assert_eq!(
             after(&told, GRACE * 2).await,
-            Standing::Unreachable("timed out".into()),
+            StableReachability::Unreachable("timed out".into()),
             "it is told once"
         );
 
         probed.send_replace(Reachability::Reachable);
-        assert!(matches!(after(&told, GRACE / 2).await, Standing::Unreachable(_)));
-        assert_eq!(after(&told, GRACE).await, Standing::Reachable);
+        assert!(matches!(
+            after(&told, GRACE / 2).await,
+            StableReachability::Unreachable(_)
+        ));
+        assert_eq!(after(&told, GRACE).await, StableReachability::Reachable);
         advance(GRACE).await;
     }
 }
