@@ -14,7 +14,7 @@ use kube::runtime::controller::Action;
 use crate::api::Guarded;
 use crate::apiserver::{Error, Events, Note};
 use crate::metrics::{Kind, Metrics, Outcome};
-use crate::retry::{self, Call, LONG_WAIT, LONGEST_ASKED, Next};
+use crate::retry::{self, Delay, LONG_WAIT, LONGEST_ASKED, Stage};
 use cmi_driver::Status;
 
 /// Failures further apart than this are not in a row: nothing waits for longer.
@@ -53,21 +53,12 @@ impl Again {
     /// After a call of a driver that failed, by the table of codes. As for machines, what the driver asks for
     /// is a lower bound; where the wait is otherwise a long one, a driver that knows better may say so, and
     /// the call is repeated by the back-off.
-    pub fn after(call: Call, status: &Status) -> Self {
+    pub fn after(stage: Stage, status: &Status) -> Self {
         let asked = retry::asked(status);
-        match retry::next(call, status.code()) {
-            Next::Retry
-            | Next::Initialize
-            | Next::Create
-            | Next::LookUp
-            | Next::Vanished
-            | Next::Delete
-            | Next::StillThere
-            | Next::Gone => Self::BackOff(asked.unwrap_or_default()),
-            Next::AwaitCapacity | Next::AwaitPerson | Next::Fallback | Next::LookWhetherGone => {
-                asked.map_or(Self::After(LONG_WAIT), Self::BackOff)
-            }
-            Next::AwaitDriver | Next::Terminal => Self::After(LONG_WAIT),
+        match retry::disposition(stage, status.code()).delay() {
+            Delay::UntilChange => Self::After(LONG_WAIT),
+            Delay::Backoff => Self::BackOff(asked.unwrap_or_default()),
+            Delay::Long => asked.map_or(Self::After(LONG_WAIT), Self::BackOff),
         }
     }
 }
@@ -232,7 +223,7 @@ mod tests {
     async fn what_the_driver_asks_for_is_a_lower_bound_of_the_wait() {
         let asks = |code, seconds| {
             let status = Status::new(code, "no").with_retry_after(Duration::from_secs(seconds));
-            Again::after(Call::ListZones, &status)
+            Again::after(Stage::ListZones, &status)
         };
         for (code, asked, waits) in [
             (Code::Unavailable, 1, [5, 10, 20]),
@@ -289,7 +280,7 @@ mod tests {
 
     #[test]
     fn what_a_person_has_to_repair_is_asked_rarely_and_what_passes_by_itself_soon() {
-        let after = |code| Again::after(Call::ListZones, &Status::new(code, "no"));
+        let after = |code| Again::after(Stage::ListZones, &Status::new(code, "no"));
         assert_eq!(after(Code::Unavailable), BACK_OFF);
         assert_eq!(after(Code::PermissionDenied), Again::After(LONG_WAIT));
         assert_eq!(after(Code::InvalidArgument), Again::After(LONG_WAIT));

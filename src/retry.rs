@@ -1,4 +1,4 @@
-//! What the controller does about a code: one table for every call that it makes. The
+//! What the controller does about a code: one table for every stage at which it calls a driver. The
 //! documentation's table is made from it.
 
 use std::time::Duration;
@@ -14,10 +14,9 @@ pub const LONG_WAIT: Duration = Duration::from_mins(10);
 /// The longest wait that a driver gets by asking for it.
 pub const LONGEST_ASKED: Duration = Duration::from_hours(1);
 
-/// A call, at the point of a machine's life at which it is made: the same answer may mean
-/// another thing at another.
+/// The stage of a machine's life at which a call is made: the same answer may mean another thing at another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Call {
+pub enum Stage {
     /// The look-up before the first create.
     LookUp,
     /// The look-up after a create that may have made the VM.
@@ -53,7 +52,7 @@ pub enum Call {
 
 /// What happens after a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Next {
+pub enum Disposition {
     /// The same again, after an exponential back-off.
     Retry,
     /// The VM exists; initialize it, after an exponential back-off when that has just failed.
@@ -62,7 +61,7 @@ pub enum Next {
     /// the same credentials meanwhile.
     AwaitCapacity,
     /// Wait long, or until spec or annotations change: a person has to act. Secrets are not watched.
-    AwaitPerson,
+    NeedsIntervention,
     /// Nothing before the driver is another one, or the request (CMI-37): it does not offer a
     /// call that is needed here.
     AwaitDriver,
@@ -79,12 +78,24 @@ pub enum Next {
     /// The guest can't be asked to stop: delete its VM now.
     Delete,
     /// The driver refuses the spec of a delete, as it may have refused the create: when its look-up says that
-    /// there is no VM, nothing is left to be deleted; else as [`Next::AwaitPerson`].
-    LookWhetherGone,
+    /// there is no VM, nothing is left to be deleted; else as [`Disposition::NeedsIntervention`].
+    VerifyDeleted,
     /// The VM is still there.
     StillThere,
     /// There is no such VM: the delete is done.
     Gone,
+}
+
+/// When a call that failed is made again, if nothing changes before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delay {
+    /// Not at all: something has to change first.
+    UntilChange,
+    /// After an exponential back-off, and not before the time that the driver asks for.
+    Backoff,
+    /// After [`LONG_WAIT`], since only a change from outside helps; where the driver asks for a time, it knows
+    /// better, and the call is repeated by the back-off.
+    Long,
 }
 
 /// What a person has to know of an outcome: half sentences and sentences for the documentation.
@@ -98,8 +109,8 @@ pub struct Explanation {
     pub remedy: &'static str,
 }
 
-impl Call {
-    /// Every call, in the order of a machine's life.
+impl Stage {
+    /// Every stage, in the order of a machine's life.
     pub const ALL: [Self; 15] = [
         Self::LookUp,
         Self::LookUpAgain,
@@ -118,7 +129,7 @@ impl Call {
         Self::DescribeClass,
     ];
 
-    /// The driver's call.
+    /// The driver's call at this stage.
     pub const fn operation(self) -> Operation {
         match self {
             Self::LookUp | Self::LookUpAgain | Self::Recheck | Self::ConfirmGone => {
@@ -135,7 +146,7 @@ impl Call {
         }
     }
 
-    /// The call in words that tell it from another of the same operation.
+    /// The call in words that tell it from that of another stage.
     pub const fn description(self) -> &'static str {
         match self {
             Self::LookUp => "GetMachineStatus before the first create",
@@ -157,13 +168,13 @@ impl Call {
     }
 }
 
-impl Next {
+impl Disposition {
     /// Every outcome, in the order of the documentation's table.
     pub const ALL: [Self; 14] = [
         Self::Retry,
         Self::Initialize,
         Self::AwaitCapacity,
-        Self::AwaitPerson,
+        Self::NeedsIntervention,
         Self::AwaitDriver,
         Self::Fallback,
         Self::Terminal,
@@ -171,10 +182,28 @@ impl Next {
         Self::LookUp,
         Self::Vanished,
         Self::Delete,
-        Self::LookWhetherGone,
+        Self::VerifyDeleted,
         Self::StillThere,
         Self::Gone,
     ];
+
+    /// When the call is made again; for what is gone on from at once, when that has failed too.
+    pub const fn delay(self) -> Delay {
+        match self {
+            Self::Terminal | Self::AwaitDriver => Delay::UntilChange,
+            Self::Retry
+            | Self::Initialize
+            | Self::LookUp
+            | Self::Create
+            | Self::Vanished
+            | Self::Delete
+            | Self::StillThere
+            | Self::Gone => Delay::Backoff,
+            Self::AwaitCapacity | Self::NeedsIntervention | Self::Fallback | Self::VerifyDeleted => {
+                Delay::Long
+            }
+        }
+    }
 
     /// The name by which the documentation speaks of it.
     pub const fn name(self) -> &'static str {
@@ -182,7 +211,7 @@ impl Next {
             Self::Retry => "Retry",
             Self::Initialize => "Initialize",
             Self::AwaitCapacity => "AwaitCapacity",
-            Self::AwaitPerson => "AwaitPerson",
+            Self::NeedsIntervention => "NeedsIntervention",
             Self::AwaitDriver => "AwaitDriver",
             Self::Fallback => "Fallback",
             Self::Terminal => "Terminal",
@@ -190,7 +219,7 @@ impl Next {
             Self::LookUp => "LookUp",
             Self::Vanished => "Vanished",
             Self::Delete => "Delete",
-            Self::LookWhetherGone => "LookWhetherGone",
+            Self::VerifyDeleted => "VerifyDeleted",
             Self::StillThere => "StillThere",
             Self::Gone => "Gone",
         }
@@ -214,7 +243,7 @@ impl Next {
                 wait: "after 10 min, or as long as the driver asks; one machine soon when a VM of the same credentials is gone, an annotation changes or the provider starts; the others when one succeeds",
                 remedy: "Raise the quota and set any annotation on one machine, or wait until something is deleted.",
             },
-            Self::AwaitPerson => Explanation {
+            Self::NeedsIntervention => Explanation {
                 meaning: "A person has to act.",
                 wait: "after 10 min, or when spec or annotations change",
                 remedy: "Do what the message says, then set any annotation to have it tried at once.",
@@ -254,9 +283,9 @@ impl Next {
                 wait: "at once",
                 remedy: "Nothing.",
             },
-            Self::LookWhetherGone => Explanation {
+            Self::VerifyDeleted => Explanation {
                 meaning: "The driver refuses the spec of a deletion. Where its look-up says `NotFound`, nothing is left to be deleted; otherwise a person has to act.",
-                wait: "as `AwaitPerson`",
+                wait: "as `NeedsIntervention`",
                 remedy: "Do what the message says, or delete the VM at the back end.",
             },
             Self::StillThere => Explanation {
@@ -274,83 +303,87 @@ impl Next {
 }
 
 /// What the controller does when a call failed with a code (CTL-02, CTL-04, and the rows CTL-<call>-<code>).
-pub const fn next(call: Call, code: Code) -> Next {
+pub const fn disposition(stage: Stage, code: Code) -> Disposition {
     match code {
         Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => {
-            Next::Retry
+            Disposition::Retry
         }
         Code::PermissionDenied
         | Code::Unauthenticated
         | Code::FailedPrecondition
         | Code::Internal
-        | Code::DataLoss => courtesy_or(call, Next::AwaitPerson),
-        Code::ResourceExhausted => courtesy_or(call, Next::AwaitCapacity),
-        Code::InvalidArgument => match call {
+        | Code::DataLoss => courtesy_or(stage, Disposition::NeedsIntervention),
+        Code::ResourceExhausted => courtesy_or(stage, Disposition::AwaitCapacity),
+        Code::InvalidArgument => match stage {
             // A look-up that refuses the spec refuses the create, unless a VM may be there.
-            Call::LookUp | Call::List | Call::Create => Next::Terminal,
-            Call::Delete => Next::LookWhetherGone,
-            _ => courtesy_or(call, Next::AwaitPerson),
+            Stage::LookUp | Stage::List | Stage::Create => Disposition::Terminal,
+            Stage::Delete => Disposition::VerifyDeleted,
+            _ => courtesy_or(stage, Disposition::NeedsIntervention),
         },
-        Code::AlreadyExists | Code::OutOfRange => match call {
-            Call::Create => Next::Terminal,
-            _ => courtesy_or(call, Next::AwaitPerson),
+        Code::AlreadyExists | Code::OutOfRange => match stage {
+            Stage::Create => Disposition::Terminal,
+            _ => courtesy_or(stage, Disposition::NeedsIntervention),
         },
-        Code::NotFound => match call {
-            Call::LookUp | Call::LookUpAgain => Next::Create,
-            Call::Create | Call::Initialize | Call::FinishInitialization | Call::Update => Next::LookUp,
-            Call::Recheck => Next::Vanished,
-            Call::ShutDown => Next::Delete,
-            Call::Delete | Call::ConfirmGone => Next::Gone,
-            // Only a list without the VM says that there is none.
-            Call::List | Call::ListAgain | Call::ListAfterDelete | Call::ListZones | Call::DescribeClass => {
-                Next::Retry
+        Code::NotFound => match stage {
+            Stage::LookUp | Stage::LookUpAgain => Disposition::Create,
+            Stage::Create | Stage::Initialize | Stage::FinishInitialization | Stage::Update => {
+                Disposition::LookUp
             }
+            Stage::Recheck => Disposition::Vanished,
+            Stage::ShutDown => Disposition::Delete,
+            Stage::Delete | Stage::ConfirmGone => Disposition::Gone,
+            // Only a list without the VM says that there is none.
+            Stage::List
+            | Stage::ListAgain
+            | Stage::ListAfterDelete
+            | Stage::ListZones
+            | Stage::DescribeClass => Disposition::Retry,
         },
-        Code::Unimplemented => match call {
-            Call::LookUp
-            | Call::List
-            | Call::Initialize
-            | Call::Recheck
+        Code::Unimplemented => match stage {
+            Stage::LookUp
+            | Stage::List
+            | Stage::Initialize
+            | Stage::Recheck
             // The delete was answered, and the time that a create gets is waited for all the same.
-            | Call::ListAfterDelete
-            | Call::ListZones
-            | Call::DescribeClass => Next::Fallback,
-            Call::ShutDown => Next::Delete,
+            | Stage::ListAfterDelete
+            | Stage::ListZones
+            | Stage::DescribeClass => Disposition::Fallback,
+            Stage::ShutDown => Disposition::Delete,
             // Required, or offered and not answered, which says nothing about a VM that may exist.
-            Call::LookUpAgain
-            | Call::ListAgain
-            | Call::Create
-            | Call::FinishInitialization
-            | Call::Update
-            | Call::Delete
-            | Call::ConfirmGone => Next::AwaitDriver,
+            Stage::LookUpAgain
+            | Stage::ListAgain
+            | Stage::Create
+            | Stage::FinishInitialization
+            | Stage::Update
+            | Stage::Delete
+            | Stage::ConfirmGone => Disposition::AwaitDriver,
         },
-        Code::Uninitialized => match call {
-            Call::LookUp
-            | Call::LookUpAgain
-            | Call::Create
-            | Call::Initialize
-            | Call::FinishInitialization
-            | Call::Recheck => Next::Initialize,
+        Code::Uninitialized => match stage {
+            Stage::LookUp
+            | Stage::LookUpAgain
+            | Stage::Create
+            | Stage::Initialize
+            | Stage::FinishInitialization
+            | Stage::Recheck => Disposition::Initialize,
             // A deletion goes on whether or not the VM was ever initialized (INI-24).
-            Call::ConfirmGone => Next::StillThere,
-            Call::List
-            | Call::ListAgain
-            | Call::ListAfterDelete
-            | Call::Update
-            | Call::ShutDown
-            | Call::Delete
-            | Call::ListZones
-            | Call::DescribeClass => Next::Retry,
+            Stage::ConfirmGone => Disposition::StillThere,
+            Stage::List
+            | Stage::ListAgain
+            | Stage::ListAfterDelete
+            | Stage::Update
+            | Stage::ShutDown
+            | Stage::Delete
+            | Stage::ListZones
+            | Stage::DescribeClass => Disposition::Retry,
         },
     }
 }
 
 /// The guest's time is a courtesy: one that can't be asked to stop is deleted now, rather than when what
 /// keeps it from being asked has been repaired.
-const fn courtesy_or(call: Call, otherwise: Next) -> Next {
-    match call {
-        Call::ShutDown => Next::Delete,
+const fn courtesy_or(stage: Stage, otherwise: Disposition) -> Disposition {
+    match stage {
+        Stage::ShutDown => Disposition::Delete,
         _ => otherwise,
     }
 }
@@ -380,28 +413,28 @@ mod tests {
         use Code::*;
         for code in Code::ALL {
             let expected = match code {
-                Canceled | Unknown | DeadlineExceeded | Aborted | Unavailable => Next::Retry,
-                NotFound => Next::LookUp,
-                InvalidArgument | AlreadyExists | OutOfRange => Next::Terminal,
-                ResourceExhausted => Next::AwaitCapacity,
+                Canceled | Unknown | DeadlineExceeded | Aborted | Unavailable => Disposition::Retry,
+                NotFound => Disposition::LookUp,
+                InvalidArgument | AlreadyExists | OutOfRange => Disposition::Terminal,
+                ResourceExhausted => Disposition::AwaitCapacity,
                 PermissionDenied | Unauthenticated | FailedPrecondition | Internal | DataLoss => {
-                    Next::AwaitPerson
+                    Disposition::NeedsIntervention
                 }
-                Unimplemented => Next::AwaitDriver,
-                Uninitialized => Next::Initialize,
+                Unimplemented => Disposition::AwaitDriver,
+                Uninitialized => Disposition::Initialize,
             };
-            assert_eq!(next(Call::Create, code), expected, "{code}");
+            assert_eq!(disposition(Stage::Create, code), expected, "{code}");
         }
     }
 
     /// DRV-30: only a confirmed absence may lead to a create.
     #[test]
     fn no_answer_of_get_status_but_not_found_leads_to_a_create() {
-        for call in Call::ALL {
+        for stage in Stage::ALL {
             for code in Code::ALL {
-                let creates = next(call, code) == Next::Create;
-                let looks = matches!(call, Call::LookUp | Call::LookUpAgain);
-                assert_eq!(creates, looks && code == Code::NotFound, "{call:?} {code}");
+                let creates = disposition(stage, code) == Disposition::Create;
+                let looks = matches!(stage, Stage::LookUp | Stage::LookUpAgain);
+                assert_eq!(creates, looks && code == Code::NotFound, "{stage:?} {code}");
             }
         }
     }
@@ -409,10 +442,14 @@ mod tests {
     /// CTL-DE-02..CTL-DE-16, INI-24
     #[test]
     fn a_delete_ends_only_when_the_vm_is_gone() {
-        for call in [Call::Delete, Call::ConfirmGone] {
+        for stage in [Stage::Delete, Stage::ConfirmGone] {
             for code in Code::ALL {
-                assert_eq!(next(call, code) == Next::Gone, code == Code::NotFound, "{code}");
-                assert_ne!(next(call, code), Next::Terminal);
+                assert_eq!(
+                    disposition(stage, code) == Disposition::Gone,
+                    code == Code::NotFound,
+                    "{code}"
+                );
+                assert_ne!(disposition(stage, code), Disposition::Terminal);
             }
         }
     }
@@ -429,8 +466,12 @@ mod tests {
                     | Code::Unavailable
                     | Code::Uninitialized
             );
-            let expected = if waits { Next::Retry } else { Next::Delete };
-            assert_eq!(next(Call::ShutDown, code), expected, "{code}");
+            let expected = if waits {
+                Disposition::Retry
+            } else {
+                Disposition::Delete
+            };
+            assert_eq!(disposition(Stage::ShutDown, code), expected, "{code}");
         }
     }
 
@@ -438,12 +479,23 @@ mod tests {
     #[test]
     fn a_look_up_is_held_to_more_when_a_vm_may_exist() {
         for (code, before, after) in [
-            (Code::InvalidArgument, Next::Terminal, Next::AwaitPerson),
-            (Code::Unimplemented, Next::Fallback, Next::AwaitDriver),
+            (
+                Code::InvalidArgument,
+                Disposition::Terminal,
+                Disposition::NeedsIntervention,
+            ),
+            (
+                Code::Unimplemented,
+                Disposition::Fallback,
+                Disposition::AwaitDriver,
+            ),
         ] {
-            for (first, again) in [(Call::LookUp, Call::LookUpAgain), (Call::List, Call::ListAgain)] {
-                assert_eq!(next(first, code), before);
-                assert_eq!(next(again, code), after);
+            for (first, again) in [
+                (Stage::LookUp, Stage::LookUpAgain),
+                (Stage::List, Stage::ListAgain),
+            ] {
+                assert_eq!(disposition(first, code), before);
+                assert_eq!(disposition(again, code), after);
             }
         }
     }

@@ -27,7 +27,7 @@ use crate::configured_driver::{
 };
 use crate::credentials;
 use crate::reconciler::{Again, REFRESH, Reconciler};
-use crate::retry::{self, Call, Next};
+use crate::retry::{self, Disposition, Stage};
 use cmi_driver::{Capabilities, Code, MachineClass, Operation, ProviderSpec, tags};
 
 /// What every reconcile works with.
@@ -97,7 +97,7 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
     publish(infra, ctx, &plan, &zones, connectivity.as_ref()).await?;
     Ok(match zones {
         Zones::Known(_) | Zones::None => Again::After(REFRESH),
-        Zones::Failed(status) => Again::after(Call::ListZones, &status),
+        Zones::Failed(status) => Again::after(Stage::ListZones, &status),
         // Secrets are not watched.
         Zones::NoSecrets(_) => Again::BackOff(Duration::ZERO),
         Zones::Unasked | Zones::NotConfigured(_) => Again::OnChange,
@@ -190,7 +190,9 @@ async fn ask(
     Ok(match permit.driver().zones(class).await {
         Ok(zones) => Zones::Known(zones),
         // Declared, and not offered after all.
-        Err(status) if retry::next(Call::ListZones, status.code()) == Next::Fallback => Zones::None,
+        Err(status) if retry::disposition(Stage::ListZones, status.code()) == Disposition::Fallback => {
+            Zones::None
+        }
         Err(status) => Zones::Failed(status),
     })
 }

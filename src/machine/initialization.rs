@@ -7,7 +7,7 @@ use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use crate::configured_driver::Permit;
 use crate::identity;
-use crate::retry::{Call, Next};
+use crate::retry::{Disposition, Stage};
 use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, Operation, ProviderId};
 
 /// A VM that exists and may have to be initialized.
@@ -73,11 +73,11 @@ pub async fn initialize(
             .clone()
             .or_else(|| identity::last_known_state(object.get())),
     };
-    let call = permit.driver().initialize_machine(request);
-    let answer = object.awaiting(Operation::InitializeMachine, call).await;
+    let stage = permit.driver().initialize_machine(request);
+    let answer = object.awaiting(Operation::InitializeMachine, stage).await;
     let outcome = initialized(vm, answer);
     if let Outcome::Failed(failure) = &outcome
-        && failure.next == Next::AwaitCapacity
+        && failure.disposition == Disposition::AwaitCapacity
     {
         ctx.await_capacity(object.get(), permit, &class);
     }
@@ -86,16 +86,16 @@ pub async fn initialize(
 
 /// What the answer to an initialization leads to.
 fn initialized(vm: ToInitialize, answer: cmi_driver::Result<cmi_driver::Machine>) -> Outcome {
-    let call = if vm.required {
-        Call::FinishInitialization
+    let stage = if vm.required {
+        Stage::FinishInitialization
     } else {
-        Call::Initialize
+        Stage::Initialize
     };
     let seen = match &answer {
         Ok(machine) => Some(machine),
         Err(status) => status.machine(),
     };
-    if let Some(failure) = another_vm(call, vm.known.as_ref(), seen) {
+    if let Some(failure) = another_vm(stage, vm.known.as_ref(), seen) {
         return Outcome::Failed(Box::new(failure));
     }
     let status = match answer {
@@ -105,9 +105,9 @@ fn initialized(vm: ToInitialize, answer: cmi_driver::Result<cmi_driver::Machine>
         }
         Err(status) => status,
     };
-    let mut failure = Failure::new(call, status);
-    match (failure.next, vm.machine) {
-        (Next::Fallback, Some(machine)) => Outcome::Provisioned(Box::new(machine)),
+    let mut failure = Failure::new(stage, status);
+    match (failure.disposition, vm.machine) {
+        (Disposition::Fallback, Some(machine)) => Outcome::Provisioned(Box::new(machine)),
         (_, machine) => {
             failure.machine = failure.machine.or(machine).map(|machine| cmi_driver::Machine {
                 last_known_state: machine.last_known_state.clone().or(vm.state),
@@ -141,8 +141,8 @@ mod tests {
     }
 
     /// What is known of a VM that the driver calls uninitialized in answer to this call.
-    fn known(id: Option<&str>, call: Call, status: Status) -> ToInitialize {
-        uninitialized(id.map(|id| id.parse().unwrap()), Failure::new(call, status))
+    fn known(id: Option<&str>, stage: Stage, status: Status) -> ToInitialize {
+        uninitialized(id.map(|id| id.parse().unwrap()), Failure::new(stage, status))
     }
 
     fn failed(outcome: Outcome) -> Failure {
@@ -186,8 +186,8 @@ mod tests {
                 None => status,
             }
         };
-        for call in [Call::LookUp, Call::LookUpAgain, Call::Create, Call::Recheck] {
-            let known = |id, status| known(id, call, status).known.map(|id| id.to_string());
+        for stage in [Stage::LookUp, Stage::LookUpAgain, Stage::Create, Stage::Recheck] {
+            let known = |id, status| known(id, stage, status).known.map(|id| id.to_string());
             assert_eq!(known(None, said(None)), None);
             assert_eq!(known(None, said(Some(vm("sim://2")))).as_deref(), Some("sim://2"));
             assert_eq!(known(Some("sim://1"), said(None)).as_deref(), Some("sim://1"));
@@ -197,7 +197,7 @@ mod tests {
     /// CTL-01: with an error as well, be it beside the error or of the machine that comes with it.
     #[test]
     fn the_state_that_comes_with_uninitialized_is_handed_over_with_the_initialization() {
-        for call in [Call::LookUp, Call::LookUpAgain, Call::Create, Call::Recheck] {
+        for stage in [Stage::LookUp, Stage::LookUpAgain, Stage::Create, Stage::Recheck] {
             let beside = Status::new(Code::Uninitialized, "no").with_last_known_state(state("s1"));
             let mut old = vm("sim://1");
             old.last_known_state = Some(state("s0"));
@@ -209,7 +209,7 @@ mod tests {
                 ),
                 (beside.with_machine(old.clone()), Some(state("s1"))),
             ] {
-                assert_eq!(known(None, call, status).state, expected, "{call:?}");
+                assert_eq!(known(None, stage, status).state, expected, "{stage:?}");
             }
         }
     }

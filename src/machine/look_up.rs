@@ -6,7 +6,7 @@ use super::object::Object;
 use super::outcome::Failure;
 use crate::configured_driver::Permit;
 use crate::identity::MachineId;
-use crate::retry::{Call, Next};
+use crate::retry::{Disposition, Stage};
 use cmi_driver::{
     self, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, MachineClass, Operation,
     ProviderId, Status,
@@ -34,17 +34,17 @@ pub async fn look_up(
     object: &mut Object<'_>,
     permit: &Permit<'_>,
     known: Option<&ProviderId>,
-    call: Call,
+    stage: Stage,
     class: MachineClass,
 ) -> Seen {
     let capabilities = permit.known_capabilities();
-    if !capabilities.offers(call.operation()) {
-        return match (call, known) {
-            (Call::LookUp, None) if capabilities.offers(Operation::ListMachines) => {
-                list(object, permit, Call::List, class).await
+    if !capabilities.offers(stage.operation()) {
+        return match (stage, known) {
+            (Stage::LookUp, None) if capabilities.offers(Operation::ListMachines) => {
+                list(object, permit, Stage::List, class).await
             }
-            (Call::LookUpAgain, None) if capabilities.offers(Operation::ListMachines) => {
-                list(object, permit, Call::ListAgain, class).await
+            (Stage::LookUpAgain, None) if capabilities.offers(Operation::ListMachines) => {
+                list(object, permit, Stage::ListAgain, class).await
             }
             _ => Seen::CannotLook,
         };
@@ -55,49 +55,49 @@ pub async fn look_up(
         class,
     };
     let answer = permit.driver().get_machine_status(request);
-    let status = match object.awaiting(call.operation(), answer).await {
+    let status = match object.awaiting(stage.operation(), answer).await {
         Ok(machine) => {
-            return match another_vm(call, known, Some(&machine)) {
+            return match another_vm(stage, known, Some(&machine)) {
                 Some(failure) => Seen::Failed(failure),
                 None => Seen::Machine(machine),
             };
         }
         Err(status) => status,
     };
-    if let Some(failure) = another_vm(call, known, status.machine()) {
+    if let Some(failure) = another_vm(stage, known, status.machine()) {
         return Seen::Failed(failure);
     }
-    let failure = Failure::new(call, status);
-    match failure.next {
-        Next::Create | Next::Vanished => Seen::Absent,
-        Next::Fallback => Seen::CannotLook,
-        Next::Initialize => Seen::Uninitialized(failure),
-        Next::Retry
-        | Next::AwaitCapacity
-        | Next::AwaitPerson
-        | Next::AwaitDriver
-        | Next::Terminal
-        | Next::LookUp
-        | Next::Delete
-        | Next::LookWhetherGone
-        | Next::StillThere
-        | Next::Gone => Seen::Failed(failure),
+    let failure = Failure::new(stage, status);
+    match failure.disposition {
+        Disposition::Create | Disposition::Vanished => Seen::Absent,
+        Disposition::Fallback => Seen::CannotLook,
+        Disposition::Initialize => Seen::Uninitialized(failure),
+        Disposition::Retry
+        | Disposition::AwaitCapacity
+        | Disposition::NeedsIntervention
+        | Disposition::AwaitDriver
+        | Disposition::Terminal
+        | Disposition::LookUp
+        | Disposition::Delete
+        | Disposition::VerifyDeleted
+        | Disposition::StillThere
+        | Disposition::Gone => Seen::Failed(failure),
     }
 }
 
 /// Looks for the VM in the driver's list of the cluster.
-async fn list(object: &mut Object<'_>, permit: &Permit<'_>, call: Call, class: MachineClass) -> Seen {
+async fn list(object: &mut Object<'_>, permit: &Permit<'_>, stage: Stage, class: MachineClass) -> Seen {
     let answer = permit.driver().list_machines(ListMachinesRequest { class });
-    let status = match object.awaiting(call.operation(), answer).await {
+    let status = match object.awaiting(stage.operation(), answer).await {
         Ok(machines) => {
             let id = MachineId::of(object.get()).or_else(|| MachineId::derived(object.get()));
             let own = id.as_ref().map(MachineId::tag);
-            return among(machines, object.name(), own, call);
+            return among(machines, object.name(), own, stage);
         }
         Err(status) => status,
     };
-    let failure = Failure::new(call, status);
-    if failure.next == Next::Fallback {
+    let failure = Failure::new(stage, status);
+    if failure.disposition == Disposition::Fallback {
         Seen::CannotLook
     } else {
         Seen::Failed(failure)
@@ -111,17 +111,17 @@ pub async fn own_in_list(
     permit: &Permit<'_>,
     class: MachineClass,
 ) -> Result<Option<BTreeSet<ProviderId>>, Failure> {
-    let call = Call::ListAfterDelete;
+    let stage = Stage::ListAfterDelete;
     let answer = permit.driver().list_machines(ListMachinesRequest { class });
-    let failure = match object.awaiting(call.operation(), answer).await {
+    let failure = match object.awaiting(stage.operation(), answer).await {
         Ok(machines) => {
             let id = MachineId::of(object.get());
             let own = id.as_ref().map(MachineId::tag);
             return Ok(Some(own_among(machines, object.name(), own)));
         }
-        Err(status) => Failure::new(call, status),
+        Err(status) => Failure::new(stage, status),
     };
-    if failure.next == Next::Fallback {
+    if failure.disposition == Disposition::Fallback {
         Ok(None)
     } else {
         Err(failure)
@@ -139,10 +139,10 @@ fn own_among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>) -> BTr
 
 /// What a list says of the machine of this name, which drivers know as `own`. Where a list does not tell
 /// whose a VM is, one of the name is the machine's only if a create was issued for it.
-fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, call: Call) -> Seen {
+fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Stage) -> Seen {
     let is_own = |machine: &ListedMachine| match &machine.machine_id {
         Some(id) => own == Some(id),
-        None => call == Call::ListAgain,
+        None => stage == Stage::ListAgain,
     };
     let (own, others): (BTreeMap<_, _>, BTreeMap<_, _>) = machines
         .into_iter()
@@ -155,7 +155,7 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, call: Call
             .collect::<Vec<_>>()
             .join(", ")
     };
-    let failed = |code, message| Seen::Failed(Failure::new(call, Status::new(code, message)));
+    let failed = |code, message| Seen::Failed(Failure::new(stage, Status::new(code, message)));
     match (own.first_key_value(), others.is_empty()) {
         (None, true) => Seen::Absent,
         (Some((id, _)), _) if own.len() == 1 => Seen::Listed(id.clone()),
@@ -179,7 +179,7 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, call: Call
 /// The failure that it is when a driver answers with another VM than the one that was asked about: nothing is
 /// done to that one, and its id is not written, since it may be another machine's.
 pub fn another_vm(
-    call: Call,
+    stage: Stage,
     known: Option<&ProviderId>,
     seen: Option<&cmi_driver::Machine>,
 ) -> Option<Failure> {
@@ -187,7 +187,7 @@ pub fn another_vm(
     (known != seen).then(|| {
         let message =
             format!("the driver answered providerID `{seen}` for the machine whose providerID is `{known}`");
-        Failure::new(call, Status::new(Code::Internal, message))
+        Failure::new(stage, Status::new(Code::Internal, message))
     })
 }
 
@@ -202,10 +202,10 @@ mod tests {
     #[test]
     fn a_vm_of_another_id_is_not_taken_for_the_one_that_was_asked_about() {
         let known = "sim://1".parse().unwrap();
-        let call = Call::LookUpAgain;
-        assert!(another_vm(call, Some(&known), Some(&vm("sim://1"))).is_none());
-        assert!(another_vm(call, None, Some(&vm("sim://2"))).is_none());
-        let failure = another_vm(call, Some(&known), Some(&vm("sim://2"))).unwrap();
+        let stage = Stage::LookUpAgain;
+        assert!(another_vm(stage, Some(&known), Some(&vm("sim://1"))).is_none());
+        assert!(another_vm(stage, None, Some(&vm("sim://2"))).is_none());
+        let failure = another_vm(stage, Some(&known), Some(&vm("sim://2"))).unwrap();
         assert_eq!(failure.status.code(), Code::Internal);
         assert!(
             failure.machine.is_none(),
@@ -221,8 +221,8 @@ mod tests {
         of.iter().map(listed).collect()
     }
 
-    fn seen(of: &[(&str, &str, Option<&str>)], call: Call) -> Result<Option<ProviderId>, Code> {
-        match among(listed(of), "m", Some("u-1"), call) {
+    fn seen(of: &[(&str, &str, Option<&str>)], stage: Stage) -> Result<Option<ProviderId>, Code> {
+        match among(listed(of), "m", Some("u-1"), stage) {
             Seen::Absent => Ok(None),
             Seen::Listed(id) => Ok(Some(id)),
             Seen::Failed(failure) => Err(failure.status.code()),
@@ -234,33 +234,33 @@ mod tests {
     #[test]
     fn a_list_without_the_name_leads_to_a_create_and_one_with_it_never() {
         let one: ProviderId = "sim://1".parse().unwrap();
-        for call in [Call::List, Call::ListAgain] {
+        for stage in [Stage::List, Stage::ListAgain] {
             assert_eq!(
-                seen(&[("sim://2", "m-2", None), ("sim://3", "", None)], call),
+                seen(&[("sim://2", "m-2", None), ("sim://3", "", None)], stage),
                 Ok(None)
             );
             let own = ("sim://1", "m", Some("u-1"));
             assert_eq!(
-                seen(&[own, own, ("sim://2", "m", Some("u-2"))], call),
+                seen(&[own, own, ("sim://2", "m", Some("u-2"))], stage),
                 Ok(Some(one.clone()))
             );
             let another = [("sim://1", "m", Some("u-2"))];
             assert_eq!(
-                seen(&another, call),
+                seen(&another, stage),
                 Err(Code::AlreadyExists),
                 "it says whose it is"
             );
             let twice = [own, ("sim://2", "m", Some("u-1"))];
-            assert_eq!(seen(&twice, call), Err(Code::OutOfRange));
+            assert_eq!(seen(&twice, stage), Err(Code::OutOfRange));
         }
         let unclaimed = [("sim://1", "m", None)];
         assert_eq!(
-            seen(&unclaimed, Call::ListAgain),
+            seen(&unclaimed, Stage::ListAgain),
             Ok(Some(one)),
             "a create was issued for it"
         );
         assert_eq!(
-            seen(&unclaimed, Call::List),
+            seen(&unclaimed, Stage::List),
             Err(Code::AlreadyExists),
             "no create was issued: it is another's"
         );

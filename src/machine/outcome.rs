@@ -9,7 +9,7 @@ use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
 use crate::identity::InvalidSpec;
 use crate::leadership::is_not_leader;
-use crate::retry::{self, Call, Next};
+use crate::retry::{self, Delay, Disposition, Stage};
 use cmi_driver::{Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
 
 #[cfg(test)]
@@ -96,7 +96,9 @@ impl Outcome {
     /// The call that failed, where only another driver, or a newer one, can do better.
     pub fn awaits_another_driver(&self) -> Option<Operation> {
         match self {
-            Self::Failed(failure) if failure.next == Next::AwaitDriver => Some(failure.operation),
+            Self::Failed(failure) if failure.disposition == Disposition::AwaitDriver => {
+                Some(failure.operation)
+            }
             Self::NotOffered(operation) => Some(*operation),
             _ => None,
         }
@@ -172,7 +174,7 @@ pub struct Failure {
     /// What the driver said.
     pub status: Status,
     /// What happens now.
-    pub next: Next,
+    pub disposition: Disposition,
     /// The machine's own VM, which exists in spite of it: that of an initialization, or
     /// one that is not initialized.
     pub machine: Option<cmi_driver::Machine>,
@@ -180,21 +182,26 @@ pub struct Failure {
 
 impl Failure {
     /// A failure, sorted by the retry table.
-    pub fn new(call: Call, status: Status) -> Self {
+    pub fn new(stage: Stage, status: Status) -> Self {
         Self::sorted(
-            call.operation(),
-            during(call),
-            retry::next(call, status.code()),
+            stage.operation(),
+            during(stage),
+            retry::disposition(stage, status.code()),
             status,
         )
     }
 
     /// The driver could not be asked what it offers.
     pub fn capabilities_unknown(during: OperationType, status: Status) -> Self {
-        Self::sorted(Operation::GetPluginCapabilities, during, Next::Retry, status)
+        Self::sorted(
+            Operation::GetPluginCapabilities,
+            during,
+            Disposition::Retry,
+            status,
+        )
     }
 
-    fn sorted(operation: Operation, during: OperationType, next: Next, status: Status) -> Self {
+    fn sorted(operation: Operation, during: OperationType, disposition: Disposition, status: Status) -> Self {
         // Beside any other code it may be another machine's, such as the VM that already has the name.
         let is_its_own = status.code() == Code::Uninitialized || operation == Operation::InitializeMachine;
         let machine = status.machine().filter(|_| is_its_own).cloned();
@@ -202,7 +209,7 @@ impl Failure {
             operation,
             during,
             status,
-            next,
+            disposition,
             machine,
         }
     }
@@ -224,25 +231,15 @@ impl Failure {
 
     /// Whether the answer gives reason to ask if a VM that was up is still there.
     pub fn doubts_the_vm(&self) -> bool {
-        self.next == Next::LookUp && self.during == OperationType::Update
+        self.disposition == Disposition::LookUp && self.during == OperationType::Update
     }
 
     /// What may end it before its time.
     pub fn cause(&self) -> Cause {
-        match self.next {
-            Next::Retry | Next::LookUp => Cause::Transient,
-            Next::AwaitCapacity => Cause::Capacity,
-            Next::Initialize
-            | Next::AwaitPerson
-            | Next::AwaitDriver
-            | Next::Fallback
-            | Next::Terminal
-            | Next::Create
-            | Next::Vanished
-            | Next::Delete
-            | Next::LookWhetherGone
-            | Next::StillThere
-            | Next::Gone => Cause::Other,
+        match self.disposition {
+            Disposition::Retry | Disposition::LookUp => Cause::Transient,
+            Disposition::AwaitCapacity => Cause::Capacity,
+            _ => Cause::Other,
         }
     }
 
@@ -262,22 +259,13 @@ impl Failure {
         // Never less than was asked for, and machines that failed together do not come back together.
         let asked = self.asked().map(|asked| asked.mul_f64(1.0 + 0.1 * jitter));
         let backoff = retry::backoff(attempt, jitter);
-        match self.next {
-            Next::Terminal | Next::AwaitDriver => None,
-            Next::Retry
-            | Next::Initialize
-            | Next::LookUp
-            | Next::Create
-            | Next::Vanished
-            | Next::Delete
-            | Next::StillThere
-            | Next::Gone => Some(backoff.max(asked.unwrap_or_default())),
-            Next::AwaitCapacity | Next::AwaitPerson | Next::Fallback | Next::LookWhetherGone => {
-                Some(match asked {
-                    Some(asked) => backoff.max(asked),
-                    None => retry::LONG_WAIT.mul_f64(1.0 - 0.1 * jitter),
-                })
-            }
+        match self.disposition.delay() {
+            Delay::UntilChange => None,
+            Delay::Backoff => Some(backoff.max(asked.unwrap_or_default())),
+            Delay::Long => Some(asked.map_or_else(
+                || retry::LONG_WAIT.mul_f64(1.0 - 0.1 * jitter),
+                |asked| backoff.max(asked),
+            )),
         }
     }
 
@@ -297,19 +285,21 @@ impl Failure {
 }
 
 /// What a call is part of.
-const fn during(call: Call) -> OperationType {
-    match call {
-        Call::LookUp
-        | Call::LookUpAgain
-        | Call::List
-        | Call::ListAgain
-        | Call::Create
-        | Call::Initialize
-        | Call::FinishInitialization
-        | Call::Recheck
-        | Call::ListZones
-        | Call::DescribeClass => OperationType::Create,
-        Call::Update => OperationType::Update,
-        Call::ShutDown | Call::Delete | Call::ConfirmGone | Call::ListAfterDelete => OperationType::Delete,
+const fn during(stage: Stage) -> OperationType {
+    match stage {
+        Stage::LookUp
+        | Stage::LookUpAgain
+        | Stage::List
+        | Stage::ListAgain
+        | Stage::Create
+        | Stage::Initialize
+        | Stage::FinishInitialization
+        | Stage::Recheck
+        | Stage::ListZones
+        | Stage::DescribeClass => OperationType::Create,
+        Stage::Update => OperationType::Update,
+        Stage::ShutDown | Stage::Delete | Stage::ConfirmGone | Stage::ListAfterDelete => {
+            OperationType::Delete
+        }
     }
 }

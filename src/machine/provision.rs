@@ -17,7 +17,7 @@ use crate::api::conditions::{self, reason};
 use crate::api::labels::Instance;
 use crate::configured_driver::{Permit, is_circuit_open};
 use crate::identity;
-use crate::retry::{Call, Next};
+use crate::retry::{Disposition, Stage};
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, Operation};
 
 /// How often a VM is looked for that a create may still make.
@@ -47,9 +47,9 @@ pub async fn provision(
         return Ok(held_back);
     }
     let call = if plan.vm_may_exist() {
-        Call::LookUpAgain
+        Stage::LookUpAgain
     } else {
-        Call::LookUp
+        Stage::LookUp
     };
     let known = plan.provider_id.as_ref();
     match look_up(object, permit, known, call, class.clone()).await {
@@ -133,7 +133,7 @@ async fn create(
     // Nothing is written of a create that would not leave this process: else a driver that
     // is down would cost writes.
     if let Err(status) = permit.driver().prepare_create(&credentials).await {
-        return Ok(Outcome::Failed(Box::new(Failure::new(Call::Create, status))));
+        return Ok(Outcome::Failed(Box::new(Failure::new(Stage::Create, status))));
     }
     let class = class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
     let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
@@ -153,17 +153,17 @@ async fn create(
         }
         Err(status) => status,
     };
-    let failure = Failure::new(Call::Create, status);
+    let failure = Failure::new(Stage::Create, status);
     if failure.ends_a_create() {
-        let made = failure.next == Next::Initialize;
+        let made = failure.disposition == Disposition::Initialize;
         ctx.memory.answered(object.uid(), Answered { issued, made });
     }
-    if failure.next == Next::Initialize {
+    if failure.disposition == Disposition::Initialize {
         let vm = uninitialized(plan.provider_id, failure);
         return initialize(ctx, object, permit, credentials, vm).await;
     }
     note_refusal(object, &plan, &failure).await?;
-    if failure.next == Next::AwaitCapacity {
+    if failure.disposition == Disposition::AwaitCapacity {
         ctx.await_capacity(object.get(), permit, &credentials);
     }
     if is_circuit_open(&failure.status) {
@@ -209,12 +209,12 @@ fn left_by(noted: Instance, failure: &Failure) -> Option<Instance> {
     if failure.status.is_never_sent() {
         return (noted != Instance::MayExist).then_some(noted);
     }
-    match (failure.next, noted) {
-        (Next::Terminal, Instance::MayExist) => Some(Instance::MayExist),
+    match (failure.disposition, noted) {
+        (Disposition::Terminal, Instance::MayExist) => Some(Instance::MayExist),
         // The name was taken, and what has it is not this machine's: there is nothing
         // to be deleted in its name.
-        (Next::Terminal, _) if failure.status.code() == Code::AlreadyExists => Some(Instance::None),
-        (Next::Terminal, _) => Some(Instance::Refused),
+        (Disposition::Terminal, _) if failure.status.code() == Code::AlreadyExists => Some(Instance::None),
+        (Disposition::Terminal, _) => Some(Instance::Refused),
         _ => None,
     }
 }
@@ -242,7 +242,7 @@ async fn created(
     class: MachineClass,
     machine: cmi_driver::Machine,
 ) -> Result<Outcome, Stopped> {
-    if let Some(failure) = another_vm(Call::Create, plan.provider_id.as_ref(), Some(&machine)) {
+    if let Some(failure) = another_vm(Stage::Create, plan.provider_id.as_ref(), Some(&machine)) {
         return Ok(Outcome::Failed(Box::new(failure)));
     }
     initialize(ctx, object, permit, class, made(machine)).await
@@ -263,7 +263,7 @@ mod tests {
     use cmi_driver::Status;
 
     fn left(noted: Instance, status: Status) -> Option<Instance> {
-        left_by(noted, &Failure::new(Call::Create, status))
+        left_by(noted, &Failure::new(Stage::Create, status))
     }
 
     #[test]
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn nothing_is_written_of_a_create_that_is_tried_again() {
         for code in Code::ALL {
-            let is_final = retry::next(Call::Create, code) == Next::Terminal;
+            let is_final = retry::disposition(Stage::Create, code) == Disposition::Terminal;
             assert_eq!(
                 left(Instance::None, Status::new(code, "no")).is_some(),
                 is_final,
@@ -327,7 +327,7 @@ mod tests {
             Uninitialized,
         ];
         for code in Code::ALL {
-            let failure = |status| Failure::new(Call::Create, status);
+            let failure = |status| Failure::new(Stage::Create, status);
             let status = || Status::new(code, "no");
             assert_eq!(
                 failure(status()).ends_a_create(),

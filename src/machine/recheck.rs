@@ -9,7 +9,7 @@ use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::Recheck;
 use crate::configured_driver::Permit;
-use crate::retry::Call;
+use crate::retry::Stage;
 use cmi_driver::Operation;
 
 /// Asks after a VM that is provisioned.
@@ -24,7 +24,7 @@ pub async fn recheck(
         object,
         permit,
         Some(&plan.provider_id),
-        Call::Recheck,
+        Stage::Recheck,
         class.clone(),
     )
     .await

@@ -17,7 +17,7 @@ use crate::api::labels;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::configured_driver::Permit;
 use crate::identity;
-use crate::retry::{Call, Next};
+use crate::retry::{Disposition, Stage};
 use cmi_driver::{
     self, Code, DeleteMachineRequest, GetMachineStatusRequest, LastKnownState, Machine, MachineClass,
     Operation, PowerState, ProviderId, Secrets, ShutDownMachineRequest, Status,
@@ -89,7 +89,8 @@ pub async fn delete(
 
 /// Whether a deletion that failed may have nothing to delete, and the driver can say so.
 fn may_be_gone(failure: &Failure, permit: &Permit<'_>) -> bool {
-    failure.next == Next::LookWhetherGone && permit.known_capabilities().offers(Operation::GetMachineStatus)
+    failure.disposition == Disposition::VerifyDeleted
+        && permit.known_capabilities().offers(Operation::GetMachineStatus)
 }
 
 /// What the deletion of what a refused create may have left comes to. No VM was made, so that a driver which
@@ -201,10 +202,10 @@ async fn look(
         Err(status) => status,
     };
     let id = status.machine().map(|machine| machine.provider_id.clone());
-    let failure = Failure::new(Call::ConfirmGone, status);
-    match failure.next {
-        Next::Gone => Ok(Sight::Absent),
-        Next::StillThere => Ok(Sight::There(id)),
+    let failure = Failure::new(Stage::ConfirmGone, status);
+    match failure.disposition {
+        Disposition::Gone => Ok(Sight::Absent),
+        Disposition::StillThere => Ok(Sight::There(id)),
         _ => Err(failure),
     }
 }
@@ -248,7 +249,7 @@ async fn shut_down(
             Ok(outcome)
         }
         Err(status) => {
-            let failure = Failure::new(Call::ShutDown, status);
+            let failure = Failure::new(Stage::ShutDown, status);
             // It has begun to stop the guest, and waits for that itself.
             let is_accepted = failure.status.code() == Code::Aborted;
             if is_accepted {
@@ -335,10 +336,10 @@ fn after_acceptance(
 /// is not there needs no time.
 fn after_lost_sight(status: Status, until: Until, again: Duration) -> Option<Outcome> {
     let message = format!("looking whether the guest has stopped: {}", status.message());
-    let failure = Failure::new(Call::ShutDown, status.with_message(message));
-    match (failure.next, failure.status.code()) {
-        (Next::Delete, Code::NotFound) => None,
-        (Next::Delete, _) => Some(shutting_down(failure.status.message(), until, again)),
+    let failure = Failure::new(Stage::ShutDown, status.with_message(message));
+    match (failure.disposition, failure.status.code()) {
+        (Disposition::Delete, Code::NotFound) => None,
+        (Disposition::Delete, _) => Some(shutting_down(failure.status.message(), until, again)),
         _ => Some(Outcome::Failed(Box::new(failure))),
     }
 }
@@ -360,7 +361,7 @@ fn after_shut_down(
     now: Timestamp,
     again: Duration,
 ) -> Option<Outcome> {
-    if failure.next == Next::Delete {
+    if failure.disposition == Disposition::Delete {
         tracing::info!(code = %failure.status.code(), "the guest can't be shut down; deleting its VM");
         return None;
     }
@@ -422,8 +423,8 @@ async fn remove_vm(
         }
         Err(status) => status,
     };
-    let failure = Failure::new(Call::Delete, status);
-    Ok((failure.next != Next::Gone).then_some(failure))
+    let failure = Failure::new(Stage::Delete, status);
+    Ok((failure.disposition != Disposition::Gone).then_some(failure))
 }
 
 async fn confirm_gone(
@@ -496,7 +497,7 @@ async fn confirm_without_look_up(
     if plan.strays
         && let Some(failure) = remove_vm(object, permit, None, class).await?
     {
-        if failure.next == Next::Retry {
+        if failure.disposition == Disposition::Retry {
             return Ok(Outcome::Failed(Box::new(failure)));
         }
         tracing::warn!(
@@ -596,7 +597,7 @@ mod tests {
 
     fn after(status: Status) -> Option<Outcome> {
         after_shut_down(
-            Failure::new(Call::ShutDown, status),
+            Failure::new(Stage::ShutDown, status),
             asking(None, false),
             until(),
             at(0),
@@ -628,7 +629,7 @@ mod tests {
     fn a_guest_that_is_stopping_is_not_left_alone_for_longer_than_its_time() {
         let again = |seconds: i64, accepted: Option<Timestamp>| {
             let status = Status::new(Code::Aborted, "stopping").with_retry_after(Duration::from_hours(1));
-            let failure = Failure::new(Call::ShutDown, status);
+            let failure = Failure::new(Stage::ShutDown, status);
             match after_shut_down(failure, asking(accepted, false), until(), at(seconds), PACE) {
                 Some(Outcome::Deleting { again, .. }) => again.as_secs(),
                 other => panic!("{other:?}"),
@@ -706,14 +707,14 @@ mod tests {
     #[test]
     fn a_guest_that_cannot_be_asked_to_stop_is_deleted_now() {
         for code in Code::ALL {
-            let waits = retry::next(Call::ShutDown, code) == Next::Retry;
+            let waits = retry::disposition(Stage::ShutDown, code) == Disposition::Retry;
             assert_eq!(after(Status::new(code, "no")).is_some(), waits, "{code}");
         }
     }
 
     #[test]
     fn a_shut_down_that_fails_holds_a_deletion_up_until_its_last_try_and_says_so() {
-        let unavailable = || Failure::new(Call::ShutDown, Status::new(Code::Unavailable, "down"));
+        let unavailable = || Failure::new(Stage::ShutDown, Status::new(Code::Unavailable, "down"));
         let last = asking(None, true);
         assert!(
             message(after(Status::new(Code::Unavailable, "down"))).contains("4 failures in a row and 60 s")
@@ -728,7 +729,7 @@ mod tests {
             ),
             "a driver that can't be reached was not asked"
         );
-        let stopping = Failure::new(Call::ShutDown, Status::new(Code::Aborted, "stopping"));
+        let stopping = Failure::new(Stage::ShutDown, Status::new(Code::Aborted, "stopping"));
         assert!(
             after_shut_down(stopping, last, until(), at(0), PACE).is_some(),
             "it has its time"
@@ -783,7 +784,7 @@ mod tests {
     #[test]
     fn a_driver_that_refuses_to_delete_what_it_refused_to_make_does_not_keep_the_object() {
         let after = |code, secret_is_gone| {
-            let failure = Failure::new(Call::Delete, Status::new(code, "no"));
+            let failure = Failure::new(Stage::Delete, Status::new(code, "no"));
             of_a_refused_spec(Outcome::Failed(Box::new(failure)), secret_is_gone)
         };
         let released = |outcome| matches!(outcome, Outcome::Released(Release::NeverCreated));

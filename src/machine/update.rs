@@ -13,7 +13,7 @@ use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, Oper
 use crate::apiserver::Error;
 use crate::configured_driver::Permit;
 use crate::identity;
-use crate::retry::Call;
+use crate::retry::Stage;
 use cmi_driver::{Operation, UpdateMachineRequest};
 
 /// Updates the VM (UPD-01..UPD-03).
@@ -38,7 +38,7 @@ pub async fn update(
         last_known_state: identity::last_known_state(object.get()),
     };
     if let Err(status) = permit.driver().update_machine(request).await {
-        let failure = Failure::new(Call::Update, status);
+        let failure = Failure::new(Stage::Update, status);
         return Ok(Outcome::Failed(Box::new(failure)));
     }
     let action = "noting the applied provider spec";

@@ -27,7 +27,7 @@ use crate::configured_driver::{
 };
 use crate::credentials;
 use crate::reconciler::{Again, REFRESH, Reconciler};
-use crate::retry::{self, Call, LONG_WAIT, Next};
+use crate::retry::{self, Disposition, LONG_WAIT, Stage};
 use cmi_driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
 
 /// What every reconcile works with.
@@ -108,7 +108,7 @@ fn again(described: &Described) -> Again {
         Described::Refused(_) | Described::Unusable(_) => Again::After(LONG_WAIT),
         // Secrets are not watched.
         Described::NoSecrets(_) => Again::BackOff(Duration::ZERO),
-        Described::Failed(status) => Again::after(Call::DescribeClass, status),
+        Described::Failed(status) => Again::after(Stage::DescribeClass, status),
     }
 }
 
@@ -171,7 +171,7 @@ async fn ask(
     Ok(match permit.driver().describe_class(class).await {
         Ok(description) => Described::of(description),
         // Declared, and not offered after all.
-        Err(status) if retry::next(Call::DescribeClass, status.code()) == Next::Fallback => {
+        Err(status) if retry::disposition(Stage::DescribeClass, status.code()) == Disposition::Fallback => {
             Described::NotOffered
         }
         Err(status) => Described::Failed(status),

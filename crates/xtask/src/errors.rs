@@ -1,30 +1,30 @@
 //! What each machine code means, out of the table that the controller works by.
 
 use crate::markdown;
-use capcmi::retry::{Call, Next, next};
+use capcmi::retry::{Disposition, Stage, disposition};
 use cmi_driver::Code;
 
 /// The calls until a VM is up. With the groups below, every call is in one table, and no
 /// table is too wide to be read.
-pub(crate) const WAY_UP: &[Call] = &[
-    Call::LookUp,
-    Call::Create,
-    Call::LookUpAgain,
-    Call::Initialize,
-    Call::FinishInitialization,
+pub(crate) const WAY_UP: &[Stage] = &[
+    Stage::LookUp,
+    Stage::Create,
+    Stage::LookUpAgain,
+    Stage::Initialize,
+    Stage::FinishInitialization,
 ];
 /// What stands for a look-up, where a driver lists and can't look up.
-pub(crate) const LISTS: &[Call] = &[Call::List, Call::ListAgain, Call::ListAfterDelete];
+pub(crate) const LISTS: &[Stage] = &[Stage::List, Stage::ListAgain, Stage::ListAfterDelete];
 /// The calls about a VM that is up.
-pub(crate) const UP: &[Call] = &[Call::Recheck, Call::Update];
+pub(crate) const UP: &[Stage] = &[Stage::Recheck, Stage::Update];
 /// The calls of a deletion.
-pub(crate) const WAY_DOWN: &[Call] = &[Call::ShutDown, Call::Delete, Call::ConfirmGone];
+pub(crate) const WAY_DOWN: &[Stage] = &[Stage::ShutDown, Stage::Delete, Stage::ConfirmGone];
 /// The calls that need no machine.
-pub(crate) const WITHOUT_VM: &[Call] = &[Call::ListZones, Call::DescribeClass];
+pub(crate) const WITHOUT_VM: &[Stage] = &[Stage::ListZones, Stage::DescribeClass];
 
 /// What each class means.
 pub(crate) fn classes() -> String {
-    let rows = Next::ALL.map(|class| {
+    let rows = Disposition::ALL.map(|class| {
         let explained = class.explanation();
         [
             format!("`{}`", class.name()),
@@ -40,10 +40,12 @@ pub(crate) fn classes() -> String {
 }
 
 /// The class that each code has as an answer to each of these calls.
-pub(crate) fn matrix(calls: &[Call]) -> String {
+pub(crate) fn matrix(calls: &[Stage]) -> String {
     let titles = calls.iter().map(|call| call.description().to_owned());
     let rows = Code::ALL.map(|code| -> Vec<_> {
-        let classes = calls.iter().map(|call| format!("`{}`", next(*call, code).name()));
+        let classes = calls
+            .iter()
+            .map(|call| format!("`{}`", disposition(*call, code).name()));
         std::iter::once(format!("`{code}`")).chain(classes).collect()
     });
     let titles: Vec<_> = std::iter::once("Code".to_owned()).chain(titles).collect();
@@ -64,7 +66,7 @@ mod tests {
     #[test]
     fn every_code_of_every_call_can_be_looked_up_once() {
         let tables = [WAY_UP, LISTS, UP, WAY_DOWN, WITHOUT_VM].map(matrix);
-        for call in Call::ALL {
+        for call in Stage::ALL {
             let found = tables
                 .iter()
                 .filter_map(|table| table.lines().next())
@@ -99,7 +101,7 @@ mod tests {
         );
         assert_eq!(
             row(WAY_DOWN, Code::InvalidArgument),
-            "| `InvalidArgument` | `Delete` | `LookWhetherGone` | `AwaitPerson` |"
+            "| `InvalidArgument` | `Delete` | `VerifyDeleted` | `NeedsIntervention` |"
         );
     }
 }

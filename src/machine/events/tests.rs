@@ -9,11 +9,11 @@ use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
 use crate::machine::plan::Plan;
 use crate::machine::status::{self, Moment};
-use crate::retry::Call;
+use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
 
-fn failed(call: Call, code: Code) -> Outcome {
-    Outcome::Failed(Box::new(Failure::new(call, Status::new(code, "no room"))))
+fn failed(stage: Stage, code: Code) -> Outcome {
+    Outcome::Failed(Box::new(Failure::new(stage, Status::new(code, "no room"))))
 }
 
 fn vm() -> Outcome {
@@ -75,11 +75,11 @@ fn whatever_goes_wrong_is_said_once() {
         ),
     ];
     for code in Code::ALL {
-        let create = failed(Call::Create, code);
-        let initialize = failed(Call::Initialize, code);
-        let recheck = failed(Call::Recheck, code);
-        let update = failed(Call::Update, code);
-        let delete = failed(Call::Delete, code);
+        let create = failed(Stage::Create, code);
+        let initialize = failed(Stage::Initialize, code);
+        let recheck = failed(Stage::Recheck, code);
+        let update = failed(Stage::Update, code);
+        let delete = failed(Stage::Delete, code);
         cases.extend([
             (machine().claimed(), create),
             (machine().claimed(), initialize),
@@ -116,7 +116,7 @@ fn another_code_of_the_same_call_is_news() {
         Code::Unavailable,
         5,
     );
-    let exhausted = failed(Call::Create, Code::ResourceExhausted);
+    let exhausted = failed(Stage::Create, Code::ResourceExhausted);
     let note = of(&before.build(), &exhausted, 4).unwrap();
     assert_eq!(
         (note.reason.as_str(), note.action, note.text.as_str()),
@@ -129,7 +129,7 @@ fn an_outage_that_the_status_tells_of_is_no_news_for_any_machine() {
     let known = machine()
         .provisioned()
         .condition(conditions::DRIVER_REACHABLE, State::False, "Unavailable");
-    let recheck = failed(Call::Recheck, Code::Unavailable);
+    let recheck = failed(Stage::Recheck, Code::Unavailable);
     assert_eq!(of(&known.build(), &recheck, 1), None);
     let up = machine().provisioned().build();
     assert_eq!(of(&up, &recheck, 1), None, "it is told of the InfraCluster");
@@ -140,7 +140,7 @@ fn an_update_that_fails_during_a_known_outage_is_still_said_once() {
     let known = machine()
         .provisioned()
         .condition(conditions::DRIVER_REACHABLE, State::False, "Unavailable");
-    let update = failed(Call::Update, Code::Internal);
+    let update = failed(Stage::Update, Code::Internal);
     assert!(of(&known.build(), &update, 1).is_some());
 }
 
@@ -214,6 +214,6 @@ fn an_end_is_said_and_one_by_force_says_what_may_be_left() {
 fn an_event_is_about_the_status_before_and_a_machine_without_one_is_all_news() {
     let mut before = machine().build();
     before.status = Some(InfraMachineStatus::default());
-    let outcome = failed(Call::Create, Code::Unknown);
+    let outcome = failed(Stage::Create, Code::Unknown);
     assert!(of(&before, &outcome, 9).is_some());
 }

@@ -11,7 +11,7 @@ use crate::configured_driver::Priority;
 use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::status::{self, Moment};
-use crate::retry::Call;
+use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
 
 mod deletion;
@@ -548,7 +548,7 @@ fn a_refusal_that_no_driver_was_called_for_is_decided_anew_by_what_the_driver_sa
 #[test]
 fn what_a_driver_answered_is_final_whatever_it_says_of_itself() {
     let status = Status::new(Code::InvalidArgument, "no such size");
-    let failure = Failure::new(Call::Create, status);
+    let failure = Failure::new(Stage::Create, status);
     assert_left(&world(), after(&Outcome::Failed(Box::new(failure))));
 }
 

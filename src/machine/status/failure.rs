@@ -7,7 +7,7 @@ use super::{Draft, MAX_MESSAGE, Moment};
 use crate::api::conditions::{self, State, reason};
 use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
 use crate::machine::outcome::Failure;
-use crate::retry::Next;
+use crate::retry::Disposition;
 use cmi_driver::Operation;
 
 /// How long a creation may take when the object does not say, in seconds.
@@ -39,7 +39,7 @@ impl Draft<'_> {
         } else {
             self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
         }
-        if failure.next == Next::Terminal {
+        if failure.disposition == Disposition::Terminal {
             self.refused(code, &message);
             return;
         }

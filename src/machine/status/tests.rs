@@ -12,7 +12,7 @@ use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
 use crate::machine::outcome::Failure;
 use crate::machine::plan::Plan;
-use crate::retry::Call;
+use crate::retry::Stage;
 use cmi_driver::Status;
 
 const LONG: usize = 20_000;
@@ -41,8 +41,8 @@ fn state_of<'a>(status: &'a InfraMachineStatus, type_: &str) -> (&'a str, &'a st
     (condition.status.as_str(), condition.reason.as_str())
 }
 
-fn failed(call: Call, code: Code) -> Outcome {
-    Outcome::Failed(Box::new(Failure::new(call, Status::new(code, "no room"))))
+fn failed(stage: Stage, code: Code) -> Outcome {
+    Outcome::Failed(Box::new(Failure::new(stage, Status::new(code, "no room"))))
 }
 
 fn no_secrets(during: OperationType) -> Outcome {
@@ -107,14 +107,14 @@ fn harmless() -> Vec<Outcome> {
             again: Duration::from_secs(1),
         },
     ];
-    let deletes = |call: &Call| {
+    let deletes = |stage: &Stage| {
         matches!(
-            call,
-            Call::ShutDown | Call::Delete | Call::ConfirmGone | Call::ListAfterDelete
+            stage,
+            Stage::ShutDown | Stage::Delete | Stage::ConfirmGone | Stage::ListAfterDelete
         )
     };
-    for call in Call::ALL.into_iter().filter(|call| !deletes(call)) {
-        all.extend(Code::ALL.map(|code| failed(call, code)));
+    for stage in Stage::ALL.into_iter().filter(|stage| !deletes(stage)) {
+        all.extend(Code::ALL.map(|code| failed(stage, code)));
     }
     all
 }
@@ -153,7 +153,7 @@ fn ready_ends_when_the_driver_says_that_the_vm_is_gone_or_failed_or_when_it_is_d
         (Outcome::Vanished(id), reason::VIRTUAL_MACHINE_VANISHED),
         (provisioned(broken), reason::VIRTUAL_MACHINE_FAILED),
         (deleting, reason::DELETING),
-        (failed(Call::Delete, Code::Unavailable), reason::DELETING),
+        (failed(Stage::Delete, Code::Unavailable), reason::DELETING),
     ] {
         let status = status_of(machine().provisioned(), &outcome);
         assert_eq!(state_of(&status, conditions::READY), ("False", why));
@@ -228,7 +228,7 @@ fn the_same_outcome_again_writes_nothing() {
 /// What a driver says, and for how long it asks to be left alone.
 fn unavailable(message: &str) -> Outcome {
     let status = Status::new(Code::Unavailable, message).with_retry_after(Duration::from_secs(1));
-    Outcome::Failed(Box::new(Failure::new(Call::Create, status)))
+    Outcome::Failed(Box::new(Failure::new(Stage::Create, status)))
 }
 
 /// The attempts that are written of a create that fails for an hour, with what the
@@ -289,7 +289,7 @@ fn what_is_new_of_a_failure_is_told_at_once() {
             attempts: 3,
             ..moment()
         };
-        let outcome = Outcome::Failed(Box::new(Failure::new(Call::Create, Status::new(code, "no"))));
+        let outcome = Outcome::Failed(Box::new(Failure::new(Stage::Create, Status::new(code, "no"))));
         let status = after(&machine, &outcome, again);
         (machine.status.unwrap() == status, status)
     };
@@ -348,7 +348,7 @@ fn what_the_schema_would_refuse_is_left_out_or_cut() {
     assert_eq!((status.node_name, status.failure_domain), (None, None));
     assert_eq!(status.addresses.len(), 254);
     let long = Status::new(Code::InvalidArgument, "é".repeat(LONG));
-    let outcome = Outcome::Failed(Box::new(Failure::new(Call::Create, long)));
+    let outcome = Outcome::Failed(Box::new(Failure::new(Stage::Create, long)));
     let status = status_of(machine().claimed(), &outcome);
     let lengths = [
         status.failure_message.as_deref(),
@@ -365,7 +365,7 @@ fn what_the_schema_would_refuse_is_left_out_or_cut() {
 /// INI-14, INI-15, INI-16, INI-17
 #[test]
 fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initialization() {
-    let outcome = failed(Call::Initialize, Code::Uninitialized);
+    let outcome = failed(Stage::Initialize, Code::Uninitialized);
     let status = status_of(machine().claimed().provider_id("sim://1"), &outcome);
     let last = status.last_operation.as_ref().unwrap();
     assert_eq!(
@@ -393,7 +393,7 @@ fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initia
 #[test]
 fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_where_a_retry_is_senseless() {
     for code in Code::ALL {
-        let status = status_of(machine().claimed(), &failed(Call::Create, code));
+        let status = status_of(machine().claimed(), &failed(Stage::Create, code));
         let last = status.last_operation.as_ref().unwrap();
         assert_eq!(last.operation.as_deref(), Some("CreateMachine"));
         assert_eq!(last.code.as_deref(), Some(code.name()));
@@ -424,7 +424,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
             .condition(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE)
     };
     for code in Code::ALL {
-        let status = status_of(up(), &failed(Call::Recheck, code));
+        let status = status_of(up(), &failed(Stage::Recheck, code));
         assert_eq!(
             state_of(&status, conditions::DRIVER_REACHABLE),
             ("True", reason::REACHABLE),
@@ -449,7 +449,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
 #[test]
 fn only_a_driver_that_does_not_answer_is_called_unreachable() {
     for code in Code::ALL {
-        let status = status_of(machine().claimed(), &failed(Call::LookUpAgain, code));
+        let status = status_of(machine().claimed(), &failed(Stage::LookUpAgain, code));
         let outage = matches!(code, Code::Unavailable | Code::DeadlineExceeded);
         let expected = if outage {
             ("False", code.name())
@@ -493,7 +493,7 @@ fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_i
 #[test]
 fn a_create_that_takes_too_long_is_called_timed_out_and_keeps_its_cause() {
     let slow = machine().claimed().build();
-    let outcome = failed(Call::Create, Code::ResourceExhausted);
+    let outcome = failed(Stage::Create, Code::ResourceExhausted);
     let late = Moment {
         now: at(1201),
         ..moment()
@@ -528,7 +528,7 @@ fn an_earlier_failure_is_history_once_the_new_spec_is_tried() {
         status.failure_reason = Some("InvalidArgument".to_owned());
         status.failure_message = Some("no".to_owned());
     });
-    let status = status_of(tried_before, &failed(Call::Create, Code::Unavailable));
+    let status = status_of(tried_before, &failed(Stage::Create, Code::Unavailable));
     assert_eq!((status.failure_reason, status.failure_message), (None, None));
     assert_eq!(status.observed_generation, Some(2));
 }
@@ -631,10 +631,10 @@ fn a_wait_for_a_permit_hides_nothing_that_came_of_a_call() {
     };
     let deleted = || machine().claimed().deleted_at(now());
     let outcomes = [
-        (machine().claimed(), failed(Call::Create, Code::Unavailable)),
-        (machine().claimed(), failed(Call::LookUp, Code::PermissionDenied)),
+        (machine().claimed(), failed(Stage::Create, Code::Unavailable)),
+        (machine().claimed(), failed(Stage::LookUp, Code::PermissionDenied)),
         (machine().claimed(), no_secrets(OperationType::Create)),
-        (deleted(), failed(Call::Delete, Code::Internal)),
+        (deleted(), failed(Stage::Delete, Code::Internal)),
         (deleted(), no_secrets(OperationType::Delete)),
         (deleted(), deletion(reason::SHUTTING_DOWN)),
         (deleted(), deletion(reason::DELETING)),
@@ -693,7 +693,7 @@ fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_r
     assert_eq!(after(&new, &held_back(), later), status);
     new.status = Some(after(
         &new,
-        &failed(Call::Create, Code::ResourceExhausted),
+        &failed(Stage::Create, Code::ResourceExhausted),
         moment(),
     ));
     assert_eq!(Some(after(&new, &held_back(), later)), new.status);
@@ -704,7 +704,7 @@ fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_r
 #[test]
 fn an_update_that_failed_is_told_where_updates_are_told() {
     for code in Code::ALL {
-        let outcome = failed(Call::Update, code);
+        let outcome = failed(Stage::Update, code);
         let status = status_of(machine().provisioned(), &outcome);
         assert_eq!(
             state_of(&status, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
@@ -733,7 +733,7 @@ fn an_update_that_is_done_is_the_last_operation() {
 #[test]
 fn a_deletion_that_failed_says_why_it_is_still_there() {
     for code in Code::ALL {
-        let outcome = failed(Call::Delete, code);
+        let outcome = failed(Stage::Delete, code);
         let status = status_of(machine().provisioned().deleted_at(now()), &outcome);
         assert_eq!(state_of(&status, conditions::DELETING), ("True", code.name()));
         let deleting = condition(&status, conditions::DELETING);
@@ -781,7 +781,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
     for outcome in [
         kept(&[]),
         Outcome::Updated,
-        failed(Call::Recheck, Code::Unauthenticated),
+        failed(Stage::Recheck, Code::Unauthenticated),
     ] {
         let mut fixture = changed().build();
         let status = after(&fixture, &outcome, moment());
@@ -807,7 +807,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
             .annotations
             .get_or_insert_default()
             .insert(labels::SECRET.to_owned(), String::new());
-        let healed = after(&fixture, &failed(Call::Recheck, Code::Internal), moment());
+        let healed = after(&fixture, &failed(Stage::Recheck, Code::Internal), moment());
         assert_eq!(
             state_of(&healed, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
             ("True", reason::UP_TO_DATE)
@@ -821,7 +821,10 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
         "{}",
         shown.message
     );
-    let deleted = status_of(changed().deleted_at(now()), &failed(Call::Delete, Code::Internal));
+    let deleted = status_of(
+        changed().deleted_at(now()),
+        &failed(Stage::Delete, Code::Internal),
+    );
     assert!(conditions::get(&deleted.conditions, conditions::VIRTUAL_MACHINE_UP_TO_DATE).is_none());
 }
 
@@ -855,13 +858,13 @@ fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready()
             Outcome::Waiting(Some(Duration::from_mins(1))),
         ),
     ];
-    for call in [
-        Call::ShutDown,
-        Call::Delete,
-        Call::ConfirmGone,
-        Call::ListAfterDelete,
+    for stage in [
+        Stage::ShutDown,
+        Stage::Delete,
+        Stage::ConfirmGone,
+        Stage::ListAfterDelete,
     ] {
-        all.extend(Code::ALL.map(|code| (deleted(), failed(call, code))));
+        all.extend(Code::ALL.map(|code| (deleted(), failed(stage, code))));
     }
     for (fixture, outcome) in all {
         let why = match &outcome {
