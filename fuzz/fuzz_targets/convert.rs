@@ -67,7 +67,7 @@ fuzz_target!(|data: &[u8]| {
         20 => read::<cmi::v1::ShutDownMachineResponse, ShutDownMachineResponse>(bytes),
         21 => read::<cmi::v1::GetVolumeIDsResponse, Vec<String>>(bytes),
         22 => read::<extended::v1::GetMachineRequest, GetMachineStatusRequest>(bytes),
-        23 => read::<extended::v1::ListZonesRequest, MachineClass>(bytes),
-        _ => read::<extended::v1::DescribeClassRequest, MachineClass>(bytes),
+        23 => read::<extended::v1::ListZonesRequest, ListZonesRequest>(bytes),
+        _ => read::<extended::v1::DescribeClassRequest, DescribeClassRequest>(bytes),
     }
 });

@@ -28,7 +28,7 @@ use crate::configured_driver::{
 use crate::credentials;
 use crate::reconciler::{Again, REFRESH, Reconciler};
 use crate::retry::{self, Disposition, Stage};
-use cmi_driver::{Capabilities, Code, MachineClass, Operation, ProviderSpec, tags};
+use cmi_driver::{Capabilities, Code, ListZonesRequest, MachineClass, Operation, ProviderSpec, tags};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -187,7 +187,8 @@ async fn ask(
         provider_spec: cluster_spec(&capabilities, cluster_id),
         secrets,
     };
-    Ok(match permit.driver().zones(class).await {
+    let request = ListZonesRequest { class };
+    Ok(match permit.driver().list_zones(request).await {
         Ok(zones) => Zones::Known(zones),
         // Declared, and not offered after all.
         Err(status) if retry::disposition(Stage::ListZones, status.code()) == Disposition::Fallback => {

@@ -9,7 +9,9 @@ use tokio::time::{Instant, timeout};
 use super::{CredentialsDirectory, Timeouts};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
-use cmi_driver::{Code, Driver, Operation, Result, Secrets, Status};
+use cmi_driver::{
+    Capabilities, Code, Driver, Operation, PluginInfo, Readiness, Request, Result, Secrets, Status,
+};
 
 /// The message of the CANCELED that a replica answers which is not the leader; the driver was not called.
 pub(super) const NOT_LEADER: &str = "this replica is not the leader";
@@ -35,9 +37,45 @@ impl Caller {
         })
     }
 
-    /// Makes the call, if this replica is the leader. When the deadline passes, or the caller drops this
+    /// Makes the call of a request.
+    pub(super) async fn send<R: Request>(&self, request: R) -> Result<R::Response> {
+        let secrets = request.secrets();
+        self.call(R::OPERATION, &secrets, |driver| async move {
+            request.send(&*driver).await
+        })
+        .await
+    }
+
+    /// Asks for the driver's name and version.
+    pub(super) async fn info(&self) -> Result<PluginInfo> {
+        self.call(
+            Operation::GetPluginInfo,
+            &Secrets::default(),
+            |driver| async move { driver.info().await },
+        )
+        .await
+    }
+
+    /// Asks what the driver implements.
+    pub(super) async fn capabilities(&self) -> Result<Capabilities> {
+        let operation = Operation::GetPluginCapabilities;
+        self.call(operation, &Secrets::default(), |driver| async move {
+            driver.capabilities().await
+        })
+        .await
+    }
+
+    /// Asks whether the driver can serve.
+    pub(super) async fn probe(&self) -> Result<Readiness> {
+        self.call(Operation::Probe, &Secrets::default(), |driver| async move {
+            driver.probe().await
+        })
+        .await
+    }
+
+    /// Makes a call, if this replica is the leader. When the deadline passes, or the caller drops this
     /// future, the driver's future is dropped, which is how a driver learns that no caller waits any more.
-    pub(super) async fn call<T, F>(
+    async fn call<T, F>(
         &self,
         operation: Operation,
         secrets: &Secrets,

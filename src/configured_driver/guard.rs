@@ -6,21 +6,14 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use serde_json::{Map, Value};
-
 use super::Limits;
-use super::breaker::{Breakers, ClassKey, CredentialsKey, TrialReason};
+use super::breaker::{Attempt, Breakers, ClassKey, CredentialsKey, TrialReason};
 use super::bucket::TokenBucket;
 use super::caller::Caller;
 use super::permits::Waker;
 use super::prober::Prober;
 use cmi_driver::{
-    Capabilities, ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
-    InitializeMachineRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, Operation,
-    PluginInfo, Readiness, Result, Secrets, ShutDownMachineRequest, ShutDownMachineResponse, Status,
-    UpdateMachineRequest, Zone,
+    Capabilities, MachineClass, Operation, PluginInfo, Readiness, Request, Result, Secrets, Status,
 };
 
 /// A driver behind the rules that are the same for all.
@@ -86,181 +79,59 @@ impl GuardedDriver {
         }
     }
 
-    /// A call that is no create: no breaker holds it back.
-    async fn call<T, F>(
-        &self,
-        operation: Operation,
-        secrets: Secrets,
-        run: impl FnOnce(Arc<dyn Driver>) -> F + Send,
-    ) -> Result<T>
-    where
-        F: Future<Output = Result<T>> + Send,
-    {
-        self.admit(operation).await?;
-        self.at_its_rate(operation, &secrets, || Ok(()), run).await
-    }
-
-    /// Waits for the driver's rate, looks whether the call is `still_wanted`, and makes it.
-    async fn at_its_rate<T, F>(
-        &self,
-        operation: Operation,
-        secrets: &Secrets,
-        still_wanted: impl FnOnce() -> Result<()> + Send,
-        run: impl FnOnce(Arc<dyn Driver>) -> F + Send,
-    ) -> Result<T>
-    where
-        F: Future<Output = Result<T>> + Send,
-    {
+    /// Makes a call under all the rules.
+    async fn call<R: Request>(&self, request: R) -> Result<R::Response> {
+        let capabilities = self.admit(R::OPERATION).await?;
+        let key = request
+            .class()
+            .map(|class| ClassKey::of(class, &capabilities.tag_path));
+        let attempt = match &key {
+            Some(key) if R::OPERATION == Operation::CreateMachine => Some(self.breakers.attempt(key)?),
+            Some(_) | None => None,
+        };
         self.tokens.take().await;
-        still_wanted()?;
-        let answer = self.caller.call(operation, secrets, run).await;
-        self.prober.note(&answer);
+        let answer = match attempt.as_ref().map_or(Ok(()), Attempt::check) {
+            Ok(()) => {
+                let answer = self.caller.send(request).await;
+                self.prober.note(&answer);
+                answer
+            }
+            Err(status) => Err(status),
+        };
+        match (attempt, &key, &answer) {
+            (Some(attempt), _, answer) => attempt.record(answer),
+            // The back end may be full for it, too.
+            (None, Some(key), Err(status)) if R::OPERATION == Operation::InitializeMachine => {
+                self.breakers.note_failure(key, status);
+            }
+            (None, _, _) => {}
+        }
         answer
     }
 }
 
-#[async_trait]
-impl Driver for GuardedDriver {
-    fn connection_generation(&self) -> u64 {
-        self.caller.driver.connection_generation()
-    }
-
-    async fn info(&self) -> Result<PluginInfo> {
-        self.caller
-            .call(
-                Operation::GetPluginInfo,
-                &Secrets::default(),
-                |driver| async move { driver.info().await },
-            )
-            .await
-    }
-
-    async fn capabilities(&self) -> Result<Capabilities> {
-        self.caller.check_leadership()?;
-        Ok(Capabilities::clone(&*self.prober.capabilities().await?))
-    }
-
-    async fn probe(&self) -> Result<Readiness> {
-        self.caller
-            .call(Operation::Probe, &Secrets::default(), |driver| async move {
-                driver.probe().await
-            })
-            .await
-    }
-
-    async fn prepare_create(&self, class: &MachineClass) -> Result<()> {
-        self.admit(Operation::CreateMachine).await?;
-        self.caller.driver.prepare_create(class).await
-    }
-
-    async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
-        let operation = Operation::CreateMachine;
-        let capabilities = self.admit(operation).await?;
-        let key = ClassKey::of(&request.class, &capabilities.tag_path);
-        let attempt = self.breakers.attempt(&key)?;
-        let secrets = request.class.secrets.clone();
-        let answer = self
-            .at_its_rate(
-                operation,
-                &secrets,
-                || attempt.check(),
-                |driver| async move { driver.create_machine(request).await },
-            )
-            .await;
-        attempt.record(&answer);
-        answer
-    }
-
-    async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
-        let secrets = request.class.secrets.clone();
-        self.call(Operation::DeleteMachine, secrets, |driver| async move {
-            driver.delete_machine(request).await
-        })
-        .await
-    }
-
-    async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
-        let secrets = request.class.secrets.clone();
-        self.call(Operation::GetMachineStatus, secrets, |driver| async move {
-            driver.get_machine_status(request).await
-        })
-        .await
-    }
-
-    async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
-        let secrets = request.class.secrets.clone();
-        self.call(Operation::ListMachines, secrets, |driver| async move {
-            driver.list_machines(request).await
-        })
-        .await
-    }
-
-    async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
-        let operation = Operation::InitializeMachine;
-        let capabilities = self.admit(operation).await?;
-        let key = ClassKey::of(&request.class, &capabilities.tag_path);
-        let secrets = request.class.secrets.clone();
-        let answer = self
-            .at_its_rate(
-                operation,
-                &secrets,
-                || Ok(()),
-                |driver| async move { driver.initialize_machine(request).await },
-            )
-            .await;
-        if let Err(status) = &answer {
-            self.breakers.note_failure(&key, status);
+cmi_driver::forward_calls! {
+    impl Driver for GuardedDriver {
+        fn connection_generation(&self) -> u64 {
+            self.caller.driver.connection_generation()
         }
-        answer
-    }
 
-    async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
-        let secrets = request.class.secrets.clone();
-        self.call(Operation::ShutDownMachine, secrets, |driver| async move {
-            driver.shut_down_machine(request).await
-        })
-        .await
-    }
+        async fn info(&self) -> Result<PluginInfo> {
+            self.caller.info().await
+        }
 
-    async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
-        let secrets = request.class.secrets.clone();
-        self.call(Operation::UpdateMachine, secrets, |driver| async move {
-            driver.update_machine(request).await
-        })
-        .await
-    }
+        async fn capabilities(&self) -> Result<Capabilities> {
+            self.caller.check_leadership()?;
+            Ok(Capabilities::clone(&*self.prober.capabilities().await?))
+        }
 
-    async fn get_volume_ids(&self, request: GetVolumeIdsRequest) -> Result<Vec<String>> {
-        self.call(Operation::GetVolumeIds, Secrets::default(), |driver| async move {
-            driver.get_volume_ids(request).await
-        })
-        .await
-    }
+        async fn probe(&self) -> Result<Readiness> {
+            self.caller.probe().await
+        }
 
-    async fn generate_machine_class(
-        &self,
-        request: GenerateMachineClassRequest,
-    ) -> Result<Map<String, Value>> {
-        let operation = Operation::GenerateMachineClassForMigration;
-        self.call(operation, Secrets::default(), |driver| async move {
-            driver.generate_machine_class(request).await
-        })
-        .await
-    }
-
-    async fn zones(&self, class: MachineClass) -> Result<Vec<Zone>> {
-        let secrets = class.secrets.clone();
-        self.call(Operation::ListZones, secrets, |driver| async move {
-            driver.zones(class).await
-        })
-        .await
-    }
-
-    async fn describe_class(&self, class: MachineClass) -> Result<ClassDescription> {
-        let secrets = class.secrets.clone();
-        self.call(Operation::DescribeClass, secrets, |driver| async move {
-            driver.describe_class(class).await
-        })
-        .await
+        async fn prepare_create(&self, class: &MachineClass) -> Result<()> {
+            self.admit(Operation::CreateMachine).await?;
+            self.caller.driver.prepare_create(class).await
+        }
     }
 }

@@ -11,9 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::caller::Caller;
 use super::permits::Waker;
 use crate::leadership::is_not_leader;
-use cmi_driver::{
-    Capabilities, Code, Operation, PluginInfo, ProviderSpec, Readiness, Result, Secrets, SpecSchema, Status,
-};
+use cmi_driver::{Capabilities, Code, PluginInfo, ProviderSpec, Readiness, Result, SpecSchema, Status};
 
 /// Between two probes of a driver that answers.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
@@ -209,15 +207,7 @@ impl Prober {
     async fn ask(&self, _asking: &Asking<'_>) -> Result<Arc<Capabilities>> {
         // Of a driver that becomes another meanwhile, it is asked again.
         let connection_generation = self.caller.driver.connection_generation();
-        let asked = self
-            .caller
-            .call(
-                Operation::GetPluginCapabilities,
-                &Secrets::default(),
-                |driver| async move { driver.capabilities().await },
-            )
-            .await;
-        let capabilities = match asked {
+        let capabilities = match self.caller.capabilities().await {
             Ok(capabilities) => capabilities,
             // The driver was not asked.
             Err(status) if is_not_leader(&status) => return Err(status),
@@ -238,15 +228,7 @@ impl Prober {
     /// Says in metric and log what the driver is. Nothing depends on it.
     async fn introduce(&self, is_known: bool) {
         let driver = &self.caller.name;
-        let answer = self
-            .caller
-            .call(
-                Operation::GetPluginInfo,
-                &Secrets::default(),
-                |driver| async move { driver.info().await },
-            )
-            .await;
-        match answer {
+        match self.caller.info().await {
             Ok(PluginInfo { name, version, .. }) => {
                 if !is_known {
                     tracing::info!(%driver, name, version, "the driver has said what it can do");
@@ -366,13 +348,7 @@ impl Prober {
 
     /// What a probe says; nothing when this replica may not ask.
     async fn probe(&self) -> Option<Reachability> {
-        let answer = self
-            .caller
-            .call(Operation::Probe, &Secrets::default(), |driver| async move {
-                driver.probe().await
-            })
-            .await;
-        match answer {
+        match self.caller.probe().await {
             Ok(Readiness::Ready) => Some(Reachability::Reachable),
             Ok(Readiness::NotYet) => Some(Reachability::Unreachable(
                 "the driver has not finished starting".into(),

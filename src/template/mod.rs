@@ -28,7 +28,7 @@ use crate::configured_driver::{
 use crate::credentials;
 use crate::reconciler::{Again, REFRESH, Reconciler};
 use crate::retry::{self, Disposition, LONG_WAIT, Stage};
-use cmi_driver::{Capabilities, MachineClass, Operation, ProviderSpec, tags};
+use cmi_driver::{Capabilities, DescribeClassRequest, MachineClass, Operation, ProviderSpec, tags};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -168,7 +168,8 @@ async fn ask(
         provider_spec: ProviderSpec(spec.provider_spec.clone()),
         secrets,
     };
-    Ok(match permit.driver().describe_class(class).await {
+    let request = DescribeClassRequest { class };
+    Ok(match permit.driver().describe_class(request).await {
         Ok(description) => Described::of(description),
         // Declared, and not offered after all.
         Err(status) if retry::disposition(Stage::DescribeClass, status.code()) == Disposition::Fallback => {

@@ -7,85 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// A call of the driver; the label of metrics and the name in messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-pub enum Operation {
-    /// Makes or adopts a VM. Required.
-    CreateMachine,
-    /// Finishes a VM that exists.
-    InitializeMachine,
-    /// Deletes a VM. Required.
-    DeleteMachine,
-    /// Reads a VM.
-    GetMachineStatus,
-    /// Reads all VMs of a cluster.
-    ListMachines,
-    /// Stops the guest.
-    ShutDownMachine,
-    /// Changes hot-updatable fields of a VM.
-    UpdateMachine,
-    /// Reads volume ids out of PersistentVolume specs.
-    #[serde(rename = "GetVolumeIDs")]
-    GetVolumeIds,
-    /// Converts a class of the back end's own kind.
-    GenerateMachineClassForMigration,
-    /// Reads the failure domains of a class.
-    ListZones,
-    /// Reads the resources of one machine of a class.
-    DescribeClass,
-    /// Asks whether the driver can serve.
-    Probe,
-    /// Reads name and version.
-    GetPluginInfo,
-    /// Reads what the driver implements.
-    GetPluginCapabilities,
-}
-
-impl Operation {
-    /// Every operation, in the order of a machine's life.
-    pub const ALL: [Self; 14] = [
-        Self::CreateMachine,
-        Self::InitializeMachine,
-        Self::DeleteMachine,
-        Self::GetMachineStatus,
-        Self::ListMachines,
-        Self::ShutDownMachine,
-        Self::UpdateMachine,
-        Self::GetVolumeIds,
-        Self::GenerateMachineClassForMigration,
-        Self::ListZones,
-        Self::DescribeClass,
-        Self::Probe,
-        Self::GetPluginInfo,
-        Self::GetPluginCapabilities,
-    ];
-
-    /// The name as the specifications write it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::CreateMachine => "CreateMachine",
-            Self::InitializeMachine => "InitializeMachine",
-            Self::DeleteMachine => "DeleteMachine",
-            Self::GetMachineStatus => "GetMachineStatus",
-            Self::ListMachines => "ListMachines",
-            Self::ShutDownMachine => "ShutDownMachine",
-            Self::UpdateMachine => "UpdateMachine",
-            Self::GetVolumeIds => "GetVolumeIDs",
-            Self::GenerateMachineClassForMigration => "GenerateMachineClassForMigration",
-            Self::ListZones => "ListZones",
-            Self::DescribeClass => "DescribeClass",
-            Self::Probe => "Probe",
-            Self::GetPluginInfo => "GetPluginInfo",
-            Self::GetPluginCapabilities => "GetPluginCapabilities",
-        }
-    }
-}
-
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+use super::Operation;
 
 /// A place inside a provider spec, as RFC 6901 writes it: `/network/tags`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -171,22 +93,7 @@ impl Capabilities {
 
     /// Whether this call may be made. The required calls and the identity calls always may.
     pub fn offers(&self, operation: Operation) -> bool {
-        match operation {
-            Operation::CreateMachine
-            | Operation::DeleteMachine
-            | Operation::Probe
-            | Operation::GetPluginInfo
-            | Operation::GetPluginCapabilities => true,
-            Operation::InitializeMachine
-            | Operation::GetMachineStatus
-            | Operation::ListMachines
-            | Operation::ShutDownMachine
-            | Operation::UpdateMachine
-            | Operation::GetVolumeIds
-            | Operation::GenerateMachineClassForMigration
-            | Operation::ListZones
-            | Operation::DescribeClass => self.operations.contains(&operation),
-        }
+        operation.is_required() || self.operations.contains(&operation)
     }
 }
 

@@ -18,31 +18,37 @@
 //! * Secrets hold the bootstrap data under [`USER_DATA`] and its format under [`USER_DATA_FORMAT`].
 //! * The provider spec is the JSON object of the user with tags and failure domain injected.
 
+mod calls;
 mod capabilities;
 mod class;
 mod code;
 mod contained;
 mod messages;
 mod names;
+mod operation;
+mod request;
 mod scrub;
 mod spec_schema;
 mod status;
 pub mod tags;
 
-use async_trait::async_trait;
+/// What an implementation of [`Driver`] is marked with.
+pub use async_trait::async_trait;
 
-pub use capabilities::{Capabilities, JsonPointer, Operation, ParseJsonPointerError};
+pub use capabilities::{Capabilities, JsonPointer, ParseJsonPointerError};
 pub use class::{MachineClass, ProviderSpec, SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
 pub use code::{Code, ParseCodeError};
 pub use contained::{contained, is_in_call};
 pub use messages::{
     Address, AddressType, ClassDescription, CreateMachineRequest, DeleteMachineRequest,
-    DeleteMachineResponse, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
-    InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListedMachine, Machine, MachineClassKind,
-    PluginInfo, PowerState, ProviderId, ProviderIdError, Readiness, ShutDownMachineRequest,
-    ShutDownMachineResponse, UpdateMachineRequest, Zone,
+    DeleteMachineResponse, DescribeClassRequest, GenerateMachineClassRequest, GetMachineStatusRequest,
+    GetVolumeIdsRequest, InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListZonesRequest,
+    ListedMachine, Machine, MachineClassKind, PluginInfo, PowerState, ProviderId, ProviderIdError, Readiness,
+    ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest, Zone,
 };
 pub use names::{is_dns_label, is_dns_subdomain};
+pub use operation::Operation;
+pub use request::Request;
 pub use spec_schema::{InvalidSpecSchema, SpecSchema};
 pub use status::{ParseStatusError, Status};
 
@@ -135,12 +141,12 @@ pub trait Driver: Send + Sync + 'static {
     }
 
     /// Failure domains that a machine of this class may ask for.
-    async fn zones(&self, _class: MachineClass) -> Result<Vec<Zone>> {
+    async fn list_zones(&self, _request: ListZonesRequest) -> Result<Vec<Zone>> {
         Err(Status::unimplemented(Operation::ListZones))
     }
 
     /// Resources of one machine of this class, for scaling from zero.
-    async fn describe_class(&self, _class: MachineClass) -> Result<ClassDescription> {
+    async fn describe_class(&self, _request: DescribeClassRequest) -> Result<ClassDescription> {
         Err(Status::unimplemented(Operation::DescribeClass))
     }
 }

@@ -317,6 +317,20 @@ pub struct GenerateMachineClassRequest {
     pub class_kind: MachineClassKind,
 }
 
+/// Read the failure domains of a class.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ListZonesRequest {
+    /// What a machine would be made from, and credentials.
+    pub class: MachineClass,
+}
+
+/// Read the resources of one machine of a class.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DescribeClassRequest {
+    /// What a machine would be made from, and credentials.
+    pub class: MachineClass,
+}
+
 /// Name and version of a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginInfo {

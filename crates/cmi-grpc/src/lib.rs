@@ -6,6 +6,7 @@ pub mod convert;
 pub mod endpoint;
 pub mod proto;
 mod redacted;
+mod rpcs;
 pub mod server;
 pub mod trailers;
 

@@ -26,7 +26,7 @@ pub fn check(credentials: Option<&Credentials>, secrets: &Secrets, operation: Op
         return Ok(());
     }
     if known.read_only_token.as_ref().is_some_and(is) {
-        return if changes(operation) {
+        return if operation.writes() {
             Err(denied(operation))
         } else {
             Ok(())
@@ -46,23 +46,4 @@ fn denied(operation: Operation) -> Status {
         Code::PermissionDenied,
         format!("the token in the secret's key `{TOKEN}` does not allow {operation}"),
     )
-}
-
-const fn changes(operation: Operation) -> bool {
-    match operation {
-        Operation::CreateMachine
-        | Operation::InitializeMachine
-        | Operation::DeleteMachine
-        | Operation::ShutDownMachine
-        | Operation::UpdateMachine => true,
-        Operation::GetMachineStatus
-        | Operation::ListMachines
-        | Operation::GetVolumeIds
-        | Operation::GenerateMachineClassForMigration
-        | Operation::ListZones
-        | Operation::DescribeClass
-        | Operation::Probe
-        | Operation::GetPluginInfo
-        | Operation::GetPluginCapabilities => false,
-    }
 }

@@ -13,8 +13,8 @@ use super::vm::UserData;
 use super::{Call, NAME, SimulatedDriver, migration, schema, volumes};
 use cmi_driver::{
     Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
-    InitializeMachineRequest, JsonPointer, ListMachinesRequest, ListedMachine, Machine, MachineClass,
+    DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
+    InitializeMachineRequest, JsonPointer, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine,
     Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
     USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone,
 };
@@ -283,17 +283,17 @@ impl Driver for SimulatedDriver {
         self.run(call, async { migration::machine_class(request) }).await
     }
 
-    async fn zones(&self, class: MachineClass) -> Result<Vec<Zone>> {
-        let call = Call::of_class(Operation::ListZones, &class);
+    async fn list_zones(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {
+        let call = Call::of_class(Operation::ListZones, &request.class);
         self.run(call, async {
             // A Cluster asks before it has a machine: without a pool it gets the zones of all.
             access::check(
                 self.config.credentials.as_ref(),
-                &class.secrets,
+                &request.class.secrets,
                 Operation::ListZones,
             )?;
-            let zones = if class.provider_spec.0.contains_key("vmPool") {
-                VmSpec::read(&class.provider_spec, Tagged::Not)?
+            let zones = if request.class.provider_spec.0.contains_key("vmPool") {
+                VmSpec::read(&request.class.provider_spec, Tagged::Not)?
                     .within(&self.config)?
                     .zones
             } else {
@@ -311,10 +311,10 @@ impl Driver for SimulatedDriver {
         .await
     }
 
-    async fn describe_class(&self, class: MachineClass) -> Result<ClassDescription> {
-        let call = Call::of_class(Operation::DescribeClass, &class);
+    async fn describe_class(&self, request: DescribeClassRequest) -> Result<ClassDescription> {
+        let call = Call::of_class(Operation::DescribeClass, &request.class);
         self.run(call, async {
-            let spec = self.class_spec(Operation::DescribeClass, &class, Tagged::Not)?;
+            let spec = self.class_spec(Operation::DescribeClass, &request.class, Tagged::Not)?;
             let wanted = spec.within(&self.config)?;
             let capacity = [
                 ("cpu", wanted.size.cpu.to_string()),

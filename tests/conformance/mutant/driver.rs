@@ -3,10 +3,10 @@
 use async_trait::async_trait;
 use cmi_driver::{
     Capabilities, ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
-    InitializeMachineRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, Operation,
-    PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest,
-    Zone,
+    DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
+    InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass,
+    Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse,
+    UpdateMachineRequest, Zone,
 };
 use serde_json::{Map, Value, json};
 
@@ -156,14 +156,16 @@ impl Driver for Mutant {
         self.call(operation, &class, "class", call, Map::new).await
     }
 
-    async fn zones(&self, class: MachineClass) -> Result<Vec<Zone>> {
-        let call = self.failure_domains(class.clone());
+    async fn list_zones(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {
+        let class = request.class.clone();
+        let call = self.failure_domains(request);
         self.call(Operation::ListZones, &class, "class", call, Vec::new)
             .await
     }
 
-    async fn describe_class(&self, class: MachineClass) -> Result<ClassDescription> {
-        let call = self.described(class.clone());
+    async fn describe_class(&self, request: DescribeClassRequest) -> Result<ClassDescription> {
+        let class = request.class.clone();
+        let call = self.described(request);
         let nothing = ClassDescription::default;
         self.call(Operation::DescribeClass, &class, "class", call, nothing)
             .await

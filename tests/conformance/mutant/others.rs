@@ -1,9 +1,9 @@
 //! The other calls, with their flaws.
 
 use cmi_driver::{
-    ClassDescription, Code, Driver as _, GetVolumeIdsRequest, InitializeMachineRequest, Machine,
-    MachineClass, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status, UpdateMachineRequest,
-    Zone, tags,
+    ClassDescription, Code, DescribeClassRequest, Driver as _, GetVolumeIdsRequest, InitializeMachineRequest,
+    ListZonesRequest, Machine, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
+    UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::Vm;
 
@@ -75,8 +75,8 @@ impl Mutant {
         self.inner.update_machine(request).await
     }
 
-    pub(super) async fn failure_domains(&self, class: MachineClass) -> Result<Vec<Zone>> {
-        let mut zones = self.inner.zones(class).await?;
+    pub(super) async fn failure_domains(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {
+        let mut zones = self.inner.list_zones(request).await?;
         match self.flaw {
             Flaw::ZonesTwice => zones.extend(zones.first().cloned()),
             Flaw::ZonesNameless => zones[0].name.clear(),
@@ -87,8 +87,8 @@ impl Mutant {
         Ok(zones)
     }
 
-    pub(super) async fn described(&self, class: MachineClass) -> Result<ClassDescription> {
-        let mut described = self.inner.describe_class(class).await?;
+    pub(super) async fn described(&self, request: DescribeClassRequest) -> Result<ClassDescription> {
+        let mut described = self.inner.describe_class(request).await?;
         match self.flaw {
             Flaw::DescribesGarbage => drop(described.capacity.insert("memory".to_owned(), "4 GB".to_owned())),
             Flaw::DescribesUnknownArchitecture => described.architecture = Some("x86".to_owned()),

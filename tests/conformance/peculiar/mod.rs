@@ -10,10 +10,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cmi_driver::{
     Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
-    InitializeMachineRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, PluginInfo,
-    ProviderId, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest,
-    Zone, tags,
+    DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
+    InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass,
+    PluginInfo, ProviderId, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse,
+    UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::CloudConsole;
 use serde_json::{Map, Value};
@@ -237,11 +237,11 @@ impl Driver for Peculiar {
         self.inner.generate_machine_class(request).await
     }
 
-    async fn zones(&self, class: MachineClass) -> Result<Vec<Zone>> {
-        self.inner.zones(class).await
+    async fn list_zones(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {
+        self.inner.list_zones(request).await
     }
 
-    async fn describe_class(&self, class: MachineClass) -> Result<ClassDescription> {
-        self.inner.describe_class(class).await
+    async fn describe_class(&self, request: DescribeClassRequest) -> Result<ClassDescription> {
+        self.inner.describe_class(request).await
     }
 }

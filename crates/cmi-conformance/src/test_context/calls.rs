@@ -8,10 +8,14 @@ use crate::judge::Said;
 use crate::machine_request::MachineRequest;
 use cmi_driver::{
     self, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest,
-    LastKnownState, ListMachinesRequest, ListedMachine, Machine, MachineClass, Operation, ProviderId,
-    Secrets, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest, Zone,
+    DescribeClassRequest, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
+    InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine,
+    Operation, ProviderId, Request, Secrets, ShutDownMachineRequest, ShutDownMachineResponse,
+    UpdateMachineRequest, Zone,
 };
+
+/// What a call about no machine is about.
+const SAMPLE: &str = "the sample class";
 
 impl TestContext {
     /// Creates.
@@ -35,12 +39,12 @@ impl TestContext {
         let tracked = self.with_own_secrets(machine_request);
         self.goes_on()?;
         self.tracker.asked(&tracked);
-        let call = self.shared.target.driver.create_machine(CreateMachineRequest {
+        let request = CreateMachineRequest {
             machine_name: machine_request.name.clone(),
             class: machine_request.class.clone(),
             last_known_state,
-        });
-        let mut answer = self.call(Operation::CreateMachine, machine_request, call).await?;
+        };
+        let mut answer = self.of_machine(machine_request, request).await?;
         self.tracker.answered(&tracked, &answer.result);
         if let Err(status) = &answer.result
             && status.code() == Code::Uninitialized
@@ -61,13 +65,13 @@ impl TestContext {
         machine_request: &MachineRequest,
         id: Option<&ProviderId>,
     ) -> Outcome<Answer<DeleteMachineResponse>> {
-        let call = self.shared.target.driver.delete_machine(DeleteMachineRequest {
+        let request = DeleteMachineRequest {
             machine_name: machine_request.name.clone(),
             provider_id: id.cloned(),
             class: machine_request.class.clone(),
             last_known_state: None,
-        });
-        self.call(Operation::DeleteMachine, machine_request, call).await
+        };
+        self.of_machine(machine_request, request).await
     }
 
     /// Reads, with the provider id when it is given.
@@ -79,17 +83,12 @@ impl TestContext {
         machine_request: &MachineRequest,
         id: Option<&ProviderId>,
     ) -> Outcome<Answer<Machine>> {
-        let call = self
-            .shared
-            .target
-            .driver
-            .get_machine_status(GetMachineStatusRequest {
-                machine_name: machine_request.name.clone(),
-                provider_id: id.cloned(),
-                class: machine_request.class.clone(),
-            });
-        self.call(Operation::GetMachineStatus, machine_request, call)
-            .await
+        let request = GetMachineStatusRequest {
+            machine_name: machine_request.name.clone(),
+            provider_id: id.cloned(),
+            class: machine_request.class.clone(),
+        };
+        self.of_machine(machine_request, request).await
     }
 
     /// Lists the VMs of the request's cluster.
@@ -97,10 +96,10 @@ impl TestContext {
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs.
     pub async fn list(&self, machine_request: &MachineRequest) -> Outcome<Answer<Vec<ListedMachine>>> {
-        let call = self.shared.target.driver.list_machines(ListMachinesRequest {
+        let request = ListMachinesRequest {
             class: machine_request.class.clone(),
-        });
-        self.call(Operation::ListMachines, machine_request, call).await
+        };
+        self.of_machine(machine_request, request).await
     }
 
     /// Shuts down.
@@ -111,17 +110,13 @@ impl TestContext {
         &self,
         machine_request: &MachineRequest,
     ) -> Outcome<Answer<ShutDownMachineResponse>> {
-        let call = self
-            .shared
-            .target
-            .driver
-            .shut_down_machine(ShutDownMachineRequest {
-                machine_name: machine_request.name.clone(),
-                provider_id: None,
-                class: machine_request.class.clone(),
-                last_known_state: None,
-            });
-        self.call(Operation::ShutDownMachine, machine_request, call).await
+        let request = ShutDownMachineRequest {
+            machine_name: machine_request.name.clone(),
+            provider_id: None,
+            class: machine_request.class.clone(),
+            last_known_state: None,
+        };
+        self.of_machine(machine_request, request).await
     }
 
     /// Initializes.
@@ -129,19 +124,13 @@ impl TestContext {
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs.
     pub async fn initialize(&self, machine_request: &MachineRequest) -> Outcome<Answer<Machine>> {
-        let call = self
-            .shared
-            .target
-            .driver
-            .initialize_machine(InitializeMachineRequest {
-                machine_name: machine_request.name.clone(),
-                provider_id: None,
-                class: machine_request.class.clone(),
-                last_known_state: None,
-            });
-        let answer = self
-            .call(Operation::InitializeMachine, machine_request, call)
-            .await?;
+        let request = InitializeMachineRequest {
+            machine_name: machine_request.name.clone(),
+            provider_id: None,
+            class: machine_request.class.clone(),
+            last_known_state: None,
+        };
+        let answer = self.of_machine(machine_request, request).await?;
         if let Ok(machine) = &answer.result {
             let id = Some(machine.provider_id.clone());
             self.made(machine_request, id, machine.last_known_state.clone());
@@ -159,14 +148,14 @@ impl TestContext {
         to: &MachineRequest,
         id: &ProviderId,
     ) -> Outcome<Answer<()>> {
-        let call = self.shared.target.driver.update_machine(UpdateMachineRequest {
+        let request = UpdateMachineRequest {
             machine_name: to.name.clone(),
             provider_id: id.clone(),
             last_applied_provider_spec: from.class.provider_spec.clone(),
             class: to.class.clone(),
             last_known_state: None,
-        });
-        self.call(Operation::UpdateMachine, to, call).await
+        };
+        self.of_machine(to, request).await
     }
 
     /// Asks for volume ids. An empty list may be refused as one that is missing (CMI-150),
@@ -177,14 +166,7 @@ impl TestContext {
     pub async fn volume_ids(&self, pv_specs: Vec<serde_json::Value>) -> Outcome<Answer<Vec<String>>> {
         let about = format!("{} PersistentVolume specs", pv_specs.len());
         let none = pv_specs.is_empty();
-        let call = self
-            .shared
-            .target
-            .driver
-            .get_volume_ids(GetVolumeIdsRequest { pv_specs });
-        let mut answer = self
-            .timed(Operation::GetVolumeIds, about, &Secrets::default(), call)
-            .await?;
+        let mut answer = self.send(about, GetVolumeIdsRequest { pv_specs }).await?;
         if none && matches!(&answer.result, Err(status) if status.code() == Code::InvalidArgument) {
             answer.result = Ok(Vec::new());
         }
@@ -197,8 +179,7 @@ impl TestContext {
     /// [`CaseError::Failed`] when the call hangs.
     pub async fn zones(&self) -> Outcome<Answer<Vec<Zone>>> {
         let class = self.sample();
-        let call = self.shared.target.driver.zones(class.clone());
-        self.of_class(Operation::ListZones, &class, call).await
+        self.send(SAMPLE, ListZonesRequest { class }).await
     }
 
     /// Asks what a machine of the sample class has.
@@ -207,8 +188,7 @@ impl TestContext {
     /// [`CaseError::Failed`] when the call hangs.
     pub async fn describe_class(&self) -> Outcome<Answer<ClassDescription>> {
         let class = self.sample();
-        let call = self.shared.target.driver.describe_class(class.clone());
-        self.of_class(Operation::DescribeClass, &class, call).await
+        self.send(SAMPLE, DescribeClassRequest { class }).await
     }
 
     /// Converts a class.
@@ -219,10 +199,7 @@ impl TestContext {
         &self,
         request: GenerateMachineClassRequest,
     ) -> Outcome<Answer<serde_json::Map<String, serde_json::Value>>> {
-        let operation = Operation::GenerateMachineClassForMigration;
-        let call = self.shared.target.driver.generate_machine_class(request);
-        self.timed(operation, "a class".to_owned(), &Secrets::default(), call)
-            .await
+        self.send("a class", request).await
     }
 
     /// Makes a call about a machine, its cluster or its class, by the operation's name; what it answers
@@ -255,32 +232,31 @@ impl TestContext {
         }
     }
 
-    async fn of_class<T: Said>(
+    async fn of_machine<Q>(
         &self,
-        operation: Operation,
-        class: &MachineClass,
-        call: impl Future<Output = cmi_driver::Result<T>>,
-    ) -> Outcome<Answer<T>> {
-        let about = "the sample class".to_owned();
-        self.timed(operation, about, &class.secrets, call).await
-    }
-
-    async fn call<T: Said>(
-        &self,
-        operation: Operation,
         machine_request: &MachineRequest,
-        call: impl Future<Output = cmi_driver::Result<T>>,
-    ) -> Outcome<Answer<T>> {
+        request: Q,
+    ) -> Outcome<Answer<Q::Response>>
+    where
+        Q: Request<Response: Said>,
+    {
         let about = format!(
             "machine `{}` of cluster `{}`",
             machine_request.name,
             machine_request.cluster()
         );
-        let answer = self
-            .timed(operation, about, &machine_request.class.secrets, call)
-            .await?;
+        let answer = self.send(about, request).await?;
         self.shared.liveness.heard(&answer.result);
         Ok(answer)
+    }
+
+    async fn send<Q>(&self, about: impl Into<String>, request: Q) -> Outcome<Answer<Q::Response>>
+    where
+        Q: Request<Response: Said>,
+    {
+        let secrets = request.secrets();
+        let call = request.send(&*self.shared.target.driver);
+        self.timed(Q::OPERATION, about.into(), &secrets, call).await
     }
 
     /// Makes any call, within the limit, and lets the judge look at the answer.

@@ -2,8 +2,6 @@
 
 use std::collections::HashSet;
 
-use async_trait::async_trait;
-use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout_at};
 use tonic::Response;
 
@@ -11,13 +9,11 @@ use super::connection::rpc;
 use super::{Call, GrpcDriver, too_late};
 use crate::convert::{FieldError, MachinePage, PageRequest};
 use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
+use crate::rpcs::{extension_rpcs, machine_rpcs};
 use crate::trailers;
 use cmi_driver::{
-    Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
-    InitializeMachineRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, Operation,
-    PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
-    UpdateMachineRequest, Zone,
+    Capabilities, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass,
+    Operation, PluginInfo, Readiness, Request, Result, Status,
 };
 
 /// The most pages of a list. A plugin that has more gives too few machines on each.
@@ -39,142 +35,95 @@ macro_rules! exchange {
     }};
 }
 
-/// A call that is one exchange.
-macro_rules! call {
-    ($driver:ident, $operation:ident, $service:ident.$method:ident($request:expr), $read:expr) => {
-        $driver
-            .call(Operation::$operation, |call| async move {
-                exchange!(call, $service.$method($request), $read)
-            })
-            .await
-    };
+/// A request, as a plugin takes it.
+pub(super) trait Exchange: Request {
+    /// Makes the call.
+    fn exchange(self, call: &Call) -> impl Future<Output = Result<Self::Response>> + Send;
 }
 
-#[async_trait]
-impl Driver for GrpcDriver {
-    fn connection_generation(&self) -> u64 {
-        self.channel.connection_generation()
-    }
+/// Calls that are one exchange each.
+macro_rules! one_exchange {
+    ([$service:ident of $messages:ident] $(
+        $driver:ident: $method:ident($request:ident) -> $response:ident, $reply:ident;
+    )+) => {$(
+        impl Exchange for cmi_driver::$driver {
+            async fn exchange(self, call: &Call) -> Result<Self::Response> {
+                let request = $messages::$request::from(self);
+                exchange!(call, $service.$method(request), $reply)
+            }
+        }
+    )+};
+}
 
-    async fn info(&self) -> Result<PluginInfo> {
-        self.introduced(Operation::GetPluginInfo, |session| session.handshake.info.clone())
-            .await
-    }
+machine_rpcs!(one_exchange [machine of cmi]);
+extension_rpcs!(one_exchange [extension of capcmi]);
 
-    async fn capabilities(&self) -> Result<Capabilities> {
-        self.introduced(Operation::GetPluginCapabilities, |session| {
-            session.handshake.capabilities.clone()
-        })
-        .await
+impl Exchange for GetMachineStatusRequest {
+    async fn exchange(self, call: &Call) -> Result<Machine> {
+        if call.session.handshake.extension.get_machine {
+            let request = capcmi::GetMachineRequest::from(self);
+            exchange!(call, extension.get_machine(request), plain)
+        } else {
+            let request = cmi::GetMachineStatusRequest::from(self);
+            exchange!(call, machine.get_machine_status(request), with_trailers)
+        }
     }
+}
 
-    /// Is also what looks after the connection: it is made when there is none, made anew when it has
-    /// to be, and given up when nothing comes back on it. A new one that is slow leaves half of the
-    /// time to ask on the old one.
-    async fn probe(&self) -> Result<Readiness> {
-        let given = self.deadlines.of(Operation::Probe);
-        let deadline = Instant::now() + given;
-        self.channel.renew(self.reintroduction, given / 2).await;
-        let session = timeout_at(deadline, self.channel.session())
-            .await
-            .unwrap_or_else(|_elapsed| Err(too_late(Operation::Probe, given)))?;
-        timeout_at(deadline, session.probe(deadline))
-            .await
-            .unwrap_or_else(|_elapsed| {
-                self.channel.give_up(&session);
-                Err(too_late(Operation::Probe, given))
+impl Exchange for ListMachinesRequest {
+    async fn exchange(self, call: &Call) -> Result<Vec<ListedMachine>> {
+        if call.session.handshake.extension.list_machines_paged {
+            all_pages(call, self).await
+        } else {
+            let request = cmi::ListMachinesRequest::from(self);
+            exchange!(call, machine.list_machines(request), plain)
+        }
+    }
+}
+
+cmi_driver::forward_calls! {
+    impl Driver for GrpcDriver {
+        fn connection_generation(&self) -> u64 {
+            self.channel.connection_generation()
+        }
+
+        async fn info(&self) -> Result<PluginInfo> {
+            self.introduced(Operation::GetPluginInfo, |session| session.handshake.info.clone())
+                .await
+        }
+
+        async fn capabilities(&self) -> Result<Capabilities> {
+            self.introduced(Operation::GetPluginCapabilities, |session| {
+                session.handshake.capabilities.clone()
             })
-    }
+            .await
+        }
 
-    async fn prepare_create(&self, _class: &MachineClass) -> Result<()> {
-        let operation = Operation::CreateMachine;
-        let given = self.deadlines.of(operation);
-        self.ready_session(operation, Instant::now() + given, given)
-            .await?;
-        Ok(())
-    }
+        /// Is also what looks after the connection: it is made when there is none, made anew when it has
+        /// to be, and given up when nothing comes back on it. A new one that is slow leaves half of the
+        /// time to ask on the old one.
+        async fn probe(&self) -> Result<Readiness> {
+            let given = self.deadlines.of(Operation::Probe);
+            let deadline = Instant::now() + given;
+            self.channel.renew(self.reintroduction, given / 2).await;
+            let session = timeout_at(deadline, self.channel.session())
+                .await
+                .unwrap_or_else(|_elapsed| Err(too_late(Operation::Probe, given)))?;
+            timeout_at(deadline, session.probe(deadline))
+                .await
+                .unwrap_or_else(|_elapsed| {
+                    self.channel.give_up(&session);
+                    Err(too_late(Operation::Probe, given))
+                })
+        }
 
-    async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
-        let request = cmi::CreateMachineRequest::from(request);
-        call!(self, CreateMachine, machine.create_machine(request), completed)
-    }
-
-    async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
-        let request = cmi::DeleteMachineRequest::from(request);
-        call!(self, DeleteMachine, machine.delete_machine(request), read)
-    }
-
-    async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
-        self.call(Operation::GetMachineStatus, |call| async move {
-            if call.session.handshake.extension.get_machine {
-                let request = capcmi::GetMachineRequest::from(request);
-                exchange!(call, extension.get_machine(request), read)
-            } else {
-                let request = cmi::GetMachineStatusRequest::from(request);
-                exchange!(call, machine.get_machine_status(request), completed)
-            }
-        })
-        .await
-    }
-
-    async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
-        self.call(Operation::ListMachines, |call| async move {
-            if call.session.handshake.extension.list_machines_paged {
-                all_pages(&call, request).await
-            } else {
-                let request = cmi::ListMachinesRequest::from(request);
-                exchange!(call, machine.list_machines(request), read)
-            }
-        })
-        .await
-    }
-
-    async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
-        let request = capcmi::InitializeMachineRequest::from(request);
-        call!(
-            self,
-            InitializeMachine,
-            extension.initialize_machine(request),
-            read
-        )
-    }
-
-    async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
-        let request = cmi::ShutDownMachineRequest::from(request);
-        call!(self, ShutDownMachine, machine.shut_down_machine(request), read)
-    }
-
-    async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
-        let request = capcmi::UpdateMachineRequest::from(request);
-        call!(self, UpdateMachine, extension.update_machine(request), |_| Ok(()))
-    }
-
-    async fn get_volume_ids(&self, request: GetVolumeIdsRequest) -> Result<Vec<String>> {
-        let request = cmi::GetVolumeIDsRequest::from(request);
-        call!(self, GetVolumeIds, machine.get_volume_i_ds(request), read)
-    }
-
-    async fn generate_machine_class(
-        &self,
-        request: GenerateMachineClassRequest,
-    ) -> Result<Map<String, Value>> {
-        let request = capcmi::GenerateMachineClassForMigrationRequest::from(request);
-        call!(
-            self,
-            GenerateMachineClassForMigration,
-            extension.generate_machine_class_for_migration(request),
-            read
-        )
-    }
-
-    async fn zones(&self, class: MachineClass) -> Result<Vec<Zone>> {
-        let request = capcmi::ListZonesRequest::from(class);
-        call!(self, ListZones, extension.list_zones(request), read)
-    }
-
-    async fn describe_class(&self, class: MachineClass) -> Result<ClassDescription> {
-        let request = capcmi::DescribeClassRequest::from(class);
-        call!(self, DescribeClass, extension.describe_class(request), read)
+        async fn prepare_create(&self, _class: &MachineClass) -> Result<()> {
+            let operation = Operation::CreateMachine;
+            let given = self.deadlines.of(operation);
+            self.ready_session(operation, Instant::now() + given, given)
+                .await?;
+            Ok(())
+        }
     }
 }
 
@@ -189,7 +138,7 @@ async fn all_pages(call: &Call, list: ListMachinesRequest) -> Result<Vec<ListedM
             size: None,
             token,
         });
-        let page: Result<MachinePage> = exchange!(call, extension.list_machines_paged(request), read);
+        let page: Result<MachinePage> = exchange!(call, extension.list_machines_paged(request), plain);
         let mut page = page?;
         machines.append(&mut page.machines);
         if machines.len() > MOST_MACHINES {
@@ -222,7 +171,7 @@ fn endless(why: &str) -> Status {
 }
 
 /// A machine, with what cmi.v1 has no room for.
-fn completed<A>(answer: Response<A>) -> std::result::Result<Machine, FieldError>
+fn with_trailers<A>(answer: Response<A>) -> std::result::Result<Machine, FieldError>
 where
     A: TryInto<Machine, Error = FieldError>,
 {
@@ -231,7 +180,7 @@ where
 }
 
 /// What a response holds, if it keeps to the rules of its fields.
-fn read<A, T>(answer: Response<A>) -> std::result::Result<T, FieldError>
+fn plain<A, T>(answer: Response<A>) -> std::result::Result<T, FieldError>
 where
     A: TryInto<T, Error = FieldError>,
 {

@@ -30,6 +30,7 @@ use tokio::time::{Instant, timeout_at};
 pub use config::{ConfigError, ENDPOINT_VARIABLE, GrpcConfig, TlsConfig};
 pub use connector::{ConnectError, Connector};
 
+use calls::Exchange;
 use channel::Channel;
 use cmi_driver::{Code, Operation, Result, Status};
 use session::Session;
@@ -102,22 +103,21 @@ impl GrpcDriver {
     }
 
     /// Makes a call that the plugin declared, before its deadline.
-    async fn call<T, F>(&self, operation: Operation, run: impl FnOnce(Call) -> F + Send) -> Result<T>
-    where
-        F: Future<Output = Result<T>> + Send,
-    {
+    async fn call<Q: Exchange>(&self, request: Q) -> Result<Q::Response> {
+        let operation = Q::OPERATION;
         let given = self.deadlines.of(operation);
         let deadline = Instant::now() + given;
         let session = self.ready_session(operation, deadline, given).await?;
-        let call = async {
-            let answer = run(Call {
-                operation,
-                session: Arc::clone(&session),
-                deadline,
-            });
-            session.confirmed(deadline, answer.await).await
+        let call = Call {
+            operation,
+            session,
+            deadline,
         };
-        timeout_at(deadline, call)
+        let answered = async {
+            let answer = request.exchange(&call).await;
+            call.session.confirmed(deadline, answer).await
+        };
+        timeout_at(deadline, answered)
             .await
             .unwrap_or_else(|_elapsed| Err(too_late(operation, given)))
     }

@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 use super::field::{self, Field, FieldError, NAME, PLACE, TEXT};
 use crate::proto::capcmi::v1;
 use cmi_driver::{
-    Address, AddressType, ClassDescription, GenerateMachineClassRequest, GetMachineStatusRequest,
-    InitializeMachineRequest, Machine, MachineClass, MachineClassKind, PowerState, ProviderSpec,
-    UpdateMachineRequest, Zone,
+    Address, AddressType, ClassDescription, DescribeClassRequest, GenerateMachineClassRequest,
+    GetMachineStatusRequest, InitializeMachineRequest, ListZonesRequest, Machine, MachineClass,
+    MachineClassKind, PowerState, ProviderSpec, UpdateMachineRequest, Zone,
 };
 
 fn machine_name(name: String) -> Result<String, FieldError> {
@@ -100,6 +100,20 @@ impl TryFrom<v1::UpdateMachineRequest> for UpdateMachineRequest {
     }
 }
 
+impl From<()> for v1::UpdateMachineResponse {
+    fn from((): ()) -> Self {
+        Self {}
+    }
+}
+
+impl TryFrom<v1::UpdateMachineResponse> for () {
+    type Error = FieldError;
+
+    fn try_from(_response: v1::UpdateMachineResponse) -> Result<Self, FieldError> {
+        Ok(())
+    }
+}
+
 impl From<GenerateMachineClassRequest> for v1::GenerateMachineClassForMigrationRequest {
     fn from(request: GenerateMachineClassRequest) -> Self {
         let MachineClassKind { api_group, kind } = request.class_kind;
@@ -144,9 +158,9 @@ impl TryFrom<v1::GenerateMachineClassForMigrationResponse> for Map<String, Value
     }
 }
 
-impl From<MachineClass> for v1::ListZonesRequest {
-    fn from(class: MachineClass) -> Self {
-        let (provider_spec, secrets) = field::class_fields(class);
+impl From<ListZonesRequest> for v1::ListZonesRequest {
+    fn from(request: ListZonesRequest) -> Self {
+        let (provider_spec, secrets) = field::class_fields(request.class);
         Self {
             provider_spec,
             secrets,
@@ -154,17 +168,19 @@ impl From<MachineClass> for v1::ListZonesRequest {
     }
 }
 
-impl TryFrom<v1::ListZonesRequest> for MachineClass {
+impl TryFrom<v1::ListZonesRequest> for ListZonesRequest {
     type Error = FieldError;
 
     fn try_from(request: v1::ListZonesRequest) -> Result<Self, FieldError> {
-        class(&request.provider_spec, request.secrets)
+        Ok(Self {
+            class: class(&request.provider_spec, request.secrets)?,
+        })
     }
 }
 
-impl From<MachineClass> for v1::DescribeClassRequest {
-    fn from(class: MachineClass) -> Self {
-        let (provider_spec, secrets) = field::class_fields(class);
+impl From<DescribeClassRequest> for v1::DescribeClassRequest {
+    fn from(request: DescribeClassRequest) -> Self {
+        let (provider_spec, secrets) = field::class_fields(request.class);
         Self {
             provider_spec,
             secrets,
@@ -172,11 +188,13 @@ impl From<MachineClass> for v1::DescribeClassRequest {
     }
 }
 
-impl TryFrom<v1::DescribeClassRequest> for MachineClass {
+impl TryFrom<v1::DescribeClassRequest> for DescribeClassRequest {
     type Error = FieldError;
 
     fn try_from(request: v1::DescribeClassRequest) -> Result<Self, FieldError> {
-        class(&request.provider_spec, request.secrets)
+        Ok(Self {
+            class: class(&request.provider_spec, request.secrets)?,
+        })
     }
 }
 

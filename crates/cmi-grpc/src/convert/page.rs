@@ -6,7 +6,7 @@ use super::field::{self, Field, FieldError, FieldProblem, NAME, PLACE};
 use crate::proto::capcmi::v1::{
     ListMachinesPagedRequest, ListMachinesPagedResponse, list_machines_paged_response,
 };
-use cmi_driver::{ListMachinesRequest, ListedMachine, ProviderId};
+use cmi_driver::{Driver, ListMachinesRequest, ListedMachine, MachineClass, Operation, ProviderId, Request};
 
 /// The most bytes of a page token.
 const TOKEN: usize = 1024;
@@ -42,6 +42,20 @@ impl PageToken {
 
     fn write(token: Option<Self>) -> String {
         token.map_or_else(String::new, |token| token.0)
+    }
+}
+
+impl Request for PageRequest {
+    const OPERATION: Operation = Operation::ListMachines;
+    type Response = MachinePage;
+
+    fn class(&self) -> Option<&MachineClass> {
+        self.list.class()
+    }
+
+    async fn send(self, driver: &dyn Driver) -> cmi_driver::Result<MachinePage> {
+        let place = self.place().map_err(|error| error.in_request())?;
+        Ok(place.cut(driver.list_machines(self.list).await?))
     }
 }
 

@@ -1,99 +1,79 @@
-//! The Machine service.
+//! The Machine services.
 
 use tonic::{Request, Response, Status};
 
 use super::plugin::Plugin;
-use super::trailing;
+use super::reply;
+use crate::convert::PageRequest;
+use crate::proto::capcmi::v1::machine_extension_server::MachineExtension;
 use crate::proto::cmi::v1::machine_server::Machine;
-use crate::proto::cmi::v1::{
-    CreateMachineRequest, CreateMachineResponse, DeleteMachineRequest, DeleteMachineResponse,
-    GetMachineStatusRequest, GetMachineStatusResponse, GetVolumeIDsRequest, GetVolumeIDsResponse,
-    ListMachinesRequest, ListMachinesResponse, ShutDownMachineRequest, ShutDownMachineResponse,
-};
-use crate::trailers;
-use cmi_driver::Operation;
+use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
+use crate::rpcs::{extension_rpcs, machine_rpcs};
+use cmi_driver::{GetMachineStatusRequest, ListMachinesRequest};
 
-/// A response of a machine, with all that it has no room for in the trailers.
-fn with_machine<Wire: From<cmi_driver::Machine>>(machine: cmi_driver::Machine) -> Response<Wire> {
-    let metadata = trailers::beside(machine.clone());
-    trailing::beside(Response::new(machine.into()), metadata)
+/// Implements a service: each rpc of the table is a call of the driver.
+macro_rules! service {
+    ([$service:ident of $messages:ident { $($own:tt)* }] $(
+        $driver:ident: $method:ident($request:ident) -> $response:ident, $reply:ident;
+    )+) => {
+        #[tonic::async_trait]
+        impl $service for Plugin {
+            $($own)*
+
+            $(
+                async fn $method(
+                    &self,
+                    request: Request<$messages::$request>,
+                ) -> Result<Response<$messages::$response>, Status> {
+                    let answer = self.call::<_, cmi_driver::$driver>(request).await?;
+                    Ok(reply::$reply(answer))
+                }
+            )+
+        }
+    };
 }
 
-#[tonic::async_trait]
-impl Machine for Plugin {
-    async fn create_machine(
-        &self,
-        request: Request<CreateMachineRequest>,
-    ) -> Result<Response<CreateMachineResponse>, Status> {
-        let machine = self
-            .call(Operation::CreateMachine, request, |driver, request| async move {
-                driver.create_machine(request).await
-            })
-            .await?;
-        Ok(with_machine(machine))
-    }
+machine_rpcs! {
+    service [Machine of cmi {
+        async fn get_machine_status(
+            &self,
+            request: Request<cmi::GetMachineStatusRequest>,
+        ) -> Result<Response<cmi::GetMachineStatusResponse>, Status> {
+            let machine = self.call::<_, GetMachineStatusRequest>(request).await?;
+            Ok(reply::with_trailers(machine))
+        }
 
-    async fn delete_machine(
-        &self,
-        request: Request<DeleteMachineRequest>,
-    ) -> Result<Response<DeleteMachineResponse>, Status> {
-        let deleted = self
-            .call(Operation::DeleteMachine, request, |driver, request| async move {
-                driver.delete_machine(request).await
-            })
-            .await?;
-        Ok(Response::new(deleted.into()))
-    }
+        async fn list_machines(
+            &self,
+            request: Request<cmi::ListMachinesRequest>,
+        ) -> Result<Response<cmi::ListMachinesResponse>, Status> {
+            Ok(reply::plain(self.call::<_, ListMachinesRequest>(request).await?))
+        }
+    }]
+}
 
-    async fn get_machine_status(
-        &self,
-        request: Request<GetMachineStatusRequest>,
-    ) -> Result<Response<GetMachineStatusResponse>, Status> {
-        let machine = self
-            .call(
-                Operation::GetMachineStatus,
-                request,
-                |driver, request| async move { driver.get_machine_status(request).await },
-            )
-            .await?;
-        Ok(with_machine(machine))
-    }
+extension_rpcs! {
+    service [MachineExtension of capcmi {
+        async fn get_extension_capabilities(
+            &self,
+            _request: Request<capcmi::GetExtensionCapabilitiesRequest>,
+        ) -> Result<Response<capcmi::GetExtensionCapabilitiesResponse>, Status> {
+            let declaration = self.declaration().await?;
+            Ok(Response::new(declaration.extension.unwrap_or_default()))
+        }
 
-    async fn list_machines(
-        &self,
-        request: Request<ListMachinesRequest>,
-    ) -> Result<Response<ListMachinesResponse>, Status> {
-        let machines = self
-            .call(Operation::ListMachines, request, |driver, request| async move {
-                driver.list_machines(request).await
-            })
-            .await?;
-        Ok(Response::new(machines.into()))
-    }
+        async fn get_machine(
+            &self,
+            request: Request<capcmi::GetMachineRequest>,
+        ) -> Result<Response<capcmi::Machine>, Status> {
+            Ok(reply::plain(self.call::<_, GetMachineStatusRequest>(request).await?))
+        }
 
-    async fn shut_down_machine(
-        &self,
-        request: Request<ShutDownMachineRequest>,
-    ) -> Result<Response<ShutDownMachineResponse>, Status> {
-        let shut_down = self
-            .call(
-                Operation::ShutDownMachine,
-                request,
-                |driver, request| async move { driver.shut_down_machine(request).await },
-            )
-            .await?;
-        Ok(Response::new(shut_down.into()))
-    }
-
-    async fn get_volume_i_ds(
-        &self,
-        request: Request<GetVolumeIDsRequest>,
-    ) -> Result<Response<GetVolumeIDsResponse>, Status> {
-        let ids = self
-            .call(Operation::GetVolumeIds, request, |driver, request| async move {
-                driver.get_volume_ids(request).await
-            })
-            .await?;
-        Ok(Response::new(ids.into()))
-    }
+        async fn list_machines_paged(
+            &self,
+            request: Request<capcmi::ListMachinesPagedRequest>,
+        ) -> Result<Response<capcmi::ListMachinesPagedResponse>, Status> {
+            Ok(reply::plain(self.call::<_, PageRequest>(request).await?))
+        }
+    }]
 }

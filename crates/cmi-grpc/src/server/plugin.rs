@@ -6,10 +6,9 @@ use std::time::Instant;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
-use super::secrets::WithSecrets;
 use crate::convert::FieldError;
 use crate::trailers;
-use cmi_driver::{Capabilities, Code, Driver, Operation, Status};
+use cmi_driver::{Capabilities, Code, Driver, Operation, Request, Status};
 
 /// What the services of a plugin share.
 #[derive(Clone)]
@@ -31,26 +30,24 @@ impl Plugin {
         }))
     }
 
-    /// Makes a call whose request is checked, if the driver offers it.
-    pub(super) async fn call<Wire, Request, Answer, Running>(
+    /// Makes a call whose request is checked, if the driver offers it. The client removes the request's secrets
+    /// from the answer, too. Here it is done before a message that is too long for a header is cut (OPS-11).
+    pub(super) async fn call<Message, Q>(
         &self,
-        operation: Operation,
-        request: tonic::Request<Wire>,
-        run: impl FnOnce(Arc<dyn Driver>, Request) -> Running + Send,
-    ) -> Result<Answer, tonic::Status>
+        request: tonic::Request<Message>,
+    ) -> Result<Q::Response, tonic::Status>
     where
-        Wire: Send,
-        Request: TryFrom<Wire, Error = FieldError> + WithSecrets + Send,
-        Running: Future<Output = cmi_driver::Result<Answer>> + Send,
+        Message: Send,
+        Q: TryFrom<Message, Error = FieldError> + Request,
     {
-        let request = request.into_inner();
-        self.ask(operation, |driver| async move {
-            self.check_offered(operation).await?;
-            let request: Request = request
+        let message = request.into_inner();
+        self.ask(Q::OPERATION, |driver| async move {
+            self.check_offered(Q::OPERATION).await?;
+            let request: Q = message
                 .try_into()
                 .map_err(|error: FieldError| error.in_request())?;
             let secrets = request.secrets();
-            let answer = run(driver, request).await;
+            let answer = request.send(&*driver).await;
             answer.map_err(|status| status.scrubbed(&secrets))
         })
         .await

@@ -92,7 +92,10 @@ async fn a_guest_boots_stops_and_is_stopped() {
 async fn a_class_is_described_without_tags() {
     let driver = driver("{}");
     let bare = || class("", "", &json!({"tags": null}));
-    let described = driver.describe_class(bare()).await.unwrap();
+    let described = driver
+        .describe_class(cmi_driver::DescribeClassRequest { class: bare() })
+        .await
+        .unwrap();
     assert_eq!(
         (
             described.capacity["cpu"].as_str(),
@@ -100,5 +103,12 @@ async fn a_class_is_described_without_tags() {
         ),
         ("2", "4Gi")
     );
-    assert_eq!(driver.zones(bare()).await.unwrap().len(), 3);
+    assert_eq!(
+        driver
+            .list_zones(cmi_driver::ListZonesRequest { class: bare() })
+            .await
+            .unwrap()
+            .len(),
+        3
+    );
 }

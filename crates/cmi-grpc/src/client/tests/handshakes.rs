@@ -81,8 +81,18 @@ async fn what_is_not_declared_is_unimplemented_without_a_round_trip() {
     for status in [
         driver.get_machine_status(look_up()).await.unwrap_err(),
         driver.list_machines(list()).await.unwrap_err(),
-        driver.zones(MachineClass::default()).await.unwrap_err(),
-        driver.describe_class(MachineClass::default()).await.unwrap_err(),
+        driver
+            .list_zones(cmi_driver::ListZonesRequest {
+                class: MachineClass::default(),
+            })
+            .await
+            .unwrap_err(),
+        driver
+            .describe_class(cmi_driver::DescribeClassRequest {
+                class: MachineClass::default(),
+            })
+            .await
+            .unwrap_err(),
     ] {
         assert_eq!(status.code(), Code::Unimplemented, "{status}");
     }

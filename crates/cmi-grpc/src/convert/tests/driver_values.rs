@@ -176,8 +176,12 @@ pub(super) fn list() -> impl Strategy<Value = ListMachinesRequest> {
     class().prop_map(|class| ListMachinesRequest { class })
 }
 
-pub(super) fn machine_class() -> impl Strategy<Value = MachineClass> {
-    class()
+pub(super) fn zones_of() -> impl Strategy<Value = ListZonesRequest> {
+    class().prop_map(|class| ListZonesRequest { class })
+}
+
+pub(super) fn described() -> impl Strategy<Value = DescribeClassRequest> {
+    class().prop_map(|class| DescribeClassRequest { class })
 }
 
 pub(super) fn page_request() -> impl Strategy<Value = PageRequest> {

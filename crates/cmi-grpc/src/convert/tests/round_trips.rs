@@ -68,8 +68,8 @@ go_through! {
     update_requests: any_driver::update(), UpdateMachineRequest => capcmi::v1::UpdateMachineRequest;
     get_requests: any_driver::status(), GetMachineStatusRequest => capcmi::v1::GetMachineRequest;
     page_requests: any_driver::page_request(), PageRequest => capcmi::v1::ListMachinesPagedRequest;
-    zone_requests: any_driver::machine_class(), MachineClass => capcmi::v1::ListZonesRequest;
-    class_requests: any_driver::machine_class(), MachineClass => capcmi::v1::DescribeClassRequest;
+    zone_requests: any_driver::zones_of(), ListZonesRequest => capcmi::v1::ListZonesRequest;
+    class_requests: any_driver::described(), DescribeClassRequest => capcmi::v1::DescribeClassRequest;
     migration_requests: any_driver::migration(),
         GenerateMachineClassRequest => capcmi::v1::GenerateMachineClassForMigrationRequest;
 

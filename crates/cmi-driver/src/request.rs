@@ -1,0 +1,57 @@
+//! What all requests have in common.
+
+use serde_json::{Map, Value};
+
+use super::{
+    ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
+    DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
+    InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass,
+    Operation, Result, Secrets, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest, Zone,
+};
+
+/// The request of a call, so that code can treat all calls alike.
+pub trait Request: Send + Sync + Sized + 'static {
+    /// The call.
+    const OPERATION: Operation;
+    /// What it answers.
+    type Response: Send + 'static;
+
+    /// The class that it is about; none where no class is needed.
+    fn class(&self) -> Option<&MachineClass>;
+
+    /// Makes the call.
+    fn send(self, driver: &dyn Driver) -> impl Future<Output = Result<Self::Response>> + Send;
+
+    /// The secrets that come with it. They must not be in what the call answers.
+    fn secrets(&self) -> Secrets {
+        self.class()
+            .map_or_else(Secrets::default, |class| class.secrets.clone())
+    }
+}
+
+macro_rules! requests {
+    ($(
+        $(#[$doc:meta])* $operation:ident $name:literal
+            $method:ident($request:ident) -> $response:ty, $need:ident, $effect:ident, [$($class:ident).*];
+    )+) => {$(
+        impl Request for $request {
+            const OPERATION: Operation = Operation::$operation;
+            type Response = $response;
+
+            fn class(&self) -> Option<&MachineClass> {
+                class_of!(self $(. $class)*)
+            }
+
+            fn send(self, driver: &dyn Driver) -> impl Future<Output = Result<Self::Response>> + Send {
+                driver.$method(self)
+            }
+        }
+    )+};
+}
+
+macro_rules! class_of {
+    ($request:ident) => { None };
+    ($request:ident . $($class:ident).+) => { Some(&$request.$($class).+) };
+}
+
+crate::for_each_call!(requests);
