@@ -11,7 +11,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{self, Guarded, labels};
+use crate::api::{self, DeserializeGuard, labels};
 use crate::identity::{self, MachineId};
 
 /// Read-only caches of all that is watched, without managed fields.
@@ -22,11 +22,11 @@ pub struct Caches {
     /// Clusters of Cluster API.
     pub clusters: Store<Cluster>,
     /// Our machines.
-    pub infra_machines: Store<Guarded<InfraMachine>>,
+    pub infra_machines: Store<DeserializeGuard<InfraMachine>>,
     /// Our templates.
-    pub infra_machine_templates: Store<Guarded<InfraMachineTemplate>>,
+    pub infra_machine_templates: Store<DeserializeGuard<InfraMachineTemplate>>,
     /// Our clusters.
-    pub infra_clusters: Store<Guarded<InfraCluster>>,
+    pub infra_clusters: Store<DeserializeGuard<InfraCluster>>,
 }
 
 impl Caches {
@@ -109,8 +109,8 @@ impl Caches {
 /// Unique per Cluster, shared by all its machines, and stable over a move, where UIDs change: the id that the
 /// InfraCluster or a sibling machine already carries wins over one derived from the Cluster's UID.
 pub struct ClusterIds {
-    infra_machines: Store<Guarded<InfraMachine>>,
-    infra_clusters: Store<Guarded<InfraCluster>>,
+    infra_machines: Store<DeserializeGuard<InfraMachine>>,
+    infra_clusters: Store<DeserializeGuard<InfraCluster>>,
     found: Mutex<HashMap<String, String>>,
 }
 
@@ -121,7 +121,7 @@ enum Carrier {
     /// It is named, and the cache does not have it: it may be behind.
     NotSeen,
     /// This one.
-    Seen(Arc<Guarded<InfraCluster>>),
+    Seen(Arc<DeserializeGuard<InfraCluster>>),
 }
 
 impl ClusterIds {
@@ -197,7 +197,7 @@ impl ClusterIds {
 }
 
 /// The cluster id that an object carries, also one whose spec can't be read.
-fn annotated<K: Resource>(object: &Guarded<K>) -> Option<String> {
+fn annotated<K: Resource>(object: &DeserializeGuard<K>) -> Option<String> {
     object
         .meta()
         .annotations
@@ -220,7 +220,7 @@ mod tests {
     use crate::api::cluster_api::{ClusterSpec, ObjectReference};
     use crate::api::v1alpha1::InfraClusterSpec;
 
-    fn caches() -> (Caches, reflector::store::Writer<Guarded<InfraCluster>>) {
+    fn caches() -> (Caches, reflector::store::Writer<DeserializeGuard<InfraCluster>>) {
         let (infra_clusters, writer) = reflector::store();
         let caches = Caches {
             infra_clusters,
@@ -241,11 +241,11 @@ mod tests {
         cluster
     }
 
-    fn infra_cluster(id: Option<&str>) -> Guarded<InfraCluster> {
+    fn infra_cluster(id: Option<&str>) -> DeserializeGuard<InfraCluster> {
         let mut infra = InfraCluster::new("c", InfraClusterSpec::default());
         infra.metadata.namespace = Some("ns".to_owned());
         infra.metadata.annotations = id.map(|id| [(labels::CLUSTER_ID.to_owned(), id.to_owned())].into());
-        Guarded(Ok(infra))
+        DeserializeGuard(Ok(infra))
     }
 
     /// An owner of the same name may be one that is no more.

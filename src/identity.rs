@@ -37,7 +37,7 @@ impl MachineId {
     }
 
     /// The identity that the object gets when it has none: its UID, so that it is the same
-    /// however often a claim fails.
+    /// however often the write fails.
     pub fn derived(machine: &InfraMachine) -> Option<Self> {
         Self::named(&machine.metadata, machine.metadata.uid.as_deref()?)
     }
@@ -130,8 +130,8 @@ pub fn tagged_spec(
     Ok(spec)
 }
 
-/// Whether a VM of this object may exist. One that was never claimed, or carries what was copied from
-/// another, has none; one that was claimed and has lost the note may have one.
+/// Whether a VM of this object may exist. One that never got an identity, or carries what was copied from
+/// another, has none; one that has an identity and has lost the note may have one.
 pub fn instance(machine: &InfraMachine) -> Instance {
     if MachineId::of(machine).is_none() {
         return Instance::None;
@@ -140,7 +140,7 @@ pub fn instance(machine: &InfraMachine) -> Instance {
 }
 
 /// The driver that a create may have been issued to; where there is none, the spec says which one is meant.
-pub fn claimed_driver(machine: &InfraMachine) -> Option<&str> {
+pub fn recorded_driver(machine: &InfraMachine) -> Option<&str> {
     annotation(machine, labels::DRIVER).filter(|_| is_bound(machine))
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kube::Resource;
 use kube::runtime::controller::Action;
 
-use crate::api::Guarded;
+use crate::api::DeserializeGuard;
 use crate::apiserver::{Error, Events, Note};
 use crate::metrics::{Kind, Metrics, Outcome};
 use crate::retry::{self, Delay, LONG_WAIT, LONGEST_ASKED, Stage};
@@ -80,7 +80,7 @@ impl Reconciler {
     /// Those of `reconcile`; [`Reconciler::retry`] says when to try again.
     pub async fn run<'a, K, F>(
         &self,
-        guarded: &'a Guarded<K>,
+        guarded: &'a DeserializeGuard<K>,
         reconcile: impl FnOnce(&'a K) -> F,
     ) -> Result<Action, Error>
     where
@@ -123,7 +123,11 @@ impl Reconciler {
     }
 
     /// When a reconcile that could not be finished is tried again.
-    pub fn retry<K: Resource<DynamicType = ()>>(&self, guarded: &Guarded<K>, error: &Error) -> Action {
+    pub fn retry<K: Resource<DynamicType = ()>>(
+        &self,
+        guarded: &DeserializeGuard<K>,
+        error: &Error,
+    ) -> Action {
         let (kind, name, uid) = (self.kind.name(), &guarded.meta().name, uid(guarded));
         let attempt = self.failed(uid, Instant::now());
         match error {
@@ -161,7 +165,7 @@ impl Reconciler {
     }
 }
 
-fn uid<K: Resource<DynamicType = ()>>(guarded: &Guarded<K>) -> &str {
+fn uid<K: Resource<DynamicType = ()>>(guarded: &DeserializeGuard<K>) -> &str {
     guarded.meta().uid.as_deref().unwrap_or_default()
 }
 
@@ -179,10 +183,10 @@ mod tests {
         Reconciler::new(Kind::InfraCluster, Arc::new(Metrics::new()), events)
     }
 
-    fn object(uid: &str) -> Guarded<InfraCluster> {
+    fn object(uid: &str) -> DeserializeGuard<InfraCluster> {
         let mut object = InfraCluster::new("c", InfraClusterSpec::default());
         object.metadata.uid = Some(uid.to_owned());
-        Guarded(Ok(object))
+        DeserializeGuard(Ok(object))
     }
 
     fn refused() -> Error {
@@ -246,7 +250,7 @@ mod tests {
         let (events, published) = recorded();
         let reconciler = Reconciler::new(Kind::InfraCluster, Arc::new(Metrics::new()), events);
         let text = r#"{"metadata": {"name": "c", "namespace": "ns", "uid": "u"}, "spec": {"driver": 7}}"#;
-        let object: Guarded<InfraCluster> = serde_json::from_str(text).unwrap();
+        let object: DeserializeGuard<InfraCluster> = serde_json::from_str(text).unwrap();
         for _ in 0..2 {
             let action = reconciler.run(&object, async |_| Ok(BACK_OFF)).await;
             assert_eq!(action.unwrap(), Action::await_change());

@@ -200,7 +200,7 @@ mod tests {
 
     use super::*;
     use crate::api::v1alpha1::{InfraMachine, InfraMachineTemplate};
-    use crate::api::{Guarded, labels};
+    use crate::api::{DeserializeGuard, labels};
 
     fn size(value: &impl serde::Serialize) -> usize {
         serde_json::to_string(value).unwrap().len()
@@ -314,7 +314,7 @@ mod tests {
     fn an_object_is_bounded_where_it_is_read() {
         let text =
             json!({"metadata": stuffed(), "spec": {"providerSpec": {"a": "x".repeat(100_000)}}}).to_string();
-        let Bounded(read): Bounded<Guarded<InfraMachine>> = serde_json::from_str(&text).unwrap();
+        let Bounded(read): Bounded<DeserializeGuard<InfraMachine>> = serde_json::from_str(&text).unwrap();
         assert!(text.len() > 1_000_000 && size(&read.0.unwrap()) < 32 * 1024);
     }
 

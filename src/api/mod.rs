@@ -6,13 +6,13 @@
 pub mod bounded;
 pub mod cluster_api;
 pub mod conditions;
-mod guarded;
+mod deserialize_guard;
 pub mod labels;
 mod pause;
 pub(crate) mod schema;
 pub mod v1alpha1;
 
-pub use guarded::{Guarded, metadata};
+pub use deserialize_guard::{DeserializeGuard, metadata};
 pub use pause::paused_by;
 
 /// API group of the kinds that this provider serves.

@@ -160,7 +160,7 @@ pub(crate) mod tests {
     use kube::client::Body;
 
     use super::*;
-    use crate::api::Guarded;
+    use crate::api::DeserializeGuard;
     use crate::api::v1alpha1::InfraCluster;
 
     /// Events that are published to a list.
@@ -188,7 +188,7 @@ pub(crate) mod tests {
             let text = format!(
                 r#"{{"metadata": {{"name": "c", "namespace": "ns", "uid": "u", "generation": {generation}}}, "spec": 7}}"#
             );
-            let object: Guarded<InfraCluster> = serde_json::from_str(&text).unwrap();
+            let object: DeserializeGuard<InfraCluster> = serde_json::from_str(&text).unwrap();
             events.publish_once(&object, Note::unreadable(error)).await;
         }
         assert_eq!(published.lock().unwrap().len(), 3);

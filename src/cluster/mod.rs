@@ -18,7 +18,7 @@ use self::plan::{Connectivity, News, Observed, Plan, Zones, plan, status, tell_c
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::InfraCluster;
-use crate::api::{Guarded, labels};
+use crate::api::{DeserializeGuard, labels};
 use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
@@ -45,14 +45,17 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a cluster reconciled.
-    pub wake: Arc<dyn Fn(ObjectRef<Guarded<InfraCluster>>) + Send + Sync>,
+    pub wake: Arc<dyn Fn(ObjectRef<DeserializeGuard<InfraCluster>>) + Send + Sync>,
 }
 
 /// One reconcile of one InfraCluster.
 ///
 /// # Errors
 /// The API server refused or could not be reached.
-pub async fn reconcile(guarded: Arc<Guarded<InfraCluster>>, ctx: Arc<Context>) -> Result<Action, Error> {
+pub async fn reconcile(
+    guarded: Arc<DeserializeGuard<InfraCluster>>,
+    ctx: Arc<Context>,
+) -> Result<Action, Error> {
     let run = ctx
         .reconciler
         .run(&guarded, |infra| reconcile_cluster(infra, &ctx));
@@ -61,7 +64,11 @@ pub async fn reconcile(guarded: Arc<Guarded<InfraCluster>>, ctx: Arc<Context>) -
 
 /// What happens after a reconcile that could not be finished.
 #[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(guarded: Arc<Guarded<InfraCluster>>, error: &Error, ctx: Arc<Context>) -> Action {
+pub fn error_policy(
+    guarded: Arc<DeserializeGuard<InfraCluster>>,
+    error: &Error,
+    ctx: Arc<Context>,
+) -> Action {
     ctx.reconciler.retry(&guarded, error)
 }
 

@@ -1,4 +1,4 @@
-//! What news of each kind triggers, and what they let be forgotten.
+//! What an update of each cache triggers, and what they let be forgotten.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
 use super::Controllers;
-use super::nodes::Doubt;
+use super::nodes::NodeChange;
 use super::trigger::Trigger;
-use super::watch::{Change, News, fingerprint, on_own, uid};
+use super::watch::{CacheUpdate, Change, fingerprint, on_own, uid};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{self, Guarded, labels};
+use crate::api::{self, DeserializeGuard, labels};
 use crate::caches::cluster_owners;
-use crate::machine::{self, Suspicion};
+use crate::machine::{self, LookUpHint};
 
 impl Controllers {
-    pub(super) fn on_machine(&self) -> impl Fn(&News<Machine>) + Send + 'static {
+    pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
         let (trigger, ask) = (self.machines.clone(), self.ask_about());
-        move |news| {
-            for change in &news.changes {
-                if let Some(doubt) = Doubt::raised(change) {
-                    ask(change.object(), doubt);
+        move |update| {
+            for change in &update.changes {
+                if let Some(node_change) = NodeChange::of_change(change) {
+                    ask(change.object(), node_change);
                 }
                 let infra = &change.object().spec.infrastructure_ref;
                 if change.concerns(what_counts_of_a_machine)
@@ -39,19 +39,19 @@ impl Controllers {
 
     /// Has the driver of a Machine asked about its VM. Whether it answers such questions is for the reconcile
     /// to say: it may not have been asked yet.
-    fn ask_about(&self) -> impl Fn(&Machine, Doubt) + Send + 'static {
+    fn ask_about(&self) -> impl Fn(&Machine, NodeChange) + Send + 'static {
         let (trigger, context) = (self.machines.clone(), Arc::clone(&self.context));
-        move |machine, doubt| {
+        move |machine, node_change| {
             let reference = infra_machine_of(machine);
             let Some(found) = context.caches.infra_machines.get(&reference) else {
                 return;
             };
             let is_in_doubt = match &found.0 {
-                Ok(infra) => doubt.concerns(infra),
-                Err(_) => doubt == Doubt::Lost,
+                Ok(infra) => node_change.concerns(infra),
+                Err(_) => node_change == NodeChange::Lost,
             };
             if is_in_doubt {
-                context.memory.suspect(uid(&*found), Suspicion::Sign);
+                context.states.hint(uid(&*found), LookUpHint::Signal);
                 trigger.send(reference);
             }
         }
@@ -60,25 +60,25 @@ impl Controllers {
     /// What was told before this replica leads may be long past, or have come before the InfraMachine it was
     /// about: what counts is what is so now.
     pub(super) fn ask_about_nodes(&self) {
-        self.context.memory.forget_all_but(|_| false);
+        self.context.states.forget_all_but(|_| false);
         let ask = self.ask_about();
         for machine in self.caches.machines.state() {
-            if let Some(doubt) = Doubt::standing(&machine) {
-                ask(&machine, doubt);
+            if let Some(node_change) = NodeChange::of(&machine) {
+                ask(&machine, node_change);
             }
         }
     }
 
-    pub(super) fn on_cluster(&self) -> impl Fn(&News<Cluster>) + Send + 'static {
+    pub(super) fn on_cluster(&self) -> impl Fn(&CacheUpdate<Cluster>) + Send + 'static {
         let (machines, clusters) = (self.machines.clone(), self.clusters.clone());
         let (templates, caches) = (self.templates.clone(), self.caches.clone());
         let cluster_ids = Arc::clone(&self.context.cluster_ids);
-        move |news| {
-            if news.listed || news.changes.iter().any(|change| change.there().is_none()) {
+        move |update| {
+            if update.listed || update.changes.iter().any(|change| change.there().is_none()) {
                 let there = uids(caches.clusters.state().iter().map(|cluster| &cluster.metadata));
                 cluster_ids.forget_all_but(|uid| there.contains(uid));
             }
-            let concerned = Concerned::by(&news.changes);
+            let concerned = Concerned::by(&update.changes);
             if concerned.is_empty() {
                 return;
             }
@@ -104,66 +104,68 @@ impl Controllers {
         }
     }
 
-    pub(super) fn on_infra_machine(&self) -> impl Fn(&News<Guarded<InfraMachine>>) + Send + 'static {
+    pub(super) fn on_infra_machine(
+        &self,
+    ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachine>>) + Send + 'static {
         let (on_own, context) = (on_own(self.machines.clone()), Arc::clone(&self.context));
         let endings = Arc::clone(&self.endings);
-        move |news| {
-            let memory = &context.memory;
-            for change in &news.changes {
+        move |update| {
+            let states = &context.states;
+            for change in &update.changes {
                 match change {
-                    Change::Gone(guarded) => {
-                        memory.forget(uid(&**guarded));
+                    Change::Deleted(guarded) => {
+                        states.forget(uid(&**guarded));
                         context.drivers.forget(uid(&**guarded));
                         let cluster = context.caches.labelled_cluster(guarded.meta());
                         let is_frozen = cluster.is_none_or(|cluster| cluster.is_paused());
                         endings.gone(guarded, is_frozen, Timestamp::now(), context.guard.unbroken());
                     }
-                    Change::New(guarded) | Change::Newer { now: guarded, .. } => {
-                        if matches!(change, Change::New(_)) {
+                    Change::Added(guarded) | Change::Updated { now: guarded, .. } => {
+                        if matches!(change, Change::Added(_)) {
                             endings.came(guarded);
                         }
                         if let Ok(machine) = &guarded.0 {
-                            memory.caught_up(uid(machine), machine);
+                            states.caught_up(uid(machine), machine);
                         }
                     }
                 }
             }
-            for erased in erased(news) {
+            for erased in erased(update) {
                 tokio::spawn(machine::remove_vm(Arc::clone(&context), erased.clone()));
             }
-            if news.listed {
+            if update.listed {
                 let all = context.caches.infra_machines.state();
                 let there = uids(all.iter().map(|guarded| guarded.meta()));
-                memory.forget_all_but(|uid| there.contains(uid));
+                states.forget_all_but(|uid| there.contains(uid));
             }
-            on_own(news);
+            on_own(update);
         }
     }
 
     /// What is reconciled for itself, and may stand in the queue of a driver until it is gone.
-    pub(super) fn on_waiting<K>(&self, trigger: Trigger<K>) -> impl Fn(&News<K>) + Send + 'static
+    pub(super) fn on_waiting<K>(&self, trigger: Trigger<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
     where
         K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
     {
         let (on_own, drivers) = (on_own(trigger), self.drivers.clone());
-        move |news| {
-            for change in &news.changes {
-                if let Change::Gone(object) = change {
+        move |update| {
+            for change in &update.changes {
+                if let Change::Deleted(object) = change {
                     drivers.cancel(uid(&**object));
                 }
             }
-            on_own(news);
+            on_own(update);
         }
     }
 }
 
 /// The InfraMachines that the API server let go in spite of their finalizer. A list does not tell
 /// how what it lacks has gone.
-fn erased(news: &News<Guarded<InfraMachine>>) -> Vec<&InfraMachine> {
-    let changes = news.changes.iter().filter(|_| !news.listed);
+fn erased(update: &CacheUpdate<DeserializeGuard<InfraMachine>>) -> Vec<&InfraMachine> {
+    let changes = update.changes.iter().filter(|_| !update.listed);
     let gone = changes.filter_map(|change| match change {
-        Change::Gone(guarded) => guarded.0.as_ref().ok(),
-        Change::New(_) | Change::Newer { .. } => None,
+        Change::Deleted(guarded) => guarded.0.as_ref().ok(),
+        Change::Added(_) | Change::Updated { .. } => None,
     });
     gone.filter(|last| machine::is_erased(last)).collect()
 }
@@ -190,7 +192,7 @@ fn what_counts_of_a_cluster(cluster: &Cluster) -> u64 {
     ))
 }
 
-fn infra_machine_of(machine: &Machine) -> ObjectRef<Guarded<InfraMachine>> {
+fn infra_machine_of(machine: &Machine) -> ObjectRef<DeserializeGuard<InfraMachine>> {
     let name = &machine.spec.infrastructure_ref.name;
     ObjectRef::new(name).within(machine.metadata.namespace.as_deref().unwrap_or_default())
 }

@@ -29,13 +29,13 @@ use self::watch::{slim, slim_infra_machine, slim_machine, watch};
 use crate::admission::Guard;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{Guarded, labels};
+use crate::api::{DeserializeGuard, labels};
 use crate::apiserver::Events;
 use crate::apiserver::pages::PAGE;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::inventory::Verdict;
-use crate::machine::Suspicion;
+use crate::machine::LookUpHint;
 use crate::metrics::{Kind, MachineCount, Metrics};
 pub use crate::orphans::Options as OrphanOptions;
 use crate::reconciler::Reconciler;
@@ -71,9 +71,9 @@ pub struct Controllers {
     caches: Caches,
     drivers: ConfiguredDrivers,
     metrics: Arc<Metrics>,
-    machines: Trigger<Guarded<InfraMachine>>,
-    clusters: Trigger<Guarded<InfraCluster>>,
-    templates: Trigger<Guarded<InfraMachineTemplate>>,
+    machines: Trigger<DeserializeGuard<InfraMachine>>,
+    clusters: Trigger<DeserializeGuard<InfraCluster>>,
+    templates: Trigger<DeserializeGuard<InfraMachineTemplate>>,
     context: Arc<machine::Context>,
     endings: Arc<orphans::Endings>,
 }
@@ -106,7 +106,7 @@ impl Controllers {
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches: caches.clone(),
             drivers: drivers.clone(),
-            memory: Arc::default(),
+            states: Arc::default(),
             events: Events::new(client.clone(), options.reporter.clone()),
             metrics: Arc::clone(&metrics),
             guard: Arc::new(
@@ -313,12 +313,12 @@ impl Controllers {
         let (machines, shared) = (self.machines.clone(), Arc::clone(&self.context));
         let tell = move |machine: &InfraMachine, verdict| {
             let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-            let suspicion = match verdict {
-                Verdict::Missing => Suspicion::Missing,
-                Verdict::Back => Suspicion::Back,
-                Verdict::AsItWas => return shared.memory.dismiss_lists(uid),
+            let hint = match verdict {
+                Verdict::Missing => LookUpHint::Missing,
+                Verdict::Back => LookUpHint::Back,
+                Verdict::AsItWas => return shared.states.drop_list_hint(uid),
             };
-            shared.memory.suspect(uid, suspicion);
+            shared.states.hint(uid, hint);
             machines.send(reference(machine));
         };
         inventory::run(context, self.options.inventory_interval, tell).await;
@@ -365,9 +365,9 @@ fn in_pages() -> watcher::Config {
 struct Writers {
     machines: Writer<Machine>,
     clusters: Writer<Cluster>,
-    infra_machines: Writer<Guarded<InfraMachine>>,
-    infra_machine_templates: Writer<Guarded<InfraMachineTemplate>>,
-    infra_clusters: Writer<Guarded<InfraCluster>>,
+    infra_machines: Writer<DeserializeGuard<InfraMachine>>,
+    infra_machine_templates: Writer<DeserializeGuard<InfraMachineTemplate>>,
+    infra_clusters: Writer<DeserializeGuard<InfraCluster>>,
 }
 
 fn caches() -> (Caches, Writers) {
@@ -397,7 +397,7 @@ where
     Arc::new(move |object| trigger.send(object))
 }
 
-fn reference(machine: &InfraMachine) -> ObjectRef<Guarded<InfraMachine>> {
+fn reference(machine: &InfraMachine) -> ObjectRef<DeserializeGuard<InfraMachine>> {
     ObjectRef::new(&machine.name_any()).within(&machine.namespace().unwrap_or_default())
 }
 

@@ -5,32 +5,32 @@ use super::watch::Change;
 use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::InfraMachine;
 
-/// What the Node of a Machine gives reason to ask.
+/// What became of the Node of a Machine, and gives reason to ask the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Doubt {
+pub(super) enum NodeChange {
     /// It does not report: its VM may be gone.
     Lost,
     /// It reports: a VM that was found to be gone may be back.
     Back,
 }
 
-impl Doubt {
-    /// The doubt that a change of a Machine raises: its Node has just been lost or come back, or it is
+impl NodeChange {
+    /// What a change of a Machine says of its Node: its Node has just been lost or come back, or it is
     /// not known how it was because this process sees the Machine for the first time. A Node that is
     /// on its way up is not lost.
-    pub(super) fn raised(change: &Change<Machine>) -> Option<Self> {
+    pub(super) fn of_change(change: &Change<Machine>) -> Option<Self> {
         match change {
-            Change::New(machine) => Self::standing(machine),
-            Change::Newer { before, now } => {
+            Change::Added(machine) => Self::of(machine),
+            Change::Updated { before, now } => {
                 let (was, is) = (is_healthy(before), is_healthy(now));
-                Self::standing(now).filter(|_| was != is)
+                Self::of(now).filter(|_| was != is)
             }
-            Change::Gone(_) => None,
+            Change::Deleted(_) => None,
         }
     }
 
-    /// The doubt that a Machine raises as it is.
-    pub(super) fn standing(machine: &Machine) -> Option<Self> {
+    /// What a Machine says of its Node as it is.
+    pub(super) fn of(machine: &Machine) -> Option<Self> {
         let node = machine.status.unwrap_or_default();
         match (node.has_node, node.node_is_healthy) {
             (true, false) => Some(Self::Lost),
@@ -39,7 +39,7 @@ impl Doubt {
         }
     }
 
-    /// Whether it is a doubt in what is known of the machine.
+    /// Whether it contradicts what is known of the machine.
     pub(super) fn concerns(self, machine: &InfraMachine) -> bool {
         match self {
             Self::Lost => true,
@@ -80,30 +80,30 @@ mod tests {
         let raised: Vec<_> = history
             .windows(2)
             .map(|pair| {
-                Doubt::raised(&Change::Newer {
+                NodeChange::of_change(&Change::Updated {
                     before: machine(pair[0]),
                     now: machine(pair[1]),
                 })
             })
             .collect();
-        let (lost, back) = (Some(Doubt::Lost), Some(Doubt::Back));
+        let (lost, back) = (Some(NodeChange::Lost), Some(NodeChange::Back));
         assert_eq!(raised, [None, back, None, lost, None, back, lost]);
     }
 
     #[test]
     fn a_process_that_starts_asks_about_nodes_that_are_not_healthy() {
-        let raised = |state| Doubt::raised(&Change::New(machine(state)));
-        assert_eq!(raised(SILENT), Some(Doubt::Lost));
+        let raised = |state| NodeChange::of_change(&Change::Added(machine(state)));
+        assert_eq!(raised(SILENT), Some(NodeChange::Lost));
         assert_eq!(raised(NONE), None);
-        assert_eq!(raised(HEALTHY), Some(Doubt::Back));
-        assert_eq!(Doubt::raised(&Change::Gone(machine(SILENT))), None);
+        assert_eq!(raised(HEALTHY), Some(NodeChange::Back));
+        assert_eq!(NodeChange::of_change(&Change::Deleted(machine(SILENT))), None);
     }
 
     /// Where a driver does not list its VMs, nothing else says that one is back.
     #[test]
     fn a_node_that_reports_is_a_doubt_in_a_vm_that_was_found_to_be_gone_and_in_no_other() {
         let mut infra = InfraMachine::new("m", InfraMachineSpec::default());
-        assert!(Doubt::Lost.concerns(&infra) && !Doubt::Back.concerns(&infra));
+        assert!(NodeChange::Lost.concerns(&infra) && !NodeChange::Back.concerns(&infra));
         let status = infra.status.get_or_insert_default();
         conditions::set(
             &mut status.conditions,
@@ -114,6 +114,6 @@ mod tests {
             None,
             jiff::Timestamp::UNIX_EPOCH,
         );
-        assert!(Doubt::Back.concerns(&infra));
+        assert!(NodeChange::Back.concerns(&infra));
     }
 }

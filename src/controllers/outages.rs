@@ -72,19 +72,19 @@ impl Controllers {
     /// Looks at what belongs to a driver that is back, or that became another: it may say something else of
     /// its calls, zones and classes.
     async fn follow_probes(&self, driver: &ConfiguredDriver) {
-        let mut news = driver.reachability();
-        let mut was = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
+        let mut update = driver.reachability();
+        let mut was = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
         let mut met = Met::of(driver);
         let mut calls = Calls::default();
         loop {
             tokio::select! {
-                changed = news.changed() => if changed.is_err() { return },
+                changed = update.changed() => if changed.is_err() { return },
                 () = calls.next() => {
                     self.call(calls.batch());
                     continue;
                 }
             }
-            let is = matches!(*news.borrow_and_update(), Reachability::Unreachable(_));
+            let is = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
             let is_back = std::mem::replace(&mut was, is) && !is;
             let is_another = met.becomes(Met::of(driver));
             if is_another {
@@ -104,9 +104,9 @@ impl Controllers {
 
     /// The machines that wait for something to pass by itself, such as an outage of their driver.
     fn waiting_for(&self, driver: &str) -> Vec<Reference> {
-        let memory = &self.context.memory;
+        let states = &self.context.states;
         self.machines_of(driver, |machine| {
-            memory.waits_to_pass(machine.metadata.uid.as_deref().unwrap_or_default())
+            states.waits_for_transient(machine.metadata.uid.as_deref().unwrap_or_default())
         })
         .collect()
     }
@@ -116,7 +116,7 @@ impl Controllers {
         for machine in machines {
             if let Some(found) = self.caches.infra_machines.get(&machine) {
                 let uid = found.meta().uid.as_deref().unwrap_or_default();
-                self.context.memory.is_over(uid);
+                self.context.states.end_transient_wait(uid);
                 self.machines.send(machine);
             }
         }

@@ -16,52 +16,52 @@ use serde::de::DeserializeOwned;
 use super::trigger::Trigger;
 use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{Guarded, bounded, labels};
+use crate::api::{DeserializeGuard, bounded, labels};
 
 /// What became of an object.
 #[derive(Clone, Debug)]
 pub(super) enum Change<K> {
     /// It is there, and was not known.
-    New(Arc<K>),
+    Added(Arc<K>),
     /// It is there in another version.
-    Newer {
+    Updated {
         /// As it was known.
         before: Arc<K>,
         /// As it is.
         now: Arc<K>,
     },
     /// It is no more; as it was known.
-    Gone(Arc<K>),
+    Deleted(Arc<K>),
 }
 
 impl<K> Change<K> {
     /// The object as it is, or was at last.
     pub(super) fn object(&self) -> &Arc<K> {
         match self {
-            Self::New(object) | Self::Gone(object) | Self::Newer { now: object, .. } => object,
+            Self::Added(object) | Self::Deleted(object) | Self::Updated { now: object, .. } => object,
         }
     }
 
     /// The object, if it is there.
     pub(super) fn there(&self) -> Option<&Arc<K>> {
         match self {
-            Self::New(object) | Self::Newer { now: object, .. } => Some(object),
-            Self::Gone(_) => None,
+            Self::Added(object) | Self::Updated { now: object, .. } => Some(object),
+            Self::Deleted(_) => None,
         }
     }
 
     /// Whether it concerns a reader of this much of an object. That one came or went concerns every reader.
     pub(super) fn concerns(&self, look: impl Fn(&K) -> u64) -> bool {
         match self {
-            Self::New(_) | Self::Gone(_) => true,
-            Self::Newer { before, now } => look(before) != look(now),
+            Self::Added(_) | Self::Deleted(_) => true,
+            Self::Updated { before, now } => look(before) != look(now),
         }
     }
 }
 
 /// What a cache has learned at once.
 #[derive(Debug)]
-pub(super) struct News<K> {
+pub(super) struct CacheUpdate<K> {
     /// What became of which objects.
     pub changes: Vec<Change<K>>,
     /// Whether the cache now holds all there is, rather than one change more: a watch
@@ -76,19 +76,19 @@ pub(super) struct News<K> {
 ///   complete, since the cache holds what was before until then.
 /// * A list is compared with what the cache held: what changed or went away while no watch ran is told as if
 ///   one had run, also after lists that broke off half way.
-pub(super) struct Keeper<K: Resource<DynamicType = ()> + Clone + 'static> {
+pub(super) struct CacheWriter<K: Resource<DynamicType = ()> + Clone + 'static> {
     writer: reflector::store::Writer<K>,
     cache: reflector::Store<K>,
 }
 
-impl<K: Resource<DynamicType = ()> + Clone + 'static> Keeper<K> {
+impl<K: Resource<DynamicType = ()> + Clone + 'static> CacheWriter<K> {
     pub(super) fn new(writer: reflector::store::Writer<K>) -> Self {
         let cache = writer.as_reader();
         Self { writer, cache }
     }
 
     /// Takes an event into the cache; says what is new there, if anything is.
-    pub(super) fn take(&mut self, event: &Event<K>) -> Option<News<K>> {
+    pub(super) fn take(&mut self, event: &Event<K>) -> Option<CacheUpdate<K>> {
         match event {
             Event::Init | Event::InitApply(_) => {
                 self.writer.apply_watcher_event(event);
@@ -97,7 +97,7 @@ impl<K: Resource<DynamicType = ()> + Clone + 'static> Keeper<K> {
             Event::InitDone => {
                 let before = self.cache.state();
                 self.writer.apply_watcher_event(event);
-                Some(News {
+                Some(CacheUpdate {
                     changes: differences(&before, &self.cache.state()),
                     listed: true,
                 })
@@ -106,7 +106,7 @@ impl<K: Resource<DynamicType = ()> + Clone + 'static> Keeper<K> {
                 let reference = ObjectRef::from_obj(object);
                 let before = self.cache.get(&reference);
                 self.writer.apply_watcher_event(event);
-                Some(News {
+                Some(CacheUpdate {
                     changes: changes(before, self.cache.get(&reference)),
                     listed: false,
                 })
@@ -118,11 +118,11 @@ impl<K: Resource<DynamicType = ()> + Clone + 'static> Keeper<K> {
 /// What became of the object of a name. One that came later under the same name is another.
 fn changes<K: Resource>(before: Option<Arc<K>>, now: Option<Arc<K>>) -> Vec<Change<K>> {
     match (before, now) {
-        (Some(before), Some(now)) if uid(&*before) == uid(&*now) => vec![Change::Newer { before, now }],
+        (Some(before), Some(now)) if uid(&*before) == uid(&*now) => vec![Change::Updated { before, now }],
         (before, now) => before
-            .map(Change::Gone)
+            .map(Change::Deleted)
             .into_iter()
-            .chain(now.map(Change::New))
+            .chain(now.map(Change::Added))
             .collect(),
     }
 }
@@ -133,15 +133,17 @@ fn differences<K: Resource>(before: &[Arc<K>], now: &[Arc<K>]) -> Vec<Change<K>>
     let mut found = Vec::new();
     for object in now {
         match known.remove(uid(&**object)) {
-            None => found.push(Change::New(Arc::clone(object))),
+            None => found.push(Change::Added(Arc::clone(object))),
             Some(before) if before.meta().resource_version == object.meta().resource_version => {}
-            Some(before) => found.push(Change::Newer {
+            Some(before) => found.push(Change::Updated {
                 before: Arc::clone(before),
                 now: Arc::clone(object),
             }),
         }
     }
-    let gone = known.into_values().map(|object| Change::Gone(Arc::clone(object)));
+    let gone = known
+        .into_values()
+        .map(|object| Change::Deleted(Arc::clone(object)));
     gone.chain(found).collect()
 }
 
@@ -150,12 +152,12 @@ pub(super) fn uid<K: Resource>(object: &K) -> &str {
 }
 
 /// Triggers an object's own reconcile when anything but its status changed: the status is our own writing.
-pub(super) fn on_own<K>(trigger: Trigger<K>) -> impl Fn(&News<K>) + Send + 'static
+pub(super) fn on_own<K>(trigger: Trigger<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
-    move |news| {
-        for change in &news.changes {
+    move |update| {
+        for change in &update.changes {
             if let Some(object) = change.there()
                 && change.concerns(own)
             {
@@ -199,7 +201,7 @@ pub(super) fn slim<K: Resource>(object: &mut K) {
 
 /// Makes an InfraMachine small before it is cached. What reads JSON leaves room in every list for more than
 /// it found: a fifth of the object.
-pub(super) fn slim_infra_machine(guarded: &mut Guarded<InfraMachine>) {
+pub(super) fn slim_infra_machine(guarded: &mut DeserializeGuard<InfraMachine>) {
     slim(guarded);
     let Ok(machine) = &mut guarded.0 else { return };
     if let Some(status) = &mut machine.status {
@@ -227,19 +229,19 @@ pub(super) async fn watch<K>(
     config: watcher::Config,
     writer: reflector::store::Writer<K>,
     slim: fn(&mut K),
-    tell: impl Fn(&News<K>) + Send,
+    tell: impl Fn(&CacheUpdate<K>) + Send,
 ) where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     let kind = K::kind(&());
-    let mut keeper = Keeper::new(writer);
+    let mut cache_writer = CacheWriter::new(writer);
     let stream = watch_stream(api, config).modify(slim).default_backoff();
     let mut stream = std::pin::pin!(stream);
     while let Some(event) = stream.next().await {
         match event {
             Ok(event) => {
-                if let Some(news) = keeper.take(&event) {
-                    tell(&news);
+                if let Some(update) = cache_writer.take(&event) {
+                    tell(&update);
                 }
             }
             Err(error) => {
@@ -270,21 +272,21 @@ mod tests {
         machine
     }
 
-    fn keeper() -> (Keeper<Machine>, reflector::Store<Machine>) {
+    fn cache_writer() -> (CacheWriter<Machine>, reflector::Store<Machine>) {
         let (cache, writer) = reflector::store();
-        (Keeper::new(writer), cache)
+        (CacheWriter::new(writer), cache)
     }
 
     /// The changes as text: `+` new, `~` newer, `-` gone, then name and version.
-    fn shown(news: Option<News<Machine>>) -> Option<Vec<String>> {
-        let mut all: Vec<_> = news?
+    fn shown(update: Option<CacheUpdate<Machine>>) -> Option<Vec<String>> {
+        let mut all: Vec<_> = update?
             .changes
             .iter()
             .map(|change| {
                 let sign = match change {
-                    Change::New(_) => '+',
-                    Change::Newer { .. } => '~',
-                    Change::Gone(_) => '-',
+                    Change::Added(_) => '+',
+                    Change::Updated { .. } => '~',
+                    Change::Deleted(_) => '-',
                 };
                 let object = change.object();
                 format!(
@@ -298,21 +300,21 @@ mod tests {
         Some(all)
     }
 
-    fn told(keeper: &mut Keeper<Machine>, event: &Event<Machine>) -> Option<Vec<String>> {
-        shown(keeper.take(event))
+    fn told(cache_writer: &mut CacheWriter<Machine>, event: &Event<Machine>) -> Option<Vec<String>> {
+        shown(cache_writer.take(event))
     }
 
     /// An object that was woken before would have been reconciled as it was, and never again.
     #[test]
     fn a_list_is_told_when_the_cache_has_it_and_not_before() {
-        let (mut keeper, cache) = keeper();
+        let (mut cache_writer, cache) = cache_writer();
         assert_eq!(
-            told(&mut keeper, &Event::Apply(machine("a", "u-a", 1))),
+            told(&mut cache_writer, &Event::Apply(machine("a", "u-a", 1))),
             Some(vec!["+a@1".to_owned()])
         );
-        assert_eq!(told(&mut keeper, &Event::Init), None);
+        assert_eq!(told(&mut cache_writer, &Event::Init), None);
         for listed in [machine("a", "u-a", 2), machine("b", "u-b", 3)] {
-            assert_eq!(told(&mut keeper, &Event::InitApply(listed)), None);
+            assert_eq!(told(&mut cache_writer, &Event::InitApply(listed)), None);
         }
         let held = cache.get(&ObjectRef::new("a").within("ns")).unwrap();
         assert_eq!(
@@ -321,14 +323,14 @@ mod tests {
             "the cache is behind"
         );
         assert_eq!(
-            told(&mut keeper, &Event::InitDone),
+            told(&mut cache_writer, &Event::InitDone),
             Some(vec!["+b@3".to_owned(), "~a@2".to_owned()])
         );
     }
 
     #[test]
     fn a_cached_infra_machine_has_no_room_for_what_does_not_come() {
-        let mut guarded: Guarded<InfraMachine> = serde_json::from_value(json!({
+        let mut guarded: DeserializeGuard<InfraMachine> = serde_json::from_value(json!({
             "metadata": {"name": "a", "finalizers": ["f"], "managedFields": [{"manager": "m"}], "ownerReferences": [
                 {"apiVersion": "v", "kind": "k", "name": "n", "uid": "u"},
             ]},
@@ -357,46 +359,52 @@ mod tests {
 
     #[test]
     fn what_a_list_that_broke_off_held_is_told_with_the_next_that_is_complete() {
-        let (mut keeper, _cache) = keeper();
-        told(&mut keeper, &Event::Apply(machine("a", "u-a", 1)));
-        told(&mut keeper, &Event::Init);
-        told(&mut keeper, &Event::InitApply(machine("a", "u-a", 2)));
-        told(&mut keeper, &Event::Init);
-        told(&mut keeper, &Event::InitApply(machine("a", "u-a", 2)));
-        assert_eq!(told(&mut keeper, &Event::InitDone), Some(vec!["~a@2".to_owned()]));
+        let (mut cache_writer, _cache) = cache_writer();
+        told(&mut cache_writer, &Event::Apply(machine("a", "u-a", 1)));
+        told(&mut cache_writer, &Event::Init);
+        told(&mut cache_writer, &Event::InitApply(machine("a", "u-a", 2)));
+        told(&mut cache_writer, &Event::Init);
+        told(&mut cache_writer, &Event::InitApply(machine("a", "u-a", 2)));
+        assert_eq!(
+            told(&mut cache_writer, &Event::InitDone),
+            Some(vec!["~a@2".to_owned()])
+        );
     }
 
     #[test]
     fn what_went_away_or_was_replaced_while_no_watch_ran_is_told_as_gone() {
-        let (mut keeper, _cache) = keeper();
+        let (mut cache_writer, _cache) = cache_writer();
         for known in [
             machine("gone", "u-1", 1),
             machine("replaced", "u-2", 1),
             machine("stays", "u-3", 1),
         ] {
-            told(&mut keeper, &Event::Apply(known));
+            told(&mut cache_writer, &Event::Apply(known));
         }
-        told(&mut keeper, &Event::Init);
-        told(&mut keeper, &Event::InitApply(machine("replaced", "u-4", 5)));
-        told(&mut keeper, &Event::InitApply(machine("stays", "u-3", 1)));
-        let news = keeper.take(&Event::InitDone).unwrap();
-        assert!(news.listed);
+        told(&mut cache_writer, &Event::Init);
+        told(
+            &mut cache_writer,
+            &Event::InitApply(machine("replaced", "u-4", 5)),
+        );
+        told(&mut cache_writer, &Event::InitApply(machine("stays", "u-3", 1)));
+        let update = cache_writer.take(&Event::InitDone).unwrap();
+        assert!(update.listed);
         assert!(
-            news.changes[..2].iter().all(|change| change.there().is_none()),
+            update.changes[..2].iter().all(|change| change.there().is_none()),
             "what is gone is told first"
         );
-        let all = shown(Some(news)).unwrap();
+        let all = shown(Some(update)).unwrap();
         assert_eq!(all, ["+replaced@5", "-gone@1", "-replaced@1"]);
     }
 
     #[test]
     fn an_object_that_is_deleted_is_gone_and_one_that_comes_after_it_is_new() {
-        let (mut keeper, _cache) = keeper();
-        told(&mut keeper, &Event::Apply(machine("a", "u-1", 1)));
-        let gone = told(&mut keeper, &Event::Delete(machine("a", "u-1", 2)));
+        let (mut cache_writer, _cache) = cache_writer();
+        told(&mut cache_writer, &Event::Apply(machine("a", "u-1", 1)));
+        let gone = told(&mut cache_writer, &Event::Delete(machine("a", "u-1", 2)));
         assert_eq!(gone, Some(vec!["-a@1".to_owned()]));
-        told(&mut keeper, &Event::Apply(machine("a", "u-1", 1)));
-        let other = told(&mut keeper, &Event::Apply(machine("a", "u-2", 3)));
+        told(&mut cache_writer, &Event::Apply(machine("a", "u-1", 1)));
+        let other = told(&mut cache_writer, &Event::Apply(machine("a", "u-2", 3)));
         assert_eq!(other, Some(vec!["+a@3".to_owned(), "-a@1".to_owned()]));
     }
 
@@ -409,11 +417,11 @@ mod tests {
         let mut newer = |change: &dyn Fn(&mut Machine)| {
             let mut now = machine("a", "u-a", 2);
             change(&mut now);
-            let change = Change::Newer {
+            let change = Change::Updated {
                 before: Arc::clone(&before),
                 now: Arc::new(now),
             };
-            tell(&News {
+            tell(&CacheUpdate {
                 changes: vec![change],
                 listed: false,
             });
@@ -492,15 +500,18 @@ mod tests {
         let (cache, writer) = reflector::store();
         let (send, mut told) = tokio::sync::mpsc::unbounded_channel();
         let seen = cache.clone();
-        let tell = move |news: &News<Machine>| {
+        let tell = move |update: &CacheUpdate<Machine>| {
             let is_there = |change: &Change<Machine>| {
                 let held = seen.get(&ObjectRef::from_obj(&**change.object()));
                 held.is_some_and(|held| Arc::ptr_eq(&held, change.object())) == change.there().is_some()
             };
-            assert!(news.changes.iter().all(is_there), "the cache is behind {news:?}");
-            send.send(shown(Some(News {
-                changes: news.changes.clone(),
-                listed: news.listed,
+            assert!(
+                update.changes.iter().all(is_there),
+                "the cache is behind {update:?}"
+            );
+            send.send(shown(Some(CacheUpdate {
+                changes: update.changes.clone(),
+                listed: update.listed,
             })))
             .unwrap();
         };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{Guarded, labels};
+use crate::api::{DeserializeGuard, labels};
 use crate::caches::Caches;
 use crate::identity;
 use cmi_driver::{JsonPointer, tags};
@@ -30,7 +30,7 @@ pub async fn groups(
     caches: &Caches,
     driver: &str,
     tag_path: &JsonPointer,
-) -> HashMap<Group, Vec<Arc<Guarded<InfraMachine>>>> {
+) -> HashMap<Group, Vec<Arc<DeserializeGuard<InfraMachine>>>> {
     let mut groups: HashMap<Group, Vec<_>> = HashMap::new();
     for (index, guarded) in caches.infra_machines.state().into_iter().enumerate() {
         if index % AT_ONCE == AT_ONCE - 1 {
@@ -51,7 +51,7 @@ pub async fn groups(
 
 fn group(machine: &InfraMachine, driver: &str, tag_path: &JsonPointer) -> Option<Group> {
     if !machine.is_provisioned()
-        || identity::claimed_driver(machine) != Some(driver)
+        || identity::recorded_driver(machine) != Some(driver)
         || machine.metadata.deletion_timestamp.is_some()
         || identity::annotation(machine, labels::PAUSED).is_some()
     {
@@ -105,7 +105,7 @@ mod tests {
         let (infra_machines, mut machine_writer) = reflector::store();
         writer.apply_watcher_event(&Event::Apply(serde_json::from_value(cluster.clone()).unwrap()));
         for machine in machines {
-            machine_writer.apply_watcher_event(&Event::Apply(Guarded(Ok(machine))));
+            machine_writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(machine))));
         }
         let caches = Caches {
             clusters,

@@ -12,7 +12,7 @@ use cmi_driver::ProviderId;
 /// VM now; `None` when its word is the truth.
 pub fn behind_for(ctx: &Context, uid: &str, window: Duration) -> Option<Duration> {
     const SHORTEST: Duration = Duration::from_millis(10);
-    let absent_for = ctx.memory.absent_for(uid, Instant::now());
+    let absent_for = ctx.states.absent_for(uid, Instant::now());
     window
         .checked_sub(absent_for)
         .filter(|left| !left.is_zero())

@@ -6,10 +6,10 @@ use kube::Client;
 use kube::runtime::reflector::ObjectRef;
 
 use super::jitter::jitter;
-use super::memory::Memory;
 use super::outcome::Outcome;
+use super::runtime_state::RuntimeStates;
 use crate::admission::Guard;
-use crate::api::Guarded;
+use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
@@ -32,7 +32,7 @@ pub struct Context {
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
     /// What is remembered between reconciles.
-    pub memory: Arc<Memory>,
+    pub states: Arc<RuntimeStates>,
     /// Events.
     pub events: Events,
     /// Metrics.
@@ -44,7 +44,7 @@ pub struct Context {
 }
 
 /// Names a machine.
-pub type Reference = ObjectRef<Guarded<InfraMachine>>;
+pub type Reference = ObjectRef<DeserializeGuard<InfraMachine>>;
 
 impl Context {
     /// The right to call the driver for this machine; without one, it is reconciled
@@ -83,17 +83,17 @@ impl Context {
 
     /// What has a machine tried again, whatever its wait, when there may be room for it.
     fn alarm(&self, machine: &InfraMachine) -> Waker {
-        let (memory, uid) = (Arc::clone(&self.memory), uid_of(machine).to_owned());
+        let (states, uid) = (Arc::clone(&self.states), uid_of(machine).to_owned());
         let waker = self.waker(machine);
         Box::new(move || {
-            memory.has_capacity(&uid);
+            states.signal_capacity(&uid);
             waker();
         })
     }
 
     /// The outcome of a machine for which there is known to be no room; nothing when its VM may be created.
     /// Asked before anything is done for the create.
-    pub fn held_back(
+    pub fn circuit_open(
         &self,
         machine: &InfraMachine,
         permit: &Permit<'_>,
@@ -111,7 +111,7 @@ impl Context {
 
     /// The outcome of a machine that is called when there may be room.
     pub fn awaiting_capacity(machine: &InfraMachine) -> Outcome {
-        Outcome::HeldBack {
+        Outcome::AwaitingCapacity {
             again: LONG_WAIT.mul_f64(1.0 - 0.1 * jitter(uid_of(machine), 0)),
         }
     }

@@ -94,8 +94,8 @@ async fn attempt(ctx: &Context, machine: &Arc<InfraMachine>) -> Result<Option<Du
     let mut permit = None;
     let outcome = execute(ctx, &mut object, &gathered, &mut permit, plan).await?;
     let attempts = gathered.attempts(machine);
-    if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
-        ctx.memory.forget(object.uid());
+    if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
+        ctx.states.forget(object.uid());
         if let Some(note) = events::of(machine, &outcome, attempts) {
             ctx.events.publish(&**machine, note).await;
         }
@@ -103,7 +103,7 @@ async fn attempt(ctx: &Context, machine: &Arc<InfraMachine>) -> Result<Option<Du
     }
     let wait = wait(machine, &outcome, attempts);
     if let Some(retry) = retry_of(&gathered, &outcome, attempts, wait) {
-        ctx.memory.failed(object.uid(), gathered.suspicion(), retry);
+        ctx.states.failed(object.uid(), gathered.hint(), retry);
     }
     Ok(Some(wait.unwrap_or(LONG_WAIT)))
 }
@@ -130,7 +130,7 @@ mod tests {
     fn made() -> MachineFixture {
         machine()
             .configured_driver("pool")
-            .claimed()
+            .identified()
             .annotated(labels::CREATE_ISSUED_AT, &at(0).to_string())
     }
 

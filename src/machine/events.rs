@@ -1,7 +1,7 @@
 //! Events about a machine: one when it is up, one when something new goes wrong, one when it is gone. Pure.
 
 use super::outcome::{Failure, Outcome};
-use super::plan::Release;
+use super::plan::RemovalReason;
 use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
@@ -21,17 +21,17 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Not
 /// What there is to say of an outcome the first time.
 fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
     Some(match outcome {
-        Outcome::Left
-        | Outcome::Later(_)
+        Outcome::NoOp
+        | Outcome::Requeue(_)
         | Outcome::NotOffered(_)
         | Outcome::Waiting(_)
         | Outcome::Queued { .. }
-        | Outcome::HeldBack { .. }
-        | Outcome::Kept { .. }
+        | Outcome::AwaitingCapacity { .. }
+        | Outcome::UpToDate { .. }
         | Outcome::Absent { .. }
         | Outcome::Deleting { .. }
-        | Outcome::Released(Release::NeverCreated) => return None,
-        Outcome::Held(hold) => warning(hold.reason, "Reconcile", hold.message.clone()),
+        | Outcome::RemoveFinalizer(RemovalReason::NeverCreated) => return None,
+        Outcome::Blocked(block) => warning(block.reason, "Reconcile", block.message.clone()),
         Outcome::Refused { invalid, .. } => {
             warning(Code::InvalidArgument.name(), "Validate", invalid.to_string())
         }
@@ -57,7 +57,7 @@ fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
             warning(reason::VIRTUAL_MACHINE_VANISHED, "GetMachineStatus", text)
         }
         Outcome::Gone => normal("Deleted", "DeleteMachine", "the VM is gone".to_owned()),
-        Outcome::Released(Release::Forced) => {
+        Outcome::RemoveFinalizer(RemovalReason::Forced) => {
             let id = before.spec.provider_id.as_deref();
             let vm = id.unwrap_or("with this machine's name, if there is one,");
             let text = format!(
@@ -72,7 +72,9 @@ fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
 /// Whether it was not said before: neither the status tells of it, nor is it a repeat.
 fn is_news(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> bool {
     match outcome {
-        Outcome::Held(hold) => takes_a_person(hold.reason) && is_new(before, hold.condition, hold.reason),
+        Outcome::Blocked(block) => {
+            takes_a_person(block.reason) && is_new(before, block.condition, block.reason)
+        }
         Outcome::Refused { .. } => has_no_failure(before),
         Outcome::Provisioned(_) if before.is_provisioned() => matches!(
             ready_reason(before),
@@ -81,14 +83,14 @@ fn is_news(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> bool {
         Outcome::Failed(failure) => is_new_failure(before, failure, attempts),
         Outcome::NoSecrets { during, .. } => are_newly_without_secrets(before, *during),
         Outcome::Vanished(_) => is_new(before, conditions::READY, reason::VIRTUAL_MACHINE_VANISHED),
-        Outcome::Provisioned(_) | Outcome::Updated | Outcome::Gone | Outcome::Released(_) => true,
-        Outcome::Left
-        | Outcome::Later(_)
+        Outcome::Provisioned(_) | Outcome::Updated | Outcome::Gone | Outcome::RemoveFinalizer(_) => true,
+        Outcome::NoOp
+        | Outcome::Requeue(_)
         | Outcome::NotOffered(_)
         | Outcome::Waiting(_)
         | Outcome::Queued { .. }
-        | Outcome::HeldBack { .. }
-        | Outcome::Kept { .. }
+        | Outcome::AwaitingCapacity { .. }
+        | Outcome::UpToDate { .. }
         | Outcome::Absent { .. }
         | Outcome::Deleting { .. } => false,
     }

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
-use super::memory::{Answered, Cause, Remembered, Retry, Suspicion, Unable, Until};
-use super::plan::{self, Claim, Driver, DriverState, Observed, Owner, Plan};
+use super::plan::{self, Driver, DriverState, Observed, Owner, Ownership, Plan};
+use super::runtime_state::{Answered, Cause, LookUpHint, Retry, RuntimeState, UnimplementedCall, Until};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
     ObjectReference,
@@ -52,9 +52,9 @@ pub fn tagged(spec: &Value) -> ProviderSpec {
     spec
 }
 
-/// The claim on a machine that a create may have been issued for.
-pub fn claim(machine: &InfraMachine) -> Claim {
-    Claim {
+/// The ownership of a machine that a create may have been issued for.
+pub fn ownership(machine: &InfraMachine) -> Ownership {
+    Ownership {
         machine_id: MachineId::of(machine)
             .or_else(|| MachineId::derived(machine))
             .unwrap(),
@@ -157,7 +157,7 @@ impl MachineFixture {
     }
 
     /// As write 1 leaves it.
-    pub fn claimed(mut self) -> Self {
+    pub fn identified(mut self) -> Self {
         self.0.metadata.finalizers = Some(vec![MACHINE_FINALIZER.to_owned()]);
         let id = MachineId::derived(&self.0).unwrap().annotation();
         let applied = serde_json::to_string(&tagged(&json!({"size": "s"}))).unwrap();
@@ -191,7 +191,7 @@ impl MachineFixture {
 
     /// As write 3 leaves it.
     pub fn provisioned(self) -> Self {
-        self.claimed()
+        self.identified()
             .provider_id("sim://1")
             .observed(1)
             .condition(conditions::READY, State::True, "Ready")
@@ -258,7 +258,7 @@ pub struct World {
     reachable: Option<bool>,
     no_driver: Option<NoDriver>,
     violation: Option<String>,
-    pub remembered: Remembered,
+    pub state: RuntimeState,
     instant: Instant,
     now: Timestamp,
 }
@@ -295,7 +295,7 @@ pub fn world() -> World {
         reachable: Some(true),
         no_driver: None,
         violation: None,
-        remembered: Remembered::default(),
+        state: RuntimeState::default(),
         instant: Instant::now(),
         now: now(),
     }
@@ -389,36 +389,36 @@ impl World {
     }
 
     pub fn recheck(self) -> Self {
-        self.suspecting(Suspicion::Missing)
+        self.hinting(LookUpHint::Missing)
     }
 
-    pub fn suspecting(mut self, suspicion: Suspicion) -> Self {
-        self.remembered.suspicion = Some(suspicion);
-        self.remembered.suspicion_is_new = true;
+    pub fn hinting(mut self, hint: LookUpHint) -> Self {
+        self.state.hint = Some(hint);
+        self.state.hint_is_new = true;
         self
     }
 
     /// There was reason to ask the driver, and it could not answer.
     pub fn unanswered(mut self) -> Self {
-        self.remembered.suspicion = Some(Suspicion::Sign);
+        self.state.hint = Some(LookUpHint::Signal);
         self
     }
 
     /// A failure is remembered that forbids a call for so many seconds more.
     pub fn remembering(mut self, seconds: u64) -> Self {
-        self.remembered.retry = Some(Retry {
+        self.state.retry = Some(Retry {
             attempts: 1,
             cause: Cause::Other,
             until: Until::Moment(self.instant + Duration::from_secs(seconds)),
             inputs: INPUTS,
-            untold: None,
+            unpublished: None,
         });
         self
     }
 
     /// The failure that is remembered was one of other inputs.
     pub fn inputs_changed(mut self) -> Self {
-        if let Some(retry) = &mut self.remembered.retry {
+        if let Some(retry) = &mut self.state.retry {
             retry.inputs += 1;
         }
         self
@@ -431,22 +431,22 @@ impl World {
 
     /// As [`World::unable`], of this call.
     pub fn unable_to(mut self, operation: Operation, before: u64) -> Self {
-        self.remembered.retry = Some(Retry {
+        self.state.retry = Some(Retry {
             attempts: 1,
             cause: Cause::Other,
-            until: Until::AnotherDriver(Unable {
+            until: Until::AnotherDriver(UnimplementedCall {
                 connection_generation: CONNECTION_GENERATION - before,
                 operation,
             }),
             inputs: INPUTS,
-            untold: None,
+            unpublished: None,
         });
         self
     }
 
     /// The create that was issued so many seconds after [`now`] was refused.
     pub fn answered(mut self, seconds: i64) -> Self {
-        self.remembered.answered = Some(Answered {
+        self.state.answered = Some(Answered {
             issued: at(seconds),
             made: false,
         });
@@ -455,19 +455,19 @@ impl World {
 
     /// The guest could not be asked to stop so often in a row.
     pub fn failed_to_shut_down(mut self, times: u32) -> Self {
-        self.remembered.failed_shut_downs = times;
+        self.state.failed_shut_downs = times;
         self
     }
 
     /// The VM has been absent for so many seconds.
     pub fn absent_for(mut self, seconds: u64) -> Self {
-        self.remembered.absent_since = Some(self.instant);
+        self.state.absent_since = Some(self.instant);
         self.instant += Duration::from_secs(seconds);
         self
     }
 
     pub fn resting(mut self, seconds: u64) -> Self {
-        self.remembered.rest_until = Some(self.instant + Duration::from_secs(seconds));
+        self.state.settle_until = Some(self.instant + Duration::from_secs(seconds));
         self
     }
 
@@ -494,9 +494,9 @@ impl World {
             Some(NoDriver::NotConfigured) => Driver::NotConfigured("there is no driver `pool`".to_owned()),
         };
         let machine = machine.build();
-        let mut remembered = self.remembered.clone();
-        if remembered.retry.is_none() {
-            remembered.retry = plan::restored(&machine, self.now, self.instant, INPUTS);
+        let mut state = self.state.clone();
+        if state.retry.is_none() {
+            state.retry = plan::restored(&machine, self.now, self.instant, INPUTS);
         }
         let seen = Observed {
             owner: match self.owner_is {
@@ -508,7 +508,7 @@ impl World {
             cluster_id: self.cluster.as_ref().map(|_| "c-1".to_owned()),
             driver,
             violation: self.violation.clone(),
-            remembered: &remembered,
+            state: &state,
             inputs: INPUTS,
             connection_generation: CONNECTION_GENERATION,
             now: self.now,

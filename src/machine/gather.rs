@@ -1,4 +1,4 @@
-//! What one reconcile looks at: caches and memory. The one request is for a driver's
+//! What one reconcile looks at: caches and runtime state. The one request is for a driver's
 //! capabilities, once for all machines.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,9 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
-use super::memory::{Remembered, Until};
 use super::outcome::Outcome;
 use super::plan::{Driver, DriverState, Observed, Owner, restored};
+use super::runtime_state::{RuntimeState, Until};
 use super::status::Moment;
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
@@ -33,7 +33,7 @@ pub struct Gathered {
     cluster_id: Option<String>,
     driver: Resolved,
     violation: Option<String>,
-    remembered: Remembered,
+    state: RuntimeState,
     inputs: u64,
     connection_generation: u64,
     now: Timestamp,
@@ -66,9 +66,9 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let (now, instant) = (Timestamp::now(), Instant::now());
     let inputs = inputs(machine, owner.as_deref());
     let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-    let remembered = ctx
-        .memory
-        .recall_or_restore(uid, || restored(machine, now, instant, inputs));
+    let state = ctx
+        .states
+        .get_or_restore(uid, || restored(machine, now, instant, inputs));
     Gathered {
         named_owner: reference.is_some(),
         inputs,
@@ -80,7 +80,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
             .map_or(0, ConfiguredDriver::connection_generation),
         driver,
         violation,
-        remembered,
+        state,
         now,
         instant,
     }
@@ -117,7 +117,7 @@ impl Gathered {
                 Resolved::NotConfigured(message) => Driver::NotConfigured(message.clone()),
             },
             violation: self.violation.clone(),
-            remembered: &self.remembered,
+            state: &self.state,
             inputs: self.inputs,
             connection_generation: self.connection_generation,
             now: self.now,
@@ -131,10 +131,10 @@ impl Gathered {
         self.connection_generation
     }
 
-    /// The number of the newest suspicion before the call; see
-    /// [`super::memory::Remembered::suspicion_number`].
-    pub fn suspicion(&self) -> u64 {
-        self.remembered.suspicion_number
+    /// The number of the newest hint before the call; see
+    /// [`super::runtime_state::RuntimeState::hint_number`].
+    pub fn hint(&self) -> u64 {
+        self.state.hint_number
     }
 
     /// A moment after the machine was read.
@@ -149,8 +149,8 @@ impl Gathered {
 
     /// How often the same has failed in a row, this time included.
     pub fn attempts(&self, machine: &InfraMachine) -> u32 {
-        let remembered = self
-            .remembered
+        let state = self
+            .state
             .retry
             .as_ref()
             .filter(|retry| retry.inputs == self.inputs)
@@ -160,13 +160,16 @@ impl Gathered {
             (status.observed_generation == machine.metadata.generation)
                 .then_some(u32::try_from(last.attempts).ok()?)
         });
-        remembered.or(published).unwrap_or(0).saturating_add(1)
+        state.or(published).unwrap_or(0).saturating_add(1)
     }
 
     /// The last failure, where it could not be published and still is one of this machine as it is now.
-    pub fn untold(&self) -> Option<(Arc<Outcome>, Moment)> {
-        let retry = self.remembered.retry.as_ref()?;
-        let untold = retry.untold.as_ref().filter(|_| retry.inputs == self.inputs)?;
+    pub fn unpublished(&self) -> Option<(Arc<Outcome>, Moment)> {
+        let retry = self.state.retry.as_ref()?;
+        let unpublished = retry
+            .unpublished
+            .as_ref()
+            .filter(|_| retry.inputs == self.inputs)?;
         let wait = match retry.until {
             Until::Moment(moment) => Some(moment.saturating_duration_since(self.instant)),
             Until::AnotherDriver(_) => None,
@@ -176,7 +179,7 @@ impl Gathered {
             attempts: retry.attempts,
             wait,
         };
-        Some((Arc::clone(untold), moment))
+        Some((Arc::clone(unpublished), moment))
     }
 
     /// Fingerprint of all that may change the outcome of a failed call, as it was before the call.
@@ -249,9 +252,9 @@ enum Choice<'a> {
 
 fn choice(machine: &InfraMachine) -> Choice<'_> {
     let exists = machine.metadata.deletion_timestamp.is_some() || machine.spec.provider_id.is_some();
-    match identity::claimed_driver(machine) {
+    match identity::recorded_driver(machine) {
         Some(name) if exists => Choice::Holder(name),
-        claimed => Choice::Asked(claimed.or(machine.spec.driver.as_deref())),
+        identified => Choice::Asked(identified.or(machine.spec.driver.as_deref())),
     }
 }
 

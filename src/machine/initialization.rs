@@ -59,7 +59,7 @@ pub async fn initialize(
 ) -> Result<Outcome, Stopped> {
     if vm.required {
         // It came with an answer that is over: whatever becomes of the initialization, it must not be lost.
-        object.keep(vm.state.as_ref()).await?;
+        object.patch_last_known_state(vm.state.as_ref()).await?;
     }
     if !ctx.may_create(object.get(), permit) {
         return Ok(ctx.waiting_for_a_permit(object.get(), permit.configured_driver()));

@@ -14,7 +14,6 @@ mod gather;
 mod initialization;
 mod jitter;
 mod look_up;
-mod memory;
 mod object;
 mod outcome;
 mod phase;
@@ -23,6 +22,7 @@ mod provision;
 mod publish;
 mod recheck;
 mod removal;
+mod runtime_state;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -41,17 +41,17 @@ use kube::runtime::reflector::ObjectRef;
 
 pub use context::{Context, Reference};
 pub use erased::{is_erased, remove_vm};
-pub use memory::{Memory, Suspicion};
 pub use phase::{PHASES, phase};
+pub use runtime_state::{LookUpHint, RuntimeStates};
 
 use self::class::Stopped;
 use self::gather::{Gathered, gather};
 use self::object::Object;
 use self::outcome::{Failure, Outcome};
 use self::plan::{Plan, Trust, plan};
-use self::publish::{publish, tell};
+use self::publish::{publish, write};
 use crate::admission::Enforcement;
-use crate::api::Guarded;
+use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
 use crate::configured_driver::Permit;
@@ -63,7 +63,10 @@ const UNSAFE_TO_SHOW: &str =
     "the driver's message is withheld: it may contain bootstrap data, which could not be read to remove it";
 
 /// One reconcile of one machine.
-pub async fn reconcile(guarded: Arc<Guarded<InfraMachine>>, ctx: Arc<Context>) -> Result<Action, Error> {
+pub async fn reconcile(
+    guarded: Arc<DeserializeGuard<InfraMachine>>,
+    ctx: Arc<Context>,
+) -> Result<Action, Error> {
     let started = Instant::now();
     let result = match &guarded.0 {
         Ok(machine) => reconcile_machine(machine, &ctx).await,
@@ -76,13 +79,13 @@ pub async fn reconcile(guarded: Arc<Guarded<InfraMachine>>, ctx: Arc<Context>) -
 
 async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Action, Error> {
     let uid = queued.metadata.uid.as_deref().unwrap_or_default();
-    let machine = ctx.memory.freshest(uid, || cached(ctx, queued));
+    let machine = ctx.states.newest(uid, || cached(ctx, queued));
     let gathered = gather(ctx, &machine).await;
     let plan = plan(&machine, &gathered.observed());
     let plan = guarded(ctx, &machine, &gathered, plan).await;
     let mut object = Object::new(ctx, Arc::clone(&machine));
-    if let Some((untold, moment)) = gathered.untold().filter(|_| plan.is_idle()) {
-        tell(ctx, &machine, &mut object, &gathered, &untold, moment).await?;
+    if let Some((unpublished, moment)) = gathered.unpublished().filter(|_| plan.is_idle()) {
+        write(ctx, &machine, &mut object, &gathered, &unpublished, moment).await?;
         // What the plan has to say comes now.
         return Ok(Action::requeue(Duration::ZERO));
     }
@@ -118,7 +121,7 @@ fn cached(ctx: &Context, queued: &InfraMachine) -> Arc<InfraMachine> {
     Arc::new(same.unwrap_or(queued).clone())
 }
 
-/// Does what the plan says: driver calls, and the claim that has to come before them.
+/// Does what the plan says: driver calls, and the ownership that has to be written before them.
 async fn execute<'a>(
     ctx: &Context,
     object: &mut Object<'_>,
@@ -153,20 +156,20 @@ async fn carry_out(
     plan: Plan,
 ) -> Result<Outcome, Stopped> {
     match (plan, permit) {
-        (Plan::Leave(_), _) => Ok(Outcome::Left),
-        (Plan::Later(again), _) => Ok(Outcome::Later(again)),
-        (Plan::Hold(mut hold), _) => {
-            if let Some(claim) = hold.claim.take() {
-                object.claim(&claim).await?;
+        (Plan::NoOp(_), _) => Ok(Outcome::NoOp),
+        (Plan::Requeue(again), _) => Ok(Outcome::Requeue(again)),
+        (Plan::Blocked(mut block), _) => {
+            if let Some(ownership) = block.ownership.take() {
+                object.ensure_finalizer_and_identity(&ownership).await?;
             }
-            if hold.lets_move {
-                object.let_move().await?;
+            if block.unblocks_move {
+                object.unblock_move().await?;
             }
-            Ok(Outcome::Held(hold))
+            Ok(Outcome::Blocked(block))
         }
-        (Plan::Wait(again), _) => Ok(Outcome::Waiting(again)),
-        (Plan::Claim(claim), _) => {
-            object.claim(&claim).await?;
+        (Plan::Waiting(again), _) => Ok(Outcome::Waiting(again)),
+        (Plan::RestoreFinalizer(ownership), _) => {
+            object.ensure_finalizer_and_identity(&ownership).await?;
             tracing::warn!(
                 name = object.get().metadata.name,
                 "a machine that may have a VM has lost its finalizer; it is written again"
@@ -177,31 +180,31 @@ async fn carry_out(
         (Plan::CapabilitiesUnknown(code, message), _) => {
             Ok(capabilities_unknown(object.get(), code, message))
         }
-        (Plan::Refuse { invalid, again }, _) => Ok(Outcome::Refused { invalid, again }),
+        (Plan::Refused { invalid, again }, _) => Ok(Outcome::Refused { invalid, again }),
         (
-            Plan::Keep {
+            Plan::UpToDate {
                 reachable,
                 not_updatable,
                 again,
             },
             _,
-        ) => Ok(Outcome::Kept {
+        ) => Ok(Outcome::UpToDate {
             reachable,
             not_updatable,
             again,
         }),
-        (Plan::Vanish(provider_id), _) => Ok(Outcome::Vanished(provider_id)),
-        (Plan::Reappear(provider_id), _) => Ok(Outcome::Provisioned(Box::new(cmi_driver::Machine::new(
+        (Plan::Vanished(provider_id), _) => Ok(Outcome::Vanished(provider_id)),
+        (Plan::Reappeared(provider_id), _) => Ok(Outcome::Provisioned(Box::new(cmi_driver::Machine::new(
             provider_id,
             "",
         )))),
-        (Plan::Release(release), _) => Ok(Outcome::Released(release)),
+        (Plan::RemoveFinalizer(release), _) => Ok(Outcome::RemoveFinalizer(release)),
         (Plan::Provision(plan), Some(permit)) => provision::provision(ctx, object, permit, *plan).await,
         (Plan::Recheck(plan), Some(permit)) => recheck::recheck(ctx, object, permit, *plan).await,
         (Plan::Update(plan), Some(permit)) => update::update(ctx, object, permit, *plan).await,
         (Plan::Delete(plan), Some(permit)) => removal::delete(ctx, object, permit, *plan).await,
         (Plan::Provision(_) | Plan::Recheck(_) | Plan::Update(_) | Plan::Delete(_), None) => {
-            Ok(Outcome::Left)
+            Ok(Outcome::NoOp)
         }
     }
 }
@@ -245,13 +248,17 @@ fn measured(result: &Result<Action, Error>) -> Measured {
 
 /// What happens after a reconcile that could not be finished.
 #[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(guarded: Arc<Guarded<InfraMachine>>, error: &Error, ctx: Arc<Context>) -> Action {
+pub fn error_policy(
+    guarded: Arc<DeserializeGuard<InfraMachine>>,
+    error: &Error,
+    ctx: Arc<Context>,
+) -> Action {
     let meta = guarded.meta();
     let uid = meta.uid.as_deref().unwrap_or_default();
-    let attempt = ctx.memory.erred(uid);
+    let attempt = ctx.states.count_error(uid);
     let name = meta.name.as_deref().unwrap_or_default();
     if matches!(error, Error::Gone { .. }) {
-        ctx.memory.forget(uid);
+        ctx.states.forget(uid);
     }
     match error {
         Error::Conflict { .. } | Error::Gone { .. } => tracing::debug!(name, %error, "reconciling again"),

@@ -10,7 +10,7 @@ use kube::runtime::reflector::ObjectRef;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use super::memory::Answered;
+use super::runtime_state::Answered;
 use super::{Context, status};
 use crate::api::MACHINE_FINALIZER;
 use crate::api::bounded;
@@ -18,7 +18,7 @@ use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::{Error, patch_params, publish_status};
 use crate::identity::{self, MachineId};
-use crate::machine::plan::{Claim, has_finalizer};
+use crate::machine::plan::{Ownership, has_finalizer};
 use crate::machine::status::under_way;
 use crate::machine::unanswered::Unanswered;
 use cmi_driver::{LastKnownState, Operation};
@@ -27,7 +27,7 @@ use cmi_driver::{LastKnownState, Operation};
 mod tests;
 
 /// An annotation and its value; without one, it has to go.
-pub type Note = (&'static str, Option<String>);
+pub type Annotation = (&'static str, Option<String>);
 
 /// How often a write is tried against other writers at the same time.
 const TRIES: u32 = 5;
@@ -102,8 +102,8 @@ impl<'a> Object<'a> {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object is not what it was thought to be.
-    pub async fn claim(&mut self, claim: &Claim) -> Result<(), Error> {
-        let annotations = missing_annotations(&self.latest, claim)?;
+    pub async fn ensure_finalizer_and_identity(&mut self, ownership: &Ownership) -> Result<(), Error> {
+        let annotations = missing_annotations(&self.latest, ownership)?;
         self.write_claim(annotations).await
     }
 
@@ -114,8 +114,8 @@ impl<'a> Object<'a> {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object is not what it was thought to be.
-    pub async fn issue(&mut self, claim: &Claim, unanswered: &Unanswered) -> Result<(), Error> {
-        let annotations = annotations_of_a_create(&self.latest, claim, unanswered)?;
+    pub async fn issue(&mut self, ownership: &Ownership, unanswered: &Unanswered) -> Result<(), Error> {
+        let annotations = annotations_of_a_create(&self.latest, ownership, unanswered)?;
         self.write_claim(annotations).await
     }
 
@@ -141,16 +141,16 @@ impl<'a> Object<'a> {
 
     /// Takes back that a VM may exist, since the only create is over and made none. Where it can't be
     /// written, the note stays, which is never wrong.
-    pub async fn note_no_instance(&mut self, instance: Instance) -> Result<(), Error> {
+    pub async fn record_no_instance(&mut self, instance: Instance) -> Result<(), Error> {
         let action = "noting that no VM was made";
         for _ in 0..TRIES {
-            let mut notes = vec![
+            let mut annotations = vec![
                 (labels::INSTANCE, Some(instance.annotation().to_owned())),
                 (labels::CREATE_ISSUED_AT, None),
             ];
-            notes.extend(self.unblocking());
-            match self.annotate(action, &notes).await {
-                Err(Error::Conflict { .. }) if self.still_stands(action).await? => {}
+            annotations.extend(self.unblocking());
+            match self.try_patch_annotations(action, &annotations).await {
+                Err(Error::Conflict { .. }) if self.still_applies(action).await? => {}
                 Err(Error::Conflict { .. }) => break,
                 done => return done,
             }
@@ -163,9 +163,9 @@ impl<'a> Object<'a> {
     }
 
     /// Lets `clusterctl move` go on, where this provider has kept it waiting.
-    pub async fn let_move(&mut self) -> Result<(), Error> {
+    pub async fn unblock_move(&mut self) -> Result<(), Error> {
         let unblocking = self.unblocking();
-        self.annotate("letting clusterctl move the machine", &unblocking)
+        self.try_patch_annotations("letting clusterctl move the machine", &unblocking)
             .await
     }
 
@@ -175,7 +175,7 @@ impl<'a> Object<'a> {
             return Ok(());
         }
         let value = Some(labels::BLOCK_MOVE_VALUE.to_owned());
-        self.annotate(
+        self.try_patch_annotations(
             "keeping clusterctl from moving the machine",
             &[(labels::BLOCK_MOVE, value)],
         )
@@ -183,35 +183,43 @@ impl<'a> Object<'a> {
     }
 
     /// What has to change for `clusterctl move` to go on, as far as it waits for this provider.
-    pub fn unblocking(&self) -> Vec<Note> {
+    pub fn unblocking(&self) -> Vec<Annotation> {
         let blocks = identity::blocks_move(&self.latest);
         blocks.then_some((labels::BLOCK_MOVE, None)).into_iter().collect()
     }
 
     /// Keeps what the driver wants back with the next call (CTL-01, CTL-03).
-    pub async fn keep(&mut self, state: Option<&LastKnownState>) -> Result<(), Error> {
+    pub async fn patch_last_known_state(&mut self, state: Option<&LastKnownState>) -> Result<(), Error> {
         let Some(state) = state else {
             return Ok(());
         };
         let (key, state) = identity::last_known_state_annotation(state);
-        self.note("keeping the last known state", &[(key, Some(state))])
+        self.patch_annotations("keeping the last known state", &[(key, Some(state))])
             .await
     }
 
     /// Sets annotations that say what a driver did: true of the object whatever other clients write at the
     /// same time, and lost when they are not written.
-    pub async fn note(&mut self, action: &'static str, wanted: &[Note]) -> Result<(), Error> {
+    pub async fn patch_annotations(
+        &mut self,
+        action: &'static str,
+        wanted: &[Annotation],
+    ) -> Result<(), Error> {
         for _ in 1..TRIES {
-            match self.annotate(action, wanted).await {
-                Err(Error::Conflict { .. }) => self.catch_up(action).await?,
+            match self.try_patch_annotations(action, wanted).await {
+                Err(Error::Conflict { .. }) => self.reread(action).await?,
                 done => return done,
             }
         }
-        self.annotate(action, wanted).await
+        self.try_patch_annotations(action, wanted).await
     }
 
     /// Sets or removes annotations that differ.
-    pub async fn annotate(&mut self, action: &'static str, wanted: &[Note]) -> Result<(), Error> {
+    pub async fn try_patch_annotations(
+        &mut self,
+        action: &'static str,
+        wanted: &[Annotation],
+    ) -> Result<(), Error> {
         let changed: Map<String, Value> = wanted
             .iter()
             .filter(|(key, value)| identity::annotation(&self.latest, key) != value.as_deref())
@@ -227,15 +235,19 @@ impl<'a> Object<'a> {
     ///
     /// When another client wrote meanwhile, it is tried again on the object as it is now: a driver may not
     /// find the VM yet that it has just made, so what it answered must not be lost.
-    pub async fn identify(&mut self, provider_id: &str, annotations: &[Note]) -> Result<(), Error> {
+    pub async fn patch_provider_id(
+        &mut self,
+        provider_id: &str,
+        annotations: &[Annotation],
+    ) -> Result<(), Error> {
         let action = "reading the machine to write spec.providerID";
         for _ in 1..TRIES {
-            match self.try_identify(provider_id, annotations).await {
-                Err(Error::Conflict { .. }) => self.catch_up(action).await?,
+            match self.try_patch_provider_id(provider_id, annotations).await {
+                Err(Error::Conflict { .. }) => self.reread(action).await?,
                 done => return done,
             }
         }
-        self.try_identify(provider_id, annotations).await
+        self.try_patch_provider_id(provider_id, annotations).await
     }
 
     /// Awaits the answer of a driver. When it takes longer than a few seconds, the status says meanwhile what
@@ -252,7 +264,7 @@ impl<'a> Object<'a> {
         }
         let wanted = under_way(&self.latest, operation, since);
         let say = async {
-            if let Err(error) = self.try_publish(&wanted).await {
+            if let Err(error) = self.try_patch_status(&wanted).await {
                 let name = self.name();
                 tracing::debug!(name, %operation, %error, "it is not written that the call takes long");
             }
@@ -262,7 +274,7 @@ impl<'a> Object<'a> {
     }
 
     /// Reads the object anew, if it still is the same one.
-    async fn catch_up(&mut self, action: &'static str) -> Result<(), Error> {
+    async fn reread(&mut self, action: &'static str) -> Result<(), Error> {
         let live = self
             .api
             .get(self.name())
@@ -275,13 +287,17 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
-    async fn try_identify(&mut self, provider_id: &str, annotations: &[Note]) -> Result<(), Error> {
+    async fn try_patch_provider_id(
+        &mut self,
+        provider_id: &str,
+        annotations: &[Annotation],
+    ) -> Result<(), Error> {
         if self.latest.spec.provider_id.as_deref() == Some(provider_id) {
             return self
-                .annotate("writing what the driver said of the VM", annotations)
+                .try_patch_annotations("writing what the driver said of the VM", annotations)
                 .await;
         }
-        let answered = self.ctx.memory.recall(self.uid()).answered;
+        let answered = self.ctx.states.get(self.uid()).answered;
         let over = create_is_over(&self.latest, answered);
         let annotations: Map<String, Value> = annotations
             .iter()
@@ -305,7 +321,7 @@ impl<'a> Object<'a> {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object changed in a way that another plan may follow from.
-    pub async fn publish(
+    pub async fn patch_status(
         &mut self,
         status: impl Fn(&InfraMachine) -> InfraMachineStatus,
     ) -> Result<bool, Error> {
@@ -313,8 +329,8 @@ impl<'a> Object<'a> {
         let status = |machine: &InfraMachine| status::of_credentials(machine, status(machine), &credentials);
         for _ in 1..TRIES {
             let wanted = status(&self.latest);
-            match self.try_publish(&wanted).await {
-                Err(Error::Conflict { action }) if !self.still_stands(action).await? => {
+            match self.try_patch_status(&wanted).await {
+                Err(Error::Conflict { action }) if !self.still_applies(action).await? => {
                     return Err(Error::Conflict { action });
                 }
                 Err(Error::Conflict { .. }) => {}
@@ -322,17 +338,17 @@ impl<'a> Object<'a> {
             }
         }
         let wanted = status(&self.latest);
-        self.try_publish(&wanted).await
+        self.try_patch_status(&wanted).await
     }
 
     /// Reads the object anew; whether what was decided on the version before holds of it as well.
-    async fn still_stands(&mut self, action: &'static str) -> Result<bool, Error> {
+    async fn still_applies(&mut self, action: &'static str) -> Result<bool, Error> {
         let before = Arc::clone(&self.latest);
-        self.catch_up(action).await?;
+        self.reread(action).await?;
         Ok(decides_the_same(&before, &self.latest) && before.status == self.latest.status)
     }
 
-    async fn try_publish(&mut self, status: &InfraMachineStatus) -> Result<bool, Error> {
+    async fn try_patch_status(&mut self, status: &InfraMachineStatus) -> Result<bool, Error> {
         if self.is_erased {
             return Ok(false);
         }
@@ -346,7 +362,7 @@ impl<'a> Object<'a> {
     }
 
     /// Lets the object go: removes our finalizer and no other.
-    pub async fn release(&mut self) -> Result<(), Error> {
+    pub async fn remove_finalizer(&mut self) -> Result<(), Error> {
         let action = "removing the finalizer";
         let mut rest = self.finalizers(action).await?;
         rest.retain(|name| name != MACHINE_FINALIZER);
@@ -416,7 +432,7 @@ impl<'a> Object<'a> {
         // As the cache has it, with which it is compared.
         bounded::bound(&mut written.metadata);
         self.latest = Arc::new(written);
-        self.ctx.memory.wrote(self.uid(), Arc::clone(&self.latest));
+        self.ctx.states.record_write(self.uid(), Arc::clone(&self.latest));
         // The watch may have been faster than the answer: then nothing else will
         // notice that the cache has it.
         let namespace = self.latest.metadata.namespace.as_deref().unwrap_or_default();
@@ -424,7 +440,7 @@ impl<'a> Object<'a> {
         if let Some(cached) = self.ctx.caches.infra_machines.get(&reference)
             && let Ok(cached) = &cached.0
         {
-            self.ctx.memory.caught_up(self.uid(), cached);
+            self.ctx.states.caught_up(self.uid(), cached);
         }
     }
 }
@@ -439,10 +455,10 @@ fn decides_the_same(a: &InfraMachine, b: &InfraMachine) -> bool {
 /// What has to change in the annotations before a create.
 fn annotations_of_a_create(
     machine: &InfraMachine,
-    claim: &Claim,
+    ownership: &Ownership,
     unanswered: &Unanswered,
 ) -> Result<Map<String, Value>, Error> {
-    let mut annotations = missing_annotations(machine, claim)?;
+    let mut annotations = missing_annotations(machine, ownership)?;
     annotations.insert(
         labels::CREATE_ISSUED_AT.to_owned(),
         json!(unanswered.annotation()),
@@ -454,26 +470,26 @@ fn annotations_of_a_create(
 }
 
 /// What has to change in the annotation about creates once the VM is known.
-fn create_is_over(machine: &InfraMachine, answered: Option<Answered>) -> Option<Note> {
+fn create_is_over(machine: &InfraMachine, answered: Option<Answered>) -> Option<Annotation> {
     let unanswered = Unanswered::of(machine)?.beside_the_vm(answered);
     Some((labels::CREATE_ISSUED_AT, unanswered.annotation()))
 }
 
-/// What a claim has to change in the annotations.
-fn missing_annotations(machine: &InfraMachine, claim: &Claim) -> Result<Map<String, Value>, Error> {
+/// What ownership has to change in the annotations.
+fn missing_annotations(machine: &InfraMachine, ownership: &Ownership) -> Result<Map<String, Value>, Error> {
     let action = "writing the provider spec into an annotation";
     let mut wanted = vec![
-        (labels::CLUSTER_ID, claim.cluster_id.clone()),
-        (labels::MACHINE_ID, claim.machine_id.annotation()),
-        (labels::INSTANCE, claim.instance.annotation().to_owned()),
+        (labels::CLUSTER_ID, ownership.cluster_id.clone()),
+        (labels::MACHINE_ID, ownership.machine_id.annotation()),
+        (labels::INSTANCE, ownership.instance.annotation().to_owned()),
     ];
-    if let Some(driver) = &claim.driver {
+    if let Some(driver) = &ownership.driver {
         wanted.push((labels::DRIVER, driver.clone()));
     }
-    if let Some(secret) = &claim.secret {
+    if let Some(secret) = &ownership.secret {
         wanted.push((labels::SECRET, secret.clone()));
     }
-    if let Some(applied) = &claim.applied {
+    if let Some(applied) = &ownership.applied {
         let json = serde_json::to_string(applied).map_err(|source| Error::Encode { action, source })?;
         wanted.push((labels::APPLIED_PROVIDER_SPEC, json));
     }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::memory::Cause;
-use super::plan::{Hold, Release};
+use super::plan::{Blocked, RemovalReason};
+use super::runtime_state::Cause;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
@@ -19,14 +19,14 @@ mod tests;
 #[derive(Debug)]
 pub enum Outcome {
     /// Nothing is published.
-    Left,
+    NoOp,
     /// Nothing is published now. When to look again.
-    Later(Duration),
+    Requeue(Duration),
     /// Nothing is published: the driver does not offer a call that would say more of a VM that is up, and is
     /// not asked for it before it is another.
     NotOffered(Operation),
     /// Still waiting; the status says for what.
-    Held(Hold),
+    Blocked(Blocked),
     /// Still waiting; the status says all there is to say already. When to look again,
     /// if nothing changes before.
     Waiting(Option<Duration>),
@@ -37,7 +37,7 @@ pub enum Outcome {
     },
     /// Capacity was exhausted for another machine of the class: no create was made, and something
     /// calls when there may be room.
-    HeldBack {
+    AwaitingCapacity {
         /// When to look again, should nothing call.
         again: Duration,
     },
@@ -51,7 +51,7 @@ pub enum Outcome {
     /// The VM exists, is initialized, and has this state.
     Provisioned(Box<cmi_driver::Machine>),
     /// The VM is provisioned and as it should be.
-    Kept {
+    UpToDate {
         /// Whether the driver can be reached, where that is settled.
         reachable: Option<bool>,
         /// Fields in which the spec differs and that a living VM can't change.
@@ -89,7 +89,7 @@ pub enum Outcome {
     /// The VM is gone: the object may go.
     Gone,
     /// There never was a VM, or the administrator takes the responsibility.
-    Released(Release),
+    RemoveFinalizer(RemovalReason),
 }
 
 impl Outcome {
@@ -122,22 +122,22 @@ impl Outcome {
                 Operation::CreateMachine | Operation::GetPluginCapabilities
             ),
             Self::Deleting { reason, .. } => *reason == reason::SHUTTING_DOWN,
-            Self::Left
-            | Self::Later(_)
+            Self::NoOp
+            | Self::Requeue(_)
             | Self::NotOffered(_)
-            | Self::Held(_)
+            | Self::Blocked(_)
             | Self::Waiting(_)
             | Self::Queued { .. }
-            | Self::HeldBack { .. }
+            | Self::AwaitingCapacity { .. }
             | Self::Refused { .. }
             | Self::Provisioned(_)
-            | Self::Kept { .. }
+            | Self::UpToDate { .. }
             | Self::Updated
             | Self::NoSecrets { .. }
             | Self::Absent { .. }
             | Self::Vanished(_)
             | Self::Gone
-            | Self::Released(_) => false,
+            | Self::RemoveFinalizer(_) => false,
         }
     }
 
@@ -230,7 +230,7 @@ impl Failure {
     }
 
     /// Whether the answer gives reason to ask if a VM that was up is still there.
-    pub fn doubts_the_vm(&self) -> bool {
+    pub fn questions_the_vm(&self) -> bool {
         self.disposition == Disposition::LookUp && self.during == OperationType::Update
     }
 

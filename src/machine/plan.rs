@@ -17,14 +17,14 @@ use kube::Resource as _;
 
 pub use self::deletion::SHUT_DOWN_TRIES;
 pub use self::steps::{
-    Claim, Delete, Hold, Plan, Provision, Recheck, Release, Settling, ShutDown, Trust, Update,
+    Blocked, Delete, Ownership, Plan, Provision, Recheck, RemovalReason, Settling, ShutDown, Trust, Update,
 };
 pub use self::waits::{is_unsettled, pace, restored};
 
 use self::deletion::{plan_deletion, settling};
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
-use super::memory::{Cause, Remembered};
+use super::runtime_state::{Cause, RuntimeState};
 use super::unanswered::Unanswered;
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine};
@@ -49,7 +49,7 @@ pub struct Observed<'a> {
     /// What violates a limit that neither the API server nor the tags know.
     pub violation: Option<String>,
     /// What is remembered of the last reconciles.
-    pub remembered: &'a Remembered,
+    pub state: &'a RuntimeState,
     /// Fingerprint of all that may change the outcome of a failed call.
     pub inputs: u64,
     /// Which driver was met; see [`cmi_driver::Driver::connection_generation`].
@@ -114,85 +114,87 @@ pub fn plan(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
 
 fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let owner = match seen.owner {
-        Owner::None => return plan_unowned(machine, seen, &nobody_owns(machine)),
+        Owner::None => return plan_unowned(machine, seen, &owner_is_none(machine)),
         Owner::Missing => return plan_unowned(machine, seen, &owner_is_missing(machine)),
         Owner::Found(owner) => owner,
     };
     // Before anything else that there is to say: a person who paused it looks for this.
-    if let Some(hold) = paused(machine, seen.cluster) {
-        return Plan::Hold(hold);
+    if let Some(block) = paused(machine, seen.cluster) {
+        return Plan::Blocked(block);
     }
-    let bereft = is_bereft(machine);
-    if has_failed_for_good(machine) && !bereft {
+    let finalizer_missing = has_lost_finalizer(machine);
+    if has_failed_for_good(machine) && !finalizer_missing {
         return left_for_good(machine);
     }
     let (Some(cluster), Some(cluster_id)) = (seen.cluster, &seen.cluster_id) else {
-        return Plan::Leave("the Cluster can't be found");
+        return Plan::NoOp("the Cluster can't be found");
     };
-    let Some(claim) = claim_of(machine, cluster_id) else {
-        return Plan::Leave("the object has no UID");
+    let Some(ownership) = ownership_of(machine, cluster_id) else {
+        return Plan::NoOp("the object has no UID");
     };
     if machine.spec.provider_id.is_some() && MachineId::of(machine).is_none() {
-        return hold(
+        return blocked(
             None,
             condition_without_calls(machine),
             reason::FOREIGN_PROVIDER_ID,
             foreign_provider_id(machine),
         );
     }
-    if bereft {
-        return Plan::Claim(Box::new(claim));
+    if finalizer_missing {
+        return Plan::RestoreFinalizer(Box::new(ownership));
     }
     if !has_known_vm(machine)
         && let Some(message) = refers_to_another(machine, owner)
     {
-        return hold(None, conditions::READY, reason::NOT_REFERRED_TO, message);
+        return blocked(None, conditions::READY, reason::NOT_REFERRED_TO, message);
     }
     let bootstrap = match bootstrap_of(owner, cluster) {
         _ if machine.is_provisioned() => None,
         Ok(name) => Some(name.to_owned()),
         Err((reason, message)) => {
-            let claim = claim_if_missing(machine, claim);
-            return hold(claim, conditions::READY, reason, message.to_owned());
+            let ownership = ownership_if_missing(machine, ownership);
+            return blocked(ownership, conditions::READY, reason, message.to_owned());
         }
     };
     let driver = match &seen.driver {
         Driver::Known(driver) => driver,
         // Nothing is known that could take the refusal back.
         Driver::CapabilitiesUnknown(..) if is_refused_uncalled(machine) => {
-            return Plan::Wait(Some(PERMIT_WAIT));
+            return Plan::Waiting(Some(PERMIT_WAIT));
         }
         Driver::CapabilitiesUnknown(code, message) => {
             return Plan::CapabilitiesUnknown(*code, message.clone());
         }
-        Driver::Busy => return Plan::Wait(Some(PERMIT_WAIT)),
+        Driver::Busy => return Plan::Waiting(Some(PERMIT_WAIT)),
         Driver::NotConfigured(message) => {
-            return no_driver(machine, claim_if_missing(machine, claim), message);
+            return no_driver(machine, ownership_if_missing(machine, ownership), message);
         }
     };
-    match (bootstrap, wanted_spec(machine, owner, seen, driver, &claim)) {
+    match (bootstrap, wanted_spec(machine, owner, seen, driver, &ownership)) {
         (None, wanted) => plan_provisioned(machine, seen, driver, wanted),
-        (Some(bootstrap), Ok(wanted)) => plan_provisioning(machine, seen, driver, claim, wanted, bootstrap),
-        (Some(_), Err(invalid)) if driver.current => Plan::Refuse { invalid, again: None },
+        (Some(bootstrap), Ok(wanted)) => {
+            plan_provisioning(machine, seen, driver, ownership, wanted, bootstrap)
+        }
+        (Some(_), Err(invalid)) if driver.current => Plan::Refused { invalid, again: None },
         // It is asked anew first; a machine that waits for that is called.
-        (Some(_), Err(_)) => Plan::Wait(Some(PERMIT_WAIT)),
+        (Some(_), Err(_)) => Plan::Waiting(Some(PERMIT_WAIT)),
     }
 }
 
-/// A machine that no Machine owns. Nothing is claimed, and nothing is said at once: Cluster API makes the
+/// A machine that no Machine owns. Nothing is written, and nothing is said at once: Cluster API makes the
 /// object first and then the Machine that owns it. Nor of what a move or a restore puts back: it is paused,
 /// or there before its Cluster.
 fn plan_unowned(machine: &InfraMachine, seen: &Observed<'_>, message: &str) -> Plan {
     if seen.cluster.is_none() && is_labelled_with_a_cluster(machine) {
-        return Plan::Leave("no Machine owns it, and the Cluster can't be found");
+        return Plan::NoOp("no Machine owns it, and the Cluster can't be found");
     }
     if paused(machine, seen.cluster).is_some() {
-        return Plan::Leave("no Machine owns it, and it is paused");
+        return Plan::NoOp("no Machine owns it, and it is paused");
     }
     let created = machine.metadata.creation_timestamp.as_ref();
     let left = created.and_then(|created| rest_of_grace(created.0, seen.now));
     if let Some(left) = left {
-        return Plan::Later(left);
+        return Plan::Requeue(left);
     }
     let condition = if machine.is_provisioned() {
         // It says nothing about the VM, so Ready stays.
@@ -200,10 +202,10 @@ fn plan_unowned(machine: &InfraMachine, seen: &Observed<'_>, message: &str) -> P
     } else {
         conditions::READY
     };
-    hold(None, condition, reason::WAITING_FOR_OWNER, message.to_owned())
+    blocked(None, condition, reason::WAITING_FOR_OWNER, message.to_owned())
 }
 
-fn nobody_owns(machine: &InfraMachine) -> String {
+fn owner_is_none(machine: &InfraMachine) -> String {
     let nothing = if machine.is_provisioned() {
         "its VM is not looked after, and changes of its spec have no effect"
     } else {
@@ -262,19 +264,19 @@ fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> 
 fn left_for_good(machine: &InfraMachine) -> Plan {
     let shown = machine.status.as_ref().map(|status| status.conditions.as_slice());
     if conditions::is_true(shown.unwrap_or_default(), conditions::PAUSED) {
-        return Plan::Wait(None);
+        return Plan::Waiting(None);
     }
-    Plan::Leave("failureReason is set; nothing is tried before the spec changes")
+    Plan::NoOp("failureReason is set; nothing is tried before the spec changes")
 }
 
-/// The claim on a machine before its create; `None` for an object without a UID, which no API server has.
-fn claim_of(machine: &InfraMachine, cluster_id: &str) -> Option<Claim> {
-    let claimed = MachineId::of(machine);
-    let claimed_under = identity::annotation(machine, labels::CLUSTER_ID).filter(|_| claimed.is_some());
-    Some(Claim {
-        cluster_id: claimed_under.unwrap_or(cluster_id).to_owned(),
-        machine_id: claimed.or_else(|| MachineId::derived(machine))?,
-        // A claim that is only made good must not say less than the last one did: a VM may exist.
+/// The ownership of a machine before its create; `None` for an object without a UID, which no API server has.
+fn ownership_of(machine: &InfraMachine, cluster_id: &str) -> Option<Ownership> {
+    let identified = MachineId::of(machine);
+    let recorded_under = identity::annotation(machine, labels::CLUSTER_ID).filter(|_| identified.is_some());
+    Some(Ownership {
+        cluster_id: recorded_under.unwrap_or(cluster_id).to_owned(),
+        machine_id: identified.or_else(|| MachineId::derived(machine))?,
+        // Ownership that is only restored must not say less than it did: a VM may exist.
         instance: identity::instance(machine),
         driver: None,
         secret: None,
@@ -300,12 +302,12 @@ fn plan_provisioning(
     machine: &InfraMachine,
     seen: &Observed<'_>,
     driver: &DriverState<'_>,
-    claim: Claim,
+    ownership: Ownership,
     wanted: ProviderSpec,
     bootstrap: String,
 ) -> Plan {
     if let Some(wait) = retry_wait(seen) {
-        return Plan::Wait(wait.again());
+        return Plan::Waiting(wait.again());
     }
     let noted = identity::instance(machine);
     let (applied, unanswered) = match noted {
@@ -314,23 +316,23 @@ fn plan_provisioning(
     };
     let unanswered = unanswered
         .unwrap_or_default()
-        .without(seen.remembered.answered)
+        .without(seen.state.answered)
         .within(
             driver.create_timeout.saturating_add(driver.create_settle_time),
             seen.now,
         );
     let changed = applied.as_ref().is_some_and(|applied| *applied != wanted) && unanswered.latest().is_some();
     let settling = settling(machine, seen, driver).filter(|_| changed);
-    let claim = Claim {
+    let ownership = Ownership {
         instance: Instance::MayExist,
         driver: Some(driver.name.to_owned()),
         secret: Some(identity::credentials(machine).unwrap_or_default().to_owned()),
         applied: Some(wanted.clone()),
-        ..claim
+        ..ownership
     };
     let look_up = applied.unwrap_or_else(|| wanted.clone());
     Plan::Provision(Box::new(Provision {
-        claim,
+        ownership,
         wanted,
         look_up,
         provider_id: known_provider_id(machine),
@@ -346,7 +348,7 @@ fn plan_provisioning(
 /// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
 /// since, nothing is recalled.
 fn trial(machine: &InfraMachine, seen: &Observed<'_>) -> TrialReason {
-    let retry = seen.remembered.retry.as_ref();
+    let retry = seen.state.retry.as_ref();
     let status = machine.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
     let last = status.and_then(|status| status.last_operation.as_ref());
@@ -360,24 +362,29 @@ fn trial(machine: &InfraMachine, seen: &Observed<'_>) -> TrialReason {
     }
 }
 
-fn hold(claim: Option<Box<Claim>>, condition: &'static str, reason: &'static str, message: String) -> Plan {
-    Plan::Hold(Hold {
+fn blocked(
+    ownership: Option<Box<Ownership>>,
+    condition: &'static str,
+    reason: &'static str,
+    message: String,
+) -> Plan {
+    Plan::Blocked(Blocked {
         condition,
         reason,
         message,
-        claim,
-        lets_move: false,
+        ownership,
+        unblocks_move: false,
         again: None,
     })
 }
 
-fn no_driver(machine: &InfraMachine, claim: Option<Box<Claim>>, message: &str) -> Plan {
-    Plan::Hold(Hold {
+fn no_driver(machine: &InfraMachine, ownership: Option<Box<Ownership>>, message: &str) -> Plan {
+    Plan::Blocked(Blocked {
         condition: condition_without_calls(machine),
         reason: reason::DRIVER_NOT_CONFIGURED,
         message: message.to_owned(),
-        claim,
-        lets_move: false,
+        ownership,
+        unblocks_move: false,
         again: Some(LONG_WAIT),
     })
 }
@@ -398,13 +405,13 @@ fn condition_without_calls(machine: &InfraMachine) -> &'static str {
 /// nothing is written about it: a fleet would be.
 pub fn unguarded(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
     match plan {
-        Plan::Recheck(_) | Plan::Update(_) => Plan::Wait(Some(admission::EVERY)),
-        _ => Plan::Hold(Hold {
+        Plan::Recheck(_) | Plan::Update(_) => Plan::Waiting(Some(admission::EVERY)),
+        _ => Plan::Blocked(Blocked {
             condition: condition_without_calls(machine),
             reason: reason::IDENTITY_NOT_GUARDED,
             message: why.to_owned(),
-            claim: None,
-            lets_move: false,
+            ownership: None,
+            unblocks_move: false,
             again: Some(admission::EVERY),
         }),
     }
@@ -418,15 +425,15 @@ fn foreign_provider_id(machine: &InfraMachine) -> String {
 }
 
 /// What paused the machine, if it is paused (row "Pausing" of the contract).
-fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Hold> {
+fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Blocked> {
     let message = paused_by(machine, cluster.is_some_and(Cluster::is_paused))?;
-    Some(Hold {
+    Some(Blocked {
         condition: conditions::PAUSED,
         reason: reason::PAUSED,
         message,
-        claim: None,
+        ownership: None,
         // clusterctl pauses a Cluster before it moves it, and then waits.
-        lets_move: identity::blocks_move(machine),
+        unblocks_move: identity::blocks_move(machine),
         again: None,
     })
 }
@@ -436,7 +443,7 @@ fn wanted_spec(
     owner: &Machine,
     seen: &Observed<'_>,
     driver: &DriverState<'_>,
-    claim: &Claim,
+    ownership: &Ownership,
 ) -> Result<ProviderSpec, InvalidSpec> {
     if let Some(violation) = &seen.violation {
         return Err(InvalidSpec::Violation(violation.clone()));
@@ -450,20 +457,20 @@ fn wanted_spec(
     identity::tagged_spec(
         &ProviderSpec(machine.spec.provider_spec.clone()),
         driver.capabilities,
-        &claim.cluster_id,
+        &ownership.cluster_id,
         role,
-        &claim.machine_id,
+        &ownership.machine_id,
         owner.spec.failure_domain.as_deref(),
     )
 }
 
-fn claim_if_missing(machine: &InfraMachine, claim: Claim) -> Option<Box<Claim>> {
-    (MachineId::of(machine).is_none() || !has_finalizer(machine)).then(|| Box::new(claim))
+fn ownership_if_missing(machine: &InfraMachine, ownership: Ownership) -> Option<Box<Ownership>> {
+    (MachineId::of(machine).is_none() || !has_finalizer(machine)).then(|| Box::new(ownership))
 }
 
 /// Whether a machine that may have a VM has lost its finalizer: a restore from a backup, or an object that
 /// was replaced. Deleted like this, the object would go and the VM stay.
-fn is_bereft(machine: &InfraMachine) -> bool {
+fn has_lost_finalizer(machine: &InfraMachine) -> bool {
     let may_have_vm = identity::instance(machine) == Instance::MayExist || machine.spec.provider_id.is_some();
     !has_finalizer(machine) && MachineId::of(machine).is_some() && may_have_vm
 }

@@ -9,10 +9,10 @@ use super::absence::{behind_for, gone_or_behind};
 use super::class::{self, Stopped};
 use super::initialization::{initialize, made, uninitialized};
 use super::look_up::{Seen, another_vm, look_up};
-use super::memory::Answered;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
-use super::plan::{Claim, Hold, Provision, Settling};
+use super::plan::{Blocked, Ownership, Provision, Settling};
+use super::runtime_state::Answered;
 use crate::api::conditions::{self, reason};
 use crate::api::labels::Instance;
 use crate::configured_driver::{Permit, is_circuit_open};
@@ -42,9 +42,9 @@ pub async fn provision(
     if plan.trial.recalled
         && plan.provider_id.is_none()
         && plan.unanswered.latest().is_none()
-        && let Some(held_back) = held_back(ctx, object, permit, &plan, &class)
+        && let Some(circuit_open) = circuit_open(ctx, object, permit, &plan, &class)
     {
-        return Ok(held_back);
+        return Ok(circuit_open);
     }
     let call = if plan.vm_may_exist() {
         Stage::LookUpAgain
@@ -54,13 +54,13 @@ pub async fn provision(
     let known = plan.provider_id.as_ref();
     match look_up(object, permit, known, call, class.clone()).await {
         Seen::Machine(machine) => {
-            ctx.memory.seen(object.uid());
-            object.claim(&adopted(&plan)).await?;
+            ctx.states.seen(object.uid());
+            object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
             Ok(Outcome::Provisioned(Box::new(machine)))
         }
         Seen::Uninitialized(failure) => {
-            ctx.memory.seen(object.uid());
-            object.claim(&adopted(&plan)).await?;
+            ctx.states.seen(object.uid());
+            object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
             initialize(
                 ctx,
                 object,
@@ -71,8 +71,8 @@ pub async fn provision(
             .await
         }
         Seen::Listed(id) => {
-            ctx.memory.seen(object.uid());
-            object.claim(&adopted(&plan)).await?;
+            ctx.states.seen(object.uid());
+            object.ensure_finalizer_and_identity(&adopted(&plan)).await?;
             initialize(ctx, object, permit, class, made(cmi_driver::Machine::new(id, ""))).await
         }
         Seen::Absent => absent(ctx, object, permit, plan, class).await,
@@ -117,8 +117,8 @@ async fn create(
     class: MachineClass,
 ) -> Result<Outcome, Stopped> {
     if let Some(settling) = plan.settling {
-        object.let_move().await?;
-        return Ok(Outcome::Held(awaiting_create_of_another_spec(settling)));
+        object.unblock_move().await?;
+        return Ok(Outcome::Blocked(awaiting_create_of_another_spec(settling)));
     }
     if !ctx.may_create(object.get(), permit) {
         return Ok(ctx.waiting_for_a_permit(object.get(), permit.configured_driver()));
@@ -127,8 +127,8 @@ async fn create(
         provider_spec: plan.wanted.clone(),
         ..class
     };
-    if let Some(held_back) = held_back(ctx, object, permit, &plan, &credentials) {
-        return Ok(held_back);
+    if let Some(circuit_open) = circuit_open(ctx, object, permit, &plan, &credentials) {
+        return Ok(circuit_open);
     }
     // Nothing is written of a create that would not leave this process: else a driver that
     // is down would cost writes.
@@ -137,9 +137,9 @@ async fn create(
     }
     let class = class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
     let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
-    object.issue(&plan.claim, &unanswered).await?;
+    object.issue(&plan.ownership, &unanswered).await?;
     // From here on a VM may be: an absence that was seen before says nothing about it.
-    ctx.memory.seen(object.uid());
+    ctx.states.seen(object.uid());
     let request = CreateMachineRequest {
         machine_name: object.name().to_owned(),
         class,
@@ -148,7 +148,7 @@ async fn create(
     let call = permit.driver().create_machine(request);
     let status = match object.awaiting(Operation::CreateMachine, call).await {
         Ok(machine) => {
-            ctx.memory.answered(object.uid(), Answered { issued, made: true });
+            ctx.states.answered(object.uid(), Answered { issued, made: true });
             return created(ctx, object, permit, plan, credentials, machine).await;
         }
         Err(status) => status,
@@ -156,13 +156,13 @@ async fn create(
     let failure = Failure::new(Stage::Create, status);
     if failure.ends_a_create() {
         let made = failure.disposition == Disposition::Initialize;
-        ctx.memory.answered(object.uid(), Answered { issued, made });
+        ctx.states.answered(object.uid(), Answered { issued, made });
     }
     if failure.disposition == Disposition::Initialize {
         let vm = uninitialized(plan.provider_id, failure);
         return initialize(ctx, object, permit, credentials, vm).await;
     }
-    note_refusal(object, &plan, &failure).await?;
+    record_refusal(object, &plan, &failure).await?;
     if failure.disposition == Disposition::AwaitCapacity {
         ctx.await_capacity(object.get(), permit, &credentials);
     }
@@ -174,30 +174,30 @@ async fn create(
 
 /// The spec has changed since a create that may still be carried out. The VM that it makes is looked for and
 /// deleted by the spec that is written down, so that one stays until there is no such VM.
-fn awaiting_create_of_another_spec(settling: Settling) -> Hold {
+fn awaiting_create_of_another_spec(settling: Settling) -> Blocked {
     const SHORTEST: Duration = Duration::from_millis(100);
-    Hold {
+    Blocked {
         condition: conditions::READY,
         reason: reason::CREATE_UNANSWERED,
         message: format!(
             "the VM is not yet made from the changed spec: one of the spec before may still come: {}",
             settling.in_words()
         ),
-        claim: None,
-        lets_move: false,
+        ownership: None,
+        unblocks_move: false,
         again: Some(settling.left.min(LOOK_AGAIN).max(SHORTEST)),
     }
 }
 
 /// Writes down what a create that failed leaves, where the object says more than that by now.
-async fn note_refusal(object: &mut Object<'_>, plan: &Provision, failure: &Failure) -> Result<(), Stopped> {
+async fn record_refusal(object: &mut Object<'_>, plan: &Provision, failure: &Failure) -> Result<(), Stopped> {
     if failure.is_not_leading() {
         // The replica that leads by now writes it.
         return Ok(());
     }
     match left_by(plan.noted, failure) {
-        Some(Instance::MayExist) => object.let_move().await?,
-        Some(instance) => object.note_no_instance(instance).await?,
+        Some(Instance::MayExist) => object.unblock_move().await?,
+        Some(instance) => object.record_no_instance(instance).await?,
         None => {}
     }
     Ok(())
@@ -220,7 +220,7 @@ fn left_by(noted: Instance, failure: &Failure) -> Option<Instance> {
 }
 
 /// The outcome when there is known to be no room for a create of the wanted spec.
-fn held_back(
+fn circuit_open(
     ctx: &Context,
     object: &Object<'_>,
     permit: &Permit<'_>,
@@ -231,7 +231,7 @@ fn held_back(
         provider_spec: plan.wanted.clone(),
         secrets: class.secrets.clone(),
     };
-    ctx.held_back(object.get(), permit, &wanted, plan.trial)
+    ctx.circuit_open(object.get(), permit, &wanted, plan.trial)
 }
 
 async fn created(
@@ -248,11 +248,11 @@ async fn created(
     initialize(ctx, object, permit, class, made(machine)).await
 }
 
-/// The claim on a VM that is there: it has the spec of the create that made it.
-fn adopted(plan: &Provision) -> Claim {
-    Claim {
+/// The ownership of a VM that is there: it has the spec of the create that made it.
+fn adopted(plan: &Provision) -> Ownership {
+    Ownership {
         applied: Some(plan.look_up.clone()),
-        ..plan.claim.clone()
+        ..plan.ownership.clone()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Remember what came of a plan, write it, and tell of it.
+//! Record what came of a plan, write it, and publish events of it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use kube::runtime::controller::Action;
 
 use super::gather::Gathered;
 use super::jitter::jitter;
-use super::memory::{Cause, Retry, Suspicion, Unable, Until};
-use super::object::{Note, Object};
+use super::object::{Annotation, Object};
 use super::outcome::Outcome;
 use super::plan::{is_unsettled, pace};
+use super::runtime_state::{Cause, LookUpHint, Retry, UnimplementedCall, Until};
 use super::status::Moment;
 use super::{Context, events, phase, status};
 use crate::api::conditions;
@@ -21,7 +21,7 @@ use crate::identity;
 use crate::retry;
 use cmi_driver::{Operation, PowerState};
 
-/// Remembers what came of it and tells of it.
+/// Records what came of it and writes it.
 pub async fn publish(
     ctx: &Context,
     before: &InfraMachine,
@@ -34,22 +34,22 @@ pub async fn publish(
     let outcome = Arc::new(outcome);
     // Before any write, which may fail: the call was made, and is not made again before its time.
     if let Some(retry) = retry_of(gathered, &outcome, attempts, wait) {
-        let untold = Some(Arc::clone(&outcome));
-        ctx.memory
-            .failed(object.uid(), gathered.suspicion(), Retry { untold, ..retry });
+        let unpublished = Some(Arc::clone(&outcome));
+        ctx.states
+            .failed(object.uid(), gathered.hint(), Retry { unpublished, ..retry });
     }
-    suspect(ctx, object.uid(), gathered, &outcome);
+    hint(ctx, object.uid(), gathered, &outcome);
     let moment = Moment {
         now: Timestamp::now(),
         attempts,
         wait,
     };
-    tell(ctx, before, object, gathered, &outcome, moment).await?;
+    write(ctx, before, object, gathered, &outcome, moment).await?;
     Ok(wait.map_or_else(Action::await_change, Action::requeue))
 }
 
 /// Writes what came of it, on every path: providerID before status, the finalizer only when the VM is gone.
-pub async fn tell(
+pub async fn write(
     ctx: &Context,
     before: &InfraMachine,
     object: &mut Object<'_>,
@@ -61,23 +61,23 @@ pub async fn tell(
     let note = events::of(before, outcome, moment.attempts);
     if let Some(vm) = known_vm(before, outcome) {
         object
-            .identify(vm.provider_id.as_str(), &annotations(vm, outcome))
+            .patch_provider_id(vm.provider_id.as_str(), &annotations(vm, outcome))
             .await?;
     } else if let Outcome::Failed(failure) = outcome
         && let Some(state) = failure.last_known_state()
     {
-        object.keep(Some(state)).await?;
+        object.patch_last_known_state(Some(state)).await?;
     }
-    if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
-        object.release().await?;
-        ctx.memory.forget(&uid);
+    if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
+        object.remove_finalizer().await?;
+        ctx.states.forget(&uid);
     } else {
         object
-            .publish(|machine| status::after(machine, outcome, moment))
+            .patch_status(|machine| status::after(machine, outcome, moment))
             .await?;
-        ctx.memory.told(&uid);
+        ctx.states.published(&uid);
         remember(ctx, &uid, gathered, outcome, moment.wait);
-        ctx.memory.finished(&uid);
+        ctx.states.clear_errors(&uid);
     }
     phase::measure(ctx, before, object.get(), gathered);
     if let Some(note) = note {
@@ -97,7 +97,7 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_d
     vm.filter(|vm| known.is_none_or(|known| known == vm.provider_id.as_str()))
 }
 
-fn annotations(vm: &cmi_driver::Machine, outcome: &Outcome) -> Vec<Note> {
+fn annotations(vm: &cmi_driver::Machine, outcome: &Outcome) -> Vec<Annotation> {
     let failed = match outcome {
         Outcome::Failed(failure) => failure.last_known_state(),
         _ => None,
@@ -114,29 +114,29 @@ fn annotations(vm: &cmi_driver::Machine, outcome: &Outcome) -> Vec<Note> {
 pub fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Duration> {
     let uid = before.metadata.uid.as_deref().unwrap_or_default();
     match outcome {
-        Outcome::Held(hold) => hold.again,
+        Outcome::Blocked(block) => block.again,
         Outcome::Failed(failure) => failure.wait(attempts, jitter(uid, attempts)),
         // Secrets are not watched; one that is missing is often only late.
         Outcome::NoSecrets { .. } => Some(retry::backoff(attempts, jitter(uid, attempts))),
-        Outcome::Later(again)
+        Outcome::Requeue(again)
         | Outcome::Absent { again }
         | Outcome::Deleting { again, .. }
         | Outcome::Queued { again }
-        | Outcome::HeldBack { again } => Some(*again),
-        Outcome::Waiting(again) | Outcome::Refused { again, .. } | Outcome::Kept { again, .. } => *again,
+        | Outcome::AwaitingCapacity { again } => Some(*again),
+        Outcome::Waiting(again) | Outcome::Refused { again, .. } | Outcome::UpToDate { again, .. } => *again,
         Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
             Some(pace(before, Timestamp::now()))
         }
         // It was asked after before anything else: whatever else there is to do comes now.
         Outcome::Provisioned(_) if before.is_provisioned() => Some(Duration::ZERO),
         Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
-        Outcome::Left
+        Outcome::NoOp
         | Outcome::NotOffered(_)
         | Outcome::Provisioned(_)
         | Outcome::Updated
         | Outcome::Vanished(_)
         | Outcome::Gone
-        | Outcome::Released(_) => None,
+        | Outcome::RemoveFinalizer(_) => None,
     }
 }
 
@@ -151,11 +151,11 @@ pub fn retry_of(
         Outcome::Failed(failure) => (attempts, failure.cause()),
         Outcome::NoSecrets { .. } | Outcome::NotOffered(_) => (attempts, Cause::Other),
         // The driver was not called.
-        Outcome::HeldBack { .. } => (attempts.saturating_sub(1), Cause::Capacity),
+        Outcome::AwaitingCapacity { .. } => (attempts.saturating_sub(1), Cause::Capacity),
         _ => return None,
     };
     let until = match outcome.awaits_another_driver() {
-        Some(operation) => Until::AnotherDriver(Unable {
+        Some(operation) => Until::AnotherDriver(UnimplementedCall {
             connection_generation: gathered.connection_generation(),
             operation,
         }),
@@ -166,17 +166,17 @@ pub fn retry_of(
         cause,
         until,
         inputs: gathered.inputs(),
-        untold: None,
+        unpublished: None,
     })
 }
 
 /// Has the VM asked after, where the answer gives reason to.
-fn suspect(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
+fn hint(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
     if let Outcome::Failed(failure) = outcome
-        && failure.doubts_the_vm()
+        && failure.questions_the_vm()
         && gathered.can_ask()
     {
-        ctx.memory.suspect(uid, Suspicion::Sign);
+        ctx.states.hint(uid, LookUpHint::Signal);
     }
 }
 
@@ -184,38 +184,38 @@ fn suspect(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
 fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wait: Option<Duration>) {
     match outcome {
         Outcome::Provisioned(_) => {
-            ctx.memory.succeeded(uid, gathered.suspicion());
+            ctx.states.succeeded(uid, gathered.hint());
             if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
-                ctx.memory.rest(uid, Instant::now() + wait);
+                ctx.states.settle(uid, Instant::now() + wait);
             }
         }
         Outcome::Updated | Outcome::Vanished(_) => {
-            ctx.memory.succeeded(uid, gathered.suspicion());
+            ctx.states.succeeded(uid, gathered.hint());
         }
-        Outcome::Kept { .. } if !gathered.can_ask() => {
-            ctx.memory.dismiss_sign(uid, gathered.suspicion());
+        Outcome::UpToDate { .. } if !gathered.can_ask() => {
+            ctx.states.drop_signal(uid, gathered.hint());
         }
         // What lists said before a pause is old when it ends.
-        Outcome::Held(hold) if hold.condition == conditions::PAUSED => ctx.memory.dismiss_lists(uid),
+        Outcome::Blocked(block) if block.condition == conditions::PAUSED => ctx.states.drop_list_hint(uid),
         // The VM is there: the question is answered, and no more can be had.
         Outcome::NotOffered(Operation::InitializeMachine) => {
-            ctx.memory.dismiss_sign(uid, gathered.suspicion());
-            ctx.memory.dismiss_lists(uid);
+            ctx.states.drop_signal(uid, gathered.hint());
+            ctx.states.drop_list_hint(uid);
         }
-        Outcome::Left
-        | Outcome::Later(_)
+        Outcome::NoOp
+        | Outcome::Requeue(_)
         | Outcome::NotOffered(_)
-        | Outcome::Held(_)
+        | Outcome::Blocked(_)
         | Outcome::Waiting(_)
         | Outcome::Queued { .. }
-        | Outcome::HeldBack { .. }
+        | Outcome::AwaitingCapacity { .. }
         | Outcome::Refused { .. }
-        | Outcome::Kept { .. }
+        | Outcome::UpToDate { .. }
         | Outcome::Failed(_)
         | Outcome::NoSecrets { .. }
         | Outcome::Absent { .. }
         | Outcome::Deleting { .. }
         | Outcome::Gone
-        | Outcome::Released(_) => {}
+        | Outcome::RemoveFinalizer(_) => {}
     }
 }

@@ -30,15 +30,15 @@ pub async fn recheck(
     .await
     {
         Seen::Machine(machine) => {
-            ctx.memory.seen(object.uid());
+            ctx.states.seen(object.uid());
             Ok(Outcome::Provisioned(Box::new(machine)))
         }
         Seen::Uninitialized(_) if !plan.may_initialize => {
-            ctx.memory.seen(object.uid());
+            ctx.states.seen(object.uid());
             Ok(Outcome::NotOffered(Operation::InitializeMachine))
         }
         Seen::Uninitialized(failure) => {
-            ctx.memory.seen(object.uid());
+            ctx.states.seen(object.uid());
             let vm = uninitialized(Some(plan.provider_id), failure);
             initialize(ctx, object, permit, class, vm).await
         }

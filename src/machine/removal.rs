@@ -9,9 +9,9 @@ use super::Context;
 use super::absence::behind_for;
 use super::class::{self, Stopped};
 use super::look_up::own_in_list;
-use super::object::{Note, Object};
+use super::object::{Annotation, Object};
 use super::outcome::{Failure, Outcome};
-use super::plan::{Delete, Release, SHUT_DOWN_TRIES, Settling, ShutDown};
+use super::plan::{Delete, RemovalReason, SHUT_DOWN_TRIES, Settling, ShutDown};
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::{Error, InvalidSecret};
@@ -39,7 +39,7 @@ pub async fn delete(
     plan: Delete,
 ) -> Result<Outcome, Stopped> {
     // It is none of clusterctl's any more: what is being deleted is not moved.
-    object.let_move().await?;
+    object.unblock_move().await?;
     let (class, secret_is_gone) =
         match class::with_credentials(ctx, object, permit.configured_driver(), plan.spec.clone()).await {
             Ok(class) => (class, false),
@@ -97,7 +97,7 @@ fn may_be_gone(failure: &Failure, permit: &Permit<'_>) -> bool {
 /// refuses the same spec again, or does not open without a Secret that is gone, does not keep the object.
 fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
     match outcome {
-        Outcome::Gone => Outcome::Released(Release::NeverCreated),
+        Outcome::Gone => Outcome::RemoveFinalizer(RemovalReason::NeverCreated),
         Outcome::Failed(failure) => {
             let refuses = match failure.status.code() {
                 Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists | Code::Unimplemented => true,
@@ -119,7 +119,7 @@ fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
                     code = %failure.status.code(),
                     "the driver refuses to delete what it has refused to make: nothing is left to be done"
                 );
-                Outcome::Released(Release::NeverCreated)
+                Outcome::RemoveFinalizer(RemovalReason::NeverCreated)
             } else {
                 Outcome::Failed(failure)
             }
@@ -161,7 +161,7 @@ async fn do_without(
     }
     let none = (labels::SECRET, Some(String::new()));
     object
-        .annotate("noting that the driver sees the VM without credentials", &[none])
+        .try_patch_annotations("noting that the driver sees the VM without credentials", &[none])
         .await?;
     Ok(None)
 }
@@ -232,7 +232,7 @@ async fn shut_down(
     let until = Until::of(accepted, asking.grace);
     match answer {
         Ok(response) => {
-            ctx.memory.shut_down_accepted(object.uid());
+            ctx.states.shut_down_accepted(object.uid());
             let seen = if permit.known_capabilities().offers(Operation::GetMachineStatus) {
                 Some(read(object, permit, plan.provider_id.as_ref(), class).await)
             } else {
@@ -240,7 +240,7 @@ async fn shut_down(
             };
             let outcome = after_acceptance(seen, until, plan.again);
             let waits = outcome.is_some();
-            note_acceptance(
+            record_acceptance(
                 object,
                 response.last_known_state.as_ref(),
                 waits.then_some(accepted),
@@ -253,11 +253,11 @@ async fn shut_down(
             // It has begun to stop the guest, and waits for that itself.
             let is_accepted = failure.status.code() == Code::Aborted;
             if is_accepted {
-                ctx.memory.shut_down_accepted(object.uid());
+                ctx.states.shut_down_accepted(object.uid());
             } else if !failure.status.is_never_sent() {
-                ctx.memory.shut_down_failed(object.uid());
+                ctx.states.shut_down_failed(object.uid());
             }
-            note_acceptance(
+            record_acceptance(
                 object,
                 failure.last_known_state(),
                 is_accepted.then_some(accepted),
@@ -269,7 +269,7 @@ async fn shut_down(
 }
 
 /// Writes down since when the guest's time runs, and what the driver wants back.
-async fn note_acceptance(
+async fn record_acceptance(
     object: &mut Object<'_>,
     state: Option<&LastKnownState>,
     accepted: Option<Timestamp>,
@@ -277,9 +277,9 @@ async fn note_acceptance(
     let state = state.map(identity::last_known_state_annotation);
     let state = state.map(|(key, state)| (key, Some(state)));
     let accepted = accepted.map(|time| (labels::SHUT_DOWN_ACCEPTED_AT, Some(time.to_string())));
-    let notes: Vec<Note> = state.into_iter().chain(accepted).collect();
+    let notes: Vec<Annotation> = state.into_iter().chain(accepted).collect();
     object
-        .note("noting that the driver shuts the guest down", &notes)
+        .patch_annotations("noting that the driver shuts the guest down", &notes)
         .await
 }
 
@@ -418,7 +418,9 @@ async fn remove_vm(
     let call = permit.driver().delete_machine(request);
     let status = match object.awaiting(Operation::DeleteMachine, call).await {
         Ok(response) => {
-            object.keep(response.last_known_state.as_ref()).await?;
+            object
+                .patch_last_known_state(response.last_known_state.as_ref())
+                .await?;
             return Ok(None);
         }
         Err(status) => status,
@@ -452,7 +454,7 @@ async fn confirm_gone(
     Ok(match sight {
         Err(failure) => Outcome::Failed(Box::new(failure)),
         Ok(Sight::There(_)) => {
-            ctx.memory.seen(object.uid());
+            ctx.states.seen(object.uid());
             Outcome::Deleting {
                 reason: reason::DELETING,
                 message: "the driver accepted the deletion and still sees the VM".to_owned(),
@@ -485,7 +487,7 @@ async fn confirm_without_look_up(
                 return Ok(after_absence(plan.settling, behind, plan.again));
             }
             Ok(Some(listed)) => {
-                ctx.memory.seen(object.uid());
+                ctx.states.seen(object.uid());
                 return remove_listed(object, permit, plan, listed, class).await;
             }
             Ok(None) => {}
@@ -507,7 +509,7 @@ async fn confirm_without_look_up(
         );
     }
     // Since when it has been answering that the VM is deleted.
-    ctx.memory.absent_for(object.uid(), Instant::now());
+    ctx.states.absent_for(object.uid(), Instant::now());
     Ok(plan.settling.map_or(Outcome::Gone, |settling| {
         awaiting_create("the driver accepted the deletion", settling, plan.again)
     }))
@@ -787,7 +789,7 @@ mod tests {
             let failure = Failure::new(Stage::Delete, Status::new(code, "no"));
             of_a_refused_spec(Outcome::Failed(Box::new(failure)), secret_is_gone)
         };
-        let released = |outcome| matches!(outcome, Outcome::Released(Release::NeverCreated));
+        let released = |outcome| matches!(outcome, Outcome::RemoveFinalizer(RemovalReason::NeverCreated));
         for code in [
             Code::InvalidArgument,
             Code::OutOfRange,

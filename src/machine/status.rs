@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::object::Credentials;
 use super::outcome::Outcome;
-use super::plan::{Hold, is_refused_uncalled};
+use super::plan::{Blocked, is_refused_uncalled};
 use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{
@@ -82,7 +82,11 @@ fn draft(
         notes_repeats,
     };
     match outcome {
-        Outcome::Left | Outcome::Later(_) | Outcome::NotOffered(_) | Outcome::Gone | Outcome::Released(_) => {
+        Outcome::NoOp
+        | Outcome::Requeue(_)
+        | Outcome::NotOffered(_)
+        | Outcome::Gone
+        | Outcome::RemoveFinalizer(_) => {
             return draft.status;
         }
         Outcome::Waiting(_) => {
@@ -94,23 +98,23 @@ fn draft(
             draft.queued();
             return draft.status;
         }
-        Outcome::HeldBack { .. } => {
-            draft.held_back();
+        Outcome::AwaitingCapacity { .. } => {
+            draft.circuit_open();
             return draft.status;
         }
         // Paused: what the rest of the status says is still of the generation that it was made from. To call
         // it current would make an old failure one of a spec that was never tried.
-        Outcome::Held(hold) if hold.condition == conditions::PAUSED => {
-            draft.paused(hold);
+        Outcome::Blocked(block) if block.condition == conditions::PAUSED => {
+            draft.paused(block);
             return draft.status;
         }
-        Outcome::Held(hold) => draft.held(hold),
+        Outcome::Blocked(block) => draft.blocked(block),
         Outcome::Refused { invalid, .. } => {
             draft.working();
             draft.refused_uncalled(Code::InvalidArgument, &invalid.to_string());
         }
         Outcome::Provisioned(vm) => draft.provisioned(vm),
-        Outcome::Kept {
+        Outcome::UpToDate {
             reachable,
             not_updatable,
             again,
@@ -175,11 +179,11 @@ impl Draft<'_> {
 
     /// Paused. A deletion says so as well: it stands still, whatever it said before, and the
     /// machine is not ready any more.
-    fn paused(&mut self, hold: &Hold) {
-        self.set(conditions::PAUSED, State::True, hold.reason, &hold.message);
+    fn paused(&mut self, block: &Blocked) {
+        self.set(conditions::PAUSED, State::True, block.reason, &block.message);
         if self.machine.metadata.deletion_timestamp.is_some() {
-            self.set(conditions::DELETING, State::True, hold.reason, &hold.message);
-            self.set(conditions::READY, State::False, hold.reason, &hold.message);
+            self.set(conditions::DELETING, State::True, block.reason, &block.message);
+            self.set(conditions::READY, State::False, block.reason, &block.message);
         }
     }
 
@@ -245,7 +249,7 @@ impl Draft<'_> {
 
     /// It waits for capacity that another machine was refused for. One that was
     /// refused itself says so already.
-    fn held_back(&mut self) {
+    fn circuit_open(&mut self) {
         self.unpaused();
         let is_said = conditions::get(&self.status.conditions, conditions::READY).is_some_and(|shown| {
             [Code::ResourceExhausted.name(), reason::CREATION_TIMED_OUT].contains(&shown.reason.as_str())
@@ -262,12 +266,12 @@ impl Draft<'_> {
         );
     }
 
-    fn held(&mut self, hold: &Hold) {
+    fn blocked(&mut self, block: &Blocked) {
         self.working();
-        let state = State::from(hold.condition == conditions::DELETING);
-        self.set(hold.condition, state, hold.reason, &hold.message);
-        if hold.condition == conditions::DELETING {
-            self.set(conditions::READY, State::False, hold.reason, &hold.message);
+        let state = State::from(block.condition == conditions::DELETING);
+        self.set(block.condition, state, block.reason, &block.message);
+        if block.condition == conditions::DELETING {
+            self.set(conditions::READY, State::False, block.reason, &block.message);
         }
     }
 

@@ -23,7 +23,10 @@ const NO_SETTLE_TIME: Duration = Duration::ZERO;
 /// A machine with a VM, deleted two minutes ago.
 fn deleted() -> MachineFixture {
     let deleted = Timestamp::now() - Duration::from_mins(2);
-    machine().configured_driver("pool").claimed().deleted_at(deleted)
+    machine()
+        .configured_driver("pool")
+        .identified()
+        .deleted_at(deleted)
 }
 
 /// Reconciles once more, whatever has to be waited for.
@@ -135,12 +138,19 @@ async fn a_wait_for_capacity_that_could_not_be_written_is_told_by_the_next_recon
     let mut object = Object::new(&ctx, Arc::new(before.clone()));
     server.ask_again();
     let again = Duration::from_mins(10);
-    let written = publish(&ctx, &before, &mut object, &gathered, Outcome::HeldBack { again }).await;
+    let written = publish(
+        &ctx,
+        &before,
+        &mut object,
+        &gathered,
+        Outcome::AwaitingCapacity { again },
+    )
+    .await;
     assert!(matches!(written, Err(Error::Conflict { .. })), "{written:?}");
     let next = gather(&ctx, &before).await;
-    let untold = next.untold().map(|(outcome, _)| outcome);
+    let unpublished = next.unpublished().map(|(outcome, _)| outcome);
     assert!(
-        matches!(untold.as_deref(), Some(Outcome::HeldBack { .. })),
-        "{untold:?}"
+        matches!(unpublished.as_deref(), Some(Outcome::AwaitingCapacity { .. })),
+        "{unpublished:?}"
     );
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::Context;
 use crate::admission::Guard;
-use crate::api::Guarded;
+use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
@@ -44,7 +44,7 @@ impl Server {
     }
 
     /// As a watch gives it.
-    pub fn guarded(&self) -> Arc<Guarded<InfraMachine>> {
+    pub fn guarded(&self) -> Arc<DeserializeGuard<InfraMachine>> {
         let text = self.0.lock().unwrap().to_string();
         Arc::new(serde_json::from_str(&text).unwrap())
     }
@@ -125,7 +125,7 @@ impl Server {
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches,
             drivers: ConfiguredDrivers::new(drivers).unwrap(),
-            memory: Arc::default(),
+            states: Arc::default(),
             events: Events::new(client, "test".to_owned()),
             metrics: Arc::new(Metrics::new()),
             wake: Arc::new(|_| {}),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::memory::Answered;
+use super::runtime_state::Answered;
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity;

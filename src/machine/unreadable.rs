@@ -23,7 +23,7 @@ use super::plan::plan;
 use super::publish::{retry_of, wait};
 use super::{Context, events, execute};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
-use crate::api::{self, Guarded};
+use crate::api::{self, DeserializeGuard};
 use crate::apiserver::{Error, Note};
 
 /// One reconcile of an InfraMachine that can't be read. Its status can't be written either: an event says
@@ -31,7 +31,7 @@ use crate::apiserver::{Error, Note};
 pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action, Error> {
     let name = invalid.metadata.name.as_deref().unwrap_or_default();
     tracing::error!(name, error = invalid.error, "an InfraMachine can't be read");
-    let guarded = Guarded::<InfraMachine>(Err(invalid.clone()));
+    let guarded = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
     ctx.events
         .publish_once(&guarded, Note::unreadable(&invalid.error))
         .await;
@@ -49,11 +49,11 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let wait = wait(&machine, &outcome, attempts);
     let note = events::of(&machine, &outcome, attempts);
     if let Some(retry) = retry_of(&gathered, &outcome, attempts, wait) {
-        ctx.memory.failed(object.uid(), gathered.suspicion(), retry);
+        ctx.states.failed(object.uid(), gathered.hint(), retry);
     }
-    if matches!(outcome, Outcome::Gone | Outcome::Released(_)) {
-        object.release().await?;
-        ctx.memory.forget(object.uid());
+    if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
+        object.remove_finalizer().await?;
+        ctx.states.forget(object.uid());
     } else {
         let why = note.as_ref().map(|note| note.text.as_str());
         tracing::warn!(name, why, "deleting an InfraMachine that can't be read");

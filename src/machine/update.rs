@@ -45,12 +45,12 @@ pub async fn update(
     let json = serde_json::to_string(&plan.wanted).map_err(|source| Error::Encode { action, source })?;
     let mut notes = vec![(labels::APPLIED_PROVIDER_SPEC, Some(json))];
     notes.extend(object.unblocking());
-    object.note(action, &notes).await?;
+    object.patch_annotations(action, &notes).await?;
     Ok(Outcome::Updated)
 }
 
 async fn announce(object: &mut Object<'_>) -> Result<(), Error> {
-    object.publish(announced).await?;
+    object.patch_status(announced).await?;
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use super::plan::{Key, labelled};
 use super::scope::Class;
 use crate::admission::Unbroken;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{Guarded, labels};
+use crate::api::{DeserializeGuard, labels};
 use crate::identity::{self, MachineId};
 
 /// How many ends are remembered; an orphan of an older one is reported and not deleted.
@@ -55,7 +55,7 @@ impl Endings {
     /// as in a move; `during`, whether identities are guarded.
     pub fn gone(
         &self,
-        object: &Guarded<InfraMachine>,
+        object: &DeserializeGuard<InfraMachine>,
         is_cluster_frozen: bool,
         at: Timestamp,
         during: Option<Unbroken>,
@@ -86,7 +86,7 @@ impl Endings {
     }
 
     /// An object is there that was not known.
-    pub fn came(&self, object: &Guarded<InfraMachine>) {
+    pub fn came(&self, object: &DeserializeGuard<InfraMachine>) {
         let mut seen = self.lock();
         if let Some(id) = MachineId::of_metadata(object.meta())
             && seen.ended.remove(id.tag()).is_some()
@@ -138,7 +138,7 @@ impl Seen {
 }
 
 fn ended_class(machine: &InfraMachine) -> Option<EndedClass> {
-    let driver = identity::claimed_driver(machine)?.to_owned();
+    let driver = identity::recorded_driver(machine)?.to_owned();
     let cluster = Key {
         namespace: machine.metadata.namespace.clone()?,
         name: labelled(&machine.metadata)?,
@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    fn machine(id: &str, change: impl FnOnce(&mut Value)) -> Guarded<InfraMachine> {
+    fn machine(id: &str, change: impl FnOnce(&mut Value)) -> DeserializeGuard<InfraMachine> {
         let mut machine = json!({
             "metadata": {
                 "namespace": "ns", "name": "m", "uid": id, "deletionTimestamp": "2026-01-01T00:00:00Z",
@@ -178,13 +178,13 @@ mod tests {
         });
         change(&mut machine);
         serde_json::from_value::<InfraMachine>(machine)
-            .map(|machine| Guarded(Ok(machine)))
+            .map(|machine| DeserializeGuard(Ok(machine)))
             .unwrap()
     }
 
     const NOW: Option<Unbroken> = Some(Unbroken::nth(1));
 
-    fn gone(object: &Guarded<InfraMachine>, is_cluster_frozen: bool) -> Endings {
+    fn gone(object: &DeserializeGuard<InfraMachine>, is_cluster_frozen: bool) -> Endings {
         let endings = Endings::default();
         endings.gone(object, is_cluster_frozen, Timestamp::UNIX_EPOCH, NOW);
         endings

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::plan::{Live, LiveMachine};
 use super::scope::Objects;
-use crate::api::Guarded;
+use crate::api::DeserializeGuard;
 use crate::api::bounded::Bounded;
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
@@ -27,12 +27,16 @@ use crate::apiserver::{Error, pages};
 /// Anything that leaves the answer incomplete.
 pub async fn read(client: &Client, namespace: Option<&str>) -> Result<Live, Error> {
     let reader = Reader { client, namespace };
-    let machines = reader.all("listing InfraMachines", |machine: Guarded<InfraMachine>| {
-        LiveMachine::of(&machine)
-    });
+    let machines = reader.all(
+        "listing InfraMachines",
+        |machine: DeserializeGuard<InfraMachine>| LiveMachine::of(&machine),
+    );
     let (machines, every_machine) = machines.await?;
     let (infra_clusters, _) = reader
-        .all("listing InfraClusters", Arc::<Guarded<InfraCluster>>::new)
+        .all(
+            "listing InfraClusters",
+            Arc::<DeserializeGuard<InfraCluster>>::new,
+        )
         .await?;
     let (clusters, every_cluster) = reader.all("listing Clusters", Arc::<Cluster>::new).await?;
     let whole = every_machine && every_cluster;
@@ -52,7 +56,7 @@ pub async fn objects(
     let ours = selector.unwrap_or_default();
     Ok(Objects {
         infra_machines: of_namespace(client, namespace, ours, "listing InfraMachines").await?,
-        templates: of_namespace::<Guarded<InfraMachineTemplate>>(
+        templates: of_namespace::<DeserializeGuard<InfraMachineTemplate>>(
             client,
             namespace,
             ours,

@@ -39,7 +39,7 @@ use kube::Resource as _;
 use crate::api::cluster_api::Cluster;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
-use crate::api::{self, Guarded};
+use crate::api::{self, DeserializeGuard};
 use crate::identity;
 use cmi_driver::ListedMachine;
 
@@ -104,7 +104,7 @@ pub struct LiveMachine {
 
 impl LiveMachine {
     /// What counts of an object, also of one that can't be read.
-    pub fn of(guarded: &Guarded<InfraMachine>) -> Self {
+    pub fn of(guarded: &DeserializeGuard<InfraMachine>) -> Self {
         let meta = guarded.meta();
         let annotation = |key: &str| meta.annotations.as_ref()?.get(key).cloned();
         let readable = guarded.0.as_ref().ok();
@@ -176,7 +176,7 @@ impl Live {
     /// Puts together what was read.
     pub fn new(
         machines: Vec<LiveMachine>,
-        infra_clusters: &[impl AsRef<Guarded<InfraCluster>>],
+        infra_clusters: &[impl AsRef<DeserializeGuard<InfraCluster>>],
         clusters: &[impl AsRef<Cluster>],
         whole: bool,
     ) -> Self {
@@ -184,7 +184,7 @@ impl Live {
             whole,
             ..Self::default()
         };
-        let infra: HashMap<Key, &Guarded<InfraCluster>> = infra_clusters
+        let infra: HashMap<Key, &DeserializeGuard<InfraCluster>> = infra_clusters
             .iter()
             .map(|guarded| (Key::of(guarded.as_ref().meta()), guarded.as_ref()))
             .collect();
@@ -273,7 +273,7 @@ pub fn infra_cluster_of(cluster: &Cluster) -> Option<Key> {
 
 fn live_cluster(
     cluster: &Cluster,
-    carrier: Option<&Guarded<InfraCluster>>,
+    carrier: Option<&DeserializeGuard<InfraCluster>>,
     members: &[&LiveMachine],
 ) -> LiveCluster {
     let annotations = |meta: &ObjectMeta| meta.annotations.clone().unwrap_or_default();

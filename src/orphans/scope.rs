@@ -11,7 +11,7 @@ use super::classes::EndedClass;
 use super::plan::{Key, Scope, infra_cluster_of, labelled};
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::api::{Guarded, labels};
+use crate::api::{DeserializeGuard, labels};
 use crate::caches::cluster_owners;
 use crate::identity::{self, MachineId, Role};
 use cmi_driver::{JsonPointer, ProviderSpec, tags};
@@ -58,11 +58,11 @@ pub struct Objects {
     /// Clusters of Cluster API.
     pub clusters: Vec<Arc<Cluster>>,
     /// Our clusters.
-    pub infra_clusters: Vec<Arc<Guarded<InfraCluster>>>,
+    pub infra_clusters: Vec<Arc<DeserializeGuard<InfraCluster>>>,
     /// Our machines.
-    pub infra_machines: Vec<Arc<Guarded<InfraMachine>>>,
+    pub infra_machines: Vec<Arc<DeserializeGuard<InfraMachine>>>,
     /// Our templates.
-    pub templates: Vec<Arc<Guarded<InfraMachineTemplate>>>,
+    pub templates: Vec<Arc<DeserializeGuard<InfraMachineTemplate>>>,
 }
 
 /// The Clusters that use a driver, each with its lists: the classes of its machines, of machines that ended,
@@ -87,7 +87,7 @@ pub fn watched(
             && found.entry(key).or_default().insert(class)
     };
     for machine in readable(&objects.infra_machines) {
-        if identity::claimed_driver(machine) == Some(driver)
+        if identity::recorded_driver(machine) == Some(driver)
             && let Some((cluster, class)) = class_of_machine(machine, tag_path)
         {
             add(&cluster, class);
@@ -134,13 +134,13 @@ pub fn watched(
         .collect()
 }
 
-fn readable<K>(all: &[Arc<Guarded<K>>]) -> impl Iterator<Item = &K> {
+fn readable<K>(all: &[Arc<DeserializeGuard<K>>]) -> impl Iterator<Item = &K> {
     all.iter().filter_map(|guarded| guarded.0.as_ref().ok())
 }
 
 /// The Clusters, with their ids and whether they are paused.
 fn scopes(objects: &Objects) -> BTreeMap<Key, (Scope, bool)> {
-    let infra: HashMap<Key, &Guarded<InfraCluster>> = objects
+    let infra: HashMap<Key, &DeserializeGuard<InfraCluster>> = objects
         .infra_clusters
         .iter()
         .map(|guarded| (Key::of(guarded.meta()), &**guarded))
@@ -265,8 +265,8 @@ mod tests {
         Arc::new(serde_json::from_value(value).unwrap())
     }
 
-    fn guarded<K: serde::de::DeserializeOwned>(value: Value) -> Arc<Guarded<K>> {
-        Arc::new(Guarded(Ok(serde_json::from_value(value).unwrap())))
+    fn guarded<K: serde::de::DeserializeOwned>(value: Value) -> Arc<DeserializeGuard<K>> {
+        Arc::new(DeserializeGuard(Ok(serde_json::from_value(value).unwrap())))
     }
 
     fn cluster(name: &str, paused: bool) -> Arc<Cluster> {
@@ -277,14 +277,14 @@ mod tests {
         }))
     }
 
-    fn infra_cluster(name: &str, id: &str) -> Arc<Guarded<InfraCluster>> {
+    fn infra_cluster(name: &str, id: &str) -> Arc<DeserializeGuard<InfraCluster>> {
         guarded(json!({
             "metadata": {"namespace": "ns", "name": name, "annotations": {labels::CLUSTER_ID: id}}, "spec": {},
         }))
     }
 
     /// A machine of Cluster `c` that was made with these tags.
-    fn machine(name: &str, tag_map: &Value) -> Arc<Guarded<InfraMachine>> {
+    fn machine(name: &str, tag_map: &Value) -> Arc<DeserializeGuard<InfraMachine>> {
         let mut spec =
             json!({"size": "s", "tags": {"kubernetes.io/role": "node", "capcmi.io/machine": name}});
         spec["tags"]
@@ -300,7 +300,7 @@ mod tests {
         }))
     }
 
-    fn template(name: &str, size: &str, labelled: &str) -> Arc<Guarded<InfraMachineTemplate>> {
+    fn template(name: &str, size: &str, labelled: &str) -> Arc<DeserializeGuard<InfraMachineTemplate>> {
         guarded(json!({
             "metadata": {"namespace": "ns", "name": name, "labels": {labels::CLUSTER_NAME: labelled}},
             "spec": {"template": {"spec": {"providerSpec": {"size": size}, "secretRef": {"name": "account"}}}},

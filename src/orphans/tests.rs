@@ -11,7 +11,7 @@ use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::api::Guarded;
+use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::InfraMachine;
 use crate::configured_driver::tests::configured_driver;
 use cmi_driver::{
@@ -135,7 +135,7 @@ where
 {
     let (store, mut writer) = reflector::store();
     for object in objects {
-        // Guarded objects can be read from text alone.
+        // DeserializeGuard objects can be read from text alone.
         let object = serde_json::from_str(&object.to_string()).unwrap();
         writer.apply_watcher_event(&Event::Apply(object));
     }
@@ -195,7 +195,7 @@ impl Looks {
             "spec": {"providerSpec": {}},
         }))
         .unwrap();
-        let guarded = Guarded(Ok(machine));
+        let guarded = DeserializeGuard(Ok(machine));
         let during = self.ctx.guard.unbroken();
         self.ctx.endings.gone(&guarded, false, Timestamp::now(), during);
     }

@@ -17,7 +17,7 @@ use kube::runtime::reflector::ObjectRef;
 
 use self::plan::{Plan, plan};
 use self::status::{Described, paused, status};
-use crate::api::Guarded;
+use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
 use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, publish_status};
@@ -41,7 +41,7 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a template reconciled.
-    pub wake: Arc<dyn Fn(ObjectRef<Guarded<InfraMachineTemplate>>) + Send + Sync>,
+    pub wake: Arc<dyn Fn(ObjectRef<DeserializeGuard<InfraMachineTemplate>>) + Send + Sync>,
 }
 
 /// One reconcile of one template.
@@ -49,7 +49,7 @@ pub struct Context {
 /// # Errors
 /// The API server refused or could not be reached.
 pub async fn reconcile(
-    guarded: Arc<Guarded<InfraMachineTemplate>>,
+    guarded: Arc<DeserializeGuard<InfraMachineTemplate>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
     let run = ctx
@@ -60,7 +60,11 @@ pub async fn reconcile(
 
 /// What happens after a reconcile that could not be finished.
 #[allow(clippy::needless_pass_by_value)] // the controller's signature
-pub fn error_policy(guarded: Arc<Guarded<InfraMachineTemplate>>, error: &Error, ctx: Arc<Context>) -> Action {
+pub fn error_policy(
+    guarded: Arc<DeserializeGuard<InfraMachineTemplate>>,
+    error: &Error,
+    ctx: Arc<Context>,
+) -> Action {
     ctx.reconciler.retry(&guarded, error)
 }
 

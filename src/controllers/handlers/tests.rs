@@ -7,7 +7,7 @@ use kube::runtime::watcher::Event;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::super::watch::Keeper;
+use super::super::watch::CacheWriter;
 use super::super::{Options, Writers, caches};
 use super::*;
 use crate::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
@@ -18,10 +18,10 @@ use crate::metrics::Metrics;
 /// The handlers of a process that leads, and what they wake.
 struct Watched {
     controllers: Controllers,
-    machines: Keeper<Machine>,
-    clusters: Keeper<Cluster>,
-    infra_machines: Keeper<Guarded<InfraMachine>>,
-    templates: Keeper<Guarded<InfraMachineTemplate>>,
+    machines: CacheWriter<Machine>,
+    clusters: CacheWriter<Cluster>,
+    infra_machines: CacheWriter<DeserializeGuard<InfraMachine>>,
+    templates: CacheWriter<DeserializeGuard<InfraMachineTemplate>>,
     woken: Box<dyn FnMut() -> BTreeSet<String>>,
 }
 
@@ -68,32 +68,32 @@ fn watched() -> Watched {
     } = writers;
     Watched {
         controllers,
-        machines: Keeper::new(machines),
-        clusters: Keeper::new(clusters),
-        infra_machines: Keeper::new(infra_machines),
-        templates: Keeper::new(infra_machine_templates),
+        machines: CacheWriter::new(machines),
+        clusters: CacheWriter::new(clusters),
+        infra_machines: CacheWriter::new(infra_machines),
+        templates: CacheWriter::new(infra_machine_templates),
         woken: Box::new(woken),
     }
 }
 
 impl Watched {
     fn machine(&mut self, event: &Event<Machine>) -> BTreeSet<String> {
-        if let Some(news) = self.machines.take(event) {
-            (self.controllers.on_machine())(&news);
+        if let Some(update) = self.machines.take(event) {
+            (self.controllers.on_machine())(&update);
         }
         (self.woken)()
     }
 
     fn cluster(&mut self, event: &Event<Cluster>) -> BTreeSet<String> {
-        if let Some(news) = self.clusters.take(event) {
-            (self.controllers.on_cluster())(&news);
+        if let Some(update) = self.clusters.take(event) {
+            (self.controllers.on_cluster())(&update);
         }
         (self.woken)()
     }
 
-    fn infra_machine(&mut self, event: &Event<Guarded<InfraMachine>>) -> BTreeSet<String> {
-        if let Some(news) = self.infra_machines.take(event) {
-            (self.controllers.on_infra_machine())(&news);
+    fn infra_machine(&mut self, event: &Event<DeserializeGuard<InfraMachine>>) -> BTreeSet<String> {
+        if let Some(update) = self.infra_machines.take(event) {
+            (self.controllers.on_infra_machine())(&update);
         }
         (self.woken)()
     }
@@ -135,7 +135,7 @@ fn machine(name: &str, version: u32, status: &Value) -> Machine {
     read(name, version, &json!({"spec": spec, "status": status}))
 }
 
-fn infra_machine(name: &str, version: u32, more: &Value) -> Guarded<InfraMachine> {
+fn infra_machine(name: &str, version: u32, more: &Value) -> DeserializeGuard<InfraMachine> {
     let mut whole = json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
         "metadata": {"labels": {labels::CLUSTER_NAME: "c"}},
@@ -224,23 +224,23 @@ async fn our_own_write_is_kept_until_a_list_that_holds_it_is_in_the_cache() {
     let mut watched = settled();
     let context = Arc::clone(&watched.controllers.context);
     let written = infra_machine("m", 7, &json!({})).0.unwrap();
-    context.memory.wrote("u-m", Arc::new(written));
+    context.states.record_write("u-m", Arc::new(written));
     watched.infra_machine(&Event::Init);
     watched.infra_machine(&Event::InitApply(infra_machine("m", 7, &json!({}))));
-    let noted = context.memory.recall("u-m").written;
+    let noted = context.states.get("u-m").written;
     assert!(noted.is_some(), "the cache still holds what was before");
     watched.infra_machine(&Event::InitDone);
-    assert!(context.memory.recall("u-m").written.is_none());
+    assert!(context.states.get("u-m").written.is_none());
 }
 
 #[tokio::test]
 async fn a_machine_that_went_away_unseen_is_forgotten() {
     let mut watched = settled();
     let context = Arc::clone(&watched.controllers.context);
-    context.memory.suspect("u-m", Suspicion::Sign);
+    context.states.hint("u-m", LookUpHint::Signal);
     watched.infra_machine(&Event::Init);
     watched.infra_machine(&Event::InitDone);
-    assert!(context.memory.recall("u-m").suspicion.is_none());
+    assert!(context.states.get("u-m").hint.is_none());
 }
 
 /// Where a driver does not list its VMs, nothing else says that one is back.
@@ -255,14 +255,17 @@ async fn a_node_that_reports_again_is_a_reason_to_ask_about_a_vm_that_was_found_
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         }]}})
     };
-    for (reason, suspicion) in [("VirtualMachineVanished", Some(Suspicion::Sign)), ("Other", None)] {
+    for (reason, hint) in [
+        ("VirtualMachineVanished", Some(LookUpHint::Signal)),
+        ("Other", None),
+    ] {
         let mut watched = settled();
         let context = Arc::clone(&watched.controllers.context);
         watched.machine(&Event::Apply(machine("m", 1, &silent)));
-        context.memory.forget("u-m");
+        context.states.forget("u-m");
         watched.infra_machine(&Event::Apply(infra_machine("m", 2, &ready(reason))));
         watched.machine(&Event::Apply(machine("m", 2, &healthy)));
-        assert_eq!(context.memory.recall("u-m").suspicion, suspicion, "{reason}");
+        assert_eq!(context.states.get("u-m").hint, hint, "{reason}");
     }
 }
 
@@ -271,19 +274,19 @@ async fn a_node_that_reports_again_is_a_reason_to_ask_about_a_vm_that_was_found_
 async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
     let (_caches, writers) = caches();
     let watched = watched();
-    let mut keeper = Keeper::new(writers.infra_clusters);
+    let mut cache_writer = CacheWriter::new(writers.infra_clusters);
     let tell = watched
         .controllers
         .on_waiting(watched.controllers.clusters.clone());
     let mut woken = watched.woken;
-    let infra: Guarded<InfraCluster> = read(
+    let infra: DeserializeGuard<InfraCluster> = read(
         "ic",
         1,
         &json!({"apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster", "spec": {}}),
     );
     for event in [Event::Init, Event::InitApply(infra), Event::InitDone] {
-        if let Some(news) = keeper.take(&event) {
-            tell(&news);
+        if let Some(update) = cache_writer.take(&event) {
+            tell(&update);
         }
     }
     assert_eq!(woken(), set(["cluster ic"]));
@@ -336,10 +339,10 @@ async fn what_a_watch_shows_to_go_with_its_finalizer_on_was_let_go_in_spite_of_i
     let gone = Event::Delete(infra_machine("m", 3, &held));
     for (events, expected) in [(vec![gone], 1), (vec![Event::Init, Event::InitDone], 0)] {
         let mut watched = watched();
-        let keeper = &mut watched.infra_machines;
-        keeper.take(&Event::Apply(infra_machine("m", 2, &held)));
-        let news = events.iter().filter_map(|event| keeper.take(event));
-        let found: usize = news.map(|news| erased(&news).len()).sum();
+        let cache_writer = &mut watched.infra_machines;
+        cache_writer.take(&Event::Apply(infra_machine("m", 2, &held)));
+        let update = events.iter().filter_map(|event| cache_writer.take(event));
+        let found: usize = update.map(|update| erased(&update).len()).sum();
         assert_eq!(found, expected);
     }
 }

@@ -21,9 +21,9 @@ fn vm() -> Outcome {
     Outcome::Provisioned(Box::new(vm))
 }
 
-fn held(plan: Plan) -> Outcome {
+fn blocked(plan: Plan) -> Outcome {
     match plan {
-        Plan::Hold(hold) => Outcome::Held(hold),
+        Plan::Blocked(block) => Outcome::Blocked(block),
         other => panic!("expected a hold, got {other:?}"),
     }
 }
@@ -63,12 +63,15 @@ fn whatever_goes_wrong_is_said_once() {
             machine().provisioned().deleted_at(now()),
             no_secrets(OperationType::Delete),
         ),
-        (machine(), held(world().driver_not_configured().plan(machine()))),
+        (
+            machine(),
+            blocked(world().driver_not_configured().plan(machine())),
+        ),
         (
             machine().provisioned(),
-            held(world().driver_not_configured().plan(machine().provisioned())),
+            blocked(world().driver_not_configured().plan(machine().provisioned())),
         ),
-        (machine(), held(world().plan(machine().provider_id("aws://1")))),
+        (machine(), blocked(world().plan(machine().provider_id("aws://1")))),
         (
             machine().provisioned(),
             Outcome::Vanished("sim://1".parse().unwrap()),
@@ -81,8 +84,8 @@ fn whatever_goes_wrong_is_said_once() {
         let update = failed(Stage::Update, code);
         let delete = failed(Stage::Delete, code);
         cases.extend([
-            (machine().claimed(), create),
-            (machine().claimed(), initialize),
+            (machine().identified(), create),
+            (machine().identified(), initialize),
             (machine().provisioned(), update),
             (machine().provisioned().deleted_at(now()), delete),
         ]);
@@ -110,7 +113,7 @@ fn timed_out() -> MachineFixture {
 
 #[test]
 fn another_code_of_the_same_call_is_news() {
-    let before = machine().claimed().failed(
+    let before = machine().identified().failed(
         OperationType::Create,
         Operation::CreateMachine,
         Code::Unavailable,
@@ -146,7 +149,7 @@ fn an_update_that_fails_during_a_known_outage_is_still_said_once() {
 
 #[test]
 fn a_vm_that_is_up_is_said_once_and_again_when_it_is_back() {
-    let (first, repeat) = said(machine().claimed(), &vm());
+    let (first, repeat) = said(machine().identified(), &vm());
     let first = first.unwrap();
     assert_eq!(
         (first.warning, first.reason.as_str()),
@@ -170,7 +173,7 @@ fn what_only_takes_its_time_is_not_said() {
         message: String::new(),
         again: Duration::ZERO,
     };
-    let kept = Outcome::Kept {
+    let kept = Outcome::UpToDate {
         reachable: Some(false),
         not_updatable: vec!["/disk".parse().unwrap()],
         again: None,
@@ -178,12 +181,12 @@ fn what_only_takes_its_time_is_not_said() {
     let absent = Outcome::Absent {
         again: Duration::ZERO,
     };
-    let waiting = held(world().without_bootstrap().plan(machine()));
-    let paused = held(world().paused().plan(machine()));
+    let waiting = blocked(world().without_bootstrap().plan(machine()));
+    let paused = blocked(world().paused().plan(machine()));
     let silent = Outcome::Waiting(Some(Duration::ZERO));
-    let never = Outcome::Released(Release::NeverCreated);
+    let never = Outcome::RemoveFinalizer(RemovalReason::NeverCreated);
     for outcome in [
-        Outcome::Left,
+        Outcome::NoOp,
         deleting,
         kept,
         absent,
@@ -200,7 +203,7 @@ fn what_only_takes_its_time_is_not_said() {
 fn an_end_is_said_and_one_by_force_says_what_may_be_left() {
     let gone = of(&machine().build(), &Outcome::Gone, 1).unwrap();
     assert_eq!((gone.warning, gone.reason.as_str()), (false, "Deleted"));
-    let forced = Outcome::Released(Release::Forced);
+    let forced = Outcome::RemoveFinalizer(RemovalReason::Forced);
     let note = of(&machine().provider_id("sim://1").build(), &forced, 1).unwrap();
     assert!(
         note.warning && note.text.contains("sim://1 may be left"),

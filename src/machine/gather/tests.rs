@@ -14,7 +14,7 @@ use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::configured_driver::tests::{FakeDriver, configured_driver};
 use crate::machine::fixtures::machine;
-use crate::machine::memory::{Cause, Retry, Unable};
+use crate::machine::runtime_state::{Cause, Retry, UnimplementedCall};
 use crate::metrics::Metrics;
 
 /// A driver called `pool`, and nothing else.
@@ -29,7 +29,7 @@ fn context(driver: FakeDriver) -> Context {
         cluster_ids: Arc::new(ClusterIds::new(&caches)),
         caches,
         drivers: ConfiguredDrivers::new(vec![configured_driver(driver)]).unwrap(),
-        memory: Arc::default(),
+        states: Arc::default(),
         events: Events::new(client, "test".to_owned()),
         metrics: Arc::new(Metrics::new()),
         wake: Arc::new(|_| {}),
@@ -43,7 +43,7 @@ async fn a_driver_that_is_met_during_a_call_is_not_the_one_that_answered_it() {
     let driver = FakeDriver::default();
     let met = Arc::clone(&driver.connection_generation);
     met.store(1, Ordering::SeqCst);
-    let gathered = gather(&context(driver), &machine().claimed().build()).await;
+    let gathered = gather(&context(driver), &machine().identified().build()).await;
     met.store(2, Ordering::SeqCst);
     assert_eq!(gathered.connection_generation(), 1);
 }
@@ -59,15 +59,15 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
         cluster_id: None,
         driver: Resolved::NotConfigured("none".to_owned()),
         violation: None,
-        remembered: Remembered {
+        state: RuntimeState {
             retry: Some(Retry {
                 attempts: 3,
                 cause: Cause::Other,
                 until,
                 inputs,
-                untold: Some(Arc::new(Outcome::Left)),
+                unpublished: Some(Arc::new(Outcome::NoOp)),
             }),
-            ..Remembered::default()
+            ..RuntimeState::default()
         },
         inputs: 7,
         connection_generation: 1,
@@ -78,18 +78,18 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
     for (until, left) in [
         (later, Some(Duration::from_secs(40))),
         (
-            Until::AnotherDriver(Unable {
+            Until::AnotherDriver(UnimplementedCall {
                 connection_generation: 1,
                 operation: Operation::CreateMachine,
             }),
             None,
         ),
     ] {
-        let (_, moment) = failed(until, 7).untold().unwrap();
+        let (_, moment) = failed(until, 7).unpublished().unwrap();
         assert_eq!((moment.attempts, moment.wait), (3, left), "it is no further try");
     }
     assert!(
-        failed(later, 8).untold().is_none(),
+        failed(later, 8).unpublished().is_none(),
         "it would be published as a failure of a spec that was never tried"
     );
 }
@@ -97,7 +97,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
 /// No VM was made by the driver that refused: another one may be tried.
 #[test]
 fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
-    let moved = machine().claimed().configured_driver("other");
+    let moved = machine().identified().configured_driver("other");
     assert_eq!(choice(&moved.clone().build()), Choice::Asked(Some("pool")));
     let refused = moved.annotated(labels::INSTANCE, "none");
     assert_eq!(choice(&refused.build()), Choice::Asked(Some("other")));
@@ -107,14 +107,16 @@ fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
 /// A namespace that may not use a driver any more still has its VMs looked after, and can be emptied.
 #[test]
 fn a_vm_is_looked_after_by_the_driver_that_has_it() {
-    let deleted = machine().claimed().deleted_at(Timestamp::now());
+    let deleted = machine().identified().deleted_at(Timestamp::now());
     assert_eq!(choice(&deleted.build()), Choice::Holder("pool"));
     assert_eq!(choice(&machine().provisioned().build()), Choice::Holder("pool"));
 }
 
 #[test]
 fn a_driver_that_came_with_a_copied_identity_is_not_used() {
-    let copied = machine().claimed().annotated(labels::MACHINE_ID, "ns1/other/u-9");
+    let copied = machine()
+        .identified()
+        .annotated(labels::MACHINE_ID, "ns1/other/u-9");
     assert_eq!(choice(&copied.build()), Choice::Asked(None));
 }
 
@@ -122,8 +124,8 @@ fn a_driver_that_came_with_a_copied_identity_is_not_used() {
 fn our_own_notes_are_no_reason_to_try_again_and_everything_a_person_writes_is() {
     let of = |machine: &InfraMachine| inputs(machine, None);
     let plain = of(&machine().build());
-    assert_eq!(plain, of(&machine().claimed().build()));
-    let identified = machine().claimed().provider_id("sim://1").generation(2);
+    assert_eq!(plain, of(&machine().identified().build()));
+    let identified = machine().identified().provider_id("sim://1").generation(2);
     assert_eq!(plain, of(&identified.build()));
     for changed in [
         machine().spec(&serde_json::json!({"size": "l"})),

@@ -7,11 +7,11 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::OperationState;
-use crate::machine::fixtures::{at, claim, machine};
+use crate::machine::fixtures::{at, machine, ownership};
 use crate::machine::trial::Server;
 
 fn changes(machine: &InfraMachine) -> Vec<String> {
-    missing_annotations(machine, &claim(machine))
+    missing_annotations(machine, &ownership(machine))
         .unwrap()
         .into_iter()
         .map(|(key, value)| format!("{key}={value}"))
@@ -21,7 +21,7 @@ fn changes(machine: &InfraMachine) -> Vec<String> {
 #[test]
 fn a_label_changes_no_plan_and_a_note_a_new_spec_or_a_deletion_may() {
     let decides = |change: &dyn Fn(&mut InfraMachine)| {
-        let (before, mut after) = (machine().claimed().build(), machine().claimed().build());
+        let (before, mut after) = (machine().identified().build(), machine().identified().build());
         change(&mut after);
         decides_the_same(&before, &after)
     };
@@ -43,14 +43,14 @@ fn a_label_changes_no_plan_and_a_note_a_new_spec_or_a_deletion_may() {
 #[test]
 fn a_claim_writes_what_is_missing_and_nothing_twice() {
     assert_eq!(changes(&machine().build()).len(), 6);
-    assert_eq!(changes(&machine().claimed().build()), Vec::<String>::new());
-    let refused = machine().claimed().annotated(labels::INSTANCE, "none").build();
+    assert_eq!(changes(&machine().identified().build()), Vec::<String>::new());
+    let refused = machine().identified().annotated(labels::INSTANCE, "none").build();
     assert_eq!(changes(&refused), [format!("{}=\"may-exist\"", labels::INSTANCE)]);
 }
 
 #[test]
 fn a_state_of_the_driver_is_kept_for_its_own_machine_and_dropped_with_a_copied_identity() {
-    let own = machine().claimed().annotated(labels::LAST_KNOWN_STATE, "czE=");
+    let own = machine().identified().annotated(labels::LAST_KNOWN_STATE, "czE=");
     assert_eq!(changes(&own.clone().build()), Vec::<String>::new());
     let copied = own.annotated(labels::MACHINE_ID, "ns1/other/u-9").build();
     let changes = changes(&copied);
@@ -70,7 +70,7 @@ fn a_state_of_the_driver_is_kept_for_its_own_machine_and_dropped_with_a_copied_i
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_takes_long_is_told_of_once_and_its_answer_can_be_written_all_the_same() {
-    let server = Server::with(&machine().claimed().build());
+    let server = Server::with(&machine().identified().build());
     let ctx = server.context(Vec::new());
     let mut object = Object::new(&ctx, Arc::new(server.object()));
     object.awaiting(Operation::CreateMachine, ready(())).await;
@@ -110,8 +110,8 @@ async fn a_call_that_takes_long_is_told_of_once_and_its_answer_can_be_written_al
     );
     assert_eq!(server.version(), "2", "written once");
 
-    object.identify("sim://1", &[]).await.unwrap();
-    let done = object.publish(|machine| {
+    object.patch_provider_id("sim://1", &[]).await.unwrap();
+    let done = object.patch_status(|machine| {
         let mut status = machine.status.clone().unwrap();
         status.last_operation = None;
         status
@@ -122,7 +122,7 @@ async fn a_call_that_takes_long_is_told_of_once_and_its_answer_can_be_written_al
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_is_not_lost_where_it_could_not_be_told_that_the_call_takes_long() {
-    let server = Server::with(&machine().claimed().build());
+    let server = Server::with(&machine().identified().build());
     let ctx = server.context(Vec::new());
     let mut object = Object::new(&ctx, Arc::new(server.object()));
     server.touch();
@@ -144,14 +144,14 @@ async fn an_answer_is_not_lost_where_it_could_not_be_told_that_the_call_takes_lo
 fn every_create_is_noted_before_it_is_issued_and_keeps_clusterctl_waiting() {
     let (unanswered, _) = Unanswered::default().with(at(7));
     let changes =
-        |machine: &InfraMachine| annotations_of_a_create(machine, &claim(machine), &unanswered).unwrap();
+        |machine: &InfraMachine| annotations_of_a_create(machine, &ownership(machine), &unanswered).unwrap();
     let first = changes(&machine().build());
     assert_eq!(first[labels::CREATE_ISSUED_AT], json!(at(7).to_string()));
     assert_eq!(first[labels::BLOCK_MOVE], labels::BLOCK_MOVE_VALUE);
     assert_eq!(first[labels::INSTANCE], "may-exist");
-    let again = changes(&machine().claimed().build());
+    let again = changes(&machine().identified().build());
     assert!(again.contains_key(labels::CREATE_ISSUED_AT), "{again:?}");
-    let blocked_by_a_user = machine().claimed().annotated(labels::BLOCK_MOVE, "").build();
+    let blocked_by_a_user = machine().identified().annotated(labels::BLOCK_MOVE, "").build();
     assert!(!changes(&blocked_by_a_user).contains_key(labels::BLOCK_MOVE));
 }
 
@@ -159,7 +159,7 @@ fn every_create_is_noted_before_it_is_issued_and_keeps_clusterctl_waiting() {
 fn the_providerid_takes_the_note_of_its_create_with_it() {
     let noted = |times: &str| {
         machine()
-            .claimed()
+            .identified()
             .annotated(labels::CREATE_ISSUED_AT, times)
             .build()
     };
@@ -177,5 +177,5 @@ fn the_providerid_takes_the_note_of_its_create_with_it() {
         Some((labels::CREATE_ISSUED_AT, Some(one))),
         "an earlier one may still be carried out"
     );
-    assert_eq!(create_is_over(&machine().claimed().build(), None), None);
+    assert_eq!(create_is_over(&machine().identified().build(), None), None);
 }

@@ -66,7 +66,7 @@ fn what_the_driver_does_not_offer_is_remembered_by_the_call() {
             Some(Operation::GetMachineStatus),
         ),
         (failed(Stage::Recheck), None),
-        (Outcome::Left, None),
+        (Outcome::NoOp, None),
     ] {
         assert_eq!(outcome.awaits_another_driver(), stage, "{outcome:?}");
     }
@@ -144,7 +144,7 @@ fn a_call_that_was_not_made_is_waited_for_in_silence() {
 fn only_an_update_that_finds_no_vm_gives_reason_to_look_for_it() {
     for stage in Stage::ALL {
         for code in Code::ALL {
-            let doubts = failure(stage, code).doubts_the_vm();
+            let doubts = failure(stage, code).questions_the_vm();
             assert_eq!(
                 doubts,
                 stage == Stage::Update && code == Code::NotFound,

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::waits::{pace_of_deletion, retry_wait};
 use super::{
-    Delete, Driver, DriverState, Observed, Plan, Release, Settling, ShutDown, has_finalizer, hold,
+    Delete, Driver, DriverState, Observed, Plan, RemovalReason, Settling, ShutDown, blocked, has_finalizer,
     known_provider_id, no_driver, paused, rest_of_grace,
 };
 use crate::api::conditions::{self, reason};
@@ -35,22 +35,24 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     if is_moved && !is_forced {
         return moved_away(machine, seen);
     }
-    if let Some(hold) = paused(machine, seen.cluster) {
-        return Plan::Hold(hold);
+    if let Some(block) = paused(machine, seen.cluster) {
+        return Plan::Blocked(block);
     }
     if is_forced {
-        return Plan::Release(Release::Forced);
+        return Plan::RemoveFinalizer(RemovalReason::Forced);
     }
     if MachineId::of(machine).is_none() {
         let message = format!(
             "the identity annotations are gone or belong to another object, so no VM can be deleted safely; delete it by hand, then set the annotation {}=true",
             labels::FORCE_DELETE
         );
-        return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
+        return blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
     }
     let refused = match identity::instance(machine) {
         // An id of our own writing is a VM, whatever the note says.
-        Instance::None if machine.spec.provider_id.is_none() => return Plan::Release(Release::NeverCreated),
+        Instance::None if machine.spec.provider_id.is_none() => {
+            return Plan::RemoveFinalizer(RemovalReason::NeverCreated);
+        }
         instance => instance == Instance::Refused && machine.spec.provider_id.is_none(),
     };
     let driver = match &seen.driver {
@@ -58,13 +60,13 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         Driver::CapabilitiesUnknown(code, message) => {
             return Plan::CapabilitiesUnknown(*code, message.clone());
         }
-        Driver::Busy => return Plan::Wait(Some(PERMIT_WAIT)),
+        Driver::Busy => return Plan::Waiting(Some(PERMIT_WAIT)),
         // Its spec was never valid, and no driver is left that could say whether anything was made.
-        Driver::NotConfigured(_) if refused => return Plan::Release(Release::NeverCreated),
+        Driver::NotConfigured(_) if refused => return Plan::RemoveFinalizer(RemovalReason::NeverCreated),
         Driver::NotConfigured(message) => return no_driver(machine, None, message),
     };
     if let Some(wait) = retry_wait(seen) {
-        return Plan::Wait(wait.again());
+        return Plan::Waiting(wait.again());
     }
     let Some(spec) = identity::applied_spec(machine) else {
         let message = format!(
@@ -72,7 +74,7 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
             labels::APPLIED_PROVIDER_SPEC,
             labels::FORCE_DELETE
         );
-        return hold(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
+        return blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
     };
     let shut_down = shut_down(machine, seen)
         .filter(|_| driver.capabilities.offers(Operation::ShutDownMachine) && !refused);
@@ -97,13 +99,13 @@ fn let_go(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         .is_some_and(|status| !status.conditions.is_empty());
     let holders = machine.metadata.finalizers.as_deref().unwrap_or_default();
     if !has_said_something || holders.is_empty() || paused(machine, seen.cluster).is_some() {
-        return Plan::Leave("it is being deleted and does not wait for this provider");
+        return Plan::NoOp("it is being deleted and does not wait for this provider");
     }
     let message = format!(
         "this provider does not hold the object; it goes when the finalizers of others are removed: {}",
         holders.join(", ")
     );
-    hold(
+    blocked(
         None,
         conditions::DELETING,
         reason::WAITING_FOR_FINALIZERS,
@@ -118,13 +120,13 @@ fn moved_away(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     let left = deleted.and_then(|deleted| rest_of_grace(deleted.0, seen.now));
     if let Some(left) = left {
-        return Plan::Later(left);
+        return Plan::Requeue(left);
     }
     let (mark, force) = (labels::DELETE_FOR_MOVE, labels::FORCE_DELETE);
     let message = format!(
         "the annotation {mark} says that the machine was moved to another management cluster, so its VM is left alone; if it was moved, set {force}=true; if not, remove {mark}"
     );
-    hold(None, conditions::DELETING, reason::DELETE_FOR_MOVE, message)
+    blocked(None, conditions::DELETING, reason::DELETE_FOR_MOVE, message)
 }
 
 /// What may still make a VM.
@@ -140,7 +142,7 @@ pub(super) fn settling(
 ) -> Option<Settling> {
     let noted = identity::annotation(machine, labels::CREATE_ISSUED_AT);
     let issued = match Unanswered::of(machine) {
-        Some(unanswered) => Some(unanswered.without(seen.remembered.answered).latest()?),
+        Some(unanswered) => Some(unanswered.without(seen.state.answered).latest()?),
         // The create that made the VM was answered.
         None if noted.is_none() && machine.spec.provider_id.is_some() => return None,
         // From before the time was written down, or it can't be read.
@@ -148,7 +150,7 @@ pub(super) fn settling(
     };
     let time = driver.create_settle_time;
     let absent_for = seen
-        .remembered
+        .state
         .absent_since
         .map(|since| seen.instant.saturating_duration_since(since));
     let by_own_clock = time.saturating_sub(absent_for.unwrap_or_default());
@@ -180,8 +182,7 @@ pub(super) fn shut_down(machine: &InfraMachine, seen: &Observed<'_>) -> Option<S
     let shut_down = ShutDown {
         grace,
         accepted,
-        last_try: deleted_for(machine, seen.now) >= grace
-            && seen.remembered.failed_shut_downs >= SHUT_DOWN_TRIES,
+        last_try: deleted_for(machine, seen.now) >= grace && seen.state.failed_shut_downs >= SHUT_DOWN_TRIES,
     };
     (!shut_down.left(seen.now).is_zero()).then_some(shut_down)
 }

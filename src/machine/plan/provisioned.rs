@@ -5,7 +5,7 @@ use super::waits::{is_unsettled, lacks, look_up_wait, retry_wait, until_settling
 use super::{DriverState, Observed, Plan, Recheck, Update, known_provider_id};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::identity::{self, InvalidSpec};
-use crate::machine::memory::Suspicion;
+use crate::machine::runtime_state::LookUpHint;
 use cmi_driver::{Operation, ProviderSpec};
 
 /// What has to be done for a machine whose VM was handed to Cluster API and that is not paused. `wanted` is
@@ -17,7 +17,7 @@ pub fn plan_provisioned(
     wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {
     let Some(provider_id) = known_provider_id(machine) else {
-        return Plan::Leave("provisioned, and the providerID has not been seen yet");
+        return Plan::NoOp("provisioned, and the providerID has not been seen yet");
     };
     let offers = |operation| driver.capabilities.offers(operation);
     let applied = identity::applied_spec(machine);
@@ -27,22 +27,22 @@ pub fn plan_provisioned(
     // Before anything else: a spec that is refused, or an update that fails, must not
     // hide that the VM is gone.
     if !can_look {
-        match (seen.remembered.suspicion, machine.has_vanished()) {
-            (Some(Suspicion::Missing), false) => return Plan::Vanish(provider_id),
-            (Some(Suspicion::Back), true) => return Plan::Reappear(provider_id),
-            (Some(Suspicion::Missing), true)
-            | (Some(Suspicion::Back), false)
-            | (Some(Suspicion::Sign) | None, _) => {}
+        match (seen.state.hint, machine.has_vanished()) {
+            (Some(LookUpHint::Missing), false) => return Plan::Vanished(provider_id),
+            (Some(LookUpHint::Back), true) => return Plan::Reappeared(provider_id),
+            (Some(LookUpHint::Missing), true)
+            | (Some(LookUpHint::Back), false)
+            | (Some(LookUpHint::Signal) | None, _) => {}
         }
     } else if let Some(look_up) = applied.as_ref().or(wanted.as_ref().ok()) {
         let may_initialize = !lacks(seen, Operation::InitializeMachine);
         // What waits for a call that is not offered is not settled by being asked after.
         let unsettled = is_unsettled(machine) && may_initialize;
-        // A suspicion that the driver could not answer stays, and waits as any failed call does.
-        let suspected = seen.remembered.suspicion.is_some();
-        let unanswered = look_up_wait(seen).filter(|_| suspected && !seen.remembered.suspicion_is_new);
+        // A hint that the driver could not answer stays, and waits as any failed call does.
+        let hinted = seen.state.hint.is_some();
+        let unanswered = look_up_wait(seen).filter(|_| hinted && !seen.state.hint_is_new);
         again = until_settling(seen).filter(|_| unsettled).or(unanswered);
-        if (suspected && unanswered.is_none()) || (unsettled && again.is_none()) {
+        if (hinted && unanswered.is_none()) || (unsettled && again.is_none()) {
             return Plan::Recheck(Box::new(Recheck {
                 look_up: look_up.clone(),
                 provider_id,
@@ -52,7 +52,7 @@ pub fn plan_provisioned(
     }
     let wanted = match wanted {
         Ok(wanted) => wanted,
-        Err(invalid) => return Plan::Refuse { invalid, again },
+        Err(invalid) => return Plan::Refused { invalid, again },
     };
     let applied = applied.unwrap_or_else(|| wanted.clone());
     let (hot, not_updatable): (Vec<_>, Vec<_>) =
@@ -67,7 +67,7 @@ pub fn plan_provisioned(
     if not_updatable.is_empty() && (has_unfinished_update(machine) || !hot.is_empty()) {
         // One that has answered that it does not offer the look-up can be asked for an update all the same.
         if let Some(wait) = retry_wait(seen).filter(|_| !lacks_look_up) {
-            return Plan::Wait(again.into_iter().chain(wait.again()).min());
+            return Plan::Waiting(again.into_iter().chain(wait.again()).min());
         }
         return Plan::Update(Box::new(Update {
             provider_id,
@@ -75,7 +75,7 @@ pub fn plan_provisioned(
             wanted,
         }));
     }
-    Plan::Keep {
+    Plan::UpToDate {
         reachable: driver.reachable,
         not_updatable,
         again,

@@ -15,20 +15,20 @@ use cmi_driver::{Code, JsonPointer, ProviderId, ProviderSpec};
 #[derive(Debug, PartialEq)]
 pub enum Plan {
     /// Nothing, and nothing is written.
-    Leave(&'static str),
-    /// As [`Plan::Leave`], and look again after this long: what is so for a moment as a
+    NoOp(&'static str),
+    /// As [`Plan::NoOp`], and look again after this long: what is so for a moment as a
     /// rule is not worth a write.
-    Later(Duration),
+    Requeue(Duration),
     /// Wait; the status says for what.
-    Hold(Hold),
+    Blocked(Blocked),
     /// Wait; the status says all there is to say already. When to look again, if nothing changes before.
-    Wait(Option<Duration>),
+    Waiting(Option<Duration>),
     /// Write finalizer and identity again; what else there is to do comes after that.
-    Claim(Box<Claim>),
+    RestoreFinalizer(Box<Ownership>),
     /// The driver has never answered.
     CapabilitiesUnknown(Code, String),
     /// The spec can't be accepted as it is.
-    Refuse {
+    Refused {
         /// Why.
         invalid: InvalidSpec,
         /// When to look again, if nothing changes before.
@@ -37,7 +37,7 @@ pub enum Plan {
     /// Look the VM up, create it if it is not there, initialize it.
     Provision(Box<Provision>),
     /// The VM is provisioned and as it should be.
-    Keep {
+    UpToDate {
         /// Whether the driver can be reached, where that is settled.
         reachable: Option<bool>,
         /// Fields in which the spec differs and that a living VM can't change.
@@ -48,15 +48,15 @@ pub enum Plan {
     /// Ask the driver how the VM is.
     Recheck(Box<Recheck>),
     /// The VM is gone for all that the driver can say: lists lack it, and it can't be asked about one VM.
-    Vanish(ProviderId),
+    Vanished(ProviderId),
     /// The VM that was gone is in the lists of a driver that can't be asked about one VM.
-    Reappear(ProviderId),
+    Reappeared(ProviderId),
     /// Bring the VM to the wanted spec.
     Update(Box<Update>),
     /// Shut down, delete, until it is gone.
     Delete(Box<Delete>),
     /// There is no VM: let the object go.
-    Release(Release),
+    RemoveFinalizer(RemovalReason),
 }
 
 impl Plan {
@@ -67,37 +67,39 @@ impl Plan {
             Self::Provision(plan) if plan.vm_may_exist() => Some(Priority::Upkeep),
             Self::Provision(_) => Some(Priority::Create),
             Self::Recheck(_) | Self::Update(_) | Self::Delete(_) => Some(Priority::Upkeep),
-            Self::Leave(_)
-            | Self::Later(_)
-            | Self::Hold(_)
-            | Self::Wait(_)
-            | Self::Claim(_)
+            Self::NoOp(_)
+            | Self::Requeue(_)
+            | Self::Blocked(_)
+            | Self::Waiting(_)
+            | Self::RestoreFinalizer(_)
             | Self::CapabilitiesUnknown(..)
-            | Self::Refuse { .. }
-            | Self::Keep { .. }
-            | Self::Vanish(_)
-            | Self::Reappear(_)
-            | Self::Release(_) => None,
+            | Self::Refused { .. }
+            | Self::UpToDate { .. }
+            | Self::Vanished(_)
+            | Self::Reappeared(_)
+            | Self::RemoveFinalizer(_) => None,
         }
     }
 
     /// What has to be known of the admission policies before it is carried out.
     pub fn trust(&self) -> Trust {
         match self {
-            Self::Delete(_) | Self::Update(_) | Self::Recheck(_) | Self::Release(_) => Trust::CheckSinceRead,
+            Self::Delete(_) | Self::Update(_) | Self::Recheck(_) | Self::RemoveFinalizer(_) => {
+                Trust::CheckSinceRead
+            }
             // It takes over the VM that it finds, and may initialize it.
             Self::Provision(plan) if plan.is_identified => Trust::CheckSinceRead,
-            Self::Provision(_) | Self::Claim(_) => Trust::LastCheck,
-            Self::Hold(hold) if hold.claim.is_some() => Trust::LastCheck,
-            Self::Hold(_)
-            | Self::Leave(_)
-            | Self::Later(_)
-            | Self::Wait(_)
+            Self::Provision(_) | Self::RestoreFinalizer(_) => Trust::LastCheck,
+            Self::Blocked(block) if block.ownership.is_some() => Trust::LastCheck,
+            Self::Blocked(_)
+            | Self::NoOp(_)
+            | Self::Requeue(_)
+            | Self::Waiting(_)
             | Self::CapabilitiesUnknown(..)
-            | Self::Refuse { .. }
-            | Self::Keep { .. }
-            | Self::Vanish(_)
-            | Self::Reappear(_) => Trust::Nothing,
+            | Self::Refused { .. }
+            | Self::UpToDate { .. }
+            | Self::Vanished(_)
+            | Self::Reappeared(_) => Trust::Nothing,
         }
     }
 
@@ -105,39 +107,39 @@ impl Plan {
     /// published can be said first.
     pub fn is_idle(&self) -> bool {
         match self {
-            Self::Wait(_) | Self::Refuse { .. } | Self::Keep { .. } => true,
-            Self::Leave(_)
-            | Self::Later(_)
-            | Self::Hold(_)
-            | Self::Claim(_)
+            Self::Waiting(_) | Self::Refused { .. } | Self::UpToDate { .. } => true,
+            Self::NoOp(_)
+            | Self::Requeue(_)
+            | Self::Blocked(_)
+            | Self::RestoreFinalizer(_)
             | Self::CapabilitiesUnknown(..)
             | Self::Provision(_)
             | Self::Recheck(_)
-            | Self::Vanish(_)
-            | Self::Reappear(_)
+            | Self::Vanished(_)
+            | Self::Reappeared(_)
             | Self::Update(_)
             | Self::Delete(_)
-            | Self::Release(_) => false,
+            | Self::RemoveFinalizer(_) => false,
         }
     }
 
     /// What it is part of, where it calls the driver.
     pub fn during(&self) -> OperationType {
         match self {
-            Self::Delete(_) | Self::Release(_) => OperationType::Delete,
+            Self::Delete(_) | Self::RemoveFinalizer(_) => OperationType::Delete,
             Self::Update(_) => OperationType::Update,
-            Self::Leave(_)
-            | Self::Later(_)
-            | Self::Hold(_)
-            | Self::Wait(_)
-            | Self::Claim(_)
+            Self::NoOp(_)
+            | Self::Requeue(_)
+            | Self::Blocked(_)
+            | Self::Waiting(_)
+            | Self::RestoreFinalizer(_)
             | Self::CapabilitiesUnknown(..)
-            | Self::Refuse { .. }
-            | Self::Keep { .. }
+            | Self::Refused { .. }
+            | Self::UpToDate { .. }
             | Self::Provision(_)
             | Self::Recheck(_)
-            | Self::Vanish(_)
-            | Self::Reappear(_) => OperationType::Create,
+            | Self::Vanished(_)
+            | Self::Reappeared(_) => OperationType::Create,
         }
     }
 }
@@ -156,25 +158,25 @@ pub enum Trust {
 
 /// A wait that the status tells of.
 #[derive(Debug, PartialEq)]
-pub struct Hold {
+pub struct Blocked {
     /// The condition that says why.
     pub condition: &'static str,
     /// Its reason.
     pub reason: &'static str,
     /// Its message.
     pub message: String,
-    /// The claim that has to be made all the same.
-    pub claim: Option<Box<Claim>>,
+    /// The ownership that has to be written all the same.
+    pub ownership: Option<Box<Ownership>>,
     /// Whether an earlier call still keeps `clusterctl move` waiting. No call is in flight
-    /// while the machine is held.
-    pub lets_move: bool,
+    /// while the machine is blocked.
+    pub unblocks_move: bool,
     /// When to look again, if nothing changes before.
     pub again: Option<Duration>,
 }
 
 /// Finalizer and identity, as they have to be before a side effect (write 1).
 #[derive(Clone, Debug, PartialEq)]
-pub struct Claim {
+pub struct Ownership {
     /// The identity of the machine.
     pub machine_id: MachineId,
     /// Which cluster it belongs to.
@@ -192,8 +194,8 @@ pub struct Claim {
 /// Look up, create, initialize.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Provision {
-    /// The claim before the create.
-    pub claim: Claim,
+    /// The ownership to write before the create.
+    pub ownership: Ownership,
     /// The spec to create with.
     pub wanted: ProviderSpec,
     /// The spec to look up with: that of an earlier create, or the wanted one.
@@ -316,7 +318,7 @@ impl Settling {
 
 /// Why an object may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Release {
+pub enum RemovalReason {
     /// No create was ever issued, or all were refused for good, and the driver has nothing to delete.
     NeverCreated,
     /// The administrator said so.

@@ -17,19 +17,19 @@ use cmi_driver::{Operation, Status};
 mod deletion;
 mod provisioned;
 
-/// What a machine is held for, as (condition, reason).
+/// What a machine is blocked by, as (condition, reason).
 #[track_caller]
-fn held(plan: Plan) -> Hold {
+fn blocked(plan: Plan) -> Blocked {
     match plan {
-        Plan::Hold(hold) => hold,
+        Plan::Blocked(block) => block,
         other => panic!("expected a hold, got {other:?}"),
     }
 }
 
 #[track_caller]
 fn reason_of(plan: Plan) -> (&'static str, &'static str) {
-    let hold = held(plan);
-    (hold.condition, hold.reason)
+    let block = blocked(plan);
+    (block.condition, block.reason)
 }
 
 #[track_caller]
@@ -41,9 +41,9 @@ fn provision(plan: Plan) -> Provision {
 }
 
 #[track_caller]
-fn claimed(plan: Plan) -> Claim {
+fn identified(plan: Plan) -> Ownership {
     match plan {
-        Plan::Claim(claim) => *claim,
+        Plan::RestoreFinalizer(ownership) => *ownership,
         other => panic!("expected a claim, got {other:?}"),
     }
 }
@@ -51,7 +51,7 @@ fn claimed(plan: Plan) -> Claim {
 #[track_caller]
 fn refused(plan: Plan) -> InvalidSpec {
     match plan {
-        Plan::Refuse { invalid, .. } => invalid,
+        Plan::Refused { invalid, .. } => invalid,
         other => panic!("expected a refusal, got {other:?}"),
     }
 }
@@ -59,11 +59,11 @@ fn refused(plan: Plan) -> InvalidSpec {
 #[track_caller]
 fn assert_left(world: &World, machine: MachineFixture) {
     let plan = world.plan(machine);
-    assert!(matches!(plan, Plan::Leave(_)), "{plan:?}");
+    assert!(matches!(plan, Plan::NoOp(_)), "{plan:?}");
 }
 
 fn waits(seconds: u64) -> Plan {
-    Plan::Wait(Some(Duration::from_secs(seconds)))
+    Plan::Waiting(Some(Duration::from_secs(seconds)))
 }
 
 /// As [`failing`], with a failure that is the first one.
@@ -76,7 +76,7 @@ fn failing_once(seconds: i64) -> MachineFixture {
 }
 
 fn failing(seconds: i64) -> MachineFixture {
-    machine().claimed().failed(
+    machine().identified().failed(
         OperationType::Create,
         Operation::CreateMachine,
         Code::Unavailable,
@@ -88,14 +88,14 @@ fn failing(seconds: i64) -> MachineFixture {
 fn without_a_machine_as_controller_owner_nothing_is_written() {
     for world in [world().without_owner(), world().owner_not_cached()] {
         let plan = world.plan(machine());
-        assert!(matches!(plan, Plan::Later(_)), "{plan:?}");
+        assert!(matches!(plan, Plan::Requeue(_)), "{plan:?}");
     }
 }
 
 /// Cluster API makes the object a moment before the Machine that owns it.
 #[test]
 fn a_machine_without_an_owner_for_a_minute_says_so_and_is_not_claimed() {
-    let later = |seconds| Plan::Later(Duration::from_secs(seconds));
+    let later = |seconds| Plan::Requeue(Duration::from_secs(seconds));
     for world in [world().without_owner(), world().owner_not_cached()] {
         assert_eq!(world.plan(machine()), later(60));
     }
@@ -108,11 +108,11 @@ fn a_machine_without_an_owner_for_a_minute_says_so_and_is_not_claimed() {
         later(60)
     );
     for world in [world().without_owner(), world().owner_not_cached()] {
-        let hold = held(world.seconds_later(60).plan(machine()));
-        let said = (hold.condition, hold.reason);
+        let block = blocked(world.seconds_later(60).plan(machine()));
+        let said = (block.condition, block.reason);
         assert_eq!(said, (conditions::READY, reason::WAITING_FOR_OWNER));
-        assert_eq!(hold.claim, None);
-        assert!(hold.message.contains("ownerReferences"), "{}", hold.message);
+        assert_eq!(block.ownership, None);
+        assert!(block.message.contains("ownerReferences"), "{}", block.message);
     }
 }
 
@@ -123,7 +123,7 @@ fn of_a_vm_that_is_up_and_has_no_owner_any_more_ready_is_kept() {
         reason_of(orphaned.plan(machine().provisioned())),
         (conditions::VIRTUAL_MACHINE_UP_TO_DATE, reason::WAITING_FOR_OWNER)
     );
-    let missing = held(
+    let missing = blocked(
         world()
             .owner_not_cached()
             .seconds_later(60)
@@ -144,8 +144,8 @@ fn what_a_move_or_a_restore_puts_back_is_not_written_to_before_it_is_owned() {
     assert_left(&late().paused(), labelled());
     assert_left(&late(), labelled().annotated(labels::PAUSED, ""));
     assert_left(&late().without_cluster(), labelled());
-    held(late().plan(labelled()));
-    held(late().without_cluster().plan(machine()));
+    blocked(late().plan(labelled()));
+    blocked(late().without_cluster().plan(machine()));
 }
 
 #[test]
@@ -158,25 +158,25 @@ fn a_machine_that_its_owner_does_not_refer_to_gets_no_vm_and_says_so() {
         referring(&|to| to.kind = "OtherMachine".to_owned()),
         referring(&|to| to.api_group = "infrastructure.cluster.x-k8s.io".to_owned()),
     ] {
-        for fixture in [machine(), machine().claimed()] {
-            let hold = held(world.plan(fixture));
-            let said = (hold.condition, hold.reason);
+        for fixture in [machine(), machine().identified()] {
+            let block = blocked(world.plan(fixture));
+            let said = (block.condition, block.reason);
             assert_eq!(said, (conditions::READY, reason::NOT_REFERRED_TO));
-            assert_eq!(hold.claim, None, "its deletion waits for nothing");
-            assert!(hold.message.contains("infrastructureRef"), "{}", hold.message);
+            assert_eq!(block.ownership, None, "its deletion waits for nothing");
+            assert!(block.message.contains("infrastructureRef"), "{}", block.message);
         }
         assert_left(&world, machine().deleted_at(now()));
         for (has_vm, keeps) in [
             (machine().provisioned(), true),
-            (machine().claimed().provider_id("sim://1"), true),
+            (machine().identified().provider_id("sim://1"), true),
             (machine().provisioned().without_finalizer(), true),
-            (machine().claimed().deleted_at(now()), true),
+            (machine().identified().deleted_at(now()), true),
             (machine(), false),
         ] {
             let plan = world.plan(has_vm);
             let does = matches!(
                 plan,
-                Plan::Keep { .. } | Plan::Provision(_) | Plan::Claim(_) | Plan::Delete(_)
+                Plan::UpToDate { .. } | Plan::Provision(_) | Plan::RestoreFinalizer(_) | Plan::Delete(_)
             );
             assert_eq!(does, keeps, "{plan:?}");
         }
@@ -187,7 +187,7 @@ fn a_machine_that_its_owner_does_not_refer_to_gets_no_vm_and_says_so() {
 fn a_machine_that_failed_for_good_says_that_it_is_paused_and_that_it_is_not_any_more() {
     let failed = || {
         machine()
-            .claimed()
+            .identified()
             .observed(1)
             .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()))
     };
@@ -198,7 +198,7 @@ fn a_machine_that_failed_for_good_says_that_it_is_paused_and_that_it_is_not_any_
         paused
     );
     let shown = failed().condition(conditions::PAUSED, State::True, reason::PAUSED);
-    assert_eq!(world().plan(shown.clone()), Plan::Wait(None));
+    assert_eq!(world().plan(shown.clone()), Plan::Waiting(None));
     let status = status::after(
         &shown.build(),
         &Outcome::Waiting(None),
@@ -230,7 +230,7 @@ fn only_a_controller_of_kind_machine_and_cluster_apis_group_is_the_owner() {
 #[test]
 fn a_machine_that_failed_for_good_is_left_until_its_spec_changes() {
     let failed = machine()
-        .claimed()
+        .identified()
         .observed(1)
         .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
     assert_left(&world(), failed.clone());
@@ -252,17 +252,17 @@ fn without_its_cluster_a_machine_is_left() {
 
 #[test]
 fn a_machine_is_left_alone_while_it_or_its_cluster_is_paused() {
-    let hold = held(world().paused().plan(machine().annotated(labels::PAUSED, "")));
+    let block = blocked(world().paused().plan(machine().annotated(labels::PAUSED, "")));
     assert_eq!(
-        (hold.condition, hold.reason),
+        (block.condition, block.reason),
         (conditions::PAUSED, reason::PAUSED)
     );
     assert_eq!(
-        hold.message,
+        block.message,
         "Cluster spec.paused is set to true, InfraMachine has the cluster.x-k8s.io/paused annotation"
     );
-    assert_eq!(hold.claim, None, "a pause writes no claim");
-    let by_annotation = held(world().plan(machine().annotated(labels::PAUSED, "")));
+    assert_eq!(block.ownership, None, "a pause writes no claim");
+    let by_annotation = blocked(world().plan(machine().annotated(labels::PAUSED, "")));
     assert_eq!(
         by_annotation.message,
         "InfraMachine has the cluster.x-k8s.io/paused annotation"
@@ -279,16 +279,16 @@ fn finalizer_and_identity_come_before_every_wait() {
         (world().without_bootstrap(), reason::WAITING_FOR_BOOTSTRAP_DATA),
         (world().driver_not_configured(), reason::DRIVER_NOT_CONFIGURED),
     ] {
-        let hold = held(world.plan(machine()));
-        assert_eq!((hold.condition, hold.reason), (conditions::READY, why));
-        let claim = hold.claim.expect(why);
-        assert_eq!(claim.machine_id.annotation(), "ns1/m1/u-1");
+        let block = blocked(world.plan(machine()));
+        assert_eq!((block.condition, block.reason), (conditions::READY, why));
+        let ownership = block.ownership.expect(why);
+        assert_eq!(ownership.machine_id.annotation(), "ns1/m1/u-1");
         assert_eq!(
-            (claim.instance, claim.driver, claim.applied),
+            (ownership.instance, ownership.driver, ownership.applied),
             (Instance::None, None, None)
         );
-        let again = held(world.plan(machine().claimed()));
-        assert_eq!(again.claim, None, "what is there is not claimed again: {why}");
+        let again = blocked(world.plan(machine().identified()));
+        assert_eq!(again.ownership, None, "what is there is not claimed again: {why}");
     }
 }
 
@@ -298,21 +298,25 @@ fn finalizer_and_identity_come_before_every_wait() {
 fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done() {
     let provisioned = || machine().provisioned().without_finalizer();
     let failed = machine()
-        .claimed()
+        .identified()
         .observed(1)
         .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
-    let check = |world: World, bereft: MachineFixture| {
-        let noted = identity::instance(&bereft.clone().build());
-        let claim = claimed(world.plan(bereft));
-        assert_eq!(claim.machine_id.annotation(), "ns1/m1/u-1");
-        assert_eq!(claim.cluster_id, "c-1");
-        assert_eq!(claim.instance, noted, "a VM that may exist is not denied");
-        assert_eq!((claim.driver, claim.applied), (None, None), "what is noted stays");
+    let check = |world: World, finalizer_missing: MachineFixture| {
+        let noted = identity::instance(&finalizer_missing.clone().build());
+        let ownership = identified(world.plan(finalizer_missing));
+        assert_eq!(ownership.machine_id.annotation(), "ns1/m1/u-1");
+        assert_eq!(ownership.cluster_id, "c-1");
+        assert_eq!(ownership.instance, noted, "a VM that may exist is not denied");
+        assert_eq!(
+            (ownership.driver, ownership.applied),
+            (None, None),
+            "what is noted stays"
+        );
     };
-    check(world(), machine().claimed().without_finalizer());
+    check(world(), machine().identified().without_finalizer());
     check(
         world().cluster_not_ready(),
-        machine().claimed().without_finalizer(),
+        machine().identified().without_finalizer(),
     );
     check(world(), failed.without_finalizer());
     check(world(), provisioned());
@@ -326,14 +330,14 @@ fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done
 #[test]
 fn a_finalizer_that_was_taken_away_is_not_written_on_a_paused_machine_or_where_no_vm_may_be() {
     let provisioned = || machine().provisioned().without_finalizer();
-    assert_eq!(held(world().paused().plan(provisioned())).claim, None);
+    assert_eq!(blocked(world().paused().plan(provisioned())).ownership, None);
     assert_eq!(
         reason_of(world().plan(provisioned().without(labels::MACHINE_ID))),
         (conditions::DRIVER_REACHABLE, reason::FOREIGN_PROVIDER_ID)
     );
     assert_left(&world(), provisioned().deleted_at(now()));
     let refused = machine()
-        .claimed()
+        .identified()
         .annotated(labels::INSTANCE, "none")
         .observed(1)
         .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
@@ -349,12 +353,12 @@ fn a_provider_id_of_another_writer_leads_to_no_call() {
 #[test]
 fn a_copied_identity_is_replaced_by_the_machines_own() {
     let copied = machine()
-        .claimed()
+        .identified()
         .annotated(labels::MACHINE_ID, "ns1/other/u-9")
         .annotated(labels::CLUSTER_ID, "c-other");
     let plan = provision(world().plan(copied));
-    assert_eq!(plan.claim.machine_id.annotation(), "ns1/m1/u-1");
-    assert_eq!(plan.claim.cluster_id, "c-1");
+    assert_eq!(plan.ownership.machine_id.annotation(), "ns1/m1/u-1");
+    assert_eq!(plan.ownership.cluster_id, "c-1");
     assert!(
         !plan.vm_may_exist(),
         "what was copied says nothing about this machine"
@@ -364,8 +368,8 @@ fn a_copied_identity_is_replaced_by_the_machines_own() {
 /// The cluster id that a machine was created under is the one that its VM is found by.
 #[test]
 fn a_machine_keeps_the_cluster_id_that_it_was_claimed_with() {
-    let moved = machine().claimed().annotated(labels::CLUSTER_ID, "c-before");
-    assert_eq!(provision(world().plan(moved)).claim.cluster_id, "c-before");
+    let moved = machine().identified().annotated(labels::CLUSTER_ID, "c-before");
+    assert_eq!(provision(world().plan(moved)).ownership.cluster_id, "c-before");
 }
 
 /// INI-08
@@ -377,9 +381,9 @@ fn a_machine_is_looked_up_and_created_with_its_spec_and_tags() {
     assert_eq!(plan.bootstrap, "boot");
     assert_eq!((&plan.provider_id, plan.vm_may_exist()), (&None, false));
     assert_eq!(plan.unanswered, Unanswered::default());
-    assert_eq!(plan.claim.instance, Instance::MayExist);
-    assert_eq!(plan.claim.driver.as_deref(), Some("pool"));
-    assert_eq!(plan.claim.applied, Some(wanted));
+    assert_eq!(plan.ownership.instance, Instance::MayExist);
+    assert_eq!(plan.ownership.driver.as_deref(), Some("pool"));
+    assert_eq!(plan.ownership.applied, Some(wanted));
 }
 
 #[test]
@@ -398,7 +402,7 @@ fn the_tags_tell_a_control_plane_machine_from_a_node() {
 /// A create with the old spec may have made the VM: it is looked for with that.
 #[test]
 fn a_machine_that_was_respecified_after_its_create_is_looked_up_with_what_was_created() {
-    let respecified = machine().claimed().spec(&json!({"size": "l"}));
+    let respecified = machine().identified().spec(&json!({"size": "l"}));
     let plan = provision(world().plan(respecified));
     assert!(plan.vm_may_exist());
     assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
@@ -408,7 +412,7 @@ fn a_machine_that_was_respecified_after_its_create_is_looked_up_with_what_was_cr
 #[test]
 fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
     let refused = machine()
-        .claimed()
+        .identified()
         .annotated(labels::INSTANCE, "none")
         .spec(&json!({"size": "l"}));
     let plan = provision(world().plan(refused));
@@ -419,7 +423,7 @@ fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
 /// A move loses the status, and the VM is found again by its id.
 #[test]
 fn a_machine_that_has_an_id_and_no_status_is_looked_up_by_its_id() {
-    let plan = provision(world().plan(machine().claimed().provider_id("sim://1")));
+    let plan = provision(world().plan(machine().identified().provider_id("sim://1")));
     assert!(plan.vm_may_exist());
     assert_eq!(plan.provider_id.unwrap().as_str(), "sim://1");
 }
@@ -430,7 +434,7 @@ fn the_creates_before_that_may_still_be_carried_out_are_noted_with_the_next_one(
     let noted = |seconds: &[i64]| {
         let times: Vec<_> = seconds.iter().map(|second| at(*second).to_string()).collect();
         machine()
-            .claimed()
+            .identified()
             .annotated(labels::CREATE_ISSUED_AT, &times.join(","))
     };
     let planned = |world: World, machine: MachineFixture| provision(world.plan(machine)).unanswered;
@@ -458,7 +462,7 @@ fn the_creates_before_that_may_still_be_carried_out_are_noted_with_the_next_one(
 fn a_changed_spec_waits_for_a_create_of_the_one_before_that_may_still_be_carried_out() {
     let noted = || {
         machine()
-            .claimed()
+            .identified()
             .annotated(labels::CREATE_ISSUED_AT, &at(0).to_string())
     };
     let changed = || noted().spec(&json!({"size": "l"}));
@@ -481,12 +485,12 @@ fn a_changed_spec_waits_for_a_create_of_the_one_before_that_may_still_be_carried
 /// clusterctl pauses a Cluster, and then waits for the annotation to go.
 #[test]
 fn a_paused_machine_lets_clusterctl_go_on_and_leaves_what_a_user_blocks() {
-    let lets_move = |machine: MachineFixture| held(world().paused().plan(machine)).lets_move;
+    let unblocks_move = |machine: MachineFixture| blocked(world().paused().plan(machine)).unblocks_move;
     let blocked = |by: &str| machine().provisioned().annotated(labels::BLOCK_MOVE, by);
-    assert!(lets_move(blocked(labels::BLOCK_MOVE_VALUE)));
-    assert!(lets_move(blocked(labels::BLOCK_MOVE_VALUE).deleted_at(now())));
-    assert!(!lets_move(blocked("true")));
-    assert!(!lets_move(machine().provisioned()));
+    assert!(unblocks_move(blocked(labels::BLOCK_MOVE_VALUE)));
+    assert!(unblocks_move(blocked(labels::BLOCK_MOVE_VALUE).deleted_at(now())));
+    assert!(!unblocks_move(blocked("true")));
+    assert!(!unblocks_move(machine().provisioned()));
 }
 
 #[test]
@@ -520,7 +524,7 @@ fn a_spec_that_violates_the_drivers_schema_is_refused_without_a_call() {
 
 /// The machine as an outcome leaves it.
 fn after(outcome: &Outcome) -> MachineFixture {
-    let before = machine().claimed();
+    let before = machine().identified();
     let moment = Moment {
         now: now(),
         attempts: 1,
@@ -534,14 +538,14 @@ fn after(outcome: &Outcome) -> MachineFixture {
 #[test]
 fn a_refusal_that_no_driver_was_called_for_is_decided_anew_by_what_the_driver_says_now() {
     let refusing = || world().violating("providerSpec/size: no");
-    let Plan::Refuse { invalid, again } = refusing().plan(machine().claimed()) else {
+    let Plan::Refused { invalid, again } = refusing().plan(machine().identified()) else {
         panic!("expected a refusal");
     };
     let refused_before = after(&Outcome::Refused { invalid, again });
     assert!(is_refused_uncalled(&refused_before.clone().build()));
     refused(refusing().plan(refused_before.clone()));
     provision(world().plan(refused_before.clone()));
-    let silent = Plan::Wait(Some(PERMIT_WAIT));
+    let silent = Plan::Waiting(Some(PERMIT_WAIT));
     assert_eq!(world().capabilities_unknown().plan(refused_before), silent);
 }
 
@@ -554,12 +558,12 @@ fn what_a_driver_answered_is_final_whatever_it_says_of_itself() {
 
 #[test]
 fn nothing_is_refused_because_of_what_a_driver_said_before_it_was_lost() {
-    let silent = Plan::Wait(Some(PERMIT_WAIT));
+    let silent = Plan::Waiting(Some(PERMIT_WAIT));
     let former = || world().with_stale_capabilities();
-    assert_eq!(former().violating("no").plan(machine().claimed()), silent);
+    assert_eq!(former().violating("no").plan(machine().identified()), silent);
     let zone = former().owner(|owner| owner.spec.failure_domain = Some("z1".to_owned()));
-    assert_eq!(zone.plan(machine().claimed()), silent);
-    provision(former().plan(machine().claimed()));
+    assert_eq!(zone.plan(machine().identified()), silent);
+    provision(former().plan(machine().identified()));
 }
 
 #[test]
@@ -567,7 +571,7 @@ fn nothing_is_assumed_of_a_driver_that_never_answered() {
     for fixture in [
         machine(),
         machine().provisioned(),
-        machine().claimed().deleted_at(now()),
+        machine().identified().deleted_at(now()),
     ] {
         assert_eq!(
             world().capabilities_unknown().plan(fixture),
@@ -579,23 +583,28 @@ fn nothing_is_assumed_of_a_driver_that_never_answered() {
 /// CTL-CR-02, CTL-CR-08
 #[test]
 fn a_failed_call_is_not_repeated_before_its_time() {
-    assert_eq!(world().remembering(40).plan(machine().claimed()), waits(40));
-    provision(world().remembering(0).plan(machine().claimed()));
+    assert_eq!(world().remembering(40).plan(machine().identified()), waits(40));
+    provision(world().remembering(0).plan(machine().identified()));
 }
 
 #[test]
 fn a_change_of_spec_annotations_or_bootstrap_data_ends_a_wait() {
-    provision(world().remembering(40).inputs_changed().plan(machine().claimed()));
+    provision(
+        world()
+            .remembering(40)
+            .inputs_changed()
+            .plan(machine().identified()),
+    );
 }
 
 /// A failure that could not be published is published while its call waits, but not on a paused machine, and
 /// not instead of what is to be done now.
 #[test]
 fn what_is_left_to_say_of_a_failure_is_said_while_nothing_is_done() {
-    let bereft = || machine().provisioned().without_finalizer();
+    let finalizer_missing = || machine().provisioned().without_finalizer();
     for (plan, idle) in [
-        (world().remembering(40).plan(machine().claimed()), true),
-        (world().unable(0).plan(machine().claimed()), true),
+        (world().remembering(40).plan(machine().identified()), true),
+        (world().unable(0).plan(machine().identified()), true),
         (world().driver_busy().plan(machine()), true),
         (
             world()
@@ -604,11 +613,11 @@ fn what_is_left_to_say_of_a_failure_is_said_while_nothing_is_done() {
             true,
         ),
         (world().violating("no").plan(machine().provisioned()), true),
-        (world().plan(machine().claimed()), false),
-        (world().paused().plan(machine().claimed()), false),
-        (world().plan(bereft()), false),
+        (world().plan(machine().identified()), false),
+        (world().paused().plan(machine().identified()), false),
+        (world().plan(finalizer_missing()), false),
         (world().without_owner().plan(machine()), false),
-        (world().plan(machine().claimed().deleted_at(now())), false),
+        (world().plan(machine().identified().deleted_at(now())), false),
     ] {
         assert_eq!(plan.is_idle(), idle, "{plan:?}");
     }
@@ -617,9 +626,12 @@ fn what_is_left_to_say_of_a_failure_is_said_while_nothing_is_done() {
 /// CMI-37
 #[test]
 fn what_the_driver_cannot_do_is_asked_again_when_the_driver_is_another_and_not_with_time() {
-    assert_eq!(world().unable(0).plan(machine().claimed()), Plan::Wait(None));
-    provision(world().unable(1).plan(machine().claimed()));
-    provision(world().unable(0).inputs_changed().plan(machine().claimed()));
+    assert_eq!(
+        world().unable(0).plan(machine().identified()),
+        Plan::Waiting(None)
+    );
+    provision(world().unable(1).plan(machine().identified()));
+    provision(world().unable(0).inputs_changed().plan(machine().identified()));
 }
 
 #[test]
@@ -633,7 +645,7 @@ fn after_a_restart_the_status_says_how_long_to_wait() {
 /// Not every repeat of a failure is written: there may have been others after the one that the status shows.
 #[test]
 fn after_a_restart_a_failure_that_may_have_repeated_unseen_is_not_repeated_sooner_than_it_was_meant_to() {
-    let Plan::Wait(Some(left)) = world().seconds_later(900).plan(failing(300)) else {
+    let Plan::Waiting(Some(left)) = world().seconds_later(900).plan(failing(300)) else {
         panic!("it is tried with all others that waited when the process ended");
     };
     assert!(left < Duration::from_mins(5), "{left:?}");
@@ -668,17 +680,17 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
             )
             .condition(conditions::READY, State::False, "ResourceExhausted")
     };
-    let Plan::Wait(Some(left)) = world().plan(refused()) else {
+    let Plan::Waiting(Some(left)) = world().plan(refused()) else {
         panic!("all of them would come at once");
     };
     assert!(left <= Duration::from_secs(10), "{left:?}");
     let trial = provision(world().remembering(0).plan(refused())).trial;
     assert_eq!((trial.recalled, trial.requested), (true, false));
-    let held_back = machine().condition(conditions::READY, State::False, "WaitingForCapacity");
-    assert!(provision(world().plan(held_back)).trial.recalled);
+    let circuit_open = machine().condition(conditions::READY, State::False, "WaitingForCapacity");
+    assert!(provision(world().plan(circuit_open)).trial.recalled);
     assert_eq!(provision(world().plan(machine())).trial, TrialReason::default());
     let mut annotated = world().remembering(600).inputs_changed();
-    if let Some(retry) = &mut annotated.remembered.retry {
+    if let Some(retry) = &mut annotated.state.retry {
         retry.cause = Cause::Capacity;
     }
     assert!(provision(annotated.plan(refused())).trial.requested);
@@ -689,8 +701,8 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
 #[test]
 fn after_a_restart_a_change_of_annotations_ends_the_wait_that_the_status_tells_of() {
     let mut world = world();
-    world.remembered.retry = restored(&failing(40).build(), now(), Instant::now(), INPUTS);
-    assert!(matches!(world.plan(failing(40)), Plan::Wait(Some(_))));
+    world.state.retry = restored(&failing(40).build(), now(), Instant::now(), INPUTS);
+    assert!(matches!(world.plan(failing(40)), Plan::Waiting(Some(_))));
     provision(world.inputs_changed().plan(failing(40)));
 }
 
@@ -707,7 +719,7 @@ fn a_clock_that_was_set_back_does_not_lengthen_a_wait() {
 /// Too many ask it already: a machine that waits for a permit is not written to.
 #[test]
 fn a_machine_whose_driver_is_busy_waits_in_silence() {
-    let deleted = machine().claimed().deleted_at(now());
+    let deleted = machine().identified().deleted_at(now());
     for machine in [machine(), machine().provisioned(), deleted] {
         assert_eq!(world().driver_busy().plan(machine), waits(60));
     }
@@ -717,9 +729,9 @@ fn a_machine_whose_driver_is_busy_waits_in_silence() {
 fn what_may_be_there_is_looked_up_without_waiting_for_the_creates_of_others() {
     let priority = |machine: MachineFixture| world().plan(machine).priority();
     assert_eq!(priority(machine()), Some(Priority::Create));
-    assert_eq!(priority(machine().claimed()), Some(Priority::Upkeep));
+    assert_eq!(priority(machine().identified()), Some(Priority::Upkeep));
     assert_eq!(
-        priority(machine().claimed().deleted_at(now())),
+        priority(machine().identified().deleted_at(now())),
         Some(Priority::Upkeep)
     );
     assert_eq!(
@@ -732,12 +744,12 @@ fn what_may_be_there_is_looked_up_without_waiting_for_the_creates_of_others() {
 /// A VM that may exist is looked for with the credentials of its create, whatever the spec says by now.
 #[test]
 fn the_secret_of_a_create_is_written_down_with_the_claim_and_kept() {
-    let secret = |machine: MachineFixture| provision(world().plan(machine)).claim.secret;
+    let secret = |machine: MachineFixture| provision(world().plan(machine)).ownership.secret;
     assert_eq!(secret(machine()).as_deref(), Some(""));
     assert_eq!(secret(machine().secret("a")).as_deref(), Some("a"));
-    let claimed = machine().claimed().annotated(labels::SECRET, "a").secret("b");
-    assert_eq!(secret(claimed.clone()).as_deref(), Some("a"));
-    let refused = claimed.annotated(labels::INSTANCE, "none");
+    let identified = machine().identified().annotated(labels::SECRET, "a").secret("b");
+    assert_eq!(secret(identified.clone()).as_deref(), Some("a"));
+    let refused = identified.annotated(labels::INSTANCE, "none");
     assert_eq!(secret(refused).as_deref(), Some("b"), "no VM was made");
 }
 
@@ -747,22 +759,26 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
     type Fixture = fn() -> MachineFixture;
     let acting: [(Fixture, Trust, &str); 5] = [
         (machine, Trust::LastCheck, conditions::READY),
-        (|| machine().claimed(), Trust::CheckSinceRead, conditions::READY),
         (
-            // Also where the object says that there is none: that may be forged as well.
-            || machine().claimed().annotated(labels::INSTANCE, "none"),
+            || machine().identified(),
             Trust::CheckSinceRead,
             conditions::READY,
         ),
         (
-            || machine().claimed().deleted_at(now()),
+            // Also where the object says that there is none: that may be forged as well.
+            || machine().identified().annotated(labels::INSTANCE, "none"),
+            Trust::CheckSinceRead,
+            conditions::READY,
+        ),
+        (
+            || machine().identified().deleted_at(now()),
             Trust::CheckSinceRead,
             conditions::DELETING,
         ),
         (
             || {
                 machine()
-                    .claimed()
+                    .identified()
                     .deleted_at(now())
                     .annotated(labels::FORCE_DELETE, "true")
             },
@@ -773,11 +789,11 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
     for (fixture, trust, condition) in acting {
         let plan = world().plan(fixture());
         assert_eq!(plan.trust(), trust, "{plan:?}");
-        let hold = held(unguarded(&fixture().build(), &plan, "the policies are gone"));
+        let block = blocked(unguarded(&fixture().build(), &plan, "the policies are gone"));
         assert_eq!(
-            (hold.condition, hold.reason),
+            (block.condition, block.reason),
             (condition, reason::IDENTITY_NOT_GUARDED)
         );
-        assert!(hold.claim.is_none() && hold.message.contains("the policies are gone"));
+        assert!(block.ownership.is_none() && block.message.contains("the policies are gone"));
     }
 }

@@ -8,7 +8,7 @@ use super::Observed;
 use crate::api::conditions::{self, State};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::machine::jitter::jitter;
-use crate::machine::memory::{Cause, Retry, Unable, Until};
+use crate::machine::runtime_state::{Cause, Retry, UnimplementedCall, Until};
 use crate::retry::{FIRST_BACKOFF, LONGEST_BACKOFF};
 use cmi_driver::{Code, Operation};
 
@@ -36,10 +36,10 @@ impl Wait {
 
 /// What the last failure still makes a call wait for.
 pub fn retry_wait(seen: &Observed<'_>) -> Option<Wait> {
-    if seen.remembered.suspicion.is_some() && seen.remembered.suspicion_is_new {
+    if seen.state.hint.is_some() && seen.state.hint_is_new {
         return None;
     }
-    remembered_wait(seen)
+    recorded_wait(seen)
 }
 
 /// The wait that a status tells of, for a process that remembers none: another one made the call. `inputs`
@@ -97,7 +97,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
         cause,
         until: Until::Moment(instant + left),
         inputs,
-        untold: None,
+        unpublished: None,
     })
 }
 
@@ -115,8 +115,8 @@ fn code_named(name: &str) -> Option<Code> {
     Code::ALL.into_iter().find(|code| code.name() == name)
 }
 
-fn remembered_wait(seen: &Observed<'_>) -> Option<Wait> {
-    let retry = seen.remembered.retry.as_ref()?;
+fn recorded_wait(seen: &Observed<'_>) -> Option<Wait> {
+    let retry = seen.state.retry.as_ref()?;
     if retry.inputs != seen.inputs {
         return None;
     }
@@ -133,10 +133,10 @@ fn remembered_wait(seen: &Observed<'_>) -> Option<Wait> {
 
 /// Whether the driver has answered, as it is now, that it does not offer a call, whatever it says of itself.
 pub fn lacks(seen: &Observed<'_>, operation: Operation) -> bool {
-    let Some(retry) = seen.remembered.retry.as_ref() else {
+    let Some(retry) = seen.state.retry.as_ref() else {
         return false;
     };
-    let unable = Unable {
+    let unable = UnimplementedCall {
         connection_generation: seen.connection_generation,
         operation,
     };
@@ -146,7 +146,7 @@ pub fn lacks(seen: &Observed<'_>, operation: Operation) -> bool {
 /// How long the last failure that is remembered still holds up a look-up. A driver that does not offer some
 /// other call can be asked at any time.
 pub fn look_up_wait(seen: &Observed<'_>) -> Option<Duration> {
-    remembered_wait(seen).and_then(Wait::again)
+    recorded_wait(seen).and_then(Wait::again)
 }
 
 /// Whether a provisioned VM has to be asked after until it is as it should be: it is on its way up, or what
@@ -164,7 +164,7 @@ pub fn is_unsettled(machine: &InfraMachine) -> bool {
 /// A trigger that comes before does not lead to an earlier call, and must not make
 /// the later one be forgotten.
 pub fn until_settling(seen: &Observed<'_>) -> Option<Duration> {
-    let rest = seen.remembered.rest_until.and_then(|until| {
+    let rest = seen.state.settle_until.and_then(|until| {
         let left = until.saturating_duration_since(seen.instant);
         (!left.is_zero()).then_some(left)
     });

@@ -73,29 +73,29 @@ fn refused() -> Outcome {
 }
 
 fn kept(not_updatable: &[&str]) -> Outcome {
-    Outcome::Kept {
+    Outcome::UpToDate {
         reachable: Some(true),
         not_updatable: not_updatable.iter().map(|path| path.parse().unwrap()).collect(),
         again: None,
     }
 }
 
-fn held(plan: Plan) -> Outcome {
+fn blocked(plan: Plan) -> Outcome {
     match plan {
-        Plan::Hold(hold) => Outcome::Held(hold),
+        Plan::Blocked(block) => Outcome::Blocked(block),
         other => panic!("expected a hold, got {other:?}"),
     }
 }
 
 /// Every outcome that does not say that the VM is gone, failed, or to be deleted.
 fn harmless() -> Vec<Outcome> {
-    let bereft = || machine().provisioned().without(crate::api::labels::MACHINE_ID);
+    let finalizer_missing = || machine().provisioned().without(crate::api::labels::MACHINE_ID);
     let mut all = vec![
-        Outcome::Left,
+        Outcome::NoOp,
         Outcome::Waiting(Some(Duration::from_secs(1))),
-        held(world().paused().plan(machine().provisioned())),
-        held(world().driver_not_configured().plan(machine().provisioned())),
-        held(world().plan(bereft())),
+        blocked(world().paused().plan(machine().provisioned())),
+        blocked(world().driver_not_configured().plan(machine().provisioned())),
+        blocked(world().plan(finalizer_missing())),
         refused(),
         provisioned(vm()),
         kept(&[]),
@@ -193,8 +193,8 @@ fn no_status_ever_holds_a_null() {
 #[test]
 fn what_has_nothing_to_say_writes_nothing() {
     for outcome in [
-        Outcome::Left,
-        Outcome::Later(Duration::from_secs(1)),
+        Outcome::NoOp,
+        Outcome::Requeue(Duration::from_secs(1)),
         Outcome::NotOffered(Operation::GetMachineStatus),
         Outcome::Gone,
         Outcome::Waiting(Some(Duration::from_secs(1))),
@@ -213,7 +213,7 @@ fn the_same_outcome_again_writes_nothing() {
         kept(&[]),
         kept(&["/disk"]),
         refused(),
-        held(world().paused().plan(machine())),
+        blocked(world().paused().plan(machine())),
     ] {
         let mut once = machine().provisioned().build();
         once.status = Some(after(&once, &outcome, moment()));
@@ -234,7 +234,7 @@ fn unavailable(message: &str) -> Outcome {
 /// The attempts that are written of a create that fails for an hour, with what the
 /// driver says at each of them.
 fn told_in_an_hour(says: impl Fn(u32) -> String) -> (u32, Vec<i32>) {
-    let mut machine = machine().claimed().build();
+    let mut machine = machine().identified().build();
     machine.spec.creation_timeout_seconds = Some(86_400);
     let (mut second, mut attempts, mut told) = (0, 0, Vec::new());
     while second < 3600 {
@@ -282,7 +282,7 @@ fn what_is_new_of_a_failure_is_told_at_once() {
     assert_eq!(told, [1, 2, 4, 6, 12]);
     assert_eq!(calls, 17);
     let shown = |code| {
-        let mut machine = machine().claimed().build();
+        let mut machine = machine().identified().build();
         machine.status = Some(after(&machine, &unavailable("no"), moment()));
         let again = Moment {
             now: at(20),
@@ -307,7 +307,7 @@ fn state_of_ready(all: &[Condition]) -> (&str, &str) {
 
 #[test]
 fn a_provisioned_machine_tells_cluster_api_all_that_it_reads() {
-    let status = serde_json::to_value(status_of(machine().claimed(), &provisioned(vm()))).unwrap();
+    let status = serde_json::to_value(status_of(machine().identified(), &provisioned(vm()))).unwrap();
     for (field, expected) in [
         ("ready", json!(true)),
         ("initialization", json!({"provisioned": true})),
@@ -344,12 +344,12 @@ fn what_the_schema_would_refuse_is_left_out_or_cut() {
     odd.addresses = vec![odd.addresses[0].clone(); 300];
     odd.addresses[0].address = String::new();
     odd.addresses[1].address = "a".repeat(257);
-    let status = status_of(machine().claimed(), &provisioned(odd));
+    let status = status_of(machine().identified(), &provisioned(odd));
     assert_eq!((status.node_name, status.failure_domain), (None, None));
     assert_eq!(status.addresses.len(), 254);
     let long = Status::new(Code::InvalidArgument, "é".repeat(LONG));
     let outcome = Outcome::Failed(Box::new(Failure::new(Stage::Create, long)));
-    let status = status_of(machine().claimed(), &outcome);
+    let status = status_of(machine().identified(), &outcome);
     let lengths = [
         status.failure_message.as_deref(),
         status
@@ -366,7 +366,7 @@ fn what_the_schema_would_refuse_is_left_out_or_cut() {
 #[test]
 fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initialization() {
     let outcome = failed(Stage::Initialize, Code::Uninitialized);
-    let status = status_of(machine().claimed().provider_id("sim://1"), &outcome);
+    let status = status_of(machine().identified().provider_id("sim://1"), &outcome);
     let last = status.last_operation.as_ref().unwrap();
     assert_eq!(
         (last.type_, last.state),
@@ -393,7 +393,7 @@ fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initia
 #[test]
 fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_where_a_retry_is_senseless() {
     for code in Code::ALL {
-        let status = status_of(machine().claimed(), &failed(Stage::Create, code));
+        let status = status_of(machine().identified(), &failed(Stage::Create, code));
         let last = status.last_operation.as_ref().unwrap();
         assert_eq!(last.operation.as_deref(), Some("CreateMachine"));
         assert_eq!(last.code.as_deref(), Some(code.name()));
@@ -431,7 +431,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
             "{code}"
         );
     }
-    let kept = |reachable| Outcome::Kept {
+    let kept = |reachable| Outcome::UpToDate {
         reachable,
         not_updatable: Vec::new(),
         again: None,
@@ -449,7 +449,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
 #[test]
 fn only_a_driver_that_does_not_answer_is_called_unreachable() {
     for code in Code::ALL {
-        let status = status_of(machine().claimed(), &failed(Stage::LookUpAgain, code));
+        let status = status_of(machine().identified(), &failed(Stage::LookUpAgain, code));
         let outage = matches!(code, Code::Unavailable | Code::DeadlineExceeded);
         let expected = if outage {
             ("False", code.name())
@@ -478,7 +478,7 @@ fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_i
     let reachable = ("True".to_owned(), reason::REACHABLE.to_owned());
     up.status = Some(after(&up, &no_secrets(OperationType::Create), moment()));
     assert_eq!(shown(up.status.as_ref().unwrap()), without);
-    let waiting = Outcome::Kept {
+    let waiting = Outcome::UpToDate {
         reachable: Some(true),
         not_updatable: Vec::new(),
         again: Some(Duration::from_secs(5)),
@@ -492,7 +492,7 @@ fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_i
 /// INI-13
 #[test]
 fn a_create_that_takes_too_long_is_called_timed_out_and_keeps_its_cause() {
-    let slow = machine().claimed().build();
+    let slow = machine().identified().build();
     let outcome = failed(Stage::Create, Code::ResourceExhausted);
     let late = Moment {
         now: at(1201),
@@ -524,7 +524,7 @@ fn a_refused_spec_fails_a_new_machine_for_good_and_an_old_one_only_to_be_up_to_d
 
 #[test]
 fn an_earlier_failure_is_history_once_the_new_spec_is_tried() {
-    let tried_before = machine().claimed().generation(2).observed(1).status(|status| {
+    let tried_before = machine().identified().generation(2).observed(1).status(|status| {
         status.failure_reason = Some("InvalidArgument".to_owned());
         status.failure_message = Some("no".to_owned());
     });
@@ -537,23 +537,23 @@ fn an_earlier_failure_is_history_once_the_new_spec_is_tried() {
 #[test]
 fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
     let failed = machine()
-        .claimed()
+        .identified()
         .generation(2)
         .observed(1)
         .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
     let mut paused = failed.build();
-    let outcome = held(world().paused().plan(machine()));
+    let outcome = blocked(world().paused().plan(machine()));
     paused.status = Some(after(&paused, &outcome, moment()));
     let status = paused.status.clone().unwrap();
     assert_eq!(state_of(&status, conditions::PAUSED), ("True", reason::PAUSED));
-    let plan = world().plan(machine().claimed().generation(2).status(|s| *s = status));
+    let plan = world().plan(machine().identified().generation(2).status(|s| *s = status));
     assert!(matches!(plan, Plan::Provision(_)), "{plan:?}");
 }
 
 #[test]
 fn the_end_of_a_pause_is_said_at_once_though_a_wait_is_not_over() {
     let paused = machine()
-        .claimed()
+        .identified()
         .condition(conditions::PAUSED, State::True, reason::PAUSED);
     let status = status_of(paused, &Outcome::Waiting(Some(Duration::from_mins(10))));
     assert_eq!(
@@ -564,7 +564,7 @@ fn the_end_of_a_pause_is_said_at_once_though_a_wait_is_not_over() {
 
 #[test]
 fn a_machine_that_waits_says_what_for() {
-    let status = status_of(machine(), &held(world().without_bootstrap().plan(machine())));
+    let status = status_of(machine(), &blocked(world().without_bootstrap().plan(machine())));
     assert_eq!(
         state_of(&status, conditions::READY),
         ("False", reason::WAITING_FOR_BOOTSTRAP_DATA)
@@ -589,7 +589,7 @@ fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word()
     assert_eq!(state_of(&new, conditions::READY), waits);
     let failing =
         machine()
-            .claimed()
+            .identified()
             .failed(OperationType::Create, Operation::CreateMachine, Code::Aborted, 9);
     let before = failing.clone().build().status.unwrap();
     let retried = status_of(failing, &queued());
@@ -601,12 +601,12 @@ fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word()
         up.build().status.unwrap(),
         "`Ready` is a promise to MachineHealthChecks"
     );
-    let deleted = status_of(machine().claimed().deleted_at(now()), &queued());
+    let deleted = status_of(machine().identified().deleted_at(now()), &queued());
     assert_eq!(
         state_of(&deleted, conditions::DELETING),
         ("True", reason::WAITING_FOR_DRIVER)
     );
-    for fixture in [machine(), machine().claimed().deleted_at(now())] {
+    for fixture in [machine(), machine().identified().deleted_at(now())] {
         let mut once = fixture.build();
         once.status = Some(after(&once, &queued(), moment()));
         let later = Moment {
@@ -629,11 +629,14 @@ fn a_wait_for_a_permit_hides_nothing_that_came_of_a_call() {
         message: "in words".to_owned(),
         again: Duration::from_secs(5),
     };
-    let deleted = || machine().claimed().deleted_at(now());
+    let deleted = || machine().identified().deleted_at(now());
     let outcomes = [
-        (machine().claimed(), failed(Stage::Create, Code::Unavailable)),
-        (machine().claimed(), failed(Stage::LookUp, Code::PermissionDenied)),
-        (machine().claimed(), no_secrets(OperationType::Create)),
+        (machine().identified(), failed(Stage::Create, Code::Unavailable)),
+        (
+            machine().identified(),
+            failed(Stage::LookUp, Code::PermissionDenied),
+        ),
+        (machine().identified(), no_secrets(OperationType::Create)),
         (deleted(), failed(Stage::Delete, Code::Internal)),
         (deleted(), no_secrets(OperationType::Delete)),
         (deleted(), deletion(reason::SHUTTING_DOWN)),
@@ -661,7 +664,7 @@ fn a_wait_for_a_permit_hides_nothing_that_came_of_a_call() {
 
 /// Failed, and waits for its bootstrap data since.
 fn failing_and_held() -> MachineFixture {
-    let failing = machine().claimed();
+    let failing = machine().identified();
     let code = Code::Unavailable;
     let failing = failing.failed(OperationType::Create, Operation::CreateMachine, code, 9);
     failing.condition(
@@ -674,11 +677,11 @@ fn failing_and_held() -> MachineFixture {
 /// No driver was called for it: it is told once, and as a wait.
 #[test]
 fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_refused_itself() {
-    let held_back = || Outcome::HeldBack {
+    let circuit_open = || Outcome::AwaitingCapacity {
         again: Duration::from_mins(10),
     };
     let mut new = machine().build();
-    let status = after(&new, &held_back(), moment());
+    let status = after(&new, &circuit_open(), moment());
     assert_eq!(
         state_of(&status, conditions::READY),
         ("False", reason::WAITING_FOR_CAPACITY)
@@ -690,15 +693,15 @@ fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_r
         attempts: 7,
         ..moment()
     };
-    assert_eq!(after(&new, &held_back(), later), status);
+    assert_eq!(after(&new, &circuit_open(), later), status);
     new.status = Some(after(
         &new,
         &failed(Stage::Create, Code::ResourceExhausted),
         moment(),
     ));
-    assert_eq!(Some(after(&new, &held_back(), later)), new.status);
+    assert_eq!(Some(after(&new, &circuit_open(), later)), new.status);
     let up = machine().provisioned().build();
-    assert_eq!(Some(after(&up, &held_back(), moment())), up.status);
+    assert_eq!(Some(after(&up, &circuit_open(), moment())), up.status);
 }
 
 #[test]
@@ -833,9 +836,9 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
 fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready() {
     let deleted = || machine().provisioned().deleted_at(at(0));
     let late = || world().seconds_later(100);
-    let held = |fixture: MachineFixture, world: crate::machine::fixtures::World| {
+    let blocked = |fixture: MachineFixture, world: crate::machine::fixtures::World| {
         let plan = world.plan(fixture.clone());
-        (fixture, held(plan))
+        (fixture, blocked(plan))
     };
     let deleting = Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
@@ -843,11 +846,11 @@ fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready()
         again: Duration::from_secs(1),
     };
     let mut all = vec![
-        held(deleted(), world().paused()),
-        held(deleted(), late().driver_not_configured()),
-        held(deleted().annotated(labels::DELETE_FOR_MOVE, ""), late()),
-        held(deleted().without(labels::MACHINE_ID), world()),
-        held(deleted().without_finalizer().kept_by("example.com/a"), world()),
+        blocked(deleted(), world().paused()),
+        blocked(deleted(), late().driver_not_configured()),
+        blocked(deleted().annotated(labels::DELETE_FOR_MOVE, ""), late()),
+        blocked(deleted().without(labels::MACHINE_ID), world()),
+        blocked(deleted().without_finalizer().kept_by("example.com/a"), world()),
         (deleted(), no_secrets(OperationType::Delete)),
         (deleted(), deleting),
         (deleted(), Outcome::Waiting(Some(Duration::from_mins(1)))),
@@ -868,7 +871,7 @@ fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready()
     }
     for (fixture, outcome) in all {
         let why = match &outcome {
-            Outcome::Held(wait) => wait.reason,
+            Outcome::Blocked(wait) => wait.reason,
             _ => "",
         };
         let status = status_of(fixture, &outcome);
@@ -907,7 +910,7 @@ fn a_deletion_that_waits_for_its_driver_for_a_moment_writes_nothing() {
 #[test]
 fn a_call_that_takes_long_is_told_of_unless_the_status_says_how_such_calls_end() {
     let said = |fixture: MachineFixture, operation| under_way(&fixture.build(), operation, at(7));
-    let creating = said(machine().claimed(), Operation::CreateMachine);
+    let creating = said(machine().identified(), Operation::CreateMachine);
     assert_eq!(
         state_of(&creating, conditions::READY),
         ("False", reason::CREATING)
@@ -917,7 +920,7 @@ fn a_call_that_takes_long_is_told_of_unless_the_status_says_how_such_calls_end()
         (last.type_, last.last_update_time.0),
         (OperationType::Create, at(7))
     );
-    let created = machine().claimed().status(|status| *status = creating.clone());
+    let created = machine().identified().status(|status| *status = creating.clone());
     assert_eq!(
         said(created.clone(), Operation::CreateMachine),
         creating,
@@ -967,7 +970,7 @@ fn later() -> Moment {
 /// An idle fleet makes no writes, however often a refusal is decided anew.
 #[test]
 fn a_refusal_that_no_driver_was_called_for_is_written_once_and_says_that_none_was() {
-    let before = machine().claimed();
+    let before = machine().identified();
     let first = after(&before.clone().build(), &refused(), moment());
     let last = first.last_operation.clone().unwrap();
     assert_eq!(

@@ -59,12 +59,12 @@ fn cluster(change: impl FnOnce(&mut Value)) -> Arc<Cluster> {
     Arc::new(serde_json::from_value(cluster).unwrap())
 }
 
-fn infra_cluster(change: impl FnOnce(&mut Value)) -> Arc<Guarded<InfraCluster>> {
+fn infra_cluster(change: impl FnOnce(&mut Value)) -> Arc<DeserializeGuard<InfraCluster>> {
     let mut infra = json!({
         "metadata": {"namespace": "ns", "name": "c", "annotations": {labels::CLUSTER_ID: "c-1"}}, "spec": {},
     });
     change(&mut infra);
-    Arc::new(Guarded(Ok(serde_json::from_value(infra).unwrap())))
+    Arc::new(DeserializeGuard(Ok(serde_json::from_value(infra).unwrap())))
 }
 
 fn live(machines: Vec<LiveMachine>) -> Live {

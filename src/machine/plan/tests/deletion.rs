@@ -12,7 +12,7 @@ fn delete(plan: Plan) -> Delete {
 }
 
 fn deleted() -> MachineFixture {
-    machine().claimed().deleted_at(now())
+    machine().identified().deleted_at(now())
 }
 
 #[test]
@@ -61,11 +61,11 @@ fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
         let lost = moved().provider_id("sim://1").without(labels::MACHINE_ID);
         for fixture in [moved(), lost] {
             let plan = world.plan(fixture);
-            assert_eq!(plan, Plan::Later(Duration::from_mins(1)));
+            assert_eq!(plan, Plan::Requeue(Duration::from_mins(1)));
         }
     }
     let forced = moved().annotated(labels::FORCE_DELETE, "true");
-    assert_eq!(world().plan(forced), Plan::Release(Release::Forced));
+    assert_eq!(world().plan(forced), Plan::RemoveFinalizer(RemovalReason::Forced));
 }
 
 /// A mark that stays is not clusterctl's, or clusterctl was cut short.
@@ -75,10 +75,10 @@ fn a_deletion_that_a_mark_of_clusterctl_keeps_says_so_after_a_minute() {
     for world in [world(), world().paused(), world().without_cluster()] {
         let world = world.seconds_later(60);
         for fixture in [marked(), marked().without(labels::MACHINE_ID)] {
-            let hold = held(world.plan(fixture));
-            let said = (hold.condition, hold.reason);
+            let block = blocked(world.plan(fixture));
+            let said = (block.condition, block.reason);
             assert_eq!(said, (conditions::DELETING, reason::DELETE_FOR_MOVE));
-            assert!(hold.message.contains(labels::FORCE_DELETE), "{}", hold.message);
+            assert!(block.message.contains(labels::FORCE_DELETE), "{}", block.message);
         }
     }
 }
@@ -94,13 +94,13 @@ fn a_deletion_that_only_other_finalizers_keep_names_them() {
             .kept_by("example.com/a")
             .kept_by("example.com/b")
     };
-    let hold = held(world().plan(kept()));
-    let said = (hold.condition, hold.reason);
+    let block = blocked(world().plan(kept()));
+    let said = (block.condition, block.reason);
     assert_eq!(said, (conditions::DELETING, reason::WAITING_FOR_FINALIZERS));
     assert!(
-        hold.message.ends_with("example.com/a, example.com/b"),
+        block.message.ends_with("example.com/a, example.com/b"),
         "{}",
-        hold.message
+        block.message
     );
     assert_left(&world().paused(), kept());
     assert_left(&world(), machine().deleted_at(now()).kept_by("example.com/a"));
@@ -116,7 +116,7 @@ fn force_lets_a_machine_go_whatever_is_known_of_it() {
         let forced = fixture.annotated(labels::FORCE_DELETE, "true");
         assert_eq!(
             world().driver_not_configured().plan(forced),
-            Plan::Release(Release::Forced)
+            Plan::RemoveFinalizer(RemovalReason::Forced)
         );
     }
     delete(world().plan(deleted().annotated(labels::FORCE_DELETE, "yes")));
@@ -130,9 +130,9 @@ fn a_vm_is_not_deleted_in_the_name_of_another_machine() {
         deleted().annotated(labels::MACHINE_ID, "ns1/other/u-9"),
         deleted().without(labels::APPLIED_PROVIDER_SPEC),
     ] {
-        let hold = held(world().plan(fixture));
-        assert_eq!((hold.condition, hold.reason), foreign);
-        assert!(hold.message.contains(labels::FORCE_DELETE), "{}", hold.message);
+        let block = blocked(world().plan(fixture));
+        assert_eq!((block.condition, block.reason), foreign);
+        assert!(block.message.contains(labels::FORCE_DELETE), "{}", block.message);
     }
 }
 
@@ -141,7 +141,7 @@ fn what_was_never_created_goes_without_a_call() {
     let never = deleted().annotated(labels::INSTANCE, "none");
     assert_eq!(
         world().capabilities_unknown().plan(never),
-        Plan::Release(Release::NeverCreated)
+        Plan::RemoveFinalizer(RemovalReason::NeverCreated)
     );
 }
 
@@ -156,12 +156,12 @@ fn a_lost_note_or_one_that_an_id_contradicts_is_no_proof_that_there_is_no_vm() {
 
 #[test]
 fn a_deletion_waits_for_its_driver_to_be_configured() {
-    let hold = held(world().driver_not_configured().plan(deleted()));
+    let block = blocked(world().driver_not_configured().plan(deleted()));
     assert_eq!(
-        (hold.condition, hold.reason),
+        (block.condition, block.reason),
         (conditions::DELETING, reason::DRIVER_NOT_CONFIGURED)
     );
-    assert!(hold.again.is_some());
+    assert!(block.again.is_some());
 }
 
 /// An outage, a pause or a queue that is longer than the guest's time must not take it away.
@@ -346,7 +346,7 @@ fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
     assert_eq!((plan.shut_down, plan.settling), (None, None), "there is no VM");
     assert_eq!(
         world().driver_not_configured().plan(refused()),
-        Plan::Release(Release::NeverCreated)
+        Plan::RemoveFinalizer(RemovalReason::NeverCreated)
     );
     assert!(
         !delete(world().plan(refused().provider_id("sim://1"))).refused,

@@ -1,7 +1,7 @@
 //! Plans for a VM that was handed to Cluster API.
 
 use super::*;
-use crate::machine::memory::Suspicion;
+use crate::machine::runtime_state::LookUpHint;
 
 #[track_caller]
 fn recheck(plan: Plan) -> Recheck {
@@ -20,7 +20,7 @@ fn update(plan: Plan) -> Update {
 }
 
 fn kept(reachable: impl Into<Option<bool>>, again: Option<u64>) -> Plan {
-    Plan::Keep {
+    Plan::UpToDate {
         reachable: reachable.into(),
         not_updatable: Vec::new(),
         again: again.map(Duration::from_secs),
@@ -64,13 +64,13 @@ fn a_vm_outlives_the_reasons_that_it_waited_for() {
 fn provisioned_without_an_id_is_left() {
     let mut fixture = machine().provisioned().build();
     fixture.spec.provider_id = None;
-    fixture.metadata.annotations = machine().claimed().build().metadata.annotations;
+    fixture.metadata.annotations = machine().identified().build().metadata.annotations;
     let plan = world().plan(
         machine()
-            .claimed()
+            .identified()
             .status(|status| *status = fixture.status.unwrap()),
     );
-    assert!(matches!(plan, Plan::Leave(_)), "{plan:?}");
+    assert!(matches!(plan, Plan::NoOp(_)), "{plan:?}");
 }
 
 /// UPD-01, UPD-03
@@ -94,7 +94,7 @@ fn a_field_that_the_driver_cannot_change_is_only_told_about() {
             vec!["/size"],
         ),
     ] {
-        let Plan::Keep { not_updatable, .. } = world.plan(fixture) else {
+        let Plan::UpToDate { not_updatable, .. } = world.plan(fixture) else {
             panic!("not kept");
         };
         let differing: Vec<_> = not_updatable.iter().map(ToString::to_string).collect();
@@ -210,7 +210,7 @@ fn the_longer_a_vm_has_been_starting_the_rarer_it_is_asked_after() {
 fn a_driver_that_can_only_list_has_the_word_on_what_is_gone_and_what_is_back() {
     let world = world().not_offering(Operation::GetMachineStatus).recheck();
     let id: ProviderId = "sim://1".parse().unwrap();
-    assert_eq!(world.plan(machine().provisioned()), Plan::Vanish(id.clone()));
+    assert_eq!(world.plan(machine().provisioned()), Plan::Vanished(id.clone()));
     let vanished =
         machine()
             .provisioned()
@@ -220,8 +220,8 @@ fn a_driver_that_can_only_list_has_the_word_on_what_is_gone_and_what_is_back() {
         kept(true, None),
         "it is gone, as it was"
     );
-    let back = world.suspecting(Suspicion::Back);
-    assert_eq!(back.plan(vanished), Plan::Reappear(id));
+    let back = world.hinting(LookUpHint::Back);
+    assert_eq!(back.plan(vanished), Plan::Reappeared(id));
     assert_eq!(back.plan(machine().provisioned()), kept(true, None));
 }
 
@@ -231,9 +231,9 @@ fn what_keeps_the_driver_from_being_called_is_not_said_of_a_vm_that_was_ready() 
         reason_of(world().driver_not_configured().plan(machine().provisioned())),
         (conditions::DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED)
     );
-    let bereft = machine().provisioned().without(labels::MACHINE_ID);
+    let finalizer_missing = machine().provisioned().without(labels::MACHINE_ID);
     assert_eq!(
-        reason_of(world().plan(bereft)),
+        reason_of(world().plan(finalizer_missing)),
         (conditions::DRIVER_REACHABLE, reason::FOREIGN_PROVIDER_ID)
     );
 }
@@ -244,11 +244,11 @@ fn a_look_up_that_the_driver_answered_not_to_offer_is_not_asked_for_again() {
     let lacking = || world().unable_to(Operation::GetMachineStatus, 0);
     let starting = || machine().provisioned().power("Starting");
     assert_eq!(lacking().plan(starting()), kept(true, None));
-    let signed = lacking().suspecting(Suspicion::Sign);
+    let signed = lacking().hinting(LookUpHint::Signal);
     assert_eq!(signed.plan(machine().provisioned()), kept(true, None));
     let missed = lacking().recheck().plan(machine().provisioned());
     assert!(
-        matches!(missed, Plan::Vanish(_)),
+        matches!(missed, Plan::Vanished(_)),
         "its lists have the word: {missed:?}"
     );
     update(lacking().plan(larger()));
@@ -280,7 +280,7 @@ fn a_vm_is_not_asked_after_for_an_initialization_that_the_driver_does_not_offer(
 fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
     let waiting = world().unanswered().remembering(30).plan(machine().provisioned());
     assert!(
-        matches!(waiting, Plan::Keep { again: Some(again), .. } if again == Duration::from_secs(30)),
+        matches!(waiting, Plan::UpToDate { again: Some(again), .. } if again == Duration::from_secs(30)),
         "{waiting:?}"
     );
     recheck(world().unanswered().plan(machine().provisioned()));
@@ -291,13 +291,13 @@ fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
 /// would delete its machine.
 #[test]
 fn a_sign_is_for_the_look_up_to_follow_and_no_word_on_what_is_gone() {
-    let seen = world().suspecting(Suspicion::Sign);
+    let seen = world().hinting(LookUpHint::Signal);
     let asked = seen.plan(machine().provisioned());
     assert_eq!(asked.trust(), Trust::CheckSinceRead, "it may initialize the VM");
     recheck(asked);
     let kept = world()
         .not_offering(Operation::GetMachineStatus)
-        .suspecting(Suspicion::Sign)
+        .hinting(LookUpHint::Signal)
         .plan(machine().provisioned());
-    assert!(matches!(kept, Plan::Keep { .. }), "{kept:?}");
+    assert!(matches!(kept, Plan::UpToDate { .. }), "{kept:?}");
 }

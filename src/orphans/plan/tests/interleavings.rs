@@ -14,7 +14,7 @@ use crate::orphans::Endings;
 /// What happens next.
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// A user makes a machine of this name, and the provider claims it.
+    /// A user makes a machine of this name, and the provider makes it its own.
     Create(usize),
     /// The back end makes the VM of a create that was asked for some time ago,
     /// whatever became of the machine.
@@ -200,7 +200,7 @@ impl World {
                 impostor.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
                 let forged = (labels::MACHINE_ID.to_owned(), format!("ns/impostor/{id}"));
                 impostor.metadata.annotations = Some([forged].into());
-                let (impostor, during) = (Guarded(Ok(impostor)), Some(world.now()));
+                let (impostor, during) = (DeserializeGuard(Ok(impostor)), Some(world.now()));
                 world
                     .endings
                     .gone(&impostor, false, Timestamp::UNIX_EPOCH, during);
@@ -289,14 +289,14 @@ impl World {
         let is_frozen = self.cache.cluster != Some(false);
         for (name, known) in &self.cache.machines {
             if self.here.machines.get(name).map(uid_of) != Some(uid_of(known)) {
-                let (known, during) = (Guarded(Ok(known.clone())), Some(self.now()));
+                let (known, during) = (DeserializeGuard(Ok(known.clone())), Some(self.now()));
                 self.endings
                     .gone(&known, is_frozen, Timestamp::UNIX_EPOCH, during);
             }
         }
         for (name, now) in &self.here.machines {
             if self.cache.machines.get(name).map(uid_of) != Some(uid_of(now)) {
-                self.endings.came(&Guarded(Ok(now.clone())));
+                self.endings.came(&DeserializeGuard(Ok(now.clone())));
             }
         }
         self.cache = self.here.clone();
@@ -309,7 +309,7 @@ impl World {
     fn machines(&self) -> Vec<LiveMachine> {
         let machines = self.here.machines.values();
         machines
-            .map(|machine| LiveMachine::of(&Guarded(Ok(machine.clone()))))
+            .map(|machine| LiveMachine::of(&DeserializeGuard(Ok(machine.clone()))))
             .collect()
     }
 

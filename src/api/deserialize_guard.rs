@@ -17,9 +17,9 @@ use serde_json::value::RawValue;
 /// allocator, much of it for those copies. This one keeps the text, and looks at it again only when it
 /// has to. Can be read from JSON alone.
 #[derive(Clone, Debug)]
-pub struct Guarded<K>(pub Result<K, InvalidObject>);
+pub struct DeserializeGuard<K>(pub Result<K, InvalidObject>);
 
-impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guarded<K> {
+impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for DeserializeGuard<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
         if let Ok(object) = serde_json::from_str(text.get()) {
@@ -87,7 +87,7 @@ fn what_is_wrong<K: DeserializeOwned>(text: &str) -> String {
     }
 }
 
-impl<K: Resource> Resource for Guarded<K> {
+impl<K: Resource> Resource for DeserializeGuard<K> {
     type DynamicType = K::DynamicType;
     type Scope = K::Scope;
 
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_malformed_object_keeps_its_metadata_and_says_what_is_wrong_with_it() {
-        let read: Guarded<InfraMachine> = serde_json::from_str(INVALID).unwrap();
+        let read: DeserializeGuard<InfraMachine> = serde_json::from_str(INVALID).unwrap();
         assert_eq!(read.meta().name.as_deref(), Some("b"));
         let error = read.0.unwrap_err().error;
         assert!(
@@ -155,7 +155,7 @@ mod tests {
         let list = format!(
             r#"{{"apiVersion": "v1", "kind": "List", "metadata": {{}}, "items": [{object}, {VALID}]}}"#
         );
-        let list: ObjectList<Guarded<InfraMachine>> = serde_json::from_str(&list).unwrap();
+        let list: ObjectList<DeserializeGuard<InfraMachine>> = serde_json::from_str(&list).unwrap();
         let valid: Vec<bool> = list.items.iter().map(|read| read.0.is_ok()).collect();
         assert_eq!(valid, [false, true]);
         let metadata = list.items[0].meta();
@@ -173,12 +173,12 @@ mod tests {
         let list = format!(
             r#"{{"apiVersion": "v1", "kind": "List", "metadata": {{}}, "items": [{INVALID}, {VALID}]}}"#
         );
-        let list: ObjectList<Guarded<InfraMachine>> = serde_json::from_str(&list).unwrap();
+        let list: ObjectList<DeserializeGuard<InfraMachine>> = serde_json::from_str(&list).unwrap();
         let valid: Vec<bool> = list.items.iter().map(|read| read.0.is_ok()).collect();
         assert_eq!(valid, [false, true]);
         for (text, is_valid) in [(INVALID, false), (VALID, true)] {
             let event = format!(r#"{{"type": "MODIFIED", "object": {text}}}"#);
-            let event: WatchEvent<Guarded<InfraMachine>> = serde_json::from_str(&event).unwrap();
+            let event: WatchEvent<DeserializeGuard<InfraMachine>> = serde_json::from_str(&event).unwrap();
             let WatchEvent::Modified(read) = event else {
                 panic!("{event:?}")
             };

@@ -17,15 +17,15 @@ mod tests;
 
 /// What is remembered of every machine, by UID.
 #[derive(Debug, Default)]
-pub struct Memory {
-    machines: Mutex<HashMap<String, Remembered>>,
-    /// Suspicions so far, of all machines.
-    suspicions: AtomicU64,
+pub struct RuntimeStates {
+    machines: Mutex<HashMap<String, RuntimeState>>,
+    /// Hints so far, of all machines.
+    hints: AtomicU64,
 }
 
 /// What is remembered of one machine.
 #[derive(Clone, Debug, Default)]
-pub struct Remembered {
+pub struct RuntimeState {
     /// The object as our last write returned it, while the cache is still behind.
     pub written: Option<Arc<InfraMachine>>,
     /// When the driver may be called again, and why not before.
@@ -35,14 +35,14 @@ pub struct Remembered {
     /// Reconciles in a row that could not be finished.
     pub errors: u32,
     /// A VM that is not settled is left alone until then.
-    pub rest_until: Option<Instant>,
+    pub settle_until: Option<Instant>,
     /// There is reason to believe that the VM changed: the next reconcile asks the
     /// driver, if that can be asked.
-    pub suspicion: Option<Suspicion>,
+    pub hint: Option<LookUpHint>,
     /// That reason has come since the last failure: it does not wait for what failed before it.
-    pub suspicion_is_new: bool,
-    /// The number of the newest suspicion: only a call that began after it answers it.
-    pub suspicion_number: u64,
+    pub hint_is_new: bool,
+    /// The number of the newest hint: only a call that began after it answers it.
+    pub hint_number: u64,
     /// The last create of this process whose answer is known.
     pub answered: Option<Answered>,
     /// How often in a row this process could not have the guest shut down, by calls that
@@ -64,9 +64,9 @@ pub struct Answered {
 
 /// The reason to believe that a VM changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Suspicion {
+pub enum LookUpHint {
     /// A sign, such as a Node that went silent. It is for the driver's look-up to say.
-    Sign,
+    Signal,
     /// The driver's lists lack the VM: of one that can't look up, this is all that can be had.
     Missing,
     /// The driver's list has the VM, which was found to be gone.
@@ -87,7 +87,7 @@ pub struct Retry {
     pub inputs: u64,
     /// What failed, until it is published: the call is not made again before its time, so
     /// nothing else would tell of it.
-    pub untold: Option<Arc<Outcome>>,
+    pub unpublished: Option<Arc<Outcome>>,
 }
 
 /// What a failure came from, as far as something is known to end it.
@@ -107,23 +107,23 @@ pub enum Until {
     /// A time.
     Moment(Instant),
     /// Another driver than this one, which does not offer a call (CMI-37).
-    AnotherDriver(Unable),
+    AnotherDriver(UnimplementedCall),
 }
 
 /// A driver that answered that it does not offer a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unable {
+pub struct UnimplementedCall {
     /// Which driver; see [`cmi_driver::Driver::connection_generation`].
     pub connection_generation: u64,
     /// The call.
     pub operation: Operation,
 }
 
-impl Remembered {
-    /// Forgets the suspicion, unless it is newer than the one of this number.
-    fn answer_suspicion(&mut self, number: u64) {
-        if self.suspicion_number == number {
-            self.suspicion = None;
+impl RuntimeState {
+    /// Forgets the hint, unless it is newer than the one of this number.
+    fn clear_hint(&mut self, number: u64) {
+        if self.hint_number == number {
+            self.hint = None;
         }
     }
 
@@ -143,16 +143,16 @@ impl Remembered {
         }
     }
 
-    fn says_nothing(&self) -> bool {
+    fn is_empty(&self) -> bool {
         let Self {
             written,
             retry,
             absent_since,
             errors,
-            rest_until,
-            suspicion,
-            suspicion_is_new: _,
-            suspicion_number: _,
+            settle_until,
+            hint,
+            hint_is_new: _,
+            hint_number: _,
             answered,
             failed_shut_downs,
             called,
@@ -161,23 +161,23 @@ impl Remembered {
             && retry.is_none()
             && absent_since.is_none()
             && *errors == 0
-            && rest_until.is_none()
-            && suspicion.is_none()
+            && settle_until.is_none()
+            && hint.is_none()
             && answered.is_none()
             && *failed_shut_downs == 0
             && !called
     }
 }
 
-impl Memory {
-    fn with<T>(&self, uid: &str, change: impl FnOnce(&mut Remembered) -> T) -> T {
+impl RuntimeStates {
+    fn with<T>(&self, uid: &str, change: impl FnOnce(&mut RuntimeState) -> T) -> T {
         let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
         change(machines.entry(uid.to_owned()).or_default())
     }
 
-    /// As [`Memory::with`], but not for a machine that nothing is known of: what only forgets must not begin
+    /// As [`RuntimeStates::with`], but not for a machine that nothing is known of: what only forgets must not begin
     /// an entry, least of all of an object that is gone.
-    fn with_known(&self, uid: &str, change: impl FnOnce(&mut Remembered)) {
+    fn with_known(&self, uid: &str, change: impl FnOnce(&mut RuntimeState)) {
         let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = machines.get_mut(uid) {
             change(known);
@@ -185,7 +185,7 @@ impl Memory {
     }
 
     /// What is remembered of a machine.
-    pub fn recall(&self, uid: &str) -> Remembered {
+    pub fn get(&self, uid: &str) -> RuntimeState {
         self.machines
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -194,10 +194,10 @@ impl Memory {
             .unwrap_or_default()
     }
 
-    /// As [`Memory::recall`]; of a machine that waits for nothing as far as is known here, what `restore`
+    /// As [`RuntimeStates::get`]; of a machine that waits for nothing as far as is known here, what `restore`
     /// finds is remembered from now on.
-    pub fn recall_or_restore(&self, uid: &str, restore: impl FnOnce() -> Option<Retry>) -> Remembered {
-        let known = self.recall(uid);
+    pub fn get_or_restore(&self, uid: &str, restore: impl FnOnce() -> Option<Retry>) -> RuntimeState {
+        let known = self.get(uid);
         if known.retry.is_some() {
             return known;
         }
@@ -227,7 +227,7 @@ impl Memory {
     }
 
     /// Remembers what a write returned, so that a cache that lags behind our own writes is not believed.
-    pub fn wrote(&self, uid: &str, machine: Arc<InfraMachine>) {
+    pub fn record_write(&self, uid: &str, machine: Arc<InfraMachine>) {
         self.with(uid, |known| known.written = Some(machine));
     }
 
@@ -236,8 +236,8 @@ impl Memory {
     /// What we wrote is read first: it goes when the cache has the object, so that what is read of the
     /// cache afterwards is at least as new. The other way round, one that went in between would leave
     /// what the cache held before.
-    pub fn freshest(&self, uid: &str, cached: impl FnOnce() -> Arc<InfraMachine>) -> Arc<InfraMachine> {
-        let written = self.recall(uid).written;
+    pub fn newest(&self, uid: &str, cached: impl FnOnce() -> Arc<InfraMachine>) -> Arc<InfraMachine> {
+        let written = self.get(uid).written;
         let cached = cached();
         match written {
             Some(written) if is_newer(&written, &cached) => written,
@@ -262,13 +262,13 @@ impl Memory {
         {
             known.written = None;
         }
-        if known.says_nothing() {
+        if known.is_empty() {
             machines.remove(uid);
         }
     }
 
     /// Counts a reconcile that could not be finished; how many there were in a row.
-    pub fn erred(&self, uid: &str) -> u32 {
+    pub fn count_error(&self, uid: &str) -> u32 {
         self.with(uid, |known| {
             known.errors = known.errors.saturating_add(1);
             known.errors
@@ -276,40 +276,40 @@ impl Memory {
     }
 
     /// A reconcile was finished.
-    pub fn finished(&self, uid: &str) {
+    pub fn clear_errors(&self, uid: &str) {
         self.with_known(uid, |known| known.errors = 0);
     }
 
     /// Remembers a failure. It breaks off an absence: one that was not seen over the whole window is not
-    /// confirmed. A suspicion stays, and waits with everything else for the next try, but for one that came
-    /// after the call began: the newest by then was that of the number `suspicion`.
-    pub fn failed(&self, uid: &str, suspicion: u64, mut retry: Retry) {
+    /// confirmed. A hint stays, and waits with everything else for the next try, but for one that came
+    /// after the call began: the newest by then was that of the number `hint`.
+    pub fn failed(&self, uid: &str, hint: u64, mut retry: Retry) {
         self.with(uid, |known| {
             if std::mem::take(&mut known.called) && retry.cause == Cause::Capacity {
                 retry.until = Until::Moment(Instant::now());
             }
             known.retry = Some(retry);
             known.absent_since = None;
-            known.suspicion_is_new &= known.suspicion_number != suspicion;
+            known.hint_is_new &= known.hint_number != hint;
         });
     }
 
     /// There may be capacity for a machine that waits for it, or is about to.
-    pub fn has_capacity(&self, uid: &str) {
+    pub fn signal_capacity(&self, uid: &str) {
         self.with(uid, |known| {
             known.called = !known.end_wait(Cause::Capacity);
         });
     }
 
     /// What a machine waits for to pass by itself has passed.
-    pub fn is_over(&self, uid: &str) {
+    pub fn end_transient_wait(&self, uid: &str) {
         self.with_known(uid, |known| {
             known.end_wait(Cause::Transient);
         });
     }
 
     /// Whether a machine waits for something to pass by itself.
-    pub fn waits_to_pass(&self, uid: &str) -> bool {
+    pub fn waits_for_transient(&self, uid: &str) -> bool {
         let now = Instant::now();
         let machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
         let retry = machines.get(uid).and_then(|known| known.retry.as_ref());
@@ -319,23 +319,23 @@ impl Memory {
     }
 
     /// The last failure is published.
-    pub fn told(&self, uid: &str) {
+    pub fn published(&self, uid: &str) {
         self.with_known(uid, |known| {
             if let Some(retry) = &mut known.retry {
-                retry.untold = None;
+                retry.unpublished = None;
             }
         });
     }
 
-    /// What was open about the VM is settled: forgets failures, absence and rest, and the suspicion, unless
-    /// another one has come since the call began, when the newest was that of the number `suspicion`.
-    pub fn succeeded(&self, uid: &str, suspicion: u64) {
+    /// What was open about the VM is settled: forgets failures, absence and rest, and the hint, unless
+    /// another one has come since the call began, when the newest was that of the number `hint`.
+    pub fn succeeded(&self, uid: &str, hint: u64) {
         self.with_known(uid, |known| {
             known.retry = None;
             known.called = false;
             known.absent_since = None;
-            known.rest_until = None;
-            known.answer_suspicion(suspicion);
+            known.settle_until = None;
+            known.clear_hint(hint);
         });
     }
 
@@ -369,43 +369,43 @@ impl Memory {
     }
 
     /// Leaves a VM that is not settled alone for a while.
-    pub fn rest(&self, uid: &str, until: Instant) {
-        self.with(uid, |known| known.rest_until = Some(until));
+    pub fn settle(&self, uid: &str, until: Instant) {
+        self.with(uid, |known| known.settle_until = Some(until));
     }
 
     /// Has the next reconcile ask the driver, whatever failed before. A sign does not
     /// take back what lists say.
-    pub fn suspect(&self, uid: &str, suspicion: Suspicion) {
-        let number = self.suspicions.fetch_add(1, Ordering::Relaxed) + 1;
+    pub fn hint(&self, uid: &str, hint: LookUpHint) {
+        let number = self.hints.fetch_add(1, Ordering::Relaxed) + 1;
         self.with(uid, |known| {
-            known.suspicion = match (known.suspicion, suspicion) {
-                (Some(lists @ (Suspicion::Missing | Suspicion::Back)), Suspicion::Sign) => Some(lists),
+            known.hint = match (known.hint, hint) {
+                (Some(lists @ (LookUpHint::Missing | LookUpHint::Back)), LookUpHint::Signal) => Some(lists),
                 (_, new) => Some(new),
             };
-            known.suspicion_is_new = true;
-            known.suspicion_number = number;
+            known.hint_is_new = true;
+            known.hint_number = number;
         });
     }
 
     /// Drops what lists said: they do not say it any more, or it is too old to be believed. It
     /// breaks off an absence, which would not be confirmed any further; the next one must not be
     /// taken for the rest of this one.
-    pub fn dismiss_lists(&self, uid: &str) {
+    pub fn drop_list_hint(&self, uid: &str) {
         self.with_known(uid, |known| {
             known.absent_since = None;
-            match known.suspicion {
-                Some(Suspicion::Missing | Suspicion::Back) => known.suspicion = None,
-                Some(Suspicion::Sign) | None => {}
+            match known.hint {
+                Some(LookUpHint::Missing | LookUpHint::Back) => known.hint = None,
+                Some(LookUpHint::Signal) | None => {}
             }
         });
     }
 
     /// Drops a sign that the driver can't be asked about, unless it is newer than the one
-    /// of the number `suspicion`.
-    pub fn dismiss_sign(&self, uid: &str, suspicion: u64) {
+    /// of the number `hint`.
+    pub fn drop_signal(&self, uid: &str, hint: u64) {
         self.with_known(uid, |known| {
-            if known.suspicion == Some(Suspicion::Sign) {
-                known.answer_suspicion(suspicion);
+            if known.hint == Some(LookUpHint::Signal) {
+                known.clear_hint(hint);
             }
         });
     }

@@ -1,0 +1,278 @@
+//! What is remembered, for how long, and what ends it.
+
+use super::*;
+use crate::api::v1alpha1::InfraMachineSpec;
+
+fn at(version: &str) -> Arc<InfraMachine> {
+    let mut machine = InfraMachine::new("m", InfraMachineSpec::default());
+    machine.metadata.resource_version = Some(version.to_owned());
+    Arc::new(machine)
+}
+
+#[test]
+fn a_cache_that_is_behind_our_own_write_is_not_believed() {
+    let states = RuntimeStates::default();
+    states.record_write("u", at("100"));
+    assert_eq!(
+        states
+            .newest("u", || at("99"))
+            .metadata
+            .resource_version
+            .as_deref(),
+        Some("100")
+    );
+    assert_eq!(
+        states
+            .newest("u", || at("101"))
+            .metadata
+            .resource_version
+            .as_deref(),
+        Some("101")
+    );
+    assert!(
+        states.get("u").written.is_none(),
+        "it goes when the cache has caught up"
+    );
+}
+
+#[test]
+fn our_own_write_is_known_also_when_the_cache_gets_it_while_it_is_read() {
+    let states = RuntimeStates::default();
+    states.record_write("u", at("100"));
+    let read_before = at("99");
+    let newest = states.newest("u", || {
+        states.caught_up("u", &at("100"));
+        Arc::clone(&read_before)
+    });
+    assert_eq!(newest.metadata.resource_version.as_deref(), Some("100"));
+}
+
+#[test]
+fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
+    let states = RuntimeStates::default();
+    states.hint("u", LookUpHint::Signal);
+    let retry = Retry {
+        attempts: 1,
+        cause: Cause::Other,
+        until: Until::Moment(Instant::now()),
+        inputs: 0,
+        unpublished: None,
+    };
+    states.failed("u", states.get("u").hint_number, retry);
+    let known = states.get("u");
+    assert!(known.hint.is_some() && !known.hint_is_new);
+    states.succeeded("u", states.get("u").hint_number);
+    assert!(states.get("u").hint.is_none());
+}
+
+/// A Node goes silent while its VM is asked after, updated, or can't be: what was begun
+/// before says nothing about that.
+#[test]
+fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
+    let states = RuntimeStates::default();
+    let hint = |uid: &str| states.get(uid).hint_number;
+    states.hint("u", LookUpHint::Signal);
+    let before = hint("u");
+    states.hint("u", LookUpHint::Signal);
+    states.succeeded("u", before);
+    assert_eq!(states.get("u").hint, Some(LookUpHint::Signal));
+    states.drop_signal("u", before);
+    assert_eq!(states.get("u").hint, Some(LookUpHint::Signal));
+    let retry = Retry {
+        attempts: 1,
+        cause: Cause::Other,
+        until: Until::Moment(Instant::now()),
+        inputs: 0,
+        unpublished: None,
+    };
+    states.failed("u", before, retry);
+    assert!(states.get("u").hint_is_new, "it waits for nothing");
+    states.succeeded("u", hint("u"));
+    assert_eq!(states.get("u").hint, None);
+    // Also where nothing was hinted before, and nothing known.
+    let before = hint("v");
+    states.hint("v", LookUpHint::Signal);
+    states.succeeded("v", before);
+    assert_eq!(states.get("v").hint, Some(LookUpHint::Signal));
+}
+
+#[test]
+fn a_failure_is_kept_until_it_is_published_and_waited_for_after_that() {
+    let states = RuntimeStates::default();
+    let retry = Retry {
+        attempts: 1,
+        cause: Cause::Other,
+        until: Until::Moment(Instant::now()),
+        inputs: 0,
+        unpublished: Some(Arc::new(Outcome::NoOp)),
+    };
+    states.failed("u", states.get("u").hint_number, retry);
+    assert!(states.get("u").retry.unwrap().unpublished.is_some());
+    states.published("u");
+    assert!(states.get("u").retry.unwrap().unpublished.is_none());
+}
+
+#[test]
+fn our_own_write_is_kept_only_until_the_cache_has_it() {
+    let states = RuntimeStates::default();
+    states.record_write("u", at("100"));
+    states.caught_up("u", &at("99"));
+    assert!(states.get("u").written.is_some(), "the cache is behind");
+    states.caught_up("u", &at("100"));
+    assert!(
+        states.machines.lock().unwrap().is_empty(),
+        "what says nothing is not kept"
+    );
+}
+
+#[test]
+fn absence_is_measured_from_the_first_sighting_and_ends_with_the_vm_seen() {
+    let (states, start) = (RuntimeStates::default(), Instant::now());
+    assert_eq!(states.absent_for("u", start), Duration::ZERO);
+    assert_eq!(
+        states.absent_for("u", start + Duration::from_secs(3)),
+        Duration::from_secs(3)
+    );
+    states.seen("u");
+    assert_eq!(
+        states.absent_for("u", start + Duration::from_secs(4)),
+        Duration::ZERO
+    );
+}
+
+/// NOT_FOUND, UNAVAILABLE, NOT_FOUND is no absence over the whole time: the driver
+/// may have been behind twice.
+#[test]
+fn a_failure_in_between_breaks_an_absence_off() {
+    let (states, start) = (RuntimeStates::default(), Instant::now());
+    states.absent_for("u", start);
+    let retry = Retry {
+        attempts: 1,
+        cause: Cause::Other,
+        until: Until::Moment(start),
+        inputs: 0,
+        unpublished: None,
+    };
+    states.failed("u", states.get("u").hint_number, retry);
+    assert_eq!(
+        states.absent_for("u", start + Duration::from_secs(9)),
+        Duration::ZERO
+    );
+}
+
+/// A list has the VM again, or the machine was paused: days later, one answer that lags must not count
+/// as the end of the window.
+#[test]
+fn an_absence_that_is_not_confirmed_any_further_is_broken_off() {
+    let (states, start) = (RuntimeStates::default(), Instant::now());
+    states.absent_for("u", start);
+    states.drop_list_hint("u");
+    assert_eq!(
+        states.absent_for("u", start + Duration::from_hours(48)),
+        Duration::ZERO
+    );
+}
+
+#[test]
+fn what_only_forgets_remembers_nothing_of_an_object_that_is_gone() {
+    let states = RuntimeStates::default();
+    states.newest("u", || at("1"));
+    states.clear_errors("u");
+    states.succeeded("u", states.get("u").hint_number);
+    states.seen("u");
+    assert!(states.machines.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_suspicion_lasts_until_the_driver_was_asked() {
+    let states = RuntimeStates::default();
+    states.hint("u", LookUpHint::Signal);
+    states.absent_for("u", Instant::now());
+    assert!(
+        states.get("u").hint.is_some(),
+        "it outlives an absence that is not confirmed yet"
+    );
+    states.settle("u", Instant::now());
+    states.succeeded("u", states.get("u").hint_number);
+    let known = states.get("u");
+    assert!(known.hint.is_none() && known.settle_until.is_none() && known.absent_since.is_none());
+}
+
+#[test]
+fn machines_that_went_away_unseen_are_forgotten() {
+    let states = RuntimeStates::default();
+    states.count_error("gone");
+    states.count_error("there");
+    states.forget_all_but(|uid| uid == "there");
+    assert_eq!(states.get("gone").errors, 0);
+    assert_eq!(states.get("there").errors, 1);
+}
+
+#[test]
+fn a_sign_does_not_take_back_what_lists_say() {
+    let states = RuntimeStates::default();
+    states.hint("u", LookUpHint::Missing);
+    states.hint("u", LookUpHint::Signal);
+    states.drop_signal("u", states.get("u").hint_number);
+    assert_eq!(states.get("u").hint, Some(LookUpHint::Missing));
+    states.hint("u", LookUpHint::Back);
+    assert_eq!(
+        states.get("u").hint,
+        Some(LookUpHint::Back),
+        "the newest list counts"
+    );
+}
+
+#[test]
+fn a_list_that_has_the_vm_takes_back_what_lists_said_and_no_sign() {
+    let states = RuntimeStates::default();
+    for (hint, left) in [
+        (LookUpHint::Missing, None),
+        (LookUpHint::Back, None),
+        (LookUpHint::Signal, Some(LookUpHint::Signal)),
+    ] {
+        states.hint("u", hint);
+        states.drop_list_hint("u");
+        assert_eq!(states.get("u").hint, left);
+    }
+}
+
+/// Something calls a machine while its reconcile has not ended that is to wait.
+#[test]
+fn a_call_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
+    let later = || Until::Moment(Instant::now() + Duration::from_mins(10));
+    let retry = |cause| Retry {
+        attempts: 3,
+        cause,
+        until: later(),
+        inputs: 7,
+        unpublished: None,
+    };
+    let waits = |states: &RuntimeStates| {
+        let retry = states.get("u").retry.unwrap();
+        let Until::Moment(until) = retry.until else {
+            panic!("{retry:?}");
+        };
+        until > Instant::now()
+    };
+    let states = RuntimeStates::default();
+    states.signal_capacity("u");
+    states.failed("u", 0, retry(Cause::Capacity));
+    assert!(!waits(&states), "it was called already");
+    states.failed("u", 0, retry(Cause::Capacity));
+    assert!(waits(&states), "one call ends one wait");
+    states.end_transient_wait("u");
+    assert!(waits(&states) && !states.waits_for_transient("u"));
+    states.signal_capacity("u");
+    assert!(!waits(&states));
+    assert_eq!(
+        states.get("u").retry.unwrap().attempts,
+        0,
+        "what failed is history"
+    );
+    states.failed("u", 0, retry(Cause::Transient));
+    states.signal_capacity("u");
+    assert!(waits(&states) && states.waits_for_transient("u"));
+    states.end_transient_wait("u");
+    assert!(!waits(&states));
+}
