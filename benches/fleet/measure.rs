@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cmi_driver::{
-    CreateMachineRequest, Driver, GetMachineStatusRequest, MachineClass, ProviderSpec, Secrets, USER_DATA,
+    CreateMachineRequest, Driver, GetMachineStatusRequest, MachineClass, MachineRef, ProviderSpec, Secrets,
+    USER_DATA,
 };
 use cmi_simulated::{SimulatedConfig, SimulatedDriver};
 use futures::StreamExt as _;
@@ -201,9 +202,8 @@ async fn call(driver: Arc<SimulatedDriver>, index: usize) -> Result<()> {
         secrets: Secrets::default(),
     };
     let status = GetMachineStatusRequest {
-        machine_name: name.clone(),
+        machine: MachineRef::new(name.clone(), class),
         provider_id: None,
-        class,
     };
     // NOT_FOUND, as the provider's look-up gets it.
     let _ = driver.get_machine_status(status).await;
@@ -219,8 +219,7 @@ async fn call(driver: Arc<SimulatedDriver>, index: usize) -> Result<()> {
     };
     driver
         .create_machine(CreateMachineRequest {
-            machine_name: name,
-            class,
+            machine: MachineRef::new(name, class),
             last_known_state: None,
         })
         .await?;

@@ -13,7 +13,7 @@ use super::caller::NOT_LEADER;
 use super::*;
 use cmi_driver::{
     Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, GetMachineStatusRequest,
-    Machine, MachineClass, Operation, PluginInfo, Readiness, SecretValue,
+    Machine, MachineClass, MachineRef, Operation, PluginInfo, Readiness, SecretValue,
 };
 
 type Script<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T>> + Send + Sync>;
@@ -163,17 +163,15 @@ fn class() -> MachineClass {
 
 fn create() -> CreateMachineRequest {
     CreateMachineRequest {
-        machine_name: "m".to_owned(),
-        class: class(),
+        machine: MachineRef::new("m", class()),
         last_known_state: None,
     }
 }
 
 fn delete() -> DeleteMachineRequest {
     DeleteMachineRequest {
-        machine_name: "m".to_owned(),
+        machine: MachineRef::new("m", class()),
         provider_id: None,
-        class: class(),
         last_known_state: None,
     }
 }
@@ -264,9 +262,8 @@ async fn what_the_driver_does_not_offer_is_unimplemented_without_a_round_trip() 
     let driver = FakeDriver::default();
     let calls = Arc::clone(&driver.calls);
     let request = GetMachineStatusRequest {
-        machine_name: "m".to_owned(),
+        machine: MachineRef::new("m", class()),
         provider_id: None,
-        class: class(),
     };
     let driver = configured_driver(driver);
     let permit = driver.permit(Priority::Upkeep, "test").await;

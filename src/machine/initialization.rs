@@ -8,7 +8,7 @@ use super::outcome::{Failure, Outcome};
 use crate::configured_driver::Permit;
 use crate::identity;
 use crate::retry::{Disposition, Stage};
-use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, Operation, ProviderId};
+use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, MachineRef, Operation, ProviderId};
 
 /// A VM that exists and may have to be initialized.
 pub struct ToInitialize {
@@ -65,9 +65,8 @@ pub async fn initialize(
         return Ok(ctx.waiting_for_a_permit(object.get(), permit.configured_driver()));
     }
     let request = InitializeMachineRequest {
-        machine_name: object.name().to_owned(),
+        machine: MachineRef::new(object.name(), class.clone()),
         provider_id: vm.known.clone(),
-        class: class.clone(),
         last_known_state: vm
             .state
             .clone()

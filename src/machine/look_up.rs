@@ -8,8 +8,8 @@ use crate::configured_driver::Permit;
 use crate::identity::MachineId;
 use crate::retry::{Disposition, Stage};
 use cmi_driver::{
-    self, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, MachineClass, Operation,
-    ProviderId, Status,
+    self, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, MachineClass, MachineRef,
+    Operation, ProviderId, Status,
 };
 
 /// What a look-up saw.
@@ -50,9 +50,8 @@ pub async fn look_up(
         };
     }
     let request = GetMachineStatusRequest {
-        machine_name: object.name().to_owned(),
+        machine: MachineRef::new(object.name(), class),
         provider_id: known.cloned(),
-        class,
     };
     let answer = permit.driver().get_machine_status(request);
     let status = match object.awaiting(stage.operation(), answer).await {

@@ -18,7 +18,7 @@ use crate::api::labels::Instance;
 use crate::configured_driver::{Permit, is_circuit_open};
 use crate::identity;
 use crate::retry::{Disposition, Stage};
-use cmi_driver::{Code, CreateMachineRequest, MachineClass, Operation};
+use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation};
 
 /// How often a VM is looked for that a create may still make.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
@@ -141,8 +141,7 @@ async fn create(
     // From here on a VM may be: an absence that was seen before says nothing about it.
     ctx.states.seen(object.uid());
     let request = CreateMachineRequest {
-        machine_name: object.name().to_owned(),
-        class,
+        machine: MachineRef::new(object.name(), class),
         last_known_state: identity::last_known_state(object.get()),
     };
     let call = permit.driver().create_machine(request);

@@ -20,7 +20,7 @@ use crate::identity;
 use crate::retry::{Disposition, Stage};
 use cmi_driver::{
     self, Code, DeleteMachineRequest, GetMachineStatusRequest, LastKnownState, Machine, MachineClass,
-    Operation, PowerState, ProviderId, Secrets, ShutDownMachineRequest, Status,
+    MachineRef, Operation, PowerState, ProviderId, Secrets, ShutDownMachineRequest, Status,
 };
 
 /// How soon at the earliest a guest that is stopping is asked again, whatever the driver asks for.
@@ -174,9 +174,8 @@ async fn read(
     class: MachineClass,
 ) -> cmi_driver::Result<Machine> {
     let request = GetMachineStatusRequest {
-        machine_name: object.name().to_owned(),
+        machine: MachineRef::new(object.name(), class),
         provider_id: provider_id.cloned(),
-        class,
     };
     let call = permit.driver().get_machine_status(request);
     object.awaiting(Operation::GetMachineStatus, call).await
@@ -220,9 +219,8 @@ async fn shut_down(
     class: MachineClass,
 ) -> Result<Option<Outcome>, Error> {
     let request = ShutDownMachineRequest {
-        machine_name: object.name().to_owned(),
+        machine: MachineRef::new(object.name(), class.clone()),
         provider_id: plan.provider_id.clone(),
-        class: class.clone(),
         last_known_state: identity::last_known_state(object.get()),
     };
     let call = permit.driver().shut_down_machine(request);
@@ -410,9 +408,8 @@ async fn remove_vm(
     class: MachineClass,
 ) -> Result<Option<Failure>, Error> {
     let request = DeleteMachineRequest {
-        machine_name: object.name().to_owned(),
+        machine: MachineRef::new(object.name(), class),
         provider_id,
-        class,
         last_known_state: identity::last_known_state(object.get()),
     };
     let call = permit.driver().delete_machine(request);

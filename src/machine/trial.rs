@@ -232,7 +232,7 @@ impl Driver for VmDriver {
         let mut vms = self.back_end.vms.lock().unwrap();
         let meant = |vm: &ListedMachine| match &request.provider_id {
             Some(id) => *id == vm.provider_id,
-            None => vm.machine_name == request.machine_name,
+            None => vm.machine_name == request.machine.name,
         };
         if let Some(index) = vms.iter().position(meant) {
             vms.remove(index);
@@ -245,7 +245,7 @@ impl Driver for VmDriver {
         let vms = self.back_end.vms.lock().unwrap();
         let found = vms.iter().find(|vm| {
             let is_id = |id: &ProviderId| *id == vm.provider_id;
-            vm.machine_name == request.machine_name && request.provider_id.as_ref().is_none_or(is_id)
+            vm.machine_name == request.machine.name && request.provider_id.as_ref().is_none_or(is_id)
         });
         let found = found.ok_or_else(|| Status::new(Code::NotFound, "there is none"))?;
         Ok(Machine::new(

@@ -14,7 +14,7 @@ use crate::apiserver::Error;
 use crate::configured_driver::Permit;
 use crate::identity;
 use crate::retry::Stage;
-use cmi_driver::{Operation, UpdateMachineRequest};
+use cmi_driver::{MachineRef, Operation, UpdateMachineRequest};
 
 /// Updates the VM (UPD-01..UPD-03).
 ///
@@ -31,10 +31,9 @@ pub async fn update(
     object.block_move().await?;
     announce(object).await?;
     let request = UpdateMachineRequest {
-        machine_name: object.name().to_owned(),
+        machine: MachineRef::new(object.name(), class),
         provider_id: plan.provider_id,
         last_applied_provider_spec: plan.applied,
-        class,
         last_known_state: identity::last_known_state(object.get()),
     };
     if let Err(status) = permit.driver().update_machine(request).await {

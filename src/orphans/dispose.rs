@@ -13,7 +13,7 @@ use crate::admission;
 use crate::api::conditions::reason;
 use crate::configured_driver::{ConfiguredDriver, Priority};
 use crate::listing::{self, Unlisted};
-use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, tags};
+use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, MachineRef, tags};
 
 /// Deletes an orphan, unless it has become something else, or anything fails: the next pass judges anew.
 pub async fn delete(
@@ -104,9 +104,8 @@ async fn try_delete(
         return Ok(Done::Kept);
     }
     let request = DeleteMachineRequest {
-        machine_name: vm.machine_name.clone(),
+        machine: MachineRef::new(vm.machine_name.clone(), class),
         provider_id: Some(vm.provider_id.clone()),
-        class,
         last_known_state: None,
     };
     let deleted = permit.driver().delete_machine(request).await;

@@ -54,7 +54,7 @@ impl Driver for Cloud {
     }
 
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse, Status> {
-        self.deleted.lock().unwrap().push(request.machine_name);
+        self.deleted.lock().unwrap().push(request.machine.name);
         Ok(DeleteMachineResponse::default())
     }
 

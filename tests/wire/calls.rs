@@ -275,7 +275,7 @@ async fn the_rest_of_a_machine_comes_in_the_trailers_of_its_response() -> Result
         Ok(Machine {
             failure_domain: Some("zone-a".to_owned()),
             last_known_state: LastKnownState::new(vec![0, 0xFF]),
-            ..Machine::new("s:///1".parse().unwrap(), request.machine_name)
+            ..Machine::new("s:///1".parse().unwrap(), request.machine.name)
         })
     }))
     .await?;

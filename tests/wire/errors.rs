@@ -81,7 +81,7 @@ async fn a_panic_in_the_driver_is_an_answer_and_the_connection_lives_on() -> Res
     let served = Served::start(Scripted::creating(move |request: CreateMachineRequest| {
         let machine = machine.clone();
         async move {
-            assert_ne!(request.machine_name, "m-0", "canary-4711");
+            assert_ne!(request.machine.name, "m-0", "canary-4711");
             Ok(machine)
         }
     }))
@@ -186,7 +186,7 @@ async fn a_request_that_breaks_a_rule_is_refused_by_the_name_of_its_field() -> R
 async fn secrets_and_state_are_binary_all_the_way() -> Result<()> {
     let machine = machine()?;
     let served = Served::start(Scripted::creating(move |request: CreateMachineRequest| {
-        let token = request.class.secrets.get("token");
+        let token = request.machine.class.secrets.get("token");
         assert_eq!(token.map(SecretValue::expose), Some(&[0xFF, 0, 0xFE][..]));
         created(Machine {
             last_known_state: request.last_known_state,
@@ -213,7 +213,12 @@ async fn secrets_and_state_are_binary_all_the_way() -> Result<()> {
 async fn a_long_secret_that_a_driver_echoes_does_not_leave_the_plugin_in_part() -> Result<()> {
     const PART: usize = 12;
     let served = Served::start(Scripted::creating(|request: CreateMachineRequest| async move {
-        let data = request.class.secrets.get("userData").map(SecretValue::expose);
+        let data = request
+            .machine
+            .class
+            .secrets
+            .get("userData")
+            .map(SecretValue::expose);
         let data = data.unwrap_or_default();
         let plain = String::from_utf8_lossy(data);
         let message = format!("no {} or {plain}", BASE64_STANDARD.encode(data));

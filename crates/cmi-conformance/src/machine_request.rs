@@ -4,7 +4,8 @@ use serde_json::{Map, Value};
 
 use super::config::{Config, SecretMap, secrets};
 use cmi_driver::{
-    Capabilities, JsonPointer, MachineClass, ProviderSpec, SecretValue, USER_DATA, USER_DATA_FORMAT, tags,
+    Capabilities, JsonPointer, MachineClass, MachineRef, ProviderSpec, SecretValue, USER_DATA,
+    USER_DATA_FORMAT, tags,
 };
 
 /// A machine as a case asks for it: name, class and, when it is known, the id.
@@ -40,6 +41,11 @@ impl MachineRequest {
             .tagged(tags::CLUSTER, cluster)
             .tagged(tags::ROLE, "node")
             .tagged(tags::MACHINE, &format!("{cluster}.{name}"))
+    }
+
+    /// The machine of a driver's request.
+    pub fn reference(&self) -> MachineRef {
+        MachineRef::new(self.name.clone(), self.class.clone())
     }
 
     /// With another name.

@@ -14,25 +14,25 @@ macro_rules! for_each_call {
         $($callback)::+! { $([$($arguments)*])?
             /// Makes or adopts a VM. Required.
             CreateMachine "CreateMachine"
-                create_machine(CreateMachineRequest) -> Machine, required, writes, [class];
+                create_machine(CreateMachineRequest) -> Machine, required, writes, [machine.class];
             /// Finishes a VM that exists.
             InitializeMachine "InitializeMachine"
-                initialize_machine(InitializeMachineRequest) -> Machine, optional, writes, [class];
+                initialize_machine(InitializeMachineRequest) -> Machine, optional, writes, [machine.class];
             /// Deletes a VM. Required.
             DeleteMachine "DeleteMachine"
-                delete_machine(DeleteMachineRequest) -> DeleteMachineResponse, required, writes, [class];
+                delete_machine(DeleteMachineRequest) -> DeleteMachineResponse, required, writes, [machine.class];
             /// Reads a VM.
             GetMachineStatus "GetMachineStatus"
-                get_machine_status(GetMachineStatusRequest) -> Machine, optional, reads, [class];
+                get_machine_status(GetMachineStatusRequest) -> Machine, optional, reads, [machine.class];
             /// Reads all VMs of a cluster.
             ListMachines "ListMachines"
                 list_machines(ListMachinesRequest) -> Vec<ListedMachine>, optional, reads, [class];
             /// Stops the guest.
             ShutDownMachine "ShutDownMachine"
-                shut_down_machine(ShutDownMachineRequest) -> ShutDownMachineResponse, optional, writes, [class];
+                shut_down_machine(ShutDownMachineRequest) -> ShutDownMachineResponse, optional, writes, [machine.class];
             /// Changes hot-updatable fields of a VM.
             UpdateMachine "UpdateMachine"
-                update_machine(UpdateMachineRequest) -> (), optional, writes, [class];
+                update_machine(UpdateMachineRequest) -> (), optional, writes, [machine.class];
             /// Reads volume ids out of PersistentVolume specs.
             GetVolumeIds "GetVolumeIDs"
                 get_volume_ids(GetVolumeIdsRequest) -> Vec<String>, optional, reads, [];

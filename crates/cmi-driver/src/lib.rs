@@ -43,8 +43,8 @@ pub use messages::{
     Address, AddressType, ClassDescription, CreateMachineRequest, DeleteMachineRequest,
     DeleteMachineResponse, DescribeClassRequest, GenerateMachineClassRequest, GetMachineStatusRequest,
     GetVolumeIdsRequest, InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListZonesRequest,
-    ListedMachine, Machine, MachineClassKind, PluginInfo, PowerState, ProviderId, ProviderIdError, Readiness,
-    ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest, Zone,
+    ListedMachine, Machine, MachineClassKind, MachineRef, PluginInfo, PowerState, ProviderId,
+    ProviderIdError, Readiness, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest, Zone,
 };
 pub use names::{is_dns_label, is_dns_subdomain};
 pub use operation::Operation;

@@ -164,13 +164,30 @@ impl Machine {
     }
 }
 
+/// The machine that a call is about.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MachineRef {
+    /// Unique inside of the cluster that the class's tags name.
+    pub name: String,
+    /// What its VM is made from; the secrets hold credentials, and for a create the bootstrap data.
+    pub class: MachineClass,
+}
+
+impl MachineRef {
+    /// The machine of this name.
+    pub fn new(name: impl Into<String>, class: MachineClass) -> Self {
+        Self {
+            name: name.into(),
+            class,
+        }
+    }
+}
+
 /// Make a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CreateMachineRequest {
-    /// Unique inside of the cluster that the class's tags name.
-    pub machine_name: String,
-    /// What to make it from; the secrets hold the bootstrap data.
-    pub class: MachineClass,
+    /// The machine that it is for.
+    pub machine: MachineRef,
     /// What an earlier call on this machine left.
     pub last_known_state: Option<LastKnownState>,
 }
@@ -178,12 +195,10 @@ pub struct CreateMachineRequest {
 /// Finish a VM that exists.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InitializeMachineRequest {
-    /// The name it was created with.
-    pub machine_name: String,
-    /// Its id, when it is known.
+    /// The machine that it was made for.
+    pub machine: MachineRef,
+    /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
-    /// What it was made from.
-    pub class: MachineClass,
     /// What an earlier call on this machine left.
     pub last_known_state: Option<LastKnownState>,
 }
@@ -191,12 +206,10 @@ pub struct InitializeMachineRequest {
 /// Delete a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeleteMachineRequest {
-    /// The name it was created with.
-    pub machine_name: String,
-    /// Its id, when it is known.
+    /// The machine that it was made for.
+    pub machine: MachineRef,
+    /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
-    /// What it was made from.
-    pub class: MachineClass,
     /// What an earlier call on this machine left.
     pub last_known_state: Option<LastKnownState>,
 }
@@ -211,12 +224,10 @@ pub struct DeleteMachineResponse {
 /// Read a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GetMachineStatusRequest {
-    /// The name it was created with.
-    pub machine_name: String,
-    /// Its id, when it is known.
+    /// The machine that it was made for.
+    pub machine: MachineRef,
+    /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
-    /// What it was made from.
-    pub class: MachineClass,
 }
 
 /// Read all VMs of a cluster.
@@ -258,12 +269,10 @@ impl ListedMachine {
 /// Stop the guest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShutDownMachineRequest {
-    /// The name it was created with.
-    pub machine_name: String,
-    /// Its id, when it is known.
+    /// The machine that it was made for.
+    pub machine: MachineRef,
+    /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
-    /// What it was made from.
-    pub class: MachineClass,
     /// What an earlier call on this machine left.
     pub last_known_state: Option<LastKnownState>,
 }
@@ -278,14 +287,12 @@ pub struct ShutDownMachineResponse {
 /// Change hot-updatable fields of a VM (UPD-03).
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpdateMachineRequest {
-    /// The name it was created with.
-    pub machine_name: String,
-    /// Its id.
+    /// The machine that it was made for, with the new spec.
+    pub machine: MachineRef,
+    /// The id of the VM.
     pub provider_id: ProviderId,
     /// The spec that was applied in full the last time.
     pub last_applied_provider_spec: ProviderSpec,
-    /// The new spec, and credentials.
-    pub class: MachineClass,
     /// What an earlier call on this machine left.
     pub last_known_state: Option<LastKnownState>,
 }

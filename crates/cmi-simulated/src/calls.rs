@@ -111,68 +111,39 @@ impl Driver for SimulatedDriver {
 
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
         let CreateMachineRequest {
-            machine_name,
-            class,
-            last_known_state,
+            machine,
+            last_known_state: state,
         } = request;
-        let call = Call::of_machine(Operation::CreateMachine, &machine_name, &class, last_known_state);
-        self.run(call, async {
-            let (claim, spec) = self.claim(Operation::CreateMachine, &machine_name, None, &class)?;
-            let format = class.secrets.get(USER_DATA_FORMAT);
+        let secrets = &machine.class.secrets;
+        let work = |claim, spec| async move {
+            let format = secrets.get(USER_DATA_FORMAT);
             let bootstrap = Bootstrap {
-                user_data: UserData::from(
-                    class
-                        .secrets
-                        .get(USER_DATA)
-                        .map_or([].as_slice(), |data| data.expose()),
-                ),
+                user_data: UserData::from(secrets.get(USER_DATA).map_or([].as_slice(), |data| data.expose())),
                 format: format.map(|format| String::from_utf8_lossy(format.expose()).into_owned()),
             };
             self.journal
                 .change(|cloud, now| orders::create(cloud, now, &self.config, &claim, &spec, bootstrap))
-        })
-        .await
+        };
+        self.run_on(Operation::CreateMachine, &machine, None, state, work)
+            .await
     }
 
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
-        let DeleteMachineRequest {
-            machine_name,
-            provider_id,
-            class,
-            last_known_state,
-        } = request;
-        let call = Call::of_machine(Operation::DeleteMachine, &machine_name, &class, last_known_state);
-        self.run(call, async {
-            let (claim, _) = self.claim(
-                Operation::DeleteMachine,
-                &machine_name,
-                provider_id.as_ref(),
-                &class,
-            )?;
-            self.delete(&claim).await
-        })
-        .await
+        let (id, state) = (request.provider_id.as_ref(), request.last_known_state);
+        let work = |claim, _| async move { self.delete(&claim).await };
+        self.run_on(Operation::DeleteMachine, &request.machine, id, state, work)
+            .await
     }
 
     async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
-        let GetMachineStatusRequest {
-            machine_name,
-            provider_id,
-            class,
-        } = request;
-        let call = Call::of_machine(Operation::GetMachineStatus, &machine_name, &class, None);
-        self.run(call, async {
-            let (claim, spec) = self.claim(
-                Operation::GetMachineStatus,
-                &machine_name,
-                provider_id.as_ref(),
-                &class,
-            )?;
+        let id = request.provider_id.as_ref();
+        let work = |claim, spec: VmSpec| async move {
             let check = spec.source_dest_check;
             self.journal
                 .read(|cloud, now| orders::status(cloud, now, &self.config, &claim, check))?
-        })
-        .await
+        };
+        self.run_on(Operation::GetMachineStatus, &request.machine, id, None, work)
+            .await
     }
 
     async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
@@ -185,51 +156,18 @@ impl Driver for SimulatedDriver {
     }
 
     async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
-        let InitializeMachineRequest {
-            machine_name,
-            provider_id,
-            class,
-            last_known_state,
-        } = request;
-        let call = Call::of_machine(
-            Operation::InitializeMachine,
-            &machine_name,
-            &class,
-            last_known_state,
-        );
-        self.run(call, async {
-            let (claim, spec) = self.claim(
-                Operation::InitializeMachine,
-                &machine_name,
-                provider_id.as_ref(),
-                &class,
-            )?;
+        let (id, state) = (request.provider_id.as_ref(), request.last_known_state);
+        let work = |claim, spec: VmSpec| async move {
             self.journal
                 .change(|cloud, now| orders::initialize(cloud, now, &claim, spec.source_dest_check))
-        })
-        .await
+        };
+        self.run_on(Operation::InitializeMachine, &request.machine, id, state, work)
+            .await
     }
 
     async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
-        let ShutDownMachineRequest {
-            machine_name,
-            provider_id,
-            class,
-            last_known_state,
-        } = request;
-        let call = Call::of_machine(
-            Operation::ShutDownMachine,
-            &machine_name,
-            &class,
-            last_known_state,
-        );
-        self.run(call, async {
-            let (claim, _) = self.claim(
-                Operation::ShutDownMachine,
-                &machine_name,
-                provider_id.as_ref(),
-                &class,
-            )?;
+        let (id, state) = (request.provider_id.as_ref(), request.last_known_state);
+        let work = |claim: Claim, _| async move {
             let takes = Duration::from_secs_f64(self.config.shut_down_seconds);
             let stops_at = self
                 .journal
@@ -238,34 +176,21 @@ impl Driver for SimulatedDriver {
             if left.is_zero() || self.config.accepts_shut_down {
                 return Ok(ShutDownMachineResponse::default());
             }
-            Err(orders::pending(
-                &format!("the guest of machine `{machine_name}` is stopping"),
-                left,
-            ))
-        })
-        .await
+            let what = format!("the guest of machine `{}` is stopping", claim.name);
+            Err(orders::pending(&what, left))
+        };
+        self.run_on(Operation::ShutDownMachine, &request.machine, id, state, work)
+            .await
     }
 
     async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
-        let UpdateMachineRequest {
-            machine_name,
-            provider_id,
-            class,
-            last_known_state,
-            ..
-        } = request;
-        let call = Call::of_machine(Operation::UpdateMachine, &machine_name, &class, last_known_state);
-        self.run(call, async {
-            let (claim, spec) = self.claim(
-                Operation::UpdateMachine,
-                &machine_name,
-                Some(&provider_id),
-                &class,
-            )?;
+        let (id, state) = (Some(&request.provider_id), request.last_known_state);
+        let work = |claim, spec| async move {
             self.journal
                 .change(|cloud, now| orders::update(cloud, now, &self.config, &claim, &spec))
-        })
-        .await
+        };
+        self.run_on(Operation::UpdateMachine, &request.machine, id, state, work)
+            .await
     }
 
     async fn get_volume_ids(&self, request: GetVolumeIdsRequest) -> Result<Vec<String>> {

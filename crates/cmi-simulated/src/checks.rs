@@ -7,7 +7,8 @@ use super::spec::{TAGS, Tagged, VmSpec};
 use super::vm::{ParseVmIdError, VmId};
 use super::{Call, SimulatedDriver, Subject, access};
 use cmi_driver::{
-    Code, LastKnownState, MachineClass, Operation, ProviderId, Result, Status, is_dns_subdomain, tags,
+    Code, LastKnownState, MachineClass, MachineRef, Operation, ProviderId, Result, Status, is_dns_subdomain,
+    tags,
 };
 
 impl Call {
@@ -36,21 +37,20 @@ impl Call {
     /// A call about a machine. What it is about is known before it is checked, for faults and the log.
     pub(super) fn of_machine(
         operation: Operation,
-        name: &str,
-        class: &MachineClass,
+        MachineRef { name, class }: &MachineRef,
         state: Option<LastKnownState>,
     ) -> Self {
         let cluster = tag(class, tags::CLUSTER);
         Self {
             operation,
             claim: Some(Claim {
-                name: name.to_owned(),
+                name: name.clone(),
                 cluster: cluster.clone(),
                 machine: tag(class, tags::MACHINE),
                 id: None,
             }),
             subject: Subject {
-                machine: name.to_owned(),
+                machine: name.clone(),
                 cluster,
                 last_known_state: state,
             },
@@ -67,13 +67,32 @@ fn tag(class: &MachineClass, name: &str) -> String {
 }
 
 impl SimulatedDriver {
-    /// Checks credentials, name, provider id and spec of a call about a machine.
-    pub(super) fn claim(
+    /// Runs the work of a call about a machine, if its request is right.
+    pub(super) async fn run_on<T, F>(
         &self,
         operation: Operation,
-        name: &str,
+        machine: &MachineRef,
         provider_id: Option<&ProviderId>,
-        class: &MachineClass,
+        state: Option<LastKnownState>,
+        work: impl FnOnce(Claim, VmSpec) -> F + Send,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send,
+    {
+        let call = Call::of_machine(operation, machine, state);
+        self.run(call, async {
+            let (claim, spec) = self.claim(operation, machine, provider_id)?;
+            work(claim, spec).await
+        })
+        .await
+    }
+
+    /// Checks credentials, name, provider id and spec of a call about a machine.
+    fn claim(
+        &self,
+        operation: Operation,
+        MachineRef { name, class }: &MachineRef,
+        provider_id: Option<&ProviderId>,
     ) -> Result<(Claim, VmSpec)> {
         access::check(self.config.credentials.as_ref(), &class.secrets, operation)?;
         if !is_dns_subdomain(name) {
@@ -91,7 +110,7 @@ impl SimulatedDriver {
             .map_err(|error: ParseVmIdError| Status::new(Code::InvalidArgument, error.to_string()))?;
         let spec = VmSpec::read(&class.provider_spec, Tagged::Machine)?;
         let claim = Claim {
-            name: name.to_owned(),
+            name: name.clone(),
             cluster: spec.cluster().to_owned(),
             machine: spec.machine().to_owned(),
             id,

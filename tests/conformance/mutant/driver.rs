@@ -63,14 +63,14 @@ impl Driver for Mutant {
     }
 
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
-        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.create(request);
         self.call(Operation::CreateMachine, &class, &name, call, || made_up(&name))
             .await
     }
 
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
-        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.delete(request);
         self.call(
             Operation::DeleteMachine,
@@ -83,7 +83,7 @@ impl Driver for Mutant {
     }
 
     async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
-        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.status(request);
         self.call(Operation::GetMachineStatus, &class, &name, call, || {
             made_up(&name)
@@ -99,7 +99,7 @@ impl Driver for Mutant {
     }
 
     async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
-        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.initialize(request);
         self.call(Operation::InitializeMachine, &class, &name, call, || {
             made_up(&name)
@@ -108,7 +108,7 @@ impl Driver for Mutant {
     }
 
     async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
-        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.shut_down(request);
         self.call(
             Operation::ShutDownMachine,
@@ -121,7 +121,7 @@ impl Driver for Mutant {
     }
 
     async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
-        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.update(request);
         self.call(Operation::UpdateMachine, &class, &name, call, || ())
             .await

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cmi_driver::{
     Address, AddressType, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    Driver as _, LastKnownState, Machine, Result, Status, USER_DATA, tags,
+    Driver as _, LastKnownState, Machine, MachineRef, Result, Status, USER_DATA, tags,
 };
 use cmi_simulated::Vm;
 
@@ -18,8 +18,7 @@ const LATER: Duration = Duration::from_millis(500);
 impl Mutant {
     pub(super) async fn create(&self, mut request: CreateMachineRequest) -> Result<Machine> {
         let CreateMachineRequest {
-            machine_name: name,
-            class,
+            machine: MachineRef { name, class },
             ..
         } = request.clone();
         let ours = |vm: &Vm| vm.name == name && vm.cluster() == tag(&class, tags::CLUSTER);
@@ -48,11 +47,12 @@ impl Mutant {
             }
             Flaw::CreateDropsUserData => {
                 let kept = class.secrets.iter().filter(|(key, _)| *key != USER_DATA);
-                request.class.secrets = kept.map(|(key, value)| (key.to_owned(), value.clone())).collect();
+                request.machine.class.secrets =
+                    kept.map(|(key, value)| (key.to_owned(), value.clone())).collect();
             }
             Flaw::CreateMakesUpFields => {
                 for (field, value) in [("vmPool", "default"), ("size", "small")] {
-                    let spec = &mut request.class.provider_spec.0;
+                    let spec = &mut request.machine.class.provider_spec.0;
                     spec.entry(field).or_insert_with(|| value.into());
                 }
             }
@@ -60,7 +60,7 @@ impl Mutant {
                 return Err(Status::new(Code::InvalidArgument, "sourceDestCheck is missing"));
             }
             Flaw::CreateClusterBlind => {
-                let tags = request.class.provider_spec.0.get_mut("tags").unwrap();
+                let tags = request.machine.class.provider_spec.0.get_mut("tags").unwrap();
                 tags[tags::CLUSTER] = "one-for-all".into();
             }
             Flaw::CreateShortNames if name.len() > 63 => {
@@ -111,7 +111,7 @@ impl Mutant {
     }
 
     pub(super) async fn delete(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
-        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let cluster = tag(&class, tags::CLUSTER);
         let known = request.provider_id.as_ref().map(|id| id.as_str().to_owned());
         let ours = |vm: &Vm| vm.name == name && vm.cluster() == cluster;

@@ -10,7 +10,7 @@ use crate::flaw::Flaw;
 
 impl Mutant {
     pub(super) async fn status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
-        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let cluster = tag(&class, tags::CLUSTER);
         let known = request.provider_id.as_ref().map(|id| id.as_str().to_owned());
         let found = match self.flaw {

@@ -2,7 +2,7 @@
 
 use cmi_driver::{
     ClassDescription, Code, DescribeClassRequest, Driver as _, GetVolumeIdsRequest, InitializeMachineRequest,
-    ListZonesRequest, Machine, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
+    ListZonesRequest, Machine, MachineRef, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
     UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::Vm;
@@ -12,7 +12,7 @@ use crate::flaw::Flaw;
 
 impl Mutant {
     pub(super) async fn shut_down(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
-        let name = request.machine_name.clone();
+        let name = request.machine.name.clone();
         match self.flaw {
             Flaw::ShutDownDoesNothing => return Ok(ShutDownMachineResponse::default()),
             Flaw::ShutDownDeletes => {
@@ -21,12 +21,12 @@ impl Mutant {
             }
             Flaw::ShutDownAnyCluster => {
                 for vm in self.vms(|vm| vm.name == name) {
-                    let mut class = request.class.clone();
+                    let mut class = request.machine.class.clone();
                     let tags = class.provider_spec.0.get_mut("tags").unwrap();
                     tags[tags::CLUSTER] = vm.cluster().into();
                     tags[tags::MACHINE] = vm.machine().into();
                     let everywhere = ShutDownMachineRequest {
-                        class,
+                        machine: MachineRef::new(&name, class),
                         ..request.clone()
                     };
                     let _stopping = self.inner.shut_down_machine(everywhere).await;
@@ -43,7 +43,7 @@ impl Mutant {
     }
 
     pub(super) async fn initialize(&self, request: InitializeMachineRequest) -> Result<Machine> {
-        let (name, class) = (request.machine_name.clone(), request.class.clone());
+        let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         match self.flaw {
             Flaw::InitializeWrites => self.console.set_quota(None)?,
             Flaw::InitializeMakes => {
@@ -64,8 +64,8 @@ impl Mutant {
     pub(super) async fn update(&self, request: UpdateMachineRequest) -> Result<()> {
         match self.flaw {
             Flaw::UpdateReplaces => {
-                self.vanish(|vm| vm.name == request.machine_name);
-                self.plant(&request.class, &request.machine_name);
+                self.vanish(|vm| vm.name == request.machine.name);
+                self.plant(&request.machine.class, &request.machine.name);
                 return Ok(());
             }
             Flaw::UpdateDoesNothing => return Ok(()),

@@ -12,7 +12,7 @@ use cmi_driver::{
     Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass,
-    PluginInfo, ProviderId, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse,
+    MachineRef, PluginInfo, ProviderId, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse,
     UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::CloudConsole;
@@ -109,9 +109,8 @@ impl Peculiar {
 
 fn look(class: &MachineClass, name: &str) -> GetMachineStatusRequest {
     GetMachineStatusRequest {
-        machine_name: name.to_owned(),
+        machine: MachineRef::new(name, class.clone()),
         provider_id: None,
-        class: class.clone(),
     }
 }
 
@@ -134,8 +133,8 @@ impl Driver for Peculiar {
     }
 
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
-        let key = Key::of(&request.class, &request.machine_name);
-        let look = look(&request.class, &request.machine_name);
+        let key = Key::of(&request.machine.class, &request.machine.name);
+        let look = look(&request.machine.class, &request.machine.name);
         let inner = Arc::clone(&self.inner);
         let call = async move { inner.create_machine(request).await };
         match &self.way {
@@ -154,8 +153,8 @@ impl Driver for Peculiar {
 
     async fn delete_machine(&self, mut request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
         request.provider_id = self.real(request.provider_id);
-        let key = Key::of(&request.class, &request.machine_name);
-        let look = look(&request.class, &request.machine_name);
+        let key = Key::of(&request.machine.class, &request.machine.name);
+        let look = look(&request.machine.class, &request.machine.name);
         let inner = Arc::clone(&self.inner);
         let call = async move { inner.delete_machine(request).await };
         match &self.way {
@@ -171,7 +170,7 @@ impl Driver for Peculiar {
 
     async fn get_machine_status(&self, mut request: GetMachineStatusRequest) -> Result<Machine> {
         request.provider_id = self.real(request.provider_id);
-        let key = Key::of(&request.class, &request.machine_name);
+        let key = Key::of(&request.machine.class, &request.machine.name);
         let id = request.provider_id.clone();
         let inner = Arc::clone(&self.inner);
         let call = async move { inner.get_machine_status(request).await };
@@ -195,7 +194,7 @@ impl Driver for Peculiar {
 
     async fn initialize_machine(&self, mut request: InitializeMachineRequest) -> Result<Machine> {
         request.provider_id = self.real(request.provider_id);
-        let key = Key::of(&request.class, &request.machine_name);
+        let key = Key::of(&request.machine.class, &request.machine.name);
         let inner = Arc::clone(&self.inner);
         let call = async move { inner.initialize_machine(request).await };
         match &self.way {
@@ -210,7 +209,7 @@ impl Driver for Peculiar {
         mut request: ShutDownMachineRequest,
     ) -> Result<ShutDownMachineResponse> {
         request.provider_id = self.real(request.provider_id);
-        let key = Key::of(&request.class, &request.machine_name);
+        let key = Key::of(&request.machine.class, &request.machine.name);
         let inner = Arc::clone(&self.inner);
         let call = async move { inner.shut_down_machine(request).await };
         match &self.way {

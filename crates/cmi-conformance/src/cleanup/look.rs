@@ -73,9 +73,8 @@ impl Cleanup<'_> {
         for noted in case {
             let status = || {
                 self.driver.get_machine_status(GetMachineStatusRequest {
-                    machine_name: noted.request.name.clone(),
+                    machine: noted.request.reference(),
                     provider_id: None,
-                    class: noted.request.class.clone(),
                 })
             };
             let operation = Operation::GetMachineStatus;

@@ -141,9 +141,8 @@ impl Cleanup<'_> {
     async fn remove(&self, noted: &Noted, id: Option<&ProviderId>, repeat: Repeat) -> Result<(), Kept> {
         let delete = || {
             self.driver.delete_machine(DeleteMachineRequest {
-                machine_name: noted.request.name.clone(),
+                machine: noted.request.reference(),
                 provider_id: id.cloned(),
-                class: noted.request.class.clone(),
                 last_known_state: noted.state.clone(),
             })
         };

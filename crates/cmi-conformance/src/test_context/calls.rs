@@ -40,8 +40,7 @@ impl TestContext {
         self.goes_on()?;
         self.tracker.asked(&tracked);
         let request = CreateMachineRequest {
-            machine_name: machine_request.name.clone(),
-            class: machine_request.class.clone(),
+            machine: machine_request.reference(),
             last_known_state,
         };
         let mut answer = self.of_machine(machine_request, request).await?;
@@ -66,9 +65,8 @@ impl TestContext {
         id: Option<&ProviderId>,
     ) -> Outcome<Answer<DeleteMachineResponse>> {
         let request = DeleteMachineRequest {
-            machine_name: machine_request.name.clone(),
+            machine: machine_request.reference(),
             provider_id: id.cloned(),
-            class: machine_request.class.clone(),
             last_known_state: None,
         };
         self.of_machine(machine_request, request).await
@@ -84,9 +82,8 @@ impl TestContext {
         id: Option<&ProviderId>,
     ) -> Outcome<Answer<Machine>> {
         let request = GetMachineStatusRequest {
-            machine_name: machine_request.name.clone(),
+            machine: machine_request.reference(),
             provider_id: id.cloned(),
-            class: machine_request.class.clone(),
         };
         self.of_machine(machine_request, request).await
     }
@@ -111,9 +108,8 @@ impl TestContext {
         machine_request: &MachineRequest,
     ) -> Outcome<Answer<ShutDownMachineResponse>> {
         let request = ShutDownMachineRequest {
-            machine_name: machine_request.name.clone(),
+            machine: machine_request.reference(),
             provider_id: None,
-            class: machine_request.class.clone(),
             last_known_state: None,
         };
         self.of_machine(machine_request, request).await
@@ -125,9 +121,8 @@ impl TestContext {
     /// [`CaseError::Failed`] when the call hangs.
     pub async fn initialize(&self, machine_request: &MachineRequest) -> Outcome<Answer<Machine>> {
         let request = InitializeMachineRequest {
-            machine_name: machine_request.name.clone(),
+            machine: machine_request.reference(),
             provider_id: None,
-            class: machine_request.class.clone(),
             last_known_state: None,
         };
         let answer = self.of_machine(machine_request, request).await?;
@@ -149,10 +144,9 @@ impl TestContext {
         id: &ProviderId,
     ) -> Outcome<Answer<()>> {
         let request = UpdateMachineRequest {
-            machine_name: to.name.clone(),
+            machine: to.reference(),
             provider_id: id.clone(),
             last_applied_provider_spec: from.class.provider_spec.clone(),
-            class: to.class.clone(),
             last_known_state: None,
         };
         self.of_machine(to, request).await

@@ -6,8 +6,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use cmi_driver::{
-    Code, LastKnownState, MachineClass, Operation, ProviderId, ProviderIdError, ProviderSpec, SecretValue,
-    Secrets, Status,
+    Code, LastKnownState, MachineClass, Operation, ProviderId, ProviderIdError, SecretValue, Secrets, Status,
 };
 
 /// The most bytes of a string whose field says nothing else (CMI-14).
@@ -188,7 +187,7 @@ impl Field {
         Timestamp::new(seconds, nanos).map(Some).map_err(|_| wrong())
     }
 
-    fn secrets(self, secrets: HashMap<String, Vec<u8>>) -> Result<Secrets, FieldError> {
+    pub(super) fn secrets(self, secrets: HashMap<String, Vec<u8>>) -> Result<Secrets, FieldError> {
         let bytes = secrets.iter().map(|(key, value)| key.len() + value.len()).sum();
         self.within(bytes, SECRETS)?;
         if !secrets.keys().all(|key| is_secret_key(key)) {
@@ -219,17 +218,6 @@ pub(super) fn timestamp_message(at: Timestamp) -> prost_types::Timestamp {
 }
 
 /// The two fields that make a class.
-pub(super) fn class(
-    (spec, bytes): (Field, &[u8]),
-    (secrets, values): (Field, HashMap<String, Vec<u8>>),
-) -> Result<MachineClass, FieldError> {
-    Ok(MachineClass {
-        provider_spec: ProviderSpec(spec.object(bytes)?),
-        secrets: secrets.secrets(values)?,
-    })
-}
-
-/// What [`class`] reads.
 pub(super) fn class_fields(class: MachineClass) -> (Vec<u8>, HashMap<String, Vec<u8>>) {
     let secrets = class.secrets.iter();
     let secrets = secrets.map(|(key, value)| (key.to_owned(), value.expose().to_vec()));

@@ -1,149 +1,17 @@
-//! Messages of the Machine service.
-
-use std::collections::HashMap;
+//! Messages of the Machine service but the requests about a machine or a class.
 
 use serde_json::Value;
 
 use super::field::{self, Field, FieldError, NAME};
 use crate::proto::cmi::v1;
 use cmi_driver::{
-    CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, GetMachineStatusRequest,
-    GetVolumeIdsRequest, ListMachinesRequest, ListedMachine, Machine, MachineClass, ShutDownMachineRequest,
-    ShutDownMachineResponse,
+    DeleteMachineResponse, GetVolumeIdsRequest, ListedMachine, Machine, ShutDownMachineResponse,
 };
 
 /// The most bytes of a list of PersistentVolumeSpecs.
 const VOLUME_SPECS: usize = 16 * 1024 * 1024;
 /// The most bytes of a volume id.
 const VOLUME_ID: usize = 512;
-
-fn machine_name(name: String) -> Result<String, FieldError> {
-    Field("MachineName").text(name, NAME)
-}
-
-fn class(spec: &[u8], secrets: HashMap<String, Vec<u8>>) -> Result<MachineClass, FieldError> {
-    field::class((Field("ProviderSpec"), spec), (Field("Secrets"), secrets))
-}
-
-impl From<CreateMachineRequest> for v1::CreateMachineRequest {
-    fn from(request: CreateMachineRequest) -> Self {
-        let (provider_spec, secrets) = field::class_fields(request.class);
-        Self {
-            machine_name: request.machine_name,
-            provider_spec,
-            secrets,
-            last_known_state: field::state_bytes(request.last_known_state.as_ref()),
-        }
-    }
-}
-
-impl TryFrom<v1::CreateMachineRequest> for CreateMachineRequest {
-    type Error = FieldError;
-
-    fn try_from(request: v1::CreateMachineRequest) -> Result<Self, FieldError> {
-        Ok(Self {
-            machine_name: machine_name(request.machine_name)?,
-            class: class(&request.provider_spec, request.secrets)?,
-            last_known_state: Field("LastKnownState").state(request.last_known_state)?,
-        })
-    }
-}
-
-impl From<DeleteMachineRequest> for v1::DeleteMachineRequest {
-    fn from(request: DeleteMachineRequest) -> Self {
-        let (provider_spec, secrets) = field::class_fields(request.class);
-        Self {
-            machine_name: request.machine_name,
-            provider_spec,
-            secrets,
-            provider_id: field::id_text(request.provider_id),
-            last_known_state: field::state_bytes(request.last_known_state.as_ref()),
-        }
-    }
-}
-
-impl TryFrom<v1::DeleteMachineRequest> for DeleteMachineRequest {
-    type Error = FieldError;
-
-    fn try_from(request: v1::DeleteMachineRequest) -> Result<Self, FieldError> {
-        Ok(Self {
-            machine_name: machine_name(request.machine_name)?,
-            class: class(&request.provider_spec, request.secrets)?,
-            provider_id: Field("ProviderID").optional_provider_id(&request.provider_id)?,
-            last_known_state: Field("LastKnownState").state(request.last_known_state)?,
-        })
-    }
-}
-
-impl From<GetMachineStatusRequest> for v1::GetMachineStatusRequest {
-    fn from(request: GetMachineStatusRequest) -> Self {
-        let (provider_spec, secrets) = field::class_fields(request.class);
-        Self {
-            machine_name: request.machine_name,
-            provider_spec,
-            secrets,
-            provider_id: field::id_text(request.provider_id),
-        }
-    }
-}
-
-impl TryFrom<v1::GetMachineStatusRequest> for GetMachineStatusRequest {
-    type Error = FieldError;
-
-    fn try_from(request: v1::GetMachineStatusRequest) -> Result<Self, FieldError> {
-        Ok(Self {
-            machine_name: machine_name(request.machine_name)?,
-            class: class(&request.provider_spec, request.secrets)?,
-            provider_id: Field("ProviderID").optional_provider_id(&request.provider_id)?,
-        })
-    }
-}
-
-impl From<ListMachinesRequest> for v1::ListMachinesRequest {
-    fn from(request: ListMachinesRequest) -> Self {
-        let (provider_spec, secrets) = field::class_fields(request.class);
-        Self {
-            provider_spec,
-            secrets,
-        }
-    }
-}
-
-impl TryFrom<v1::ListMachinesRequest> for ListMachinesRequest {
-    type Error = FieldError;
-
-    fn try_from(request: v1::ListMachinesRequest) -> Result<Self, FieldError> {
-        Ok(Self {
-            class: class(&request.provider_spec, request.secrets)?,
-        })
-    }
-}
-
-impl From<ShutDownMachineRequest> for v1::ShutDownMachineRequest {
-    fn from(request: ShutDownMachineRequest) -> Self {
-        let (provider_spec, secrets) = field::class_fields(request.class);
-        Self {
-            machine_name: request.machine_name,
-            provider_spec,
-            secrets,
-            provider_id: field::id_text(request.provider_id),
-            last_known_state: field::state_bytes(request.last_known_state.as_ref()),
-        }
-    }
-}
-
-impl TryFrom<v1::ShutDownMachineRequest> for ShutDownMachineRequest {
-    type Error = FieldError;
-
-    fn try_from(request: v1::ShutDownMachineRequest) -> Result<Self, FieldError> {
-        Ok(Self {
-            machine_name: machine_name(request.machine_name)?,
-            class: class(&request.provider_spec, request.secrets)?,
-            provider_id: Field("ProviderID").optional_provider_id(&request.provider_id)?,
-            last_known_state: Field("LastKnownState").state(request.last_known_state)?,
-        })
-    }
-}
 
 impl From<GetVolumeIdsRequest> for v1::GetVolumeIDsRequest {
     fn from(request: GetVolumeIdsRequest) -> Self {

@@ -1,104 +1,14 @@
-//! Messages of the MachineExtension service but its capabilities and its paged list.
-
-use std::collections::HashMap;
+//! Messages of the MachineExtension service but its capabilities, its paged list, and the requests about a
+//! machine or a class.
 
 use serde_json::{Map, Value};
 
 use super::field::{self, Field, FieldError, NAME, PLACE, TEXT};
 use crate::proto::capcmi::v1;
 use cmi_driver::{
-    Address, AddressType, ClassDescription, DescribeClassRequest, GenerateMachineClassRequest,
-    GetMachineStatusRequest, InitializeMachineRequest, ListZonesRequest, Machine, MachineClass,
-    MachineClassKind, PowerState, ProviderSpec, UpdateMachineRequest, Zone,
+    Address, AddressType, ClassDescription, GenerateMachineClassRequest, Machine, MachineClassKind,
+    PowerState, Zone,
 };
-
-fn machine_name(name: String) -> Result<String, FieldError> {
-    Field("machine_name").text(name, NAME)
-}
-
-fn class(spec: &[u8], secrets: HashMap<String, Vec<u8>>) -> Result<MachineClass, FieldError> {
-    field::class((Field("provider_spec"), spec), (Field("secrets"), secrets))
-}
-
-impl From<InitializeMachineRequest> for v1::InitializeMachineRequest {
-    fn from(request: InitializeMachineRequest) -> Self {
-        let (provider_spec, secrets) = field::class_fields(request.class);
-        Self {
-            machine_name: request.machine_name,
-            provider_spec,
-            secrets,
-            provider_id: field::id_text(request.provider_id),
-            last_known_state: field::state_bytes(request.last_known_state.as_ref()),
-        }
-    }
-}
-
-impl TryFrom<v1::InitializeMachineRequest> for InitializeMachineRequest {
-    type Error = FieldError;
-
-    fn try_from(request: v1::InitializeMachineRequest) -> Result<Self, FieldError> {
-        Ok(Self {
-            machine_name: machine_name(request.machine_name)?,
-            class: class(&request.provider_spec, request.secrets)?,
-            provider_id: Field("provider_id").optional_provider_id(&request.provider_id)?,
-            last_known_state: Field("last_known_state").state(request.last_known_state)?,
-        })
-    }
-}
-
-impl From<GetMachineStatusRequest> for v1::GetMachineRequest {
-    fn from(request: GetMachineStatusRequest) -> Self {
-        let (provider_spec, secrets) = field::class_fields(request.class);
-        Self {
-            machine_name: request.machine_name,
-            provider_spec,
-            secrets,
-            provider_id: field::id_text(request.provider_id),
-        }
-    }
-}
-
-impl TryFrom<v1::GetMachineRequest> for GetMachineStatusRequest {
-    type Error = FieldError;
-
-    fn try_from(request: v1::GetMachineRequest) -> Result<Self, FieldError> {
-        Ok(Self {
-            machine_name: machine_name(request.machine_name)?,
-            class: class(&request.provider_spec, request.secrets)?,
-            provider_id: Field("provider_id").optional_provider_id(&request.provider_id)?,
-        })
-    }
-}
-
-impl From<UpdateMachineRequest> for v1::UpdateMachineRequest {
-    fn from(request: UpdateMachineRequest) -> Self {
-        let (provider_spec, secrets) = field::class_fields(request.class);
-        Self {
-            machine_name: request.machine_name,
-            provider_id: request.provider_id.to_string(),
-            last_applied_provider_spec: field::object_bytes(request.last_applied_provider_spec.0),
-            provider_spec,
-            secrets,
-            last_known_state: field::state_bytes(request.last_known_state.as_ref()),
-        }
-    }
-}
-
-impl TryFrom<v1::UpdateMachineRequest> for UpdateMachineRequest {
-    type Error = FieldError;
-
-    fn try_from(request: v1::UpdateMachineRequest) -> Result<Self, FieldError> {
-        Ok(Self {
-            machine_name: machine_name(request.machine_name)?,
-            provider_id: Field("provider_id").provider_id(&request.provider_id)?,
-            last_applied_provider_spec: ProviderSpec(
-                Field("last_applied_provider_spec").object(&request.last_applied_provider_spec)?,
-            ),
-            class: class(&request.provider_spec, request.secrets)?,
-            last_known_state: Field("last_known_state").state(request.last_known_state)?,
-        })
-    }
-}
 
 impl From<()> for v1::UpdateMachineResponse {
     fn from((): ()) -> Self {
@@ -155,46 +65,6 @@ impl TryFrom<v1::GenerateMachineClassForMigrationResponse> for Map<String, Value
 
     fn try_from(response: v1::GenerateMachineClassForMigrationResponse) -> Result<Self, FieldError> {
         Field("machine_class").object(&response.machine_class)
-    }
-}
-
-impl From<ListZonesRequest> for v1::ListZonesRequest {
-    fn from(request: ListZonesRequest) -> Self {
-        let (provider_spec, secrets) = field::class_fields(request.class);
-        Self {
-            provider_spec,
-            secrets,
-        }
-    }
-}
-
-impl TryFrom<v1::ListZonesRequest> for ListZonesRequest {
-    type Error = FieldError;
-
-    fn try_from(request: v1::ListZonesRequest) -> Result<Self, FieldError> {
-        Ok(Self {
-            class: class(&request.provider_spec, request.secrets)?,
-        })
-    }
-}
-
-impl From<DescribeClassRequest> for v1::DescribeClassRequest {
-    fn from(request: DescribeClassRequest) -> Self {
-        let (provider_spec, secrets) = field::class_fields(request.class);
-        Self {
-            provider_spec,
-            secrets,
-        }
-    }
-}
-
-impl TryFrom<v1::DescribeClassRequest> for DescribeClassRequest {
-    type Error = FieldError;
-
-    fn try_from(request: v1::DescribeClassRequest) -> Result<Self, FieldError> {
-        Ok(Self {
-            class: class(&request.provider_spec, request.secrets)?,
-        })
     }
 }
 

@@ -4,8 +4,7 @@
 //! checked: `TryFrom` with a [`FieldError`], which is INVALID_ARGUMENT in a request and INTERNAL in a
 //! response. Unknown fields and unknown enum values are never an error.
 //!
-//! Messages that look alike (delete, shut down, status) are written out field by field all the same: a field
-//! that is added to one of them is added in one place, and what a message holds is read in one place.
+//! Requests about a machine or a class are made of the same parts, which are written and read in one place.
 
 mod capabilities;
 mod field;
@@ -13,6 +12,7 @@ mod identity;
 mod machine;
 mod machine_extension;
 mod page;
+mod requests;
 #[cfg(test)]
 pub(super) mod tests;
 

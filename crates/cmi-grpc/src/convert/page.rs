@@ -6,7 +6,9 @@ use super::field::{self, Field, FieldError, FieldProblem, NAME, PLACE};
 use crate::proto::capcmi::v1::{
     ListMachinesPagedRequest, ListMachinesPagedResponse, list_machines_paged_response,
 };
-use cmi_driver::{Driver, ListMachinesRequest, ListedMachine, MachineClass, Operation, ProviderId, Request};
+use cmi_driver::{
+    Driver, ListMachinesRequest, ListedMachine, MachineClass, Operation, ProviderId, ProviderSpec, Request,
+};
 
 /// The most bytes of a page token.
 const TOKEN: usize = 1024;
@@ -81,10 +83,10 @@ impl TryFrom<ListMachinesPagedRequest> for PageRequest {
             .map_err(|_| Field("page_size").wrong(FieldProblem::Malformed("is below zero")))?;
         Ok(Self {
             list: ListMachinesRequest {
-                class: field::class(
-                    (Field("provider_spec"), &request.provider_spec),
-                    (Field("secrets"), request.secrets),
-                )?,
+                class: MachineClass {
+                    provider_spec: ProviderSpec(Field("provider_spec").object(&request.provider_spec)?),
+                    secrets: Field("secrets").secrets(request.secrets)?,
+                },
             },
             size: NonZeroU32::new(size),
             token: PageToken::read(Field("page_token"), request.page_token)?,

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use super::*;
 use cmi_driver::{
     CreateMachineRequest, DeleteMachineRequest, Driver as _, GetMachineStatusRequest,
-    InitializeMachineRequest, ListMachinesRequest, MachineClass, PowerState, ProviderId, SecretValue,
-    ShutDownMachineRequest, UpdateMachineRequest, tags,
+    InitializeMachineRequest, ListMachinesRequest, MachineClass, MachineRef, PowerState, ProviderId,
+    SecretValue, ShutDownMachineRequest, UpdateMachineRequest, tags,
 };
 
 const CANARY: &str = "canary-4711";
@@ -60,53 +60,45 @@ fn plain(name: &str) -> MachineClass {
 /// Calls on a machine, each with the class it is given.
 impl SimulatedDriver {
     async fn create(&self, name: &str, class: MachineClass) -> Result<Machine> {
-        let machine_name = name.to_owned();
         self.create_machine(CreateMachineRequest {
-            machine_name,
-            class,
+            machine: MachineRef::new(name, class),
             last_known_state: None,
         })
         .await
     }
 
     async fn status(&self, name: &str, id: Option<&ProviderId>, class: MachineClass) -> Result<Machine> {
-        let (machine_name, provider_id) = (name.to_owned(), id.cloned());
+        let provider_id = id.cloned();
         self.get_machine_status(GetMachineStatusRequest {
-            machine_name,
+            machine: MachineRef::new(name, class),
             provider_id,
-            class,
         })
         .await
     }
 
     async fn remove(&self, name: &str, id: Option<&ProviderId>, class: MachineClass) -> Result<()> {
-        let (machine_name, provider_id) = (name.to_owned(), id.cloned());
+        let provider_id = id.cloned();
         let request = DeleteMachineRequest {
-            machine_name,
+            machine: MachineRef::new(name, class),
             provider_id,
-            class,
             last_known_state: None,
         };
         self.delete_machine(request).await.map(|_| ())
     }
 
     async fn initialize(&self, name: &str, class: MachineClass) -> Result<Machine> {
-        let machine_name = name.to_owned();
         let request = InitializeMachineRequest {
-            machine_name,
+            machine: MachineRef::new(name, class),
             provider_id: None,
-            class,
             last_known_state: None,
         };
         self.initialize_machine(request).await
     }
 
     async fn shut_down(&self, name: &str, class: MachineClass) -> Result<()> {
-        let machine_name = name.to_owned();
         let request = ShutDownMachineRequest {
-            machine_name,
+            machine: MachineRef::new(name, class),
             provider_id: None,
-            class,
             last_known_state: None,
         };
         self.shut_down_machine(request).await.map(|_| ())
@@ -114,10 +106,9 @@ impl SimulatedDriver {
 
     async fn update(&self, name: &str, provider_id: ProviderId, class: MachineClass) -> Result<()> {
         let request = UpdateMachineRequest {
-            machine_name: name.to_owned(),
             provider_id,
             last_applied_provider_spec: class.provider_spec.clone(),
-            class,
+            machine: MachineRef::new(name, class),
             last_known_state: None,
         };
         self.update_machine(request).await

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::plugin::{CallEnd, Plugin, Reply};
 use super::*;
 use crate::proto::capcmi::v1::{Machine, MachineAddress, machine_address};
-use cmi_driver::{GetVolumeIdsRequest, SecretValue, Secrets, ShutDownMachineRequest};
+use cmi_driver::{GetVolumeIdsRequest, MachineRef, SecretValue, Secrets, ShutDownMachineRequest};
 
 /// The calls of the Machine service with what makes each.
 const METHODS: [&str; 6] = [
@@ -27,9 +27,8 @@ async fn call(driver: &GrpcDriver, method: &str) -> Status {
         "ListMachines" => driver.list_machines(list()).await.unwrap_err(),
         "ShutDownMachine" => {
             let request = ShutDownMachineRequest {
-                machine_name: "m".to_owned(),
+                machine: MachineRef::new("m", MachineClass::default()),
                 provider_id: None,
-                class: MachineClass::default(),
                 last_known_state: None,
             };
             driver.shut_down_machine(request).await.unwrap_err()

@@ -14,7 +14,7 @@ use super::target::Target;
 use super::*;
 use cmi_driver::{
     CreateMachineRequest, DeleteMachineRequest, Driver, GetMachineStatusRequest, ListMachinesRequest,
-    MachineClass, Readiness,
+    MachineClass, MachineRef, Readiness,
 };
 use plugin::Plugin;
 
@@ -48,26 +48,23 @@ fn hasty_driver(plugin: &Plugin) -> GrpcDriver {
 
 fn create() -> CreateMachineRequest {
     CreateMachineRequest {
-        machine_name: "m".to_owned(),
-        class: MachineClass::default(),
+        machine: MachineRef::new("m", MachineClass::default()),
         last_known_state: None,
     }
 }
 
 fn delete() -> DeleteMachineRequest {
     DeleteMachineRequest {
-        machine_name: "m".to_owned(),
+        machine: MachineRef::new("m", MachineClass::default()),
         provider_id: None,
-        class: MachineClass::default(),
         last_known_state: None,
     }
 }
 
 fn look_up() -> GetMachineStatusRequest {
     GetMachineStatusRequest {
-        machine_name: "m".to_owned(),
+        machine: MachineRef::new("m", MachineClass::default()),
         provider_id: None,
-        class: MachineClass::default(),
     }
 }
 

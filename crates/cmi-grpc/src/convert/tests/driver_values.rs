@@ -115,8 +115,7 @@ pub(super) fn plain_machine() -> impl Strategy<Value = Machine> {
 
 pub(super) fn create() -> impl Strategy<Value = CreateMachineRequest> {
     (name(), class(), state()).prop_map(|(machine_name, class, last_known_state)| CreateMachineRequest {
-        machine_name,
-        class,
+        machine: MachineRef::new(machine_name, class),
         last_known_state,
     })
 }
@@ -124,9 +123,8 @@ pub(super) fn create() -> impl Strategy<Value = CreateMachineRequest> {
 pub(super) fn delete() -> impl Strategy<Value = DeleteMachineRequest> {
     (name(), option::of(provider_id()), class(), state()).prop_map(
         |(machine_name, provider_id, class, last_known_state)| DeleteMachineRequest {
-            machine_name,
+            machine: MachineRef::new(machine_name, class),
             provider_id,
-            class,
             last_known_state,
         },
     )
@@ -134,18 +132,16 @@ pub(super) fn delete() -> impl Strategy<Value = DeleteMachineRequest> {
 
 pub(super) fn shut_down() -> impl Strategy<Value = ShutDownMachineRequest> {
     delete().prop_map(|request| ShutDownMachineRequest {
-        machine_name: request.machine_name,
+        machine: request.machine,
         provider_id: request.provider_id,
-        class: request.class,
         last_known_state: request.last_known_state,
     })
 }
 
 pub(super) fn initialize() -> impl Strategy<Value = InitializeMachineRequest> {
     delete().prop_map(|request| InitializeMachineRequest {
-        machine_name: request.machine_name,
+        machine: request.machine,
         provider_id: request.provider_id,
-        class: request.class,
         last_known_state: request.last_known_state,
     })
 }
@@ -153,9 +149,8 @@ pub(super) fn initialize() -> impl Strategy<Value = InitializeMachineRequest> {
 pub(super) fn status() -> impl Strategy<Value = GetMachineStatusRequest> {
     (name(), option::of(provider_id()), class()).prop_map(|(machine_name, provider_id, class)| {
         GetMachineStatusRequest {
-            machine_name,
+            machine: MachineRef::new(machine_name, class),
             provider_id,
-            class,
         }
     })
 }
@@ -163,10 +158,9 @@ pub(super) fn status() -> impl Strategy<Value = GetMachineStatusRequest> {
 pub(super) fn update() -> impl Strategy<Value = UpdateMachineRequest> {
     (name(), provider_id(), object(), class(), state()).prop_map(
         |(machine_name, provider_id, last_applied, class, last_known_state)| UpdateMachineRequest {
-            machine_name,
+            machine: MachineRef::new(machine_name, class),
             provider_id,
             last_applied_provider_spec: ProviderSpec(last_applied),
-            class,
             last_known_state,
         },
     )

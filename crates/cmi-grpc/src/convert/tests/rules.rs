@@ -172,7 +172,7 @@ fn secrets_are_binary_and_their_keys_are_not() {
     };
     let read = CreateMachineRequest::try_from(request).unwrap();
     assert_eq!(
-        read.class.secrets.get("a-Z_0.9").unwrap().expose(),
+        read.machine.class.secrets.get("a-Z_0.9").unwrap().expose(),
         [0, 0xFF, 0xC0]
     );
     for key in ["", "a b", "ä", "a/b"] {
