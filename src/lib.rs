@@ -9,7 +9,7 @@
 //! main → cli → manager → controllers → machine, template, cluster, inventory, orphans
 //!                                        → listing → credentials → configured_driver, apiserver
 //!                                        → admission → manifests, metrics, leadership, apiserver
-//!                                        → reconciler, configured_driver, caches, identity, apiserver → retry, api → cmi-driver
+//!                                        → reconciler → configured_driver, caches, identity, apiserver → retry, api → cmi-driver
 //!            → cmi-grpc, cmi-simulated, cmi-conformance → cmi-driver
 //! ```
 // Layer 0: what is talked about.
@@ -29,7 +29,7 @@ pub mod leadership; // whether this replica may act
 pub mod listing; // lists of VMs
 pub mod manifests; // what is installed beside the provider
 pub mod metrics; // what is counted and timed
-pub mod reconciler; // what is around every reconcile of an object that has no VM
+pub mod reconciler; // what is around every reconcile
 pub mod telemetry; // logs
 
 // Layer 1: reconcilers. None knows another.

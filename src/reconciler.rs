@@ -1,8 +1,9 @@
-//! What is around every reconcile of an object that has no VM: it is counted and timed; when the object can't
-//! be read, an event says so to its user; when it fails, it is tried again after a back-off of its own.
+//! What is around every reconcile: it is counted and timed, and leaves the queues of the drivers that it has
+//! not asked for a permit.
 //!
-//! Layer 2. The machine's reconciler does without: it remembers more of each object, and can
-//! delete one that it can't read.
+//! Of an object that has no VM also: when it can't be read, an event says so to its user; when a reconcile
+//! fails, it is tried again after a back-off of its own. The machine's reconciler remembers more of each
+//! object, and can delete one that it can't read. Layer 2.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +14,7 @@ use kube::runtime::controller::Action;
 
 use crate::api::DeserializeGuard;
 use crate::apiserver::{Error, Events, Note};
+use crate::configured_driver::ConfiguredDrivers;
 use crate::metrics::{Kind, Metrics, Outcome};
 use crate::retry::{self, Delay, LONG_WAIT, LONGEST_ASKED, Stage};
 use cmi_driver::Status;
@@ -23,10 +25,51 @@ const FORGOTTEN_AFTER: Duration = LONGEST_ASKED.saturating_mul(2);
 /// How often what a driver said of itself and of its classes is asked anew.
 pub const REFRESH: Duration = Duration::from_mins(10);
 
+/// One reconcile.
+///
+/// # Errors
+/// Those of `reconcile`; [`requeue`] says when to try again.
+pub async fn run_one<K: Resource<DynamicType = ()>>(
+    kind: Kind,
+    metrics: &Metrics,
+    drivers: &ConfiguredDrivers,
+    object: &K,
+    reconcile: impl Future<Output = Result<Action, Error>>,
+) -> Result<Action, Error> {
+    let started = Instant::now();
+    let scope = drivers.permit_scope(uid(object));
+    let result = reconcile.await;
+    drop(scope);
+    let outcome = match &result {
+        Ok(action) if *action == Action::await_change() => Outcome::Success,
+        Ok(_) => Outcome::Requeue,
+        Err(Error::Conflict { .. }) => Outcome::Conflict,
+        Err(_) => Outcome::Error,
+    };
+    metrics.reconciled(kind, outcome, started.elapsed());
+    result
+}
+
+/// When a reconcile that could not be finished is tried again; `attempt` counts its failures in a row.
+pub fn requeue<K: Resource<DynamicType = ()>>(kind: Kind, object: &K, error: &Error, attempt: u32) -> Action {
+    let (kind, name) = (kind.name(), &object.meta().name);
+    match error {
+        Error::Conflict { .. } | Error::Gone { .. } => {
+            tracing::debug!(kind, name, %error, "reconciling again");
+        }
+        Error::Api { .. } | Error::Encode { .. } => {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(kind, name, error, attempt, "reconciling failed");
+        }
+    }
+    Action::requeue(error.wait(attempt))
+}
+
 /// The reconciler of one kind.
 pub struct Reconciler {
     kind: Kind,
     metrics: Arc<Metrics>,
+    drivers: ConfiguredDrivers,
     events: Events,
     failures: Mutex<HashMap<String, Failures>>,
 }
@@ -65,10 +108,11 @@ impl Again {
 
 impl Reconciler {
     /// A reconciler of this kind.
-    pub fn new(kind: Kind, metrics: Arc<Metrics>, events: Events) -> Self {
+    pub fn new(kind: Kind, metrics: Arc<Metrics>, drivers: ConfiguredDrivers, events: Events) -> Self {
         Self {
             kind,
             metrics,
+            drivers,
             events,
             failures: Mutex::default(),
         }
@@ -77,7 +121,7 @@ impl Reconciler {
     /// One reconcile of one object, if it can be read.
     ///
     /// # Errors
-    /// Those of `reconcile`; [`Reconciler::retry`] says when to try again.
+    /// Those of `reconcile`; [`Reconciler::error_policy`] says when to try again.
     pub async fn run<'a, K, F>(
         &self,
         guarded: &'a DeserializeGuard<K>,
@@ -87,27 +131,25 @@ impl Reconciler {
         K: Resource<DynamicType = ()>,
         F: Future<Output = Result<Again, Error>>,
     {
-        let started = Instant::now();
-        let result = match &guarded.0 {
-            Ok(object) => reconcile(object).await,
-            Err(invalid) => {
-                let (kind, name) = (self.kind.name(), &invalid.metadata.name);
-                tracing::error!(kind, name, error = invalid.error, "an object can't be read");
-                self.events
-                    .publish_once(guarded, Note::unreadable(&invalid.error))
-                    .await;
-                Ok(Again::OnChange)
-            }
+        let run = async {
+            let again = match &guarded.0 {
+                Ok(object) => reconcile(object).await?,
+                Err(invalid) => {
+                    let (kind, name) = (self.kind.name(), &invalid.metadata.name);
+                    tracing::error!(kind, name, error = invalid.error, "an object can't be read");
+                    self.events
+                        .publish_once(guarded, Note::unreadable(&invalid.error))
+                        .await;
+                    Again::OnChange
+                }
+            };
+            Ok(self.action(uid(guarded), again))
         };
-        let outcome = match &result {
-            Ok(Again::OnChange) => Outcome::Success,
-            Ok(Again::After(_) | Again::BackOff(_)) => Outcome::Requeue,
-            Err(Error::Conflict { .. }) => Outcome::Conflict,
-            Err(_) => Outcome::Error,
-        };
-        self.metrics.reconciled(self.kind, outcome, started.elapsed());
-        let uid = uid(guarded);
-        Ok(match result? {
+        run_one(self.kind, &self.metrics, &self.drivers, guarded, run).await
+    }
+
+    fn action(&self, uid: &str, again: Again) -> Action {
+        match again {
             Again::OnChange => {
                 self.succeeded(uid);
                 Action::await_change()
@@ -117,31 +159,19 @@ impl Reconciler {
                 Action::requeue(wait)
             }
             Again::BackOff(least) => {
-                Action::requeue(retry::backoff(self.failed(uid, started), 0.0).max(least))
+                Action::requeue(retry::backoff(self.failed(uid, Instant::now()), 0.0).max(least))
             }
-        })
+        }
     }
 
     /// When a reconcile that could not be finished is tried again.
-    pub fn retry<K: Resource<DynamicType = ()>>(
-        &self,
-        guarded: &DeserializeGuard<K>,
-        error: &Error,
-    ) -> Action {
-        let (kind, name, uid) = (self.kind.name(), &guarded.meta().name, uid(guarded));
+    pub fn error_policy<K: Resource<DynamicType = ()>>(&self, object: &K, error: &Error) -> Action {
+        let uid = uid(object);
         let attempt = self.failed(uid, Instant::now());
-        match error {
-            Error::Conflict { .. } => tracing::debug!(kind, name, %error, "reconciling again"),
-            Error::Gone { .. } => {
-                tracing::debug!(kind, name, %error, "reconciling again");
-                self.succeeded(uid);
-            }
-            Error::Api { .. } | Error::Encode { .. } => {
-                let error = error as &dyn std::error::Error;
-                tracing::warn!(kind, name, error, attempt, "reconciling failed");
-            }
+        if matches!(error, Error::Gone { .. }) {
+            self.succeeded(uid);
         }
-        Action::requeue(error.wait(attempt))
+        requeue(self.kind, object, error, attempt)
     }
 
     /// Counts a failure; how many there were in a row.
@@ -165,8 +195,8 @@ impl Reconciler {
     }
 }
 
-fn uid<K: Resource<DynamicType = ()>>(guarded: &DeserializeGuard<K>) -> &str {
-    guarded.meta().uid.as_deref().unwrap_or_default()
+fn uid<K: Resource<DynamicType = ()>>(object: &K) -> &str {
+    object.meta().uid.as_deref().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -174,13 +204,20 @@ mod tests {
     use super::*;
     use crate::api::v1alpha1::{InfraCluster, InfraClusterSpec};
     use crate::apiserver::recorded;
+    use crate::configured_driver::tests::{FakeDriver, driver_with_one_permit};
+    use crate::configured_driver::{ConfiguredDriver, Priority, Requester, Waker};
     use cmi_driver::Code;
 
     const BACK_OFF: Again = Again::BackOff(Duration::ZERO);
 
     fn reconciler() -> Reconciler {
         let (events, _) = recorded();
-        Reconciler::new(Kind::InfraCluster, Arc::new(Metrics::new()), events)
+        Reconciler::new(
+            Kind::InfraCluster,
+            Arc::new(Metrics::new()),
+            ConfiguredDrivers::default(),
+            events,
+        )
     }
 
     fn object(uid: &str) -> DeserializeGuard<InfraCluster> {
@@ -199,13 +236,53 @@ mod tests {
     #[tokio::test]
     async fn an_object_that_the_api_server_refuses_is_written_ever_more_rarely_and_holds_no_other_up() {
         let (reconciler, stubborn) = (reconciler(), object("u-1"));
-        let waits: Vec<_> = (0..4).map(|_| reconciler.retry(&stubborn, &refused())).collect();
+        let waits: Vec<_> = (0..4)
+            .map(|_| reconciler.error_policy(&stubborn, &refused()))
+            .collect();
         assert_eq!(
             waits,
             [1, 2, 4, 8].map(|seconds| Action::requeue(Duration::from_secs(seconds)))
         );
-        let other = reconciler.retry(&object("u-2"), &refused());
+        let other = reconciler.error_policy(&object("u-2"), &refused());
         assert_eq!(other, Action::requeue(Duration::from_secs(1)));
+    }
+
+    /// A permit would else be reserved for it that others wait for.
+    #[tokio::test]
+    async fn however_a_reconcile_ends_that_asked_for_no_permit_its_object_has_left_the_queue() {
+        let driver = driver_with_one_permit(FakeDriver::default());
+        let drivers = ConfiguredDrivers::new(vec![driver]).unwrap();
+        let driver = drivers.named("pool").unwrap();
+        let ask = |key: &'static str| {
+            let requester = Requester { key, namespace: "ns" };
+            driver.try_acquire(Priority::Create, requester, Waker::new(|| {}))
+        };
+        let events = recorded().0;
+        let reconciler = Reconciler::new(
+            Kind::InfraCluster,
+            Arc::new(Metrics::new()),
+            drivers.clone(),
+            events,
+        );
+        let object = object("u-1");
+        let permit = ask("other").unwrap();
+        let waits = async |_| Ok(Again::After(REFRESH)).inspect(|_| assert!(ask("u-1").is_none()));
+        let abandoned = async |_| futures::future::pending().await;
+        for end in ["error", "nothing to do", "abandoned"] {
+            reconciler.run(&object, waits).await.unwrap();
+            assert_eq!(waiting(&driver), 1, "{end}");
+            match end {
+                "error" => drop(reconciler.run(&object, async |_| Err(refused())).await),
+                "abandoned" => drop(futures::poll!(Box::pin(reconciler.run(&object, abandoned)))),
+                _ => drop(reconciler.run(&object, async |_| Ok(Again::OnChange)).await),
+            }
+            assert_eq!(waiting(&driver), 0, "{end}");
+        }
+        drop(permit);
+    }
+
+    fn waiting(driver: &ConfiguredDriver) -> usize {
+        driver.load().map(|load| load.waiting).iter().sum()
     }
 
     #[tokio::test]
@@ -217,7 +294,7 @@ mod tests {
         }
         assert_eq!(run(Again::OnChange).await, Action::await_change());
         assert_eq!(run(BACK_OFF).await, Action::requeue(Duration::from_secs(5)));
-        reconciler.retry(&object, &Error::Gone { action: "test" });
+        reconciler.error_policy(&object, &Error::Gone { action: "test" });
         assert!(reconciler.failures.lock().unwrap().is_empty());
     }
 
@@ -248,7 +325,12 @@ mod tests {
     #[tokio::test]
     async fn of_an_object_that_cannot_be_read_its_user_is_told_once_and_where() {
         let (events, published) = recorded();
-        let reconciler = Reconciler::new(Kind::InfraCluster, Arc::new(Metrics::new()), events);
+        let reconciler = Reconciler::new(
+            Kind::InfraCluster,
+            Arc::new(Metrics::new()),
+            ConfiguredDrivers::default(),
+            events,
+        );
         let text = r#"{"metadata": {"name": "c", "namespace": "ns", "uid": "u"}, "spec": {"driver": 7}}"#;
         let object: DeserializeGuard<InfraCluster> = serde_json::from_str(text).unwrap();
         for _ in 0..2 {

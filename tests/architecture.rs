@@ -106,7 +106,11 @@ const MAP: &[Rule] = &[
         &["apiserver", "credentials", "configured_driver"],
         WIRE,
     ),
-    rule("reconciler", &["api", "retry", "apiserver", "metrics"], WIRE),
+    rule(
+        "reconciler",
+        &["api", "retry", "apiserver", "configured_driver", "metrics"],
+        WIRE,
+    ),
     rule("telemetry", &[], &["kube", "tonic", "prost"]),
     rule("manifests", &["api"], WIRE),
     // L1: reconcilers. None knows another, or a concrete driver.

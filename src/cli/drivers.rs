@@ -99,7 +99,7 @@ async fn check(args: CheckArgs) -> Result<(), Failure> {
 
 /// What a driver says of itself, in a line.
 async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<String> {
-    let permit = driver.permit(Priority::Upkeep, "check").await;
+    let permit = driver.acquire(Priority::Upkeep, "check").await;
     let driver = permit.driver();
     let readiness = match super::driver::ready(driver.probe().await)? {
         Readiness::Ready => "ready",

@@ -23,7 +23,7 @@ use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{
-    ConfiguredDrivers, PERMIT_WAIT, Permit, Priority, Requester, ResolveError, StableReachability,
+    ConfiguredDrivers, PERMIT_WAIT, Permit, Priority, Requester, ResolveError, StableReachability, Waker,
 };
 use crate::credentials;
 use crate::reconciler::{Again, REFRESH, Reconciler};
@@ -69,11 +69,10 @@ pub fn error_policy(
     error: &Error,
     ctx: Arc<Context>,
 ) -> Action {
-    ctx.reconciler.retry(&guarded, error)
+    ctx.reconciler.error_policy(&*guarded, error)
 }
 
 async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again, Error> {
-    let uid = infra.metadata.uid.as_deref().unwrap_or_default();
     let owner = ctx.caches.owning_clusters(&infra.metadata).next();
     let cluster_id = owner.as_deref().and_then(|owner| ctx.cluster_ids.of(owner));
     let plan = plan(
@@ -84,14 +83,8 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
         },
     );
     let zones = match &plan {
-        Plan::Leave => {
-            ctx.drivers.cancel(uid);
-            return Ok(Again::OnChange);
-        }
-        Plan::Pause(_) => {
-            ctx.drivers.cancel(uid);
-            Zones::Unasked
-        }
+        Plan::Leave => return Ok(Again::OnChange),
+        Plan::Pause(_) => Zones::Unasked,
         Plan::Provision { cluster_id, .. } => match zones(infra, ctx, cluster_id).await? {
             Some(zones) => zones,
             None => return Ok(Again::After(PERMIT_WAIT)),
@@ -152,7 +145,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
     match driver.try_acquire(
         Priority::Upkeep,
         Requester { key, namespace },
-        Box::new(move || wake(reference)),
+        Waker::new(move || wake(reference)),
     ) {
         Some(permit) => ask(infra, ctx, &permit, cluster_id).await.map(Some),
         None => Ok(None),

@@ -10,8 +10,8 @@ use super::Limits;
 use super::breaker::{Attempt, Breakers, ClassKey, CredentialsKey, TrialReason};
 use super::bucket::TokenBucket;
 use super::caller::Caller;
-use super::permits::Waker;
 use super::prober::Prober;
+use super::waker::Waker;
 use cmi_driver::{
     Capabilities, MachineClass, Operation, PluginInfo, Readiness, Request, Result, Secrets, Status,
 };

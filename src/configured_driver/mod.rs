@@ -14,6 +14,7 @@ mod limits;
 mod permits;
 mod prober;
 mod registry;
+mod waker;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,9 +30,10 @@ pub use breaker::{CircuitOpen, TrialReason, is_circuit_open};
 pub use credentials::{CredentialsDirectory, InvalidCredentials};
 pub use debounce::StableReachability;
 pub use limits::{Limits, Namespaces, Timeouts};
-pub use permits::{Load, Priority, Requester, Waker};
+pub use permits::{Load, Priority, Requester};
 pub use prober::{CachedCapabilities, Reachability};
-pub use registry::{ConfiguredDrivers, DuplicateName, ResolveError};
+pub use registry::{ConfiguredDrivers, DuplicateName, PermitScope, ResolveError};
+pub use waker::Waker;
 
 use caller::Caller;
 use guard::GuardedDriver;
@@ -154,8 +156,8 @@ impl ConfiguredDriver {
     /// called when it is worth to ask again, or to say that it waits: see
     /// [`ConfiguredDriver::should_report_wait`].
     ///
-    /// A requester that wants no permit any more says so by [`ConfiguredDriver::cancel`]. A wake-up may get
-    /// lost when one does not: ask again now and then.
+    /// A requester that does not ask again leaves the queue with the reconcile: see
+    /// [`ConfiguredDrivers::permit_scope`]. Until then a permit may be reserved for it.
     pub fn try_acquire(
         &self,
         priority: Priority,
@@ -172,11 +174,11 @@ impl ConfiguredDriver {
     }
 
     /// The same for a task of the provider's own, which can wait.
-    pub async fn permit(&self, priority: Priority, key: &str) -> Permit<'_> {
+    pub async fn acquire(&self, priority: Priority, key: &str) -> Permit<'_> {
         let namespace = "";
         loop {
             let (call, woken) = oneshot::channel();
-            let waker = Box::new(move || {
+            let waker = Waker::new(move || {
                 // The receiver may be gone.
                 let _ = call.send(());
             });
@@ -193,21 +195,21 @@ impl ConfiguredDriver {
         self.permits.should_report(key)
     }
 
+    /// How many permits are held, and how many requesters wait for one.
+    pub fn load(&self) -> [Load; 2] {
+        self.permits.load()
+    }
+
     /// How many permits there are.
-    pub fn permits(&self) -> u32 {
+    pub fn max_concurrent_calls(&self) -> u32 {
         self.permits.all()
     }
 
     /// Forgets `key`, which is no more: it stands in no queue, and waits for no capacity.
     pub fn forget(&self, key: &str) {
-        self.cancel(key);
+        self.permits.begin(key);
+        self.permits.end(key);
         self.driver.breakers().forget(key);
-    }
-
-    /// Takes `key` out of the queue: it wants no permit any more. One that may stand there and does not come
-    /// has to be taken out, or a permit is kept for it that others wait for.
-    pub fn cancel(&self, key: &str) {
-        self.permits.cancel(key);
     }
 
     /// What the driver says of itself. That is asked once for all, and takes no permit:

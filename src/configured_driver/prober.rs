@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, MutexGuard, Notify, watch};
 use tokio::time::{Instant, sleep};
 
 use super::caller::Caller;
-use super::permits::Waker;
+use super::waker::Waker;
 use crate::leadership::is_not_leader;
 use cmi_driver::{Capabilities, Code, PluginInfo, ProviderSpec, Readiness, Result, SpecSchema, Status};
 
@@ -93,9 +93,7 @@ impl Drop for Asking<'_> {
         // Before a waiter is called: it has to find that it may ask.
         drop(self.right.take());
         let woken = std::mem::take(&mut *lock(&self.prober.awaiting)).0;
-        for waker in woken.into_values() {
-            waker();
-        }
+        woken.into_values().for_each(Waker::wake);
     }
 }
 

@@ -44,6 +44,23 @@ pub enum ResolveError {
     },
 }
 
+/// A reconcile. When it ends, in whatever way, its object leaves the queues of all drivers that it has not
+/// asked for a permit: others would else wait while one is reserved for it.
+#[must_use = "the scope is that of a reconcile"]
+#[derive(Debug)]
+pub struct PermitScope<'a> {
+    drivers: &'a ConfiguredDrivers,
+    key: &'a str,
+}
+
+impl Drop for PermitScope<'_> {
+    fn drop(&mut self) {
+        self.drivers
+            .iter()
+            .for_each(|driver| driver.permits.end(self.key));
+    }
+}
+
 impl ConfiguredDrivers {
     /// The drivers by their names.
     ///
@@ -108,10 +125,10 @@ impl ConfiguredDrivers {
         self.by_name.get(name).map(Arc::clone)
     }
 
-    /// Takes `key` out of the queues of all drivers: it wants no permit any more; see
-    /// [`ConfiguredDriver::cancel`].
-    pub fn cancel(&self, key: &str) {
-        self.iter().for_each(|driver| driver.cancel(key));
+    /// Around a reconcile of `key`: one that ends without having asked for a permit wants none.
+    pub fn permit_scope<'a>(&'a self, key: &'a str) -> PermitScope<'a> {
+        self.iter().for_each(|driver| driver.permits.begin(key));
+        PermitScope { drivers: self, key }
     }
 
     /// Forgets `key`, which is no more; see [`ConfiguredDriver::forget`].

@@ -177,7 +177,7 @@ fn delete() -> DeleteMachineRequest {
 }
 
 async fn create_in_turn(driver: &ConfiguredDriver) -> Result<Machine> {
-    let permit = driver.permit(Priority::Upkeep, "test").await;
+    let permit = driver.acquire(Priority::Upkeep, "test").await;
     permit.driver().create_machine(create()).await
 }
 
@@ -195,7 +195,7 @@ async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
     assert_eq!(
         status_of(
             driver
-                .permit(Priority::Upkeep, "test")
+                .acquire(Priority::Upkeep, "test")
                 .await
                 .driver()
                 .create_machine(create())
@@ -206,7 +206,7 @@ async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
     assert_eq!(
         status_of(
             driver
-                .permit(Priority::Upkeep, "test")
+                .acquire(Priority::Upkeep, "test")
                 .await
                 .driver()
                 .delete_machine(delete())
@@ -217,7 +217,7 @@ async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
     assert_eq!(
         status_of(
             driver
-                .permit(Priority::Upkeep, "test")
+                .acquire(Priority::Upkeep, "test")
                 .await
                 .driver()
                 .probe()
@@ -228,7 +228,7 @@ async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
     assert_eq!(
         status_of(
             driver
-                .permit(Priority::Upkeep, "test")
+                .acquire(Priority::Upkeep, "test")
                 .await
                 .ask_capabilities()
                 .await
@@ -266,7 +266,7 @@ async fn what_the_driver_does_not_offer_is_unimplemented_without_a_round_trip() 
         provider_id: None,
     };
     let driver = configured_driver(driver);
-    let permit = driver.permit(Priority::Upkeep, "test").await;
+    let permit = driver.acquire(Priority::Upkeep, "test").await;
     let answer = permit.driver().get_machine_status(request).await;
     assert_eq!(answer.unwrap_err().code(), Code::Unimplemented);
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
@@ -282,7 +282,7 @@ async fn a_driver_that_cannot_say_what_it_implements_is_unavailable_and_not_call
     let calls = Arc::clone(&driver.calls);
     let driver = configured_driver(driver);
     let answer = driver
-        .permit(Priority::Upkeep, "test")
+        .acquire(Priority::Upkeep, "test")
         .await
         .driver()
         .create_machine(create())
@@ -298,7 +298,7 @@ async fn exhausted_holds_back_creates_of_the_class_but_no_delete() {
     let driver = configured_driver(driver);
     for _ in 0..3 {
         let answer = driver
-            .permit(Priority::Upkeep, "test")
+            .acquire(Priority::Upkeep, "test")
             .await
             .driver()
             .create_machine(create())
@@ -306,7 +306,7 @@ async fn exhausted_holds_back_creates_of_the_class_but_no_delete() {
         assert_eq!(answer.unwrap_err().code(), Code::ResourceExhausted);
     }
     driver
-        .permit(Priority::Upkeep, "test")
+        .acquire(Priority::Upkeep, "test")
         .await
         .driver()
         .delete_machine(delete())
@@ -343,7 +343,7 @@ async fn no_more_calls_run_at_once_than_the_cap_allows() {
     let driver = provider_of(of_one_namespace(limits), driver, Leadership::unelected());
     let driver = &driver;
     let answers = join_all((0..20).map(async |n| {
-        let permit = driver.permit(Priority::Upkeep, &n.to_string()).await;
+        let permit = driver.acquire(Priority::Upkeep, &n.to_string()).await;
         permit.driver().create_machine(create()).await
     }))
     .await;
@@ -356,7 +356,7 @@ async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
     let driver = driver_with_one_permit(FakeDriver::creating(std::future::pending));
     let (code, message) = status_of(
         driver
-            .permit(Priority::Upkeep, "test")
+            .acquire(Priority::Upkeep, "test")
             .await
             .driver()
             .create_machine(create())
@@ -365,7 +365,7 @@ async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
     assert_eq!(code, Code::DeadlineExceeded);
     assert_eq!(message, "the driver did not answer CreateMachine within 600 s");
     driver
-        .permit(Priority::Upkeep, "test")
+        .acquire(Priority::Upkeep, "test")
         .await
         .driver()
         .delete_machine(delete())
@@ -379,7 +379,7 @@ async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
     let driver = configured_driver(driver);
     let (code, message) = status_of(
         driver
-            .permit(Priority::Upkeep, "test")
+            .acquire(Priority::Upkeep, "test")
             .await
             .driver()
             .create_machine(create())
@@ -391,7 +391,7 @@ async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
         "the driver panicked in CreateMachine; the log says where"
     );
     driver
-        .permit(Priority::Upkeep, "test")
+        .acquire(Priority::Upkeep, "test")
         .await
         .driver()
         .delete_machine(delete())
@@ -407,7 +407,7 @@ async fn the_providers_own_credentials_are_in_no_message() {
     std::fs::write(directory.path().join("token"), "magpie-0815").unwrap();
     let driver = FakeDriver::creating(|| async { Err(Status::new(Code::Unauthenticated, "no magpie-0815")) });
     let driver = provider_with_credentials(driver, directory.path());
-    let permit = driver.permit(Priority::Create, "test").await;
+    let permit = driver.acquire(Priority::Create, "test").await;
     let (_, message) = status_of(permit.driver().create_machine(create()).await);
     assert_eq!(message, "no [redacted]");
 }
@@ -419,7 +419,7 @@ async fn secrets_that_a_driver_echoes_are_in_neither_message_nor_source() {
     });
     let driver = configured_driver(driver);
     let status = driver
-        .permit(Priority::Create, "test")
+        .acquire(Priority::Create, "test")
         .await
         .driver()
         .create_machine(create())
@@ -442,7 +442,7 @@ async fn a_provider_spec_is_checked_against_the_schema_that_the_driver_publishes
     });
     assert!(driver.check_spec(&ProviderSpec::default()).is_ok());
     driver
-        .permit(Priority::Upkeep, "test")
+        .acquire(Priority::Upkeep, "test")
         .await
         .ask_capabilities()
         .await
@@ -511,7 +511,7 @@ async fn creates_that_hang_leave_permits_for_deletions_and_a_waiter_is_woken() {
         driver.try_acquire(
             priority,
             Requester { key, namespace: "ns" },
-            Box::new(move || {
+            Waker::new(move || {
                 woken.fetch_add(1, Ordering::SeqCst);
             }),
         )
@@ -555,7 +555,7 @@ async fn a_question_right_after_one_that_the_driver_could_not_answer_gets_the_sa
     };
     let calls = Arc::clone(&driver.calls);
     let driver = configured_driver(driver);
-    let permit = driver.permit(Priority::Upkeep, "test").await;
+    let permit = driver.acquire(Priority::Upkeep, "test").await;
     for _ in 0..3 {
         assert_eq!(
             permit.ask_capabilities().await.unwrap_err().code(),
@@ -610,7 +610,7 @@ async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_woken_wi
     let woken = Arc::new(AtomicUsize::new(0));
     let waker = || -> Waker {
         let woken = Arc::clone(&woken);
-        Box::new(move || {
+        Waker::new(move || {
             woken.fetch_add(1, Ordering::SeqCst);
         })
     };
@@ -655,7 +655,7 @@ async fn a_waiter_for_the_answer_is_called_also_when_there_is_none_and_when_the_
     let woken = Arc::new(AtomicUsize::new(0));
     let waker = || -> Waker {
         let woken = Arc::clone(&woken);
-        Box::new(move || {
+        Waker::new(move || {
             woken.fetch_add(1, Ordering::SeqCst);
         })
     };
@@ -693,7 +693,7 @@ async fn what_a_driver_said_before_it_became_another_refuses_nothing() {
         Arc::clone(&driver.connection_generation),
     );
     let driver = configured_driver(driver);
-    let ask = async || driver.try_capabilities("m", Box::new(|| {})).await;
+    let ask = async || driver.try_capabilities("m", Waker::new(|| {})).await;
     let refuses = || driver.check_spec(&ProviderSpec::default()).is_err();
     assert!(matches!(ask().await, CachedCapabilities::Current(_)));
     assert!(refuses());

@@ -151,7 +151,7 @@ impl Controllers {
         move |update| {
             for change in &update.changes {
                 if let Change::Deleted(object) = change {
-                    drivers.cancel(uid(&**object));
+                    drivers.forget(uid(&**object));
                 }
             }
             on_own(update);

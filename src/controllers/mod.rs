@@ -254,6 +254,7 @@ impl Controllers {
             reconciler: Reconciler::new(
                 Kind::InfraCluster,
                 Arc::clone(&self.metrics),
+                self.drivers.clone(),
                 self.context.events.clone(),
             ),
             wake: waking(&self.clusters),
@@ -280,6 +281,7 @@ impl Controllers {
             reconciler: Reconciler::new(
                 Kind::InfraMachineTemplate,
                 Arc::clone(&self.metrics),
+                self.drivers.clone(),
                 self.context.events.clone(),
             ),
             wake: waking(&self.templates),
@@ -299,7 +301,7 @@ impl Controllers {
     /// of a driver. Only a reconcile with a permit waits for a driver, so that drivers that hang, however
     /// many, leave the others their workers.
     fn workers(&self, asked: u16) -> u16 {
-        let permits = self.drivers.iter().map(|driver| driver.permits());
+        let permits = self.drivers.iter().map(|driver| driver.max_concurrent_calls());
         let all = permits.fold(u32::from(asked), u32::saturating_add);
         u16::try_from(all).unwrap_or(u16::MAX)
     }

@@ -33,7 +33,7 @@ pub struct Context {
 }
 
 /// The name under which a survey waits for its permit.
-const LINE: &str = "inventory";
+const REQUESTER: &str = "inventory";
 
 /// Surveys for ever, every driver once per interval; tells what its lists say of every
 /// machine that they are sure of.
@@ -87,7 +87,7 @@ async fn survey(
     tell: &(impl Fn(&InfraMachine, Verdict) + Send + Sync),
 ) {
     let (groups, window) = {
-        let permit = driver.permit(Priority::Upkeep, LINE).await;
+        let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
         match permit.ask_capabilities().await {
             Ok(capabilities) if capabilities.offers(Operation::ListMachines) => {
                 let groups = groups(&ctx.caches, driver.name(), &capabilities.tag_path).await;
@@ -138,7 +138,7 @@ async fn survey(
 
 /// The ids of all VMs of a class; `None` when they can't be had, and nothing follows from that.
 async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<String>> {
-    let permit = driver.permit(Priority::Upkeep, LINE).await;
+    let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
     let secret = group.secret.as_deref();
     match listing::list(&ctx.client, &permit, &group.namespace, secret, &group.class).await {
         Ok(machines) => {

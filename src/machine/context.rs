@@ -78,16 +78,16 @@ impl Context {
         let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
         let name = machine.metadata.name.as_deref().unwrap_or_default();
         let (wake, reference) = (Arc::clone(&self.wake), ObjectRef::new(name).within(namespace));
-        Box::new(move || wake(reference))
+        Waker::new(move || wake(reference))
     }
 
     /// What has a machine tried again, whatever its wait, when there may be room for it.
     fn alarm(&self, machine: &InfraMachine) -> Waker {
         let (states, uid) = (Arc::clone(&self.states), uid_of(machine).to_owned());
         let waker = self.waker(machine);
-        Box::new(move || {
+        Waker::new(move || {
             states.signal_capacity(&uid);
-            waker();
+            waker.wake();
         })
     }
 

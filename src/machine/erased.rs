@@ -84,6 +84,9 @@ fn as_deleted(mut machine: InfraMachine) -> InfraMachine {
 
 /// When to try again; nothing where there is nothing more to do.
 async fn attempt(ctx: &Context, machine: &Arc<InfraMachine>) -> Result<Option<Duration>, Error> {
+    let _scope = ctx
+        .drivers
+        .permit_scope(machine.metadata.uid.as_deref().unwrap_or_default());
     if is_there_again(ctx, machine).await? {
         return Ok(None);
     }

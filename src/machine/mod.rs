@@ -33,7 +33,7 @@ mod unreadable;
 mod update;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kube::Resource as _;
 use kube::runtime::controller::Action;
@@ -55,7 +55,8 @@ use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
 use crate::configured_driver::Permit;
-use crate::metrics::{Kind, Outcome as Measured};
+use crate::metrics::Kind;
+use crate::reconciler;
 use cmi_driver::{Code, Status};
 
 /// Stands for a driver's message that may hold what must not be shown.
@@ -67,14 +68,20 @@ pub async fn reconcile(
     guarded: Arc<DeserializeGuard<InfraMachine>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
-    let started = Instant::now();
-    let result = match &guarded.0 {
-        Ok(machine) => reconcile_machine(machine, &ctx).await,
-        Err(invalid) => unreadable::reconcile(invalid, &ctx).await,
-    };
-    ctx.metrics
-        .reconciled(Kind::InfraMachine, measured(&result), started.elapsed());
-    result
+    let reconcile = Box::pin(async {
+        match &guarded.0 {
+            Ok(machine) => reconcile_machine(machine, &ctx).await,
+            Err(invalid) => unreadable::reconcile(invalid, &ctx).await,
+        }
+    });
+    reconciler::run_one(
+        Kind::InfraMachine,
+        &ctx.metrics,
+        &ctx.drivers,
+        &*guarded,
+        reconcile,
+    )
+    .await
 }
 
 async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Action, Error> {
@@ -136,9 +143,6 @@ async fn execute<'a>(
         if permit.is_none() {
             return Ok(ctx.waiting_for_a_permit(object.get(), driver));
         }
-    } else {
-        // It may have stood in the queue for what it does not want any more.
-        ctx.drivers.cancel(object.uid());
     }
     let during = plan.during();
     let outcome = match carry_out(ctx, object, permit.as_mut(), plan).await {
@@ -237,15 +241,6 @@ fn capabilities_unknown(machine: &InfraMachine, code: Code, message: String) -> 
     Outcome::Failed(Box::new(Failure::capabilities_unknown(during, status)))
 }
 
-fn measured(result: &Result<Action, Error>) -> Measured {
-    match result {
-        Ok(action) if *action == Action::await_change() => Measured::Success,
-        Ok(_) => Measured::Requeue,
-        Err(Error::Conflict { .. }) => Measured::Conflict,
-        Err(_) => Measured::Error,
-    }
-}
-
 /// What happens after a reconcile that could not be finished.
 #[allow(clippy::needless_pass_by_value)] // the controller's signature
 pub fn error_policy(
@@ -253,23 +248,10 @@ pub fn error_policy(
     error: &Error,
     ctx: Arc<Context>,
 ) -> Action {
-    let meta = guarded.meta();
-    let uid = meta.uid.as_deref().unwrap_or_default();
+    let uid = guarded.meta().uid.as_deref().unwrap_or_default();
     let attempt = ctx.states.count_error(uid);
-    let name = meta.name.as_deref().unwrap_or_default();
     if matches!(error, Error::Gone { .. }) {
         ctx.states.forget(uid);
     }
-    match error {
-        Error::Conflict { .. } | Error::Gone { .. } => tracing::debug!(name, %error, "reconciling again"),
-        Error::Api { .. } | Error::Encode { .. } => {
-            tracing::warn!(
-                name,
-                error = error as &dyn std::error::Error,
-                attempt,
-                "reconciling failed"
-            );
-        }
-    }
-    Action::requeue(error.wait(attempt))
+    reconciler::requeue(Kind::InfraMachine, &*guarded, error, attempt)
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::plan::{Clock, Rules, Sighting, may_still_be_deleted};
 use super::report::publish;
-use super::shown::{LINE, Shown};
+use super::shown::{REQUESTER, Shown};
 use super::{Context, live};
 use crate::admission;
 use crate::api::conditions::reason;
@@ -56,7 +56,7 @@ async fn try_delete(
     sighting: Sighting,
     rules: Rules,
 ) -> Result<Done, String> {
-    let permit = driver.permit(Priority::Upkeep, LINE).await;
+    let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
     let capabilities = permit
         .ask_capabilities()
         .await

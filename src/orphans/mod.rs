@@ -29,7 +29,7 @@ use self::plan::{Clock, Live, LiveMachine, Ownership, Rules, Scope, Verdict, jud
 use self::report::{Known, given_up, report};
 use self::rotation::{MOST_LISTS, Rotation};
 use self::scope::{Class, Objects, Watched, watched};
-use self::shown::{LINE, Shown, lists};
+use self::shown::{REQUESTER, Shown, lists};
 use crate::admission::Guard;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
@@ -269,7 +269,7 @@ fn count(ctx: &Context, driver: &ConfiguredDriver, state: &State) {
 
 /// What the driver can do, if it lists; one that can't be asked or does not list has no orphans to tell.
 async fn capabilities(driver: &ConfiguredDriver) -> Result<Arc<Capabilities>, Option<Status>> {
-    let permit = driver.permit(Priority::Upkeep, LINE).await;
+    let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
     let capabilities = permit.ask_capabilities().await.map_err(Some)?;
     if capabilities.offers(Operation::ListMachines) {
         Ok(capabilities)

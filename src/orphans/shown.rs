@@ -12,7 +12,7 @@ use crate::listing::{self, Unlisted};
 use cmi_driver::{ListedMachine, ProviderId};
 
 /// The name under which a look waits for its permit.
-pub(super) const LINE: &str = "orphans";
+pub(super) const REQUESTER: &str = "orphans";
 
 /// The VMs that the lists of a Cluster show.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ pub async fn lists(
             continue;
         }
         // A permit for each: others get theirs in between.
-        let permit = driver.permit(Priority::Upkeep, LINE).await;
+        let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
         let secret = class.secret.as_deref();
         match listing::list(client, &permit, namespace, secret, &class.spec).await {
             Ok(vms) => {

@@ -23,7 +23,7 @@ use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
 use crate::configured_driver::{
-    ConfiguredDriver, ConfiguredDrivers, PERMIT_WAIT, Permit, Priority, Requester,
+    ConfiguredDriver, ConfiguredDrivers, PERMIT_WAIT, Permit, Priority, Requester, Waker,
 };
 use crate::credentials;
 use crate::reconciler::{Again, REFRESH, Reconciler};
@@ -65,18 +65,12 @@ pub fn error_policy(
     error: &Error,
     ctx: Arc<Context>,
 ) -> Action {
-    ctx.reconciler.retry(&guarded, error)
+    ctx.reconciler.error_policy(&*guarded, error)
 }
 
 async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> Result<Again, Error> {
     let clusters = ctx.caches.clusters_of_template(&template.metadata);
-    let plan = plan(template, &clusters);
-    if plan != Plan::Describe {
-        // It may have stood in the queue of a driver.
-        let uid = template.metadata.uid.as_deref().unwrap_or_default();
-        ctx.drivers.cancel(uid);
-    }
-    match plan {
+    match plan(template, &clusters) {
         Plan::Leave => Ok(Again::OnChange),
         Plan::Pause(by) => {
             publish(template, ctx, &paused(template, &by, Timestamp::now())).await?;
@@ -131,7 +125,7 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
     match driver.try_acquire(
         Priority::Upkeep,
         Requester { key, namespace },
-        Box::new(move || wake(reference)),
+        Waker::new(move || wake(reference)),
     ) {
         Some(permit) => ask(template, ctx, &permit).await.map(Some),
         None => Ok(None),

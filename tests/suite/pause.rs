@@ -339,8 +339,8 @@ async fn pause_cluster(world: &World, name: &str, paused: bool) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the InfraCluster says whether it is paused; it does so once Cluster API has made the Cluster its
-/// owner, which Cluster API does not do for a Cluster that is paused.
+/// Waits until the InfraCluster says whether it is paused; it does so once Cluster API has made the Cluster
+/// its owner, which Cluster API does not do for a Cluster that is paused.
 async fn infra_cluster_paused(world: &World, name: &str, paused: bool) -> Result<()> {
     let api: Api<InfraCluster> = Api::namespaced(world.admin.clone(), &world.namespace);
     eventually(

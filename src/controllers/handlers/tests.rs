@@ -12,7 +12,7 @@ use super::super::{Options, Writers, caches};
 use super::*;
 use crate::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
 use crate::configured_driver::tests::{FakeDriver, driver_with_one_permit};
-use crate::configured_driver::{ConfiguredDrivers, Priority, Requester};
+use crate::configured_driver::{ConfiguredDrivers, Priority, Requester, Waker};
 use crate::metrics::Metrics;
 
 /// The handlers of a process that leads, and what they wake.
@@ -306,7 +306,7 @@ async fn a_machine_that_is_gone_stands_in_no_queue() {
                 key: uid,
                 namespace: "ns",
             },
-            Box::new(move || called.lock().unwrap().push(uid)),
+            Waker::new(move || called.lock().unwrap().push(uid)),
         )
     };
     let first = permit("first").unwrap();

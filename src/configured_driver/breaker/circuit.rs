@@ -1,0 +1,248 @@
+//! One circuit breaker: open, half open, recovering, or closed.
+//!
+//! It counts creates and knows no driver. What it says has to be done without the lock.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::TrialReason;
+use crate::configured_driver::waker::Waker;
+use crate::retry::{LONG_WAIT, backoff};
+
+/// A machine whose trial does not begin within this time is not waited for: it may have been deleted meanwhile.
+pub const TRIAL_EXPECTED_WITHIN: Duration = Duration::from_secs(10);
+
+/// The circuit breaker of a class.
+#[derive(Debug)]
+pub struct Circuit {
+    pub(super) state: State,
+    /// When capacity was exhausted last.
+    exhausted_at: Instant,
+    /// Creates in a row that did not succeed, of those that were to find out.
+    failures: u32,
+    /// Hints of room in a row that proved wrong.
+    wrong_hints: u32,
+    /// Whether a hint of room ended its wait, or is to end it.
+    follows_hint: bool,
+    /// Whether there was one during a trial.
+    hint_meanwhile: bool,
+    /// Creates that were let through and have no answer.
+    in_flight: u32,
+    places: u64,
+    waiting: BTreeMap<u64, Waiter>,
+}
+
+#[derive(Debug)]
+pub enum State {
+    /// No create is let through before this time.
+    Open(Instant),
+    /// One is, the trial, and this machine is expected to make it since then.
+    HalfOpen(Option<Arc<str>>, Instant),
+    /// So many are at a time; the last were woken then.
+    Recovering(u32, Instant),
+}
+
+#[derive(Debug)]
+struct Waiter {
+    uid: Arc<str>,
+    waker: Waker,
+}
+
+impl Circuit {
+    /// One that lets this machine try, or any.
+    pub fn half_open(expected: Option<Arc<str>>, now: Instant) -> Self {
+        Self {
+            state: State::HalfOpen(expected, now),
+            exhausted_at: now,
+            failures: 0,
+            wrong_hints: 0,
+            follows_hint: false,
+            hint_meanwhile: false,
+            in_flight: 0,
+            places: 0,
+            waiting: BTreeMap::new(),
+        }
+    }
+
+    pub fn allows(&mut self, uid: &str, trial: TrialReason, now: Instant) -> bool {
+        let allows = match &self.state {
+            State::Open(until) => now >= *until || trial.requested,
+            State::HalfOpen(expected, since) => {
+                let is_expected = expected.as_deref().is_none_or(|expected| expected == uid);
+                self.in_flight == 0
+                    && (is_expected
+                        || trial.requested
+                        || now.saturating_duration_since(*since) >= TRIAL_EXPECTED_WITHIN)
+            }
+            State::Recovering(allowed, _) => return self.in_flight < *allowed,
+        };
+        if allows {
+            self.state = State::HalfOpen(Some(uid.into()), now);
+        }
+        allows
+    }
+
+    /// Lets a create through and counts it, if there is room.
+    pub fn begin(&mut self, now: Instant) -> bool {
+        let has_room = self.has_room(now);
+        self.in_flight += u32::from(has_room);
+        has_room
+    }
+
+    fn has_room(&mut self, now: Instant) -> bool {
+        match &self.state {
+            State::Open(until) if now >= *until => {
+                self.state = State::HalfOpen(None, now);
+                true
+            }
+            State::Open(_) => false,
+            State::HalfOpen(..) => self.in_flight == 0,
+            State::Recovering(allowed, _) => self.in_flight < *allowed,
+        }
+    }
+
+    /// One place for each, the same one as before for one that waits already.
+    pub fn wait(&mut self, uid: &str, waker: Waker) {
+        let stands = self.waiting.iter().find(|(_, waiter)| *waiter.uid == *uid);
+        let number = if let Some((number, _)) = stands {
+            *number
+        } else {
+            self.places += 1;
+            self.places
+        };
+        let uid = uid.into();
+        self.waiting.insert(number, Waiter { uid, waker });
+    }
+
+    pub fn on_exhausted(&mut self, asked: Option<Duration>, counted: bool, now: Instant) {
+        self.in_flight -= u32::from(counted);
+        let was_open = match self.state {
+            // Others that were under way at the same time.
+            State::Open(until) => Some(until),
+            State::HalfOpen(..) | State::Recovering(..) => {
+                self.failures = self.failures.saturating_add(1);
+                let was_hint = std::mem::take(&mut self.follows_hint);
+                self.wrong_hints = if was_hint {
+                    self.wrong_hints.saturating_add(1)
+                } else {
+                    0
+                };
+                None
+            }
+        };
+        let wait = match asked {
+            Some(asked) => asked.max(backoff(self.failures, 0.0)),
+            None => LONG_WAIT,
+        };
+        self.exhausted_at = now;
+        let until = now + wait;
+        self.state = State::Open(was_open.map_or(until, |was| was.max(until)));
+        if std::mem::take(&mut self.hint_meanwhile) {
+            self.on_capacity_hint(now);
+        }
+    }
+
+    /// A create of the class succeeded. Those that are to be called now.
+    pub fn on_success(&mut self, counted: bool, now: Instant) -> Vec<Waker> {
+        self.in_flight -= u32::from(counted);
+        let allowed = match self.state {
+            // It was under way when another one found no room.
+            State::Open(_) => {
+                self.on_capacity_hint(now);
+                return Vec::new();
+            }
+            State::HalfOpen(..) if !counted => return Vec::new(),
+            State::HalfOpen(..) => 2,
+            State::Recovering(allowed, _) => allowed.saturating_add(1),
+        };
+        self.failures = 0;
+        self.wrong_hints = 0;
+        self.follows_hint = false;
+        self.hint_meanwhile = false;
+        self.state = State::Recovering(allowed, now);
+        self.wake(2)
+    }
+
+    /// The create that was let through has not found out whether there is room.
+    pub fn on_inconclusive(&mut self, now: Instant) {
+        self.in_flight -= 1;
+        if matches!(self.state, State::HalfOpen(..)) {
+            self.failures = self.failures.saturating_add(1);
+            self.state = State::Open(now + backoff(self.failures, 0.0));
+        }
+    }
+
+    /// There may be room before the time that the driver asked for; soon, but not at once, and later each
+    /// time that it proves wrong, so that a fleet that is replaced has no class tried in vain all the while.
+    pub fn on_capacity_hint(&mut self, now: Instant) {
+        match &mut self.state {
+            State::Open(until) => {
+                let soon = (self.exhausted_at + backoff(self.wrong_hints.saturating_add(1), 0.0)).max(now);
+                if soon < *until {
+                    *until = soon;
+                    self.follows_hint = true;
+                }
+            }
+            State::HalfOpen(..) | State::Recovering(..) => self.hint_meanwhile = true,
+        }
+    }
+
+    /// A machine that is no more waits for nothing.
+    pub fn forget(&mut self, uid: &str) {
+        self.waiting.retain(|_, waiter| *waiter.uid != *uid);
+    }
+
+    /// Whether no create is let through.
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, State::Open(_))
+    }
+
+    /// The wakers of those whose time has come.
+    pub fn wake_due(&mut self, now: Instant) -> Vec<Waker> {
+        match &self.state {
+            State::Open(until) if now >= *until && self.in_flight == 0 => self.wake_one(now),
+            State::HalfOpen(_, since)
+                if self.in_flight == 0 && now.saturating_duration_since(*since) >= TRIAL_EXPECTED_WITHIN =>
+            {
+                self.wake_one(now)
+            }
+            State::Recovering(allowed, since)
+                if self.in_flight == 0 && now.saturating_duration_since(*since) >= TRIAL_EXPECTED_WITHIN =>
+            {
+                let allowed = *allowed;
+                self.state = State::Recovering(allowed, now);
+                self.wake(allowed)
+            }
+            State::Open(_) | State::HalfOpen(..) | State::Recovering(..) => Vec::new(),
+        }
+    }
+
+    /// Calls the one that is to find out.
+    fn wake_one(&mut self, now: Instant) -> Vec<Waker> {
+        let Some((_, Waiter { uid, waker })) = self.waiting.pop_first() else {
+            return Vec::new();
+        };
+        self.state = State::HalfOpen(Some(uid), now);
+        vec![waker]
+    }
+
+    fn wake(&mut self, most: u32) -> Vec<Waker> {
+        (0..most)
+            .map_while(|_| self.waiting.pop_first())
+            .map(|(_, waiter)| waiter.waker)
+            .collect()
+    }
+
+    /// Whether nothing is known any more against creates, and nothing waits.
+    pub fn is_closed(&self, now: Instant) -> bool {
+        let is_over = match &self.state {
+            State::Open(until) => now >= *until,
+            State::HalfOpen(_, since) => now.saturating_duration_since(*since) >= TRIAL_EXPECTED_WITHIN,
+            State::Recovering(..) => true,
+        };
+        is_over && self.in_flight == 0 && self.waiting.is_empty()
+    }
+}

@@ -1,0 +1,47 @@
+//! What shares a circuit breaker.
+
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use cmi_driver::{JsonPointer, MachineClass, Secrets, USER_DATA, USER_DATA_FORMAT, tags};
+
+/// What shares a quota: a provider spec without the machine's identity, and the credentials.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ClassKey {
+    spec: [u8; 32],
+    pub credentials: CredentialsKey,
+}
+
+/// What credentials open.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CredentialsKey([u8; 32]);
+
+impl ClassKey {
+    /// The key of a class, in which the machine's identity stands under `tag_path`.
+    pub fn of(class: &MachineClass, tag_path: &JsonPointer) -> Self {
+        let mut spec = class.provider_spec.clone();
+        spec.remove_tags(tag_path, &tags::RESERVED);
+        // Objects are kept in the order of their keys.
+        let spec = Sha256::digest(Value::Object(spec.0).to_string().as_bytes()).into();
+        let credentials = CredentialsKey::of(&class.secrets);
+        Self { spec, credentials }
+    }
+}
+
+impl CredentialsKey {
+    pub fn of(secrets: &Secrets) -> Self {
+        let mut hash = Sha256::new();
+        for (key, value) in secrets.iter() {
+            if key != USER_DATA && key != USER_DATA_FORMAT {
+                hash_bytes(&mut hash, key.as_bytes());
+                hash_bytes(&mut hash, value.expose());
+            }
+        }
+        Self(hash.finalize().into())
+    }
+}
+
+fn hash_bytes(hash: &mut Sha256, bytes: &[u8]) {
+    hash.update(bytes.len().to_le_bytes());
+    hash.update(bytes);
+}

@@ -1,0 +1,331 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::circuit::{State, TRIAL_EXPECTED_WITHIN};
+use super::*;
+use crate::retry::backoff;
+use cmi_driver::{MachineClass, ProviderSpec, SecretValue, USER_DATA};
+
+fn class(spec: &Value, secrets: &[(&str, &str)]) -> MachineClass {
+    MachineClass {
+        provider_spec: ProviderSpec(spec.as_object().unwrap().clone()),
+        secrets: secrets
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), SecretValue::from(value.as_bytes().to_vec())))
+            .collect(),
+    }
+}
+
+fn key(spec: &Value, secrets: &[(&str, &str)]) -> ClassKey {
+    ClassKey::of(&class(spec, secrets), &"/meta/tags".parse().unwrap())
+}
+
+#[test]
+fn machines_of_one_class_share_a_key_whatever_their_identity_and_bootstrap_data() {
+    let of = |machine: &str, token: &str| {
+        key(
+            &json!({"size": "s", "meta": {"tags": {"team": "a", "capcmi.io/machine": machine}}}),
+            &[("token", "t"), (USER_DATA, token)],
+        )
+    };
+    assert_eq!(of("one", "join-1"), of("two", "join-2"));
+}
+
+#[test]
+fn another_size_zone_tag_or_credential_is_another_key() {
+    let base = json!({"size": "s", "meta": {"tags": {"team": "a"}}});
+    let credentials: &[(&str, &str)] = &[("token", "t")];
+    let others = [
+        key(
+            &json!({"size": "l", "meta": {"tags": {"team": "a"}}}),
+            credentials,
+        ),
+        key(
+            &json!({"size": "s", "meta": {"tags": {"team": "b"}}}),
+            credentials,
+        ),
+        key(
+            &json!({"size": "s", "failureDomain": "z", "meta": {"tags": {"team": "a"}}}),
+            credentials,
+        ),
+        key(&base, &[("token", "u")]),
+    ];
+    for other in others {
+        assert_ne!(key(&base, credentials), other);
+    }
+}
+
+/// Those that were called, in order.
+#[derive(Clone, Default)]
+struct Woken(Arc<Mutex<Vec<String>>>);
+
+impl Woken {
+    fn waker(&self, uid: &str) -> Waker {
+        let (calls, uid) = (self.clone(), uid.to_owned());
+        Waker::new(move || calls.0.lock().unwrap().push(uid))
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+fn exhausted() -> Result<(), Status> {
+    Err(Status::new(Code::ResourceExhausted, "full"))
+}
+
+const NONE: TrialReason = TrialReason {
+    requested: false,
+    recalled: false,
+};
+
+/// One whose driver has answered that capacity is exhausted, with so many machines that wait.
+fn open(waiting: usize) -> (Breakers, ClassKey, Woken) {
+    let (breakers, key, calls) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
+    breakers.attempt(&key).unwrap().record(&exhausted());
+    for n in 0..waiting {
+        let uid = format!("m-{n}");
+        assert!(!breakers.allows(&key, &uid, NONE));
+        breakers.wait(&key, &uid, calls.waker(&uid));
+    }
+    (breakers, key, calls)
+}
+
+async fn tick(breakers: &Breakers, seconds: u64) {
+    for _ in 0..seconds {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        breakers.wake_due();
+    }
+}
+
+/// CTL-CR-08
+#[tokio::test(start_paused = true)]
+async fn exhausted_holds_creates_of_its_class_back_for_ten_minutes_or_as_long_as_the_driver_says() {
+    for (asked, seconds) in [(None, 600), (Some(30), 30), (Some(1), 5), (Some(1_000_000), 3600)] {
+        let breakers = Breakers::default();
+        let (one, other) = (key(&json!({"a": 1}), &[]), key(&json!({"a": 2}), &[]));
+        let status = Status::new(Code::ResourceExhausted, "full");
+        let answer: Result<(), _> = Err(match asked {
+            Some(asked) => status.with_retry_after(Duration::from_secs(asked)),
+            None => status,
+        });
+        breakers.attempt(&one).unwrap().record(&answer);
+        tick(&breakers, seconds - 1).await;
+        let refused = breakers.attempt(&one).unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(is_circuit_open(&refused), "{asked:?}");
+        assert!(breakers.attempt(&other).is_ok());
+        tick(&breakers, 1).await;
+        assert!(breakers.attempt(&one).is_ok(), "{asked:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_errors_leave_a_closed_breaker_closed() {
+    let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
+    let down: Result<(), _> = Err(Status::new(Code::Unavailable, "down"));
+    breakers.attempt(&key).unwrap().record(&down);
+    assert!(breakers.allows(&key, "m", NONE) && breakers.lock().is_empty());
+}
+
+/// What was let through before it opened, and has waited for the driver's rate since.
+#[tokio::test(start_paused = true)]
+async fn a_create_that_is_under_way_and_not_made_is_held_back_too() {
+    let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
+    let (first, second) = (breakers.attempt(&key).unwrap(), breakers.attempt(&key).unwrap());
+    assert!(second.check().is_ok());
+    first.record(&exhausted());
+    assert!(is_circuit_open(&second.check().unwrap_err()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_its_time_is_over_one_machine_finds_out_and_the_others_come_in_doubling_numbers() {
+    let (breakers, key, calls) = open(20);
+    tick(&breakers, 599).await;
+    assert!(calls.take().is_empty());
+    tick(&breakers, 1).await;
+    assert_eq!(calls.take(), ["m-0"]);
+    assert!(!breakers.allows(&key, "another", NONE), "one finds out");
+    let mut rounds = Vec::new();
+    let mut called = vec!["m-0".to_owned()];
+    while !called.is_empty() {
+        let attempts: Vec<_> = called
+            .iter()
+            .map(|uid| {
+                assert!(breakers.allows(&key, uid, NONE), "{uid}");
+                breakers.attempt(&key).unwrap()
+            })
+            .collect();
+        let more = breakers.allows(&key, "another", NONE);
+        assert_eq!(more, called.len() == 5, "{called:?} are under way");
+        for attempt in attempts {
+            attempt.record(&Ok(()));
+        }
+        rounds.push(called.len());
+        called = calls.take();
+    }
+    assert_eq!(rounds, [1, 2, 4, 8, 5]);
+    tick(&breakers, 1).await;
+    assert!(breakers.lock().is_empty(), "it is closed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_finds_no_room_opens_it_again() {
+    let (breakers, key, calls) = open(2);
+    tick(&breakers, 600).await;
+    assert_eq!(calls.take(), ["m-0"]);
+    assert!(breakers.allows(&key, "m-0", NONE));
+    breakers.attempt(&key).unwrap().record(&exhausted());
+    breakers.wait(&key, "m-0", calls.waker("m-0"));
+    tick(&breakers, 599).await;
+    assert!(calls.take().is_empty());
+    tick(&breakers, 1).await;
+    assert_eq!(calls.take(), ["m-1"], "one after the other");
+}
+
+/// It may have been deleted meanwhile, and its create given up.
+#[tokio::test(start_paused = true)]
+async fn one_that_does_not_find_out_holds_the_others_up_for_seconds() {
+    let (breakers, key, calls) = open(3);
+    tick(&breakers, 600).await;
+    assert_eq!(calls.take(), ["m-0"]);
+    tick(&breakers, TRIAL_EXPECTED_WITHIN.as_secs()).await;
+    assert_eq!(calls.take(), ["m-1"], "the first one did not come");
+    drop(breakers.attempt(&key).unwrap());
+    tick(&breakers, backoff(2, 0.0).as_secs()).await;
+    assert_eq!(calls.take(), ["m-2"], "the second one was not answered");
+}
+
+#[tokio::test(start_paused = true)]
+async fn room_that_a_vm_leaves_may_be_for_any_class_of_its_account_and_for_no_other_account() {
+    let breakers = Breakers::default();
+    let calls = Woken::default();
+    let theirs = key(&json!({"size": "s"}), &[("token", "theirs")]);
+    let ours = [json!({"size": "s"}), json!({"size": "l"})].map(|spec| key(&spec, &[("token", "ours")]));
+    for (n, key) in ours.iter().chain([&theirs]).enumerate() {
+        breakers.attempt(key).unwrap().record(&exhausted());
+        for m in 0..2 {
+            let uid = format!("{n}-{m}");
+            breakers.wait(key, &uid, calls.waker(&uid));
+        }
+    }
+    breakers.on_freed(&ours[0].credentials);
+    tick(&breakers, backoff(1, 0.0).as_secs()).await;
+    let mut called = calls.take();
+    called.sort_unstable();
+    assert_eq!(called, ["0-0", "1-0"], "one of each class");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sign_of_room_that_comes_while_one_machine_finds_out_is_not_lost() {
+    let (breakers, key, calls) = open(2);
+    tick(&breakers, 600).await;
+    assert_eq!(calls.take(), ["m-0"]);
+    let attempt = breakers.attempt(&key).unwrap();
+    breakers.on_freed(&key.credentials);
+    attempt.record(&exhausted());
+    tick(&breakers, backoff(1, 0.0).as_secs()).await;
+    assert_eq!(calls.take(), ["m-1"]);
+}
+
+/// A roll-out of another class deletes a VM every second.
+#[tokio::test(start_paused = true)]
+async fn signs_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
+    let (breakers, key, calls) = open(1);
+    let start = Instant::now();
+    let mut tries = Vec::new();
+    while start.elapsed() < Duration::from_mins(5) {
+        tick(&breakers, 1).await;
+        breakers.on_freed(&key.credentials);
+        for uid in calls.take() {
+            tries.push(start.elapsed().as_secs());
+            breakers.attempt(&key).unwrap().record(&exhausted());
+            breakers.wait(&key, &uid, calls.waker(&uid));
+        }
+    }
+    assert_eq!(tries, [5, 15, 35, 75, 155]);
+    breakers.lock().get_mut(&key).unwrap().state = State::HalfOpen(None, Instant::now());
+    breakers.attempt(&key).unwrap().record(&Ok(()));
+    assert_eq!(calls.take(), ["m-0"]);
+    breakers.attempt(&key).unwrap().record(&exhausted());
+    breakers.on_freed(&key.credentials);
+    breakers.wait(&key, "m-0", calls.waker("m-0"));
+    tick(&breakers, 5).await;
+    assert_eq!(
+        calls.take(),
+        ["m-0"],
+        "a create that succeeds makes signs believed again"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_that_is_gone_and_a_create_that_succeeds_late_have_one_machine_find_out_soon() {
+    let freed = |breakers: &Breakers, key: &ClassKey| breakers.on_freed(&key.credentials);
+    let late = |breakers: &Breakers, key: &ClassKey| {
+        let attempt = Attempt {
+            breakers,
+            key: key.clone(),
+            counted: false,
+        };
+        attempt.record(&Ok(()));
+    };
+    for is_freed in [true, false] {
+        let (breakers, key, calls) = open(3);
+        for _ in 0..2 {
+            if is_freed {
+                freed(&breakers, &key);
+            } else {
+                late(&breakers, &key);
+            }
+        }
+        tick(&breakers, backoff(1, 0.0).as_secs() - 1).await;
+        assert!(calls.take().is_empty(), "not in a loop");
+        tick(&breakers, 2).await;
+        assert_eq!(calls.take(), ["m-0"]);
+    }
+}
+
+/// An annotation has it tried at once: of all machines of the class that get one, by one machine.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_a_person_asks_for_is_admitted_at_once() {
+    let (breakers, key, _) = open(1);
+    let requested = TrialReason {
+        requested: true,
+        ..NONE
+    };
+    assert!(breakers.allows(&key, "m-0", requested));
+    let attempt = breakers.attempt(&key).unwrap();
+    assert!(!breakers.allows(&key, "m-1", requested), "one finds out");
+    attempt.record(&exhausted());
+    assert!(!breakers.allows(&key, "m-1", NONE));
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_machines_that_recall_that_they_were_refused_one_finds_out_after_a_restart() {
+    let (breakers, key, calls) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
+    let recalled = TrialReason {
+        recalled: true,
+        ..NONE
+    };
+    assert!(breakers.allows(&key, "m-0", recalled));
+    assert!(
+        breakers.allows(&key, "m-0", recalled),
+        "it asks again before its create"
+    );
+    for uid in ["m-1", "m-2"] {
+        assert!(!breakers.allows(&key, uid, recalled));
+        breakers.wait(&key, uid, calls.waker(uid));
+    }
+    breakers.attempt(&key).unwrap().record(&Ok(()));
+    assert_eq!(calls.take(), ["m-1", "m-2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_is_no_more_is_not_called() {
+    let (breakers, _, calls) = open(2);
+    breakers.forget("m-0");
+    tick(&breakers, 600).await;
+    assert_eq!(calls.take(), ["m-1"]);
+}

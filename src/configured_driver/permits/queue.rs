@@ -1,0 +1,282 @@
+//! Which permits are held and reserved, and what waits for one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Requester;
+use super::priority::{PerPriority, Priority};
+use super::rate::GrantRate;
+use crate::configured_driver::waker::Waker;
+
+/// A permit is reserved this long for a waiter that was woken: its object may have been deleted meanwhile.
+pub(super) const RESERVED_FOR: Duration = Duration::from_secs(5);
+/// A wait shorter than this is not published.
+pub(super) const REPORTED_AFTER: Duration = Duration::from_secs(5);
+
+/// The permits and the waiters of one driver.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    places: u64,
+    grants: u64,
+    /// Permits that are held, and those that are reserved for waiters that were woken.
+    pub(super) held: PerPriority<u32>,
+    pub(super) reserved: PerPriority<u32>,
+    /// The namespaces that hold a permit or wait for one.
+    pub(super) tenants: BTreeMap<Arc<str>, Tenant>,
+    /// The place of each waiter.
+    pub(super) queued: HashMap<Arc<str>, Place>,
+    /// The waiters that were woken and have not asked again.
+    pub(super) woken: HashMap<Arc<str>, Woken>,
+}
+
+/// A namespace.
+#[derive(Debug, Default)]
+pub(super) struct Tenant {
+    held: PerPriority<u32>,
+    reserved: PerPriority<u32>,
+    /// The number of its last grant, from 1.
+    pub(super) last_grant: PerPriority<u64>,
+    rate: PerPriority<GrantRate>,
+    pub(super) waiting: PerPriority<BTreeMap<u64, Waiter>>,
+}
+
+/// A place in the queue.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    namespace: Arc<str>,
+    priority: Priority,
+    number: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Waiter {
+    key: Arc<str>,
+    waker: Option<Waker>,
+    since: Instant,
+    /// Whether it was woken to publish that it waits.
+    is_reported: bool,
+    /// Whether it has asked since its reconcile began.
+    is_current: bool,
+}
+
+/// A waiter that was woken, for which a permit is reserved.
+#[derive(Debug)]
+pub(super) struct Woken {
+    place: Place,
+    at: Instant,
+    since: Instant,
+    is_reported: bool,
+    is_current: bool,
+}
+
+impl Tenant {
+    /// The permits that it holds or that are reserved for it.
+    pub(super) fn permits(&self) -> u32 {
+        self.held.sum() + self.reserved.sum()
+    }
+
+    pub(super) fn permits_of(&self, priority: Priority) -> u32 {
+        self.held.of(priority) + self.reserved.of(priority)
+    }
+
+    fn queues(&mut self) -> [(&mut BTreeMap<u64, Waiter>, GrantRate); 2] {
+        [
+            (&mut self.waiting.upkeep, self.rate.upkeep),
+            (&mut self.waiting.create, self.rate.create),
+        ]
+    }
+
+    fn is_idle(&self) -> bool {
+        self.permits() == 0 && self.waiting.upkeep.is_empty() && self.waiting.create.is_empty()
+    }
+}
+
+impl Queue {
+    fn tenant(&mut self, namespace: &str) -> &mut Tenant {
+        if !self.tenants.contains_key(namespace) {
+            self.tenants.insert(namespace.into(), Tenant::default());
+        }
+        self.tenants.entry(namespace.into()).or_default()
+    }
+
+    pub(super) fn take(&mut self, namespace: &str, priority: Priority, now: Instant) {
+        *self.held.of_mut(priority) += 1;
+        self.grants += 1;
+        let grant = self.grants;
+        let tenant = self.tenant(namespace);
+        *tenant.held.of_mut(priority) += 1;
+        *tenant.last_grant.of_mut(priority) = grant;
+        tenant.rate.of_mut(priority).count(now);
+    }
+
+    /// The tenant stays until [`Queue::forget_idle`], so that its place in the order outlasts the next grant.
+    pub(super) fn release(&mut self, namespace: &str, priority: Priority) {
+        decrement(self.held.of_mut(priority));
+        if let Some(tenant) = self.tenants.get_mut(namespace) {
+            decrement(tenant.held.of_mut(priority));
+        }
+    }
+
+    /// Forgets a namespace that holds nothing and waits for nothing.
+    pub(super) fn forget_idle(&mut self, namespace: &str) {
+        if self.tenants.get(namespace).is_some_and(Tenant::is_idle) {
+            self.tenants.remove(namespace);
+        }
+    }
+
+    /// Queues a requester. A waiter keeps its place, and so does one that was woken and found the permit gone.
+    pub(super) fn join(
+        &mut self,
+        priority: Priority,
+        requester: Requester<'_>,
+        was_woken: Option<Woken>,
+        waker: Waker,
+        now: Instant,
+    ) {
+        let queued = self
+            .leave(requester.key)
+            .map(|(place, waiter)| (place, waiter.since, waiter.is_reported));
+        let was_woken = was_woken.map(|woken| (woken.place, woken.since, woken.is_reported));
+        let before = queued
+            .or(was_woken)
+            .filter(|(place, ..)| place.priority == priority && *place.namespace == *requester.namespace);
+        let (place, since, is_reported) = before.unwrap_or_else(|| {
+            self.places += 1;
+            let place = Place {
+                namespace: requester.namespace.into(),
+                priority,
+                number: self.places,
+            };
+            (place, now, false)
+        });
+        let key: Arc<str> = requester.key.into();
+        let waiter = Waiter {
+            key: Arc::clone(&key),
+            waker: Some(waker),
+            since,
+            is_reported,
+            is_current: true,
+        };
+        let tenant = self.tenant(requester.namespace);
+        tenant.waiting.of_mut(priority).insert(place.number, waiter);
+        self.queued.insert(key, place);
+    }
+
+    pub(super) fn leave(&mut self, key: &str) -> Option<(Place, Waiter)> {
+        let place = self.queued.remove(key)?;
+        let tenant = self.tenants.get_mut(&place.namespace)?;
+        let waiter = tenant.waiting.of_mut(place.priority).remove(&place.number)?;
+        self.forget_idle(&place.namespace);
+        Some((place, waiter))
+    }
+
+    pub(super) fn waiter(&self, key: &str) -> Option<&Waiter> {
+        let place = self.queued.get(key)?;
+        let tenant = self.tenants.get(&place.namespace)?;
+        tenant.waiting.of(place.priority).get(&place.number)
+    }
+
+    /// What `key` asked for before counts no longer, unless it asks again.
+    pub(super) fn expire(&mut self, key: &str) {
+        if let Some(place) = self.queued.get(key)
+            && let Some(tenant) = self.tenants.get_mut(&place.namespace)
+            && let Some(waiter) = tenant.waiting.of_mut(place.priority).get_mut(&place.number)
+        {
+            waiter.is_current = false;
+        }
+        if let Some(woken) = self.woken.get_mut(key) {
+            woken.is_current = false;
+        }
+    }
+
+    /// Takes `key` out if it has not asked again. Whether a permit was reserved for it.
+    pub(super) fn leave_expired(&mut self, key: &str) -> bool {
+        if self.waiter(key).is_some_and(|waiter| !waiter.is_current) {
+            self.leave(key);
+        }
+        let is_expired = self.woken.get(key).is_some_and(|woken| !woken.is_current);
+        is_expired && self.end_reservation(key).is_some()
+    }
+
+    /// Wakes the first of a queue, for which a permit is reserved. One that was woken to publish that it
+    /// waits looks again without that.
+    pub(super) fn wake(&mut self, namespace: &Arc<str>, priority: Priority, now: Instant) -> Option<Waker> {
+        let tenant = self.tenants.get_mut(namespace)?;
+        let (number, waiter) = tenant.waiting.of_mut(priority).pop_first()?;
+        *tenant.reserved.of_mut(priority) += 1;
+        *self.reserved.of_mut(priority) += 1;
+        self.queued.remove(&waiter.key);
+        let place = Place {
+            namespace: Arc::clone(namespace),
+            priority,
+            number,
+        };
+        let woken = Woken {
+            place,
+            at: now,
+            since: waiter.since,
+            is_reported: waiter.is_reported,
+            is_current: waiter.is_current,
+        };
+        self.woken.insert(waiter.key, woken);
+        waiter.waker
+    }
+
+    pub(super) fn end_late_reservations(&mut self, now: Instant) {
+        let is_late = |woken: &Woken| now.saturating_duration_since(woken.at) >= RESERVED_FOR;
+        let late: Vec<_> = self
+            .woken
+            .iter()
+            .filter(|(_, woken)| is_late(woken))
+            .map(|(key, _)| Arc::clone(key))
+            .collect();
+        for key in late {
+            self.end_reservation(&key);
+        }
+    }
+
+    /// Reserves no permit for `key` any more, if one was.
+    pub(super) fn end_reservation(&mut self, key: &str) -> Option<Woken> {
+        let woken = self.woken.remove(key)?;
+        let Place {
+            namespace, priority, ..
+        } = &woken.place;
+        decrement(self.reserved.of_mut(*priority));
+        if let Some(tenant) = self.tenants.get_mut(namespace) {
+            decrement(tenant.reserved.of_mut(*priority));
+        }
+        self.forget_idle(namespace);
+        Some(woken)
+    }
+
+    /// The wakers of those that have waited for some seconds in a queue that is not served within minutes,
+    /// each once, so many at most.
+    pub(super) fn wakers_to_report(&mut self, most: usize, now: Instant) -> Vec<Waker> {
+        let queues = self.tenants.values_mut().flat_map(Tenant::queues);
+        queues
+            .filter(|(waiting, rate)| rate.is_slow(waiting.len(), now))
+            .flat_map(|(waiting, _)| waiting.values_mut())
+            .filter(|waiter| {
+                !waiter.is_reported && now.saturating_duration_since(waiter.since) >= REPORTED_AFTER
+            })
+            .take(most)
+            .filter_map(|waiter| {
+                waiter.is_reported = true;
+                waiter.waker.take()
+            })
+            .collect()
+    }
+}
+
+impl Waiter {
+    pub(super) fn is_reported(&self) -> bool {
+        self.is_reported
+    }
+}
+
+fn decrement(count: &mut u32) {
+    *count = count.saturating_sub(1);
+}

@@ -1,0 +1,307 @@
+use std::time::Duration;
+
+use super::queue::{REPORTED_AFTER, RESERVED_FOR};
+use super::rate::RATE_WINDOW;
+use super::*;
+
+/// The waiters that were woken, in order.
+#[derive(Clone, Default)]
+struct Woken(Arc<Mutex<Vec<String>>>);
+
+impl Woken {
+    fn waker(&self, key: &str) -> Waker {
+        let (woken, key) = (self.clone(), key.to_owned());
+        Waker::new(move || woken.0.lock().unwrap().push(key))
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+fn permits(all: u32) -> (Permits, Woken) {
+    let permits = Permits::new(NonZeroU32::new(all).unwrap(), false);
+    (permits, Woken::default())
+}
+
+/// Permits of a driver that several namespaces share.
+fn shared(all: u32) -> (Permits, Woken) {
+    let permits = Permits::new(NonZeroU32::new(all).unwrap(), true);
+    (permits, Woken::default())
+}
+
+impl Permits {
+    /// Asks for one in the name of the only namespace.
+    fn ask(&self, priority: Priority, key: &str, waker: Waker) -> bool {
+        self.ask_in("ns", priority, key, waker)
+    }
+
+    fn ask_in(&self, namespace: &str, priority: Priority, key: &str, waker: Waker) -> bool {
+        self.acquire_or_queue(priority, Requester { key, namespace }, waker)
+    }
+}
+
+#[test]
+fn creates_leave_a_reserve_that_a_deletion_finds_free() {
+    for (all, for_creates) in [(1, 1), (2, 1), (4, 3), (32, 28)] {
+        let (permits, woken) = permits(all);
+        let create = |n: u32| {
+            let key = format!("create-{n}");
+            permits.ask(Priority::Create, &key, woken.waker(&key))
+        };
+        let taken = (0..all).filter(|n| create(*n)).count();
+        assert_eq!(taken, for_creates, "of {all}");
+        let deletion = permits.ask(Priority::Upkeep, "delete", woken.waker("delete"));
+        assert_eq!(deletion, all > 1, "of {all}");
+    }
+}
+
+#[test]
+fn a_waiter_is_woken_in_order_and_finds_the_permit_reserved() {
+    let (permits, woken) = permits(1);
+    assert!(permits.ask(Priority::Create, "a", woken.waker("a")));
+    for key in ["b", "c", "b"] {
+        assert!(!permits.ask(Priority::Create, key, woken.waker(key)));
+    }
+    permits.release("ns", Priority::Create);
+    assert_eq!(woken.take(), ["b"], "one permit, one call, and the first place");
+    assert!(
+        !permits.ask(Priority::Create, "d", woken.waker("d")),
+        "it is reserved for b"
+    );
+    assert!(permits.ask(Priority::Create, "b", woken.waker("b")));
+    permits.release("ns", Priority::Create);
+    assert_eq!(woken.take(), ["c"]);
+}
+
+#[test]
+fn a_deletion_is_called_before_the_creates_that_came_first() {
+    let (permits, woken) = permits(2);
+    for key in ["a", "b", "c"] {
+        permits.ask(Priority::Create, key, woken.waker(key));
+    }
+    assert!(permits.ask(Priority::Upkeep, "x", woken.waker("x")));
+    assert!(!permits.ask(Priority::Upkeep, "y", woken.waker("y")));
+    permits.release("ns", Priority::Create);
+    assert_eq!(woken.take(), ["y"]);
+    assert!(permits.ask(Priority::Upkeep, "y", woken.waker("y")));
+    permits.release("ns", Priority::Upkeep);
+    assert_eq!(woken.take(), ["b"]);
+}
+
+#[test]
+fn a_look_up_that_leads_to_a_create_counts_as_one() {
+    let (permits, woken) = permits(2);
+    assert!(permits.ask(Priority::Upkeep, "a", woken.waker("a")));
+    assert!(permits.ask(Priority::Upkeep, "b", woken.waker("b")));
+    assert!(permits.promote_to_create("ns"));
+    assert!(
+        !permits.promote_to_create("ns"),
+        "the other permit is the reserve"
+    );
+    permits.release("ns", Priority::Create);
+    assert!(permits.promote_to_create("ns"));
+}
+
+/// A fleet that waited while it was not known what the driver can do, and then has nothing to ask of it.
+#[tokio::test(start_paused = true)]
+async fn many_waiters_that_want_no_permit_any_more_do_not_hold_up_one_that_does() {
+    let (permits, woken) = permits(4);
+    for n in 0..4 {
+        let key = format!("first-{n}");
+        assert!(permits.ask(Priority::Upkeep, &key, woken.waker(&key)));
+    }
+    for n in 0..300 {
+        let key = format!("idle-{n}");
+        assert!(!permits.ask(Priority::Upkeep, &key, woken.waker(&key)));
+    }
+    assert!(!permits.ask(Priority::Create, "create", woken.waker("create")));
+    let start = Instant::now();
+    for _ in 0..4 {
+        permits.release("ns", Priority::Upkeep);
+    }
+    let mut called = Vec::new();
+    while !called.iter().any(|key| key == "create") {
+        called = woken.take();
+        assert!(!called.is_empty(), "a permit is held and not used");
+        for key in called.iter().filter(|key| key.starts_with("idle")) {
+            permits.begin(key);
+            permits.end(key);
+        }
+    }
+    assert!(permits.ask(Priority::Create, "create", woken.waker("create")));
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    let state = permits.lock();
+    assert!(state.queued.is_empty() && state.woken.is_empty() && state.tenants.keys().eq([&Arc::from("ns")]));
+}
+
+#[test]
+fn a_waiter_that_does_not_ask_again_is_not_woken() {
+    let (permits, woken) = permits(1);
+    assert!(permits.ask(Priority::Create, "a", woken.waker("a")));
+    for key in ["deleted", "b"] {
+        assert!(!permits.ask(Priority::Create, key, woken.waker(key)));
+    }
+    permits.begin("deleted");
+    permits.end("deleted");
+    permits.release("ns", Priority::Create);
+    assert_eq!(woken.take(), ["b"]);
+}
+
+/// The permit may be reserved while its reconcile still publishes that it waits.
+#[test]
+fn a_waiter_that_asked_in_its_reconcile_and_is_woken_before_that_ends_keeps_the_reserved_permit() {
+    let (permits, woken) = permits(1);
+    assert!(permits.ask(Priority::Create, "a", woken.waker("a")));
+    permits.begin("b");
+    assert!(!permits.ask(Priority::Create, "b", woken.waker("b")));
+    permits.release("ns", Priority::Create);
+    permits.end("b");
+    assert_eq!(woken.take(), ["b"]);
+    assert!(!permits.ask(Priority::Create, "c", woken.waker("c")));
+    permits.begin("b");
+    assert!(permits.ask(Priority::Create, "b", woken.waker("b")));
+    permits.end("b");
+}
+
+/// It was deleted while it waited.
+#[tokio::test(start_paused = true)]
+async fn a_permit_is_not_reserved_for_ever_for_one_that_does_not_come() {
+    let (permits, woken) = permits(2);
+    for key in ["a", "b"] {
+        assert!(permits.ask(Priority::Upkeep, key, woken.waker(key)));
+    }
+    for key in ["gone", "c"] {
+        assert!(!permits.ask(Priority::Upkeep, key, woken.waker(key)));
+    }
+    permits.release("ns", Priority::Upkeep);
+    assert_eq!(woken.take(), ["gone"]);
+    assert!(!permits.ask(Priority::Upkeep, "d", woken.waker("d")));
+    tokio::time::advance(RESERVED_FOR).await;
+    assert!(permits.ask(Priority::Upkeep, "d", woken.waker("d")));
+    permits.release("ns", Priority::Upkeep);
+    assert_eq!(woken.take(), ["c"]);
+}
+
+/// 40 machines of one namespace whose creates hang, and one of another.
+#[tokio::test(start_paused = true)]
+async fn the_next_permit_is_the_one_of_the_namespace_that_has_the_fewest() {
+    let (permits, woken) = permits(4);
+    for n in 0..40 {
+        let key = format!("many-{n}");
+        assert_eq!(
+            permits.ask_in("many", Priority::Create, &key, woken.waker(&key)),
+            n < 3
+        );
+    }
+    for key in ["other-1", "other-2"] {
+        assert!(!permits.ask_in("other", Priority::Create, key, woken.waker(key)));
+    }
+    assert!(!permits.ask_in("third", Priority::Create, "third", woken.waker("third")));
+    let mut order = Vec::new();
+    for _ in 0..4 {
+        permits.release("many", Priority::Create);
+        for key in woken.take() {
+            let namespace = key.split('-').next().unwrap();
+            assert!(permits.ask_in(namespace, Priority::Create, &key, woken.waker(&key)));
+            order.push(key);
+        }
+    }
+    assert_eq!(order, ["other-1", "third", "many-3", "many-4"]);
+}
+
+/// A call that hangs gives its permit back at its timeout only.
+#[test]
+fn of_a_driver_that_several_namespaces_share_no_namespace_holds_all_permits() {
+    for (all, creates, held) in [(2, 1, 1), (3, 1, 2), (4, 2, 3), (8, 6, 7), (32, 24, 28)] {
+        let (permits, woken) = shared(all);
+        let ask = |namespace: &str, priority, n: u32| {
+            let key = format!("{namespace}-{priority:?}-{n}");
+            permits.ask_in(namespace, priority, &key, woken.waker(&key))
+        };
+        let creating = (0..all).filter(|n| ask("a", Priority::Create, *n)).count();
+        let upkeep = (0..all).filter(|n| ask("a", Priority::Upkeep, *n)).count();
+        assert_eq!((creating, creating + upkeep), (creates, held), "of {all}");
+        // The one of two that is left is not for creates.
+        let priority = if all == 2 {
+            Priority::Upkeep
+        } else {
+            Priority::Create
+        };
+        assert!(ask("b", priority, 0), "of {all}");
+        permits.release("b", priority);
+        assert!(
+            woken.take().is_empty(),
+            "of {all}, the permit stays for the others"
+        );
+        permits.release("a", Priority::Create);
+        assert_eq!(woken.take().len(), 1, "of {all}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_waits_in_a_queue_that_is_not_served_is_called_once_to_say_so_and_keeps_its_place() {
+    let (permits, woken) = permits(2);
+    assert!(permits.ask(Priority::Create, "hangs", woken.waker("hangs")));
+    for key in ["a", "b"] {
+        assert!(!permits.ask(Priority::Create, key, woken.waker(key)));
+    }
+    permits.wake_to_report(10);
+    assert!(woken.take().is_empty() && !permits.should_report("a"));
+    tokio::time::advance(RATE_WINDOW * 2).await;
+    permits.wake_to_report(10);
+    assert_eq!(woken.take(), ["a", "b"]);
+    for key in ["b", "a"] {
+        assert!(!permits.ask(Priority::Create, key, woken.waker(key)));
+        assert!(permits.should_report(key));
+    }
+    tokio::time::advance(REPORTED_AFTER).await;
+    permits.wake_to_report(10);
+    assert!(woken.take().is_empty(), "it is said");
+    permits.release("ns", Priority::Create);
+    assert_eq!(woken.take(), ["a"]);
+    assert!(permits.ask(Priority::Create, "a", woken.waker("a")));
+    assert!(!permits.should_report("a"));
+}
+
+/// A fleet that comes up at the pace of its driver costs no writes for its waits.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_in_a_queue_that_is_served_within_minutes_is_not_called_to_say_so() {
+    let (permits, woken) = permits(1);
+    assert!(permits.ask(Priority::Create, "first", woken.waker("first")));
+    for n in 0..600 {
+        let key = format!("next-{n}");
+        assert!(!permits.ask(Priority::Create, &key, woken.waker(&key)));
+    }
+    let is_reported = |permits: &Permits| {
+        permits.wake_to_report(1000);
+        woken.take().len()
+    };
+    // Ten a second.
+    for _ in 0..100 {
+        tokio::time::advance(Duration::from_millis(100)).await;
+        permits.release("ns", Priority::Create);
+        for key in woken.take() {
+            assert!(permits.ask(Priority::Create, &key, woken.waker(&key)));
+        }
+    }
+    assert_eq!(is_reported(&permits), 0);
+    tokio::time::advance(Duration::from_secs(30)).await;
+    assert_eq!(is_reported(&permits), 500, "nothing was served for half a minute");
+}
+
+#[test]
+fn what_is_used_and_waited_for_is_counted_by_priority() {
+    let (permits, woken) = permits(2);
+    for (priority, key) in [
+        (Priority::Create, "a"),
+        (Priority::Create, "b"),
+        (Priority::Upkeep, "c"),
+        (Priority::Upkeep, "d"),
+        (Priority::Upkeep, "e"),
+    ] {
+        permits.ask(priority, key, woken.waker(key));
+    }
+    let load = permits.load().map(|load| (load.in_use, load.waiting));
+    assert_eq!(load, [(1, 2), (1, 1)]);
+}

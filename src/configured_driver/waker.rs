@@ -1,0 +1,24 @@
+//! What wakes a requester whose wait is over.
+
+use std::fmt;
+
+/// Has a requester that waits look again. It must not block.
+pub struct Waker(Box<dyn FnOnce() + Send>);
+
+impl Waker {
+    /// A waker that runs `wake` once.
+    pub fn new(wake: impl FnOnce() + Send + 'static) -> Self {
+        Self(Box::new(wake))
+    }
+
+    /// Wakes the requester.
+    pub fn wake(self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Waker")
+    }
+}
