@@ -1,5 +1,7 @@
 //! What the suite has to be told of a driver.
 
+mod setting;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +11,8 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::case::Setting;
+pub use setting::Setting;
+
 use super::hooks::Hook;
 use cmi_driver::{JsonPointer, MachineClassKind, Secrets};
 

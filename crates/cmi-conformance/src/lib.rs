@@ -32,8 +32,8 @@ mod tracker;
 mod wire;
 
 pub use answer::{Answer, CaseError, Outcome};
-pub use case::{Case, Need, Setting};
-pub use config::{Config, ConfigError, Migration, OwnVolume, PersistentVolumes, SecretMap};
+pub use case::{Case, Need};
+pub use config::{Config, ConfigError, Migration, OwnVolume, PersistentVolumes, SecretMap, Setting};
 pub use hooks::{CommandHooks, Hook, Hooks, NoHooks, Pull};
 pub use machine_request::MachineRequest;
 pub use report::{CaseReport, Report, RuleReport, Verdict};
