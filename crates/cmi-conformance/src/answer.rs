@@ -17,7 +17,7 @@ pub enum CaseError {
 }
 
 /// How a case ends.
-pub type Outcome<T = ()> = Result<T, CaseError>;
+pub type CaseResult<T = ()> = Result<T, CaseError>;
 
 impl CaseError {
     /// A broken rule.
@@ -39,7 +39,7 @@ impl CaseError {
 ///
 /// # Errors
 /// [`CaseError::Failed`] with the message.
-pub fn ensure(holds: bool, message: impl FnOnce() -> String) -> Outcome {
+pub fn ensure(holds: bool, message: impl FnOnce() -> String) -> CaseResult {
     if holds {
         Ok(())
     } else {
@@ -64,7 +64,7 @@ impl<T> Answer<T> {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call was refused.
-    pub fn ok(self) -> Outcome<T> {
+    pub fn ok(self) -> CaseResult<T> {
         let (operation, about) = (self.operation, self.about);
         self.result.map_err(|status| {
             CaseError::failed(format!(
@@ -77,7 +77,7 @@ impl<T> Answer<T> {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call succeeded or has another code.
-    pub fn refused(self, code: Code) -> Outcome<Status> {
+    pub fn refused(self, code: Code) -> CaseResult<Status> {
         self.refused_with(&[code])
     }
 
@@ -85,7 +85,7 @@ impl<T> Answer<T> {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call succeeded or has another code.
-    pub fn refused_with(self, codes: &[Code]) -> Outcome<Status> {
+    pub fn refused_with(self, codes: &[Code]) -> CaseResult<Status> {
         let wanted = names(codes);
         let (operation, about) = (self.operation, self.about);
         match self.result {
@@ -103,7 +103,7 @@ impl<T> Answer<T> {
     ///
     /// # Errors
     /// [`CaseError::Failed`] for every other code.
-    pub fn ok_or(self, codes: &[Code]) -> Outcome<Option<T>> {
+    pub fn ok_or(self, codes: &[Code]) -> CaseResult<Option<T>> {
         match &self.result {
             Err(status) if codes.contains(&status.code()) => Ok(None),
             Ok(_) | Err(_) => self.ok().map(Some),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use futures::future::BoxFuture;
 
-use super::answer::Outcome;
+use super::answer::CaseResult;
 use super::config::Setting;
 use super::hooks::Hook;
 use super::test_context::TestContext;
@@ -21,7 +21,7 @@ pub struct Case {
     /// What it can't run without.
     pub needs: &'static [Need],
     /// Makes the calls and judges the answers.
-    pub run: fn(TestContext) -> BoxFuture<'static, Outcome>,
+    pub run: fn(TestContext) -> BoxFuture<'static, CaseResult>,
 }
 
 /// What a case can't run without.

@@ -31,7 +31,7 @@ mod test_context;
 mod tracker;
 mod wire;
 
-pub use answer::{Answer, CaseError, Outcome};
+pub use answer::{Answer, CaseError, CaseResult};
 pub use case::{Case, Need};
 pub use config::{Config, ConfigError, Migration, OwnVolume, PersistentVolumes, SecretMap, Setting};
 pub use hooks::{CommandHooks, Hook, Hooks, NoHooks, Pull};

@@ -8,7 +8,7 @@ use futures::stream::{self, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::answer::{CaseError, Outcome};
+use super::answer::{CaseError, CaseResult};
 use super::case::{Case, Need};
 use super::cases;
 use super::cleanup::{Cleanup, Deleted};
@@ -238,7 +238,7 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
 }
 
 /// The outcome of a case that may panic, or be told to stop; it does not run any more when this answers.
-async fn guarded(case: impl Future<Output = Outcome> + Send + 'static, shared: &Shared) -> Outcome {
+async fn guarded(case: impl Future<Output = CaseResult> + Send + 'static, shared: &Shared) -> CaseResult {
     let mut task = AbortOnDropHandle::new(tokio::spawn(case));
     tokio::select! {
         biased;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{CaseError, Outcome};
+use super::answer::{CaseError, CaseResult};
 use super::config::{Config, secrets};
 use super::hooks::{Hook, Hooks, Pull};
 use super::judge::{Judge, SECRET_RULES};
@@ -167,7 +167,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Skipped`] then.
-    pub fn goes_on(&self) -> Outcome {
+    pub fn goes_on(&self) -> CaseResult {
         if self.shared.stop.is_cancelled() {
             return Err(CaseError::Skipped("the run is to end early".to_owned()));
         }
@@ -191,7 +191,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Inconclusive`] when the hook does not work.
-    pub async fn pull(&self, pull: Pull) -> Outcome<Vec<u8>> {
+    pub async fn pull(&self, pull: Pull) -> CaseResult<Vec<u8>> {
         let name = pull.hook;
         let pulled = self.shared.hooks.pull(&pull).await;
         pulled.map_err(|error| CaseError::Inconclusive(format!("the hook `{name}` does not work: {error:#}")))
@@ -201,7 +201,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Inconclusive`] when the hook does not work.
-    pub async fn pull_on(&self, hook: Hook, request: &MachineRequest) -> Outcome<Vec<u8>> {
+    pub async fn pull_on(&self, hook: Hook, request: &MachineRequest) -> CaseResult<Vec<u8>> {
         self.pull(Pull {
             machine: request.name.clone(),
             cluster: request.cluster(),
@@ -215,7 +215,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Inconclusive`] when the hook does not work.
-    pub async fn restore(&self) -> Outcome {
+    pub async fn restore(&self) -> CaseResult {
         self.pull(Pull::new(Hook::Restore)).await.map(|_| ())
     }
 }

@@ -11,7 +11,7 @@ use prost::Message;
 use prost::bytes::{BufMut as _, Bytes, BytesMut};
 use tonic::body::Body;
 
-use super::answer::{CaseError, Outcome};
+use super::answer::{CaseError, CaseResult};
 
 /// Bytes before a message: whether it is compressed, and its length.
 const PREFIX: usize = 5;
@@ -120,7 +120,7 @@ pub async fn call(
     path: &'static str,
     message: &[u8],
     deadline: Option<Duration>,
-) -> Outcome<RawAnswer> {
+) -> CaseResult<RawAnswer> {
     let response = wire.call(path, message, deadline).await.map_err(|error| {
         CaseError::Failed(format!(
             "{path} has to end in a gRPC status, and broke: {error:#}"
@@ -137,7 +137,7 @@ impl RawAnswer {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call was refused, or its response is of another kind.
-    pub fn ok<T: Message + Default>(&self) -> Outcome<T> {
+    pub fn ok<T: Message + Default>(&self) -> CaseResult<T> {
         self.is(tonic::Code::Ok)?;
         T::decode(self.response.body.clone()).map_err(|error| {
             CaseError::Failed(format!("the response of {} can't be read: {error}", self.path))
@@ -148,7 +148,7 @@ impl RawAnswer {
     ///
     /// # Errors
     /// [`CaseError::Failed`] with the code that it is.
-    pub fn is(&self, code: tonic::Code) -> Outcome {
+    pub fn is(&self, code: tonic::Code) -> CaseResult {
         self.is_one_of(&[code])
     }
 
@@ -156,7 +156,7 @@ impl RawAnswer {
     ///
     /// # Errors
     /// [`CaseError::Failed`] with the code that it is.
-    pub fn is_one_of(&self, codes: &[tonic::Code]) -> Outcome {
+    pub fn is_one_of(&self, codes: &[tonic::Code]) -> CaseResult {
         if codes.iter().any(|code| self.is_code(*code)) {
             return Ok(());
         }

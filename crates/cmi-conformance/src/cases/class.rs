@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::case;
 use super::requests::reaches_the_plugin;
-use crate::answer::{CaseError, Outcome, ensure};
+use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, Need, TestContext};
 use cmi_driver::{ClassDescription, Code, Operation, ProviderSpec, SpecSchema, Zone, tags};
 use cmi_grpc::proto::capcmi::v1::{DescribeClassResponse, ListZonesResponse};
@@ -62,7 +62,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-fn schema(t: &TestContext) -> Outcome {
+fn schema(t: &TestContext) -> CaseResult {
     let Some(published) = &t.capabilities().provider_spec_schema else {
         return Err(CaseError::Skipped("the driver publishes no schema".to_owned()));
     };
@@ -81,7 +81,7 @@ fn schema(t: &TestContext) -> Outcome {
     Ok(())
 }
 
-fn takes(schema: &SpecSchema, spec: &ProviderSpec, what: &str) -> Outcome {
+fn takes(schema: &SpecSchema, spec: &ProviderSpec, what: &str) -> CaseResult {
     schema.check(spec).map_err(|status| {
         CaseError::failed(format!(
             "the published schema refuses {what}, so no machine of it is ever made: {}",
@@ -90,7 +90,7 @@ fn takes(schema: &SpecSchema, spec: &ProviderSpec, what: &str) -> Outcome {
     })
 }
 
-async fn offered(t: TestContext, operation: Operation) -> Outcome {
+async fn offered(t: TestContext, operation: Operation) -> CaseResult {
     reaches_the_plugin(&t, operation)?;
     let request = t.machine_request("a");
     for _ in 0..3 {
@@ -104,7 +104,7 @@ async fn offered(t: TestContext, operation: Operation) -> Outcome {
     Ok(())
 }
 
-async fn zones_are_sound(t: TestContext) -> Outcome {
+async fn zones_are_sound(t: TestContext) -> CaseResult {
     let zones = t.zones().await?.ok()?;
     let read = Vec::<Zone>::try_from(ListZonesResponse::from(zones.clone()));
     read.map_err(|error| CaseError::failed(format!("ListZones answered what can't be used: {error}")))?;
@@ -125,7 +125,7 @@ async fn zones_are_sound(t: TestContext) -> Outcome {
     })
 }
 
-async fn zones_can_be_asked_for(t: TestContext) -> Outcome {
+async fn zones_can_be_asked_for(t: TestContext) -> CaseResult {
     if !t.capabilities().zones {
         return Err(CaseError::Skipped(
             "the driver declares that no machine may ask for a failure domain".to_owned(),
@@ -149,7 +149,7 @@ async fn zones_can_be_asked_for(t: TestContext) -> Outcome {
     })
 }
 
-async fn class_is_sound(t: TestContext) -> Outcome {
+async fn class_is_sound(t: TestContext) -> CaseResult {
     let described = t.describe_class().await?.ok()?;
     let read = ClassDescription::try_from(DescribeClassResponse::from(described.clone()));
     read.map_err(|error| CaseError::failed(format!("DescribeClass answered what can't be used: {error}")))?;

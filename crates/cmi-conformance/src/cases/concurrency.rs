@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::future::{join, join_all};
 
 use super::case;
-use crate::answer::{Outcome, ensure};
+use crate::answer::{CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
@@ -137,7 +137,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn at_once(t: &TestContext, operation: Operation, request: &MachineRequest) -> Outcome {
+async fn at_once(t: &TestContext, operation: Operation, request: &MachineRequest) -> CaseResult {
     let answers = join_all((0..AT_ONCE).map(|_| t.touch(operation, request))).await;
     for answer in answers {
         answer?.ok_or(&[Code::Aborted])?;
@@ -145,7 +145,7 @@ async fn at_once(t: &TestContext, operation: Operation, request: &MachineRequest
     Ok(())
 }
 
-async fn create_at_once(t: TestContext) -> Outcome {
+async fn create_at_once(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let mut ids = BTreeSet::new();
     for answer in join_all((0..AT_ONCE).map(|_| t.create(&request))).await {
@@ -161,7 +161,7 @@ async fn create_at_once(t: TestContext) -> Outcome {
     t.has_exactly(&request, &[(&request, &id)]).await
 }
 
-async fn delete_at_once(t: TestContext) -> Outcome {
+async fn delete_at_once(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     at_once(&t, Operation::DeleteMachine, &request).await?;
@@ -169,14 +169,14 @@ async fn delete_at_once(t: TestContext) -> Outcome {
     t.is_gone(&request).await
 }
 
-async fn shut_down_at_once(t: TestContext) -> Outcome {
+async fn shut_down_at_once(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     at_once(&t, Operation::ShutDownMachine, &request).await?;
     t.has_exactly(&request, &[(&request, &id)]).await
 }
 
-async fn create_and_delete(t: TestContext) -> Outcome {
+async fn create_and_delete(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let (made, deleted) = join(t.create(&request), t.delete(&request, None)).await;
     made?.ok_or(&[Code::Aborted])?;
@@ -187,7 +187,7 @@ async fn create_and_delete(t: TestContext) -> Outcome {
     t.is_gone(&request).await
 }
 
-async fn create_and_status(t: TestContext) -> Outcome {
+async fn create_and_status(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let (made, read) = join(t.create(&request), t.status(&request, None)).await;
     let id = match made?.ok_or(&[Code::Aborted])? {
@@ -200,7 +200,7 @@ async fn create_and_status(t: TestContext) -> Outcome {
     })
 }
 
-async fn cancelled(t: TestContext, operation: Operation) -> Outcome {
+async fn cancelled(t: TestContext, operation: Operation) -> CaseResult {
     for (number, give_up) in GIVE_UP.into_iter().enumerate() {
         let request = t
             .machine_request(&format!("n{number}"))

@@ -3,7 +3,7 @@
 use futures::future::try_join_all;
 
 use super::case;
-use crate::answer::{Outcome, ensure};
+use crate::answer::{CaseResult, ensure};
 use crate::{Case, CaseError, Hook, Need, Setting, TestContext};
 use cmi_driver::{Code, LastKnownState, Machine, Operation, is_dns_subdomain};
 
@@ -124,13 +124,13 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn makes_a_vm(t: TestContext) -> Outcome {
+async fn makes_a_vm(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let machine = t.make(&request).await?;
     t.has_exactly(&request, &[(&request, &machine.provider_id)]).await
 }
 
-async fn ids(t: TestContext) -> Outcome {
+async fn ids(t: TestContext) -> CaseResult {
     let (one, two) = (t.machine_request("a"), t.machine_request("b"));
     let (first, second) = (t.make(&one).await?, t.make(&two).await?);
     ensure(first.provider_id != second.provider_id, || {
@@ -150,7 +150,7 @@ async fn ids(t: TestContext) -> Outcome {
     t.has_exactly(&one, &wanted).await
 }
 
-async fn node_name(t: TestContext) -> Outcome {
+async fn node_name(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let made = t.prepare(&request).await?;
     ensure(is_dns_subdomain(&made.node_name), || {
@@ -171,7 +171,7 @@ async fn node_name(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn longest_name(t: TestContext) -> Outcome {
+async fn longest_name(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let missing = t.config().longest_name.saturating_sub(request.name.len());
     let name = format!("{}{}", request.name, "x".repeat(missing));
@@ -183,7 +183,7 @@ async fn longest_name(t: TestContext) -> Outcome {
     t.is_gone(&request).await
 }
 
-async fn defaults(t: TestContext) -> Outcome {
+async fn defaults(t: TestContext) -> CaseResult {
     // The author's tags stand beside the cluster's, which are mandatory whatever the
     // configuration says (DRV-04).
     let mut needed = t.config().mandatory();
@@ -200,7 +200,7 @@ async fn defaults(t: TestContext) -> Outcome {
     t.make(&request).await.map(|_| ())
 }
 
-async fn again(t: TestContext, times: usize) -> Outcome {
+async fn again(t: TestContext, times: usize) -> CaseResult {
     let request = t.machine_request("a");
     let first = t.prepare(&request).await?;
     for _ in 0..times {
@@ -218,7 +218,7 @@ async fn again(t: TestContext, times: usize) -> Outcome {
     t.has_exactly(&request, &[(&request, &first.provider_id)]).await
 }
 
-async fn different_names(t: TestContext) -> Outcome {
+async fn different_names(t: TestContext) -> CaseResult {
     let requests: Vec<_> = (0..8).map(|n| t.machine_request(&format!("n{n}"))).collect();
     let machines = try_join_all(requests.iter().map(|request| t.make(request))).await?;
     let ids: std::collections::BTreeSet<_> = machines.iter().map(|machine| &machine.provider_id).collect();
@@ -233,7 +233,7 @@ async fn different_names(t: TestContext) -> Outcome {
     t.has_exactly(&requests[0], &wanted).await
 }
 
-async fn two_clusters(t: TestContext) -> Outcome {
+async fn two_clusters(t: TestContext) -> CaseResult {
     let here = t.machine_request("a");
     let there = here.clone().in_cluster(&t.other_cluster());
     let (one, two) = (t.make(&here).await?, t.make(&there).await?);
@@ -244,7 +244,7 @@ async fn two_clusters(t: TestContext) -> Outcome {
     t.survives(&there, &two.provider_id).await
 }
 
-async fn other_parameters(t: TestContext) -> Outcome {
+async fn other_parameters(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let first = t.prepare(&request).await?;
     let change = t.config().incompatible_change.clone().unwrap_or_default();
@@ -258,7 +258,7 @@ async fn other_parameters(t: TestContext) -> Outcome {
     })
 }
 
-async fn other_identity(t: TestContext) -> Outcome {
+async fn other_identity(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let first = t.prepare(&request).await?;
     let other = request.clone().with_identity("another-machine");
@@ -266,7 +266,7 @@ async fn other_identity(t: TestContext) -> Outcome {
     t.has_exactly(&request, &[(&request, &first.provider_id)]).await
 }
 
-async fn after_delete(t: TestContext) -> Outcome {
+async fn after_delete(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let first = t.prepare(&request).await?;
     t.remove(&request, Some(&first.provider_id)).await?;
@@ -281,7 +281,7 @@ async fn after_delete(t: TestContext) -> Outcome {
     t.has_exactly(&request, &[(&request, &second.provider_id)]).await
 }
 
-async fn any_state(t: TestContext) -> Outcome {
+async fn any_state(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let state = LastKnownState::new(vec![0, 159, 146, 150, 255]);
     let refused = t
@@ -296,14 +296,14 @@ async fn any_state(t: TestContext) -> Outcome {
     t.has_exactly(&request, &[(&request, &machine.provider_id)]).await
 }
 
-async fn quota(t: TestContext) -> Outcome {
+async fn quota(t: TestContext) -> CaseResult {
     let change = t.config().quota_breaking_spec.clone().unwrap_or_default();
     let request = t.machine_request("a").changed(&change);
     t.create(&request).await?.refused(Code::ResourceExhausted)?;
     t.has_none(&t.machine_request("a")).await
 }
 
-async fn user_data(t: TestContext) -> Outcome {
+async fn user_data(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let wanted = request.class.secrets.get(cmi_driver::USER_DATA).cloned();
     t.prepare(&request).await?;
@@ -319,7 +319,7 @@ async fn user_data(t: TestContext) -> Outcome {
     }
 }
 
-async fn planted(t: TestContext) -> Outcome {
+async fn planted(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let foreign = request.clone().with_identity("another-machine");
     t.track(&foreign);

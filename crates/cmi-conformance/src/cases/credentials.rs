@@ -2,7 +2,7 @@
 
 use super::case;
 use super::faults::{prepared, sound};
-use crate::answer::Outcome;
+use crate::answer::CaseResult;
 use crate::{Case, Need, SecretMap, Setting, TestContext};
 use cmi_driver::{Code, Operation};
 
@@ -79,17 +79,17 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn bad_secrets(t: TestContext, operation: Operation) -> Outcome {
+async fn bad_secrets(t: TestContext, operation: Operation) -> CaseResult {
     let bad = t.config().bad_secrets.clone();
     refused_secrets(&t, operation, &bad, Code::Unauthenticated).await
 }
 
-async fn restricted_secrets(t: TestContext, operation: Operation) -> Outcome {
+async fn restricted_secrets(t: TestContext, operation: Operation) -> CaseResult {
     let restricted: Vec<_> = t.config().restricted_secrets.clone().into_iter().collect();
     refused_secrets(&t, operation, &restricted, Code::PermissionDenied).await
 }
 
-async fn refused_secrets(t: &TestContext, operation: Operation, all: &[SecretMap], code: Code) -> Outcome {
+async fn refused_secrets(t: &TestContext, operation: Operation, all: &[SecretMap], code: Code) -> CaseResult {
     let (request, id) = prepared(t, operation).await?;
     for secrets in all {
         let wrong = request.clone().with_secrets(secrets);

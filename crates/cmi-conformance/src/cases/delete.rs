@@ -1,7 +1,7 @@
 //! DeleteMachine.
 
 use super::case;
-use crate::answer::{Outcome, ensure};
+use crate::answer::{CaseResult, ensure};
 use crate::{Case, Hook, Need, TestContext};
 use cmi_driver::{Code, Operation};
 
@@ -101,25 +101,25 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn deletes(t: TestContext, by_id: bool) -> Outcome {
+async fn deletes(t: TestContext, by_id: bool) -> CaseResult {
     let request = t.machine_request("a");
     let machine = t.prepare(&request).await?;
     t.remove(&request, by_id.then_some(&machine.provider_id)).await?;
     t.is_gone(&request).await
 }
 
-async fn means_gone(t: TestContext) -> Outcome {
+async fn means_gone(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let machine = t.prepare(&request).await?;
     t.remove(&request, Some(&machine.provider_id)).await?;
     t.is_gone(&request).await
 }
 
-async fn never_made(t: TestContext) -> Outcome {
+async fn never_made(t: TestContext) -> CaseResult {
     t.delete(&t.machine_request("a"), None).await?.ok().map(|_| ())
 }
 
-async fn again(t: TestContext, times: usize) -> Outcome {
+async fn again(t: TestContext, times: usize) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     t.remove(&request, Some(&id)).await?;
@@ -130,7 +130,7 @@ async fn again(t: TestContext, times: usize) -> Outcome {
     t.is_gone(&request).await
 }
 
-async fn just_its_vm(t: TestContext) -> Outcome {
+async fn just_its_vm(t: TestContext) -> CaseResult {
     let [a, b, c] = ["a", "b", "c"].map(|label| t.machine_request(label));
     let (first, second, third) = (t.prepare(&a).await?, t.prepare(&b).await?, t.prepare(&c).await?);
     t.remove(&b, Some(&second.provider_id)).await?;
@@ -143,7 +143,7 @@ async fn just_its_vm(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn other_cluster(t: TestContext) -> Outcome {
+async fn other_cluster(t: TestContext) -> CaseResult {
     let here = t.machine_request("a");
     let there = here.clone().in_cluster(&t.other_cluster());
     let id = t.prepare(&there).await?.provider_id;
@@ -158,7 +158,7 @@ async fn other_cluster(t: TestContext) -> Outcome {
     t.survives(&there, &id).await
 }
 
-async fn other_machine_id(t: TestContext) -> Outcome {
+async fn other_machine_id(t: TestContext) -> CaseResult {
     let (one, other) = (t.machine_request("a"), t.machine_request("b"));
     t.prepare(&one).await?;
     let id = t.prepare(&other).await?.provider_id;
@@ -168,7 +168,7 @@ async fn other_machine_id(t: TestContext) -> Outcome {
     t.survives(&other, &id).await
 }
 
-async fn other_identity(t: TestContext) -> Outcome {
+async fn other_identity(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     let other = request.clone().with_identity("another-machine");
@@ -176,7 +176,7 @@ async fn other_identity(t: TestContext) -> Outcome {
     t.survives(&request, &id).await
 }
 
-async fn planted(t: TestContext) -> Outcome {
+async fn planted(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let foreign = request
         .clone()
@@ -191,7 +191,7 @@ async fn planted(t: TestContext) -> Outcome {
     })
 }
 
-async fn vanished(t: TestContext) -> Outcome {
+async fn vanished(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     t.pull_on(Hook::Vanish, &request).await?;
@@ -200,7 +200,7 @@ async fn vanished(t: TestContext) -> Outcome {
     t.has_none(&request).await
 }
 
-async fn uninitialized(t: TestContext) -> Outcome {
+async fn uninitialized(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     t.pull_on(Hook::Uninitialize, &request).await?;

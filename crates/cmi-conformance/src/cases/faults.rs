@@ -1,7 +1,7 @@
 //! What the calls answer when something is wrong that is not theirs: the back end, the state of a VM.
 
 use super::case;
-use crate::answer::{Answer, Outcome, ensure};
+use crate::answer::{Answer, CaseResult, ensure};
 use crate::{Case, CaseError, Hook, MachineRequest, Need, Pull, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
@@ -240,7 +240,7 @@ pub(super) const CASES: &[Case] = &[
 pub(super) async fn prepared(
     t: &TestContext,
     operation: Operation,
-) -> Outcome<(MachineRequest, Option<ProviderId>)> {
+) -> CaseResult<(MachineRequest, Option<ProviderId>)> {
     let request = t.machine_request("a");
     let id = match operation {
         Operation::CreateMachine | Operation::GetVolumeIds => None,
@@ -255,7 +255,7 @@ pub(super) async fn sound(
     operation: Operation,
     request: &MachineRequest,
     id: Option<&ProviderId>,
-) -> Outcome {
+) -> CaseResult {
     if operation == Operation::GetVolumeIds {
         return t.touch(operation, request).await?.ok();
     }
@@ -269,19 +269,19 @@ pub(super) async fn sound(
     t.has_exactly(request, &[(request, &now)]).await
 }
 
-async fn unavailable(t: TestContext, operation: Operation) -> Outcome {
+async fn unavailable(t: TestContext, operation: Operation) -> CaseResult {
     broken(&t, operation, Hook::Unavailable, &[Code::Unavailable]).await
 }
 
-async fn unknown(t: TestContext, operation: Operation) -> Outcome {
+async fn unknown(t: TestContext, operation: Operation) -> CaseResult {
     broken(&t, operation, Hook::Unknown, &[Code::Unknown, Code::Internal]).await
 }
 
-async fn internal(t: TestContext, operation: Operation) -> Outcome {
+async fn internal(t: TestContext, operation: Operation) -> CaseResult {
     broken(&t, operation, Hook::Internal, &[Code::Internal]).await
 }
 
-async fn broken(t: &TestContext, operation: Operation, hook: Hook, codes: &[Code]) -> Outcome {
+async fn broken(t: &TestContext, operation: Operation, hook: Hook, codes: &[Code]) -> CaseResult {
     let (request, id) = prepared(t, operation).await?;
     t.pull(Pull::new(hook)).await?;
     let answer = t.touch(operation, &request).await?;
@@ -293,14 +293,14 @@ async fn broken(t: &TestContext, operation: Operation, hook: Hook, codes: &[Code
 
 /// Most drivers read volume ids out of the specs: then a back end that is broken breaks
 /// nothing, and shows nothing.
-fn needs_back_end(operation: Operation, answer: &Answer<()>) -> Outcome {
+fn needs_back_end(operation: Operation, answer: &Answer<()>) -> CaseResult {
     if operation == Operation::GetVolumeIds && answer.result.is_ok() {
         return Err(CaseError::Skipped(format!("{operation} needs no back end here")));
     }
     Ok(())
 }
 
-async fn locked(t: TestContext, operation: Operation) -> Outcome {
+async fn locked(t: TestContext, operation: Operation) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     t.pull_on(Hook::Lock, &request).await?;
@@ -311,7 +311,7 @@ async fn locked(t: TestContext, operation: Operation) -> Outcome {
 }
 
 /// Every call of the back end takes much longer than the deadline, until it is restored.
-pub(super) async fn slow_down(t: &TestContext) -> Outcome {
+pub(super) async fn slow_down(t: &TestContext) -> CaseResult {
     let slow = t.config().short_deadline_ms.saturating_mul(TIMES_THE_DEADLINE);
     t.pull(Pull::new(Hook::Slow).amount(slow)).await.map(|_| ())
 }
@@ -322,7 +322,7 @@ pub(super) async fn after_deadline(
     operation: Operation,
     request: &MachineRequest,
     id: Option<&ProviderId>,
-) -> Outcome {
+) -> CaseResult {
     if operation == Operation::DeleteMachine {
         t.remove(request, id).await?;
         return t.is_gone(request).await;
@@ -330,7 +330,7 @@ pub(super) async fn after_deadline(
     sound(t, operation, request, id).await
 }
 
-async fn deadline(t: TestContext, operation: Operation) -> Outcome {
+async fn deadline(t: TestContext, operation: Operation) -> CaseResult {
     let (request, id) = prepared(&t, operation).await?;
     let deadline = t.config().short_deadline();
     slow_down(&t).await?;
@@ -345,7 +345,7 @@ async fn deadline(t: TestContext, operation: Operation) -> Outcome {
     after_deadline(&t, operation, &request, id.as_ref()).await
 }
 
-async fn create_lost(t: TestContext) -> Outcome {
+async fn create_lost(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.pull(Pull::new(Hook::LoseResponse)).await?;
     t.create(&request).await?.ok_or(TRANSIENT)?;
@@ -354,7 +354,7 @@ async fn create_lost(t: TestContext) -> Outcome {
     t.has_exactly(&request, &[(&request, &id)]).await
 }
 
-async fn delete_lost(t: TestContext) -> Outcome {
+async fn delete_lost(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     t.pull(Pull::new(Hook::LoseResponse)).await?;
@@ -364,7 +364,7 @@ async fn delete_lost(t: TestContext) -> Outcome {
     t.is_gone(&request).await
 }
 
-async fn exhausted(t: TestContext) -> Outcome {
+async fn exhausted(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.pull(Pull::new(Hook::Exhaust)).await?;
     let answer = t.create(&request).await;

@@ -9,7 +9,7 @@ use super::case;
 use super::published::extended;
 use super::requests::{INFO, raw};
 use super::wire::declared;
-use crate::answer::{Answer, CaseError, Outcome, ensure};
+use crate::answer::{Answer, CaseError, CaseResult, ensure};
 use crate::judge::Said;
 use crate::{Case, Hook, Need, Pull, TestContext};
 use cmi_driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Secrets};
@@ -67,14 +67,14 @@ async fn ask<T: Said>(
     t: &TestContext,
     operation: Operation,
     call: impl Future<Output = cmi_driver::Result<T>>,
-) -> Outcome<Answer<T>> {
+) -> CaseResult<Answer<T>> {
     t.timed(operation, "the driver".to_owned(), &Secrets::default(), call)
         .await
 }
 
 /// Name and version: from the plugin itself where there is one, since the client takes what
 /// breaks the rules for unknown.
-async fn info(t: &TestContext) -> Outcome<GetPluginInfoResponse> {
+async fn info(t: &TestContext) -> CaseResult<GetPluginInfoResponse> {
     if t.target().wire().is_some() {
         return raw(t, INFO, &[]).await?.ok();
     }
@@ -82,26 +82,26 @@ async fn info(t: &TestContext) -> Outcome<GetPluginInfoResponse> {
     info.ok().map(Into::into)
 }
 
-async fn probe(t: &TestContext) -> Outcome<Answer<Readiness>> {
+async fn probe(t: &TestContext) -> CaseResult<Answer<Readiness>> {
     ask(t, Operation::Probe, t.target().driver.probe()).await
 }
 
 /// The rules are those of the client, in the one place where it reads the answer.
-async fn names_the_driver(t: TestContext) -> Outcome {
+async fn names_the_driver(t: TestContext) -> CaseResult {
     let info = info(&t).await?;
     PluginInfo::try_from(info).map(|_| ()).map_err(|error| {
         CaseError::failed(format!("the client refuses the answer of GetPluginInfo: {error}"))
     })
 }
 
-async fn has_a_host_name(t: TestContext) -> Outcome {
+async fn has_a_host_name(t: TestContext) -> CaseResult {
     let name = info(&t).await?.name;
     ensure(name.contains('.'), || {
         format!("the name `{name}` has no dot: `driver.example.com` says whose it is")
     })
 }
 
-async fn capabilities_stay(t: TestContext) -> Outcome {
+async fn capabilities_stay(t: TestContext) -> CaseResult {
     if t.target().wire().is_some() {
         return declarations_stay(&t).await;
     }
@@ -115,7 +115,7 @@ async fn capabilities_stay(t: TestContext) -> Outcome {
 }
 
 /// The client asks once for each connection: only the wire shows what a plugin says the next time.
-async fn declarations_stay(t: &TestContext) -> Outcome {
+async fn declarations_stay(t: &TestContext) -> CaseResult {
     let first = Declared::new(declared(t).await?, extended(t).await?);
     for _ in 0..10 {
         let again = Declared::new(declared(t).await?, extended(t).await?);
@@ -160,7 +160,7 @@ impl Declared {
     }
 }
 
-async fn becomes_ready(t: TestContext) -> Outcome {
+async fn becomes_ready(t: TestContext) -> CaseResult {
     let until = tokio::time::Instant::now() + t.config().call_limit();
     while probe(&t).await?.ok()? != Readiness::Ready {
         ensure(tokio::time::Instant::now() < until, || {
@@ -171,14 +171,14 @@ async fn becomes_ready(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn unhealthy(t: TestContext) -> Outcome {
+async fn unhealthy(t: TestContext) -> CaseResult {
     t.pull(Pull::new(Hook::Unhealthy)).await?;
     probe(&t).await?.refused(Code::FailedPrecondition)?;
     t.restore().await?;
     probe(&t).await?.ok().map(|_| ())
 }
 
-async fn starting(t: TestContext) -> Outcome {
+async fn starting(t: TestContext) -> CaseResult {
     t.pull(Pull::new(Hook::Starting)).await?;
     let readiness = probe(&t).await?.ok()?;
     ensure(readiness == Readiness::NotYet, || {

@@ -3,7 +3,7 @@
 use super::case;
 use super::requests::reaches_the_plugin;
 use super::status::mutations;
-use crate::answer::{Outcome, ensure};
+use crate::answer::{CaseResult, ensure};
 use crate::{Case, CaseError, Hook, Need, Pull, TestContext};
 use cmi_driver::{Code, Operation};
 
@@ -56,7 +56,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn offered(t: TestContext) -> Outcome {
+async fn offered(t: TestContext) -> CaseResult {
     reaches_the_plugin(&t, Operation::InitializeMachine)?;
     let request = t.machine_request("a");
     // What has to be initialized is, in here; that it fails is what this case is about.
@@ -71,7 +71,7 @@ async fn offered(t: TestContext) -> Outcome {
     })
 }
 
-async fn ten_times(t: TestContext) -> Outcome {
+async fn ten_times(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let made = t.prepare(&request).await?;
     for _ in 0..10 {
@@ -83,7 +83,7 @@ async fn ten_times(t: TestContext) -> Outcome {
     t.has_exactly(&request, &[(&request, &made.provider_id)]).await
 }
 
-async fn changes_once(t: TestContext) -> Outcome {
+async fn changes_once(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.prepare(&request).await?;
     let before = mutations(&t).await?;
@@ -94,13 +94,13 @@ async fn changes_once(t: TestContext) -> Outcome {
     })
 }
 
-async fn never_made(t: TestContext) -> Outcome {
+async fn never_made(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.initialize(&request).await?.refused(Code::NotFound)?;
     t.has_none(&request).await
 }
 
-async fn fails(t: TestContext) -> Outcome {
+async fn fails(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let made = t.created(&request).await;
     let id = made.map_err(CaseError::in_preparation)?.provider_id;
@@ -116,7 +116,7 @@ async fn fails(t: TestContext) -> Outcome {
     t.has_exactly(&request, &[(&request, &id)]).await
 }
 
-async fn taken_back(t: TestContext) -> Outcome {
+async fn taken_back(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let made = t.prepare(&request).await?;
     t.pull_on(Hook::Uninitialize, &request).await?;

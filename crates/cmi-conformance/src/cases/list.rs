@@ -3,7 +3,7 @@
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 
 use super::case;
-use crate::answer::{CaseError, Outcome, ensure};
+use crate::answer::{CaseError, CaseResult, ensure};
 use crate::machine_request::MachineRequest;
 use crate::{Case, Hook, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId, tags};
@@ -64,7 +64,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn offered(t: TestContext) -> Outcome {
+async fn offered(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let wanted = t.offers(Operation::ListMachines);
     for _ in 0..3 {
@@ -78,7 +78,7 @@ async fn offered(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn all(t: TestContext) -> Outcome {
+async fn all(t: TestContext) -> CaseResult {
     let requests: Vec<_> = (0..t.config().many_machines)
         .map(|n| t.machine_request(&format!("n{n}")))
         .collect();
@@ -104,21 +104,21 @@ async fn all(t: TestContext) -> Outcome {
     t.has_exactly(&requests[0], left).await
 }
 
-async fn keys(t: TestContext) -> Outcome {
+async fn keys(t: TestContext) -> CaseResult {
     let (a, b) = (t.machine_request("a"), t.machine_request("b"));
     let (first, second) = (t.prepare(&a).await?, t.prepare(&b).await?);
     t.has_exactly(&a, &[(&a, &first.provider_id), (&b, &second.provider_id)])
         .await
 }
 
-async fn empty(t: TestContext) -> Outcome {
+async fn empty(t: TestContext) -> CaseResult {
     let listed = t.list(&t.machine_request("a")).await?.ok()?;
     ensure(listed.is_empty(), || {
         format!("a cluster without VMs has {} in its list", listed.len())
     })
 }
 
-async fn other_cluster(t: TestContext) -> Outcome {
+async fn other_cluster(t: TestContext) -> CaseResult {
     let here = t.machine_request("a");
     let there = t.machine_request("b").in_cluster(&t.other_cluster());
     let (one, two) = (t.prepare(&here).await?, t.prepare(&there).await?);
@@ -127,7 +127,7 @@ async fn other_cluster(t: TestContext) -> Outcome {
 }
 
 /// What is done about a VM that no machine has follows from these tags. A plain list has none, and so none that is wrong.
-async fn tags_of_each(t: TestContext) -> Outcome {
+async fn tags_of_each(t: TestContext) -> CaseResult {
     let (one, two) = (
         t.machine_request("a"),
         t.machine_request("b").with_identity("conformance.of-b"),
@@ -153,7 +153,7 @@ async fn tells_owners(
     t: &TestContext,
     request: &MachineRequest,
     owners: &[(&MachineRequest, &ProviderId)],
-) -> Outcome<bool> {
+) -> CaseResult<bool> {
     // That it can't be had is for other cases.
     let listed = t.list(request).await?.ok().map_err(CaseError::in_preparation)?;
     let mut tells = false;
@@ -176,7 +176,7 @@ async fn tells_owners(
     Ok(tells)
 }
 
-async fn planted(t: TestContext) -> Outcome {
+async fn planted(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let foreign = request.clone().in_cluster(&t.other_cluster());
     t.track(&foreign);

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::case;
 use super::requests::reaches_the_plugin;
-use crate::answer::{Answer, Outcome, ensure};
+use crate::answer::{Answer, CaseResult, ensure};
 use crate::{Case, Migration, Need, Setting, TestContext};
 use cmi_driver::{Code, GenerateMachineClassRequest, MachineClassKind, Operation};
 
@@ -47,7 +47,7 @@ async fn convert(
     kind: MachineClassKind,
     class: &Map<String, Value>,
     into: Map<String, Value>,
-) -> Outcome<Answer<Map<String, Value>>> {
+) -> CaseResult<Answer<Map<String, Value>>> {
     t.migrate(GenerateMachineClassRequest {
         provider_specific_machine_class: class.clone(),
         machine_class: into,
@@ -56,7 +56,7 @@ async fn convert(
     .await
 }
 
-fn sample(t: &TestContext) -> Outcome<Migration> {
+fn sample(t: &TestContext) -> CaseResult<Migration> {
     t.config()
         .migration
         .clone()
@@ -67,7 +67,7 @@ fn empty() -> Map<String, Value> {
     Map::from_iter([("metadata".to_owned(), json!({"name": "kept"}))])
 }
 
-async fn offered(t: TestContext) -> Outcome {
+async fn offered(t: TestContext) -> CaseResult {
     reaches_the_plugin(&t, Operation::GenerateMachineClassForMigration)?;
     let sample = t.config().migration.clone();
     let (kind, class) = sample.map_or_else(
@@ -90,7 +90,7 @@ async fn offered(t: TestContext) -> Outcome {
     })
 }
 
-async fn fills(t: TestContext) -> Outcome {
+async fn fills(t: TestContext) -> CaseResult {
     let sample = sample(&t)?;
     let filled = convert(&t, sample.class_kind(), &sample.class, empty())
         .await?
@@ -98,7 +98,7 @@ async fn fills(t: TestContext) -> Outcome {
     equal(&filled, &sample.expected)
 }
 
-fn equal(found: &Map<String, Value>, wanted: &Map<String, Value>) -> Outcome {
+fn equal(found: &Map<String, Value>, wanted: &Map<String, Value>) -> CaseResult {
     ensure(found == wanted, || {
         format!(
             "the class has to be {}, and is {}",
@@ -108,7 +108,7 @@ fn equal(found: &Map<String, Value>, wanted: &Map<String, Value>) -> Outcome {
     })
 }
 
-async fn again(t: TestContext) -> Outcome {
+async fn again(t: TestContext) -> CaseResult {
     let sample = sample(&t)?;
     let first = convert(&t, sample.class_kind(), &sample.class, empty())
         .await?
@@ -123,7 +123,7 @@ async fn again(t: TestContext) -> Outcome {
     equal(&third, &first)
 }
 
-async fn broken(t: TestContext) -> Outcome {
+async fn broken(t: TestContext) -> CaseResult {
     let sample = sample(&t)?;
     for class in &sample.broken {
         let status = convert(&t, sample.class_kind(), class, empty())

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use prost::Message as _;
 
-use crate::answer::{CaseError, Outcome};
+use crate::answer::{CaseError, CaseResult};
 use crate::wire::{RawAnswer, call};
 use crate::{MachineRequest, TestContext};
 use cmi_driver::Operation;
@@ -32,7 +32,7 @@ pub(super) const ZONES: &str = "/capcmi.v1.MachineExtension/ListZones";
 pub(super) const DESCRIBE: &str = "/capcmi.v1.MachineExtension/DescribeClass";
 
 /// Skips a case about a call that the client answers itself, since the plugin did not declare it.
-pub(super) fn reaches_the_plugin(t: &TestContext, operation: Operation) -> Outcome {
+pub(super) fn reaches_the_plugin(t: &TestContext, operation: Operation) -> CaseResult {
     if t.target().wire().is_some() && !t.offers(operation) {
         return Err(CaseError::Skipped(format!(
             "{operation} is not declared, so the client does not call it; `wire-undeclared-extension` does"
@@ -41,7 +41,7 @@ pub(super) fn reaches_the_plugin(t: &TestContext, operation: Operation) -> Outco
     Ok(())
 }
 
-pub(super) async fn raw(t: &TestContext, path: &'static str, request: &[u8]) -> Outcome<RawAnswer> {
+pub(super) async fn raw(t: &TestContext, path: &'static str, request: &[u8]) -> CaseResult<RawAnswer> {
     before(t, path, request, None).await
 }
 
@@ -51,7 +51,7 @@ pub(super) async fn before(
     path: &'static str,
     request: &[u8],
     deadline: Option<Duration>,
-) -> Outcome<RawAnswer> {
+) -> CaseResult<RawAnswer> {
     let Some(wire) = t.target().wire() else {
         return Err(CaseError::Skipped(
             "the driver is not behind an endpoint".to_owned(),

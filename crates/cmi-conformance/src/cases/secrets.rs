@@ -1,7 +1,7 @@
 //! Secrets stay secret, and errors speak.
 
 use super::case;
-use crate::answer::{Outcome, ensure};
+use crate::answer::{CaseResult, ensure};
 use crate::judge::{echoes, problem};
 use crate::{Case, CaseError, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, Status, USER_DATA, tags};
@@ -25,7 +25,7 @@ pub(super) const CASES: &[Case] = &[
 
 /// Fails unless an error says in words what is wrong, and can be written as text and
 /// read back (DRV-06, DRV-17).
-pub(super) fn speaks(status: &Status) -> Outcome {
+pub(super) fn speaks(status: &Status) -> CaseResult {
     if let Some(problem) = problem(status) {
         return Err(CaseError::Failed(format!("{status}: {problem}")));
     }
@@ -36,7 +36,7 @@ pub(super) fn speaks(status: &Status) -> Outcome {
 }
 
 /// Makes calls that go well and calls that do not; the judge looks at every answer.
-async fn calls(t: &TestContext) -> Outcome {
+async fn calls(t: &TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let invalid = request.clone().untagged(tags::CLUSTER);
     t.create(&invalid).await?.refused(Code::InvalidArgument)?;
@@ -61,7 +61,7 @@ async fn calls(t: &TestContext) -> Outcome {
     Ok(())
 }
 
-async fn do_not_come_back(t: TestContext) -> Outcome {
+async fn do_not_come_back(t: TestContext) -> CaseResult {
     calls(&t).await.map_err(CaseError::in_preparation)?;
     match t.leaks().first() {
         None => Ok(()),
@@ -69,7 +69,7 @@ async fn do_not_come_back(t: TestContext) -> Outcome {
     }
 }
 
-async fn are_not_logged(t: TestContext) -> Outcome {
+async fn are_not_logged(t: TestContext) -> CaseResult {
     calls(&t).await.map_err(CaseError::in_preparation)?;
     let request = t.machine_request("a");
     for path in &t.config().logs {

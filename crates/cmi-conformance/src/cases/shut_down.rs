@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::case;
-use crate::answer::{CaseError, Outcome, ensure};
+use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, PowerState};
 
@@ -59,7 +59,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// Repeats while the guest is stopping.
-async fn until_accepted(t: &TestContext, request: &MachineRequest) -> Outcome {
+async fn until_accepted(t: &TestContext, request: &MachineRequest) -> CaseResult {
     let until = tokio::time::Instant::now() + t.config().shut_down_limit();
     while t.shut_down(request).await?.ok_or(&[Code::Aborted])?.is_none() {
         ensure(tokio::time::Instant::now() < until, || {
@@ -72,7 +72,7 @@ async fn until_accepted(t: &TestContext, request: &MachineRequest) -> Outcome {
 
 /// Whether the guest runs, as far as the driver can tell. That it can't be asked is for the
 /// cases about GetMachineStatus.
-async fn is_up(t: &TestContext, request: &MachineRequest) -> Outcome<bool> {
+async fn is_up(t: &TestContext, request: &MachineRequest) -> CaseResult<bool> {
     let read = t.status(request, None).await?.ok();
     match read.map_err(CaseError::in_preparation)?.power_state {
         Some(PowerState::Starting | PowerState::Running) => Ok(true),
@@ -91,7 +91,7 @@ async fn until(
     up: bool,
     limit: Duration,
     otherwise: &str,
-) -> Outcome {
+) -> CaseResult {
     let until = tokio::time::Instant::now() + limit;
     while is_up(t, request).await? != up {
         ensure(tokio::time::Instant::now() < until, || {
@@ -102,13 +102,13 @@ async fn until(
     Ok(())
 }
 
-async fn until_down(t: &TestContext, request: &MachineRequest) -> Outcome {
+async fn until_down(t: &TestContext, request: &MachineRequest) -> CaseResult {
     let otherwise = "ShutDownMachine answered OK, and the guest still runs";
     until(t, request, false, t.config().shut_down_limit(), otherwise).await
 }
 
 /// A VM whose guest runs.
-async fn running(t: &TestContext, request: &MachineRequest) -> Outcome {
+async fn running(t: &TestContext, request: &MachineRequest) -> CaseResult {
     t.prepare(request).await?;
     let up = until(
         t,
@@ -121,7 +121,7 @@ async fn running(t: &TestContext, request: &MachineRequest) -> Outcome {
     up.map_err(CaseError::in_preparation)
 }
 
-async fn offered(t: TestContext) -> Outcome {
+async fn offered(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.prepare(&request).await?;
     if t.offers(Operation::ShutDownMachine) {
@@ -133,7 +133,7 @@ async fn offered(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn keeps_the_vm(t: TestContext) -> Outcome {
+async fn keeps_the_vm(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     until_accepted(&t, &request).await?;
@@ -141,14 +141,14 @@ async fn keeps_the_vm(t: TestContext) -> Outcome {
     t.has_exactly(&request, &[(&request, &id)]).await
 }
 
-async fn stops(t: TestContext) -> Outcome {
+async fn stops(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     running(&t, &request).await?;
     until_accepted(&t, &request).await?;
     until_down(&t, &request).await
 }
 
-async fn again(t: TestContext, times: usize) -> Outcome {
+async fn again(t: TestContext, times: usize) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     until_accepted(&t, &request).await?;
@@ -158,7 +158,7 @@ async fn again(t: TestContext, times: usize) -> Outcome {
     t.has_exactly(&request, &[(&request, &id)]).await
 }
 
-async fn other_cluster(t: TestContext) -> Outcome {
+async fn other_cluster(t: TestContext) -> CaseResult {
     let here = t.machine_request("a");
     let there = here.clone().in_cluster(&t.other_cluster());
     running(&t, &there).await?;

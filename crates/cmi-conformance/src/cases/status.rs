@@ -1,7 +1,7 @@
 //! GetMachineStatus.
 
 use super::case;
-use crate::answer::{Outcome, ensure};
+use crate::answer::{CaseResult, ensure};
 use crate::{Case, CaseError, Hook, Need, TestContext};
 use cmi_driver::{Code, Operation};
 
@@ -87,7 +87,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn offered(t: TestContext) -> Outcome {
+async fn offered(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.prepare(&request).await?;
     let wanted = t.offers(Operation::GetMachineStatus);
@@ -102,7 +102,7 @@ async fn offered(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn like_create(t: TestContext) -> Outcome {
+async fn like_create(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let made = t.prepare(&request).await?;
     for id in [None, Some(&made.provider_id)] {
@@ -120,7 +120,7 @@ async fn like_create(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn never_made(t: TestContext) -> Outcome {
+async fn never_made(t: TestContext) -> CaseResult {
     t.status(&t.machine_request("a"), None)
         .await?
         .refused(Code::NotFound)?;
@@ -132,7 +132,7 @@ async fn never_made(t: TestContext) -> Outcome {
         .map(|_| ())
 }
 
-async fn after_delete(t: TestContext) -> Outcome {
+async fn after_delete(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     t.remove(&request, Some(&id)).await?;
@@ -144,7 +144,7 @@ async fn after_delete(t: TestContext) -> Outcome {
         .map(|_| ())
 }
 
-async fn other_cluster(t: TestContext) -> Outcome {
+async fn other_cluster(t: TestContext) -> CaseResult {
     let here = t.machine_request("a");
     let there = here.clone().in_cluster(&t.other_cluster());
     let id = t.prepare(&there).await?.provider_id;
@@ -155,7 +155,7 @@ async fn other_cluster(t: TestContext) -> Outcome {
         .map(|_| ())
 }
 
-async fn other_machine_id(t: TestContext) -> Outcome {
+async fn other_machine_id(t: TestContext) -> CaseResult {
     let (one, other) = (t.machine_request("a"), t.machine_request("b"));
     t.prepare(&one).await?;
     let id = t.prepare(&other).await?.provider_id;
@@ -171,14 +171,14 @@ async fn other_machine_id(t: TestContext) -> Outcome {
     })
 }
 
-async fn other_identity(t: TestContext) -> Outcome {
+async fn other_identity(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.prepare(&request).await?;
     let other = request.with_identity("another-machine");
     t.status(&other, None).await?.refused(Code::NotFound).map(|_| ())
 }
 
-async fn ten_times(t: TestContext) -> Outcome {
+async fn ten_times(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let made = t.prepare(&request).await?;
     for _ in 0..10 {
@@ -192,7 +192,7 @@ async fn ten_times(t: TestContext) -> Outcome {
 }
 
 /// How many changes the back end has seen.
-pub(super) async fn mutations(t: &TestContext) -> Outcome<u64> {
+pub(super) async fn mutations(t: &TestContext) -> CaseResult<u64> {
     let printed = t.pull(crate::Pull::new(Hook::Mutations)).await?;
     let text = String::from_utf8_lossy(&printed);
     text.trim().parse().map_err(|_| {
@@ -202,7 +202,7 @@ pub(super) async fn mutations(t: &TestContext) -> Outcome<u64> {
     })
 }
 
-async fn changes_nothing(t: TestContext) -> Outcome {
+async fn changes_nothing(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     let before = mutations(&t).await?;
@@ -218,7 +218,7 @@ async fn changes_nothing(t: TestContext) -> Outcome {
     })
 }
 
-async fn vanished(t: TestContext) -> Outcome {
+async fn vanished(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     t.pull_on(Hook::Vanish, &request).await?;
@@ -229,7 +229,7 @@ async fn vanished(t: TestContext) -> Outcome {
         .map(|_| ())
 }
 
-async fn several(t: TestContext) -> Outcome {
+async fn several(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     t.pull_on(Hook::Plant, &request).await?;

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::case;
 use super::requests::reaches_the_plugin;
 use super::status::mutations;
-use crate::answer::{Outcome, ensure};
+use crate::answer::{CaseResult, ensure};
 use crate::{Case, Hook, MachineRequest, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
@@ -36,7 +36,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-async fn offered(t: TestContext) -> Outcome {
+async fn offered(t: TestContext) -> CaseResult {
     reaches_the_plugin(&t, Operation::UpdateMachine)?;
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
@@ -49,7 +49,7 @@ async fn offered(t: TestContext) -> Outcome {
 }
 
 /// The spec with each hot update.
-fn updated(t: &TestContext, request: &MachineRequest) -> Outcome<Vec<(MachineRequest, Value)>> {
+fn updated(t: &TestContext, request: &MachineRequest) -> CaseResult<Vec<(MachineRequest, Value)>> {
     let updates = t.config().hot_updates.iter();
     updates
         .map(|change| {
@@ -62,7 +62,7 @@ fn updated(t: &TestContext, request: &MachineRequest) -> Outcome<Vec<(MachineReq
         .collect()
 }
 
-async fn there_and_back(t: TestContext) -> Outcome {
+async fn there_and_back(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     for (wanted, _) in updated(&t, &request)? {
@@ -77,7 +77,7 @@ async fn there_and_back(t: TestContext) -> Outcome {
 }
 
 /// What UpdateMachine does can't be seen by its answers: one that does nothing gives the same.
-async fn changes_once(t: TestContext) -> Outcome {
+async fn changes_once(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     for (wanted, change) in updated(&t, &request)? {
@@ -96,7 +96,7 @@ async fn is_made_once(
     to: &MachineRequest,
     id: &ProviderId,
     what: &str,
-) -> Outcome {
+) -> CaseResult {
     let before = mutations(t).await?;
     t.update(from, to, id).await?.ok()?;
     let made = mutations(t).await?;
@@ -110,7 +110,7 @@ async fn is_made_once(
     })
 }
 
-async fn is_the_same(t: &TestContext, request: &MachineRequest, id: &ProviderId) -> Outcome {
+async fn is_the_same(t: &TestContext, request: &MachineRequest, id: &ProviderId) -> CaseResult {
     let again = t.create(request).await?.ok()?;
     ensure(again.provider_id == *id, || {
         "the VM is another one since it was updated".to_owned()

@@ -4,7 +4,7 @@ use serde_json::Map;
 
 use super::case;
 use super::secrets::speaks;
-use crate::answer::{Outcome, ensure};
+use crate::answer::{CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderSpec, tags};
 
@@ -190,7 +190,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// Refused as invalid; a create has made nothing, and a VM that is there is still there.
-async fn refused(t: &TestContext, operation: Operation, wrong: &MachineRequest) -> Outcome {
+async fn refused(t: &TestContext, operation: Operation, wrong: &MachineRequest) -> CaseResult {
     let right = t.machine_request("a");
     if operation == Operation::CreateMachine {
         t.create(wrong).await?.refused(Code::InvalidArgument)?;
@@ -202,7 +202,7 @@ async fn refused(t: &TestContext, operation: Operation, wrong: &MachineRequest) 
         .map(|_| ())
 }
 
-async fn blank_name(t: TestContext, operation: Operation) -> Outcome {
+async fn blank_name(t: TestContext, operation: Operation) -> CaseResult {
     let request = t.machine_request("a");
     for blank in ["", " ", "\t"] {
         refused(&t, operation, &request.clone().named(blank)).await?;
@@ -210,18 +210,18 @@ async fn blank_name(t: TestContext, operation: Operation) -> Outcome {
     Ok(())
 }
 
-async fn too_long_name(t: TestContext) -> Outcome {
+async fn too_long_name(t: TestContext) -> CaseResult {
     let request = t.machine_request("a").named("a".repeat(TOO_LONG));
     refused(&t, Operation::CreateMachine, &request).await
 }
 
-async fn empty_spec(t: TestContext, operation: Operation) -> Outcome {
+async fn empty_spec(t: TestContext, operation: Operation) -> CaseResult {
     let mut request = t.machine_request("a");
     request.class.provider_spec = ProviderSpec(Map::new());
     refused(&t, operation, &request).await
 }
 
-async fn no_cluster(t: TestContext, operation: Operation) -> Outcome {
+async fn no_cluster(t: TestContext, operation: Operation) -> CaseResult {
     let there = t.machine_request("b");
     let id = t.prepare(&there).await?.provider_id;
     for request in [
@@ -235,7 +235,7 @@ async fn no_cluster(t: TestContext, operation: Operation) -> Outcome {
     t.has_exactly(&there, &[(&there, &id)]).await
 }
 
-async fn mandatory_fields(t: TestContext, operation: Operation) -> Outcome {
+async fn mandatory_fields(t: TestContext, operation: Operation) -> CaseResult {
     let request = t.machine_request("a");
     for field in t.config().mandatory() {
         let wrong = request.clone().without(&field);
@@ -248,7 +248,7 @@ async fn mandatory_fields(t: TestContext, operation: Operation) -> Outcome {
     t.has_none(&request).await
 }
 
-async fn invalid_specs(t: TestContext) -> Outcome {
+async fn invalid_specs(t: TestContext) -> CaseResult {
     for change in t.config().invalid_specs.clone() {
         let request = t.machine_request("a").changed(&change);
         t.create(&request).await?.refused(Code::InvalidArgument)?;
@@ -256,7 +256,7 @@ async fn invalid_specs(t: TestContext) -> Outcome {
     t.has_none(&t.machine_request("a")).await
 }
 
-async fn out_of_range(t: TestContext) -> Outcome {
+async fn out_of_range(t: TestContext) -> CaseResult {
     for change in t.config().out_of_range_specs.clone() {
         let request = t.machine_request("a").changed(&change);
         let status = t
@@ -272,7 +272,7 @@ async fn out_of_range(t: TestContext) -> Outcome {
     t.has_none(&t.machine_request("a")).await
 }
 
-async fn messages(t: TestContext, operation: Operation) -> Outcome {
+async fn messages(t: TestContext, operation: Operation) -> CaseResult {
     let request = t.machine_request("a");
     let wrong = request.untagged(tags::CLUSTER);
     speaks(&t.touch(operation, &wrong).await?.refused(Code::InvalidArgument)?)

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::case;
-use crate::answer::{Outcome, ensure};
+use crate::answer::{CaseResult, ensure};
 use crate::{Case, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation};
 
@@ -63,7 +63,7 @@ fn specs(t: &TestContext) -> (Vec<Value>, Vec<String>) {
         .unzip()
 }
 
-async fn offered(t: TestContext) -> Outcome {
+async fn offered(t: TestContext) -> CaseResult {
     let wanted = t.offers(Operation::GetVolumeIds);
     for _ in 0..3 {
         let answer = t.volume_ids(specs(&t).0).await?;
@@ -76,13 +76,13 @@ async fn offered(t: TestContext) -> Outcome {
     Ok(())
 }
 
-fn equal(found: &[String], wanted: &[String]) -> Outcome {
+fn equal(found: &[String], wanted: &[String]) -> CaseResult {
     ensure(found == wanted, || {
         format!("the volume ids have to be {wanted:?}, and are {found:?}")
     })
 }
 
-async fn own(t: TestContext) -> Outcome {
+async fn own(t: TestContext) -> CaseResult {
     let (specs, wanted) = specs(&t);
     equal(&t.volume_ids(specs.clone()).await?.ok()?, &wanted)?;
     let turned = |values: Vec<_>| values.into_iter().rev().collect::<Vec<_>>();
@@ -90,7 +90,7 @@ async fn own(t: TestContext) -> Outcome {
     equal(&ids, &turned(wanted))
 }
 
-async fn foreign(t: TestContext) -> Outcome {
+async fn foreign(t: TestContext) -> CaseResult {
     let (own, wanted) = specs(&t);
     let mut mixed = t.config().persistent_volumes.foreign.clone();
     mixed.push(json!({}));
@@ -99,11 +99,11 @@ async fn foreign(t: TestContext) -> Outcome {
     equal(&t.volume_ids(mixed).await?.ok()?, &wanted)
 }
 
-async fn none(t: TestContext) -> Outcome {
+async fn none(t: TestContext) -> CaseResult {
     equal(&t.volume_ids(Vec::new()).await?.ok()?, &[])
 }
 
-async fn ten_times(t: TestContext) -> Outcome {
+async fn ten_times(t: TestContext) -> CaseResult {
     let (specs, wanted) = specs(&t);
     for _ in 0..10 {
         equal(&t.volume_ids(specs.clone()).await?.ok()?, &wanted)?;
@@ -111,7 +111,7 @@ async fn ten_times(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn invalid(t: TestContext) -> Outcome {
+async fn invalid(t: TestContext) -> CaseResult {
     for spec in [json!("a text"), json!(7), json!([])] {
         let status = t.volume_ids(vec![spec]).await?.refused(Code::InvalidArgument)?;
         super::secrets::speaks(&status)?;

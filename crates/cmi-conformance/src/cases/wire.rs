@@ -8,7 +8,7 @@ use super::faults::{after_deadline, prepared, slow_down};
 use super::requests::{
     CAPABILITIES, CREATE, DELETE, Fields, INFO, LIST, PROBE, SHUT_DOWN, STATUS, VOLUMES, before, raw, volumes,
 };
-use crate::answer::{CaseError, Outcome, ensure};
+use crate::answer::{CaseError, CaseResult, ensure};
 use crate::wire::RawAnswer;
 use crate::{Case, Hook, Need, Pull, TestContext};
 use cmi_driver::Operation;
@@ -161,7 +161,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-pub(super) async fn declared(t: &TestContext) -> Outcome<Vec<i32>> {
+pub(super) async fn declared(t: &TestContext) -> CaseResult<Vec<i32>> {
     let response: GetPluginCapabilitiesResponse = raw(t, CAPABILITIES, &[]).await?.ok()?;
     let rpc = |capability: &PluginCapability| {
         let Type::Rpc(rpc) = capability.r#type.as_ref()?;
@@ -171,7 +171,7 @@ pub(super) async fn declared(t: &TestContext) -> Outcome<Vec<i32>> {
 }
 
 /// The calls of the Machine service that the plugin has to serve.
-async fn offered(t: &TestContext) -> Outcome<Vec<&'static str>> {
+async fn offered(t: &TestContext) -> CaseResult<Vec<&'static str>> {
     let declared = declared(t).await?;
     let optional = OPTIONAL
         .into_iter()
@@ -182,7 +182,7 @@ async fn offered(t: &TestContext) -> Outcome<Vec<&'static str>> {
         .collect())
 }
 
-async fn services(t: TestContext) -> Outcome {
+async fn services(t: TestContext) -> CaseResult {
     let info: GetPluginInfoResponse = raw(&t, INFO, &[]).await?.ok()?;
     ensure(!info.name.is_empty() && !info.version.is_empty(), || {
         "GetPluginInfo has to answer name and version".to_owned()
@@ -197,7 +197,7 @@ async fn services(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn required_capabilities(t: TestContext) -> Outcome {
+async fn required_capabilities(t: TestContext) -> CaseResult {
     let declared = declared(&t).await?;
     for needed in [Capability::CreateMachine, Capability::DeleteMachine] {
         ensure(declared.contains(&(needed as i32)), || {
@@ -210,7 +210,7 @@ async fn required_capabilities(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn undeclared_calls(t: TestContext) -> Outcome {
+async fn undeclared_calls(t: TestContext) -> CaseResult {
     let offered = offered(&t).await?;
     let fields = Fields::of(&t.machine_request("a"));
     for (_, path) in OPTIONAL {
@@ -230,7 +230,7 @@ async fn undeclared_calls(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn missing_fields(t: TestContext) -> Outcome {
+async fn missing_fields(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
     t.track(&machine_request);
     for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
@@ -250,7 +250,7 @@ async fn missing_fields(t: TestContext) -> Outcome {
     t.has_none(&machine_request).await
 }
 
-async fn broken_spec(t: TestContext) -> Outcome {
+async fn broken_spec(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
     t.track(&machine_request);
     for path in offered(&t).await?.into_iter().filter(|path| *path != VOLUMES) {
@@ -271,7 +271,7 @@ async fn broken_spec(t: TestContext) -> Outcome {
     t.has_none(&machine_request).await
 }
 
-async fn broken_volumes(t: TestContext) -> Outcome {
+async fn broken_volumes(t: TestContext) -> CaseResult {
     if !offered(&t).await?.contains(&VOLUMES) {
         return Err(CaseError::Skipped(
             "the driver does not offer GetVolumeIDs".to_owned(),
@@ -285,7 +285,7 @@ async fn broken_volumes(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn status(t: TestContext) -> Outcome {
+async fn status(t: TestContext) -> CaseResult {
     let (machine_request, missing) = (t.machine_request("a"), t.machine_request("b"));
     t.prepare(&machine_request).await?;
     let other = machine_request.clone().with_identity("another-machine");
@@ -307,7 +307,7 @@ async fn status(t: TestContext) -> Outcome {
 }
 
 /// Fails unless an answer is a status of gRPC that says what is wrong, in words.
-fn speaks(answer: &RawAnswer) -> Outcome {
+fn speaks(answer: &RawAnswer) -> CaseResult {
     let (path, code) = (answer.path(), &answer.code);
     ensure(answer.is_canonical(), || {
         format!("{path} answered code {code}, which is none of gRPC")
@@ -321,7 +321,7 @@ fn speaks(answer: &RawAnswer) -> Outcome {
     })
 }
 
-async fn response_fields(t: TestContext) -> Outcome {
+async fn response_fields(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
     // What is created again is initialized by now, so that nothing is in the way of an OK.
     t.prepare(&machine_request).await?;
@@ -334,7 +334,7 @@ async fn response_fields(t: TestContext) -> Outcome {
     )
 }
 
-async fn any_bytes(t: TestContext) -> Outcome {
+async fn any_bytes(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
     t.track(&machine_request);
     let bytes = vec![0, 255, 254, 10, 0];
@@ -375,21 +375,21 @@ async fn any_bytes(t: TestContext) -> Outcome {
     t.remove(&machine_request, None).await
 }
 
-async fn serves_on(t: TestContext) -> Outcome {
+async fn serves_on(t: TestContext) -> CaseResult {
     for _ in 0..MANY {
         raw(&t, INFO, &[]).await?.is(Grpc::Ok)?;
     }
     Ok(())
 }
 
-async fn unhealthy(t: TestContext) -> Outcome {
+async fn unhealthy(t: TestContext) -> CaseResult {
     t.pull(Pull::new(Hook::Unhealthy)).await?;
     let answer = raw(&t, PROBE, &[]).await?;
     t.restore().await?;
     answer.is(Grpc::FailedPrecondition)
 }
 
-async fn deadline(t: TestContext, operation: Operation, path: &'static str) -> Outcome {
+async fn deadline(t: TestContext, operation: Operation, path: &'static str) -> CaseResult {
     let (machine_request, id) = prepared(&t, operation).await?;
     t.track(&machine_request);
     slow_down(&t).await?;

@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use super::TestContext;
-use crate::answer::{Answer, CaseError, Outcome};
+use crate::answer::{Answer, CaseError, CaseResult};
 use crate::judge::Said;
 use crate::machine_request::MachineRequest;
 use cmi_driver::{
@@ -22,7 +22,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs; as for every call here.
-    pub async fn create(&self, machine_request: &MachineRequest) -> Outcome<Answer<Machine>> {
+    pub async fn create(&self, machine_request: &MachineRequest) -> CaseResult<Answer<Machine>> {
         self.create_with(machine_request, None).await
     }
 
@@ -35,7 +35,7 @@ impl TestContext {
         &self,
         machine_request: &MachineRequest,
         last_known_state: Option<LastKnownState>,
-    ) -> Outcome<Answer<Machine>> {
+    ) -> CaseResult<Answer<Machine>> {
         let tracked = self.with_own_secrets(machine_request);
         self.goes_on()?;
         self.tracker.asked(&tracked);
@@ -63,7 +63,7 @@ impl TestContext {
         &self,
         machine_request: &MachineRequest,
         id: Option<&ProviderId>,
-    ) -> Outcome<Answer<DeleteMachineResponse>> {
+    ) -> CaseResult<Answer<DeleteMachineResponse>> {
         let request = DeleteMachineRequest {
             machine: machine_request.reference(),
             provider_id: id.cloned(),
@@ -80,7 +80,7 @@ impl TestContext {
         &self,
         machine_request: &MachineRequest,
         id: Option<&ProviderId>,
-    ) -> Outcome<Answer<Machine>> {
+    ) -> CaseResult<Answer<Machine>> {
         let request = GetMachineStatusRequest {
             machine: machine_request.reference(),
             provider_id: id.cloned(),
@@ -92,7 +92,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs.
-    pub async fn list(&self, machine_request: &MachineRequest) -> Outcome<Answer<Vec<ListedMachine>>> {
+    pub async fn list(&self, machine_request: &MachineRequest) -> CaseResult<Answer<Vec<ListedMachine>>> {
         let request = ListMachinesRequest {
             class: machine_request.class.clone(),
         };
@@ -106,7 +106,7 @@ impl TestContext {
     pub async fn shut_down(
         &self,
         machine_request: &MachineRequest,
-    ) -> Outcome<Answer<ShutDownMachineResponse>> {
+    ) -> CaseResult<Answer<ShutDownMachineResponse>> {
         let request = ShutDownMachineRequest {
             machine: machine_request.reference(),
             provider_id: None,
@@ -119,7 +119,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs.
-    pub async fn initialize(&self, machine_request: &MachineRequest) -> Outcome<Answer<Machine>> {
+    pub async fn initialize(&self, machine_request: &MachineRequest) -> CaseResult<Answer<Machine>> {
         let request = InitializeMachineRequest {
             machine: machine_request.reference(),
             provider_id: None,
@@ -142,7 +142,7 @@ impl TestContext {
         from: &MachineRequest,
         to: &MachineRequest,
         id: &ProviderId,
-    ) -> Outcome<Answer<()>> {
+    ) -> CaseResult<Answer<()>> {
         let request = UpdateMachineRequest {
             machine: to.reference(),
             provider_id: id.clone(),
@@ -157,7 +157,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs.
-    pub async fn volume_ids(&self, pv_specs: Vec<serde_json::Value>) -> Outcome<Answer<Vec<String>>> {
+    pub async fn volume_ids(&self, pv_specs: Vec<serde_json::Value>) -> CaseResult<Answer<Vec<String>>> {
         let about = format!("{} PersistentVolume specs", pv_specs.len());
         let none = pv_specs.is_empty();
         let mut answer = self.send(about, GetVolumeIdsRequest { pv_specs }).await?;
@@ -171,7 +171,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs.
-    pub async fn zones(&self) -> Outcome<Answer<Vec<Zone>>> {
+    pub async fn zones(&self) -> CaseResult<Answer<Vec<Zone>>> {
         let class = self.sample();
         self.send(SAMPLE, ListZonesRequest { class }).await
     }
@@ -180,7 +180,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs.
-    pub async fn describe_class(&self) -> Outcome<Answer<ClassDescription>> {
+    pub async fn describe_class(&self) -> CaseResult<Answer<ClassDescription>> {
         let class = self.sample();
         self.send(SAMPLE, DescribeClassRequest { class }).await
     }
@@ -192,7 +192,7 @@ impl TestContext {
     pub async fn migrate(
         &self,
         request: GenerateMachineClassRequest,
-    ) -> Outcome<Answer<serde_json::Map<String, serde_json::Value>>> {
+    ) -> CaseResult<Answer<serde_json::Map<String, serde_json::Value>>> {
         self.send("a class", request).await
     }
 
@@ -201,7 +201,11 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs, or is about none of them.
-    pub async fn touch(&self, operation: Operation, machine_request: &MachineRequest) -> Outcome<Answer<()>> {
+    pub async fn touch(
+        &self,
+        operation: Operation,
+        machine_request: &MachineRequest,
+    ) -> CaseResult<Answer<()>> {
         match operation {
             Operation::CreateMachine => Ok(self.create(machine_request).await?.bare()),
             Operation::DeleteMachine => Ok(self.delete(machine_request, None).await?.bare()),
@@ -230,7 +234,7 @@ impl TestContext {
         &self,
         machine_request: &MachineRequest,
         request: Q,
-    ) -> Outcome<Answer<Q::Response>>
+    ) -> CaseResult<Answer<Q::Response>>
     where
         Q: Request<Response: Said>,
     {
@@ -244,7 +248,7 @@ impl TestContext {
         Ok(answer)
     }
 
-    async fn send<Q>(&self, about: impl Into<String>, request: Q) -> Outcome<Answer<Q::Response>>
+    async fn send<Q>(&self, about: impl Into<String>, request: Q) -> CaseResult<Answer<Q::Response>>
     where
         Q: Request<Response: Said>,
     {
@@ -263,7 +267,7 @@ impl TestContext {
         about: String,
         secrets: &Secrets,
         call: impl Future<Output = cmi_driver::Result<T>>,
-    ) -> Outcome<Answer<T>> {
+    ) -> CaseResult<Answer<T>> {
         self.goes_on()?;
         let limit = self.shared.config.call_limit();
         let Ok(result) = tokio::time::timeout(limit, call).await else {

@@ -1,7 +1,7 @@
 //! What a case sees of VMs.
 
 use super::TestContext;
-use crate::answer::{CaseError, Outcome, ensure};
+use crate::answer::{CaseError, CaseResult, ensure};
 use crate::machine_request::MachineRequest;
 use cmi_driver::{Code, ListedMachine, Operation, ProviderId, Status};
 
@@ -22,7 +22,7 @@ impl TestContext {
     /// # Errors
     /// [`CaseError::Skipped`] when the driver offers neither; [`CaseError::Failed`] when there are several;
     /// [`CaseError::Inconclusive`] when it can't answer.
-    pub async fn seen(&self, request: &MachineRequest) -> Outcome<Option<ProviderId>> {
+    pub async fn seen(&self, request: &MachineRequest) -> CaseResult<Option<ProviderId>> {
         if self.offers(Operation::GetMachineStatus) {
             return self.read(request).await;
         }
@@ -37,7 +37,7 @@ impl TestContext {
     }
 
     /// Reads until the driver knows: a call that was given up may still be under way.
-    async fn read(&self, request: &MachineRequest) -> Outcome<Option<ProviderId>> {
+    async fn read(&self, request: &MachineRequest) -> CaseResult<Option<ProviderId>> {
         let mut repeats = self.repeats();
         loop {
             let answer = self.status(request, None).await?;
@@ -64,7 +64,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError`] as of [`TestContext::seen`], and when it is not there.
-    pub async fn is_there(&self, request: &MachineRequest, id: &ProviderId) -> Outcome {
+    pub async fn is_there(&self, request: &MachineRequest, id: &ProviderId) -> CaseResult {
         let seen = self.seen(request).await?;
         ensure(seen.as_ref() == Some(id), || {
             let seen = seen.map_or_else(|| "gone".to_owned(), |id| format!("`{id}`"));
@@ -77,7 +77,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError`] as of [`TestContext::seen`], and when it is gone.
-    pub async fn survives(&self, request: &MachineRequest, id: &ProviderId) -> Outcome {
+    pub async fn survives(&self, request: &MachineRequest, id: &ProviderId) -> CaseResult {
         self.settle().await;
         match self.observation() {
             Observation::List | Observation::Status => self.is_there(request, id).await,
@@ -104,7 +104,7 @@ impl TestContext {
         &self,
         request: &MachineRequest,
         wanted: &[(&MachineRequest, &ProviderId)],
-    ) -> Outcome {
+    ) -> CaseResult {
         match self.observation() {
             Observation::List => self.lists(request, wanted).await,
             Observation::Status => {
@@ -133,7 +133,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError`] as of [`TestContext::has_exactly`].
-    pub async fn has_none(&self, request: &MachineRequest) -> Outcome {
+    pub async fn has_none(&self, request: &MachineRequest) -> CaseResult {
         self.has_exactly(request, &[]).await
     }
 
@@ -142,7 +142,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError`] as of [`TestContext::has_exactly`].
-    pub async fn is_gone(&self, request: &MachineRequest) -> Outcome {
+    pub async fn is_gone(&self, request: &MachineRequest) -> CaseResult {
         self.settle().await;
         match self.observation() {
             Observation::List | Observation::Status => {
@@ -153,7 +153,7 @@ impl TestContext {
         }
     }
 
-    async fn lists(&self, request: &MachineRequest, wanted: &[(&MachineRequest, &ProviderId)]) -> Outcome {
+    async fn lists(&self, request: &MachineRequest, wanted: &[(&MachineRequest, &ProviderId)]) -> CaseResult {
         let mut wanted: Vec<_> = wanted
             .iter()
             .map(|(request, id)| (request.name.clone(), (*id).clone()))
@@ -177,12 +177,12 @@ impl TestContext {
     }
 
     /// The list as a means to see. That it can't be had is for the cases about lists.
-    async fn listed(&self, request: &MachineRequest) -> Outcome<Vec<ListedMachine>> {
+    async fn listed(&self, request: &MachineRequest) -> CaseResult<Vec<ListedMachine>> {
         self.list(request).await?.ok().map_err(CaseError::in_preparation)
     }
 
     /// Fails unless a create gives the VM of before.
-    async fn comes_back(&self, request: &MachineRequest, id: &ProviderId) -> Outcome {
+    async fn comes_back(&self, request: &MachineRequest, id: &ProviderId) -> CaseResult {
         let again = self.created(request).await?.provider_id;
         ensure(again == *id, || {
             format!("the VM of `{}` has to be `{id}`, and is `{again}`", request.name)
@@ -190,7 +190,7 @@ impl TestContext {
     }
 
     /// Fails when a VM has the request's name.
-    async fn gives_way(&self, request: &MachineRequest) -> Outcome {
+    async fn gives_way(&self, request: &MachineRequest) -> CaseResult {
         let stands = self.stands_in_the_way(request).await?;
         ensure(!stands, || {
             format!(
@@ -201,7 +201,7 @@ impl TestContext {
     }
 
     /// Whether a VM has the request's name: then none can be made for another machine object.
-    async fn stands_in_the_way(&self, request: &MachineRequest) -> Outcome<bool> {
+    async fn stands_in_the_way(&self, request: &MachineRequest) -> CaseResult<bool> {
         let stranger = request.clone().with_identity("a-stranger");
         let mut repeats = self.repeats();
         let made = loop {
@@ -233,7 +233,7 @@ impl TestContext {
     }
 }
 
-fn none(request: &MachineRequest, seen: Option<&ProviderId>) -> Outcome {
+fn none(request: &MachineRequest, seen: Option<&ProviderId>) -> CaseResult {
     seen.map_or(Ok(()), |id| {
         let name = &request.name;
         Err(CaseError::Failed(format!(

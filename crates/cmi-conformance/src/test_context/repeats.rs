@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::answer::{Outcome, ensure};
+use crate::answer::{CaseResult, ensure};
 
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
@@ -29,7 +29,7 @@ impl Repeats {
     ///
     /// # Errors
     /// [`crate::CaseError::Failed`] when the time is over, with what is still not as it should be.
-    pub async fn wait(&mut self, still: impl FnOnce() -> String) -> Outcome {
+    pub async fn wait(&mut self, still: impl FnOnce() -> String) -> CaseResult {
         ensure(Instant::now() < self.until, still)?;
         tokio::time::sleep(self.wait).await;
         self.wait = self.wait.saturating_mul(2).min(LONGEST_WAIT);

@@ -2,7 +2,7 @@
 
 use super::TestContext;
 use super::repeats::Repeats;
-use crate::answer::{CaseError, Outcome};
+use crate::answer::{CaseError, CaseResult};
 use crate::machine_request::MachineRequest;
 use cmi_driver::{Code, Machine, Operation, ProviderId};
 
@@ -11,7 +11,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when it can't be made.
-    pub async fn make(&self, request: &MachineRequest) -> Outcome<Machine> {
+    pub async fn make(&self, request: &MachineRequest) -> CaseResult<Machine> {
         let machine = self.created(request).await?;
         if self.offers(Operation::InitializeMachine) {
             let mut repeats = self.repeats();
@@ -34,7 +34,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] on every other answer, or when it takes too long.
-    pub async fn created(&self, request: &MachineRequest) -> Outcome<Machine> {
+    pub async fn created(&self, request: &MachineRequest) -> CaseResult<Machine> {
         let mut repeats = self.repeats();
         loop {
             if let Some(machine) = self.create(request).await?.ok_or(&[Code::Aborted])? {
@@ -49,7 +49,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Inconclusive`] when it can't be made.
-    pub async fn prepare(&self, request: &MachineRequest) -> Outcome<Machine> {
+    pub async fn prepare(&self, request: &MachineRequest) -> CaseResult<Machine> {
         self.make(request).await.map_err(CaseError::in_preparation)
     }
 
@@ -67,7 +67,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] on every other answer, or when it takes too long.
-    pub async fn remove(&self, request: &MachineRequest, id: Option<&ProviderId>) -> Outcome {
+    pub async fn remove(&self, request: &MachineRequest, id: Option<&ProviderId>) -> CaseResult {
         self.remove_unless(request, id, &[]).await
     }
 
@@ -80,7 +80,7 @@ impl TestContext {
         request: &MachineRequest,
         id: Option<&ProviderId>,
         refusals: &[Code],
-    ) -> Outcome {
+    ) -> CaseResult {
         let mut repeats = self.repeats();
         loop {
             let answer = self.delete(request, id).await?;
