@@ -48,7 +48,7 @@ pub struct GrpcDriver {
 }
 
 /// A call that the plugin declared.
-struct Call {
+struct SessionCall {
     operation: Operation,
     session: Arc<Session>,
     deadline: Instant,
@@ -108,7 +108,7 @@ impl GrpcDriver {
         let given = self.deadlines.of(operation);
         let deadline = Instant::now() + given;
         let session = self.ready_session(operation, deadline, given).await?;
-        let call = Call {
+        let call = SessionCall {
             operation,
             session,
             deadline,

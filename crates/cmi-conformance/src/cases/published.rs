@@ -8,10 +8,10 @@ use super::requests::{
     DESCRIBE, EXTENSION, Fields, GET_MACHINE, INITIALIZE, LIST, LIST_PAGED, MIGRATE, STATUS, UPDATE, ZONES,
     raw,
 };
-use crate::answer::{CaseError, Outcome, ensure};
+use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Operation, ProviderId};
-use cmi_grpc::proto::capcmi::v1::get_extension_capabilities_response::Call;
+use cmi_grpc::proto::capcmi::v1::get_extension_capabilities_response::Call as ExtensionCall;
 use cmi_grpc::proto::capcmi::v1::{
     DescribeClassRequest, GenerateMachineClassForMigrationRequest, GetExtensionCapabilitiesResponse,
     GetMachineRequest, InitializeMachineRequest, ListMachinesPagedRequest, ListMachinesPagedResponse,
@@ -60,7 +60,7 @@ const PAGE_SIZES: [i32; 2] = [5, 100];
 /// A page may be empty and not the last; a list whose pages never end is broken.
 const MOST_PAGES: usize = 100;
 
-async fn status_answers(t: TestContext) -> Outcome {
+async fn status_answers(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
     let ask = async |machine_request: &MachineRequest| {
         raw(&t, STATUS, &Fields::of(machine_request).request(STATUS)).await
@@ -86,7 +86,7 @@ async fn status_answers(t: TestContext) -> Outcome {
     Ok(())
 }
 
-async fn list_answers(t: TestContext) -> Outcome {
+async fn list_answers(t: TestContext) -> CaseResult {
     let (one, two) = (t.machine_request("a"), t.machine_request("b"));
     let there = t.machine_request("c").in_cluster(&t.other_cluster());
     lists(&t, &one, &[]).await?;
@@ -101,7 +101,7 @@ async fn lists(
     t: &TestContext,
     machine_request: &MachineRequest,
     wanted: &[(&MachineRequest, &ProviderId)],
-) -> Outcome {
+) -> CaseResult {
     let listed: ListMachinesResponse = raw(t, LIST, &Fields::of(machine_request).request(LIST))
         .await?
         .ok()?;
@@ -121,7 +121,7 @@ async fn lists(
 }
 
 /// What the extension declares; none when the plugin does not serve it.
-pub(super) async fn extended(t: &TestContext) -> Outcome<Option<GetExtensionCapabilitiesResponse>> {
+pub(super) async fn extended(t: &TestContext) -> CaseResult<Option<GetExtensionCapabilitiesResponse>> {
     let answer = raw(t, EXTENSION, &[]).await?;
     if answer.is_code(Grpc::Unimplemented) {
         return Ok(None);
@@ -129,17 +129,17 @@ pub(super) async fn extended(t: &TestContext) -> Outcome<Option<GetExtensionCapa
     answer.ok().map(Some)
 }
 
-async fn undeclared_extension(t: TestContext) -> Outcome {
+async fn undeclared_extension(t: TestContext) -> CaseResult {
     let declared = extended(&t).await?.unwrap_or_default().calls;
     let machine_request = t.machine_request("a");
     for (call, path) in [
-        (Call::InitializeMachine, INITIALIZE),
-        (Call::UpdateMachine, UPDATE),
-        (Call::GenerateMachineClassForMigration, MIGRATE),
-        (Call::GetMachine, GET_MACHINE),
-        (Call::ListMachinesPaged, LIST_PAGED),
-        (Call::ListZones, ZONES),
-        (Call::DescribeClass, DESCRIBE),
+        (ExtensionCall::InitializeMachine, INITIALIZE),
+        (ExtensionCall::UpdateMachine, UPDATE),
+        (ExtensionCall::GenerateMachineClassForMigration, MIGRATE),
+        (ExtensionCall::GetMachine, GET_MACHINE),
+        (ExtensionCall::ListMachinesPaged, LIST_PAGED),
+        (ExtensionCall::ListZones, ZONES),
+        (ExtensionCall::DescribeClass, DESCRIBE),
     ] {
         let answer = raw(&t, path, &extension_request(&machine_request, call)).await?;
         let wanted = declared.contains(&(call as i32));
@@ -152,18 +152,18 @@ async fn undeclared_extension(t: TestContext) -> Outcome {
 }
 
 /// A request of the extension that is well formed, about a machine that does not exist.
-fn extension_request(machine_request: &MachineRequest, call: Call) -> Vec<u8> {
+fn extension_request(machine_request: &MachineRequest, call: ExtensionCall) -> Vec<u8> {
     let Fields { name, spec, secrets } = Fields::of(machine_request);
     match call {
-        Call::Unspecified => Vec::new(),
-        Call::InitializeMachine => InitializeMachineRequest {
+        ExtensionCall::Unspecified => Vec::new(),
+        ExtensionCall::InitializeMachine => InitializeMachineRequest {
             machine_name: name,
             provider_spec: spec,
             secrets,
             ..Default::default()
         }
         .encode_to_vec(),
-        Call::UpdateMachine => UpdateMachineRequest {
+        ExtensionCall::UpdateMachine => UpdateMachineRequest {
             machine_name: name,
             provider_id: "conformance:///missing".to_owned(),
             last_applied_provider_spec: spec.clone(),
@@ -172,27 +172,27 @@ fn extension_request(machine_request: &MachineRequest, call: Call) -> Vec<u8> {
             ..Default::default()
         }
         .encode_to_vec(),
-        Call::GenerateMachineClassForMigration => GenerateMachineClassForMigrationRequest {
+        ExtensionCall::GenerateMachineClassForMigration => GenerateMachineClassForMigrationRequest {
             provider_specific_machine_class: b"{}".to_vec(),
             machine_class: b"{}".to_vec(),
             class_api_group: "example.com".to_owned(),
             class_kind: "Unknown".to_owned(),
         }
         .encode_to_vec(),
-        Call::GetMachine => GetMachineRequest {
+        ExtensionCall::GetMachine => GetMachineRequest {
             machine_name: name,
             provider_spec: spec,
             secrets,
             ..Default::default()
         }
         .encode_to_vec(),
-        Call::ListMachinesPaged => page_request(machine_request, 0, String::new()),
-        Call::ListZones => ListZonesRequest {
+        ExtensionCall::ListMachinesPaged => page_request(machine_request, 0, String::new()),
+        ExtensionCall::ListZones => ListZonesRequest {
             provider_spec: spec,
             secrets,
         }
         .encode_to_vec(),
-        Call::DescribeClass => DescribeClassRequest {
+        ExtensionCall::DescribeClass => DescribeClassRequest {
             provider_spec: spec,
             secrets,
         }
@@ -211,9 +211,9 @@ fn page_request(machine_request: &MachineRequest, page_size: i32, page_token: St
     .encode_to_vec()
 }
 
-async fn list_pages(t: TestContext) -> Outcome {
+async fn list_pages(t: TestContext) -> CaseResult {
     let declared = extended(&t).await?.unwrap_or_default().calls;
-    if !declared.contains(&(Call::ListMachinesPaged as i32)) {
+    if !declared.contains(&(ExtensionCall::ListMachinesPaged as i32)) {
         return Err(CaseError::Skipped("ListMachinesPaged is not declared".to_owned()));
     }
     let mut wanted = Vec::new();
@@ -239,7 +239,7 @@ async fn all_pages(
     t: &TestContext,
     machine_request: &MachineRequest,
     size: i32,
-) -> Outcome<Vec<(String, String)>> {
+) -> CaseResult<Vec<(String, String)>> {
     let (mut all, mut token) = (Vec::new(), String::new());
     for _ in 0..MOST_PAGES {
         let request = page_request(machine_request, size, std::mem::take(&mut token));

@@ -6,7 +6,7 @@ use tokio::time::{Instant, timeout_at};
 use tonic::Response;
 
 use super::connection::rpc;
-use super::{Call, GrpcDriver, too_late};
+use super::{GrpcDriver, SessionCall, too_late};
 use crate::convert::{FieldError, MachinePage, PageRequest};
 use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
 use crate::rpcs::{extension_rpcs, machine_rpcs};
@@ -21,7 +21,7 @@ const MOST_PAGES: usize = 10_000;
 /// The most machines of a list: more than any cluster has, and less than fills the memory.
 const MOST_MACHINES: usize = 200_000;
 
-/// One exchange of a [`Call`]: the method of a service, and what reads its response.
+/// One exchange of a [`SessionCall`]: the method of a service, and what reads its response.
 macro_rules! exchange {
     ($call:ident, $service:ident.$method:ident($request:expr), $read:expr) => {{
         let answer = rpc!(
@@ -38,7 +38,7 @@ macro_rules! exchange {
 /// A request, as a plugin takes it.
 pub(super) trait Exchange: Request {
     /// Makes the call.
-    fn exchange(self, call: &Call) -> impl Future<Output = Result<Self::Response>> + Send;
+    fn exchange(self, call: &SessionCall) -> impl Future<Output = Result<Self::Response>> + Send;
 }
 
 /// Calls that are one exchange each.
@@ -47,7 +47,7 @@ macro_rules! one_exchange {
         $driver:ident: $method:ident($request:ident) -> $response:ident, $reply:ident;
     )+) => {$(
         impl Exchange for cmi_driver::$driver {
-            async fn exchange(self, call: &Call) -> Result<Self::Response> {
+            async fn exchange(self, call: &SessionCall) -> Result<Self::Response> {
                 let request = $messages::$request::from(self);
                 exchange!(call, $service.$method(request), $reply)
             }
@@ -59,7 +59,7 @@ machine_rpcs!(one_exchange [machine of cmi]);
 extension_rpcs!(one_exchange [extension of capcmi]);
 
 impl Exchange for GetMachineStatusRequest {
-    async fn exchange(self, call: &Call) -> Result<Machine> {
+    async fn exchange(self, call: &SessionCall) -> Result<Machine> {
         if call.session.handshake.extension.get_machine {
             let request = capcmi::GetMachineRequest::from(self);
             exchange!(call, extension.get_machine(request), plain)
@@ -71,7 +71,7 @@ impl Exchange for GetMachineStatusRequest {
 }
 
 impl Exchange for ListMachinesRequest {
-    async fn exchange(self, call: &Call) -> Result<Vec<ListedMachine>> {
+    async fn exchange(self, call: &SessionCall) -> Result<Vec<ListedMachine>> {
         if call.session.handshake.extension.list_machines_paged {
             all_pages(call, self).await
         } else {
@@ -129,7 +129,7 @@ cmi_driver::forward_calls! {
 
 /// All pages of a list, with each machine once: it may move between two pages. A plugin that never comes to
 /// an end is broken: half a list would make VMs look gone.
-async fn all_pages(call: &Call, list: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
+async fn all_pages(call: &SessionCall, list: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
     let (mut machines, mut asked) = (Vec::new(), HashSet::new());
     let mut token = None;
     for _ in 0..MOST_PAGES {

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::connection::{Connection, rpc};
 use super::outcome::CallError;
 use crate::convert::{Declaration, FieldError};
-use crate::proto::capcmi::v1::get_extension_capabilities_response::Call;
+use crate::proto::capcmi::v1::get_extension_capabilities_response::Call as ExtensionCall;
 use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
 use cmi_driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Status};
 
@@ -76,8 +76,8 @@ impl Extension {
     fn of(declared: Option<&capcmi::GetExtensionCapabilitiesResponse>) -> Self {
         let offers = |wanted| declared.is_some_and(|all| all.calls().any(|call| call == wanted));
         Self {
-            get_machine: offers(Call::GetMachine),
-            list_machines_paged: offers(Call::ListMachinesPaged),
+            get_machine: offers(ExtensionCall::GetMachine),
+            list_machines_paged: offers(ExtensionCall::ListMachinesPaged),
         }
     }
 }

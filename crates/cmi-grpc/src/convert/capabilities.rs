@@ -4,13 +4,38 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::field::{Field, FieldError, FieldProblem, OBJECT};
-use crate::proto::capcmi::v1::{GetExtensionCapabilitiesResponse, get_extension_capabilities_response::Call};
+use crate::proto::capcmi::v1::{
+    GetExtensionCapabilitiesResponse, get_extension_capabilities_response::Call as ExtensionCall,
+};
 use crate::proto::cmi::v1::plugin_capability::{Rpc, Type, rpc};
 use crate::proto::cmi::v1::{GetPluginCapabilitiesResponse, PluginCapability};
 use cmi_driver::{Capabilities, JsonPointer, Operation};
 
 /// The most bytes of a JSON pointer.
 const POINTER: usize = 512;
+
+/// The calls, and what stands for them in the capabilities of cmi.v1.
+const PLUGIN_CALLS: [(Operation, rpc::Type); 6] = [
+    (Operation::CreateMachine, rpc::Type::CreateMachine),
+    (Operation::DeleteMachine, rpc::Type::DeleteMachine),
+    (Operation::GetMachineStatus, rpc::Type::GetMachineStatus),
+    (Operation::ListMachines, rpc::Type::ListMachines),
+    (Operation::ShutDownMachine, rpc::Type::ShutdownMachine),
+    (Operation::GetVolumeIds, rpc::Type::GetVolumeIds),
+];
+/// The calls, and what stands for them in the capabilities of the extension.
+const EXTENSION_CALLS: [(Operation, ExtensionCall); 7] = [
+    (Operation::InitializeMachine, ExtensionCall::InitializeMachine),
+    (Operation::GetMachineStatus, ExtensionCall::GetMachine),
+    (Operation::ListMachines, ExtensionCall::ListMachinesPaged),
+    (Operation::UpdateMachine, ExtensionCall::UpdateMachine),
+    (
+        Operation::GenerateMachineClassForMigration,
+        ExtensionCall::GenerateMachineClassForMigration,
+    ),
+    (Operation::ListZones, ExtensionCall::ListZones),
+    (Operation::DescribeClass, ExtensionCall::DescribeClass),
+];
 
 /// The answers of a plugin's services to what they offer.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,16 +48,14 @@ pub struct Declaration {
 
 impl From<Capabilities> for Declaration {
     fn from(capabilities: Capabilities) -> Self {
-        let offered = || {
-            let all = Operation::ALL.into_iter();
-            all.filter(|operation| capabilities.offers(*operation))
-        };
+        let plugin = declared(&PLUGIN_CALLS, &capabilities);
+        let extension = declared(&EXTENSION_CALLS, &capabilities);
         Self {
             plugin: GetPluginCapabilitiesResponse {
-                capabilities: offered().filter_map(plugin_call).map(capability).collect(),
+                capabilities: plugin.map(capability).collect(),
             },
             extension: Some(GetExtensionCapabilitiesResponse {
-                calls: offered().filter_map(extension_call).map(i32::from).collect(),
+                calls: extension.map(i32::from).collect(),
                 zones: capabilities.zones,
                 consistency_window: window_message(capabilities.consistency_window),
                 tag_path: capabilities.tag_path.to_string(),
@@ -62,9 +85,11 @@ impl TryFrom<Declaration> for Capabilities {
         let Some(extension) = declaration.extension else {
             return Ok(capabilities);
         };
-        capabilities
-            .operations
-            .extend(extension.calls().filter_map(call_operation));
+        capabilities.operations.extend(
+            extension
+                .calls()
+                .filter_map(|call| offered(&EXTENSION_CALLS, call)),
+        );
         capabilities.zones = extension.zones;
         capabilities.consistency_window = window(extension.consistency_window)?;
         if let Some(path) = Field("tag_path").optional_text(extension.tag_path, POINTER)? {
@@ -86,6 +111,20 @@ impl TryFrom<Declaration> for Capabilities {
     }
 }
 
+/// What stands for the calls that a driver offers.
+fn declared<T: Copy>(calls: &[(Operation, T)], capabilities: &Capabilities) -> impl Iterator<Item = T> {
+    let offered = calls
+        .iter()
+        .filter(|(operation, _)| capabilities.offers(*operation));
+    offered.map(|(_, call)| *call)
+}
+
+/// The call that a plugin offers. Unknown ones are ignored, and required ones need no declaration.
+fn offered<T: Copy + PartialEq>(calls: &[(Operation, T)], declared: T) -> Option<Operation> {
+    let (operation, _) = calls.iter().find(|(_, call)| *call == declared)?;
+    (!operation.is_required()).then_some(*operation)
+}
+
 fn capability(call: rpc::Type) -> PluginCapability {
     PluginCapability {
         r#type: Some(Type::Rpc(Rpc { r#type: call.into() })),
@@ -96,76 +135,10 @@ fn declared_by_plugin(response: &GetPluginCapabilitiesResponse) -> BTreeSet<Oper
     let declared = response.capabilities.iter();
     declared
         .filter_map(|capability| match &capability.r#type {
-            Some(Type::Rpc(rpc)) => rpc_operation(rpc.r#type()),
+            Some(Type::Rpc(rpc)) => offered(&PLUGIN_CALLS, rpc.r#type()),
             None => None,
         })
         .collect()
-}
-
-/// The capability of cmi.v1 that stands for a call.
-fn plugin_call(operation: Operation) -> Option<rpc::Type> {
-    match operation {
-        Operation::CreateMachine => Some(rpc::Type::CreateMachine),
-        Operation::DeleteMachine => Some(rpc::Type::DeleteMachine),
-        Operation::GetMachineStatus => Some(rpc::Type::GetMachineStatus),
-        Operation::ListMachines => Some(rpc::Type::ListMachines),
-        Operation::ShutDownMachine => Some(rpc::Type::ShutdownMachine),
-        Operation::GetVolumeIds => Some(rpc::Type::GetVolumeIds),
-        Operation::InitializeMachine
-        | Operation::UpdateMachine
-        | Operation::GenerateMachineClassForMigration
-        | Operation::ListZones
-        | Operation::DescribeClass
-        | Operation::Probe
-        | Operation::GetPluginInfo
-        | Operation::GetPluginCapabilities => None,
-    }
-}
-
-/// The optional call that a capability of cmi.v1 stands for.
-fn rpc_operation(call: rpc::Type) -> Option<Operation> {
-    match call {
-        // Unknown ones are ignored, required ones need no declaration.
-        rpc::Type::Unknown | rpc::Type::CreateMachine | rpc::Type::DeleteMachine => None,
-        rpc::Type::GetMachineStatus => Some(Operation::GetMachineStatus),
-        rpc::Type::ListMachines => Some(Operation::ListMachines),
-        rpc::Type::ShutdownMachine => Some(Operation::ShutDownMachine),
-        rpc::Type::GetVolumeIds => Some(Operation::GetVolumeIds),
-    }
-}
-
-/// The call of the extension that stands for a call of the driver.
-fn extension_call(operation: Operation) -> Option<Call> {
-    match operation {
-        Operation::InitializeMachine => Some(Call::InitializeMachine),
-        Operation::UpdateMachine => Some(Call::UpdateMachine),
-        Operation::GenerateMachineClassForMigration => Some(Call::GenerateMachineClassForMigration),
-        Operation::GetMachineStatus => Some(Call::GetMachine),
-        Operation::ListMachines => Some(Call::ListMachinesPaged),
-        Operation::ListZones => Some(Call::ListZones),
-        Operation::DescribeClass => Some(Call::DescribeClass),
-        Operation::CreateMachine
-        | Operation::DeleteMachine
-        | Operation::ShutDownMachine
-        | Operation::GetVolumeIds
-        | Operation::Probe
-        | Operation::GetPluginInfo
-        | Operation::GetPluginCapabilities => None,
-    }
-}
-
-/// The call of the driver that a call of the extension stands for.
-fn call_operation(call: Call) -> Option<Operation> {
-    match call {
-        Call::Unspecified => None,
-        Call::InitializeMachine => Some(Operation::InitializeMachine),
-        Call::UpdateMachine => Some(Operation::UpdateMachine),
-        Call::GenerateMachineClassForMigration => Some(Operation::GenerateMachineClassForMigration),
-        Call::GetMachine => Some(Operation::GetMachineStatus),
-        Call::ListMachinesPaged => Some(Operation::ListMachines),
-        Call::ListZones => Some(Operation::ListZones),
-        Call::DescribeClass => Some(Operation::DescribeClass),
-    }
 }
 
 fn pointer(field: Field, text: &str) -> Result<JsonPointer, FieldError> {

@@ -2,7 +2,7 @@
 
 use super::plugin::{Plugin, Reply};
 use super::*;
-use crate::proto::capcmi::v1::get_extension_capabilities_response::Call;
+use crate::proto::capcmi::v1::get_extension_capabilities_response::Call as ExtensionCall;
 use crate::proto::capcmi::v1::list_machines_paged_response::ListedMachine;
 use crate::proto::capcmi::v1::{
     GetExtensionCapabilitiesResponse, ListMachinesPagedRequest, ListMachinesPagedResponse, Machine,
@@ -11,7 +11,7 @@ use crate::proto::capcmi::v1::{
 use crate::proto::cmi::v1::ListMachinesResponse;
 use prost::Message as _;
 
-fn extended(calls: &[Call]) -> Plugin {
+fn extended(calls: &[ExtensionCall]) -> Plugin {
     let plugin = Plugin::start();
     let extension = GetExtensionCapabilitiesResponse {
         calls: calls.iter().map(|call| (*call).into()).collect(),
@@ -34,7 +34,7 @@ fn page(name: &str, next: &str) -> Reply {
 
 #[tokio::test]
 async fn the_extensions_status_is_asked_for_where_there_is_one() {
-    let plugin = extended(&[Call::GetMachine]);
+    let plugin = extended(&[ExtensionCall::GetMachine]);
     let machine = Machine {
         provider_id: "sim://1".to_owned(),
         node_name: "m".to_owned(),
@@ -50,7 +50,7 @@ async fn the_extensions_status_is_asked_for_where_there_is_one() {
 /// CLI-LM-00
 #[tokio::test]
 async fn a_list_is_all_of_its_pages() {
-    let plugin = extended(&[Call::ListMachinesPaged]);
+    let plugin = extended(&[ExtensionCall::ListMachinesPaged]);
     plugin.answers_in_turn("ListMachinesPaged", [page("a", "2"), page("b", "")]);
     let machines = driver(&plugin).list_machines(list()).await.unwrap();
     let names: Vec<_> = machines
@@ -75,7 +75,7 @@ async fn a_list_is_all_of_its_pages() {
 /// Half a list would make VMs look gone.
 #[tokio::test]
 async fn a_list_that_does_not_end_is_internal() {
-    let plugin = extended(&[Call::ListMachinesPaged]);
+    let plugin = extended(&[ExtensionCall::ListMachinesPaged]);
     plugin.answers("ListMachinesPaged", page("a", "again"));
     let status = driver(&plugin).list_machines(list()).await.unwrap_err();
     assert_eq!(status.code(), Code::Internal, "{status}");
@@ -85,7 +85,7 @@ async fn a_list_that_does_not_end_is_internal() {
 /// A machine that comes or goes between two pages may move another to both.
 #[tokio::test]
 async fn a_machine_that_is_on_two_pages_is_listed_once() {
-    let plugin = extended(&[Call::ListMachinesPaged]);
+    let plugin = extended(&[ExtensionCall::ListMachinesPaged]);
     plugin.answers_in_turn(
         "ListMachinesPaged",
         [page("b", "2"), page("a", "3"), page("b", "")],
@@ -101,7 +101,7 @@ async fn a_machine_that_is_on_two_pages_is_listed_once() {
 /// CMI-14: a list takes only so much memory.
 #[tokio::test]
 async fn a_list_of_more_machines_than_any_cluster_has_is_internal() {
-    let plugin = extended(&[Call::ListMachinesPaged]);
+    let plugin = extended(&[ExtensionCall::ListMachinesPaged]);
     let full = |next: &str| {
         let machines = (0..50_001).map(|n| ListedMachine {
             provider_id: format!("sim://{n}"),

@@ -63,7 +63,7 @@ pub enum CallEnd {
 
 /// A call that came.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct ReceivedCall {
     /// `CreateMachine`.
     pub method: String,
     pub headers: HeaderMap,
@@ -76,7 +76,7 @@ pub struct Call {
 pub struct Script {
     /// The last one of a method stays.
     replies: Mutex<HashMap<String, VecDeque<Reply>>>,
-    calls: Mutex<Vec<Call>>,
+    calls: Mutex<Vec<ReceivedCall>>,
     connections: watch::Sender<usize>,
     released: CancellationToken,
     retired: CancellationToken,
@@ -289,7 +289,7 @@ impl Plugin {
     }
 
     /// The calls so far.
-    pub fn calls(&self) -> Vec<Call> {
+    pub fn calls(&self) -> Vec<ReceivedCall> {
         self.script.calls.lock().unwrap().clone()
     }
 
@@ -378,7 +378,7 @@ async fn answer(script: Arc<Script>, request: Request<Incoming>) -> Result<Respo
     let method = request.uri().path().rsplit('/').next().unwrap().to_owned();
     let headers = request.headers().clone();
     let body = request.into_body().collect().await.unwrap().to_bytes();
-    script.calls.lock().unwrap().push(Call {
+    script.calls.lock().unwrap().push(ReceivedCall {
         method: method.clone(),
         headers,
         message: body[5..].to_vec(),
