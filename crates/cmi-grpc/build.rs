@@ -5,21 +5,6 @@ use std::path::PathBuf;
 /// Beside the crates: authors of drivers in other languages read it.
 const PROTO: &str = "../../proto";
 
-/// Requests that hold secrets: their `Debug` is written by hand, so that it shows none.
-const WITH_SECRETS: [&str; 11] = [
-    "cmi.v1.CreateMachineRequest",
-    "cmi.v1.DeleteMachineRequest",
-    "cmi.v1.GetMachineStatusRequest",
-    "cmi.v1.ListMachinesRequest",
-    "cmi.v1.ShutDownMachineRequest",
-    "capcmi.v1.InitializeMachineRequest",
-    "capcmi.v1.UpdateMachineRequest",
-    "capcmi.v1.GetMachineRequest",
-    "capcmi.v1.ListMachinesPagedRequest",
-    "capcmi.v1.ListZonesRequest",
-    "capcmi.v1.DescribeClassRequest",
-];
-
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed={PROTO}");
     let mut compiler = protox::Compiler::new([PROTO])?;
@@ -31,9 +16,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // What the reflection service shows. The types of prost would drop the option that marks secrets.
     std::fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set())?;
     let descriptors = compiler.file_descriptor_set();
+    // Their `Debug` is written by hand, so that it shows none.
+    let mut with_secrets = Vec::new();
+    for file in &descriptors.file {
+        let messages = file.message_type.iter().filter(|message| {
+            let mut fields = message.field.iter();
+            fields.any(|field| field.name().eq_ignore_ascii_case("secrets"))
+        });
+        with_secrets.extend(messages.map(|message| format!("{}.{}", file.package(), message.name())));
+    }
     tonic_prost_build::configure()
         .emit_rerun_if_changed(false)
-        .skip_debug(WITH_SECRETS)
+        .skip_debug(with_secrets)
         .compile_fds(descriptors)?;
     Ok(())
 }
