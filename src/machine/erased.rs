@@ -13,12 +13,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::Api;
 use tokio::time::sleep;
 
+use super::execute::execute;
 use super::gather::gather;
 use super::object::Object;
 use super::outcome::Outcome;
-use super::plan::{has_finalizer, plan};
+use super::ownership::has_finalizer;
+use super::plan::plan;
 use super::publish::{retry_of, wait};
-use super::{Context, events, execute};
+use super::{Context, events};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
@@ -94,18 +96,18 @@ async fn attempt(ctx: &Context, machine: &Arc<InfraMachine>) -> Result<Option<Du
     let plan = plan(machine, &gathered.observed());
     let plan = super::guarded(ctx, machine, &gathered, plan).await;
     let mut object = Object::erased(ctx, Arc::clone(machine));
-    let mut permit = None;
-    let outcome = execute(ctx, &mut object, &gathered, &mut permit, plan).await?;
+    let execution = execute(ctx, &mut object, &gathered, plan).await?;
+    let outcome = &execution.outcome;
     let attempts = gathered.attempts(machine);
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
         ctx.states.forget(object.uid());
-        if let Some(note) = events::of(machine, &outcome, attempts) {
+        if let Some(note) = events::of(machine, outcome, attempts) {
             ctx.events.publish(&**machine, note).await;
         }
         return Ok(None);
     }
-    let wait = wait(machine, &outcome, attempts);
-    if let Some(retry) = retry_of(&gathered, &outcome, attempts, wait) {
+    let wait = wait(machine, outcome, attempts);
+    if let Some(retry) = retry_of(&gathered, outcome, attempts, wait) {
         ctx.states.failed(object.uid(), gathered.hint(), retry);
     }
     Ok(Some(wait.unwrap_or(LONG_WAIT)))

@@ -1,7 +1,6 @@
 //! Events about a machine: one when it is up, one when something new goes wrong, one when it is gone. Pure.
 
-use super::outcome::{Failure, Outcome};
-use super::plan::RemovalReason;
+use super::outcome::{Failure, Outcome, RemovalReason};
 use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
@@ -11,17 +10,13 @@ use cmi_driver::Code;
 #[cfg(test)]
 mod tests;
 
-/// The event that an outcome is worth, given the machine as it was before.
+/// The event that an outcome is worth, given the machine as it was before: neither the status tells of it,
+/// nor is it a repeat.
 ///
 /// `attempts` is how often the same has failed in a row, this time included.
 pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Note> {
-    about(before, outcome).filter(|_| is_news(before, outcome, attempts))
-}
-
-/// What there is to say of an outcome the first time.
-fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
-    Some(match outcome {
-        Outcome::NoOp
+    let (is_new, note) = match outcome {
+        Outcome::NoOp(_)
         | Outcome::Requeue(_)
         | Outcome::NotOffered(_)
         | Outcome::Waiting(_)
@@ -31,32 +26,52 @@ fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
         | Outcome::Absent { .. }
         | Outcome::Deleting { .. }
         | Outcome::RemoveFinalizer(RemovalReason::NeverCreated) => return None,
-        Outcome::Blocked(block) => warning(block.reason, "Reconcile", block.message.clone()),
-        Outcome::Refused { invalid, .. } => {
-            warning(Code::InvalidArgument.name(), "Validate", invalid.to_string())
-        }
+        Outcome::Blocked(block) => (
+            needs_intervention(block.reason) && is_new(before, block.condition, block.reason),
+            warning(block.reason, "Reconcile", block.message.clone()),
+        ),
+        Outcome::Refused { invalid, .. } => (
+            has_no_failure(before),
+            warning(Code::InvalidArgument.name(), "Validate", invalid.to_string()),
+        ),
         Outcome::Provisioned(vm) if before.is_provisioned() => {
             let text = format!("the VM {} is back", vm.provider_id);
-            normal(reason::READY, "GetMachineStatus", text)
+            let was_lost = matches!(
+                ready_reason(before),
+                Some(reason::VIRTUAL_MACHINE_VANISHED | reason::VIRTUAL_MACHINE_FAILED)
+            );
+            (was_lost, normal(reason::READY, "GetMachineStatus", text))
         }
         Outcome::Provisioned(vm) => {
             let text = format!("the VM {} is provisioned", vm.provider_id);
-            normal(reason::PROVISIONED, "CreateMachine", text)
+            (true, normal(reason::PROVISIONED, "CreateMachine", text))
         }
         Outcome::Updated => {
             let text = "the VM has the wanted provider spec".to_owned();
-            normal(reason::UP_TO_DATE, "UpdateMachine", text)
+            (true, normal(reason::UP_TO_DATE, "UpdateMachine", text))
         }
         Outcome::Failed(failure) => {
             let code = failure.status.code().name();
-            warning(code, failure.operation.name(), failure.message())
+            (
+                is_new_failure(before, failure, attempts),
+                warning(code, failure.operation.name(), failure.message()),
+            )
         }
-        Outcome::NoSecrets { cause, .. } => warning(reason::INVALID_SECRET, "ReadSecrets", cause.to_string()),
+        Outcome::NoSecrets { during, cause } => (
+            are_newly_without_secrets(before, *during),
+            warning(reason::INVALID_SECRET, "ReadSecrets", cause.to_string()),
+        ),
         Outcome::Vanished(id) => {
             let text = format!("the VM {id} is gone, though its machine was not deleted");
-            warning(reason::VIRTUAL_MACHINE_VANISHED, "GetMachineStatus", text)
+            (
+                is_new(before, conditions::READY, reason::VIRTUAL_MACHINE_VANISHED),
+                warning(reason::VIRTUAL_MACHINE_VANISHED, "GetMachineStatus", text),
+            )
         }
-        Outcome::Gone => normal("Deleted", "DeleteMachine", "the VM is gone".to_owned()),
+        Outcome::Gone => (
+            true,
+            normal("Deleted", "DeleteMachine", "the VM is gone".to_owned()),
+        ),
         Outcome::RemoveFinalizer(RemovalReason::Forced) => {
             let id = before.spec.provider_id.as_deref();
             let vm = id.unwrap_or("with this machine's name, if there is one,");
@@ -64,36 +79,10 @@ fn about(before: &InfraMachine, outcome: &Outcome) -> Option<Note> {
                 "released by the annotation {}; the VM {vm} may be left at the driver",
                 labels::FORCE_DELETE
             );
-            warning(reason::FORCE_DELETED, "ForceDelete", text)
+            (true, warning(reason::FORCE_DELETED, "ForceDelete", text))
         }
-    })
-}
-
-/// Whether it was not said before: neither the status tells of it, nor is it a repeat.
-fn is_news(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> bool {
-    match outcome {
-        Outcome::Blocked(block) => {
-            takes_a_person(block.reason) && is_new(before, block.condition, block.reason)
-        }
-        Outcome::Refused { .. } => has_no_failure(before),
-        Outcome::Provisioned(_) if before.is_provisioned() => matches!(
-            ready_reason(before),
-            Some(reason::VIRTUAL_MACHINE_VANISHED | reason::VIRTUAL_MACHINE_FAILED)
-        ),
-        Outcome::Failed(failure) => is_new_failure(before, failure, attempts),
-        Outcome::NoSecrets { during, .. } => are_newly_without_secrets(before, *during),
-        Outcome::Vanished(_) => is_new(before, conditions::READY, reason::VIRTUAL_MACHINE_VANISHED),
-        Outcome::Provisioned(_) | Outcome::Updated | Outcome::Gone | Outcome::RemoveFinalizer(_) => true,
-        Outcome::NoOp
-        | Outcome::Requeue(_)
-        | Outcome::NotOffered(_)
-        | Outcome::Waiting(_)
-        | Outcome::Queued { .. }
-        | Outcome::AwaitingCapacity { .. }
-        | Outcome::UpToDate { .. }
-        | Outcome::Absent { .. }
-        | Outcome::Deleting { .. } => false,
-    }
+    };
+    is_new.then_some(note)
 }
 
 fn warning(reason: &str, action: &'static str, text: String) -> Note {
@@ -116,7 +105,7 @@ fn normal(reason: &str, action: &'static str, text: String) -> Note {
 
 /// Whether a wait for this reason ends only when a person puts something right; all
 /// others are part of the way.
-fn takes_a_person(why: &str) -> bool {
+fn needs_intervention(why: &str) -> bool {
     matches!(
         why,
         reason::DRIVER_NOT_CONFIGURED

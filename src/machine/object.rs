@@ -18,7 +18,7 @@ use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::{Error, patch_params, publish_status};
 use crate::identity::{self, MachineId};
-use crate::machine::plan::{Ownership, has_finalizer};
+use crate::machine::ownership::{Ownership, has_finalizer};
 use crate::machine::status::under_way;
 use crate::machine::unanswered::Unanswered;
 use cmi_driver::{LastKnownState, Operation};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::plan::{Blocked, RemovalReason};
+use super::ownership::Ownership;
 use super::runtime_state::Cause;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::OperationType;
@@ -18,8 +18,8 @@ mod tests;
 /// What came of a plan.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Nothing is published.
-    NoOp,
+    /// Nothing is published, for this reason.
+    NoOp(&'static str),
     /// Nothing is published now. When to look again.
     Requeue(Duration),
     /// Nothing is published: the driver does not offer a call that would say more of a VM that is up, and is
@@ -92,6 +92,47 @@ pub enum Outcome {
     RemoveFinalizer(RemovalReason),
 }
 
+/// A wait that the status tells of.
+#[derive(Debug)]
+pub struct Blocked {
+    /// The condition that says why.
+    pub condition: &'static str,
+    /// Its reason.
+    pub reason: &'static str,
+    /// Its message.
+    pub message: String,
+    /// The ownership that has to be written all the same.
+    pub ownership: Option<Box<Ownership>>,
+    /// Whether an earlier call still keeps `clusterctl move` waiting. No call is in flight
+    /// while the machine is blocked.
+    pub unblocks_move: bool,
+    /// When to look again, if nothing changes before.
+    pub again: Option<Duration>,
+}
+
+impl Blocked {
+    /// A wait with nothing to write but the status, that ends when something changes.
+    pub fn new(condition: &'static str, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            condition,
+            reason,
+            message: message.into(),
+            ownership: None,
+            unblocks_move: false,
+            again: None,
+        }
+    }
+}
+
+/// Why an object may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemovalReason {
+    /// No create was ever issued, or all were refused for good, and the driver has nothing to delete.
+    NeverCreated,
+    /// The administrator said so.
+    Forced,
+}
+
 impl Outcome {
     /// The call that failed, where only another driver, or a newer one, can do better.
     pub fn awaits_another_driver(&self) -> Option<Operation> {
@@ -122,22 +163,7 @@ impl Outcome {
                 Operation::CreateMachine | Operation::GetPluginCapabilities
             ),
             Self::Deleting { reason, .. } => *reason == reason::SHUTTING_DOWN,
-            Self::NoOp
-            | Self::Requeue(_)
-            | Self::NotOffered(_)
-            | Self::Blocked(_)
-            | Self::Waiting(_)
-            | Self::Queued { .. }
-            | Self::AwaitingCapacity { .. }
-            | Self::Refused { .. }
-            | Self::Provisioned(_)
-            | Self::UpToDate { .. }
-            | Self::Updated
-            | Self::NoSecrets { .. }
-            | Self::Absent { .. }
-            | Self::Vanished(_)
-            | Self::Gone
-            | Self::RemoveFinalizer(_) => false,
+            _ => false,
         }
     }
 

@@ -16,25 +16,25 @@ use jiff::Timestamp;
 use kube::Resource as _;
 
 pub use self::deletion::SHUT_DOWN_TRIES;
-pub use self::steps::{
-    Blocked, Delete, Ownership, Plan, Provision, Recheck, RemovalReason, Settling, ShutDown, Trust, Update,
-};
+pub use self::steps::{Delete, Plan, Provision, Recheck, Settling, ShutDown, Step, Trust, Update};
 pub use self::waits::{is_unsettled, pace, restored};
 
 use self::deletion::{plan_deletion, settling};
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
+use super::outcome::{Blocked, Failure, Outcome};
+use super::ownership::{Ownership, has_lost_finalizer};
 use super::runtime_state::{Cause, RuntimeState};
 use super::unanswered::Unanswered;
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
-use crate::api::v1alpha1::{InfraMachine, OperationState};
-use crate::api::{GROUP, MACHINE_FINALIZER, paused_by};
+use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::api::{GROUP, paused_by};
 use crate::configured_driver::{PERMIT_WAIT, TrialReason};
 use crate::identity::{self, InvalidSpec, MachineId, Role};
-use cmi_driver::{Capabilities, Code, ProviderId, ProviderSpec};
+use cmi_driver::{Capabilities, Code, ProviderId, ProviderSpec, Status};
 
 /// What was read for one reconcile.
 pub struct Observed<'a> {
@@ -120,17 +120,17 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     };
     // Before anything else that there is to say: a person who paused it looks for this.
     if let Some(block) = paused(machine, seen.cluster) {
-        return Plan::Blocked(block);
+        return Outcome::Blocked(block).into();
     }
     let finalizer_missing = has_lost_finalizer(machine);
     if has_failed_for_good(machine) && !finalizer_missing {
         return left_for_good(machine);
     }
     let (Some(cluster), Some(cluster_id)) = (seen.cluster, &seen.cluster_id) else {
-        return Plan::NoOp("the Cluster can't be found");
+        return Outcome::NoOp("the Cluster can't be found").into();
     };
-    let Some(ownership) = ownership_of(machine, cluster_id) else {
-        return Plan::NoOp("the object has no UID");
+    let Some(ownership) = Ownership::of(machine, cluster_id) else {
+        return Outcome::NoOp("the object has no UID").into();
     };
     if machine.spec.provider_id.is_some() && MachineId::of(machine).is_none() {
         return blocked(
@@ -152,7 +152,7 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         _ if machine.is_provisioned() => None,
         Ok(name) => Some(name.to_owned()),
         Err((reason, message)) => {
-            let ownership = ownership_if_missing(machine, ownership);
+            let ownership = ownership.if_missing(machine);
             return blocked(ownership, conditions::READY, reason, message.to_owned());
         }
     };
@@ -160,14 +160,14 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         Driver::Known(driver) => driver,
         // Nothing is known that could take the refusal back.
         Driver::CapabilitiesUnknown(..) if is_refused_uncalled(machine) => {
-            return Plan::Waiting(Some(PERMIT_WAIT));
+            return Outcome::Waiting(Some(PERMIT_WAIT)).into();
         }
         Driver::CapabilitiesUnknown(code, message) => {
-            return Plan::CapabilitiesUnknown(*code, message.clone());
+            return capabilities_unknown(OperationType::Create, *code, message);
         }
-        Driver::Busy => return Plan::Waiting(Some(PERMIT_WAIT)),
+        Driver::Busy => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
         Driver::NotConfigured(message) => {
-            return no_driver(machine, ownership_if_missing(machine, ownership), message);
+            return no_driver(machine, ownership.if_missing(machine), message);
         }
     };
     match (bootstrap, wanted_spec(machine, owner, seen, driver, &ownership)) {
@@ -175,9 +175,9 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         (Some(bootstrap), Ok(wanted)) => {
             plan_provisioning(machine, seen, driver, ownership, wanted, bootstrap)
         }
-        (Some(_), Err(invalid)) if driver.current => Plan::Refused { invalid, again: None },
+        (Some(_), Err(invalid)) if driver.current => Outcome::Refused { invalid, again: None }.into(),
         // It is asked anew first; a machine that waits for that is called.
-        (Some(_), Err(_)) => Plan::Waiting(Some(PERMIT_WAIT)),
+        (Some(_), Err(_)) => Outcome::Waiting(Some(PERMIT_WAIT)).into(),
     }
 }
 
@@ -186,15 +186,15 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
 /// or there before its Cluster.
 fn plan_unowned(machine: &InfraMachine, seen: &Observed<'_>, message: &str) -> Plan {
     if seen.cluster.is_none() && is_labelled_with_a_cluster(machine) {
-        return Plan::NoOp("no Machine owns it, and the Cluster can't be found");
+        return Outcome::NoOp("no Machine owns it, and the Cluster can't be found").into();
     }
     if paused(machine, seen.cluster).is_some() {
-        return Plan::NoOp("no Machine owns it, and it is paused");
+        return Outcome::NoOp("no Machine owns it, and it is paused").into();
     }
     let created = machine.metadata.creation_timestamp.as_ref();
     let left = created.and_then(|created| rest_of_grace(created.0, seen.now));
     if let Some(left) = left {
-        return Plan::Requeue(left);
+        return Outcome::Requeue(left).into();
     }
     let condition = if machine.is_provisioned() {
         // It says nothing about the VM, so Ready stays.
@@ -264,24 +264,9 @@ fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> 
 fn left_for_good(machine: &InfraMachine) -> Plan {
     let shown = machine.status.as_ref().map(|status| status.conditions.as_slice());
     if conditions::is_true(shown.unwrap_or_default(), conditions::PAUSED) {
-        return Plan::Waiting(None);
+        return Outcome::Waiting(None).into();
     }
-    Plan::NoOp("failureReason is set; nothing is tried before the spec changes")
-}
-
-/// The ownership of a machine before its create; `None` for an object without a UID, which no API server has.
-fn ownership_of(machine: &InfraMachine, cluster_id: &str) -> Option<Ownership> {
-    let identified = MachineId::of(machine);
-    let recorded_under = identity::annotation(machine, labels::CLUSTER_ID).filter(|_| identified.is_some());
-    Some(Ownership {
-        cluster_id: recorded_under.unwrap_or(cluster_id).to_owned(),
-        machine_id: identified.or_else(|| MachineId::derived(machine))?,
-        // Ownership that is only restored must not say less than it did: a VM may exist.
-        instance: identity::instance(machine),
-        driver: None,
-        secret: None,
-        applied: None,
-    })
+    Outcome::NoOp("failureReason is set; nothing is tried before the spec changes").into()
 }
 
 /// The Secret with the bootstrap data, once a machine may be made; else the reason to wait, and in words.
@@ -307,7 +292,7 @@ fn plan_provisioning(
     bootstrap: String,
 ) -> Plan {
     if let Some(wait) = retry_wait(seen) {
-        return Plan::Waiting(wait.again());
+        return Outcome::Waiting(wait.again()).into();
     }
     let noted = identity::instance(machine);
     let (applied, unanswered) = match noted {
@@ -331,7 +316,7 @@ fn plan_provisioning(
         ..ownership
     };
     let look_up = applied.unwrap_or_else(|| wanted.clone());
-    Plan::Provision(Box::new(Provision {
+    Step::Provision(Box::new(Provision {
         ownership,
         wanted,
         look_up,
@@ -343,6 +328,7 @@ fn plan_provisioning(
         settling,
         trial: trial(machine, seen),
     }))
+    .into()
 }
 
 /// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
@@ -368,25 +354,30 @@ fn blocked(
     reason: &'static str,
     message: String,
 ) -> Plan {
-    Plan::Blocked(Blocked {
-        condition,
-        reason,
-        message,
+    Outcome::Blocked(Blocked {
         ownership,
-        unblocks_move: false,
-        again: None,
+        ..Blocked::new(condition, reason, message)
     })
+    .into()
 }
 
 fn no_driver(machine: &InfraMachine, ownership: Option<Box<Ownership>>, message: &str) -> Plan {
-    Plan::Blocked(Blocked {
-        condition: condition_without_calls(machine),
-        reason: reason::DRIVER_NOT_CONFIGURED,
-        message: message.to_owned(),
+    Outcome::Blocked(Blocked {
         ownership,
-        unblocks_move: false,
         again: Some(LONG_WAIT),
+        ..Blocked::new(
+            condition_without_calls(machine),
+            reason::DRIVER_NOT_CONFIGURED,
+            message,
+        )
     })
+    .into()
+}
+
+/// The driver has never said what it offers.
+fn capabilities_unknown(during: OperationType, code: Code, message: &str) -> Plan {
+    let status = Status::new(code, message);
+    Outcome::Failed(Box::new(Failure::capabilities_unknown(during, status))).into()
 }
 
 /// The condition that says why no driver is called.
@@ -405,15 +396,16 @@ fn condition_without_calls(machine: &InfraMachine) -> &'static str {
 /// nothing is written about it: a fleet would be.
 pub fn unguarded(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
     match plan {
-        Plan::Recheck(_) | Plan::Update(_) => Plan::Waiting(Some(admission::EVERY)),
-        _ => Plan::Blocked(Blocked {
-            condition: condition_without_calls(machine),
-            reason: reason::IDENTITY_NOT_GUARDED,
-            message: why.to_owned(),
-            ownership: None,
-            unblocks_move: false,
+        Plan::Execute(Step::Recheck(_) | Step::Update(_)) => Outcome::Waiting(Some(admission::EVERY)).into(),
+        _ => Outcome::Blocked(Blocked {
             again: Some(admission::EVERY),
-        }),
+            ..Blocked::new(
+                condition_without_calls(machine),
+                reason::IDENTITY_NOT_GUARDED,
+                why,
+            )
+        })
+        .into(),
     }
 }
 
@@ -428,13 +420,9 @@ fn foreign_provider_id(machine: &InfraMachine) -> String {
 fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Blocked> {
     let message = paused_by(machine, cluster.is_some_and(Cluster::is_paused))?;
     Some(Blocked {
-        condition: conditions::PAUSED,
-        reason: reason::PAUSED,
-        message,
-        ownership: None,
         // clusterctl pauses a Cluster before it moves it, and then waits.
         unblocks_move: identity::blocks_move(machine),
-        again: None,
+        ..Blocked::new(conditions::PAUSED, reason::PAUSED, message)
     })
 }
 
@@ -462,26 +450,6 @@ fn wanted_spec(
         &ownership.machine_id,
         owner.spec.failure_domain.as_deref(),
     )
-}
-
-fn ownership_if_missing(machine: &InfraMachine, ownership: Ownership) -> Option<Box<Ownership>> {
-    (MachineId::of(machine).is_none() || !has_finalizer(machine)).then(|| Box::new(ownership))
-}
-
-/// Whether a machine that may have a VM has lost its finalizer: a restore from a backup, or an object that
-/// was replaced. Deleted like this, the object would go and the VM stay.
-fn has_lost_finalizer(machine: &InfraMachine) -> bool {
-    let may_have_vm = identity::instance(machine) == Instance::MayExist || machine.spec.provider_id.is_some();
-    !has_finalizer(machine) && MachineId::of(machine).is_some() && may_have_vm
-}
-
-/// Whether the object waits for this provider when it is deleted.
-pub fn has_finalizer(machine: &InfraMachine) -> bool {
-    machine
-        .metadata
-        .finalizers
-        .as_ref()
-        .is_some_and(|all| all.iter().any(|name| name == MACHINE_FINALIZER))
 }
 
 /// Whether an earlier attempt failed for good with the spec as it is now (step 2 of the normal resource).

@@ -10,8 +10,9 @@ use super::class::{self, Stopped};
 use super::initialization::{initialize, made, uninitialized};
 use super::look_up::{Seen, another_vm, look_up};
 use super::object::Object;
-use super::outcome::{Failure, Outcome};
-use super::plan::{Blocked, Ownership, Provision, Settling};
+use super::outcome::{Blocked, Failure, Outcome};
+use super::ownership::Ownership;
+use super::plan::{Provision, Settling};
 use super::runtime_state::Answered;
 use crate::api::conditions::{self, reason};
 use crate::api::labels::Instance;
@@ -175,16 +176,13 @@ async fn create(
 /// deleted by the spec that is written down, so that one stays until there is no such VM.
 fn awaiting_create_of_another_spec(settling: Settling) -> Blocked {
     const SHORTEST: Duration = Duration::from_millis(100);
+    let message = format!(
+        "the VM is not yet made from the changed spec: one of the spec before may still come: {}",
+        settling.in_words()
+    );
     Blocked {
-        condition: conditions::READY,
-        reason: reason::CREATE_UNANSWERED,
-        message: format!(
-            "the VM is not yet made from the changed spec: one of the spec before may still come: {}",
-            settling.in_words()
-        ),
-        ownership: None,
-        unblocks_move: false,
         again: Some(settling.left.min(LOOK_AGAIN).max(SHORTEST)),
+        ..Blocked::new(conditions::READY, reason::CREATE_UNANSWERED, message)
     }
 }
 

@@ -130,7 +130,7 @@ pub fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<D
         // It was asked after before anything else: whatever else there is to do comes now.
         Outcome::Provisioned(_) if before.is_provisioned() => Some(Duration::ZERO),
         Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
-        Outcome::NoOp
+        Outcome::NoOp(_)
         | Outcome::NotOffered(_)
         | Outcome::Provisioned(_)
         | Outcome::Updated
@@ -202,20 +202,6 @@ fn remember(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome, wa
             ctx.states.drop_signal(uid, gathered.hint());
             ctx.states.drop_list_hint(uid);
         }
-        Outcome::NoOp
-        | Outcome::Requeue(_)
-        | Outcome::NotOffered(_)
-        | Outcome::Blocked(_)
-        | Outcome::Waiting(_)
-        | Outcome::Queued { .. }
-        | Outcome::AwaitingCapacity { .. }
-        | Outcome::Refused { .. }
-        | Outcome::UpToDate { .. }
-        | Outcome::Failed(_)
-        | Outcome::NoSecrets { .. }
-        | Outcome::Absent { .. }
-        | Outcome::Deleting { .. }
-        | Outcome::Gone
-        | Outcome::RemoveFinalizer(_) => {}
+        _ => {}
     }
 }

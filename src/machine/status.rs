@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::object::Credentials;
-use super::outcome::Outcome;
-use super::plan::{Blocked, is_refused_uncalled};
+use super::outcome::{Blocked, Outcome};
+use super::plan::is_refused_uncalled;
 use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{
@@ -82,7 +82,7 @@ fn draft(
         notes_repeats,
     };
     match outcome {
-        Outcome::NoOp
+        Outcome::NoOp(_)
         | Outcome::Requeue(_)
         | Outcome::NotOffered(_)
         | Outcome::Gone

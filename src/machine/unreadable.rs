@@ -16,12 +16,13 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::execute::execute;
 use super::gather::gather;
 use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::plan;
 use super::publish::{retry_of, wait};
-use super::{Context, events, execute};
+use super::{Context, events};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::api::{self, DeserializeGuard};
 use crate::apiserver::{Error, Note};
@@ -43,12 +44,12 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let plan = plan(&machine, &gathered.observed());
     let plan = super::guarded(ctx, &machine, &gathered, plan).await;
     let mut object = Object::new(ctx, Arc::clone(&machine));
-    let mut permit = None;
-    let outcome = execute(ctx, &mut object, &gathered, &mut permit, plan).await?;
+    let execution = execute(ctx, &mut object, &gathered, plan).await?;
+    let outcome = &execution.outcome;
     let attempts = gathered.attempts(&machine);
-    let wait = wait(&machine, &outcome, attempts);
-    let note = events::of(&machine, &outcome, attempts);
-    if let Some(retry) = retry_of(&gathered, &outcome, attempts, wait) {
+    let wait = wait(&machine, outcome, attempts);
+    let note = events::of(&machine, outcome, attempts);
+    if let Some(retry) = retry_of(&gathered, outcome, attempts, wait) {
         ctx.states.failed(object.uid(), gathered.hint(), retry);
     }
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {

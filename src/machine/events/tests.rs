@@ -23,7 +23,7 @@ fn vm() -> Outcome {
 
 fn blocked(plan: Plan) -> Outcome {
     match plan {
-        Plan::Blocked(block) => Outcome::Blocked(block),
+        Plan::Outcome(Outcome::Blocked(block)) => Outcome::Blocked(block),
         other => panic!("expected a hold, got {other:?}"),
     }
 }
@@ -186,7 +186,7 @@ fn what_only_takes_its_time_is_not_said() {
     let silent = Outcome::Waiting(Some(Duration::ZERO));
     let never = Outcome::RemoveFinalizer(RemovalReason::NeverCreated);
     for outcome in [
-        Outcome::NoOp,
+        Outcome::NoOp(""),
         deleting,
         kept,
         absent,

@@ -65,7 +65,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
                 cause: Cause::Other,
                 until,
                 inputs,
-                unpublished: Some(Arc::new(Outcome::NoOp)),
+                unpublished: Some(Arc::new(Outcome::NoOp(""))),
             }),
             ..RuntimeState::default()
         },

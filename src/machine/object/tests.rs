@@ -41,7 +41,7 @@ fn a_label_changes_no_plan_and_a_note_a_new_spec_or_a_deletion_may() {
 }
 
 #[test]
-fn a_claim_writes_what_is_missing_and_nothing_twice() {
+fn ownership_writes_what_is_missing_and_nothing_twice() {
     assert_eq!(changes(&machine().build()).len(), 6);
     assert_eq!(changes(&machine().identified().build()), Vec::<String>::new());
     let refused = machine().identified().annotated(labels::INSTANCE, "none").build();

@@ -66,7 +66,7 @@ fn what_the_driver_does_not_offer_is_remembered_by_the_call() {
             Some(Operation::GetMachineStatus),
         ),
         (failed(Stage::Recheck), None),
-        (Outcome::NoOp, None),
+        (Outcome::NoOp(""), None),
     ] {
         assert_eq!(outcome.awaits_another_driver(), stage, "{outcome:?}");
     }

@@ -6,14 +6,16 @@ use jiff::Timestamp;
 
 use super::waits::{pace_of_deletion, retry_wait};
 use super::{
-    Delete, Driver, DriverState, Observed, Plan, RemovalReason, Settling, ShutDown, blocked, has_finalizer,
+    Delete, Driver, DriverState, Observed, Plan, Settling, ShutDown, Step, blocked, capabilities_unknown,
     known_provider_id, no_driver, paused, rest_of_grace,
 };
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
-use crate::api::v1alpha1::InfraMachine;
+use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::configured_driver::PERMIT_WAIT;
 use crate::identity::{self, MachineId};
+use crate::machine::outcome::{Outcome, RemovalReason};
+use crate::machine::ownership::has_finalizer;
 use crate::machine::unanswered::{Unanswered, elapsed};
 use cmi_driver::Operation;
 
@@ -36,10 +38,10 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         return moved_away(machine, seen);
     }
     if let Some(block) = paused(machine, seen.cluster) {
-        return Plan::Blocked(block);
+        return Outcome::Blocked(block).into();
     }
     if is_forced {
-        return Plan::RemoveFinalizer(RemovalReason::Forced);
+        return Outcome::RemoveFinalizer(RemovalReason::Forced).into();
     }
     if MachineId::of(machine).is_none() {
         let message = format!(
@@ -51,22 +53,24 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let refused = match identity::instance(machine) {
         // An id of our own writing is a VM, whatever the note says.
         Instance::None if machine.spec.provider_id.is_none() => {
-            return Plan::RemoveFinalizer(RemovalReason::NeverCreated);
+            return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into();
         }
         instance => instance == Instance::Refused && machine.spec.provider_id.is_none(),
     };
     let driver = match &seen.driver {
         Driver::Known(driver) => driver,
         Driver::CapabilitiesUnknown(code, message) => {
-            return Plan::CapabilitiesUnknown(*code, message.clone());
+            return capabilities_unknown(OperationType::Delete, *code, message);
         }
-        Driver::Busy => return Plan::Waiting(Some(PERMIT_WAIT)),
+        Driver::Busy => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
         // Its spec was never valid, and no driver is left that could say whether anything was made.
-        Driver::NotConfigured(_) if refused => return Plan::RemoveFinalizer(RemovalReason::NeverCreated),
+        Driver::NotConfigured(_) if refused => {
+            return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into();
+        }
         Driver::NotConfigured(message) => return no_driver(machine, None, message),
     };
     if let Some(wait) = retry_wait(seen) {
-        return Plan::Waiting(wait.again());
+        return Outcome::Waiting(wait.again()).into();
     }
     let Some(spec) = identity::applied_spec(machine) else {
         let message = format!(
@@ -79,7 +83,7 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let shut_down = shut_down(machine, seen)
         .filter(|_| driver.capabilities.offers(Operation::ShutDownMachine) && !refused);
     let left = shut_down.map(|shut_down| shut_down.left(seen.now));
-    Plan::Delete(Box::new(Delete {
+    Step::Delete(Box::new(Delete {
         provider_id: known_provider_id(machine),
         spec,
         shut_down,
@@ -88,6 +92,7 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         refused,
         again: pace_of_deletion(deleted_for(machine, seen.now), left),
     }))
+    .into()
 }
 
 /// The provider does not hold the object, or not any more. Where it has said something of it, it
@@ -99,7 +104,7 @@ fn let_go(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         .is_some_and(|status| !status.conditions.is_empty());
     let holders = machine.metadata.finalizers.as_deref().unwrap_or_default();
     if !has_said_something || holders.is_empty() || paused(machine, seen.cluster).is_some() {
-        return Plan::NoOp("it is being deleted and does not wait for this provider");
+        return Outcome::NoOp("it is being deleted and does not wait for this provider").into();
     }
     let message = format!(
         "this provider does not hold the object; it goes when the finalizers of others are removed: {}",
@@ -120,7 +125,7 @@ fn moved_away(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     let left = deleted.and_then(|deleted| rest_of_grace(deleted.0, seen.now));
     if let Some(left) = left {
-        return Plan::Requeue(left);
+        return Outcome::Requeue(left).into();
     }
     let (mark, force) = (labels::DELETE_FOR_MOVE, labels::FORCE_DELETE);
     let message = format!(

@@ -2,11 +2,12 @@
 
 use super::difference::difference;
 use super::waits::{is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
-use super::{DriverState, Observed, Plan, Recheck, Update, known_provider_id};
+use super::{DriverState, Observed, Plan, Recheck, Step, Update, known_provider_id};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::identity::{self, InvalidSpec};
+use crate::machine::outcome::Outcome;
 use crate::machine::runtime_state::LookUpHint;
-use cmi_driver::{Operation, ProviderSpec};
+use cmi_driver::{Machine, Operation, ProviderSpec};
 
 /// What has to be done for a machine whose VM was handed to Cluster API and that is not paused. `wanted` is
 /// its spec as the driver would get it, where that can be had.
@@ -17,7 +18,7 @@ pub fn plan_provisioned(
     wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {
     let Some(provider_id) = known_provider_id(machine) else {
-        return Plan::NoOp("provisioned, and the providerID has not been seen yet");
+        return Outcome::NoOp("provisioned, and the providerID has not been seen yet").into();
     };
     let offers = |operation| driver.capabilities.offers(operation);
     let applied = identity::applied_spec(machine);
@@ -28,8 +29,10 @@ pub fn plan_provisioned(
     // hide that the VM is gone.
     if !can_look {
         match (seen.state.hint, machine.has_vanished()) {
-            (Some(LookUpHint::Missing), false) => return Plan::Vanished(provider_id),
-            (Some(LookUpHint::Back), true) => return Plan::Reappeared(provider_id),
+            (Some(LookUpHint::Missing), false) => return Outcome::Vanished(provider_id).into(),
+            (Some(LookUpHint::Back), true) => {
+                return Outcome::Provisioned(Box::new(Machine::new(provider_id, ""))).into();
+            }
             (Some(LookUpHint::Missing), true)
             | (Some(LookUpHint::Back), false)
             | (Some(LookUpHint::Signal) | None, _) => {}
@@ -43,16 +46,17 @@ pub fn plan_provisioned(
         let unanswered = look_up_wait(seen).filter(|_| hinted && !seen.state.hint_is_new);
         again = until_settling(seen).filter(|_| unsettled).or(unanswered);
         if (hinted && unanswered.is_none()) || (unsettled && again.is_none()) {
-            return Plan::Recheck(Box::new(Recheck {
+            return Step::Recheck(Box::new(Recheck {
                 look_up: look_up.clone(),
                 provider_id,
                 may_initialize,
-            }));
+            }))
+            .into();
         }
     }
     let wanted = match wanted {
         Ok(wanted) => wanted,
-        Err(invalid) => return Plan::Refused { invalid, again },
+        Err(invalid) => return Outcome::Refused { invalid, again }.into(),
     };
     let applied = applied.unwrap_or_else(|| wanted.clone());
     let (hot, not_updatable): (Vec<_>, Vec<_>) =
@@ -67,19 +71,21 @@ pub fn plan_provisioned(
     if not_updatable.is_empty() && (has_unfinished_update(machine) || !hot.is_empty()) {
         // One that has answered that it does not offer the look-up can be asked for an update all the same.
         if let Some(wait) = retry_wait(seen).filter(|_| !lacks_look_up) {
-            return Plan::Waiting(again.into_iter().chain(wait.again()).min());
+            return Outcome::Waiting(again.into_iter().chain(wait.again()).min()).into();
         }
-        return Plan::Update(Box::new(Update {
+        return Step::Update(Box::new(Update {
             provider_id,
             applied,
             wanted,
-        }));
+        }))
+        .into();
     }
-    Plan::UpToDate {
+    Outcome::UpToDate {
         reachable: driver.reachable,
         not_updatable,
         again,
     }
+    .into()
 }
 
 /// Whether an update was begun whose end was not seen: the VM may be half way.

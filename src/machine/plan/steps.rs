@@ -7,140 +7,88 @@ use jiff::Timestamp;
 use crate::api::labels::Instance;
 use crate::api::v1alpha1::OperationType;
 use crate::configured_driver::{Priority, TrialReason};
-use crate::identity::{InvalidSpec, MachineId};
+use crate::machine::outcome::Outcome;
+use crate::machine::ownership::Ownership;
 use crate::machine::unanswered::{Unanswered, elapsed};
-use cmi_driver::{Code, JsonPointer, ProviderId, ProviderSpec};
+use cmi_driver::{ProviderId, ProviderSpec};
 
 /// What has to be done.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub enum Plan {
-    /// Nothing, and nothing is written.
-    NoOp(&'static str),
-    /// As [`Plan::NoOp`], and look again after this long: what is so for a moment as a
-    /// rule is not worth a write.
-    Requeue(Duration),
-    /// Wait; the status says for what.
-    Blocked(Blocked),
-    /// Wait; the status says all there is to say already. When to look again, if nothing changes before.
-    Waiting(Option<Duration>),
+    /// No call of the driver: this is what comes of it.
+    Outcome(Outcome),
     /// Write finalizer and identity again; what else there is to do comes after that.
     RestoreFinalizer(Box<Ownership>),
-    /// The driver has never answered.
-    CapabilitiesUnknown(Code, String),
-    /// The spec can't be accepted as it is.
-    Refused {
-        /// Why.
-        invalid: InvalidSpec,
-        /// When to look again, if nothing changes before.
-        again: Option<Duration>,
-    },
+    /// Call the driver.
+    Execute(Step),
+}
+
+/// What the driver is called for.
+#[derive(Debug)]
+pub enum Step {
     /// Look the VM up, create it if it is not there, initialize it.
     Provision(Box<Provision>),
-    /// The VM is provisioned and as it should be.
-    UpToDate {
-        /// Whether the driver can be reached, where that is settled.
-        reachable: Option<bool>,
-        /// Fields in which the spec differs and that a living VM can't change.
-        not_updatable: Vec<JsonPointer>,
-        /// When to ask after it, if it is not settled.
-        again: Option<Duration>,
-    },
     /// Ask the driver how the VM is.
     Recheck(Box<Recheck>),
-    /// The VM is gone for all that the driver can say: lists lack it, and it can't be asked about one VM.
-    Vanished(ProviderId),
-    /// The VM that was gone is in the lists of a driver that can't be asked about one VM.
-    Reappeared(ProviderId),
     /// Bring the VM to the wanted spec.
     Update(Box<Update>),
     /// Shut down, delete, until it is gone.
     Delete(Box<Delete>),
-    /// There is no VM: let the object go.
-    RemoveFinalizer(RemovalReason),
 }
 
-impl Plan {
-    /// What a permit of the driver is needed for; `None` where it is not called.
-    pub fn priority(&self) -> Option<Priority> {
+impl From<Outcome> for Plan {
+    fn from(outcome: Outcome) -> Self {
+        Self::Outcome(outcome)
+    }
+}
+
+impl From<Step> for Plan {
+    fn from(step: Step) -> Self {
+        Self::Execute(step)
+    }
+}
+
+impl Step {
+    /// What a permit of the driver is needed for.
+    pub fn priority(&self) -> Priority {
         match self {
             // Where there may be a VM it is looked up first, which must not wait for the creates of others.
-            Self::Provision(plan) if plan.vm_may_exist() => Some(Priority::Upkeep),
-            Self::Provision(_) => Some(Priority::Create),
-            Self::Recheck(_) | Self::Update(_) | Self::Delete(_) => Some(Priority::Upkeep),
-            Self::NoOp(_)
-            | Self::Requeue(_)
-            | Self::Blocked(_)
-            | Self::Waiting(_)
-            | Self::RestoreFinalizer(_)
-            | Self::CapabilitiesUnknown(..)
-            | Self::Refused { .. }
-            | Self::UpToDate { .. }
-            | Self::Vanished(_)
-            | Self::Reappeared(_)
-            | Self::RemoveFinalizer(_) => None,
+            Self::Provision(plan) if plan.vm_may_exist() => Priority::Upkeep,
+            Self::Provision(_) => Priority::Create,
+            Self::Recheck(_) | Self::Update(_) | Self::Delete(_) => Priority::Upkeep,
         }
     }
 
+    /// What it is part of.
+    pub fn during(&self) -> OperationType {
+        match self {
+            Self::Provision(_) | Self::Recheck(_) => OperationType::Create,
+            Self::Update(_) => OperationType::Update,
+            Self::Delete(_) => OperationType::Delete,
+        }
+    }
+}
+
+impl Plan {
     /// What has to be known of the admission policies before it is carried out.
     pub fn trust(&self) -> Trust {
         match self {
-            Self::Delete(_) | Self::Update(_) | Self::Recheck(_) | Self::RemoveFinalizer(_) => {
-                Trust::CheckSinceRead
-            }
             // It takes over the VM that it finds, and may initialize it.
-            Self::Provision(plan) if plan.is_identified => Trust::CheckSinceRead,
-            Self::Provision(_) | Self::RestoreFinalizer(_) => Trust::LastCheck,
-            Self::Blocked(block) if block.ownership.is_some() => Trust::LastCheck,
-            Self::Blocked(_)
-            | Self::NoOp(_)
-            | Self::Requeue(_)
-            | Self::Waiting(_)
-            | Self::CapabilitiesUnknown(..)
-            | Self::Refused { .. }
-            | Self::UpToDate { .. }
-            | Self::Vanished(_)
-            | Self::Reappeared(_) => Trust::Nothing,
+            Self::Execute(Step::Provision(plan)) if !plan.is_identified => Trust::LastCheck,
+            Self::Execute(_) | Self::Outcome(Outcome::RemoveFinalizer(_)) => Trust::CheckSinceRead,
+            Self::RestoreFinalizer(_) => Trust::LastCheck,
+            Self::Outcome(Outcome::Blocked(block)) if block.ownership.is_some() => Trust::LastCheck,
+            Self::Outcome(_) => Trust::Nothing,
         }
     }
 
     /// Whether nothing is done about the machine now, and it is not paused: what has failed before and is not
     /// published can be said first.
     pub fn is_idle(&self) -> bool {
-        match self {
-            Self::Waiting(_) | Self::Refused { .. } | Self::UpToDate { .. } => true,
-            Self::NoOp(_)
-            | Self::Requeue(_)
-            | Self::Blocked(_)
-            | Self::RestoreFinalizer(_)
-            | Self::CapabilitiesUnknown(..)
-            | Self::Provision(_)
-            | Self::Recheck(_)
-            | Self::Vanished(_)
-            | Self::Reappeared(_)
-            | Self::Update(_)
-            | Self::Delete(_)
-            | Self::RemoveFinalizer(_) => false,
-        }
-    }
-
-    /// What it is part of, where it calls the driver.
-    pub fn during(&self) -> OperationType {
-        match self {
-            Self::Delete(_) | Self::RemoveFinalizer(_) => OperationType::Delete,
-            Self::Update(_) => OperationType::Update,
-            Self::NoOp(_)
-            | Self::Requeue(_)
-            | Self::Blocked(_)
-            | Self::Waiting(_)
-            | Self::RestoreFinalizer(_)
-            | Self::CapabilitiesUnknown(..)
-            | Self::Refused { .. }
-            | Self::UpToDate { .. }
-            | Self::Provision(_)
-            | Self::Recheck(_)
-            | Self::Vanished(_)
-            | Self::Reappeared(_) => OperationType::Create,
-        }
+        matches!(
+            self,
+            Self::Outcome(Outcome::Waiting(_) | Outcome::Refused { .. } | Outcome::UpToDate { .. })
+        )
     }
 }
 
@@ -154,41 +102,6 @@ pub enum Trust {
     /// It acts on a VM that may exist, or lets one be forgotten: a check has to begin
     /// after the machine was read.
     CheckSinceRead,
-}
-
-/// A wait that the status tells of.
-#[derive(Debug, PartialEq)]
-pub struct Blocked {
-    /// The condition that says why.
-    pub condition: &'static str,
-    /// Its reason.
-    pub reason: &'static str,
-    /// Its message.
-    pub message: String,
-    /// The ownership that has to be written all the same.
-    pub ownership: Option<Box<Ownership>>,
-    /// Whether an earlier call still keeps `clusterctl move` waiting. No call is in flight
-    /// while the machine is blocked.
-    pub unblocks_move: bool,
-    /// When to look again, if nothing changes before.
-    pub again: Option<Duration>,
-}
-
-/// Finalizer and identity, as they have to be before a side effect (write 1).
-#[derive(Clone, Debug, PartialEq)]
-pub struct Ownership {
-    /// The identity of the machine.
-    pub machine_id: MachineId,
-    /// Which cluster it belongs to.
-    pub cluster_id: String,
-    /// Whether a create may have been issued.
-    pub instance: Instance,
-    /// The driver that is about to make the VM.
-    pub driver: Option<String>,
-    /// The Secret with the credentials that it is about to be made with, an empty name for none.
-    pub secret: Option<String>,
-    /// What the VM is about to be made from.
-    pub applied: Option<ProviderSpec>,
 }
 
 /// Look up, create, initialize.
@@ -314,13 +227,4 @@ impl Settling {
             ),
         }
     }
-}
-
-/// Why an object may go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RemovalReason {
-    /// No create was ever issued, or all were refused for good, and the driver has nothing to delete.
-    NeverCreated,
-    /// The administrator said so.
-    Forced,
 }

@@ -17,11 +17,24 @@ use cmi_driver::{Operation, Status};
 mod deletion;
 mod provisioned;
 
+/// Outcomes hold errors, which can't be compared but by what they show.
+impl PartialEq for Plan {
+    fn eq(&self, other: &Self) -> bool {
+        format!("{self:?}") == format!("{other:?}")
+    }
+}
+
+impl PartialEq<Outcome> for Plan {
+    fn eq(&self, other: &Outcome) -> bool {
+        matches!(self, Self::Outcome(outcome) if format!("{outcome:?}") == format!("{other:?}"))
+    }
+}
+
 /// What a machine is blocked by, as (condition, reason).
 #[track_caller]
 fn blocked(plan: Plan) -> Blocked {
     match plan {
-        Plan::Blocked(block) => block,
+        Plan::Outcome(Outcome::Blocked(block)) => block,
         other => panic!("expected a hold, got {other:?}"),
     }
 }
@@ -35,7 +48,7 @@ fn reason_of(plan: Plan) -> (&'static str, &'static str) {
 #[track_caller]
 fn provision(plan: Plan) -> Provision {
     match plan {
-        Plan::Provision(plan) => *plan,
+        Plan::Execute(Step::Provision(plan)) => *plan,
         other => panic!("expected a provision, got {other:?}"),
     }
 }
@@ -51,7 +64,7 @@ fn identified(plan: Plan) -> Ownership {
 #[track_caller]
 fn refused(plan: Plan) -> InvalidSpec {
     match plan {
-        Plan::Refused { invalid, .. } => invalid,
+        Plan::Outcome(Outcome::Refused { invalid, .. }) => invalid,
         other => panic!("expected a refusal, got {other:?}"),
     }
 }
@@ -59,11 +72,11 @@ fn refused(plan: Plan) -> InvalidSpec {
 #[track_caller]
 fn assert_left(world: &World, machine: MachineFixture) {
     let plan = world.plan(machine);
-    assert!(matches!(plan, Plan::NoOp(_)), "{plan:?}");
+    assert!(matches!(plan, Plan::Outcome(Outcome::NoOp(_))), "{plan:?}");
 }
 
-fn waits(seconds: u64) -> Plan {
-    Plan::Waiting(Some(Duration::from_secs(seconds)))
+fn waits(seconds: u64) -> Outcome {
+    Outcome::Waiting(Some(Duration::from_secs(seconds)))
 }
 
 /// As [`failing`], with a failure that is the first one.
@@ -88,14 +101,14 @@ fn failing(seconds: i64) -> MachineFixture {
 fn without_a_machine_as_controller_owner_nothing_is_written() {
     for world in [world().without_owner(), world().owner_not_cached()] {
         let plan = world.plan(machine());
-        assert!(matches!(plan, Plan::Requeue(_)), "{plan:?}");
+        assert!(matches!(plan, Plan::Outcome(Outcome::Requeue(_))), "{plan:?}");
     }
 }
 
 /// Cluster API makes the object a moment before the Machine that owns it.
 #[test]
-fn a_machine_without_an_owner_for_a_minute_says_so_and_is_not_claimed() {
-    let later = |seconds| Plan::Requeue(Duration::from_secs(seconds));
+fn a_machine_without_an_owner_for_a_minute_says_so_and_is_not_written_to() {
+    let later = |seconds| Outcome::Requeue(Duration::from_secs(seconds));
     for world in [world().without_owner(), world().owner_not_cached()] {
         assert_eq!(world.plan(machine()), later(60));
     }
@@ -176,7 +189,9 @@ fn a_machine_that_its_owner_does_not_refer_to_gets_no_vm_and_says_so() {
             let plan = world.plan(has_vm);
             let does = matches!(
                 plan,
-                Plan::UpToDate { .. } | Plan::Provision(_) | Plan::RestoreFinalizer(_) | Plan::Delete(_)
+                Plan::Outcome(Outcome::UpToDate { .. })
+                    | Plan::Execute(Step::Provision(_) | Step::Delete(_))
+                    | Plan::RestoreFinalizer(_)
             );
             assert_eq!(does, keeps, "{plan:?}");
         }
@@ -198,7 +213,7 @@ fn a_machine_that_failed_for_good_says_that_it_is_paused_and_that_it_is_not_any_
         paused
     );
     let shown = failed().condition(conditions::PAUSED, State::True, reason::PAUSED);
-    assert_eq!(world().plan(shown.clone()), Plan::Waiting(None));
+    assert_eq!(world().plan(shown.clone()), Outcome::Waiting(None));
     let status = status::after(
         &shown.build(),
         &Outcome::Waiting(None),
@@ -367,7 +382,7 @@ fn a_copied_identity_is_replaced_by_the_machines_own() {
 
 /// The cluster id that a machine was created under is the one that its VM is found by.
 #[test]
-fn a_machine_keeps_the_cluster_id_that_it_was_claimed_with() {
+fn a_machine_keeps_the_cluster_id_that_it_was_made_under() {
     let moved = machine().identified().annotated(labels::CLUSTER_ID, "c-before");
     assert_eq!(provision(world().plan(moved)).ownership.cluster_id, "c-before");
 }
@@ -538,14 +553,14 @@ fn after(outcome: &Outcome) -> MachineFixture {
 #[test]
 fn a_refusal_that_no_driver_was_called_for_is_decided_anew_by_what_the_driver_says_now() {
     let refusing = || world().violating("providerSpec/size: no");
-    let Plan::Refused { invalid, again } = refusing().plan(machine().identified()) else {
+    let Plan::Outcome(Outcome::Refused { invalid, again }) = refusing().plan(machine().identified()) else {
         panic!("expected a refusal");
     };
     let refused_before = after(&Outcome::Refused { invalid, again });
     assert!(is_refused_uncalled(&refused_before.clone().build()));
     refused(refusing().plan(refused_before.clone()));
     provision(world().plan(refused_before.clone()));
-    let silent = Plan::Waiting(Some(PERMIT_WAIT));
+    let silent = Outcome::Waiting(Some(PERMIT_WAIT));
     assert_eq!(world().capabilities_unknown().plan(refused_before), silent);
 }
 
@@ -558,7 +573,7 @@ fn what_a_driver_answered_is_final_whatever_it_says_of_itself() {
 
 #[test]
 fn nothing_is_refused_because_of_what_a_driver_said_before_it_was_lost() {
-    let silent = Plan::Waiting(Some(PERMIT_WAIT));
+    let silent = Outcome::Waiting(Some(PERMIT_WAIT));
     let former = || world().with_stale_capabilities();
     assert_eq!(former().violating("no").plan(machine().identified()), silent);
     let zone = former().owner(|owner| owner.spec.failure_domain = Some("z1".to_owned()));
@@ -568,14 +583,15 @@ fn nothing_is_refused_because_of_what_a_driver_said_before_it_was_lost() {
 
 #[test]
 fn nothing_is_assumed_of_a_driver_that_never_answered() {
-    for fixture in [
-        machine(),
-        machine().provisioned(),
-        machine().identified().deleted_at(now()),
+    for (fixture, during) in [
+        (machine(), OperationType::Create),
+        (machine().provisioned(), OperationType::Create),
+        (machine().identified().deleted_at(now()), OperationType::Delete),
     ] {
+        let status = Status::new(Code::Unavailable, "down");
         assert_eq!(
             world().capabilities_unknown().plan(fixture),
-            Plan::CapabilitiesUnknown(Code::Unavailable, "down".to_owned())
+            Outcome::Failed(Box::new(Failure::capabilities_unknown(during, status)))
         );
     }
 }
@@ -628,7 +644,7 @@ fn what_is_left_to_say_of_a_failure_is_said_while_nothing_is_done() {
 fn what_the_driver_cannot_do_is_asked_again_when_the_driver_is_another_and_not_with_time() {
     assert_eq!(
         world().unable(0).plan(machine().identified()),
-        Plan::Waiting(None)
+        Outcome::Waiting(None)
     );
     provision(world().unable(1).plan(machine().identified()));
     provision(world().unable(0).inputs_changed().plan(machine().identified()));
@@ -645,7 +661,7 @@ fn after_a_restart_the_status_says_how_long_to_wait() {
 /// Not every repeat of a failure is written: there may have been others after the one that the status shows.
 #[test]
 fn after_a_restart_a_failure_that_may_have_repeated_unseen_is_not_repeated_sooner_than_it_was_meant_to() {
-    let Plan::Waiting(Some(left)) = world().seconds_later(900).plan(failing(300)) else {
+    let Plan::Outcome(Outcome::Waiting(Some(left))) = world().seconds_later(900).plan(failing(300)) else {
         panic!("it is tried with all others that waited when the process ended");
     };
     assert!(left < Duration::from_mins(5), "{left:?}");
@@ -680,7 +696,7 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
             )
             .condition(conditions::READY, State::False, "ResourceExhausted")
     };
-    let Plan::Waiting(Some(left)) = world().plan(refused()) else {
+    let Plan::Outcome(Outcome::Waiting(Some(left))) = world().plan(refused()) else {
         panic!("all of them would come at once");
     };
     assert!(left <= Duration::from_secs(10), "{left:?}");
@@ -702,7 +718,10 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
 fn after_a_restart_a_change_of_annotations_ends_the_wait_that_the_status_tells_of() {
     let mut world = world();
     world.state.retry = restored(&failing(40).build(), now(), Instant::now(), INPUTS);
-    assert!(matches!(world.plan(failing(40)), Plan::Waiting(Some(_))));
+    assert!(matches!(
+        world.plan(failing(40)),
+        Plan::Outcome(Outcome::Waiting(Some(_)))
+    ));
     provision(world.inputs_changed().plan(failing(40)));
 }
 
@@ -727,7 +746,10 @@ fn a_machine_whose_driver_is_busy_waits_in_silence() {
 
 #[test]
 fn what_may_be_there_is_looked_up_without_waiting_for_the_creates_of_others() {
-    let priority = |machine: MachineFixture| world().plan(machine).priority();
+    let priority = |machine: MachineFixture| match world().plan(machine) {
+        Plan::Execute(step) => Some(step.priority()),
+        Plan::Outcome(_) | Plan::RestoreFinalizer(_) => None,
+    };
     assert_eq!(priority(machine()), Some(Priority::Create));
     assert_eq!(priority(machine().identified()), Some(Priority::Upkeep));
     assert_eq!(
@@ -743,7 +765,7 @@ fn what_may_be_there_is_looked_up_without_waiting_for_the_creates_of_others() {
 
 /// A VM that may exist is looked for with the credentials of its create, whatever the spec says by now.
 #[test]
-fn the_secret_of_a_create_is_written_down_with_the_claim_and_kept() {
+fn the_secret_of_a_create_is_written_down_with_the_identity_and_kept() {
     let secret = |machine: MachineFixture| provision(world().plan(machine)).ownership.secret;
     assert_eq!(secret(machine()).as_deref(), Some(""));
     assert_eq!(secret(machine().secret("a")).as_deref(), Some("a"));

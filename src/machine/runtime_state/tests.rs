@@ -104,7 +104,7 @@ fn a_failure_is_kept_until_it_is_published_and_waited_for_after_that() {
         cause: Cause::Other,
         until: Until::Moment(Instant::now()),
         inputs: 0,
-        unpublished: Some(Arc::new(Outcome::NoOp)),
+        unpublished: Some(Arc::new(Outcome::NoOp(""))),
     };
     states.failed("u", states.get("u").hint_number, retry);
     assert!(states.get("u").retry.unwrap().unpublished.is_some());

@@ -82,7 +82,7 @@ fn kept(not_updatable: &[&str]) -> Outcome {
 
 fn blocked(plan: Plan) -> Outcome {
     match plan {
-        Plan::Blocked(block) => Outcome::Blocked(block),
+        Plan::Outcome(Outcome::Blocked(block)) => Outcome::Blocked(block),
         other => panic!("expected a hold, got {other:?}"),
     }
 }
@@ -91,7 +91,7 @@ fn blocked(plan: Plan) -> Outcome {
 fn harmless() -> Vec<Outcome> {
     let finalizer_missing = || machine().provisioned().without(crate::api::labels::MACHINE_ID);
     let mut all = vec![
-        Outcome::NoOp,
+        Outcome::NoOp(""),
         Outcome::Waiting(Some(Duration::from_secs(1))),
         blocked(world().paused().plan(machine().provisioned())),
         blocked(world().driver_not_configured().plan(machine().provisioned())),
@@ -193,7 +193,7 @@ fn no_status_ever_holds_a_null() {
 #[test]
 fn what_has_nothing_to_say_writes_nothing() {
     for outcome in [
-        Outcome::NoOp,
+        Outcome::NoOp(""),
         Outcome::Requeue(Duration::from_secs(1)),
         Outcome::NotOffered(Operation::GetMachineStatus),
         Outcome::Gone,
@@ -547,7 +547,10 @@ fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
     let status = paused.status.clone().unwrap();
     assert_eq!(state_of(&status, conditions::PAUSED), ("True", reason::PAUSED));
     let plan = world().plan(machine().identified().generation(2).status(|s| *s = status));
-    assert!(matches!(plan, Plan::Provision(_)), "{plan:?}");
+    assert!(
+        matches!(plan, Plan::Execute(crate::machine::plan::Step::Provision(_))),
+        "{plan:?}"
+    );
 }
 
 #[test]

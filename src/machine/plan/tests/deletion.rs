@@ -2,11 +2,12 @@
 
 use super::*;
 use crate::machine::fixtures::{CREATE_TIMEOUT, SETTLE};
+use crate::machine::outcome::RemovalReason;
 
 #[track_caller]
 fn delete(plan: Plan) -> Delete {
     match plan {
-        Plan::Delete(plan) => *plan,
+        Plan::Execute(Step::Delete(plan)) => *plan,
         other => panic!("expected a deletion, got {other:?}"),
     }
 }
@@ -61,11 +62,14 @@ fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
         let lost = moved().provider_id("sim://1").without(labels::MACHINE_ID);
         for fixture in [moved(), lost] {
             let plan = world.plan(fixture);
-            assert_eq!(plan, Plan::Requeue(Duration::from_mins(1)));
+            assert_eq!(plan, Outcome::Requeue(Duration::from_mins(1)));
         }
     }
     let forced = moved().annotated(labels::FORCE_DELETE, "true");
-    assert_eq!(world().plan(forced), Plan::RemoveFinalizer(RemovalReason::Forced));
+    assert_eq!(
+        world().plan(forced),
+        Outcome::RemoveFinalizer(RemovalReason::Forced)
+    );
 }
 
 /// A mark that stays is not clusterctl's, or clusterctl was cut short.
@@ -116,7 +120,7 @@ fn force_lets_a_machine_go_whatever_is_known_of_it() {
         let forced = fixture.annotated(labels::FORCE_DELETE, "true");
         assert_eq!(
             world().driver_not_configured().plan(forced),
-            Plan::RemoveFinalizer(RemovalReason::Forced)
+            Outcome::RemoveFinalizer(RemovalReason::Forced)
         );
     }
     delete(world().plan(deleted().annotated(labels::FORCE_DELETE, "yes")));
@@ -141,7 +145,7 @@ fn what_was_never_created_goes_without_a_call() {
     let never = deleted().annotated(labels::INSTANCE, "none");
     assert_eq!(
         world().capabilities_unknown().plan(never),
-        Plan::RemoveFinalizer(RemovalReason::NeverCreated)
+        Outcome::RemoveFinalizer(RemovalReason::NeverCreated)
     );
 }
 
@@ -346,7 +350,7 @@ fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
     assert_eq!((plan.shut_down, plan.settling), (None, None), "there is no VM");
     assert_eq!(
         world().driver_not_configured().plan(refused()),
-        Plan::RemoveFinalizer(RemovalReason::NeverCreated)
+        Outcome::RemoveFinalizer(RemovalReason::NeverCreated)
     );
     assert!(
         !delete(world().plan(refused().provider_id("sim://1"))).refused,

@@ -6,7 +6,7 @@ use crate::machine::runtime_state::LookUpHint;
 #[track_caller]
 fn recheck(plan: Plan) -> Recheck {
     match plan {
-        Plan::Recheck(plan) => *plan,
+        Plan::Execute(Step::Recheck(plan)) => *plan,
         other => panic!("expected a recheck, got {other:?}"),
     }
 }
@@ -14,13 +14,13 @@ fn recheck(plan: Plan) -> Recheck {
 #[track_caller]
 fn update(plan: Plan) -> Update {
     match plan {
-        Plan::Update(plan) => *plan,
+        Plan::Execute(Step::Update(plan)) => *plan,
         other => panic!("expected an update, got {other:?}"),
     }
 }
 
-fn kept(reachable: impl Into<Option<bool>>, again: Option<u64>) -> Plan {
-    Plan::UpToDate {
+fn kept(reachable: impl Into<Option<bool>>, again: Option<u64>) -> Outcome {
+    Outcome::UpToDate {
         reachable: reachable.into(),
         not_updatable: Vec::new(),
         again: again.map(Duration::from_secs),
@@ -70,7 +70,7 @@ fn provisioned_without_an_id_is_left() {
             .identified()
             .status(|status| *status = fixture.status.unwrap()),
     );
-    assert!(matches!(plan, Plan::NoOp(_)), "{plan:?}");
+    assert!(matches!(plan, Plan::Outcome(Outcome::NoOp(_))), "{plan:?}");
 }
 
 /// UPD-01, UPD-03
@@ -94,7 +94,7 @@ fn a_field_that_the_driver_cannot_change_is_only_told_about() {
             vec!["/size"],
         ),
     ] {
-        let Plan::UpToDate { not_updatable, .. } = world.plan(fixture) else {
+        let Plan::Outcome(Outcome::UpToDate { not_updatable, .. }) = world.plan(fixture) else {
             panic!("not kept");
         };
         let differing: Vec<_> = not_updatable.iter().map(ToString::to_string).collect();
@@ -210,7 +210,7 @@ fn the_longer_a_vm_has_been_starting_the_rarer_it_is_asked_after() {
 fn a_driver_that_can_only_list_has_the_word_on_what_is_gone_and_what_is_back() {
     let world = world().not_offering(Operation::GetMachineStatus).recheck();
     let id: ProviderId = "sim://1".parse().unwrap();
-    assert_eq!(world.plan(machine().provisioned()), Plan::Vanished(id.clone()));
+    assert_eq!(world.plan(machine().provisioned()), Outcome::Vanished(id.clone()));
     let vanished =
         machine()
             .provisioned()
@@ -221,7 +221,10 @@ fn a_driver_that_can_only_list_has_the_word_on_what_is_gone_and_what_is_back() {
         "it is gone, as it was"
     );
     let back = world.hinting(LookUpHint::Back);
-    assert_eq!(back.plan(vanished), Plan::Reappeared(id));
+    assert_eq!(
+        back.plan(vanished),
+        Outcome::Provisioned(Box::new(cmi_driver::Machine::new(id, "")))
+    );
     assert_eq!(back.plan(machine().provisioned()), kept(true, None));
 }
 
@@ -248,7 +251,7 @@ fn a_look_up_that_the_driver_answered_not_to_offer_is_not_asked_for_again() {
     assert_eq!(signed.plan(machine().provisioned()), kept(true, None));
     let missed = lacking().recheck().plan(machine().provisioned());
     assert!(
-        matches!(missed, Plan::Vanished(_)),
+        matches!(missed, Plan::Outcome(Outcome::Vanished(_))),
         "its lists have the word: {missed:?}"
     );
     update(lacking().plan(larger()));
@@ -280,7 +283,7 @@ fn a_vm_is_not_asked_after_for_an_initialization_that_the_driver_does_not_offer(
 fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
     let waiting = world().unanswered().remembering(30).plan(machine().provisioned());
     assert!(
-        matches!(waiting, Plan::UpToDate { again: Some(again), .. } if again == Duration::from_secs(30)),
+        matches!(waiting, Plan::Outcome(Outcome::UpToDate { again: Some(again), .. }) if again == Duration::from_secs(30)),
         "{waiting:?}"
     );
     recheck(world().unanswered().plan(machine().provisioned()));
@@ -299,5 +302,8 @@ fn a_sign_is_for_the_look_up_to_follow_and_no_word_on_what_is_gone() {
         .not_offering(Operation::GetMachineStatus)
         .hinting(LookUpHint::Signal)
         .plan(machine().provisioned());
-    assert!(matches!(kept, Plan::UpToDate { .. }), "{kept:?}");
+    assert!(
+        matches!(kept, Plan::Outcome(Outcome::UpToDate { .. })),
+        "{kept:?}"
+    );
 }

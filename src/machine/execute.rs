@@ -1,0 +1,126 @@
+//! Do what a plan says: driver calls, and the ownership that has to be written before them.
+
+use super::class::{self, Stopped};
+use super::gather::Gathered;
+use super::object::Object;
+use super::outcome::Outcome;
+use super::ownership::Ownership;
+use super::plan::{Plan, Step};
+use super::{Context, provision, recheck, removal, update};
+use crate::api::v1alpha1::InfraMachine;
+use crate::apiserver::Error;
+use crate::configured_driver::Permit;
+
+/// Stands for a driver's message that may hold what must not be shown.
+const UNSAFE_TO_SHOW: &str =
+    "the driver's message is withheld: it may contain bootstrap data, which could not be read to remove it";
+
+/// What came of a plan, and the permit that it was carried out with. That is kept until all is published: so
+/// many machines come up at a time, whatever the controller's concurrency.
+pub struct Execution<'a> {
+    /// What came of the plan.
+    pub outcome: Outcome,
+    _permit: Option<Permit<'a>>,
+}
+
+impl Execution<'_> {
+    fn without_permit(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            _permit: None,
+        }
+    }
+}
+
+/// Carries a plan out.
+pub async fn execute<'a>(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    gathered: &'a Gathered,
+    plan: Plan,
+) -> Result<Execution<'a>, Error> {
+    tracing::debug!(name = object.name(), ?plan, "planned");
+    let step = match plan {
+        Plan::Execute(step) => step,
+        Plan::Outcome(mut outcome) => {
+            write_before(object, &mut outcome).await?;
+            return Ok(Execution::without_permit(outcome));
+        }
+        Plan::RestoreFinalizer(ownership) => {
+            restore_finalizer(object, &ownership).await?;
+            // What was written leads to the next reconcile.
+            return Ok(Execution::without_permit(Outcome::Waiting(None)));
+        }
+    };
+    let Some(driver) = gathered.configured_driver() else {
+        return Ok(Execution::without_permit(Outcome::NoOp("it has no driver")));
+    };
+    let Some(mut permit) = ctx.permit(object.get(), driver, step.priority()) else {
+        let outcome = ctx.waiting_for_a_permit(object.get(), driver);
+        return Ok(Execution::without_permit(outcome));
+    };
+    let during = step.during();
+    let outcome = match call(ctx, object, &mut permit, step).await {
+        Ok(outcome) => outcome.unless_not_leading(),
+        Err(Stopped::Secret(cause)) => Outcome::NoSecrets { during, cause },
+        Err(Stopped::Error(error)) => return Err(error),
+    };
+    Ok(Execution {
+        outcome: without_bootstrap_data(ctx, object.get(), gathered, outcome).await,
+        _permit: Some(permit),
+    })
+}
+
+/// Writes what a block needs besides the status.
+async fn write_before(object: &mut Object<'_>, outcome: &mut Outcome) -> Result<(), Error> {
+    let Outcome::Blocked(block) = outcome else {
+        return Ok(());
+    };
+    if let Some(ownership) = block.ownership.take() {
+        object.ensure_finalizer_and_identity(&ownership).await?;
+    }
+    if block.unblocks_move {
+        object.unblock_move().await?;
+    }
+    Ok(())
+}
+
+async fn restore_finalizer(object: &mut Object<'_>, ownership: &Ownership) -> Result<(), Error> {
+    object.ensure_finalizer_and_identity(ownership).await?;
+    tracing::warn!(
+        name = object.name(),
+        "a machine that may have a VM has lost its finalizer; it is written again"
+    );
+    Ok(())
+}
+
+async fn call(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    permit: &mut Permit<'_>,
+    step: Step,
+) -> Result<Outcome, Stopped> {
+    match step {
+        Step::Provision(plan) => provision::provision(ctx, object, permit, *plan).await,
+        Step::Recheck(plan) => recheck::recheck(ctx, object, permit, *plan).await,
+        Step::Update(plan) => update::update(ctx, object, permit, *plan).await,
+        Step::Delete(plan) => removal::delete(ctx, object, permit, *plan).await,
+    }
+}
+
+/// The outcome without the bootstrap data that a driver may have kept from the create and say in any later
+/// call (OPS-11). The guard takes out what a call carries, and only the create carries them.
+async fn without_bootstrap_data(
+    ctx: &Context,
+    machine: &InfraMachine,
+    gathered: &Gathered,
+    outcome: Outcome,
+) -> Outcome {
+    let (true, Some(name)) = (outcome.quotes_the_driver(), gathered.bootstrap_secret()) else {
+        return outcome;
+    };
+    match class::bootstrap_data_to_hide(ctx, machine, name).await {
+        Ok(secrets) => outcome.map_message(|message| secrets.scrub(message)),
+        Err(_) => outcome.map_message(|_| UNSAFE_TO_SHOW.to_owned()),
+    }
+}

@@ -1,0 +1,59 @@
+//! Finalizer and identity: what makes a machine this provider's, before anything is done for it. Pure.
+
+use crate::api::MACHINE_FINALIZER;
+use crate::api::labels::{self, Instance};
+use crate::api::v1alpha1::InfraMachine;
+use crate::identity::{self, MachineId};
+use cmi_driver::ProviderSpec;
+
+/// Finalizer and identity, as they have to be before a side effect (write 1).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ownership {
+    /// The identity of the machine.
+    pub machine_id: MachineId,
+    /// Which cluster it belongs to.
+    pub cluster_id: String,
+    /// Whether a create may have been issued.
+    pub instance: Instance,
+    /// The driver that is about to make the VM.
+    pub driver: Option<String>,
+    /// The Secret with the credentials that it is about to be made with, an empty name for none.
+    pub secret: Option<String>,
+    /// What the VM is about to be made from.
+    pub applied: Option<ProviderSpec>,
+}
+
+impl Ownership {
+    /// That of a machine before its create; `None` for an object without a UID, which no API server has.
+    pub fn of(machine: &InfraMachine, cluster_id: &str) -> Option<Self> {
+        let recorded = MachineId::of(machine);
+        let recorded_under = identity::annotation(machine, labels::CLUSTER_ID).filter(|_| recorded.is_some());
+        Some(Self {
+            cluster_id: recorded_under.unwrap_or(cluster_id).to_owned(),
+            machine_id: recorded.or_else(|| MachineId::derived(machine))?,
+            // Ownership that is only restored must not say less than it did: a VM may exist.
+            instance: identity::instance(machine),
+            driver: None,
+            secret: None,
+            applied: None,
+        })
+    }
+
+    /// This, where the machine lacks finalizer or identity.
+    pub fn if_missing(self, machine: &InfraMachine) -> Option<Box<Self>> {
+        (MachineId::of(machine).is_none() || !has_finalizer(machine)).then(|| Box::new(self))
+    }
+}
+
+/// Whether a machine that may have a VM has lost its finalizer: a restore from a backup, or an object that
+/// was replaced. Deleted like this, the object would go and the VM stay.
+pub fn has_lost_finalizer(machine: &InfraMachine) -> bool {
+    let may_have_vm = identity::instance(machine) == Instance::MayExist || machine.spec.provider_id.is_some();
+    !has_finalizer(machine) && MachineId::of(machine).is_some() && may_have_vm
+}
+
+/// Whether the object waits for this provider when it is deleted.
+pub fn has_finalizer(machine: &InfraMachine) -> bool {
+    let all = machine.metadata.finalizers.as_deref().unwrap_or_default();
+    all.iter().any(|name| name == MACHINE_FINALIZER)
+}
