@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! main → cli → manager → controllers → machine, template, cluster, inventory, orphans
-//!                                        → listing → credentials → configured_driver, apiserver
+//!                                        → listing, driver_query → credentials → configured_driver, apiserver
 //!                                        → admission → manifests, metrics, leadership, apiserver
 //!                                        → reconciler → configured_driver, caches, identity, apiserver → retry, api → cmi-driver
 //!            → cmi-grpc, cmi-simulated, cmi-conformance → cmi-driver
@@ -24,6 +24,7 @@ pub mod apiserver; // writes, events, secrets and errors of the API server
 pub mod caches; // what is watched, and what is derived from it
 pub mod configured_driver; // a configured driver, and the rules for calling it
 pub mod credentials; // of a driver call: of a Secret, or from the provider's side
+pub mod driver_query; // what a driver is asked about a class before there is a machine
 pub mod identity; // the identity of a machine at a driver
 pub mod leadership; // whether this replica may act
 pub mod listing; // lists of VMs

@@ -2,13 +2,17 @@
 //!
 //! Layer 2.
 
+use std::sync::Arc;
+
 use kube::Client;
 
 use crate::apiserver::InvalidSecret;
 use crate::apiserver::secrets::SECRET_REF;
-use crate::configured_driver::{ConfiguredDriver, Permit};
+use crate::configured_driver::{ConfiguredDriver, Priority};
 use crate::credentials;
-use cmi_driver::{Code, ListMachinesRequest, ListedMachine, MachineClass, ProviderSpec};
+use cmi_driver::{
+    Capabilities, Code, ListMachinesRequest, ListedMachine, MachineClass, Operation, ProviderSpec, Status,
+};
 
 /// Why there is no list. Nothing follows from that about any VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +26,20 @@ pub enum Unlisted {
     Impossible(String),
 }
 
+/// What the driver can do, if it lists: one that can't be asked, which the error says, or does not list
+/// has nothing to look through.
+///
+/// # Errors
+/// The driver's.
+pub async fn capabilities(
+    driver: &ConfiguredDriver,
+    requester: &str,
+) -> Result<Option<Arc<Capabilities>>, Status> {
+    let permit = driver.acquire(Priority::Upkeep, requester).await;
+    let capabilities = permit.ask_capabilities().await?;
+    Ok(Some(capabilities).filter(|capabilities| capabilities.offers(Operation::ListMachines)))
+}
+
 /// All VMs that the list of a class shows: of a provider spec, as JSON, with the credentials of an account:
 /// those in a Secret of the namespace, or the provider's own.
 ///
@@ -29,12 +47,15 @@ pub enum Unlisted {
 /// [`Unlisted`]: a list is whole or there is none (DRV-37).
 pub async fn list(
     client: &Client,
-    permit: &Permit<'_>,
+    driver: &ConfiguredDriver,
+    requester: &str,
     namespace: &str,
     secret: Option<&str>,
     spec: &str,
 ) -> Result<Vec<ListedMachine>, Unlisted> {
-    let class = class(client, permit.configured_driver(), namespace, secret, spec).await?;
+    // A permit for each list: others get theirs in between.
+    let permit = driver.acquire(Priority::Upkeep, requester).await;
+    let class = class(client, driver, namespace, secret, spec).await?;
     match permit.driver().list_machines(ListMachinesRequest { class }).await {
         Ok(machines) => Ok(machines),
         Err(status) if status.code() == Code::Unimplemented => Err(Unlisted::NotOffered),

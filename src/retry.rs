@@ -93,8 +93,8 @@ pub enum Delay {
     UntilChange,
     /// After an exponential back-off, and not before the time that the driver asks for.
     Backoff,
-    /// After [`LONG_WAIT`], since only a change from outside helps; where the driver asks for a time, it knows
-    /// better, and the call is repeated by the back-off.
+    /// After [`LONG_WAIT`], since only a change from outside helps; where the driver asks for a time, it
+    /// knows better, and the call is repeated by the back-off.
     Long,
 }
 

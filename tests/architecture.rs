@@ -37,8 +37,8 @@ const TOOLS: &[&str] = &[
     "retry",
     "apiserver",
     "caches",
-    "credentials",
     "configured_driver",
+    "driver_query",
     "metrics",
     "reconciler",
 ];
@@ -101,6 +101,11 @@ const MAP: &[Rule] = &[
         WIRE,
     ),
     rule("credentials", &["apiserver", "configured_driver"], WIRE),
+    rule(
+        "driver_query",
+        &["retry", "apiserver", "credentials", "configured_driver"],
+        WIRE,
+    ),
     rule(
         "listing",
         &["apiserver", "credentials", "configured_driver"],

@@ -11,7 +11,6 @@ use jiff::Timestamp;
 use kube::Client;
 use kube::api::{Api, Patch};
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::ObjectRef;
 use serde_json::{Value, json};
 
 use self::plan::{Connectivity, News, Observed, Plan, Zones, plan, status, tell_connectivity};
@@ -19,16 +18,15 @@ use crate::api::cluster_api::Cluster;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::InfraCluster;
 use crate::api::{DeserializeGuard, labels};
-use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{
-    ConfiguredDrivers, PERMIT_WAIT, Permit, Priority, Requester, ResolveError, StableReachability, Waker,
+    ConfiguredDriver, ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability,
 };
-use crate::credentials;
+use crate::driver_query::{Answer, Query, Wake};
 use crate::reconciler::{Again, REFRESH, Reconciler};
-use crate::retry::{self, Disposition, Stage};
-use cmi_driver::{Capabilities, Code, ListZonesRequest, MachineClass, Operation, ProviderSpec, tags};
+use crate::retry::Stage;
+use cmi_driver::{Capabilities, Code, ListZonesRequest, ProviderSpec, tags};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -45,7 +43,7 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a cluster reconciled.
-    pub wake: Arc<dyn Fn(ObjectRef<DeserializeGuard<InfraCluster>>) + Send + Sync>,
+    pub wake: Wake<DeserializeGuard<InfraCluster>>,
 }
 
 /// One reconcile of one InfraCluster.
@@ -131,71 +129,31 @@ fn connectivity(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Connect
 
 /// Asks the driver for its failure domains, if it has any; `None` when it is busy.
 async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<Option<Zones>, Error> {
-    let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
-    let driver = match ctx.drivers.resolve(infra.spec.driver.as_deref(), namespace) {
-        Ok(driver) => driver,
+    let query = Query {
+        client: &ctx.client,
+        drivers: &ctx.drivers,
+        object: &infra.metadata,
+        driver: infra.spec.driver.as_deref(),
+        secret: infra.spec.secret_ref.as_ref().map(|secret| secret.name.as_str()),
+        stage: Stage::ListZones,
+        wake: &ctx.wake,
+    };
+    let spec = |_: &ConfiguredDriver, capabilities: &Capabilities| {
+        let has_zones = capabilities.zones.then_some(());
+        has_zones
+            .map(|()| cluster_spec(capabilities, cluster_id))
+            .ok_or(())
+    };
+    let answer = query.ask(spec, |class| ListZonesRequest { class }).await?;
+    Ok(answer.map(|answer| match answer {
+        Answer::Known(zones) => Zones::Known(zones),
+        Answer::NotAsked(()) | Answer::NotOffered => Zones::None,
         // Which driver is meant is not said, and need not be: its machines will say.
-        Err(ResolveError::Ambiguous { .. }) => return Ok(Some(Zones::Unasked)),
-        Err(error) => return Ok(Some(Zones::NotConfigured(error.to_string()))),
-    };
-    let wake = Arc::clone(&ctx.wake);
-    let name = infra.metadata.name.as_deref().unwrap_or_default();
-    let reference = ObjectRef::new(name).within(namespace);
-    let key = infra.metadata.uid.as_deref().unwrap_or_default();
-    match driver.try_acquire(
-        Priority::Upkeep,
-        Requester { key, namespace },
-        Waker::new(move || wake(reference)),
-    ) {
-        Some(permit) => ask(infra, ctx, &permit, cluster_id).await.map(Some),
-        None => Ok(None),
-    }
-}
-
-async fn ask(
-    infra: &InfraCluster,
-    ctx: &Context,
-    permit: &Permit<'_>,
-    cluster_id: &str,
-) -> Result<Zones, Error> {
-    let capabilities = match permit.ask_capabilities().await {
-        Ok(capabilities) => capabilities,
-        Err(status) => return Ok(Zones::Failed(status)),
-    };
-    if !capabilities.zones || !capabilities.offers(Operation::ListZones) {
-        return Ok(Zones::None);
-    }
-    let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
-    let reference = infra
-        .spec
-        .secret_ref
-        .as_ref()
-        .map(|reference| reference.name.as_str());
-    let read = credentials::of(
-        &ctx.client,
-        permit.configured_driver(),
-        namespace,
-        reference,
-        SECRET_REF,
-    )
-    .await?;
-    let secrets = match read {
-        Ok(secrets) => secrets,
-        Err(cause) => return Ok(Zones::NoSecrets(cause.to_string())),
-    };
-    let class = MachineClass {
-        provider_spec: cluster_spec(&capabilities, cluster_id),
-        secrets,
-    };
-    let request = ListZonesRequest { class };
-    Ok(match permit.driver().list_zones(request).await {
-        Ok(zones) => Zones::Known(zones),
-        // Declared, and not offered after all.
-        Err(status) if retry::disposition(Stage::ListZones, status.code()) == Disposition::Fallback => {
-            Zones::None
-        }
-        Err(status) => Zones::Failed(status),
-    })
+        Answer::NotResolved(ResolveError::Ambiguous { .. }) => Zones::Unasked,
+        Answer::NotResolved(error) => Zones::NotConfigured(error.to_string()),
+        Answer::NoSecrets(why) => Zones::NoSecrets(why),
+        Answer::Failed(status) => Zones::Failed(status),
+    }))
 }
 
 /// All that is known of a class before there is a machine: its cluster.

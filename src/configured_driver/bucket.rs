@@ -1,4 +1,6 @@
 //! A token bucket: calls per second.
+//!
+//! Not `governor`: it waits by timers of its own, which a test with tokio's paused clock can't advance.
 
 use std::num::NonZeroU32;
 use std::sync::{Mutex, PoisonError};

@@ -18,9 +18,8 @@ pub use self::plan::Verdict;
 use self::plan::{Absences, Expected, List, judge};
 use crate::api::v1alpha1::InfraMachine;
 use crate::caches::Caches;
-use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Priority};
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::listing::{self, Unlisted};
-use cmi_driver::Operation;
 
 /// What a survey works with.
 pub struct Context {
@@ -32,7 +31,7 @@ pub struct Context {
     pub drivers: ConfiguredDrivers,
 }
 
-/// The name under which a survey waits for its permit.
+/// The key under which a survey waits for its permits.
 const REQUESTER: &str = "inventory";
 
 /// Surveys for ever, every driver once per interval; tells what its lists say of every
@@ -86,16 +85,11 @@ async fn survey(
     absences: &mut Absences,
     tell: &(impl Fn(&InfraMachine, Verdict) + Send + Sync),
 ) {
-    let (groups, window) = {
-        let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
-        match permit.ask_capabilities().await {
-            Ok(capabilities) if capabilities.offers(Operation::ListMachines) => {
-                let groups = groups(&ctx.caches, driver.name(), &capabilities.tag_path).await;
-                (groups, capabilities.consistency_window)
-            }
-            Ok(_) | Err(_) => return,
-        }
+    let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
+        return;
     };
+    let groups = groups(&ctx.caches, driver.name(), &capabilities.tag_path).await;
+    let window = capabilities.consistency_window;
     let alive: HashSet<_> = groups
         .values()
         .flatten()
@@ -138,9 +132,16 @@ async fn survey(
 
 /// The ids of all VMs of a class; `None` when they can't be had, and nothing follows from that.
 async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<String>> {
-    let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
     let secret = group.secret.as_deref();
-    match listing::list(&ctx.client, &permit, &group.namespace, secret, &group.class).await {
+    let listed = listing::list(
+        &ctx.client,
+        driver,
+        REQUESTER,
+        &group.namespace,
+        secret,
+        &group.class,
+    );
+    match listed.await {
         Ok(machines) => {
             let ids = machines
                 .into_iter()

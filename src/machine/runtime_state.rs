@@ -175,8 +175,8 @@ impl RuntimeStates {
         change(machines.entry(uid.to_owned()).or_default())
     }
 
-    /// As [`RuntimeStates::with`], but not for a machine that nothing is known of: what only forgets must not begin
-    /// an entry, least of all of an object that is gone.
+    /// As [`RuntimeStates::with`], but not for a machine that nothing is known of: what only forgets must not
+    /// begin an entry, least of all of an object that is gone.
     fn with_known(&self, uid: &str, change: impl FnOnce(&mut RuntimeState)) {
         let mut machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = machines.get_mut(uid) {

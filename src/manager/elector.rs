@@ -7,6 +7,9 @@
 //! * Of others' clocks nothing is believed: a lease is abandoned when its record has not changed for its
 //!   duration, on the monotonic clock of this process.
 //! * Every write names the version it replaces: of two replicas that want the lease, one gets it.
+//!
+//! It is written by hand since no crate has the first of these: a deadline on the monotonic clock that only
+//! renewals move, and that is checked before every call and write.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::Duration;

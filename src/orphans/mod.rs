@@ -34,9 +34,10 @@ use crate::admission::Guard;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
 use crate::caches::Caches;
-use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Priority};
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
+use crate::listing;
 use crate::metrics::{Metrics, OrphanReason};
-use cmi_driver::{Capabilities, ListedMachine, Operation, Status};
+use cmi_driver::{Capabilities, ListedMachine};
 
 /// What a pass works with.
 pub struct Context {
@@ -132,7 +133,7 @@ async fn keep_looking(ctx: &Context, driver: &ConfiguredDriver) {
 }
 
 async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut State) {
-    let Ok(capabilities) = capabilities(driver).await else {
+    let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
         return;
     };
     let (objects, ended) = (cached(&ctx.caches), ctx.endings.classes());
@@ -267,17 +268,6 @@ fn count(ctx: &Context, driver: &ConfiguredDriver, state: &State) {
     ctx.metrics.orphans(driver.name(), counts);
 }
 
-/// What the driver can do, if it lists; one that can't be asked or does not list has no orphans to tell.
-async fn capabilities(driver: &ConfiguredDriver) -> Result<Arc<Capabilities>, Option<Status>> {
-    let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
-    let capabilities = permit.ask_capabilities().await.map_err(Some)?;
-    if capabilities.offers(Operation::ListMachines) {
-        Ok(capabilities)
-    } else {
-        Err(None)
-    }
-}
-
 fn watched_by(
     objects: &Objects,
     drivers: &ConfiguredDrivers,
@@ -353,16 +343,16 @@ pub async fn look(
     let mut all = Vec::new();
     for driver in drivers.iter() {
         let look: &mut Look = looks.entry(driver.name().to_owned()).or_default();
-        match capabilities(driver).await {
-            Ok(capabilities) => {
+        match listing::capabilities(driver, REQUESTER).await {
+            Ok(Some(capabilities)) => {
                 for watched in watched_by(&objects, drivers, driver, &capabilities, &[]) {
                     let mut shown = lists(client, driver, &watched, |_| true).await;
                     look.failures.append(&mut shown.failures);
                     all.push((driver.name(), shown));
                 }
             }
-            Err(Some(status)) => look.failures.push(status.message().to_owned()),
-            Err(None) => look.failures.push("the driver does not list VMs".to_owned()),
+            Ok(None) => look.failures.push("the driver does not list VMs".to_owned()),
+            Err(status) => look.failures.push(status.message().to_owned()),
         }
     }
     let live = live::read(client, namespace).await?;

@@ -7,11 +7,11 @@ use kube::Client;
 
 use super::plan::{Scope, each_once};
 use super::scope::{Class, ClassId, Watched};
-use crate::configured_driver::{ConfiguredDriver, Priority};
+use crate::configured_driver::ConfiguredDriver;
 use crate::listing::{self, Unlisted};
 use cmi_driver::{ListedMachine, ProviderId};
 
-/// The name under which a look waits for its permit.
+/// The key under which a look waits for its permits.
 pub(super) const REQUESTER: &str = "orphans";
 
 /// The VMs that the lists of a Cluster show.
@@ -64,10 +64,8 @@ pub async fn lists(
             shown.unknown.insert(id);
             continue;
         }
-        // A permit for each: others get theirs in between.
-        let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
         let secret = class.secret.as_deref();
-        match listing::list(client, &permit, namespace, secret, &class.spec).await {
+        match listing::list(client, driver, REQUESTER, namespace, secret, &class.spec).await {
             Ok(vms) => {
                 for vm in &vms {
                     let known = shown.classes.entry(vm.provider_id.clone());

@@ -16,7 +16,7 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::configured_driver::tests::configured_driver;
 use cmi_driver::{
     Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver, ListMachinesRequest,
-    Machine, PluginInfo, Readiness,
+    Machine, Operation, PluginInfo, Readiness, Status,
 };
 
 /// A back end that has VMs of the class `kept` alone, and what was deleted.

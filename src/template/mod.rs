@@ -13,22 +13,18 @@ use jiff::Timestamp;
 use kube::Client;
 use kube::api::Api;
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::ObjectRef;
 
 use self::plan::{Plan, plan};
 use self::status::{Described, paused, status};
 use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
-use crate::apiserver::secrets::SECRET_REF;
 use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
-use crate::configured_driver::{
-    ConfiguredDriver, ConfiguredDrivers, PERMIT_WAIT, Permit, Priority, Requester, Waker,
-};
-use crate::credentials;
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, PERMIT_WAIT};
+use crate::driver_query::{Answer, Query, Wake};
 use crate::reconciler::{Again, REFRESH, Reconciler};
-use crate::retry::{self, Disposition, LONG_WAIT, Stage};
-use cmi_driver::{Capabilities, DescribeClassRequest, MachineClass, Operation, ProviderSpec, tags};
+use crate::retry::{LONG_WAIT, Stage};
+use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec, tags};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -41,7 +37,7 @@ pub struct Context {
     /// Failures and metrics.
     pub reconciler: Reconciler,
     /// Has a template reconciled.
-    pub wake: Arc<dyn Fn(ObjectRef<DeserializeGuard<InfraMachineTemplate>>) + Send + Sync>,
+    pub wake: Wake<DeserializeGuard<InfraMachineTemplate>>,
 }
 
 /// One reconcile of one template.
@@ -112,69 +108,29 @@ fn again(described: &Described) -> Again {
 
 /// Asks the driver what a machine of the template has; `None` when it is busy.
 async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Option<Described>, Error> {
-    let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
-    let named = template.spec.template.spec.driver.as_deref();
-    let driver = match ctx.drivers.resolve(named, namespace) {
-        Ok(driver) => driver,
-        Err(error) => return Ok(Some(Described::NotConfigured(error.to_string()))),
+    let wanted = &template.spec.template.spec;
+    let query = Query {
+        client: &ctx.client,
+        drivers: &ctx.drivers,
+        object: &template.metadata,
+        driver: wanted.driver.as_deref(),
+        secret: wanted.secret_ref.as_ref().map(|secret| secret.name.as_str()),
+        stage: Stage::DescribeClass,
+        wake: &ctx.wake,
     };
-    let wake = Arc::clone(&ctx.wake);
-    let name = template.metadata.name.as_deref().unwrap_or_default();
-    let reference = ObjectRef::new(name).within(namespace);
-    let key = template.metadata.uid.as_deref().unwrap_or_default();
-    match driver.try_acquire(
-        Priority::Upkeep,
-        Requester { key, namespace },
-        Waker::new(move || wake(reference)),
-    ) {
-        Some(permit) => ask(template, ctx, &permit).await.map(Some),
-        None => Ok(None),
-    }
-}
-
-async fn ask(
-    template: &InfraMachineTemplate,
-    ctx: &Context,
-    permit: &Permit<'_>,
-) -> Result<Described, Error> {
-    let spec = &template.spec.template.spec;
-    let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
-    let capabilities = match permit.ask_capabilities().await {
-        Ok(capabilities) => capabilities,
-        Err(status) => return Ok(Described::Failed(status)),
+    let spec = |driver: &ConfiguredDriver, capabilities: &Capabilities| {
+        let violation = violation(template, driver, capabilities);
+        violation.map_or_else(|| Ok(ProviderSpec(wanted.provider_spec.clone())), Err)
     };
-    if let Some(violation) = violation(template, permit.configured_driver(), &capabilities) {
-        return Ok(Described::Refused(violation));
-    }
-    if !capabilities.offers(Operation::DescribeClass) {
-        return Ok(Described::NotOffered);
-    }
-    let reference = spec.secret_ref.as_ref().map(|reference| reference.name.as_str());
-    let read = credentials::of(
-        &ctx.client,
-        permit.configured_driver(),
-        namespace,
-        reference,
-        SECRET_REF,
-    )
-    .await?;
-    let secrets = match read {
-        Ok(secrets) => secrets,
-        Err(cause) => return Ok(Described::NoSecrets(cause.to_string())),
-    };
-    let class = MachineClass {
-        provider_spec: ProviderSpec(spec.provider_spec.clone()),
-        secrets,
-    };
-    let request = DescribeClassRequest { class };
-    Ok(match permit.driver().describe_class(request).await {
-        Ok(description) => Described::of(description),
-        // Declared, and not offered after all.
-        Err(status) if retry::disposition(Stage::DescribeClass, status.code()) == Disposition::Fallback => {
-            Described::NotOffered
-        }
-        Err(status) => Described::Failed(status),
-    })
+    let answer = query.ask(spec, |class| DescribeClassRequest { class }).await?;
+    Ok(answer.map(|answer| match answer {
+        Answer::Known(description) => Described::of(description),
+        Answer::NotAsked(violation) => Described::Refused(violation),
+        Answer::NotOffered => Described::NotOffered,
+        Answer::NotResolved(error) => Described::NotConfigured(error.to_string()),
+        Answer::NoSecrets(why) => Described::NoSecrets(why),
+        Answer::Failed(status) => Described::Failed(status),
+    }))
 }
 
 /// Why no machine can be made from it, whatever Machine asks: with the place of the field.

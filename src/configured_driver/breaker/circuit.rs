@@ -12,7 +12,8 @@ use super::TrialReason;
 use crate::configured_driver::waker::Waker;
 use crate::retry::{LONG_WAIT, backoff};
 
-/// A machine whose trial does not begin within this time is not waited for: it may have been deleted meanwhile.
+/// A machine whose trial does not begin within this time is not waited for: it may
+/// have been deleted meanwhile.
 pub const TRIAL_EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The circuit breaker of a class.

@@ -127,7 +127,8 @@ impl Queue {
         }
     }
 
-    /// Queues a requester. A waiter keeps its place, and so does one that was woken and found the permit gone.
+    /// Queues a requester. A waiter keeps its place, and so does one that was woken
+    /// and found the permit gone.
     pub(super) fn join(
         &mut self,
         priority: Priority,

@@ -1,0 +1,126 @@
+//! What a driver is asked about a class before there is a machine: which driver, a permit, its capabilities,
+//! the credentials, the call.
+//!
+//! Layer 2. A machine is another matter: what it knows of its driver is planned with, and its permit is held
+//! until its status is published.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Client;
+use kube::runtime::reflector::{Lookup, ObjectRef};
+
+use crate::apiserver::Error;
+use crate::apiserver::secrets::SECRET_REF;
+use crate::configured_driver::{
+    ConfiguredDriver, ConfiguredDrivers, Permit, Priority, Requester, ResolveError, Waker,
+};
+use crate::credentials;
+use crate::retry::{self, Disposition, Stage};
+use cmi_driver::{Capabilities, MachineClass, ProviderSpec, Request, Status};
+
+/// Has an object reconciled.
+pub type Wake<K> = Arc<dyn Fn(ObjectRef<K>) + Send + Sync>;
+
+/// A question of an object to its driver.
+pub struct Query<'a, K: Lookup> {
+    /// Reads credentials.
+    pub client: &'a Client,
+    /// The configured drivers.
+    pub drivers: &'a ConfiguredDrivers,
+    /// The object that asks.
+    pub object: &'a ObjectMeta,
+    /// The driver that it names.
+    pub driver: Option<&'a str>,
+    /// The Secret that it names.
+    pub secret: Option<&'a str>,
+    /// At which stage.
+    pub stage: Stage,
+    /// Has the object reconciled, when it is worth to ask again.
+    pub wake: &'a Wake<K>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub enum Answer<T, E> {
+    /// This.
+    Known(T),
+    /// The driver does not offer the call.
+    NotOffered,
+    /// The driver was not asked, for this reason.
+    NotAsked(E),
+    /// No driver resolves.
+    NotResolved(ResolveError),
+    /// The credentials can't be read.
+    NoSecrets(String),
+    /// The driver could not say.
+    Failed(Status),
+}
+
+impl<K: Lookup<DynamicType = ()> + 'static> Query<'_, K> {
+    /// Asks; `None` when the driver is busy. `spec` makes the provider spec of the class, or says why the
+    /// driver is not asked.
+    ///
+    /// # Errors
+    /// The API server could not be asked for the credentials.
+    pub async fn ask<Q: Request, E>(
+        &self,
+        spec: impl FnOnce(&ConfiguredDriver, &Capabilities) -> Result<ProviderSpec, E>,
+        request: impl FnOnce(MachineClass) -> Q,
+    ) -> Result<Option<Answer<Q::Response, E>>, Error> {
+        let namespace = self.object.namespace.as_deref().unwrap_or_default();
+        let driver = match self.drivers.resolve(self.driver, namespace) {
+            Ok(driver) => driver,
+            Err(error) => return Ok(Some(Answer::NotResolved(error))),
+        };
+        let requester = Requester {
+            key: self.object.uid.as_deref().unwrap_or_default(),
+            namespace,
+        };
+        let name = self.object.name.as_deref().unwrap_or_default();
+        let (wake, reference) = (Arc::clone(self.wake), ObjectRef::new(name).within(namespace));
+        let waker = Waker::new(move || wake(reference));
+        match driver.try_acquire(Priority::Upkeep, requester, waker) {
+            Some(permit) => self.ask_with(&permit, namespace, spec, request).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    async fn ask_with<Q: Request, E>(
+        &self,
+        permit: &Permit<'_>,
+        namespace: &str,
+        spec: impl FnOnce(&ConfiguredDriver, &Capabilities) -> Result<ProviderSpec, E>,
+        request: impl FnOnce(MachineClass) -> Q,
+    ) -> Result<Answer<Q::Response, E>, Error> {
+        let driver = permit.configured_driver();
+        let capabilities = match permit.ask_capabilities().await {
+            Ok(capabilities) => capabilities,
+            Err(status) => return Ok(Answer::Failed(status)),
+        };
+        let provider_spec = match spec(driver, &capabilities) {
+            Ok(spec) => spec,
+            Err(why) => return Ok(Answer::NotAsked(why)),
+        };
+        if !capabilities.offers(Q::OPERATION) {
+            return Ok(Answer::NotOffered);
+        }
+        let read = credentials::of(self.client, driver, namespace, self.secret, SECRET_REF).await?;
+        let secrets = match read {
+            Ok(secrets) => secrets,
+            Err(cause) => return Ok(Answer::NoSecrets(cause.to_string())),
+        };
+        let class = MachineClass {
+            provider_spec,
+            secrets,
+        };
+        Ok(match request(class).send(permit.driver()).await {
+            Ok(known) => Answer::Known(known),
+            // Declared, and not offered after all.
+            Err(status) if retry::disposition(self.stage, status.code()) == Disposition::Fallback => {
+                Answer::NotOffered
+            }
+            Err(status) => Answer::Failed(status),
+        })
+    }
+}
