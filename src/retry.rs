@@ -32,7 +32,7 @@ pub enum Stage {
     /// The initialization that the driver asked for.
     FinishInitialization,
     /// The look-up of a VM that is provisioned.
-    Recheck,
+    Refresh,
     /// The update.
     Update,
     /// The guest is asked to stop, before the delete.
@@ -119,7 +119,7 @@ impl Stage {
         Self::Create,
         Self::Initialize,
         Self::FinishInitialization,
-        Self::Recheck,
+        Self::Refresh,
         Self::Update,
         Self::ShutDown,
         Self::Delete,
@@ -132,7 +132,7 @@ impl Stage {
     /// The driver's call at this stage.
     pub const fn operation(self) -> Operation {
         match self {
-            Self::LookUp | Self::LookUpAgain | Self::Recheck | Self::ConfirmGone => {
+            Self::LookUp | Self::LookUpAgain | Self::Refresh | Self::ConfirmGone => {
                 Operation::GetMachineStatus
             }
             Self::List | Self::ListAgain | Self::ListAfterDelete => Operation::ListMachines,
@@ -156,7 +156,7 @@ impl Stage {
             Self::Create => "CreateMachine",
             Self::Initialize => "InitializeMachine",
             Self::FinishInitialization => "InitializeMachine of a VM that is `Uninitialized`",
-            Self::Recheck => "GetMachineStatus of a provisioned VM",
+            Self::Refresh => "GetMachineStatus of a provisioned VM",
             Self::Update => "UpdateMachine",
             Self::ShutDown => "ShutDownMachine",
             Self::Delete => "DeleteMachine",
@@ -329,7 +329,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             Stage::Create | Stage::Initialize | Stage::FinishInitialization | Stage::Update => {
                 Disposition::LookUp
             }
-            Stage::Recheck => Disposition::Vanished,
+            Stage::Refresh => Disposition::Vanished,
             Stage::ShutDown => Disposition::Delete,
             Stage::Delete | Stage::ConfirmGone => Disposition::Gone,
             // Only a list without the VM says that there is none.
@@ -343,7 +343,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             Stage::LookUp
             | Stage::List
             | Stage::Initialize
-            | Stage::Recheck
+            | Stage::Refresh
             // The delete was answered, and the time that a create gets is waited for all the same.
             | Stage::ListAfterDelete
             | Stage::ListZones
@@ -364,7 +364,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             | Stage::Create
             | Stage::Initialize
             | Stage::FinishInitialization
-            | Stage::Recheck => Disposition::Initialize,
+            | Stage::Refresh => Disposition::Initialize,
             // A deletion goes on whether or not the VM was ever initialized (INI-24).
             Stage::ConfirmGone => Disposition::StillThere,
             Stage::List

@@ -167,7 +167,8 @@ fn erased(update: &CacheUpdate<DeserializeGuard<InfraMachine>>) -> Vec<&InfraMac
         Change::Deleted(guarded) => guarded.0.as_ref().ok(),
         Change::Added(_) | Change::Updated { .. } => None,
     });
-    gone.filter(|last| machine::is_erased(last)).collect()
+    gone.filter(|last| machine::was_deleted_despite_finalizer(last))
+        .collect()
 }
 
 fn what_counts_of_a_machine(machine: &Machine) -> u64 {

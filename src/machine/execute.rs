@@ -1,12 +1,21 @@
 //! Do what a plan says: driver calls, and the ownership that has to be written before them.
 
-use super::class::{self, Stopped};
+mod consistency;
+mod delete;
+mod initialize;
+mod look_up;
+mod machine_class;
+mod provision;
+mod refresh;
+mod update;
+
+use self::machine_class::Stopped;
+use super::Context;
 use super::gather::Gathered;
 use super::object::Object;
 use super::outcome::Outcome;
 use super::ownership::Ownership;
 use super::plan::{Plan, Step};
-use super::{Context, provision, recheck, removal, update};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
 use crate::configured_driver::Permit;
@@ -102,9 +111,9 @@ async fn call(
 ) -> Result<Outcome, Stopped> {
     match step {
         Step::Provision(plan) => provision::provision(ctx, object, permit, *plan).await,
-        Step::Recheck(plan) => recheck::recheck(ctx, object, permit, *plan).await,
+        Step::Refresh(plan) => refresh::refresh(ctx, object, permit, *plan).await,
         Step::Update(plan) => update::update(ctx, object, permit, *plan).await,
-        Step::Delete(plan) => removal::delete(ctx, object, permit, *plan).await,
+        Step::Delete(plan) => delete::delete(ctx, object, permit, *plan).await,
     }
 }
 
@@ -119,7 +128,7 @@ async fn without_bootstrap_data(
     let (true, Some(name)) = (outcome.quotes_the_driver(), gathered.bootstrap_secret()) else {
         return outcome;
     };
-    match class::bootstrap_data_to_hide(ctx, machine, name).await {
+    match machine_class::bootstrap_data_to_hide(ctx, machine, name).await {
         Ok(secrets) => outcome.map_message(|message| secrets.scrub(message)),
         Err(_) => outcome.map_message(|_| UNSAFE_TO_SHOW.to_owned()),
     }

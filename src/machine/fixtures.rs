@@ -389,7 +389,7 @@ impl World {
         self
     }
 
-    pub fn recheck(self) -> Self {
+    pub fn refresh(self) -> Self {
         self.hinting(LookUpHint::Missing)
     }
 

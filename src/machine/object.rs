@@ -11,7 +11,8 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::runtime_state::Answered;
-use super::{Context, status};
+use super::Context;
+use super::publish::status;
 use crate::api::MACHINE_FINALIZER;
 use crate::api::bounded;
 use crate::api::labels::{self, Instance};
@@ -19,8 +20,8 @@ use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::{Error, patch_params, publish_status};
 use crate::identity::{self, MachineId};
 use crate::machine::ownership::{Ownership, has_finalizer};
-use crate::machine::status::under_way;
-use crate::machine::unanswered::Unanswered;
+use crate::machine::publish::status::under_way;
+use crate::machine::unanswered_creates::UnansweredCreates;
 use cmi_driver::{LastKnownState, Operation};
 
 #[cfg(test)]
@@ -54,7 +55,7 @@ pub struct Object<'a> {
     latest: Arc<InfraMachine>,
     credentials: Credentials,
     /// The API server has it no more: there is nothing to write.
-    is_erased: bool,
+    was_deleted_despite_finalizer: bool,
 }
 
 impl<'a> Object<'a> {
@@ -66,14 +67,14 @@ impl<'a> Object<'a> {
             api: Api::namespaced(ctx.client.clone(), namespace),
             latest,
             credentials: Credentials::Unread,
-            is_erased: false,
+            was_deleted_despite_finalizer: false,
         }
     }
 
     /// One that the API server has no more, as it was at last. Nothing of it is written.
     pub fn erased(ctx: &'a Context, last: Arc<InfraMachine>) -> Self {
         Self {
-            is_erased: true,
+            was_deleted_despite_finalizer: true,
             ..Self::new(ctx, last)
         }
     }
@@ -114,7 +115,11 @@ impl<'a> Object<'a> {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object is not what it was thought to be.
-    pub async fn issue(&mut self, ownership: &Ownership, unanswered: &Unanswered) -> Result<(), Error> {
+    pub async fn issue(
+        &mut self,
+        ownership: &Ownership,
+        unanswered: &UnansweredCreates,
+    ) -> Result<(), Error> {
         let annotations = annotations_of_a_create(&self.latest, ownership, unanswered)?;
         self.write_claim(annotations).await
     }
@@ -349,7 +354,7 @@ impl<'a> Object<'a> {
     }
 
     async fn try_patch_status(&mut self, status: &InfraMachineStatus) -> Result<bool, Error> {
-        if self.is_erased {
+        if self.was_deleted_despite_finalizer {
             return Ok(false);
         }
         let before = self.latest.status.as_ref();
@@ -387,7 +392,7 @@ impl<'a> Object<'a> {
         metadata: Value,
         provider_id: Option<&str>,
     ) -> Result<(), Error> {
-        if self.is_erased {
+        if self.was_deleted_despite_finalizer {
             return Ok(());
         }
         let mut body = json!({"metadata": metadata});
@@ -456,7 +461,7 @@ fn decides_the_same(a: &InfraMachine, b: &InfraMachine) -> bool {
 fn annotations_of_a_create(
     machine: &InfraMachine,
     ownership: &Ownership,
-    unanswered: &Unanswered,
+    unanswered: &UnansweredCreates,
 ) -> Result<Map<String, Value>, Error> {
     let mut annotations = missing_annotations(machine, ownership)?;
     annotations.insert(
@@ -471,7 +476,7 @@ fn annotations_of_a_create(
 
 /// What has to change in the annotation about creates once the VM is known.
 fn create_is_over(machine: &InfraMachine, answered: Option<Answered>) -> Option<Annotation> {
-    let unanswered = Unanswered::of(machine)?.beside_the_vm(answered);
+    let unanswered = UnansweredCreates::of(machine)?.beside_the_vm(answered);
     Some((labels::CREATE_ISSUED_AT, unanswered.annotation()))
 }
 

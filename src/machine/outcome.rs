@@ -320,7 +320,7 @@ const fn during(stage: Stage) -> OperationType {
         | Stage::Create
         | Stage::Initialize
         | Stage::FinishInitialization
-        | Stage::Recheck
+        | Stage::Refresh
         | Stage::ListZones
         | Stage::DescribeClass => OperationType::Create,
         Stage::Update => OperationType::Update,

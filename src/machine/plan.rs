@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use kube::Resource as _;
 
 pub use self::deletion::SHUT_DOWN_TRIES;
-pub use self::steps::{Delete, Plan, Provision, Recheck, Settling, ShutDown, Step, Trust, Update};
+pub use self::steps::{Delete, Plan, Provision, Refresh, Settling, ShutDown, Step, Trust, Update};
 pub use self::waits::{is_unsettled, pace, restored};
 
 use self::deletion::{plan_deletion, settling};
@@ -25,7 +25,7 @@ use self::waits::retry_wait;
 use super::outcome::{Blocked, Failure, Outcome};
 use super::ownership::{Ownership, has_lost_finalizer};
 use super::runtime_state::{Cause, RuntimeState};
-use super::unanswered::Unanswered;
+use super::unanswered_creates::UnansweredCreates;
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
@@ -296,7 +296,7 @@ fn plan_provisioning(
     }
     let noted = identity::instance(machine);
     let (applied, unanswered) = match noted {
-        Instance::MayExist => (identity::applied_spec(machine), Unanswered::of(machine)),
+        Instance::MayExist => (identity::applied_spec(machine), UnansweredCreates::of(machine)),
         Instance::Refused | Instance::None => (None, None),
     };
     let unanswered = unanswered
@@ -396,7 +396,7 @@ fn condition_without_calls(machine: &InfraMachine) -> &'static str {
 /// nothing is written about it: a fleet would be.
 pub fn unguarded(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
     match plan {
-        Plan::Execute(Step::Recheck(_) | Step::Update(_)) => Outcome::Waiting(Some(admission::EVERY)).into(),
+        Plan::Execute(Step::Refresh(_) | Step::Update(_)) => Outcome::Waiting(Some(admission::EVERY)).into(),
         _ => Outcome::Blocked(Blocked {
             again: Some(admission::EVERY),
             ..Blocked::new(
@@ -463,7 +463,7 @@ fn has_failed_for_good(machine: &InfraMachine) -> bool {
 }
 
 /// Whether the failure that the status shows is a refusal that no driver was called for; see
-/// [`super::status`], which writes it.
+/// [`super::publish::status`], which writes it.
 pub fn is_refused_uncalled(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         status.failure_reason.is_some()

@@ -1,19 +1,23 @@
 //! Record what came of a plan, write it, and publish events of it.
 
+pub mod events;
+pub mod phase;
+pub mod status;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::runtime::controller::Action;
 
+use self::status::Moment;
+use super::Context;
 use super::gather::Gathered;
 use super::jitter::jitter;
 use super::object::{Annotation, Object};
 use super::outcome::Outcome;
 use super::plan::{is_unsettled, pace};
 use super::runtime_state::{Cause, LookUpHint, Retry, UnimplementedCall, Until};
-use super::status::Moment;
-use super::{Context, events, phase, status};
 use crate::api::conditions;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;

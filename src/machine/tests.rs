@@ -6,13 +6,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::fakes::{Server, Vms};
 use super::fixtures::{MachineFixture, machine};
 use super::gather::gather;
 use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::SHUT_DOWN_TRIES;
 use super::publish::publish;
-use super::trial::{Server, Vms};
 use super::{Context, reconcile};
 use crate::api::labels;
 use crate::apiserver::Error;

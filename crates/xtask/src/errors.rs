@@ -16,7 +16,7 @@ pub(crate) const WAY_UP: &[Stage] = &[
 /// What stands for a look-up, where a driver lists and can't look up.
 pub(crate) const LISTS: &[Stage] = &[Stage::List, Stage::ListAgain, Stage::ListAfterDelete];
 /// The calls about a VM that is up.
-pub(crate) const UP: &[Stage] = &[Stage::Recheck, Stage::Update];
+pub(crate) const UP: &[Stage] = &[Stage::Refresh, Stage::Update];
 /// The calls of a deletion.
 pub(crate) const WAY_DOWN: &[Stage] = &[Stage::ShutDown, Stage::Delete, Stage::ConfirmGone];
 /// The calls that need no machine.

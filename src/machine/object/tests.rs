@@ -7,8 +7,8 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::OperationState;
+use crate::machine::fakes::Server;
 use crate::machine::fixtures::{at, machine, ownership};
-use crate::machine::trial::Server;
 
 fn changes(machine: &InfraMachine) -> Vec<String> {
     missing_annotations(machine, &ownership(machine))
@@ -142,7 +142,7 @@ async fn an_answer_is_not_lost_where_it_could_not_be_told_that_the_call_takes_lo
 /// is behind creates nothing.
 #[test]
 fn every_create_is_noted_before_it_is_issued_and_keeps_clusterctl_waiting() {
-    let (unanswered, _) = Unanswered::default().with(at(7));
+    let (unanswered, _) = UnansweredCreates::default().with(at(7));
     let changes =
         |machine: &InfraMachine| annotations_of_a_create(machine, &ownership(machine), &unanswered).unwrap();
     let first = changes(&machine().build());

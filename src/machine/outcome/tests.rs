@@ -65,7 +65,7 @@ fn what_the_driver_does_not_offer_is_remembered_by_the_call() {
             Outcome::NotOffered(Operation::GetMachineStatus),
             Some(Operation::GetMachineStatus),
         ),
-        (failed(Stage::Recheck), None),
+        (failed(Stage::Refresh), None),
         (Outcome::NoOp(""), None),
     ] {
         assert_eq!(outcome.awaits_another_driver(), stage, "{outcome:?}");

@@ -16,7 +16,7 @@ use crate::configured_driver::PERMIT_WAIT;
 use crate::identity::{self, MachineId};
 use crate::machine::outcome::{Outcome, RemovalReason};
 use crate::machine::ownership::has_finalizer;
-use crate::machine::unanswered::{Unanswered, elapsed};
+use crate::machine::unanswered_creates::{UnansweredCreates, elapsed};
 use cmi_driver::Operation;
 
 /// How long the guest gets to shut down when the object does not say, in seconds.
@@ -88,7 +88,7 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         spec,
         shut_down,
         settling: settling(machine, seen, driver).filter(|_| !refused),
-        strays: machine.spec.provider_id.is_some() && Unanswered::of(machine).is_some(),
+        strays: machine.spec.provider_id.is_some() && UnansweredCreates::of(machine).is_some(),
         refused,
         again: pace_of_deletion(deleted_for(machine, seen.now), left),
     }))
@@ -146,7 +146,7 @@ pub(super) fn settling(
     driver: &DriverState<'_>,
 ) -> Option<Settling> {
     let noted = identity::annotation(machine, labels::CREATE_ISSUED_AT);
-    let issued = match Unanswered::of(machine) {
+    let issued = match UnansweredCreates::of(machine) {
         Some(unanswered) => Some(unanswered.without(seen.state.answered).latest()?),
         // The create that made the VM was answered.
         None if noted.is_none() && machine.spec.provider_id.is_some() => return None,

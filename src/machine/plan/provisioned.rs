@@ -2,7 +2,7 @@
 
 use super::difference::difference;
 use super::waits::{is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
-use super::{DriverState, Observed, Plan, Recheck, Step, Update, known_provider_id};
+use super::{DriverState, Observed, Plan, Refresh, Step, Update, known_provider_id};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::identity::{self, InvalidSpec};
 use crate::machine::outcome::Outcome;
@@ -46,7 +46,7 @@ pub fn plan_provisioned(
         let unanswered = look_up_wait(seen).filter(|_| hinted && !seen.state.hint_is_new);
         again = until_settling(seen).filter(|_| unsettled).or(unanswered);
         if (hinted && unanswered.is_none()) || (unsettled && again.is_none()) {
-            return Step::Recheck(Box::new(Recheck {
+            return Step::Refresh(Box::new(Refresh {
                 look_up: look_up.clone(),
                 provider_id,
                 may_initialize,

@@ -9,7 +9,7 @@ use crate::api::v1alpha1::OperationType;
 use crate::configured_driver::{Priority, TrialReason};
 use crate::machine::outcome::Outcome;
 use crate::machine::ownership::Ownership;
-use crate::machine::unanswered::{Unanswered, elapsed};
+use crate::machine::unanswered_creates::{UnansweredCreates, elapsed};
 use cmi_driver::{ProviderId, ProviderSpec};
 
 /// What has to be done.
@@ -29,7 +29,7 @@ pub enum Step {
     /// Look the VM up, create it if it is not there, initialize it.
     Provision(Box<Provision>),
     /// Ask the driver how the VM is.
-    Recheck(Box<Recheck>),
+    Refresh(Box<Refresh>),
     /// Bring the VM to the wanted spec.
     Update(Box<Update>),
     /// Shut down, delete, until it is gone.
@@ -55,14 +55,14 @@ impl Step {
             // Where there may be a VM it is looked up first, which must not wait for the creates of others.
             Self::Provision(plan) if plan.vm_may_exist() => Priority::Upkeep,
             Self::Provision(_) => Priority::Create,
-            Self::Recheck(_) | Self::Update(_) | Self::Delete(_) => Priority::Upkeep,
+            Self::Refresh(_) | Self::Update(_) | Self::Delete(_) => Priority::Upkeep,
         }
     }
 
     /// What it is part of.
     pub fn during(&self) -> OperationType {
         match self {
-            Self::Provision(_) | Self::Recheck(_) => OperationType::Create,
+            Self::Provision(_) | Self::Refresh(_) => OperationType::Create,
             Self::Update(_) => OperationType::Update,
             Self::Delete(_) => OperationType::Delete,
         }
@@ -123,7 +123,7 @@ pub struct Provision {
     /// What the object says of a VM before the create.
     pub noted: Instance,
     /// Creates before this one that may still be carried out.
-    pub unanswered: Unanswered,
+    pub unanswered: UnansweredCreates,
     /// What may still make a VM of another spec: a create now would write down its own, by which alone the VM
     /// is looked for and deleted.
     pub settling: Option<Settling>,
@@ -140,7 +140,7 @@ impl Provision {
 
 /// Look up, initialize where the driver asks for it. Nothing to create with is part of it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recheck {
+pub struct Refresh {
     /// The spec to look up with: that of the create.
     pub look_up: ProviderSpec,
     /// The id.

@@ -10,7 +10,7 @@ use crate::api::v1alpha1::{OperationState, OperationType};
 use crate::configured_driver::Priority;
 use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
-use crate::machine::status::{self, Moment};
+use crate::machine::publish::status::{self, Moment};
 use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
 
@@ -336,7 +336,7 @@ fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done
     check(world(), failed.without_finalizer());
     check(world(), provisioned());
     check(world(), provisioned().annotated(labels::INSTANCE, "none"));
-    check(world().recheck(), provisioned());
+    check(world().refresh(), provisioned());
     check(world().violating("no"), provisioned());
     check(world().driver_not_configured(), provisioned());
     check(world().capabilities_unknown(), provisioned());
@@ -395,7 +395,7 @@ fn a_machine_is_looked_up_and_created_with_its_spec_and_tags() {
     assert_eq!((&plan.wanted, &plan.look_up), (&wanted, &wanted));
     assert_eq!(plan.bootstrap, "boot");
     assert_eq!((&plan.provider_id, plan.vm_may_exist()), (&None, false));
-    assert_eq!(plan.unanswered, Unanswered::default());
+    assert_eq!(plan.unanswered, UnansweredCreates::default());
     assert_eq!(plan.ownership.instance, Instance::MayExist);
     assert_eq!(plan.ownership.driver.as_deref(), Some("pool"));
     assert_eq!(plan.ownership.applied, Some(wanted));
@@ -460,16 +460,19 @@ fn the_creates_before_that_may_still_be_carried_out_are_noted_with_the_next_one(
         Some(at(-30)),
         "it had ten minutes, and the time to settle begins then"
     );
-    assert_eq!(planned(later(), noted(&[-620])), Unanswered::default());
-    assert_eq!(planned(later().answered(20), noted(&[20])), Unanswered::default());
+    assert_eq!(planned(later(), noted(&[-620])), UnansweredCreates::default());
+    assert_eq!(
+        planned(later().answered(20), noted(&[20])),
+        UnansweredCreates::default()
+    );
     assert_eq!(
         planned(later().answered(20), noted(&[10, 20])).latest(),
         Some(at(10))
     );
     let never = noted(&[20]).annotated(labels::INSTANCE, "none");
-    assert_eq!(planned(later(), never), Unanswered::default());
+    assert_eq!(planned(later(), never), UnansweredCreates::default());
     let copied = noted(&[20]).annotated(labels::MACHINE_ID, "ns1/other/u-9");
-    assert_eq!(planned(later(), copied), Unanswered::default());
+    assert_eq!(planned(later(), copied), UnansweredCreates::default());
 }
 
 /// The VM is looked for, and deleted, by the spec that is written down: that of the newest create.

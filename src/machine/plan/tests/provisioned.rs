@@ -4,9 +4,9 @@ use super::*;
 use crate::machine::runtime_state::LookUpHint;
 
 #[track_caller]
-fn recheck(plan: Plan) -> Recheck {
+fn refresh(plan: Plan) -> Refresh {
     match plan {
-        Plan::Execute(Step::Recheck(plan)) => *plan,
+        Plan::Execute(Step::Refresh(plan)) => *plan,
         other => panic!("expected a recheck, got {other:?}"),
     }
 }
@@ -128,7 +128,7 @@ fn an_update_that_failed_is_not_repeated_before_its_time() {
 
 #[test]
 fn a_vm_that_may_be_missing_is_asked_after_and_never_created() {
-    let plan = recheck(world().recheck().plan(machine().provisioned()));
+    let plan = refresh(world().refresh().plan(machine().provisioned()));
     assert_eq!(plan.provider_id.as_str(), "sim://1");
     assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
 }
@@ -137,7 +137,7 @@ fn a_vm_that_may_be_missing_is_asked_after_and_never_created() {
 #[test]
 fn a_vm_that_may_be_missing_is_asked_after_before_it_is_updated() {
     for fixture in [larger(), half_updated(0), half_updated(400)] {
-        let plan = recheck(world().recheck().plan(fixture));
+        let plan = refresh(world().refresh().plan(fixture));
         assert_eq!(
             plan.look_up,
             tagged(&json!({"size": "s"})),
@@ -149,14 +149,14 @@ fn a_vm_that_may_be_missing_is_asked_after_before_it_is_updated() {
 /// A spec or a schema that is wrong by now says nothing about the VM.
 #[test]
 fn a_vm_that_may_be_missing_is_asked_after_though_its_spec_is_refused() {
-    recheck(world().violating("no").recheck().plan(machine().provisioned()));
+    refresh(world().violating("no").refresh().plan(machine().provisioned()));
     refused(world().violating("no").plan(machine().provisioned()));
 }
 
 #[test]
 fn a_vm_on_its_way_up_is_asked_after_until_it_is_up() {
     let starting = || machine().provisioned().power("Starting");
-    recheck(world().plan(starting()));
+    refresh(world().plan(starting()));
     assert_eq!(
         world().plan(machine().provisioned().power("Running")),
         kept(true, None)
@@ -176,7 +176,7 @@ fn a_vm_that_is_not_initialized_any_more_is_asked_after() {
         State::False,
         "Uninitialized",
     );
-    recheck(world().plan(uninitialized));
+    refresh(world().plan(uninitialized));
 }
 
 /// Any trigger replaces the requeue that was planned: the plan has to carry it on.
@@ -208,7 +208,7 @@ fn the_longer_a_vm_has_been_starting_the_rarer_it_is_asked_after() {
 /// The driver lists VMs and can't be asked about one: two lists have to do.
 #[test]
 fn a_driver_that_can_only_list_has_the_word_on_what_is_gone_and_what_is_back() {
-    let world = world().not_offering(Operation::GetMachineStatus).recheck();
+    let world = world().not_offering(Operation::GetMachineStatus).refresh();
     let id: ProviderId = "sim://1".parse().unwrap();
     assert_eq!(world.plan(machine().provisioned()), Outcome::Vanished(id.clone()));
     let vanished =
@@ -249,14 +249,14 @@ fn a_look_up_that_the_driver_answered_not_to_offer_is_not_asked_for_again() {
     assert_eq!(lacking().plan(starting()), kept(true, None));
     let signed = lacking().hinting(LookUpHint::Signal);
     assert_eq!(signed.plan(machine().provisioned()), kept(true, None));
-    let missed = lacking().recheck().plan(machine().provisioned());
+    let missed = lacking().refresh().plan(machine().provisioned());
     assert!(
         matches!(missed, Plan::Outcome(Outcome::Vanished(_))),
         "its lists have the word: {missed:?}"
     );
     update(lacking().plan(larger()));
-    recheck(world().unable_to(Operation::GetMachineStatus, 1).plan(starting()));
-    recheck(lacking().inputs_changed().plan(starting()));
+    refresh(world().unable_to(Operation::GetMachineStatus, 1).plan(starting()));
+    refresh(lacking().inputs_changed().plan(starting()));
 }
 
 /// CMI-37
@@ -271,8 +271,8 @@ fn a_vm_is_not_asked_after_for_an_initialization_that_the_driver_does_not_offer(
     };
     let lacking = |before| world().unable_to(Operation::InitializeMachine, before);
     assert_eq!(lacking(0).plan(uninitialized()), kept(true, None));
-    assert!(recheck(lacking(1).plan(uninitialized())).may_initialize);
-    let missed = recheck(lacking(0).recheck().plan(uninitialized()));
+    assert!(refresh(lacking(1).plan(uninitialized())).may_initialize);
+    let missed = refresh(lacking(0).refresh().plan(uninitialized()));
     assert!(
         !missed.may_initialize,
         "whether it is there can be asked all the same"
@@ -286,8 +286,8 @@ fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
         matches!(waiting, Plan::Outcome(Outcome::UpToDate { again: Some(again), .. }) if again == Duration::from_secs(30)),
         "{waiting:?}"
     );
-    recheck(world().unanswered().plan(machine().provisioned()));
-    recheck(world().recheck().remembering(30).plan(machine().provisioned()));
+    refresh(world().unanswered().plan(machine().provisioned()));
+    refresh(world().refresh().remembering(30).plan(machine().provisioned()));
 }
 
 /// A Node that went silent says nothing about a VM that can't be looked up: to call it gone
@@ -297,7 +297,7 @@ fn a_sign_is_for_the_look_up_to_follow_and_no_word_on_what_is_gone() {
     let seen = world().hinting(LookUpHint::Signal);
     let asked = seen.plan(machine().provisioned());
     assert_eq!(asked.trust(), Trust::CheckSinceRead, "it may initialize the VM");
-    recheck(asked);
+    refresh(asked);
     let kept = world()
         .not_offering(Operation::GetMachineStatus)
         .hinting(LookUpHint::Signal)

@@ -3,36 +3,25 @@
 //! Layer 2: Kubernetes and the driver's trait, no concrete driver. [`plan`] holds every rule of the contract
 //! and is pure; [`object::Object`] is the only place that writes.
 
-mod absence;
-mod class;
 mod context;
-mod erased;
-mod events;
+mod deleted_despite_finalizer;
 mod execute;
+#[cfg(test)]
+mod fakes;
 #[cfg(test)]
 mod fixtures;
 mod gather;
-mod initialization;
+mod invalid_object;
 mod jitter;
-mod look_up;
 mod object;
 mod outcome;
 mod ownership;
-mod phase;
 mod plan;
-mod provision;
 mod publish;
-mod recheck;
-mod removal;
 mod runtime_state;
-mod status;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod trial;
-mod unanswered;
-mod unreadable;
-mod update;
+mod unanswered_creates;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,8 +31,8 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 
 pub use context::{Context, Reference};
-pub use erased::{is_erased, remove_vm};
-pub use phase::{PHASES, phase};
+pub use deleted_despite_finalizer::{remove_vm, was_deleted_despite_finalizer};
+pub use publish::phase::{PHASES, phase};
 pub use runtime_state::{LookUpHint, RuntimeStates};
 
 use self::execute::execute;
@@ -66,7 +55,7 @@ pub async fn reconcile(
     let reconcile = Box::pin(async {
         match &guarded.0 {
             Ok(machine) => reconcile_machine(machine, &ctx).await,
-            Err(invalid) => unreadable::reconcile(invalid, &ctx).await,
+            Err(invalid) => invalid_object::reconcile(invalid, &ctx).await,
         }
     });
     reconciler::run_one(

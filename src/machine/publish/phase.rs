@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::Context;
-use super::gather::Gathered;
 use crate::api::conditions;
 use crate::api::v1alpha1::InfraMachine;
+use crate::machine::Context;
+use crate::machine::gather::Gathered;
 
 /// The phases that machines are counted by.
 pub const PHASES: [&str; 5] = ["Pending", "Provisioned", "NotReady", "Failed", "Deleting"];

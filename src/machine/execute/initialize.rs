@@ -1,12 +1,12 @@
 //! Initialize a VM that exists.
 
-use super::Context;
-use super::class::Stopped;
-use super::look_up::another_vm;
-use super::object::Object;
-use super::outcome::{Failure, Outcome};
 use crate::configured_driver::Permit;
 use crate::identity;
+use crate::machine::Context;
+use crate::machine::execute::look_up::another_vm;
+use crate::machine::execute::machine_class::Stopped;
+use crate::machine::object::Object;
+use crate::machine::outcome::{Failure, Outcome};
 use crate::retry::{Disposition, Stage};
 use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, MachineRef, Operation, ProviderId};
 
@@ -185,7 +185,7 @@ mod tests {
                 None => status,
             }
         };
-        for stage in [Stage::LookUp, Stage::LookUpAgain, Stage::Create, Stage::Recheck] {
+        for stage in [Stage::LookUp, Stage::LookUpAgain, Stage::Create, Stage::Refresh] {
             let known = |id, status| known(id, stage, status).known.map(|id| id.to_string());
             assert_eq!(known(None, said(None)), None);
             assert_eq!(known(None, said(Some(vm("sim://2")))).as_deref(), Some("sim://2"));
@@ -196,7 +196,7 @@ mod tests {
     /// CTL-01: with an error as well, be it beside the error or of the machine that comes with it.
     #[test]
     fn the_state_that_comes_with_uninitialized_is_handed_over_with_the_initialization() {
-        for stage in [Stage::LookUp, Stage::LookUpAgain, Stage::Create, Stage::Recheck] {
+        for stage in [Stage::LookUp, Stage::LookUpAgain, Stage::Create, Stage::Refresh] {
             let beside = Status::new(Code::Uninitialized, "no").with_last_known_state(state("s1"));
             let mut old = vm("sim://1");
             old.last_known_state = Some(state("s0"));

@@ -424,7 +424,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
             .condition(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE)
     };
     for code in Code::ALL {
-        let status = status_of(up(), &failed(Stage::Recheck, code));
+        let status = status_of(up(), &failed(Stage::Refresh, code));
         assert_eq!(
             state_of(&status, conditions::DRIVER_REACHABLE),
             ("True", reason::REACHABLE),
@@ -787,7 +787,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
     for outcome in [
         kept(&[]),
         Outcome::Updated,
-        failed(Stage::Recheck, Code::Unauthenticated),
+        failed(Stage::Refresh, Code::Unauthenticated),
     ] {
         let mut fixture = changed().build();
         let status = after(&fixture, &outcome, moment());
@@ -813,7 +813,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
             .annotations
             .get_or_insert_default()
             .insert(labels::SECRET.to_owned(), String::new());
-        let healed = after(&fixture, &failed(Stage::Recheck, Code::Internal), moment());
+        let healed = after(&fixture, &failed(Stage::Refresh, Code::Internal), moment());
         assert_eq!(
             state_of(&healed, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
             ("True", reason::UP_TO_DATE)

@@ -5,9 +5,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::object::Credentials;
-use super::outcome::{Blocked, Outcome};
-use super::plan::is_refused_uncalled;
 use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{
@@ -16,6 +13,9 @@ use crate::api::v1alpha1::{
 };
 use crate::configured_driver::CircuitOpen;
 use crate::identity;
+use crate::machine::object::Credentials;
+use crate::machine::outcome::{Blocked, Outcome};
+use crate::machine::plan::is_refused_uncalled;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
 
 mod failure;
@@ -276,7 +276,7 @@ impl Draft<'_> {
     }
 
     /// Refused before any driver was called: a last operation without a call says so, since another driver,
-    /// or a newer one, may take the same spec (see [`super::plan::is_refused_uncalled`]).
+    /// or a newer one, may take the same spec (see [`crate::machine::plan::is_refused_uncalled`]).
     fn refused_uncalled(&mut self, code: Code, message: &str) {
         self.refused(code, message);
         let said = self

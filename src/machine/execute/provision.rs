@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::Context;
-use super::absence::{behind_for, gone_or_behind};
-use super::class::{self, Stopped};
-use super::initialization::{initialize, made, uninitialized};
-use super::look_up::{Seen, another_vm, look_up};
-use super::object::Object;
-use super::outcome::{Blocked, Failure, Outcome};
-use super::ownership::Ownership;
-use super::plan::{Provision, Settling};
-use super::runtime_state::Answered;
 use crate::api::conditions::{self, reason};
 use crate::api::labels::Instance;
 use crate::configured_driver::{Permit, is_circuit_open};
 use crate::identity;
+use crate::machine::Context;
+use crate::machine::execute::consistency::{behind_for, gone_or_behind};
+use crate::machine::execute::initialize::{initialize, made, uninitialized};
+use crate::machine::execute::look_up::{Seen, another_vm, look_up};
+use crate::machine::execute::machine_class::{self, Stopped};
+use crate::machine::object::Object;
+use crate::machine::outcome::{Blocked, Failure, Outcome};
+use crate::machine::ownership::Ownership;
+use crate::machine::plan::{Provision, Settling};
+use crate::machine::runtime_state::Answered;
 use crate::retry::{Disposition, Stage};
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation};
 
@@ -37,7 +37,8 @@ pub async fn provision(
     plan: Provision,
 ) -> Result<Outcome, Stopped> {
     let class =
-        class::with_credentials(ctx, object, permit.configured_driver(), plan.look_up.clone()).await?;
+        machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.look_up.clone())
+            .await?;
     // It was refused before, and no other create can have made its VM: there is nothing to look up
     // while nothing may be created.
     if plan.trial.recalled
@@ -136,7 +137,8 @@ async fn create(
     if let Err(status) = permit.driver().prepare_create(&credentials).await {
         return Ok(Outcome::Failed(Box::new(Failure::new(Stage::Create, status))));
     }
-    let class = class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
+    let class =
+        machine_class::with_bootstrap_data(ctx, object.get(), credentials.clone(), &plan.bootstrap).await?;
     let (unanswered, issued) = plan.unanswered.clone().with(Timestamp::now());
     object.issue(&plan.ownership, &unanswered).await?;
     // From here on a VM may be: an absence that was seen before says nothing about it.

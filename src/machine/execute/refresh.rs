@@ -1,30 +1,31 @@
 //! Ask after a VM that is provisioned.
 
-use super::Context;
-use super::absence::gone_or_behind;
-use super::class::{self, Stopped};
-use super::initialization::{initialize, uninitialized};
-use super::look_up::{Seen, look_up};
-use super::object::Object;
-use super::outcome::Outcome;
-use super::plan::Recheck;
 use crate::configured_driver::Permit;
+use crate::machine::Context;
+use crate::machine::execute::consistency::gone_or_behind;
+use crate::machine::execute::initialize::{initialize, uninitialized};
+use crate::machine::execute::look_up::{Seen, look_up};
+use crate::machine::execute::machine_class::{self, Stopped};
+use crate::machine::object::Object;
+use crate::machine::outcome::Outcome;
+use crate::machine::plan::Refresh;
 use crate::retry::Stage;
 use cmi_driver::Operation;
 
 /// Asks after a VM that is provisioned.
-pub async fn recheck(
+pub async fn refresh(
     ctx: &Context,
     object: &mut Object<'_>,
     permit: &mut Permit<'_>,
-    plan: Recheck,
+    plan: Refresh,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object, permit.configured_driver(), plan.look_up).await?;
+    let class =
+        machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.look_up).await?;
     match look_up(
         object,
         permit,
         Some(&plan.provider_id),
-        Stage::Recheck,
+        Stage::Refresh,
         class.clone(),
     )
     .await

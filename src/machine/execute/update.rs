@@ -3,16 +3,16 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::Context;
-use super::class::{self, Stopped};
-use super::object::Object;
-use super::outcome::{Failure, Outcome};
-use super::plan::Update;
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
 use crate::configured_driver::Permit;
 use crate::identity;
+use crate::machine::Context;
+use crate::machine::execute::machine_class::{self, Stopped};
+use crate::machine::object::Object;
+use crate::machine::outcome::{Failure, Outcome};
+use crate::machine::plan::Update;
 use crate::retry::Stage;
 use cmi_driver::{MachineRef, Operation, UpdateMachineRequest};
 
@@ -27,7 +27,8 @@ pub async fn update(
     permit: &Permit<'_>,
     plan: Update,
 ) -> Result<Outcome, Stopped> {
-    let class = class::with_credentials(ctx, object, permit.configured_driver(), plan.wanted.clone()).await?;
+    let class =
+        machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.wanted.clone()).await?;
     object.block_move().await?;
     announce(object).await?;
     let request = UpdateMachineRequest {

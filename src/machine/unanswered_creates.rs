@@ -16,12 +16,12 @@ const KEPT: usize = 3;
 
 /// The creates of a machine whose answer is not known, by the time at which they were issued.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Unanswered {
+pub struct UnansweredCreates {
     /// The earliest first.
     issued: Vec<Timestamp>,
 }
 
-impl Unanswered {
+impl UnansweredCreates {
     /// What the annotation says; nothing where it is not there, or can't be read.
     pub fn of(machine: &InfraMachine) -> Option<Self> {
         let text = identity::annotation(machine, labels::CREATE_ISSUED_AT)?;
@@ -97,9 +97,9 @@ mod tests {
     use super::*;
     use crate::machine::fixtures::{at, machine};
 
-    fn issued(seconds: &[i64]) -> Unanswered {
+    fn issued(seconds: &[i64]) -> UnansweredCreates {
         let each = seconds.iter().map(|second| at(*second));
-        each.fold(Unanswered::default(), |all, time| all.with(time).0)
+        each.fold(UnansweredCreates::default(), |all, time| all.with(time).0)
     }
 
     fn answer(second: i64, made: bool) -> Answered {
@@ -111,14 +111,14 @@ mod tests {
     fn the_annotation_is_read_back_as_it_was_written() {
         for seconds in [&[1][..], &[1, 2]] {
             let text = issued(seconds).annotation().unwrap();
-            let read = Unanswered::of(&machine().annotated(labels::CREATE_ISSUED_AT, &text).build());
+            let read = UnansweredCreates::of(&machine().annotated(labels::CREATE_ISSUED_AT, &text).build());
             assert_eq!(read, Some(issued(seconds)), "{text}");
         }
         assert_eq!(issued(&[1]).annotation().unwrap(), at(1).to_string());
-        assert_eq!(Unanswered::default().annotation(), None);
+        assert_eq!(UnansweredCreates::default().annotation(), None);
         for unreadable in ["", "soon", "2026-01-01T00:00:00Z,soon"] {
             let machine = machine().annotated(labels::CREATE_ISSUED_AT, unreadable).build();
-            assert_eq!(Unanswered::of(&machine), None, "{unreadable}");
+            assert_eq!(UnansweredCreates::of(&machine), None, "{unreadable}");
         }
     }
 
@@ -126,7 +126,7 @@ mod tests {
     fn the_latest_are_kept_and_two_are_never_taken_for_one() {
         assert_eq!(issued(&[1, 2, 3, 4]), issued(&[2, 3, 4]));
         assert_eq!(issued(&[3]).latest(), Some(at(3)));
-        let (one, _) = Unanswered::default().with(at(1));
+        let (one, _) = UnansweredCreates::default().with(at(1));
         let (_, time) = one.with(at(1) + Duration::from_nanos(7));
         assert_eq!(time, at(1), "a time is told from another by what is written");
     }

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::Context;
-use super::object::Object;
-use super::outcome::Outcome;
 use crate::configured_driver::Permit;
+use crate::machine::Context;
+use crate::machine::object::Object;
+use crate::machine::outcome::Outcome;
 use cmi_driver::ProviderId;
 
 /// How much longer the driver may be behind, whose consistency window is `window` and which does not see the

@@ -1,12 +1,12 @@
 //! What the driver gets: the provider spec, and the secrets as far as a call needs them.
 
-use super::Context;
-use super::object::{Credentials, Object};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::{Error, InvalidSecret, secrets};
 use crate::configured_driver::ConfiguredDriver;
 use crate::credentials;
 use crate::identity;
+use crate::machine::Context;
+use crate::machine::object::{Credentials, Object};
 use cmi_driver::{MachineClass, ProviderSpec, Secrets};
 
 /// Why nothing came of a plan.

@@ -20,7 +20,8 @@ use super::outcome::Outcome;
 use super::ownership::has_finalizer;
 use super::plan::plan;
 use super::publish::{retry_of, wait};
-use super::{Context, events};
+use super::Context;
+use super::publish::events;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
@@ -34,7 +35,7 @@ const LONGEST: Duration = Duration::from_hours(1);
 /// finalizer. Any other way to go begins with a deletion that was asked for, or takes the finalizer away
 /// before: a move, a force, a VM that is gone. One with a providerID had the finalizer long before: it was
 /// taken out of the API server's store by hand, and its VM is for the report of orphans to tell of.
-pub fn is_erased(last: &InfraMachine) -> bool {
+pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
     let is_marked = |mark| identity::annotation(last, mark).is_some();
     last.metadata.deletion_timestamp.is_none()
         && last.spec.provider_id.is_none()
@@ -128,8 +129,8 @@ async fn is_there_again(ctx: &Context, machine: &InfraMachine) -> Result<bool, E
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::fakes::{Server, Vms};
     use crate::machine::fixtures::{MachineFixture, at, machine};
-    use crate::machine::trial::{Server, Vms};
     use cmi_driver::Operation;
 
     fn made() -> MachineFixture {
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn only_an_object_that_nobody_asked_to_delete_or_let_go_was_let_go_in_spite_of_its_finalizer() {
-        assert!(is_erased(&made().build()));
+        assert!(was_deleted_despite_finalizer(&made().build()));
         for other in [
             made().deleted_at(at(0)),
             made().without_finalizer(),
@@ -153,7 +154,7 @@ mod tests {
             made().annotated(labels::FORCE_DELETE, "true"),
         ] {
             let other = other.build();
-            assert!(!is_erased(&other), "{other:?}");
+            assert!(!was_deleted_despite_finalizer(&other), "{other:?}");
         }
     }
 

@@ -1,10 +1,10 @@
 //! Events about a machine: one when it is up, one when something new goes wrong, one when it is gone. Pure.
 
-use super::outcome::{Failure, Outcome, RemovalReason};
 use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Note;
+use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use cmi_driver::Code;
 
 #[cfg(test)]

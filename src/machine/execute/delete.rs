@@ -5,18 +5,18 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::Context;
-use super::absence::behind_for;
-use super::class::{self, Stopped};
-use super::look_up::own_in_list;
-use super::object::{Annotation, Object};
-use super::outcome::{Failure, Outcome, RemovalReason};
-use super::plan::{Delete, SHUT_DOWN_TRIES, Settling, ShutDown};
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::configured_driver::Permit;
 use crate::identity;
+use crate::machine::Context;
+use crate::machine::execute::consistency::behind_for;
+use crate::machine::execute::look_up::own_in_list;
+use crate::machine::execute::machine_class::{self, Stopped};
+use crate::machine::object::{Annotation, Object};
+use crate::machine::outcome::{Failure, Outcome, RemovalReason};
+use crate::machine::plan::{Delete, SHUT_DOWN_TRIES, Settling, ShutDown};
 use crate::retry::{Disposition, Stage};
 use cmi_driver::{
     self, Code, DeleteMachineRequest, GetMachineStatusRequest, LastKnownState, Machine, MachineClass,
@@ -41,7 +41,9 @@ pub async fn delete(
     // It is none of clusterctl's any more: what is being deleted is not moved.
     object.unblock_move().await?;
     let (class, secret_is_gone) =
-        match class::with_credentials(ctx, object, permit.configured_driver(), plan.spec.clone()).await {
+        match machine_class::with_credentials(ctx, object, permit.configured_driver(), plan.spec.clone())
+            .await
+        {
             Ok(class) => (class, false),
             Err(Stopped::Secret(InvalidSecret::Missing { name, .. })) => {
                 let class = MachineClass {

@@ -8,7 +8,7 @@ use crate::apiserver::InvalidSecret;
 use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
 use crate::machine::plan::Plan;
-use crate::machine::status::{self, Moment};
+use crate::machine::publish::status::{self, Moment};
 use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
 
@@ -80,7 +80,7 @@ fn whatever_goes_wrong_is_said_once() {
     for code in Code::ALL {
         let create = failed(Stage::Create, code);
         let initialize = failed(Stage::Initialize, code);
-        let recheck = failed(Stage::Recheck, code);
+        let refresh = failed(Stage::Refresh, code);
         let update = failed(Stage::Update, code);
         let delete = failed(Stage::Delete, code);
         cases.extend([
@@ -91,7 +91,7 @@ fn whatever_goes_wrong_is_said_once() {
         ]);
         // An outage is told of the InfraCluster.
         if !code.is_outage() {
-            cases.push((machine().provisioned(), recheck));
+            cases.push((machine().provisioned(), refresh));
         }
     }
     for (before, outcome) in cases {
@@ -132,10 +132,10 @@ fn an_outage_that_the_status_tells_of_is_no_news_for_any_machine() {
     let known = machine()
         .provisioned()
         .condition(conditions::DRIVER_REACHABLE, State::False, "Unavailable");
-    let recheck = failed(Stage::Recheck, Code::Unavailable);
-    assert_eq!(of(&known.build(), &recheck, 1), None);
+    let refresh = failed(Stage::Refresh, Code::Unavailable);
+    assert_eq!(of(&known.build(), &refresh, 1), None);
     let up = machine().provisioned().build();
-    assert_eq!(of(&up, &recheck, 1), None, "it is told of the InfraCluster");
+    assert_eq!(of(&up, &refresh, 1), None, "it is told of the InfraCluster");
 }
 
 #[test]

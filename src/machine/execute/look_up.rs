@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::object::Object;
-use super::outcome::Failure;
 use crate::configured_driver::Permit;
 use crate::identity::MachineId;
+use crate::machine::object::Object;
+use crate::machine::outcome::Failure;
 use crate::retry::{Disposition, Stage};
 use cmi_driver::{
     self, Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, MachineClass, MachineRef,
