@@ -48,19 +48,22 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
     .flatten()
 }
 
-/// A row of a table of cases.
-macro_rules! case {
-    ($name:literal, $title:literal, proves: $proves:expr, needs: $needs:expr, $run:expr) => {
-        $crate::Case {
-            name: $name,
-            title: $title,
-            proves: &$proves,
-            needs: &$needs,
-            run: |test_context| Box::pin(($run)(test_context)),
-        }
+/// A table of cases, by row: the name, what holds when the case passes, the rows of the requirements that it proves,
+/// what it can't run without, and what it does.
+macro_rules! cases {
+    ($($name:literal: $title:literal $proves:expr, $needs:expr => $run:expr;)+) => {
+        &[$(
+            $crate::Case {
+                name: $name,
+                title: $title,
+                proves: &$proves,
+                needs: &$needs,
+                run: |test_context| Box::pin(($run)(test_context)),
+            }
+        ),+]
     };
 }
-use case;
+use cases;
 
 #[cfg(test)]
 mod tests {

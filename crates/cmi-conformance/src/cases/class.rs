@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::case;
+use super::cases;
 use super::requests::reaches_the_plugin;
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, Need, TestContext};
@@ -17,50 +17,23 @@ const OPERATING_SYSTEMS: [&str; 2] = ["linux", "windows"];
 /// The most characters of a quantity.
 const LONGEST_QUANTITY: usize = 64;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "schema-takes-the-sample",
-        "the published schema takes the sample spec, also with the changes that UpdateMachine can make",
-        proves: ["DRV-04", "DRV-CR-00", "PLG-CR-00"],
-        needs: [],
-        |t: TestContext| async move { schema(&t) }
-    ),
-    case!(
-        "zones-offered",
-        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
-        proves: ["CMI-03", "CMI-36"],
-        needs: [],
-        |t| offered(t, Operation::ListZones)
-    ),
-    case!(
-        "zones-are-sound",
-        "each failure domain has a name of its own, and the next answer is the same",
-        proves: ["CMI-14", "CMI-15"],
-        needs: [ZONES],
-        zones_are_sound
-    ),
-    case!(
-        "zones-can-be-asked-for",
-        "a machine that asks for a failure domain of the list is made there",
-        proves: ["CMI-02"],
-        needs: [ZONES],
-        zones_can_be_asked_for
-    ),
-    case!(
-        "class-offered",
-        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
-        proves: ["CMI-03", "CMI-36"],
-        needs: [],
-        |t| offered(t, Operation::DescribeClass)
-    ),
-    case!(
-        "class-is-sound",
-        "capacities are quantities, architecture and operating system are known ones, and the next answer is the same",
-        proves: ["CMI-14", "CMI-15"],
-        needs: [DESCRIBE],
-        class_is_sound
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "schema-takes-the-sample":
+        "the published schema takes the sample spec, also with the changes that UpdateMachine can make"
+        ["DRV-04", "DRV-CR-00", "PLG-CR-00"], [] => |t: TestContext| async move { schema(&t) };
+    "zones-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+        ["CMI-03", "CMI-36"], [] => |t| offered(t, Operation::ListZones);
+    "zones-are-sound": "each failure domain has a name of its own, and the next answer is the same"
+        ["CMI-14", "CMI-15"], [ZONES] => zones_are_sound;
+    "zones-can-be-asked-for": "a machine that asks for a failure domain of the list is made there"
+        ["CMI-02"], [ZONES] => zones_can_be_asked_for;
+    "class-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+        ["CMI-03", "CMI-36"], [] => |t| offered(t, Operation::DescribeClass);
+    "class-is-sound":
+        "capacities are quantities, architecture and operating system are known ones, and the next answer \
+         is the same"
+        ["CMI-14", "CMI-15"], [DESCRIBE] => class_is_sound;
+};
 
 fn schema(t: &TestContext) -> CaseResult {
     let Some(published) = &t.capabilities().provider_spec_schema else {

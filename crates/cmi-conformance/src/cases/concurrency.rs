@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::future::{join, join_all};
 
-use super::case;
+use super::cases;
 use crate::answer::{CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
@@ -57,85 +57,37 @@ impl GiveUp {
     }
 }
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "create-at-once",
-        "identical requests at once make one VM: each is OK or ABORTED",
-        proves: ["DRV-CR-10", "PLG-CR-10", "DRV-12", "CMI-10", "CMI-11", "CMI-34", "CMI-84"],
-        needs: [],
-        create_at_once
-    ),
-    case!(
-        "delete-at-once",
-        "deletions at once are OK or ABORTED, and the VM goes",
-        proves: ["DRV-DE-10", "PLG-DE-10", "DRV-21", "CMI-10", "CMI-34", "CMI-102"],
-        needs: [],
-        delete_at_once
-    ),
-    case!(
-        "shut-down-at-once",
-        "requests to stop at once are OK or ABORTED, and the VM is still there",
-        proves: ["PLG-SD-10", "CMI-10"],
-        needs: [Need::Call(Operation::ShutDownMachine)],
-        shut_down_at_once
-    ),
-    case!(
-        "create-and-delete-at-once",
-        "a create beside a delete ends, and leaves at most one VM",
-        proves: ["CMI-10"],
-        needs: [],
-        create_and_delete
-    ),
-    case!(
-        "create-and-status-at-once",
-        "a VM that is read while it is made is there or NOT_FOUND",
-        proves: ["CMI-10"],
-        needs: [Need::Call(Operation::GetMachineStatus)],
-        create_and_status
-    ),
-    case!(
-        "create-cancelled",
-        "a call that is given up at any point can be repeated, and leaves nothing half done",
-        proves: ["DRV-CR-01", "PLG-CR-01", "DRV-12", "CMI-22", "CMI-84"],
-        needs: [],
-        |t| cancelled(t, Operation::CreateMachine)
-    ),
-    case!(
-        "delete-cancelled",
-        "a call that is given up at any point can be repeated, and leaves nothing half done",
-        proves: ["DRV-DE-01", "PLG-DE-01", "DRV-21", "CMI-22", "CMI-102"],
-        needs: [],
-        |t| cancelled(t, Operation::DeleteMachine)
-    ),
-    case!(
-        "status-cancelled",
-        "a call that is given up at any point can be repeated, and leaves nothing half done",
-        proves: ["DRV-GS-01", "PLG-GS-01"],
-        needs: [Need::Call(Operation::GetMachineStatus)],
-        |t| cancelled(t, Operation::GetMachineStatus)
-    ),
-    case!(
-        "list-cancelled",
-        "a call that is given up at any point can be repeated, and leaves nothing half done",
-        proves: ["DRV-LM-01", "PLG-LM-01"],
-        needs: [Need::Call(Operation::ListMachines)],
-        |t| cancelled(t, Operation::ListMachines)
-    ),
-    case!(
-        "shut-down-cancelled",
-        "a call that is given up at any point can be repeated, and leaves nothing half done",
-        proves: ["PLG-SD-01"],
-        needs: [Need::Call(Operation::ShutDownMachine)],
-        |t| cancelled(t, Operation::ShutDownMachine)
-    ),
-    case!(
-        "volumes-cancelled",
-        "a call that is given up at any point can be repeated, and leaves nothing half done",
-        proves: ["DRV-GV-01", "PLG-GV-01"],
-        needs: [Need::Call(Operation::GetVolumeIds)],
-        |t| cancelled(t, Operation::GetVolumeIds)
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "create-at-once": "identical requests at once make one VM: each is OK or ABORTED"
+        ["DRV-CR-10", "PLG-CR-10", "DRV-12", "CMI-10", "CMI-11", "CMI-34", "CMI-84"], [] => create_at_once;
+    "delete-at-once": "deletions at once are OK or ABORTED, and the VM goes"
+        ["DRV-DE-10", "PLG-DE-10", "DRV-21", "CMI-10", "CMI-34", "CMI-102"], [] => delete_at_once;
+    "shut-down-at-once": "requests to stop at once are OK or ABORTED, and the VM is still there"
+        ["PLG-SD-10", "CMI-10"], [Need::Call(Operation::ShutDownMachine)] => shut_down_at_once;
+    "create-and-delete-at-once": "a create beside a delete ends, and leaves at most one VM"
+        ["CMI-10"], [] => create_and_delete;
+    "create-and-status-at-once": "a VM that is read while it is made is there or NOT_FOUND"
+        ["CMI-10"], [Need::Call(Operation::GetMachineStatus)] => create_and_status;
+    "create-cancelled": "a call that is given up at any point can be repeated, and leaves nothing half done"
+        ["DRV-CR-01", "PLG-CR-01", "DRV-12", "CMI-22", "CMI-84"],
+        [] => |t| cancelled(t, Operation::CreateMachine);
+    "delete-cancelled": "a call that is given up at any point can be repeated, and leaves nothing half done"
+        ["DRV-DE-01", "PLG-DE-01", "DRV-21", "CMI-22", "CMI-102"],
+        [] => |t| cancelled(t, Operation::DeleteMachine);
+    "status-cancelled": "a call that is given up at any point can be repeated, and leaves nothing half done"
+        ["DRV-GS-01", "PLG-GS-01"],
+        [Need::Call(Operation::GetMachineStatus)] => |t| cancelled(t, Operation::GetMachineStatus);
+    "list-cancelled": "a call that is given up at any point can be repeated, and leaves nothing half done"
+        ["DRV-LM-01", "PLG-LM-01"],
+        [Need::Call(Operation::ListMachines)] => |t| cancelled(t, Operation::ListMachines);
+    "shut-down-cancelled":
+        "a call that is given up at any point can be repeated, and leaves nothing half done"
+        ["PLG-SD-01"],
+        [Need::Call(Operation::ShutDownMachine)] => |t| cancelled(t, Operation::ShutDownMachine);
+    "volumes-cancelled": "a call that is given up at any point can be repeated, and leaves nothing half done"
+        ["DRV-GV-01", "PLG-GV-01"],
+        [Need::Call(Operation::GetVolumeIds)] => |t| cancelled(t, Operation::GetVolumeIds);
+};
 
 async fn at_once(t: &TestContext, operation: Operation, request: &MachineRequest) -> CaseResult {
     let answers = join_all((0..AT_ONCE).map(|_| t.touch(operation, request))).await;

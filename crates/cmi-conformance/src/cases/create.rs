@@ -2,127 +2,50 @@
 
 use futures::future::try_join_all;
 
-use super::case;
+use super::cases;
 use crate::answer::{CaseResult, ensure};
 use crate::{Case, CaseError, Hook, Need, Setting, TestContext};
 use cmi_driver::{Code, LastKnownState, Machine, Operation, is_dns_subdomain};
 
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "create-makes-a-vm",
-        "a valid request makes a VM",
-        proves: ["DRV-09", "DRV-CR-00", "DRV-CR-12", "PLG-CR-00", "PLG-CR-12", "CMI-90"],
-        needs: [],
-        makes_a_vm
-    ),
-    case!(
-        "create-ids",
-        "the provider id is the same in every answer, and no other VM's",
-        proves: ["DRV-13", "CMI-85", "CMI-92"],
-        needs: [],
-        ids
-    ),
-    case!(
-        "create-node-name",
-        "the node name is a DNS subdomain and the same in every answer",
-        proves: ["DRV-14", "CMI-93"],
-        needs: [],
-        node_name
-    ),
-    case!(
-        "create-longest-name",
-        "a name at the limit makes a VM that is found and deleted by it",
-        proves: ["DRV-CR-00", "PLG-CR-00", "CMI-14"],
-        needs: [],
-        longest_name
-    ),
-    case!(
-        "create-defaults",
-        "fields that are not mandatory may be left out",
-        proves: ["DRV-02"],
-        needs: [Need::Setting(Setting::MandatoryFields)],
-        defaults
-    ),
-    case!(
-        "create-again",
-        "the same request a second time gives the VM that is there",
-        proves: ["DRV-10", "CMI-82"],
-        needs: [],
-        |t| again(t, 1)
-    ),
-    case!(
-        "create-ten-times",
-        "the same request ten more times gives the VM that is there",
-        proves: ["DRV-12", "CMI-84"],
-        needs: [],
-        |t| again(t, 10)
-    ),
-    case!(
-        "create-different-names",
-        "eight names at once make eight VMs, each found under its own",
-        proves: ["DRV-11", "CMI-83"],
-        needs: [],
-        different_names
-    ),
-    case!(
-        "create-two-clusters",
-        "one name in two clusters is two VMs",
-        proves: ["DRV-08", "CMI-80"],
-        needs: [],
-        two_clusters
-    ),
-    case!(
-        "create-other-parameters",
-        "a request that the VM of this name does not fit is ALREADY_EXISTS",
-        proves: ["DRV-CR-06", "PLG-CR-06", "CMI-02"],
-        needs: [Need::Setting(Setting::IncompatibleChange)],
-        other_parameters
-    ),
-    case!(
-        "create-other-identity",
-        "a VM of this name that belongs to another machine object is ALREADY_EXISTS",
-        proves: ["DRV-CR-06", "PLG-CR-06"],
-        needs: [],
-        other_identity
-    ),
-    case!(
-        "create-after-delete",
-        "after a deletion nothing is left of the VM, and another can be made under its name",
-        proves: ["DRV-DE-00", "PLG-DE-00", "DRV-23", "CMI-111"],
-        needs: [],
-        after_delete
-    ),
-    case!(
-        "create-any-state",
-        "a LastKnownState that the driver never gave does no harm",
-        proves: ["CMI-91", "CMI-94"],
-        needs: [],
-        any_state
-    ),
-    case!(
-        "create-quota",
-        "a request beyond the quota is RESOURCE_EXHAUSTED and makes nothing",
-        proves: ["DRV-CR-08", "PLG-CR-08", "DRV-15", "CMI-95"],
-        needs: [Need::Setting(Setting::QuotaBreakingSpec)],
-        quota
-    ),
-    case!(
-        "create-user-data",
-        "the VM gets the bootstrap data byte for byte",
-        proves: ["DRV-05"],
-        needs: [Need::Hook(Hook::UserData)],
-        user_data
-    ),
-    case!(
-        "create-finds-a-planted-vm",
-        "a VM of another machine object that was made behind the driver's back is not adopted",
-        proves: ["DRV-CR-06", "PLG-CR-06"],
-        needs: [STATUS, Need::Hook(Hook::Plant)],
-        planted
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "create-makes-a-vm": "a valid request makes a VM"
+        ["DRV-09", "DRV-CR-00", "DRV-CR-12", "PLG-CR-00", "PLG-CR-12", "CMI-90"], [] => makes_a_vm;
+    "create-ids": "the provider id is the same in every answer, and no other VM's"
+        ["DRV-13", "CMI-85", "CMI-92"], [] => ids;
+    "create-node-name": "the node name is a DNS subdomain and the same in every answer"
+        ["DRV-14", "CMI-93"], [] => node_name;
+    "create-longest-name": "a name at the limit makes a VM that is found and deleted by it"
+        ["DRV-CR-00", "PLG-CR-00", "CMI-14"], [] => longest_name;
+    "create-defaults": "fields that are not mandatory may be left out"
+        ["DRV-02"], [Need::Setting(Setting::MandatoryFields)] => defaults;
+    "create-again": "the same request a second time gives the VM that is there"
+        ["DRV-10", "CMI-82"], [] => |t| again(t, 1);
+    "create-ten-times": "the same request ten more times gives the VM that is there"
+        ["DRV-12", "CMI-84"], [] => |t| again(t, 10);
+    "create-different-names": "eight names at once make eight VMs, each found under its own"
+        ["DRV-11", "CMI-83"], [] => different_names;
+    "create-two-clusters": "one name in two clusters is two VMs"
+        ["DRV-08", "CMI-80"], [] => two_clusters;
+    "create-other-parameters": "a request that the VM of this name does not fit is ALREADY_EXISTS"
+        ["DRV-CR-06", "PLG-CR-06", "CMI-02"],
+        [Need::Setting(Setting::IncompatibleChange)] => other_parameters;
+    "create-other-identity": "a VM of this name that belongs to another machine object is ALREADY_EXISTS"
+        ["DRV-CR-06", "PLG-CR-06"], [] => other_identity;
+    "create-after-delete":
+        "after a deletion nothing is left of the VM, and another can be made under its name"
+        ["DRV-DE-00", "PLG-DE-00", "DRV-23", "CMI-111"], [] => after_delete;
+    "create-any-state": "a LastKnownState that the driver never gave does no harm"
+        ["CMI-91", "CMI-94"], [] => any_state;
+    "create-quota": "a request beyond the quota is RESOURCE_EXHAUSTED and makes nothing"
+        ["DRV-CR-08", "PLG-CR-08", "DRV-15", "CMI-95"], [Need::Setting(Setting::QuotaBreakingSpec)] => quota;
+    "create-user-data": "the VM gets the bootstrap data byte for byte"
+        ["DRV-05"], [Need::Hook(Hook::UserData)] => user_data;
+    "create-finds-a-planted-vm":
+        "a VM of another machine object that was made behind the driver's back is not adopted"
+        ["DRV-CR-06", "PLG-CR-06"], [STATUS, Need::Hook(Hook::Plant)] => planted;
+};
 
 async fn makes_a_vm(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");

@@ -1,105 +1,41 @@
 //! DeleteMachine.
 
-use super::case;
+use super::cases;
 use crate::answer::{CaseResult, ensure};
 use crate::{Case, Hook, Need, TestContext};
 use cmi_driver::{Code, Operation};
 
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "delete-deletes",
-        "a VM is deleted",
-        proves: ["DRV-18", "DRV-DE-00", "DRV-DE-12", "PLG-DE-00", "PLG-DE-12", "CMI-107", "CMI-110"],
-        needs: [],
-        |t| deletes(t, false)
-    ),
-    case!(
-        "delete-by-id",
-        "a VM is deleted with its id as well as without",
-        proves: ["CMI-108"],
-        needs: [],
-        |t| deletes(t, true)
-    ),
-    case!(
-        "delete-means-gone",
-        "after OK the VM is gone, at once",
-        proves: ["DRV-23", "CMI-111"],
-        needs: [],
-        means_gone
-    ),
-    case!(
-        "delete-never-made",
-        "to delete what was never made is OK",
-        proves: ["DRV-19", "CMI-100"],
-        needs: [],
-        never_made
-    ),
-    case!(
-        "delete-again",
-        "to delete what is gone is OK, with and without its id",
-        proves: ["DRV-19", "DRV-21", "CMI-100", "CMI-102"],
-        needs: [],
-        |t| again(t, 1)
-    ),
-    case!(
-        "delete-ten-times",
-        "to delete ten more times is OK",
-        proves: ["DRV-21", "CMI-102"],
-        needs: [],
-        |t| again(t, 10)
-    ),
-    case!(
-        "delete-just-its-vm",
-        "of three VMs the one that is meant goes",
-        proves: ["DRV-07", "DRV-22", "CMI-79", "CMI-103"],
-        needs: [],
-        just_its_vm
-    ),
-    case!(
-        "delete-other-cluster",
-        "a VM of the same name in another cluster stays, whether by name or by its id",
-        proves: ["DRV-20", "CMI-101"],
-        needs: [],
-        other_cluster
-    ),
-    case!(
-        "delete-other-machine-id",
-        "the id of another machine's VM deletes no VM but that of the name",
-        proves: ["DRV-07", "DRV-20", "DRV-22", "CMI-79", "CMI-101"],
-        needs: [],
-        other_machine_id
-    ),
-    case!(
-        "delete-other-identity",
-        "a VM of the same name that belongs to another machine object stays",
-        proves: ["DRV-20", "CMI-101"],
-        needs: [],
-        other_identity
-    ),
-    case!(
-        "delete-planted-vm",
-        "a VM of another machine that was made behind the driver's back stays",
-        proves: ["DRV-20", "CMI-101"],
-        needs: [STATUS, Need::Hook(Hook::Plant)],
-        planted
-    ),
-    case!(
-        "delete-vanished-vm",
-        "to delete what is gone without the driver is OK",
-        proves: ["DRV-19", "CMI-100"],
-        needs: [Need::Hook(Hook::Vanish)],
-        vanished
-    ),
-    case!(
-        "delete-uninitialized",
-        "a VM that was never initialized can be deleted",
-        proves: ["DRV-DE-00", "PLG-DE-00"],
-        needs: [Need::Hook(Hook::Uninitialize)],
-        uninitialized
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "delete-deletes": "a VM is deleted"
+        ["DRV-18", "DRV-DE-00", "DRV-DE-12", "PLG-DE-00", "PLG-DE-12", "CMI-107", "CMI-110"],
+        [] => |t| deletes(t, false);
+    "delete-by-id": "a VM is deleted with its id as well as without"
+        ["CMI-108"], [] => |t| deletes(t, true);
+    "delete-means-gone": "after OK the VM is gone, at once"
+        ["DRV-23", "CMI-111"], [] => means_gone;
+    "delete-never-made": "to delete what was never made is OK"
+        ["DRV-19", "CMI-100"], [] => never_made;
+    "delete-again": "to delete what is gone is OK, with and without its id"
+        ["DRV-19", "DRV-21", "CMI-100", "CMI-102"], [] => |t| again(t, 1);
+    "delete-ten-times": "to delete ten more times is OK"
+        ["DRV-21", "CMI-102"], [] => |t| again(t, 10);
+    "delete-just-its-vm": "of three VMs the one that is meant goes"
+        ["DRV-07", "DRV-22", "CMI-79", "CMI-103"], [] => just_its_vm;
+    "delete-other-cluster": "a VM of the same name in another cluster stays, whether by name or by its id"
+        ["DRV-20", "CMI-101"], [] => other_cluster;
+    "delete-other-machine-id": "the id of another machine's VM deletes no VM but that of the name"
+        ["DRV-07", "DRV-20", "DRV-22", "CMI-79", "CMI-101"], [] => other_machine_id;
+    "delete-other-identity": "a VM of the same name that belongs to another machine object stays"
+        ["DRV-20", "CMI-101"], [] => other_identity;
+    "delete-planted-vm": "a VM of another machine that was made behind the driver's back stays"
+        ["DRV-20", "CMI-101"], [STATUS, Need::Hook(Hook::Plant)] => planted;
+    "delete-vanished-vm": "to delete what is gone without the driver is OK"
+        ["DRV-19", "CMI-100"], [Need::Hook(Hook::Vanish)] => vanished;
+    "delete-uninitialized": "a VM that was never initialized can be deleted"
+        ["DRV-DE-00", "PLG-DE-00"], [Need::Hook(Hook::Uninitialize)] => uninitialized;
+};
 
 async fn deletes(t: TestContext, by_id: bool) -> CaseResult {
     let request = t.machine_request("a");

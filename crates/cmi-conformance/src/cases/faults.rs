@@ -1,6 +1,6 @@
 //! What the calls answer when something is wrong that is not theirs: the back end, the state of a VM.
 
-use super::case;
+use super::cases;
 use crate::answer::{Answer, CaseResult, ensure};
 use crate::{Case, CaseError, Hook, MachineRequest, Need, Pull, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
@@ -16,225 +16,114 @@ const TRANSIENT: &[Code] = &[
     Code::Unavailable,
 ];
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "create-unavailable",
-        "a back end that can't be reached is UNAVAILABLE, and all is well afterwards",
-        proves: ["DRV-CR-14", "PLG-CR-14", "CMI-26", "DRV-16", "CMI-96", "DRV-15", "CMI-95"],
-        needs: [Need::Hook(Hook::Unavailable)],
-        |t| unavailable(t, Operation::CreateMachine)
-    ),
-    case!(
-        "delete-unavailable",
-        "a back end that can't be reached is UNAVAILABLE, and all is well afterwards",
-        proves: ["DRV-DE-14", "PLG-DE-14", "DRV-24", "CMI-112", "DRV-23", "CMI-111"],
-        needs: [Need::Hook(Hook::Unavailable)],
-        |t| unavailable(t, Operation::DeleteMachine)
-    ),
-    case!(
-        "status-unavailable",
-        "a back end that can't be reached is UNAVAILABLE, and all is well afterwards",
-        proves: ["DRV-GS-14", "PLG-GS-14", "DRV-31", "CMI-124", "DRV-30", "CMI-123"],
-        needs: [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Unavailable)],
-        |t| unavailable(t, Operation::GetMachineStatus)
-    ),
-    case!(
-        "list-unavailable",
-        "a back end that can't be reached is UNAVAILABLE, and all is well afterwards",
-        proves: ["DRV-LM-14", "PLG-LM-14", "DRV-38", "CMI-143", "DRV-37", "CMI-142"],
-        needs: [Need::Call(Operation::ListMachines), Need::Hook(Hook::Unavailable)],
-        |t| unavailable(t, Operation::ListMachines)
-    ),
-    case!(
-        "shut-down-unavailable",
-        "a back end that can't be reached is UNAVAILABLE, and all is well afterwards",
-        proves: ["PLG-SD-14", "CMI-134", "CMI-133"],
-        needs: [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Unavailable)],
-        |t| unavailable(t, Operation::ShutDownMachine)
-    ),
-    case!(
-        "volumes-unavailable",
-        "a back end that can't be reached is UNAVAILABLE, and all is well afterwards",
-        proves: ["DRV-GV-14", "PLG-GV-14"],
-        needs: [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Unavailable)],
-        |t| unavailable(t, Operation::GetVolumeIds)
-    ),
-    case!(
-        "create-unknown",
-        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards",
-        proves: ["DRV-CR-02", "PLG-CR-02", "DRV-15", "CMI-95"],
-        needs: [Need::Hook(Hook::Unknown)],
-        |t| unknown(t, Operation::CreateMachine)
-    ),
-    case!(
-        "delete-unknown",
-        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards",
-        proves: ["DRV-DE-02", "PLG-DE-02", "DRV-23", "CMI-111"],
-        needs: [Need::Hook(Hook::Unknown)],
-        |t| unknown(t, Operation::DeleteMachine)
-    ),
-    case!(
-        "status-unknown",
-        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards",
-        proves: ["DRV-GS-02", "PLG-GS-02", "DRV-30", "CMI-123"],
-        needs: [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Unknown)],
-        |t| unknown(t, Operation::GetMachineStatus)
-    ),
-    case!(
-        "list-unknown",
-        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards",
-        proves: ["DRV-LM-02", "PLG-LM-02", "DRV-37", "CMI-142"],
-        needs: [Need::Call(Operation::ListMachines), Need::Hook(Hook::Unknown)],
-        |t| unknown(t, Operation::ListMachines)
-    ),
-    case!(
-        "shut-down-unknown",
-        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards",
-        proves: ["PLG-SD-02", "CMI-133"],
-        needs: [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Unknown)],
-        |t| unknown(t, Operation::ShutDownMachine)
-    ),
-    case!(
-        "volumes-unknown",
-        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards",
-        proves: ["DRV-GV-02", "PLG-GV-02"],
-        needs: [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Unknown)],
-        |t| unknown(t, Operation::GetVolumeIds)
-    ),
-    case!(
-        "create-internal",
-        "a broken invariant of the back end is INTERNAL, and all is well afterwards",
-        proves: ["DRV-CR-13", "PLG-CR-13"],
-        needs: [Need::Hook(Hook::Internal)],
-        |t| internal(t, Operation::CreateMachine)
-    ),
-    case!(
-        "delete-internal",
-        "a broken invariant of the back end is INTERNAL, and all is well afterwards",
-        proves: ["DRV-DE-13", "PLG-DE-13"],
-        needs: [Need::Hook(Hook::Internal)],
-        |t| internal(t, Operation::DeleteMachine)
-    ),
-    case!(
-        "status-internal",
-        "a broken invariant of the back end is INTERNAL, and all is well afterwards",
-        proves: ["DRV-GS-13", "PLG-GS-13"],
-        needs: [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Internal)],
-        |t| internal(t, Operation::GetMachineStatus)
-    ),
-    case!(
-        "list-internal",
-        "a broken invariant of the back end is INTERNAL, and all is well afterwards",
-        proves: ["DRV-LM-13", "PLG-LM-13"],
-        needs: [Need::Call(Operation::ListMachines), Need::Hook(Hook::Internal)],
-        |t| internal(t, Operation::ListMachines)
-    ),
-    case!(
-        "shut-down-internal",
-        "a broken invariant of the back end is INTERNAL, and all is well afterwards",
-        proves: ["PLG-SD-13"],
-        needs: [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Internal)],
-        |t| internal(t, Operation::ShutDownMachine)
-    ),
-    case!(
-        "volumes-internal",
-        "a broken invariant of the back end is INTERNAL, and all is well afterwards",
-        proves: ["DRV-GV-13", "PLG-GV-13"],
-        needs: [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Internal)],
-        |t| internal(t, Operation::GetVolumeIds)
-    ),
-    case!(
-        "create-locked",
-        "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards",
-        proves: ["DRV-CR-09", "PLG-CR-09"],
-        needs: [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)],
-        |t| locked(t, Operation::CreateMachine)
-    ),
-    case!(
-        "delete-locked",
-        "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards",
-        proves: ["DRV-DE-09", "PLG-DE-09"],
-        needs: [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)],
-        |t| locked(t, Operation::DeleteMachine)
-    ),
-    case!(
-        "status-locked",
-        "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards",
-        proves: ["DRV-GS-09", "PLG-GS-09"],
-        needs: [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)],
-        |t| locked(t, Operation::GetMachineStatus)
-    ),
-    case!(
-        "shut-down-locked",
-        "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards",
-        proves: ["PLG-SD-09"],
-        needs: [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)],
-        |t| locked(t, Operation::ShutDownMachine)
-    ),
-    case!(
-        "create-deadline",
-        "a call that takes too long ends at its deadline, and a repeat is sound",
-        proves: ["DRV-CR-04", "PLG-CR-04"],
-        needs: [Need::Hook(Hook::Slow)],
-        |t| deadline(t, Operation::CreateMachine)
-    ),
-    case!(
-        "delete-deadline",
-        "a call that takes too long ends at its deadline, and a repeat is sound",
-        proves: ["DRV-DE-04", "PLG-DE-04"],
-        needs: [Need::Hook(Hook::Slow)],
-        |t| deadline(t, Operation::DeleteMachine)
-    ),
-    case!(
-        "status-deadline",
-        "a call that takes too long ends at its deadline, and a repeat is sound",
-        proves: ["DRV-GS-04", "PLG-GS-04"],
-        needs: [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Slow)],
-        |t| deadline(t, Operation::GetMachineStatus)
-    ),
-    case!(
-        "list-deadline",
-        "a call that takes too long ends at its deadline, and a repeat is sound",
-        proves: ["DRV-LM-04", "PLG-LM-04"],
-        needs: [Need::Call(Operation::ListMachines), Need::Hook(Hook::Slow)],
-        |t| deadline(t, Operation::ListMachines)
-    ),
-    case!(
-        "shut-down-deadline",
-        "a call that takes too long ends at its deadline, and a repeat is sound",
-        proves: ["PLG-SD-04"],
-        needs: [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Slow)],
-        |t| deadline(t, Operation::ShutDownMachine)
-    ),
-    case!(
-        "volumes-deadline",
-        "a call that takes too long ends at its deadline, and a repeat is sound",
-        proves: ["DRV-GV-04", "PLG-GV-04"],
-        needs: [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Slow)],
-        |t| deadline(t, Operation::GetVolumeIds)
-    ),
-    case!(
-        "create-lost-response",
-        "a VM whose answer was lost is the one that a repeat gives",
-        proves: ["DRV-12", "CMI-22", "CMI-84"],
-        needs: [Need::Hook(Hook::LoseResponse)],
-        create_lost
-    ),
-    case!(
-        "delete-lost-response",
-        "a deletion whose answer was lost is OK when it is repeated",
-        proves: ["DRV-21", "CMI-22", "CMI-102"],
-        needs: [Need::Hook(Hook::LoseResponse)],
-        delete_lost
-    ),
-    case!(
-        "create-exhausted",
-        "a back end without room is RESOURCE_EXHAUSTED, and makes one VM when it has room again",
-        proves: ["DRV-CR-08", "PLG-CR-08"],
-        needs: [Need::Hook(Hook::Exhaust)],
-        exhausted
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "create-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
+        ["DRV-CR-14", "PLG-CR-14", "CMI-26", "DRV-16", "CMI-96", "DRV-15", "CMI-95"],
+        [Need::Hook(Hook::Unavailable)] => |t| unavailable(t, Operation::CreateMachine);
+    "delete-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
+        ["DRV-DE-14", "PLG-DE-14", "DRV-24", "CMI-112", "DRV-23", "CMI-111"],
+        [Need::Hook(Hook::Unavailable)] => |t| unavailable(t, Operation::DeleteMachine);
+    "status-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
+        ["DRV-GS-14", "PLG-GS-14", "DRV-31", "CMI-124", "DRV-30", "CMI-123"],
+        [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Unavailable)]
+            => |t| unavailable(t, Operation::GetMachineStatus);
+    "list-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
+        ["DRV-LM-14", "PLG-LM-14", "DRV-38", "CMI-143", "DRV-37", "CMI-142"],
+        [Need::Call(Operation::ListMachines), Need::Hook(Hook::Unavailable)]
+            => |t| unavailable(t, Operation::ListMachines);
+    "shut-down-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
+        ["PLG-SD-14", "CMI-134", "CMI-133"],
+        [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Unavailable)]
+            => |t| unavailable(t, Operation::ShutDownMachine);
+    "volumes-unavailable": "a back end that can't be reached is UNAVAILABLE, and all is well afterwards"
+        ["DRV-GV-14", "PLG-GV-14"],
+        [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Unavailable)]
+            => |t| unavailable(t, Operation::GetVolumeIds);
+    "create-unknown": "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
+        ["DRV-CR-02", "PLG-CR-02", "DRV-15", "CMI-95"],
+        [Need::Hook(Hook::Unknown)] => |t| unknown(t, Operation::CreateMachine);
+    "delete-unknown": "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
+        ["DRV-DE-02", "PLG-DE-02", "DRV-23", "CMI-111"],
+        [Need::Hook(Hook::Unknown)] => |t| unknown(t, Operation::DeleteMachine);
+    "status-unknown": "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
+        ["DRV-GS-02", "PLG-GS-02", "DRV-30", "CMI-123"],
+        [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Unknown)]
+            => |t| unknown(t, Operation::GetMachineStatus);
+    "list-unknown": "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
+        ["DRV-LM-02", "PLG-LM-02", "DRV-37", "CMI-142"],
+        [Need::Call(Operation::ListMachines), Need::Hook(Hook::Unknown)]
+            => |t| unknown(t, Operation::ListMachines);
+    "shut-down-unknown":
+        "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
+        ["PLG-SD-02", "CMI-133"],
+        [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Unknown)]
+            => |t| unknown(t, Operation::ShutDownMachine);
+    "volumes-unknown": "an error without a code of its own is UNKNOWN or INTERNAL, and all is well afterwards"
+        ["DRV-GV-02", "PLG-GV-02"],
+        [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Unknown)]
+            => |t| unknown(t, Operation::GetVolumeIds);
+    "create-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
+        ["DRV-CR-13", "PLG-CR-13"], [Need::Hook(Hook::Internal)] => |t| internal(t, Operation::CreateMachine);
+    "delete-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
+        ["DRV-DE-13", "PLG-DE-13"], [Need::Hook(Hook::Internal)] => |t| internal(t, Operation::DeleteMachine);
+    "status-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
+        ["DRV-GS-13", "PLG-GS-13"],
+        [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Internal)]
+            => |t| internal(t, Operation::GetMachineStatus);
+    "list-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
+        ["DRV-LM-13", "PLG-LM-13"],
+        [Need::Call(Operation::ListMachines), Need::Hook(Hook::Internal)]
+            => |t| internal(t, Operation::ListMachines);
+    "shut-down-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
+        ["PLG-SD-13"],
+        [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Internal)]
+            => |t| internal(t, Operation::ShutDownMachine);
+    "volumes-internal": "a broken invariant of the back end is INTERNAL, and all is well afterwards"
+        ["DRV-GV-13", "PLG-GV-13"],
+        [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Internal)]
+            => |t| internal(t, Operation::GetVolumeIds);
+    "create-locked": "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards"
+        ["DRV-CR-09", "PLG-CR-09"],
+        [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)] => |t| locked(t, Operation::CreateMachine);
+    "delete-locked": "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards"
+        ["DRV-DE-09", "PLG-DE-09"],
+        [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)] => |t| locked(t, Operation::DeleteMachine);
+    "status-locked": "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards"
+        ["DRV-GS-09", "PLG-GS-09"],
+        [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)]
+            => |t| locked(t, Operation::GetMachineStatus);
+    "shut-down-locked": "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards"
+        ["PLG-SD-09"],
+        [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)]
+            => |t| locked(t, Operation::ShutDownMachine);
+    "create-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
+        ["DRV-CR-04", "PLG-CR-04"], [Need::Hook(Hook::Slow)] => |t| deadline(t, Operation::CreateMachine);
+    "delete-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
+        ["DRV-DE-04", "PLG-DE-04"], [Need::Hook(Hook::Slow)] => |t| deadline(t, Operation::DeleteMachine);
+    "status-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
+        ["DRV-GS-04", "PLG-GS-04"],
+        [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Slow)]
+            => |t| deadline(t, Operation::GetMachineStatus);
+    "list-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
+        ["DRV-LM-04", "PLG-LM-04"],
+        [Need::Call(Operation::ListMachines), Need::Hook(Hook::Slow)]
+            => |t| deadline(t, Operation::ListMachines);
+    "shut-down-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
+        ["PLG-SD-04"],
+        [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Slow)]
+            => |t| deadline(t, Operation::ShutDownMachine);
+    "volumes-deadline": "a call that takes too long ends at its deadline, and a repeat is sound"
+        ["DRV-GV-04", "PLG-GV-04"],
+        [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Slow)]
+            => |t| deadline(t, Operation::GetVolumeIds);
+    "create-lost-response": "a VM whose answer was lost is the one that a repeat gives"
+        ["DRV-12", "CMI-22", "CMI-84"], [Need::Hook(Hook::LoseResponse)] => create_lost;
+    "delete-lost-response": "a deletion whose answer was lost is OK when it is repeated"
+        ["DRV-21", "CMI-22", "CMI-102"], [Need::Hook(Hook::LoseResponse)] => delete_lost;
+    "create-exhausted":
+        "a back end without room is RESOURCE_EXHAUSTED, and makes one VM when it has room again"
+        ["DRV-CR-08", "PLG-CR-08"], [Need::Hook(Hook::Exhaust)] => exhausted;
+};
 
 /// A machine on which the call can be tried: one that is there, but for a create.
 pub(super) async fn prepared(

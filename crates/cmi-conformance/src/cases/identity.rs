@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::case;
+use super::cases;
 use super::published::extended;
 use super::requests::{INFO, raw};
 use super::wire::declared;
@@ -18,50 +18,22 @@ use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
 
 const BETWEEN_PROBES: Duration = Duration::from_millis(100);
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "info-names-the-driver",
-        "name and version are there and not too long, and the name is a domain name: the client takes the answer",
-        proves: ["CMI-14", "CMI-50", "CMI-51", "CMI-53", "CMI-54", "CMI-55", "CMI-56"],
-        needs: [],
-        names_the_driver
-    ),
-    case!(
-        "info-has-a-host-name",
-        "the name holds the host name of the driver's author",
-        proves: ["CMI-52"],
-        needs: [],
-        has_a_host_name
-    ),
-    case!(
-        "capabilities-stay",
-        "ten questions about capabilities have one answer",
-        proves: ["CMI-58", "CMI-59"],
-        needs: [],
-        capabilities_stay
-    ),
-    case!(
-        "probe-ready",
-        "the driver becomes ready",
-        proves: ["CMI-64", "CMI-70"],
-        needs: [],
-        becomes_ready
-    ),
-    case!(
-        "probe-unhealthy",
-        "a driver that is not healthy says FAILED_PRECONDITION",
-        proves: ["CMI-68", "CMI-72", "CMI-73", "CMI-75", "CMI-77"],
-        needs: [Need::Hook(Hook::Unhealthy)],
-        unhealthy
-    ),
-    case!(
-        "probe-starting",
-        "a driver that still starts is healthy and not ready",
-        proves: ["CMI-69"],
-        needs: [Need::Hook(Hook::Starting)],
-        starting
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "info-names-the-driver":
+        "name and version are there and not too long, and the name is a domain name: the client takes the \
+         answer"
+        ["CMI-14", "CMI-50", "CMI-51", "CMI-53", "CMI-54", "CMI-55", "CMI-56"], [] => names_the_driver;
+    "info-has-a-host-name": "the name holds the host name of the driver's author"
+        ["CMI-52"], [] => has_a_host_name;
+    "capabilities-stay": "ten questions about capabilities have one answer"
+        ["CMI-58", "CMI-59"], [] => capabilities_stay;
+    "probe-ready": "the driver becomes ready"
+        ["CMI-64", "CMI-70"], [] => becomes_ready;
+    "probe-unhealthy": "a driver that is not healthy says FAILED_PRECONDITION"
+        ["CMI-68", "CMI-72", "CMI-73", "CMI-75", "CMI-77"], [Need::Hook(Hook::Unhealthy)] => unhealthy;
+    "probe-starting": "a driver that still starts is healthy and not ready"
+        ["CMI-69"], [Need::Hook(Hook::Starting)] => starting;
+};
 
 async fn ask<T: Said>(
     t: &TestContext,

@@ -1,6 +1,6 @@
 //! InitializeMachine.
 
-use super::case;
+use super::cases;
 use super::requests::reaches_the_plugin;
 use super::status::mutations;
 use crate::answer::{CaseResult, ensure};
@@ -11,50 +11,21 @@ const INITIALIZE: Need = Need::Call(Operation::InitializeMachine);
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 const FAILURES: u64 = 3;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "initialize-offered",
-        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
-        proves: ["INI-11"],
-        needs: [],
-        offered
-    ),
-    case!(
-        "initialize-ten-times",
-        "to initialize ten more times is OK, and it is the same VM",
-        proves: ["INI-22"],
-        needs: [INITIALIZE],
-        ten_times
-    ),
-    case!(
-        "initialize-changes-once",
-        "a VM that is initialized is not changed again",
-        proves: ["INI-22"],
-        needs: [INITIALIZE, Need::Hook(Hook::Mutations)],
-        changes_once
-    ),
-    case!(
-        "initialize-never-made",
-        "what was never made is not initialized, and not made",
-        proves: ["INI-22"],
-        needs: [INITIALIZE],
-        never_made
-    ),
-    case!(
-        "initialize-fails",
-        "an initialization that fails is code 17, and is done when it is repeated",
-        proves: ["INI-12", "INI-21"],
-        needs: [INITIALIZE, Need::Hook(Hook::FailInitialize)],
-        fails
-    ),
-    case!(
-        "initialize-status",
-        "a VM whose initialization was taken back is code 17 with its id, and whole again when it is repeated",
-        proves: ["INI-18", "INI-23"],
-        needs: [INITIALIZE, STATUS, Need::Hook(Hook::Uninitialize)],
-        taken_back
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "initialize-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+        ["INI-11"], [] => offered;
+    "initialize-ten-times": "to initialize ten more times is OK, and it is the same VM"
+        ["INI-22"], [INITIALIZE] => ten_times;
+    "initialize-changes-once": "a VM that is initialized is not changed again"
+        ["INI-22"], [INITIALIZE, Need::Hook(Hook::Mutations)] => changes_once;
+    "initialize-never-made": "what was never made is not initialized, and not made"
+        ["INI-22"], [INITIALIZE] => never_made;
+    "initialize-fails": "an initialization that fails is code 17, and is done when it is repeated"
+        ["INI-12", "INI-21"], [INITIALIZE, Need::Hook(Hook::FailInitialize)] => fails;
+    "initialize-status":
+        "a VM whose initialization was taken back is code 17 with its id, and whole again when it is repeated"
+        ["INI-18", "INI-23"], [INITIALIZE, STATUS, Need::Hook(Hook::Uninitialize)] => taken_back;
+};
 
 async fn offered(t: TestContext) -> CaseResult {
     reaches_the_plugin(&t, Operation::InitializeMachine)?;

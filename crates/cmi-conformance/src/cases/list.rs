@@ -2,7 +2,7 @@
 
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 
-use super::case;
+use super::cases;
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::machine_request::MachineRequest;
 use crate::{Case, Hook, Need, TestContext};
@@ -12,57 +12,22 @@ const LIST: Need = Need::Call(Operation::ListMachines);
 /// How many VMs of a long list are ordered at once.
 const AT_ONCE: usize = 8;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "list-offered",
-        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
-        proves: ["DRV-33", "DRV-LM-12", "PLG-LM-12", "CMI-136"],
-        needs: [],
-        offered
-    ),
-    case!(
-        "list-all",
-        "a list that is longer than a page is whole, and what was deleted is not in it",
-        proves: ["DRV-34", "CMI-137"],
-        needs: [LIST],
-        all
-    ),
-    case!(
-        "list-keys",
-        "the list leads from provider ids to machine names",
-        proves: ["DRV-36", "DRV-LM-00", "PLG-LM-00", "CMI-138", "CMI-140"],
-        needs: [LIST],
-        keys
-    ),
-    case!(
-        "list-empty",
-        "a cluster without VMs has an empty list",
-        proves: ["DRV-LM-00", "PLG-LM-00", "CMI-17", "CMI-141"],
-        needs: [LIST],
-        empty
-    ),
-    case!(
-        "list-other-cluster",
-        "two clusters have no VM in common",
-        proves: ["DRV-03", "CMI-49", "CMI-137"],
-        needs: [LIST],
-        other_cluster
-    ),
-    case!(
-        "list-tags",
-        "a list that tells whose a VM is tells the tags that it was made with",
-        proves: ["DRV-03", "DRV-07", "CMI-49", "CMI-79"],
-        needs: [LIST],
-        tags_of_each
-    ),
-    case!(
-        "list-planted-vm",
-        "a VM of another cluster that was made behind the driver's back is not in the list",
-        proves: ["DRV-03", "CMI-49"],
-        needs: [LIST, Need::Hook(Hook::Plant)],
-        planted
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "list-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+        ["DRV-33", "DRV-LM-12", "PLG-LM-12", "CMI-136"], [] => offered;
+    "list-all": "a list that is longer than a page is whole, and what was deleted is not in it"
+        ["DRV-34", "CMI-137"], [LIST] => all;
+    "list-keys": "the list leads from provider ids to machine names"
+        ["DRV-36", "DRV-LM-00", "PLG-LM-00", "CMI-138", "CMI-140"], [LIST] => keys;
+    "list-empty": "a cluster without VMs has an empty list"
+        ["DRV-LM-00", "PLG-LM-00", "CMI-17", "CMI-141"], [LIST] => empty;
+    "list-other-cluster": "two clusters have no VM in common"
+        ["DRV-03", "CMI-49", "CMI-137"], [LIST] => other_cluster;
+    "list-tags": "a list that tells whose a VM is tells the tags that it was made with"
+        ["DRV-03", "DRV-07", "CMI-49", "CMI-79"], [LIST] => tags_of_each;
+    "list-planted-vm": "a VM of another cluster that was made behind the driver's back is not in the list"
+        ["DRV-03", "CMI-49"], [LIST, Need::Hook(Hook::Plant)] => planted;
+};
 
 async fn offered(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");

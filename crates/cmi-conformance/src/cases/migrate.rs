@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::case;
+use super::cases;
 use super::requests::reaches_the_plugin;
 use crate::answer::{Answer, CaseResult, ensure};
 use crate::{Case, Migration, Need, Setting, TestContext};
@@ -11,36 +11,16 @@ use cmi_driver::{Code, GenerateMachineClassRequest, MachineClassKind, Operation}
 const MIGRATE: Need = Need::Call(Operation::GenerateMachineClassForMigration);
 const SAMPLE: Need = Need::Setting(Setting::Migration);
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "migrate-offered",
-        "the call is UNIMPLEMENTED when it is not declared, and never when it is",
-        proves: ["DRV-48", "DRV-MG-12"],
-        needs: [],
-        offered
-    ),
-    case!(
-        "migrate-fills-the-class",
-        "the sample class is converted, and what was there stays",
-        proves: ["DRV-49", "DRV-50", "DRV-MG-00"],
-        needs: [MIGRATE, SAMPLE],
-        fills
-    ),
-    case!(
-        "migrate-again",
-        "to convert again, also into the filled class, gives the same",
-        proves: ["DRV-51"],
-        needs: [MIGRATE, SAMPLE],
-        again
-    ),
-    case!(
-        "migrate-broken",
-        "a class that can't be converted is INTERNAL, in a message that says why",
-        proves: ["DRV-MG-13", "DRV-52"],
-        needs: [MIGRATE, Need::Setting(Setting::BrokenMigration)],
-        broken
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "migrate-offered": "the call is UNIMPLEMENTED when it is not declared, and never when it is"
+        ["DRV-48", "DRV-MG-12"], [] => offered;
+    "migrate-fills-the-class": "the sample class is converted, and what was there stays"
+        ["DRV-49", "DRV-50", "DRV-MG-00"], [MIGRATE, SAMPLE] => fills;
+    "migrate-again": "to convert again, also into the filled class, gives the same"
+        ["DRV-51"], [MIGRATE, SAMPLE] => again;
+    "migrate-broken": "a class that can't be converted is INTERNAL, in a message that says why"
+        ["DRV-MG-13", "DRV-52"], [MIGRATE, Need::Setting(Setting::BrokenMigration)] => broken;
+};
 
 async fn convert(
     t: &TestContext,

@@ -3,7 +3,7 @@
 use prost::Message as _;
 use tonic::Code as Grpc;
 
-use super::case;
+use super::cases;
 use super::requests::{
     DESCRIBE, EXTENSION, Fields, GET_MACHINE, INITIALIZE, LIST, LIST_PAGED, MIGRATE, STATUS, UPDATE, ZONES,
     raw,
@@ -22,36 +22,23 @@ use cmi_grpc::proto::cmi::v1::{GetMachineStatusResponse, ListMachinesResponse};
 const CALLED_STATUS: Need = Need::Call(Operation::GetMachineStatus);
 const CALLED_LIST: Need = Need::Call(Operation::ListMachines);
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "wire-status-answers",
-        "the published GetMachineStatus names the VM, and no other, also when the extension has a call for it",
-        proves: ["PLG-GS-00", "PLG-GS-05", "CMI-115", "CMI-116", "CMI-121", "CMI-122"],
-        needs: [Need::Endpoint, CALLED_STATUS],
-        status_answers
-    ),
-    case!(
-        "wire-list-answers",
-        "the published ListMachines holds the VMs of its cluster alone, also when the extension has a call for it",
-        proves: ["PLG-LM-00", "CMI-49", "CMI-137", "CMI-138", "CMI-141"],
-        needs: [Need::Endpoint, CALLED_LIST],
-        list_answers
-    ),
-    case!(
-        "wire-undeclared-extension",
-        "a call of the extension that is not declared is UNIMPLEMENTED, and one that is declared is not",
-        proves: ["INI-11", "UPD-02", "DRV-48", "DRV-MG-12", "CMI-03", "CMI-36"],
-        needs: [Need::Endpoint],
-        undeclared_extension
-    ),
-    case!(
-        "wire-list-pages",
-        "no page of a list is longer than asked for, and all pages together hold every VM once",
-        proves: ["DRV-34", "CMI-137", "CMI-30"],
-        needs: [Need::Endpoint, CALLED_LIST],
-        list_pages
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "wire-status-answers":
+        "the published GetMachineStatus names the VM, and no other, also when the extension has a call for it"
+        ["PLG-GS-00", "PLG-GS-05", "CMI-115", "CMI-116", "CMI-121", "CMI-122"],
+        [Need::Endpoint, CALLED_STATUS] => status_answers;
+    "wire-list-answers":
+        "the published ListMachines holds the VMs of its cluster alone, also when the extension has a call \
+         for it"
+        ["PLG-LM-00", "CMI-49", "CMI-137", "CMI-138", "CMI-141"],
+        [Need::Endpoint, CALLED_LIST] => list_answers;
+    "wire-undeclared-extension":
+        "a call of the extension that is not declared is UNIMPLEMENTED, and one that is declared is not"
+        ["INI-11", "UPD-02", "DRV-48", "DRV-MG-12", "CMI-03", "CMI-36"],
+        [Need::Endpoint] => undeclared_extension;
+    "wire-list-pages": "no page of a list is longer than asked for, and all pages together hold every VM once"
+        ["DRV-34", "CMI-137", "CMI-30"], [Need::Endpoint, CALLED_LIST] => list_pages;
+};
 
 /// How many VMs the list in pages has: more than one page of the smallest size.
 const LISTED: usize = 6;

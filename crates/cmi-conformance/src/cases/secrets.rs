@@ -1,27 +1,17 @@
 //! Secrets stay secret, and errors speak.
 
-use super::case;
+use super::cases;
 use crate::answer::{CaseResult, ensure};
 use crate::judge::{echoes, problem};
 use crate::{Case, CaseError, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, Status, USER_DATA, tags};
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "secrets-do-not-come-back",
-        "no answer and no message holds credentials or bootstrap data",
-        proves: ["OPS-11", "CMI-13", "CMI-165", "CMI-186"],
-        needs: [],
-        do_not_come_back
-    ),
-    case!(
-        "secrets-are-not-logged",
-        "no log holds credentials or bootstrap data",
-        proves: ["OPS-11", "CMI-13", "CMI-165", "CMI-186"],
-        needs: [Need::Setting(Setting::Logs)],
-        are_not_logged
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "secrets-do-not-come-back": "no answer and no message holds credentials or bootstrap data"
+        ["OPS-11", "CMI-13", "CMI-165", "CMI-186"], [] => do_not_come_back;
+    "secrets-are-not-logged": "no log holds credentials or bootstrap data"
+        ["OPS-11", "CMI-13", "CMI-165", "CMI-186"], [Need::Setting(Setting::Logs)] => are_not_logged;
+};
 
 /// Fails unless an error says in words what is wrong, and can be written as text and
 /// read back (DRV-06, DRV-17).

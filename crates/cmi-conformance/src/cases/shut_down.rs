@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::case;
+use super::cases;
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, PowerState};
@@ -13,50 +13,20 @@ const BETWEEN_CALLS: Duration = Duration::from_millis(20);
 /// Between two looks at a guest that takes its time.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "shut-down-offered",
-        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
-        proves: ["PLG-SD-12", "CMI-126"],
-        needs: [],
-        offered
-    ),
-    case!(
-        "shut-down-keeps-the-vm",
-        "the VM is still there after its guest was asked to stop",
-        proves: ["CMI-127", "CMI-132"],
-        needs: [SHUT_DOWN],
-        keeps_the_vm
-    ),
-    case!(
-        "shut-down-stops",
-        "after OK the guest stops, in its own time",
-        proves: ["PLG-SD-00", "CMI-127"],
-        needs: [SHUT_DOWN, Need::Call(Operation::GetMachineStatus)],
-        stops
-    ),
-    case!(
-        "shut-down-again",
-        "to stop what was asked to stop is OK, or ABORTED while it is stopping",
-        proves: ["CMI-127", "CMI-129"],
-        needs: [SHUT_DOWN],
-        |t| again(t, 1)
-    ),
-    case!(
-        "shut-down-ten-times",
-        "to stop ten more times is OK, or ABORTED while it is stopping",
-        proves: ["CMI-129"],
-        needs: [SHUT_DOWN],
-        |t| again(t, 10)
-    ),
-    case!(
-        "shut-down-other-cluster",
-        "a VM of the same name in another cluster goes on",
-        proves: ["CMI-128"],
-        needs: [SHUT_DOWN, Need::Call(Operation::GetMachineStatus)],
-        other_cluster
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "shut-down-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+        ["PLG-SD-12", "CMI-126"], [] => offered;
+    "shut-down-keeps-the-vm": "the VM is still there after its guest was asked to stop"
+        ["CMI-127", "CMI-132"], [SHUT_DOWN] => keeps_the_vm;
+    "shut-down-stops": "after OK the guest stops, in its own time"
+        ["PLG-SD-00", "CMI-127"], [SHUT_DOWN, Need::Call(Operation::GetMachineStatus)] => stops;
+    "shut-down-again": "to stop what was asked to stop is OK, or ABORTED while it is stopping"
+        ["CMI-127", "CMI-129"], [SHUT_DOWN] => |t| again(t, 1);
+    "shut-down-ten-times": "to stop ten more times is OK, or ABORTED while it is stopping"
+        ["CMI-129"], [SHUT_DOWN] => |t| again(t, 10);
+    "shut-down-other-cluster": "a VM of the same name in another cluster goes on"
+        ["CMI-128"], [SHUT_DOWN, Need::Call(Operation::GetMachineStatus)] => other_cluster;
+};
 
 /// Repeats while the guest is stopping.
 async fn until_accepted(t: &TestContext, request: &MachineRequest) -> CaseResult {

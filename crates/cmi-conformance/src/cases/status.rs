@@ -1,91 +1,37 @@
 //! GetMachineStatus.
 
-use super::case;
+use super::cases;
 use crate::answer::{CaseResult, ensure};
 use crate::{Case, CaseError, Hook, Need, TestContext};
 use cmi_driver::{Code, Operation};
 
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "status-offered",
-        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
-        proves: ["DRV-26", "DRV-GS-12", "PLG-GS-12", "CMI-114"],
-        needs: [],
-        offered
-    ),
-    case!(
-        "status-like-create",
-        "the answer names the VM as CreateMachine did, with and without its id",
-        proves: ["DRV-27", "DRV-GS-00", "PLG-GS-00", "CMI-115", "CMI-120", "CMI-121", "CMI-122"],
-        needs: [STATUS],
-        like_create
-    ),
-    case!(
-        "status-never-made",
-        "what was never made is NOT_FOUND",
-        proves: ["DRV-GS-05", "PLG-GS-05"],
-        needs: [STATUS],
-        never_made
-    ),
-    case!(
-        "status-after-delete",
-        "what is deleted is NOT_FOUND, also by its id",
-        proves: ["DRV-GS-05", "PLG-GS-05"],
-        needs: [STATUS],
-        after_delete
-    ),
-    case!(
-        "status-other-cluster",
-        "a VM of another cluster is NOT_FOUND, whether by name or by its id",
-        proves: ["DRV-28", "CMI-116"],
-        needs: [STATUS],
-        other_cluster
-    ),
-    case!(
-        "status-other-machine-id",
-        "the id of another machine's VM does not lead to that VM",
-        proves: ["DRV-27", "CMI-79", "CMI-115"],
-        needs: [STATUS],
-        other_machine_id
-    ),
-    case!(
-        "status-other-identity",
-        "a VM of the same name that belongs to another machine object is NOT_FOUND",
-        proves: ["DRV-28", "CMI-116"],
-        needs: [STATUS],
-        other_identity
-    ),
-    case!(
-        "status-ten-times",
-        "ten questions have one answer",
-        proves: ["DRV-29", "CMI-117"],
-        needs: [STATUS],
-        ten_times
-    ),
-    case!(
-        "status-changes-nothing",
-        "the back end sees no change when a VM is read",
-        proves: ["DRV-29", "CMI-117", "INI-01"],
-        needs: [STATUS, Need::Hook(Hook::Mutations)],
-        changes_nothing
-    ),
-    case!(
-        "status-vanished-vm",
-        "a VM that is gone without the driver is NOT_FOUND",
-        proves: ["DRV-GS-05", "PLG-GS-05"],
-        needs: [STATUS, Need::Hook(Hook::Vanish)],
-        vanished
-    ),
-    case!(
-        "status-several-vms",
-        "several VMs of one machine are OUT_OF_RANGE, and the message names them",
-        proves: ["DRV-GS-11", "PLG-GS-11"],
-        needs: [STATUS, Need::Hook(Hook::Plant)],
-        several
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "status-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+        ["DRV-26", "DRV-GS-12", "PLG-GS-12", "CMI-114"], [] => offered;
+    "status-like-create": "the answer names the VM as CreateMachine did, with and without its id"
+        ["DRV-27", "DRV-GS-00", "PLG-GS-00", "CMI-115", "CMI-120", "CMI-121", "CMI-122"],
+        [STATUS] => like_create;
+    "status-never-made": "what was never made is NOT_FOUND"
+        ["DRV-GS-05", "PLG-GS-05"], [STATUS] => never_made;
+    "status-after-delete": "what is deleted is NOT_FOUND, also by its id"
+        ["DRV-GS-05", "PLG-GS-05"], [STATUS] => after_delete;
+    "status-other-cluster": "a VM of another cluster is NOT_FOUND, whether by name or by its id"
+        ["DRV-28", "CMI-116"], [STATUS] => other_cluster;
+    "status-other-machine-id": "the id of another machine's VM does not lead to that VM"
+        ["DRV-27", "CMI-79", "CMI-115"], [STATUS] => other_machine_id;
+    "status-other-identity": "a VM of the same name that belongs to another machine object is NOT_FOUND"
+        ["DRV-28", "CMI-116"], [STATUS] => other_identity;
+    "status-ten-times": "ten questions have one answer"
+        ["DRV-29", "CMI-117"], [STATUS] => ten_times;
+    "status-changes-nothing": "the back end sees no change when a VM is read"
+        ["DRV-29", "CMI-117", "INI-01"], [STATUS, Need::Hook(Hook::Mutations)] => changes_nothing;
+    "status-vanished-vm": "a VM that is gone without the driver is NOT_FOUND"
+        ["DRV-GS-05", "PLG-GS-05"], [STATUS, Need::Hook(Hook::Vanish)] => vanished;
+    "status-several-vms": "several VMs of one machine are OUT_OF_RANGE, and the message names them"
+        ["DRV-GS-11", "PLG-GS-11"], [STATUS, Need::Hook(Hook::Plant)] => several;
+};
 
 async fn offered(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::case;
+use super::cases;
 use super::requests::reaches_the_plugin;
 use super::status::mutations;
 use crate::answer::{CaseResult, ensure};
@@ -12,29 +12,18 @@ use cmi_driver::{Code, Operation, ProviderId};
 const UPDATE: Need = Need::Call(Operation::UpdateMachine);
 const HOT_UPDATES: Need = Need::Setting(Setting::HotUpdates);
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "update-offered",
-        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
-        proves: ["UPD-02"],
-        needs: [],
-        offered
-    ),
-    case!(
-        "update-there-and-back",
-        "each change is answered OK and taken back, also when it was half done, on the same VM, and may be repeated",
-        proves: ["UPD-02"],
-        needs: [UPDATE, HOT_UPDATES],
-        there_and_back
-    ),
-    case!(
-        "update-changes-once",
-        "the back end sees each change when it is made and when it is taken back, and none when that is repeated",
-        proves: ["UPD-03"],
-        needs: [UPDATE, HOT_UPDATES, Need::Hook(Hook::Mutations)],
-        changes_once
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "update-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+        ["UPD-02"], [] => offered;
+    "update-there-and-back":
+        "each change is answered OK and taken back, also when it was half done, on the same VM, and may be \
+         repeated"
+        ["UPD-02"], [UPDATE, HOT_UPDATES] => there_and_back;
+    "update-changes-once":
+        "the back end sees each change when it is made and when it is taken back, and none when that is \
+         repeated"
+        ["UPD-03"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::Mutations)] => changes_once;
+};
 
 async fn offered(t: TestContext) -> CaseResult {
     reaches_the_plugin(&t, Operation::UpdateMachine)?;

@@ -2,7 +2,7 @@
 
 use serde_json::Map;
 
-use super::case;
+use super::cases;
 use super::secrets::speaks;
 use crate::answer::{CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, Setting, TestContext};
@@ -11,183 +11,84 @@ use cmi_driver::{Code, Operation, ProviderSpec, tags};
 /// Longer than any name that a back end or Kubernetes takes.
 const TOO_LONG: usize = 1000;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "create-blank-name",
-        "a blank name is INVALID_ARGUMENT",
-        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-15", "CMI-19", "CMI-28", "CMI-87"],
-        needs: [],
-        |t| blank_name(t, Operation::CreateMachine)
-    ),
-    case!(
-        "delete-blank-name",
-        "a blank name is INVALID_ARGUMENT",
-        proves: ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112", "CMI-28", "CMI-105"],
-        needs: [],
-        |t| blank_name(t, Operation::DeleteMachine)
-    ),
-    case!(
-        "status-blank-name",
-        "a blank name is INVALID_ARGUMENT",
-        proves: ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124", "CMI-28", "CMI-118"],
-        needs: [Need::Call(Operation::GetMachineStatus)],
-        |t| blank_name(t, Operation::GetMachineStatus)
-    ),
-    case!(
-        "shut-down-blank-name",
-        "a blank name is INVALID_ARGUMENT",
-        proves: ["PLG-SD-03", "CMI-134", "CMI-28", "CMI-130"],
-        needs: [Need::Call(Operation::ShutDownMachine)],
-        |t| blank_name(t, Operation::ShutDownMachine)
-    ),
-    case!(
-        "create-too-long-name",
-        "a name beyond every limit is INVALID_ARGUMENT and makes nothing",
-        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
-        needs: [],
-        too_long_name
-    ),
-    case!(
-        "create-empty-spec",
-        "an empty provider spec is INVALID_ARGUMENT",
-        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-28", "CMI-88", "CMI-89"],
-        needs: [],
-        |t| empty_spec(t, Operation::CreateMachine)
-    ),
-    case!(
-        "delete-empty-spec",
-        "an empty provider spec is INVALID_ARGUMENT",
-        proves: ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112", "CMI-28", "CMI-106"],
-        needs: [],
-        |t| empty_spec(t, Operation::DeleteMachine)
-    ),
-    case!(
-        "status-empty-spec",
-        "an empty provider spec is INVALID_ARGUMENT",
-        proves: ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124", "CMI-28", "CMI-119"],
-        needs: [Need::Call(Operation::GetMachineStatus)],
-        |t| empty_spec(t, Operation::GetMachineStatus)
-    ),
-    case!(
-        "list-empty-spec",
-        "an empty provider spec is INVALID_ARGUMENT",
-        proves: ["DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143", "CMI-28", "CMI-139"],
-        needs: [Need::Call(Operation::ListMachines)],
-        |t| empty_spec(t, Operation::ListMachines)
-    ),
-    case!(
-        "shut-down-empty-spec",
-        "an empty provider spec is INVALID_ARGUMENT",
-        proves: ["PLG-SD-03", "CMI-134", "CMI-28", "CMI-131"],
-        needs: [Need::Call(Operation::ShutDownMachine)],
-        |t| empty_spec(t, Operation::ShutDownMachine)
-    ),
-    case!(
-        "create-cluster-tag",
-        "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing",
-        proves: ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
-        needs: [],
-        |t| no_cluster(t, Operation::CreateMachine)
-    ),
-    case!(
-        "delete-cluster-tag",
-        "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing",
-        proves: ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"],
-        needs: [],
-        |t| no_cluster(t, Operation::DeleteMachine)
-    ),
-    case!(
-        "status-cluster-tag",
-        "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing",
-        proves: ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"],
-        needs: [Need::Call(Operation::GetMachineStatus)],
-        |t| no_cluster(t, Operation::GetMachineStatus)
-    ),
-    case!(
-        "list-cluster-tag",
-        "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing",
-        proves: ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"],
-        needs: [Need::Call(Operation::ListMachines)],
-        |t| no_cluster(t, Operation::ListMachines)
-    ),
-    case!(
-        "create-mandatory-fields",
-        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it",
-        proves: ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
-        needs: [Need::Setting(Setting::MandatoryFields)],
-        |t| mandatory_fields(t, Operation::CreateMachine)
-    ),
-    case!(
-        "delete-mandatory-fields",
-        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it",
-        proves: ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"],
-        needs: [Need::Setting(Setting::MandatoryFields)],
-        |t| mandatory_fields(t, Operation::DeleteMachine)
-    ),
-    case!(
-        "status-mandatory-fields",
-        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it",
-        proves: ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"],
-        needs: [Need::Call(Operation::GetMachineStatus), Need::Setting(Setting::MandatoryFields)],
-        |t| mandatory_fields(t, Operation::GetMachineStatus)
-    ),
-    case!(
-        "list-mandatory-fields",
-        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it",
-        proves: ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"],
-        needs: [Need::Call(Operation::ListMachines), Need::Setting(Setting::MandatoryFields)],
-        |t| mandatory_fields(t, Operation::ListMachines)
-    ),
-    case!(
-        "create-invalid-specs",
-        "a spec that is not valid is INVALID_ARGUMENT and makes nothing",
-        proves: ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-30"],
-        needs: [Need::Setting(Setting::InvalidSpecs)],
-        invalid_specs
-    ),
-    case!(
-        "create-out-of-range",
-        "a size that there is not is OUT_OF_RANGE and makes nothing",
-        proves: ["DRV-CR-11", "PLG-CR-11"],
-        needs: [Need::Setting(Setting::OutOfRangeSpecs)],
-        out_of_range
-    ),
-    case!(
-        "create-messages",
-        "an error says in words what is wrong",
-        proves: ["DRV-06", "DRV-17", "CMI-40", "CMI-98"],
-        needs: [],
-        |t| messages(t, Operation::CreateMachine)
-    ),
-    case!(
-        "delete-messages",
-        "an error says in words what is wrong",
-        proves: ["DRV-25", "CMI-113"],
-        needs: [],
-        |t| messages(t, Operation::DeleteMachine)
-    ),
-    case!(
-        "status-messages",
-        "an error says in words what is wrong",
-        proves: ["DRV-32", "CMI-125"],
-        needs: [Need::Call(Operation::GetMachineStatus)],
-        |t| messages(t, Operation::GetMachineStatus)
-    ),
-    case!(
-        "list-messages",
-        "an error says in words what is wrong",
-        proves: ["DRV-39", "CMI-145"],
-        needs: [Need::Call(Operation::ListMachines)],
-        |t| messages(t, Operation::ListMachines)
-    ),
-    case!(
-        "shut-down-messages",
-        "an error says in words what is wrong",
-        proves: ["CMI-135"],
-        needs: [Need::Call(Operation::ShutDownMachine)],
-        |t| messages(t, Operation::ShutDownMachine)
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "create-blank-name": "a blank name is INVALID_ARGUMENT"
+        ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-15", "CMI-19", "CMI-28", "CMI-87"],
+        [] => |t| blank_name(t, Operation::CreateMachine);
+    "delete-blank-name": "a blank name is INVALID_ARGUMENT"
+        ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112", "CMI-28", "CMI-105"],
+        [] => |t| blank_name(t, Operation::DeleteMachine);
+    "status-blank-name": "a blank name is INVALID_ARGUMENT"
+        ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124", "CMI-28", "CMI-118"],
+        [Need::Call(Operation::GetMachineStatus)] => |t| blank_name(t, Operation::GetMachineStatus);
+    "shut-down-blank-name": "a blank name is INVALID_ARGUMENT"
+        ["PLG-SD-03", "CMI-134", "CMI-28", "CMI-130"],
+        [Need::Call(Operation::ShutDownMachine)] => |t| blank_name(t, Operation::ShutDownMachine);
+    "create-too-long-name": "a name beyond every limit is INVALID_ARGUMENT and makes nothing"
+        ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"], [] => too_long_name;
+    "create-empty-spec": "an empty provider spec is INVALID_ARGUMENT"
+        ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-28", "CMI-88", "CMI-89"],
+        [] => |t| empty_spec(t, Operation::CreateMachine);
+    "delete-empty-spec": "an empty provider spec is INVALID_ARGUMENT"
+        ["DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112", "CMI-28", "CMI-106"],
+        [] => |t| empty_spec(t, Operation::DeleteMachine);
+    "status-empty-spec": "an empty provider spec is INVALID_ARGUMENT"
+        ["DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124", "CMI-28", "CMI-119"],
+        [Need::Call(Operation::GetMachineStatus)] => |t| empty_spec(t, Operation::GetMachineStatus);
+    "list-empty-spec": "an empty provider spec is INVALID_ARGUMENT"
+        ["DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143", "CMI-28", "CMI-139"],
+        [Need::Call(Operation::ListMachines)] => |t| empty_spec(t, Operation::ListMachines);
+    "shut-down-empty-spec": "an empty provider spec is INVALID_ARGUMENT"
+        ["PLG-SD-03", "CMI-134", "CMI-28", "CMI-131"],
+        [Need::Call(Operation::ShutDownMachine)] => |t| empty_spec(t, Operation::ShutDownMachine);
+    "create-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing"
+        ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
+        [] => |t| no_cluster(t, Operation::CreateMachine);
+    "delete-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing"
+        ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"],
+        [] => |t| no_cluster(t, Operation::DeleteMachine);
+    "status-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing"
+        ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"],
+        [Need::Call(Operation::GetMachineStatus)] => |t| no_cluster(t, Operation::GetMachineStatus);
+    "list-cluster-tag": "a spec that names no cluster is INVALID_ARGUMENT, and touches nothing"
+        ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"],
+        [Need::Call(Operation::ListMachines)] => |t| no_cluster(t, Operation::ListMachines);
+    "create-mandatory-fields":
+        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it"
+        ["CMI-27", "DRV-04", "CMI-48", "DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96"],
+        [Need::Setting(Setting::MandatoryFields)] => |t| mandatory_fields(t, Operation::CreateMachine);
+    "delete-mandatory-fields":
+        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it"
+        ["DRV-04", "CMI-48", "DRV-DE-03", "PLG-DE-03", "DRV-24", "CMI-112"],
+        [Need::Setting(Setting::MandatoryFields)] => |t| mandatory_fields(t, Operation::DeleteMachine);
+    "status-mandatory-fields":
+        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it"
+        ["DRV-04", "CMI-48", "DRV-GS-03", "PLG-GS-03", "DRV-31", "CMI-124"],
+        [Need::Call(Operation::GetMachineStatus), Need::Setting(Setting::MandatoryFields)]
+            => |t| mandatory_fields(t, Operation::GetMachineStatus);
+    "list-mandatory-fields":
+        "each mandatory field that is missing is INVALID_ARGUMENT, in a message that names it"
+        ["DRV-04", "CMI-48", "DRV-LM-03", "PLG-LM-03", "DRV-38", "CMI-143"],
+        [Need::Call(Operation::ListMachines), Need::Setting(Setting::MandatoryFields)]
+            => |t| mandatory_fields(t, Operation::ListMachines);
+    "create-invalid-specs": "a spec that is not valid is INVALID_ARGUMENT and makes nothing"
+        ["DRV-CR-03", "PLG-CR-03", "DRV-16", "CMI-96", "CMI-30"],
+        [Need::Setting(Setting::InvalidSpecs)] => invalid_specs;
+    "create-out-of-range": "a size that there is not is OUT_OF_RANGE and makes nothing"
+        ["DRV-CR-11", "PLG-CR-11"], [Need::Setting(Setting::OutOfRangeSpecs)] => out_of_range;
+    "create-messages": "an error says in words what is wrong"
+        ["DRV-06", "DRV-17", "CMI-40", "CMI-98"], [] => |t| messages(t, Operation::CreateMachine);
+    "delete-messages": "an error says in words what is wrong"
+        ["DRV-25", "CMI-113"], [] => |t| messages(t, Operation::DeleteMachine);
+    "status-messages": "an error says in words what is wrong"
+        ["DRV-32", "CMI-125"],
+        [Need::Call(Operation::GetMachineStatus)] => |t| messages(t, Operation::GetMachineStatus);
+    "list-messages": "an error says in words what is wrong"
+        ["DRV-39", "CMI-145"],
+        [Need::Call(Operation::ListMachines)] => |t| messages(t, Operation::ListMachines);
+    "shut-down-messages": "an error says in words what is wrong"
+        ["CMI-135"], [Need::Call(Operation::ShutDownMachine)] => |t| messages(t, Operation::ShutDownMachine);
+};
 
 /// Refused as invalid; a create has made nothing, and a VM that is there is still there.
 async fn refused(t: &TestContext, operation: Operation, wrong: &MachineRequest) -> CaseResult {

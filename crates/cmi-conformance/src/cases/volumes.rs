@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::case;
+use super::cases;
 use crate::answer::{CaseResult, ensure};
 use crate::{Case, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation};
@@ -11,50 +11,20 @@ const VOLUMES: Need = Need::Call(Operation::GetVolumeIds);
 const OWN: Need = Need::Setting(Setting::OwnVolumes);
 const FOREIGN: Need = Need::Setting(Setting::ForeignVolumes);
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "volumes-offered",
-        "the call works when it is declared, and is UNIMPLEMENTED when it is not",
-        proves: ["DRV-40", "DRV-GV-12", "PLG-GV-12", "CMI-146"],
-        needs: [],
-        offered
-    ),
-    case!(
-        "volumes-own",
-        "the ids of own volumes come out, in order",
-        proves: ["DRV-42", "DRV-43", "DRV-GV-00", "PLG-GV-00", "CMI-147"],
-        needs: [VOLUMES, OWN],
-        own
-    ),
-    case!(
-        "volumes-foreign",
-        "volumes of others have no id here",
-        proves: ["DRV-44", "CMI-148"],
-        needs: [VOLUMES, OWN, FOREIGN],
-        foreign
-    ),
-    case!(
-        "volumes-none",
-        "no volumes have no ids, unless an empty list is INVALID_ARGUMENT",
-        proves: ["DRV-44", "CMI-151"],
-        needs: [VOLUMES],
-        none
-    ),
-    case!(
-        "volumes-ten-times",
-        "ten questions have one answer",
-        proves: ["DRV-45", "CMI-149"],
-        needs: [VOLUMES, OWN],
-        ten_times
-    ),
-    case!(
-        "volumes-invalid",
-        "what is no PersistentVolume spec is INVALID_ARGUMENT, in a message that says so",
-        proves: ["DRV-GV-03", "PLG-GV-03", "DRV-46", "CMI-152"],
-        needs: [VOLUMES],
-        invalid
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "volumes-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
+        ["DRV-40", "DRV-GV-12", "PLG-GV-12", "CMI-146"], [] => offered;
+    "volumes-own": "the ids of own volumes come out, in order"
+        ["DRV-42", "DRV-43", "DRV-GV-00", "PLG-GV-00", "CMI-147"], [VOLUMES, OWN] => own;
+    "volumes-foreign": "volumes of others have no id here"
+        ["DRV-44", "CMI-148"], [VOLUMES, OWN, FOREIGN] => foreign;
+    "volumes-none": "no volumes have no ids, unless an empty list is INVALID_ARGUMENT"
+        ["DRV-44", "CMI-151"], [VOLUMES] => none;
+    "volumes-ten-times": "ten questions have one answer"
+        ["DRV-45", "CMI-149"], [VOLUMES, OWN] => ten_times;
+    "volumes-invalid": "what is no PersistentVolume spec is INVALID_ARGUMENT, in a message that says so"
+        ["DRV-GV-03", "PLG-GV-03", "DRV-46", "CMI-152"], [VOLUMES] => invalid;
+};
 
 fn specs(t: &TestContext) -> (Vec<Value>, Vec<String>) {
     let own = &t.config().persistent_volumes.own;

@@ -3,7 +3,7 @@
 use prost::Message as _;
 use tonic::Code as Grpc;
 
-use super::case;
+use super::cases;
 use super::faults::{after_deadline, prepared, slow_down};
 use super::requests::{
     CAPABILITIES, CREATE, DELETE, Fields, INFO, LIST, PROBE, SHUT_DOWN, STATUS, VOLUMES, before, raw, volumes,
@@ -28,138 +28,58 @@ const OPTIONAL: [(Capability, &str); 4] = [
 ];
 const MANY: usize = 1000;
 
-pub(super) const CASES: &[Case] = &[
-    case!(
-        "wire-services",
-        "the required calls of both services are there, at one endpoint",
-        proves: ["CMI-03", "CMI-08", "CMI-50", "CMI-58", "CMI-64", "CMI-153", "CMI-155", "CMI-159", "CMI-161"],
-        needs: [Need::Endpoint],
-        services
-    ),
-    case!(
-        "wire-required-capabilities",
-        "create and delete are declared, and what is declared is known",
-        proves: ["CMI-06", "CMI-60", "CMI-61", "CMI-62", "CMI-81", "CMI-99"],
-        needs: [Need::Endpoint],
-        required_capabilities
-    ),
-    case!(
-        "wire-undeclared-calls",
-        "a call that is not declared is UNIMPLEMENTED, and one that is declared is not",
-        proves: [
-            "CMI-07", "CMI-36", "CMI-114", "CMI-126", "CMI-136", "CMI-146", "PLG-GS-12", "PLG-LM-12",
-            "PLG-SD-12", "PLG-GV-12"
-        ],
-        needs: [Need::Endpoint],
-        undeclared_calls
-    ),
-    case!(
-        "wire-missing-fields",
-        "a request without a REQUIRED field is INVALID_ARGUMENT",
-        proves: [
-            "CMI-15", "CMI-19", "CMI-28", "CMI-87", "CMI-89", "CMI-105", "CMI-106", "CMI-118", "CMI-119",
-            "CMI-130", "CMI-131", "CMI-139"
-        ],
-        needs: [Need::Endpoint],
-        missing_fields
-    ),
-    case!(
-        "wire-broken-spec",
-        "a provider spec that is no JSON object is INVALID_ARGUMENT",
-        proves: ["CMI-30", "CMI-48", "CMI-88"],
-        needs: [Need::Endpoint],
-        broken_spec
-    ),
-    case!(
-        "wire-broken-volumes",
-        "a list of volumes that is no JSON list is INVALID_ARGUMENT",
-        proves: ["PLG-GV-03", "CMI-150"],
-        needs: [Need::Endpoint],
-        broken_volumes
-    ),
-    case!(
-        "wire-status",
-        "errors of requests that are well formed, and of those that are not, have a canonical code, a message and no details",
-        proves: ["CMI-23", "CMI-24", "CMI-40", "CMI-41"],
-        needs: [Need::Endpoint],
-        status
-    ),
-    case!(
-        "wire-response-fields",
-        "the REQUIRED fields of the responses are there",
-        proves: ["CMI-15", "CMI-92", "CMI-93"],
-        needs: [Need::Endpoint],
-        response_fields
-    ),
-    case!(
-        "wire-any-bytes",
-        "secrets and LastKnownState of any bytes do no harm",
-        proves: ["CMI-44", "CMI-94", "CMI-109", "CMI-132"],
-        needs: [Need::Endpoint],
-        any_bytes
-    ),
-    case!(
-        "wire-serves-on",
-        "a thousand calls later the plugin still serves",
-        proves: ["CMI-182"],
-        needs: [Need::Endpoint],
-        serves_on
-    ),
-    case!(
-        "wire-unhealthy",
-        "a plugin that is not healthy answers Probe with FAILED_PRECONDITION",
-        proves: ["CMI-68", "CMI-75"],
-        needs: [Need::Endpoint, Need::Hook(Hook::Unhealthy)],
-        unhealthy
-    ),
-    case!(
-        "wire-create-deadline",
-        "a create that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
-        proves: ["PLG-CR-04"],
-        needs: [Need::Endpoint, Need::Hook(Hook::Slow)],
-        |t| deadline(t, Operation::CreateMachine, CREATE)
-    ),
-    case!(
-        "wire-delete-deadline",
-        "a deletion that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
-        proves: ["PLG-DE-04"],
-        needs: [Need::Endpoint, Need::Hook(Hook::Slow)],
-        |t| deadline(t, Operation::DeleteMachine, DELETE)
-    ),
-    case!(
-        "wire-status-deadline",
-        "a look-up that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
-        proves: ["PLG-GS-04"],
-        needs: [
-            Need::Endpoint,
-            Need::Hook(Hook::Slow),
-            Need::Call(Operation::GetMachineStatus)
-        ],
-        |t| deadline(t, Operation::GetMachineStatus, STATUS)
-    ),
-    case!(
-        "wire-list-deadline",
-        "a list that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
-        proves: ["PLG-LM-04"],
-        needs: [
-            Need::Endpoint,
-            Need::Hook(Hook::Slow),
-            Need::Call(Operation::ListMachines)
-        ],
-        |t| deadline(t, Operation::ListMachines, LIST)
-    ),
-    case!(
-        "wire-shut-down-deadline",
-        "a stop that takes longer than its caller said it would wait is DEADLINE_EXCEEDED",
-        proves: ["PLG-SD-04"],
-        needs: [
-            Need::Endpoint,
-            Need::Hook(Hook::Slow),
-            Need::Call(Operation::ShutDownMachine)
-        ],
-        |t| deadline(t, Operation::ShutDownMachine, SHUT_DOWN)
-    ),
-];
+pub(super) const CASES: &[Case] = cases! {
+    "wire-services": "the required calls of both services are there, at one endpoint"
+        ["CMI-03", "CMI-08", "CMI-50", "CMI-58", "CMI-64", "CMI-153", "CMI-155", "CMI-159", "CMI-161"],
+        [Need::Endpoint] => services;
+    "wire-required-capabilities": "create and delete are declared, and what is declared is known"
+        ["CMI-06", "CMI-60", "CMI-61", "CMI-62", "CMI-81", "CMI-99"],
+        [Need::Endpoint] => required_capabilities;
+    "wire-undeclared-calls": "a call that is not declared is UNIMPLEMENTED, and one that is declared is not"
+        ["CMI-07", "CMI-36", "CMI-114", "CMI-126", "CMI-136", "CMI-146", "PLG-GS-12", "PLG-LM-12",
+        "PLG-SD-12", "PLG-GV-12"], [Need::Endpoint] => undeclared_calls;
+    "wire-missing-fields": "a request without a REQUIRED field is INVALID_ARGUMENT"
+        ["CMI-15", "CMI-19", "CMI-28", "CMI-87", "CMI-89", "CMI-105", "CMI-106", "CMI-118", "CMI-119",
+        "CMI-130", "CMI-131", "CMI-139"], [Need::Endpoint] => missing_fields;
+    "wire-broken-spec": "a provider spec that is no JSON object is INVALID_ARGUMENT"
+        ["CMI-30", "CMI-48", "CMI-88"], [Need::Endpoint] => broken_spec;
+    "wire-broken-volumes": "a list of volumes that is no JSON list is INVALID_ARGUMENT"
+        ["PLG-GV-03", "CMI-150"], [Need::Endpoint] => broken_volumes;
+    "wire-status":
+        "errors of requests that are well formed, and of those that are not, have a canonical code, a \
+         message and no details"
+        ["CMI-23", "CMI-24", "CMI-40", "CMI-41"], [Need::Endpoint] => status;
+    "wire-response-fields": "the REQUIRED fields of the responses are there"
+        ["CMI-15", "CMI-92", "CMI-93"], [Need::Endpoint] => response_fields;
+    "wire-any-bytes": "secrets and LastKnownState of any bytes do no harm"
+        ["CMI-44", "CMI-94", "CMI-109", "CMI-132"], [Need::Endpoint] => any_bytes;
+    "wire-serves-on": "a thousand calls later the plugin still serves"
+        ["CMI-182"], [Need::Endpoint] => serves_on;
+    "wire-unhealthy": "a plugin that is not healthy answers Probe with FAILED_PRECONDITION"
+        ["CMI-68", "CMI-75"], [Need::Endpoint, Need::Hook(Hook::Unhealthy)] => unhealthy;
+    "wire-create-deadline":
+        "a create that takes longer than its caller said it would wait is DEADLINE_EXCEEDED"
+        ["PLG-CR-04"],
+        [Need::Endpoint, Need::Hook(Hook::Slow)] => |t| deadline(t, Operation::CreateMachine, CREATE);
+    "wire-delete-deadline":
+        "a deletion that takes longer than its caller said it would wait is DEADLINE_EXCEEDED"
+        ["PLG-DE-04"],
+        [Need::Endpoint, Need::Hook(Hook::Slow)] => |t| deadline(t, Operation::DeleteMachine, DELETE);
+    "wire-status-deadline":
+        "a look-up that takes longer than its caller said it would wait is DEADLINE_EXCEEDED"
+        ["PLG-GS-04"],
+        [Need::Endpoint, Need::Hook(Hook::Slow), Need::Call(Operation::GetMachineStatus)]
+            => |t| deadline(t, Operation::GetMachineStatus, STATUS);
+    "wire-list-deadline": "a list that takes longer than its caller said it would wait is DEADLINE_EXCEEDED"
+        ["PLG-LM-04"],
+        [Need::Endpoint, Need::Hook(Hook::Slow), Need::Call(Operation::ListMachines)]
+            => |t| deadline(t, Operation::ListMachines, LIST);
+    "wire-shut-down-deadline":
+        "a stop that takes longer than its caller said it would wait is DEADLINE_EXCEEDED"
+        ["PLG-SD-04"],
+        [Need::Endpoint, Need::Hook(Hook::Slow), Need::Call(Operation::ShutDownMachine)]
+            => |t| deadline(t, Operation::ShutDownMachine, SHUT_DOWN);
+};
 
 pub(super) async fn declared(t: &TestContext) -> CaseResult<Vec<i32>> {
     let response: GetPluginCapabilitiesResponse = raw(t, CAPABILITIES, &[]).await?.ok()?;
