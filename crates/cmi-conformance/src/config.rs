@@ -23,6 +23,7 @@ pub type SecretMap = BTreeMap<String, SecretString>;
 /// cases run. A *change* is a JSON merge patch on `providerSpec`; `null` removes a field.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[garde(allow_unvalidated)]
 #[garde(custom(public_keys_exist))]
 pub struct Config {
     /// A spec that makes a VM, as small as it can be had. The suite adds the tags. Required.
@@ -30,21 +31,17 @@ pub struct Config {
     pub provider_spec: Map<String, Value>,
     /// The credentials that go with every call. Default: none.
     #[serde(default)]
-    #[garde(skip)]
     pub secrets: SecretMap,
     /// Keys of `secrets` whose values are no secrets, and may come back: the id of an account that is part of
     /// a provider id. Default: none.
     #[serde(default)]
-    #[garde(skip)]
     pub public_secret_keys: BTreeSet<String>,
     /// Credentials that are missing or wrong; each has to be UNAUTHENTICATED. `{}` is no
     /// credentials at all. Default: none.
     #[serde(default)]
-    #[garde(skip)]
     pub bad_secrets: Vec<SecretMap>,
     /// Credentials that are known and may do nothing: PERMISSION_DENIED. Default: none.
     #[serde(default)]
-    #[garde(skip)]
     pub restricted_secrets: Option<SecretMap>,
     /// The fields of `providerSpec` that have to be there, as JSON pointers: `/region`. Default: none.
     #[serde(default)]
@@ -52,31 +49,24 @@ pub struct Config {
     pub mandatory_fields: Vec<String>,
     /// Changes that make the spec invalid. Default: none.
     #[serde(default)]
-    #[garde(skip)]
     pub invalid_specs: Vec<Value>,
     /// Changes that ask for more, or less, than there is of a kind. Default: none.
     #[serde(default)]
-    #[garde(skip)]
     pub out_of_range_specs: Vec<Value>,
     /// A change whose VM can't be had because a quota or pool is used up. Default: none.
     #[serde(default)]
-    #[garde(skip)]
     pub quota_breaking_spec: Option<Value>,
     /// A change that asks for another VM, so that one of the same name does not fit it. Default: none.
     #[serde(default)]
-    #[garde(skip)]
     pub incompatible_change: Option<Value>,
     /// Changes that UpdateMachine can make to a living VM. Default: none.
     #[serde(default)]
-    #[garde(skip)]
     pub hot_updates: Vec<Value>,
     /// Sample volumes for GetVolumeIDs. Default: none.
     #[serde(default)]
-    #[garde(skip)]
     pub persistent_volumes: PersistentVolumes,
     /// A sample class of the back end's own kind. Default: none.
     #[serde(default)]
-    #[garde(skip)]
     pub migration: Option<Migration>,
     /// The most characters of a machine's name, 1–253. Default: 63.
     #[serde(default = "Config::default_longest_name")]
@@ -109,7 +99,6 @@ pub struct Config {
     pub hooks: BTreeMap<Hook, Vec<String>>,
     /// The driver's log files; no secret may be found in them. Default: none.
     #[serde(default)]
-    #[garde(skip)]
     pub logs: Vec<PathBuf>,
 }
 

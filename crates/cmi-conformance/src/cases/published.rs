@@ -6,7 +6,7 @@ use tonic::Code as Grpc;
 use super::cases;
 use super::requests::{
     DESCRIBE, EXTENSION, Fields, GET_MACHINE, INITIALIZE, LIST, LIST_PAGED, MIGRATE, STATUS, UPDATE, ZONES,
-    raw,
+    of_machine, raw,
 };
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
@@ -140,22 +140,16 @@ async fn undeclared_extension(t: TestContext) -> CaseResult {
 
 /// A request of the extension that is well formed, about a machine that does not exist.
 fn extension_request(machine_request: &MachineRequest, call: ExtensionCall) -> Vec<u8> {
-    let Fields { name, spec, secrets } = Fields::of(machine_request);
+    let fields = Fields::of(machine_request);
     match call {
         ExtensionCall::Unspecified => Vec::new(),
-        ExtensionCall::InitializeMachine => InitializeMachineRequest {
-            machine_name: name,
-            provider_spec: spec,
-            secrets,
-            ..Default::default()
-        }
-        .encode_to_vec(),
+        ExtensionCall::InitializeMachine => of_machine!(fields, InitializeMachineRequest),
         ExtensionCall::UpdateMachine => UpdateMachineRequest {
-            machine_name: name,
+            machine_name: fields.name,
             provider_id: "conformance:///missing".to_owned(),
-            last_applied_provider_spec: spec.clone(),
-            provider_spec: spec,
-            secrets,
+            last_applied_provider_spec: fields.spec.clone(),
+            provider_spec: fields.spec,
+            secrets: fields.secrets,
             ..Default::default()
         }
         .encode_to_vec(),
@@ -166,22 +160,16 @@ fn extension_request(machine_request: &MachineRequest, call: ExtensionCall) -> V
             class_kind: "Unknown".to_owned(),
         }
         .encode_to_vec(),
-        ExtensionCall::GetMachine => GetMachineRequest {
-            machine_name: name,
-            provider_spec: spec,
-            secrets,
-            ..Default::default()
-        }
-        .encode_to_vec(),
+        ExtensionCall::GetMachine => of_machine!(fields, GetMachineRequest),
         ExtensionCall::ListMachinesPaged => page_request(machine_request, 0, String::new()),
         ExtensionCall::ListZones => ListZonesRequest {
-            provider_spec: spec,
-            secrets,
+            provider_spec: fields.spec,
+            secrets: fields.secrets,
         }
         .encode_to_vec(),
         ExtensionCall::DescribeClass => DescribeClassRequest {
-            provider_spec: spec,
-            secrets,
+            provider_spec: fields.spec,
+            secrets: fields.secrets,
         }
         .encode_to_vec(),
     }

@@ -73,6 +73,20 @@ pub(super) struct Fields {
     pub secrets: std::collections::HashMap<String, Vec<u8>>,
 }
 
+/// The message of a request about a machine, with these fields and no other.
+macro_rules! of_machine {
+    ($fields:expr, $message:ident) => {
+        $message {
+            machine_name: $fields.name.clone(),
+            provider_spec: $fields.spec.clone(),
+            secrets: $fields.secrets.clone(),
+            ..Default::default()
+        }
+        .encode_to_vec()
+    };
+}
+pub(super) use of_machine;
+
 impl Fields {
     pub fn of(machine_request: &MachineRequest) -> Self {
         let secrets = machine_request.class.secrets.iter();
@@ -89,40 +103,14 @@ impl Fields {
 
     /// The request of a call about a machine, or about its cluster.
     pub fn request(&self, path: &str) -> Vec<u8> {
-        let (machine_name, provider_spec) = (self.name.clone(), self.spec.clone());
-        let secrets = self.secrets.clone();
         match path {
-            CREATE => CreateMachineRequest {
-                machine_name,
-                provider_spec,
-                secrets,
-                ..Default::default()
-            }
-            .encode_to_vec(),
-            DELETE => DeleteMachineRequest {
-                machine_name,
-                provider_spec,
-                secrets,
-                ..Default::default()
-            }
-            .encode_to_vec(),
-            STATUS => GetMachineStatusRequest {
-                machine_name,
-                provider_spec,
-                secrets,
-                ..Default::default()
-            }
-            .encode_to_vec(),
-            SHUT_DOWN => ShutDownMachineRequest {
-                machine_name,
-                provider_spec,
-                secrets,
-                ..Default::default()
-            }
-            .encode_to_vec(),
+            CREATE => of_machine!(self, CreateMachineRequest),
+            DELETE => of_machine!(self, DeleteMachineRequest),
+            STATUS => of_machine!(self, GetMachineStatusRequest),
+            SHUT_DOWN => of_machine!(self, ShutDownMachineRequest),
             LIST => ListMachinesRequest {
-                provider_spec,
-                secrets,
+                provider_spec: self.spec.clone(),
+                secrets: self.secrets.clone(),
             }
             .encode_to_vec(),
             _ => Vec::new(),

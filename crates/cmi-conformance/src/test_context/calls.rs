@@ -1,4 +1,4 @@
-//! The calls of the driver contract, on the machines of a case.
+//! The calls of the driver contract, on the machines of a case. One that hangs is a [`CaseError::Failed`].
 
 use std::future::Future;
 
@@ -19,18 +19,12 @@ const SAMPLE: &str = "the sample class";
 
 impl TestContext {
     /// Creates.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs; as for every call here.
     pub async fn create(&self, machine_request: &MachineRequest) -> CaseResult<Answer<Machine>> {
         self.create_with(machine_request, None).await
     }
 
     /// Creates with a LastKnownState. Code 17 with its machine is as good as OK where there is an
     /// InitializeMachine: the VM is there (INI-18).
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs.
     pub async fn create_with(
         &self,
         machine_request: &MachineRequest,
@@ -56,9 +50,6 @@ impl TestContext {
     }
 
     /// Deletes, with the provider id when it is given.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs.
     pub async fn delete(
         &self,
         machine_request: &MachineRequest,
@@ -73,9 +64,6 @@ impl TestContext {
     }
 
     /// Reads, with the provider id when it is given.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs.
     pub async fn status(
         &self,
         machine_request: &MachineRequest,
@@ -89,9 +77,6 @@ impl TestContext {
     }
 
     /// Lists the VMs of the request's cluster.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs.
     pub async fn list(&self, machine_request: &MachineRequest) -> CaseResult<Answer<Vec<ListedMachine>>> {
         let request = ListMachinesRequest {
             class: machine_request.class.clone(),
@@ -100,9 +85,6 @@ impl TestContext {
     }
 
     /// Shuts down.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs.
     pub async fn shut_down(
         &self,
         machine_request: &MachineRequest,
@@ -116,9 +98,6 @@ impl TestContext {
     }
 
     /// Initializes.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs.
     pub async fn initialize(&self, machine_request: &MachineRequest) -> CaseResult<Answer<Machine>> {
         let request = InitializeMachineRequest {
             machine: machine_request.reference(),
@@ -134,9 +113,6 @@ impl TestContext {
     }
 
     /// Updates from one spec to another.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs.
     pub async fn update(
         &self,
         from: &MachineRequest,
@@ -154,9 +130,6 @@ impl TestContext {
 
     /// Asks for volume ids. An empty list may be refused as one that is missing (CMI-150),
     /// and has no ids either way.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs.
     pub async fn volume_ids(&self, pv_specs: Vec<serde_json::Value>) -> CaseResult<Answer<Vec<String>>> {
         let about = format!("{} PersistentVolume specs", pv_specs.len());
         let none = pv_specs.is_empty();
@@ -168,27 +141,18 @@ impl TestContext {
     }
 
     /// Asks for the failure domains of the sample class.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs.
     pub async fn zones(&self) -> CaseResult<Answer<Vec<Zone>>> {
         let class = self.sample();
         self.send(SAMPLE, ListZonesRequest { class }).await
     }
 
     /// Asks what a machine of the sample class has.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs.
     pub async fn describe_class(&self) -> CaseResult<Answer<ClassDescription>> {
         let class = self.sample();
         self.send(SAMPLE, DescribeClassRequest { class }).await
     }
 
     /// Converts a class.
-    ///
-    /// # Errors
-    /// [`CaseError::Failed`] when the call hangs.
     pub async fn migrate(
         &self,
         request: GenerateMachineClassRequest,
