@@ -5,9 +5,19 @@ use std::time::Duration;
 
 use cmi_driver::{Code, Operation, Status};
 
-/// First wait of an exponential back-off.
+/// An exponential back-off: a function of how often something has failed in a row. That count is kept where
+/// it outlives the caller, such as in a status, so this is no iterator of waits, as those of `backon` are.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    /// The wait after the first failure. It doubles with each that follows.
+    pub first: Duration,
+    /// The longest wait.
+    pub longest: Duration,
+}
+
+/// The first wait after a call of a driver failed.
 pub const FIRST_BACKOFF: Duration = Duration::from_secs(5);
-/// Longest wait of an exponential back-off.
+/// The longest of them.
 pub const LONGEST_BACKOFF: Duration = Duration::from_mins(5);
 /// The wait where only a change from outside helps.
 pub const LONG_WAIT: Duration = Duration::from_mins(10);
@@ -394,13 +404,23 @@ pub fn asked(status: &Status) -> Option<Duration> {
     Some(asked.min(LONGEST_ASKED))
 }
 
+impl Backoff {
+    /// The wait after so many failures in a row.
+    pub fn wait(self, failures: u32) -> Duration {
+        let doublings = failures.saturating_sub(1).min(16);
+        self.first.saturating_mul(1 << doublings).min(self.longest)
+    }
+}
+
 /// The wait before attempt `attempt + 1`, when `attempt` (from 1) has just failed: 5 s, 10 s, … up
 /// to 5 min, less up to a fifth by `jitter` (0 ≤ jitter < 1), so that machines that failed together
 /// do not come back together.
 pub fn backoff(attempt: u32, jitter: f64) -> Duration {
-    let doublings = attempt.saturating_sub(1).min(16);
-    let full = FIRST_BACKOFF.saturating_mul(1 << doublings).min(LONGEST_BACKOFF);
-    full.mul_f64(1.0 - 0.2 * jitter.clamp(0.0, 1.0))
+    const CALLS: Backoff = Backoff {
+        first: FIRST_BACKOFF,
+        longest: LONGEST_BACKOFF,
+    };
+    CALLS.wait(attempt).mul_f64(1.0 - 0.2 * jitter.clamp(0.0, 1.0))
 }
 
 #[cfg(test)]

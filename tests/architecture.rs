@@ -77,7 +77,7 @@ const MAP: &[Rule] = &[
         ],
     ),
     // L1: tools.
-    rule("apiserver", &["api"], WIRE),
+    rule("apiserver", &["api", "retry"], WIRE),
     rule("identity", &["api"], WIRE),
     rule("caches", &["api", "identity"], WIRE),
     rule("leadership", &[], WIRE),

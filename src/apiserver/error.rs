@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::retry::Backoff;
+
 /// A reconcile that could not be finished. The object stays as it is and is tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -53,12 +55,17 @@ impl Error {
 
     /// How long to wait before the next try, after this many failures in a row (from 1).
     pub fn wait(&self, attempt: u32) -> Duration {
-        let first = match self {
-            Self::Conflict { .. } => Duration::from_millis(100),
-            Self::Gone { .. } | Self::Api { .. } | Self::Encode { .. } => Duration::from_secs(1),
+        const CONFLICT: Backoff = Backoff {
+            first: Duration::from_millis(100),
+            longest: Duration::from_millis(51_200),
         };
-        first
-            .saturating_mul(1 << attempt.saturating_sub(1).min(9))
-            .min(Duration::from_mins(5))
+        const OTHERS: Backoff = Backoff {
+            first: Duration::from_secs(1),
+            longest: Duration::from_mins(5),
+        };
+        match self {
+            Self::Conflict { .. } => CONFLICT.wait(attempt),
+            Self::Gone { .. } | Self::Api { .. } | Self::Encode { .. } => OTHERS.wait(attempt),
+        }
     }
 }
