@@ -233,9 +233,8 @@ impl ConfiguredDriver {
         self.prober.check_spec(spec)
     }
 
-    /// Whether the driver answers, and news of it. That it became another is news too, or that it says
-    /// something else of itself: see [`ConfiguredDriver::connection_generation`] and
-    /// [`ConfiguredDriver::capabilities_version`].
+    /// Whether the driver answers, and changes of that. A change of
+    /// [`ConfiguredDriver::connection_generation`] is one, too.
     pub fn reachability(&self) -> watch::Receiver<Reachability> {
         self.prober.reachability()
     }
@@ -273,11 +272,6 @@ impl ConfiguredDriver {
     /// [`Driver::connection_generation`].
     pub fn connection_generation(&self) -> u64 {
         self.driver.connection_generation()
-    }
-
-    /// Counts what the driver said of itself, from 1; the same said again is not counted.
-    pub fn capabilities_version(&self) -> u64 {
-        self.prober.capabilities_version()
     }
 
     /// Probes the driver for ever, from when this replica is the leader, and asks for its capabilities anew

@@ -17,8 +17,6 @@ use cmi_driver::{Capabilities, Code, PluginInfo, ProviderSpec, Readiness, Result
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Between two probes of a driver that does not, or when a call hints at news.
 const SHORT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
-/// A driver that changed without being lost is asked again what it implements after this time at the latest.
-const RELEARN_INTERVAL: Duration = Duration::from_mins(5);
 /// A caller that asks what a driver implements this soon after it could not say is told the same: or else
 /// each machine of a driver that hangs would wait for its own answer.
 const FAILURE_SHARED: Duration = Duration::from_secs(3);
@@ -55,7 +53,7 @@ pub(super) struct Prober {
     known: RwLock<Option<Learned>>,
     asking: Mutex<()>,
     failure: std::sync::Mutex<Option<Failure>>,
-    awaiting: std::sync::Mutex<Waiting>,
+    waiting: std::sync::Mutex<Waiting>,
     reachability: watch::Sender<Reachability>,
     hints: Notify,
 }
@@ -64,11 +62,8 @@ pub(super) struct Prober {
 struct Learned {
     capabilities: Arc<Capabilities>,
     schema: Option<Arc<SpecSchema>>,
-    since: Instant,
     /// The driver's, when it was asked.
     connection_generation: u64,
-    /// How often it said something else, from 1.
-    capabilities_version: u64,
 }
 
 /// The waiters for the answer that another caller asked for.
@@ -77,11 +72,11 @@ struct Waiting(HashMap<Arc<str>, Waker>);
 
 impl fmt::Debug for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Awaiting").field(&self.0.len()).finish()
+        f.debug_tuple("Waiting").field(&self.0.len()).finish()
     }
 }
 
-/// The right to ask the driver what it implements. The waiters for the answer are called when
+/// The right to ask the driver what it implements. The waiters for the answer are woken when
 /// it ends, in whatever way.
 struct Asking<'a> {
     prober: &'a Prober,
@@ -90,9 +85,9 @@ struct Asking<'a> {
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        // Before a waiter is called: it has to find that it may ask.
+        // Before a waiter is woken: it has to find that it may ask.
         drop(self.right.take());
-        let woken = std::mem::take(&mut *lock(&self.prober.awaiting)).0;
+        let woken = std::mem::take(&mut *lock(&self.prober.waiting)).0;
         woken.into_values().for_each(Waker::wake);
     }
 }
@@ -116,7 +111,7 @@ impl Prober {
             known: RwLock::new(None),
             asking: Mutex::new(()),
             failure: std::sync::Mutex::default(),
-            awaiting: std::sync::Mutex::default(),
+            waiting: std::sync::Mutex::default(),
             reachability: watch::Sender::new(Reachability::Unknown),
             hints: Notify::new(),
         }
@@ -127,13 +122,8 @@ impl Prober {
         self.known().map(|known| known.capabilities)
     }
 
-    /// How often the driver said something else of itself than before.
-    pub(super) fn capabilities_version(&self) -> u64 {
-        self.known().map_or(0, |known| known.capabilities_version)
-    }
-
-    /// What the driver says of itself. One asks it, where it has to be asked; for all others `waker` is
-    /// called when there is an answer, so that no caller waits here for the question of another.
+    /// What the driver says of itself. One asks it, where it has to be asked; for all others `waker` runs
+    /// when there is an answer, so that no caller waits here for the question of another.
     pub(super) async fn try_capabilities(&self, key: &str, waker: Waker) -> CachedCapabilities {
         if let Some(known) = self.known_current() {
             return CachedCapabilities::Current(known.capabilities);
@@ -144,7 +134,7 @@ impl Prober {
         match self.answer(&asking).await {
             Ok(capabilities) => CachedCapabilities::Current(capabilities),
             Err(status) => match self.known() {
-                Some(former) => CachedCapabilities::Stale(former.capabilities),
+                Some(stale) => CachedCapabilities::Stale(stale.capabilities),
                 None => CachedCapabilities::Unknown(status),
             },
         }
@@ -159,9 +149,15 @@ impl Prober {
         self.answer(&asking).await
     }
 
+    /// Asks where it is not known what the driver implements, or the driver may have become another.
     async fn refresh(&self) {
+        if self.known_current().is_some() {
+            return;
+        }
         let asking = self.ask_in_order().await;
-        if let Err(status) = self.ask(&asking).await {
+        if self.known_current().is_none()
+            && let Err(status) = self.ask(&asking).await
+        {
             tracing::warn!(driver = %self.caller.name, %status, "keeping the capabilities that were known");
         }
     }
@@ -173,17 +169,17 @@ impl Prober {
         }
     }
 
-    /// The right to ask, or else a place among the waiters, which are called when the one that asks is done.
+    /// The right to ask, or else a place among the waiters, which are woken when the one that asks is done.
     fn ask_or_wait(&self, key: &str, waker: Waker) -> Option<Asking<'_>> {
         // Held over both steps: a caller that is done wakes only then, and finds the waker.
-        let mut awaiting = lock(&self.awaiting);
+        let mut waiting = lock(&self.waiting);
         if let Ok(right) = self.asking.try_lock() {
             return Some(Asking {
                 right: Some(right),
                 prober: self,
             });
         }
-        awaiting.0.insert(key.into(), waker);
+        waiting.0.insert(key.into(), waker);
         None
     }
 
@@ -216,21 +212,16 @@ impl Prober {
                 return Err(status);
             }
         };
-        let is_known = self
-            .known()
-            .is_some_and(|known| known.connection_generation == connection_generation);
-        self.introduce(is_known).await;
+        self.introduce().await;
         Ok(self.learn(capabilities, connection_generation))
     }
 
     /// Says in metric and log what the driver is. Nothing depends on it.
-    async fn introduce(&self, is_known: bool) {
+    async fn introduce(&self) {
         let driver = &self.caller.name;
         match self.caller.info().await {
             Ok(PluginInfo { name, version, .. }) => {
-                if !is_known {
-                    tracing::info!(%driver, name, version, "the driver has said what it can do");
-                }
+                tracing::info!(%driver, name, version, "the driver has said what it can do");
                 self.caller.metrics.driver_info(driver, &name, &version);
             }
             Err(status) => tracing::warn!(%driver, %status, "the driver does not say what it is"),
@@ -250,19 +241,10 @@ impl Prober {
         });
         let capabilities = Arc::new(capabilities);
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        let before = known
-            .as_ref()
-            .map(|known| (known.capabilities_version, known.capabilities == capabilities));
         *known = Some(Learned {
             capabilities: Arc::clone(&capabilities),
             schema: schema.map(Arc::new),
-            since: Instant::now(),
             connection_generation,
-            capabilities_version: match before {
-                Some((capabilities_version, true)) => capabilities_version,
-                Some((capabilities_version, false)) => capabilities_version.saturating_add(1),
-                None => 1,
-            },
         });
         capabilities
     }
@@ -307,10 +289,7 @@ impl Prober {
     /// Probes for ever, from when this replica is the leader.
     pub(super) async fn run(&self) {
         self.caller.leadership.acquired().await;
-        let mut met = (
-            self.caller.driver.connection_generation(),
-            self.capabilities_version(),
-        );
+        let mut met = self.caller.driver.connection_generation();
         loop {
             let reachability = self.probe().await;
             let interval = match &reachability {
@@ -318,13 +297,10 @@ impl Prober {
                 Some(Reachability::Unknown | Reachability::Unreachable(_)) | None => SHORT_PROBE_INTERVAL,
             };
             if let Some(reachability) = reachability {
-                if reachability == Reachability::Reachable && self.is_to_relearn() {
+                if reachability == Reachability::Reachable {
                     self.refresh().await;
                 }
-                let now = (
-                    self.caller.driver.connection_generation(),
-                    self.capabilities_version(),
-                );
+                let now = self.caller.driver.connection_generation();
                 let is_another = std::mem::replace(&mut met, now) != now;
                 self.announce(reachability, is_another);
             }
@@ -333,15 +309,6 @@ impl Prober {
                 () = self.hints.notified() => sleep(SHORT_PROBE_INTERVAL).await,
             }
         }
-    }
-
-    /// Whether the driver may have restarted since it was asked what it implements.
-    fn is_to_relearn(&self) -> bool {
-        let was_reachable = *self.reachability.borrow() == Reachability::Reachable;
-        let is_fresh = self
-            .known_current()
-            .is_some_and(|known| known.since.elapsed() < RELEARN_INTERVAL);
-        !(was_reachable && is_fresh)
     }
 
     /// What a probe says; nothing when this replica may not ask.

@@ -468,6 +468,7 @@ async fn probes_tell_when_the_driver_goes_and_comes_back_and_then_it_is_asked_an
         }),
         ..FakeDriver::default()
     };
+    let generation = Arc::clone(&driver.connection_generation);
     let calls = Arc::clone(&driver.calls);
     let asked = move || {
         let calls = calls.lock().unwrap();
@@ -489,6 +490,7 @@ async fn probes_tell_when_the_driver_goes_and_comes_back_and_then_it_is_asked_an
         .await
         .unwrap();
     up.store(true, Ordering::SeqCst);
+    generation.store(1, Ordering::SeqCst);
     news.wait_for(|r| *r == Reachability::Reachable).await.unwrap();
     assert_eq!(asked(), 2);
     advance(Duration::from_mins(1)).await;
@@ -702,11 +704,9 @@ async fn what_a_driver_said_before_it_became_another_refuses_nothing() {
     connection_generation.store(1, Ordering::SeqCst);
     assert!(matches!(ask().await, CachedCapabilities::Stale(_)));
     assert!(!refuses());
-    assert_eq!(driver.capabilities_version(), 1);
 
     *says.lock().unwrap() = Ok(Capabilities::minimal());
     advance(Duration::from_secs(4)).await;
     assert!(matches!(ask().await, CachedCapabilities::Current(_)));
     assert!(!refuses());
-    assert_eq!(driver.capabilities_version(), 2, "it says something else");
 }

@@ -74,7 +74,7 @@ impl Controllers {
     async fn follow_probes(&self, driver: &ConfiguredDriver) {
         let mut update = driver.reachability();
         let mut was = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
-        let mut met = Met::of(driver);
+        let mut met = driver.connection_generation();
         let mut calls = Calls::default();
         loop {
             tokio::select! {
@@ -86,7 +86,9 @@ impl Controllers {
             }
             let is = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
             let is_back = std::mem::replace(&mut was, is) && !is;
-            let is_another = met.becomes(Met::of(driver));
+            let before = std::mem::replace(&mut met, driver.connection_generation());
+            // The first plugin says nothing new of what was before.
+            let is_another = before != 0 && before != met;
             if is_another {
                 self.reconcile_machines_of(driver.name());
             }
@@ -242,29 +244,6 @@ impl Calls {
         let next = self.at.map(|at| at + Duration::from_secs(1));
         self.at = next.filter(|_| !self.left.is_empty());
         batch
-    }
-}
-
-/// Which driver was met, and what it said of itself.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Met {
-    connection_generation: u64,
-    capabilities_version: u64,
-}
-
-impl Met {
-    fn of(driver: &ConfiguredDriver) -> Self {
-        Self {
-            connection_generation: driver.connection_generation(),
-            capabilities_version: driver.capabilities_version(),
-        }
-    }
-
-    /// Whether it is another now, or says something else. The first time says nothing new of what was before.
-    fn becomes(&mut self, now: Self) -> bool {
-        let before = std::mem::replace(self, now);
-        (before.connection_generation != 0 && before.connection_generation != now.connection_generation)
-            || (before.capabilities_version != 0 && before.capabilities_version != now.capabilities_version)
     }
 }
 
