@@ -13,15 +13,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::Api;
 use tokio::time::sleep;
 
+use super::Context;
 use super::execute::execute;
 use super::gather::gather;
 use super::object::Object;
 use super::outcome::Outcome;
 use super::ownership::has_finalizer;
 use super::plan::plan;
-use super::publish::{retry_of, wait};
-use super::Context;
 use super::publish::events;
+use super::publish::{retry_of, wait};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;

@@ -1,5 +1,6 @@
 //! Do what a plan says: driver calls, and the ownership that has to be written before them.
 
+mod confirm_deletion;
 mod consistency;
 mod delete;
 mod initialize;
@@ -7,6 +8,7 @@ mod look_up;
 mod machine_class;
 mod provision;
 mod refresh;
+mod shut_down;
 mod update;
 
 use self::machine_class::Stopped;

@@ -16,14 +16,14 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::Context;
 use super::execute::execute;
 use super::gather::gather;
 use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::plan;
-use super::publish::{retry_of, wait};
-use super::Context;
 use super::publish::events;
+use super::publish::{retry_of, wait};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::api::{self, DeserializeGuard};
 use crate::apiserver::{Error, Note};

@@ -10,9 +10,9 @@ use kube::runtime::reflector::ObjectRef;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use super::runtime_state::Answered;
 use super::Context;
 use super::publish::status;
+use super::runtime_state::Answered;
 use crate::api::MACHINE_FINALIZER;
 use crate::api::bounded;
 use crate::api::labels::{self, Instance};

@@ -1,10 +1,10 @@
 //! Initialize a VM that exists.
 
+use super::look_up::another_vm;
+use super::machine_class::Stopped;
 use crate::configured_driver::Permit;
 use crate::identity;
 use crate::machine::Context;
-use crate::machine::execute::look_up::another_vm;
-use crate::machine::execute::machine_class::Stopped;
 use crate::machine::object::Object;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::retry::{Disposition, Stage};

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::consistency::{behind_for, gone_or_behind};
+use super::initialize::{initialize, made, uninitialized};
+use super::look_up::{Seen, another_vm, look_up};
+use super::machine_class::{self, Stopped};
 use crate::api::conditions::{self, reason};
 use crate::api::labels::Instance;
 use crate::configured_driver::{Permit, is_circuit_open};
 use crate::identity;
 use crate::machine::Context;
-use crate::machine::execute::consistency::{behind_for, gone_or_behind};
-use crate::machine::execute::initialize::{initialize, made, uninitialized};
-use crate::machine::execute::look_up::{Seen, another_vm, look_up};
-use crate::machine::execute::machine_class::{self, Stopped};
 use crate::machine::object::Object;
 use crate::machine::outcome::{Blocked, Failure, Outcome};
 use crate::machine::ownership::Ownership;

@@ -1,11 +1,11 @@
 //! Ask after a VM that is provisioned.
 
+use super::consistency::gone_or_behind;
+use super::initialize::{initialize, uninitialized};
+use super::look_up::{Seen, look_up};
+use super::machine_class::{self, Stopped};
 use crate::configured_driver::Permit;
 use crate::machine::Context;
-use crate::machine::execute::consistency::gone_or_behind;
-use crate::machine::execute::initialize::{initialize, uninitialized};
-use crate::machine::execute::look_up::{Seen, look_up};
-use crate::machine::execute::machine_class::{self, Stopped};
 use crate::machine::object::Object;
 use crate::machine::outcome::Outcome;
 use crate::machine::plan::Refresh;

@@ -3,13 +3,13 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::machine_class::{self, Stopped};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::apiserver::Error;
 use crate::configured_driver::Permit;
 use crate::identity;
 use crate::machine::Context;
-use crate::machine::execute::machine_class::{self, Stopped};
 use crate::machine::object::Object;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::Update;

@@ -1,0 +1,265 @@
+//! Look whether a VM is gone, and whether no create can bring it back.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use super::consistency::behind_for;
+use super::delete::remove_vm;
+use super::look_up::own_in_list;
+use crate::api::conditions::reason;
+use crate::apiserver::Error;
+use crate::configured_driver::Permit;
+use crate::machine::Context;
+use crate::machine::object::Object;
+use crate::machine::outcome::{Failure, Outcome};
+use crate::machine::plan::{Delete, Settling};
+use crate::retry::{Disposition, Stage};
+use cmi_driver::{GetMachineStatusRequest, Machine, MachineClass, MachineRef, Operation, ProviderId};
+
+/// What the driver says of the VM.
+pub async fn read(
+    object: &mut Object<'_>,
+    permit: &Permit<'_>,
+    provider_id: Option<&ProviderId>,
+    class: MachineClass,
+) -> cmi_driver::Result<Machine> {
+    let request = GetMachineStatusRequest {
+        machine: MachineRef::new(object.name(), class),
+        provider_id: provider_id.cloned(),
+    };
+    let call = permit.driver().get_machine_status(request);
+    object.awaiting(Operation::GetMachineStatus, call).await
+}
+
+/// Whether the driver sees a VM.
+pub enum Sight {
+    /// It does; its id, where the driver says it.
+    There(Option<ProviderId>),
+    /// It does not.
+    Absent,
+}
+
+/// Looks for the VM of this id, or for any of the machine.
+pub async fn look(
+    object: &mut Object<'_>,
+    permit: &Permit<'_>,
+    provider_id: Option<&ProviderId>,
+    class: MachineClass,
+) -> Result<Sight, Failure> {
+    let status = match read(object, permit, provider_id, class).await {
+        Ok(machine) => return Ok(Sight::There(Some(machine.provider_id))),
+        Err(status) => status,
+    };
+    let id = status.machine().map(|machine| machine.provider_id.clone());
+    let failure = Failure::new(Stage::ConfirmGone, status);
+    match failure.disposition {
+        Disposition::Gone => Ok(Sight::Absent),
+        Disposition::StillThere => Ok(Sight::There(id)),
+        _ => Err(failure),
+    }
+}
+
+/// Whether the VM is gone, for all that the driver can say; else what is waited for.
+pub async fn confirm_gone(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    permit: &Permit<'_>,
+    plan: &Delete,
+    class: MachineClass,
+) -> Result<Outcome, Error> {
+    let capabilities = permit.known_capabilities();
+    if !capabilities.offers(Operation::GetMachineStatus) {
+        return confirm_without_look_up(ctx, object, permit, plan, class).await;
+    }
+    let known = plan.provider_id.as_ref();
+    let mut sight = look(object, permit, known, class.clone()).await;
+    if plan.strays && matches!(sight, Ok(Sight::Absent)) {
+        sight = look(object, permit, None, class.clone()).await;
+        // Where the driver does not say its id, its name is all there is to delete it by.
+        if let Ok(Sight::There(stray)) = &sight
+            && let Some(failure) = remove_stray(object, permit, stray.clone(), class).await?
+        {
+            return Ok(Outcome::Failed(Box::new(failure)));
+        }
+    }
+    Ok(match sight {
+        Err(failure) => Outcome::Failed(Box::new(failure)),
+        Ok(Sight::There(_)) => {
+            ctx.states.seen(object.uid());
+            Outcome::Deleting {
+                reason: reason::DELETING,
+                message: "the driver accepted the deletion and still sees the VM".to_owned(),
+                again: plan.again,
+            }
+        }
+        Ok(Sight::Absent) => {
+            let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
+            after_absence(plan.settling, behind, plan.again)
+        }
+    })
+}
+
+/// What the deletion comes to of a driver that can't look up and has answered that the VM is deleted. Its
+/// list shows what it knows nothing of by then: the VM of a create that was never answered. It is asked for
+/// only where there may be one, since a list is one of all VMs of the cluster.
+async fn confirm_without_look_up(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    permit: &Permit<'_>,
+    plan: &Delete,
+    class: MachineClass,
+) -> Result<Outcome, Error> {
+    let capabilities = permit.known_capabilities();
+    let is_unanswered = plan.strays || plan.settling.is_some();
+    if is_unanswered && capabilities.offers(Operation::ListMachines) {
+        match own_in_list(object, permit, class.clone()).await {
+            Ok(Some(listed)) if listed.is_empty() => {
+                let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
+                return Ok(after_absence(plan.settling, behind, plan.again));
+            }
+            Ok(Some(listed)) => {
+                ctx.states.seen(object.uid());
+                return remove_listed(object, permit, plan, listed, class).await;
+            }
+            Ok(None) => {}
+            Err(failure) => return Ok(Outcome::Failed(Box::new(failure))),
+        }
+    }
+    // The name is all there is to find another VM by. Whether a driver that was told an id before
+    // can do so is its own affair.
+    if plan.strays
+        && let Some(failure) = remove_vm(object, permit, None, class).await?
+    {
+        if failure.disposition == Disposition::Retry {
+            return Ok(Outcome::Failed(Box::new(failure)));
+        }
+        tracing::warn!(
+            name = object.name(),
+            code = %failure.status.code(),
+            "the driver does not delete by name alone: a VM of a create that was never answered may be left"
+        );
+    }
+    // Since when it has been answering that the VM is deleted.
+    ctx.states.absent_for(object.uid(), Instant::now());
+    Ok(plan.settling.map_or(Outcome::Gone, |settling| {
+        awaiting_create("the driver accepted the deletion", settling, plan.again)
+    }))
+}
+
+/// Deletes the VMs of the machine that a list still has, besides the one whose
+/// deletion the driver has answered.
+async fn remove_listed(
+    object: &mut Object<'_>,
+    permit: &Permit<'_>,
+    plan: &Delete,
+    listed: BTreeSet<ProviderId>,
+    class: MachineClass,
+) -> Result<Outcome, Error> {
+    let strays = listed
+        .into_iter()
+        .filter(|id| plan.provider_id.as_ref() != Some(id));
+    for stray in strays {
+        if let Some(failure) = remove_stray(object, permit, Some(stray), class.clone()).await? {
+            return Ok(Outcome::Failed(Box::new(failure)));
+        }
+    }
+    Ok(Outcome::Deleting {
+        reason: reason::DELETING,
+        message: "the driver accepted the deletion and still lists a VM of the machine".to_owned(),
+        again: plan.again,
+    })
+}
+
+async fn remove_stray(
+    object: &mut Object<'_>,
+    permit: &Permit<'_>,
+    stray: Option<ProviderId>,
+    class: MachineClass,
+) -> Result<Option<Failure>, Error> {
+    tracing::warn!(
+        name = object.name(),
+        stray = stray.as_ref().map(ProviderId::as_str),
+        "a create that was never answered has made a VM: deleting it"
+    );
+    remove_vm(object, permit, stray, class).await
+}
+
+/// What the absence of a VM leads to: `behind` is for how much longer the driver may be wrong about it.
+fn after_absence(settling: Option<Settling>, behind: Option<Duration>, again: Duration) -> Outcome {
+    match (settling, behind) {
+        (Some(settling), _) => awaiting_create("the driver does not see the VM", settling, again),
+        (None, Some(again)) => Outcome::Deleting {
+            reason: reason::CONFIRMING_DELETION,
+            message: "the driver no longer sees the VM; waiting for its consistency window to pass"
+                .to_owned(),
+            again,
+        },
+        (None, None) => Outcome::Gone,
+    }
+}
+
+/// The VM is looked for again, and deleted where it is there, until no create can make it any more.
+fn awaiting_create(seen: &str, settling: Settling, again: Duration) -> Outcome {
+    const SHORTEST: Duration = Duration::from_millis(100);
+    Outcome::Deleting {
+        reason: reason::CREATE_UNANSWERED,
+        message: format!("{seen}, but {}", settling.in_words()),
+        again: again.min(settling.left).max(SHORTEST),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::fixtures::at;
+    use jiff::Timestamp;
+
+    const PACE: Duration = Duration::from_secs(15);
+
+    fn settling(issued: Option<Timestamp>) -> Settling {
+        Settling {
+            issued: issued.map(|issued| (issued, issued + Duration::from_mins(15))),
+            time: Duration::from_mins(5),
+            left: Duration::from_secs(7),
+        }
+    }
+
+    #[test]
+    fn an_absent_vm_is_gone_when_neither_a_create_nor_a_driver_that_is_behind_can_bring_it_back() {
+        let behind = Some(Duration::from_secs(3));
+        assert!(matches!(after_absence(None, None, PACE), Outcome::Gone));
+        assert!(matches!(
+            after_absence(None, behind, PACE),
+            Outcome::Deleting { reason: reason::CONFIRMING_DELETION, again, .. } if Some(again) == behind
+        ));
+        for behind in [None, behind] {
+            assert!(matches!(
+                after_absence(Some(settling(None)), behind, PACE),
+                Outcome::Deleting { reason: reason::CREATE_UNANSWERED, again, .. } if again.as_secs() == 7
+            ));
+        }
+    }
+
+    #[test]
+    fn the_wait_for_a_create_says_until_when_and_why_and_the_same_every_time() {
+        let text = |settling| match after_absence(Some(settling), None, PACE) {
+            Outcome::Deleting { message, .. } => message,
+            other => panic!("{other:?}"),
+        };
+        let known = text(settling(Some(at(0))));
+        for part in [
+            at(0).to_string(),
+            "absent for 300 s".to_owned(),
+            at(900).to_string(),
+            "never answered".to_owned(),
+        ] {
+            assert!(known.contains(&part), "no `{part}` in: {known}");
+        }
+        let later = Settling {
+            left: Duration::from_secs(1),
+            ..settling(Some(at(0)))
+        };
+        assert_eq!(text(later), known, "a message that changes is a write");
+        assert!(text(settling(None)).contains("absent for 300 s"));
+    }
+}

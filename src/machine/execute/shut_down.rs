@@ -1,0 +1,369 @@
+//! Ask the guest to stop before its VM is deleted.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::confirm_deletion::read;
+use crate::api::conditions::reason;
+use crate::api::labels;
+use crate::apiserver::Error;
+use crate::configured_driver::Permit;
+use crate::identity;
+use crate::machine::Context;
+use crate::machine::object::{Annotation, Object};
+use crate::machine::outcome::{Failure, Outcome};
+use crate::machine::plan::{Delete, SHUT_DOWN_TRIES, ShutDown};
+use crate::retry::{Disposition, Stage};
+use cmi_driver::{
+    self, Code, LastKnownState, Machine, MachineClass, MachineRef, Operation, PowerState,
+    ShutDownMachineRequest, Status,
+};
+
+/// How soon at the earliest a guest that is stopping is asked again, whatever the driver asks for.
+const SOONEST: Duration = Duration::from_secs(1);
+
+/// Asks the guest to stop; `None` when the VM may be deleted now.
+pub async fn shut_down(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    permit: &Permit<'_>,
+    plan: &Delete,
+    asking: ShutDown,
+    class: MachineClass,
+) -> Result<Option<Outcome>, Error> {
+    let request = ShutDownMachineRequest {
+        machine: MachineRef::new(object.name(), class.clone()),
+        provider_id: plan.provider_id.clone(),
+        last_known_state: identity::last_known_state(object.get()),
+    };
+    let call = permit.driver().shut_down_machine(request);
+    let answer = object.awaiting(Operation::ShutDownMachine, call).await;
+    let answered = Timestamp::now();
+    let accepted = asking.accepted.unwrap_or(answered);
+    let until = Until::of(accepted, asking.grace);
+    match answer {
+        Ok(response) => {
+            ctx.states.shut_down_accepted(object.uid());
+            let seen = if permit.known_capabilities().offers(Operation::GetMachineStatus) {
+                Some(read(object, permit, plan.provider_id.as_ref(), class).await)
+            } else {
+                None
+            };
+            let outcome = after_acceptance(seen, until, plan.again);
+            let waits = outcome.is_some();
+            record_acceptance(
+                object,
+                response.last_known_state.as_ref(),
+                waits.then_some(accepted),
+            )
+            .await?;
+            Ok(outcome)
+        }
+        Err(status) => {
+            let failure = Failure::new(Stage::ShutDown, status);
+            // It has begun to stop the guest, and waits for that itself.
+            let is_accepted = failure.status.code() == Code::Aborted;
+            if is_accepted {
+                ctx.states.shut_down_accepted(object.uid());
+            } else if !failure.status.is_never_sent() {
+                ctx.states.shut_down_failed(object.uid());
+            }
+            record_acceptance(
+                object,
+                failure.last_known_state(),
+                is_accepted.then_some(accepted),
+            )
+            .await?;
+            Ok(after_shut_down(failure, asking, until, answered, plan.again))
+        }
+    }
+}
+
+/// Writes down since when the guest's time runs, and what the driver wants back.
+async fn record_acceptance(
+    object: &mut Object<'_>,
+    state: Option<&LastKnownState>,
+    accepted: Option<Timestamp>,
+) -> Result<(), Error> {
+    let state = state.map(identity::last_known_state_annotation);
+    let state = state.map(|(key, state)| (key, Some(state)));
+    let accepted = accepted.map(|time| (labels::SHUT_DOWN_ACCEPTED_AT, Some(time.to_string())));
+    let notes: Vec<Annotation> = state.into_iter().chain(accepted).collect();
+    object
+        .patch_annotations("noting that the driver shuts the guest down", &notes)
+        .await
+}
+
+/// Until when the guest has time, as a message says it.
+#[derive(Clone, Copy)]
+struct Until(Option<Timestamp>);
+
+impl Until {
+    fn of(accepted: Timestamp, grace: Duration) -> Self {
+        Self(accepted.checked_add(grace).ok())
+    }
+}
+
+impl std::fmt::Display for Until {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(time) => write!(f, "the VM is deleted at {time:.0} at the latest"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a guest leads to that is stopped or has accepted to stop; `None` to the deletion. OK of a shut-down
+/// means either (CMI-127), and a guest that has only accepted needs its time. It gets all of it where its
+/// power state can't be seen.
+fn after_acceptance(
+    seen: Option<cmi_driver::Result<Machine>>,
+    until: Until,
+    again: Duration,
+) -> Option<Outcome> {
+    let power = match seen {
+        None => None,
+        Some(Ok(machine)) => machine.power_state,
+        Some(Err(status)) => match status.machine() {
+            Some(machine) => machine.power_state,
+            None => return after_lost_sight(status, until, again),
+        },
+    };
+    match power {
+        Some(PowerState::Stopped | PowerState::Failed) => None,
+        Some(power @ (PowerState::Starting | PowerState::Running | PowerState::Stopping)) => {
+            let sight = format!("its VM is {}", power.name());
+            Some(shutting_down(&sight, until, again))
+        }
+        None => Some(shutting_down(
+            "the driver does not tell whether it runs",
+            until,
+            again,
+        )),
+    }
+}
+
+/// What it leads to that the VM could not be looked at after its guest had accepted to stop. One that
+/// is not there needs no time.
+fn after_lost_sight(status: Status, until: Until, again: Duration) -> Option<Outcome> {
+    let message = format!("looking whether the guest has stopped: {}", status.message());
+    let failure = Failure::new(Stage::ShutDown, status.with_message(message));
+    match (failure.disposition, failure.status.code()) {
+        (Disposition::Delete, Code::NotFound) => None,
+        (Disposition::Delete, _) => Some(shutting_down(failure.status.message(), until, again)),
+        _ => Some(Outcome::Failed(Box::new(failure))),
+    }
+}
+
+fn shutting_down(sight: &str, until: Until, again: Duration) -> Outcome {
+    Outcome::Deleting {
+        reason: reason::SHUTTING_DOWN,
+        message: format!("the guest has accepted to stop, and {sight}; {until}"),
+        again,
+    }
+}
+
+/// What a shut-down that failed leads to; `None` to the deletion. `again` is when to look, where the driver
+/// does not say; it is asked again no later than when the guest's time is over.
+fn after_shut_down(
+    mut failure: Failure,
+    asking: ShutDown,
+    until: Until,
+    now: Timestamp,
+    again: Duration,
+) -> Option<Outcome> {
+    if failure.disposition == Disposition::Delete {
+        tracing::info!(code = %failure.status.code(), "the guest can't be shut down; deleting its VM");
+        return None;
+    }
+    if failure.status.code() == Code::Aborted {
+        return Some(Outcome::Deleting {
+            reason: reason::SHUTTING_DOWN,
+            message: format!("{}; {until}", failure.message()),
+            again: failure
+                .asked()
+                .map_or(again, |asked| asked.min(asking.left(now)).max(SOONEST)),
+        });
+    }
+    // What can't be reached can't be asked to delete either.
+    if asking.last_try && !failure.status.is_never_sent() {
+        tracing::warn!(
+            code = %failure.status.code(),
+            "the guest could not be shut down, however often the driver was asked; deleting its VM"
+        );
+        return None;
+    }
+    let ends = match asking.accepted {
+        Some(_) => until.to_string(),
+        None => format!(
+            "after {SHUT_DOWN_TRIES} failures in a row and {} s of the deletion, the VM is deleted without a shut-down",
+            asking.grace.as_secs()
+        ),
+    };
+    let message = format!("{}; {ends}", failure.status.message());
+    failure.status = failure.status.with_message(message);
+    Some(Outcome::Failed(Box::new(failure)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::fixtures::at;
+    use crate::retry;
+
+    const PACE: Duration = Duration::from_secs(15);
+
+    fn asking(accepted: Option<Timestamp>, last_try: bool) -> ShutDown {
+        ShutDown {
+            grace: Duration::from_mins(1),
+            accepted,
+            last_try,
+        }
+    }
+
+    fn until() -> Until {
+        Until::of(at(0), Duration::from_mins(1))
+    }
+
+    fn after(status: Status) -> Option<Outcome> {
+        after_shut_down(
+            Failure::new(Stage::ShutDown, status),
+            asking(None, false),
+            until(),
+            at(0),
+            PACE,
+        )
+    }
+
+    #[track_caller]
+    fn message(outcome: Option<Outcome>) -> String {
+        match outcome {
+            Some(Outcome::Deleting { message, .. }) => message,
+            Some(Outcome::Failed(failure)) => failure.message(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_guest_that_is_stopping_is_asked_again_when_the_driver_says() {
+        let wait = Duration::from_secs(9);
+        let outcome = after(Status::new(Code::Aborted, "stopping").with_retry_after(wait));
+        assert!(matches!(
+            outcome,
+            Some(Outcome::Deleting { reason: reason::SHUTTING_DOWN, again, .. }) if again == wait
+        ));
+    }
+
+    /// What the driver asks for must not take more than the guest's time.
+    #[test]
+    fn a_guest_that_is_stopping_is_not_left_alone_for_longer_than_its_time() {
+        let again = |seconds: i64, accepted: Option<Timestamp>| {
+            let status = Status::new(Code::Aborted, "stopping").with_retry_after(Duration::from_hours(1));
+            let failure = Failure::new(Stage::ShutDown, status);
+            match after_shut_down(failure, asking(accepted, false), until(), at(seconds), PACE) {
+                Some(Outcome::Deleting { again, .. }) => again.as_secs(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(again(0, None), 60);
+        assert_eq!(again(20, Some(at(0))), 40);
+        assert_eq!(again(60, Some(at(0))), SOONEST.as_secs());
+    }
+
+    #[test]
+    fn a_guest_that_takes_its_time_is_asked_ever_more_rarely() {
+        let stopping = || Status::new(Code::Aborted, "stopping");
+        for status in [stopping(), stopping().with_retry_after(Duration::ZERO)] {
+            assert!(matches!(
+                after(status),
+                Some(Outcome::Deleting { again: PACE, .. })
+            ));
+        }
+    }
+
+    fn seen(power: Option<PowerState>) -> Machine {
+        let mut machine = Machine::new("simulated://zone-a/1".parse().unwrap(), "a");
+        machine.power_state = power;
+        machine
+    }
+
+    /// CMI-127: OK says that it is stopped, or that it will. A plain plugin does not tell which.
+    #[test]
+    fn a_guest_that_has_accepted_to_stop_and_still_may_run_gets_its_time() {
+        let running = [PowerState::Starting, PowerState::Running, PowerState::Stopping];
+        let powers = running.map(Some).into_iter().chain([None]);
+        let sights = powers.flat_map(|power| {
+            let uninitialized = Status::new(Code::Uninitialized, "not yet").with_machine(seen(power));
+            [Some(Ok(seen(power))), Some(Err(uninitialized))]
+        });
+        let denied = Some(Err(Status::new(Code::PermissionDenied, "no")));
+        for seen in sights.chain([None, denied]) {
+            let text = format!("{seen:?}");
+            let outcome = after_acceptance(seen, until(), PACE);
+            assert!(
+                matches!(
+                    outcome,
+                    Some(Outcome::Deleting {
+                        reason: reason::SHUTTING_DOWN,
+                        again: PACE,
+                        ..
+                    })
+                ),
+                "{text}"
+            );
+            let message = message(outcome);
+            assert!(
+                message.contains(&at(60).to_string()),
+                "it does not say until when: {message}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_guest_that_is_stopped_or_gone_is_deleted_now() {
+        for power in [PowerState::Stopped, PowerState::Failed] {
+            let seen = Some(Ok(seen(Some(power))));
+            assert!(after_acceptance(seen, until(), PACE).is_none(), "{power:?}");
+        }
+        let gone = Status::new(Code::NotFound, "there is none");
+        assert!(after_acceptance(Some(Err(gone)), until(), PACE).is_none());
+        let outage = Status::new(Code::Unavailable, "it can't be reached");
+        assert!(matches!(
+            after_acceptance(Some(Err(outage)), until(), PACE),
+            Some(Outcome::Failed(_))
+        ));
+    }
+
+    #[test]
+    fn a_guest_that_cannot_be_asked_to_stop_is_deleted_now() {
+        for code in Code::ALL {
+            let waits = retry::disposition(Stage::ShutDown, code) == Disposition::Retry;
+            assert_eq!(after(Status::new(code, "no")).is_some(), waits, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_shut_down_that_fails_holds_a_deletion_up_until_its_last_try_and_says_so() {
+        let unavailable = || Failure::new(Stage::ShutDown, Status::new(Code::Unavailable, "down"));
+        let last = asking(None, true);
+        assert!(
+            message(after(Status::new(Code::Unavailable, "down"))).contains("4 failures in a row and 60 s")
+        );
+        assert!(after_shut_down(unavailable(), last, until(), at(0), PACE).is_none());
+        let mut never_sent = unavailable();
+        never_sent.status = never_sent.status.never_sent();
+        assert!(
+            matches!(
+                after_shut_down(never_sent, last, until(), at(0), PACE),
+                Some(Outcome::Failed(_))
+            ),
+            "a driver that can't be reached was not asked"
+        );
+        let stopping = Failure::new(Stage::ShutDown, Status::new(Code::Aborted, "stopping"));
+        assert!(
+            after_shut_down(stopping, last, until(), at(0), PACE).is_some(),
+            "it has its time"
+        );
+    }
+}
