@@ -40,12 +40,12 @@ use guard::GuardedDriver;
 use permits::Permits;
 use prober::Prober;
 
-/// A waiter for a permit is called when there is one, and looks again after this time
-/// should the call get lost.
+/// A waiter is woken when there is a permit. It asks again after this time, should the wake-up get lost.
 pub const PERMIT_WAIT: Duration = Duration::from_mins(1);
-/// How often those are called for whose creates there may be room, and those that have to say that they wait.
+/// How often machines are woken for whose creates there may be room, and those that have to publish that they
+/// wait.
 const WAKE_INTERVAL: Duration = Duration::from_secs(1);
-/// How many of these are called at once.
+/// How many of these are woken at once.
 const REPORTED_AT_ONCE: usize = 20;
 
 /// How a driver is used: the part of its configuration that is the same for every kind of driver.
@@ -92,8 +92,7 @@ pub struct Permit<'a> {
 }
 
 impl ConfiguredDriver {
-    /// A provider that has not spoken to its driver yet. The driver is called under
-    /// the given leadership only.
+    /// A configured driver that was not asked anything yet. It is called under the given leadership only.
     pub fn new(
         settings: Settings,
         driver: Arc<dyn Driver>,
@@ -152,8 +151,8 @@ impl ConfiguredDriver {
     }
 
     /// The right to call the driver now; `None` when it is busy. Nothing waits here, so that no worker is
-    /// held up: the requester gets a place in the queue, the same one however often it asks, and `waker` is
-    /// called when it is worth to ask again, or to say that it waits: see
+    /// held up: the requester gets a place in the queue, the same one however often it asks, and `waker` runs
+    /// when it is worth to ask again, or to publish that it waits: see
     /// [`ConfiguredDriver::should_report_wait`].
     ///
     /// A requester that does not ask again leaves the queue with the reconcile: see
@@ -189,8 +188,8 @@ impl ConfiguredDriver {
         }
     }
 
-    /// Whether `key` waits for a permit and should say so: it has waited for some seconds, in a queue that is
-    /// not served within minutes.
+    /// Whether `key` waits for a permit and should publish that: it has waited for some seconds, in a queue
+    /// that is not served within minutes.
     pub fn should_report_wait(&self, key: &str) -> bool {
         self.permits.should_report(key)
     }
@@ -256,8 +255,7 @@ impl ConfiguredDriver {
         }
     }
 
-    /// Whether the driver can be reached, for those that are only to hear of an outage
-    /// that lasts, and news of it.
+    /// Whether the driver can be reached, debounced, and changes of that: only an outage that lasts is one.
     pub fn stable_reachability(&self) -> watch::Receiver<StableReachability> {
         self.stable_reachability.subscribe()
     }
@@ -275,13 +273,13 @@ impl ConfiguredDriver {
     }
 
     /// Probes the driver for ever, from when this replica is the leader, and asks for its capabilities anew
-    /// when it comes back. This has to be polled for [`ConfiguredDriver::reachability`] to tell news.
+    /// when it comes back. [`ConfiguredDriver::reachability`] changes while this is polled.
     pub async fn run(&self) {
         tokio::join!(self.prober.run(), self.keep_waking());
     }
 
-    /// Calls those for whose creates there may be room, and has those say so, at a pace that the API server
-    /// can bear, that wait long for a permit.
+    /// Wakes machines for whose creates there may be room, and, at a pace that the API server can bear, those
+    /// that wait long for a permit and have to publish that.
     async fn keep_waking(&self) {
         loop {
             sleep(WAKE_INTERVAL).await;
@@ -322,14 +320,14 @@ impl<'a> Permit<'a> {
         self.driver.prober.capabilities().await
     }
 
-    /// Whether `key` may go on to a create of this class, as far as capacity goes; else `waker` is called
+    /// Whether `key` may go on to a create of this class, as far as capacity goes; else `waker` runs
     /// when there may be room. To be asked before anything is done for the create, which is then
     /// expected soon. Makes no call.
     pub fn has_capacity(&self, class: &MachineClass, key: &str, trial: TrialReason, waker: Waker) -> bool {
         self.driver.driver.allows(class, key, trial, waker)
     }
 
-    /// Calls `waker` when there may be room for a create of this class that was refused.
+    /// Runs `waker` when there may be room for a create of this class that was refused.
     pub fn await_capacity(&self, class: &MachineClass, key: &str, waker: Waker) {
         self.driver.driver.await_capacity(class, key, waker);
     }

@@ -132,7 +132,7 @@ impl Breakers {
         theirs.for_each(|(_, circuit)| circuit.on_capacity_hint(now));
     }
 
-    /// Wakes those whose time has come: to be called now and then.
+    /// Wakes those whose time has come: at an interval.
     pub(super) fn wake_due(&self) {
         let now = Instant::now();
         let mut wakers = Vec::new();

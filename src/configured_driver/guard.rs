@@ -1,8 +1,8 @@
 //! A driver behind the rules that are the same for all.
 //!
 //! In this order: leadership, capabilities, the circuit breaker (creates alone), the driver's rate, and
-//! then the breaker and leadership again, since the wait may have been long. How many calls run at once is
-//! for [`super::Permit`] to say.
+//! then the breaker and leadership again, since the wait may have been long. [`super::Permit`] bounds
+//! how many calls run at once.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl GuardedDriver {
         }
     }
 
-    /// Whether `uid` may go on to a create of this class; else `waker` is called when there
+    /// Whether `uid` may go on to a create of this class; else `waker` runs when there
     /// may be room. Makes no call.
     pub(super) fn allows(&self, class: &MachineClass, uid: &str, trial: TrialReason, waker: Waker) -> bool {
         let key = self.key(class);
@@ -57,7 +57,7 @@ impl GuardedDriver {
         allows
     }
 
-    /// Calls `waker` when there may be room for a create of this class that was refused.
+    /// Runs `waker` when there may be room for a create of this class that was refused.
     pub(super) fn await_capacity(&self, class: &MachineClass, uid: &str, waker: Waker) {
         self.breakers.wait(&self.key(class), uid, waker);
     }

@@ -15,7 +15,7 @@ use cmi_driver::{Capabilities, Code, PluginInfo, ProviderSpec, Readiness, Result
 
 /// Between two probes of a driver that answers.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
-/// Between two probes of a driver that does not, or when a call hints at news.
+/// Between two probes of a driver that does not, or when a call hints at a change.
 const SHORT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// A caller that asks what a driver implements this soon after it could not say is told the same: or else
 /// each machine of a driver that hangs would wait for its own answer.
@@ -183,7 +183,7 @@ impl Prober {
         None
     }
 
-    /// What the one before was told, if that still holds; else what the driver says.
+    /// What the caller before was answered, if that still holds; else what the driver says.
     async fn answer(&self, asking: &Asking<'_>) -> Result<Arc<Capabilities>> {
         if let Some(known) = self.known_current() {
             return Ok(known.capabilities);

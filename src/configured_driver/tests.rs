@@ -143,7 +143,7 @@ fn provider_with_credentials(driver: FakeDriver, directory: &std::path::Path) ->
     provider_of(settings, driver, Leadership::unelected())
 }
 
-/// A provider called `pool`, without limits of its own.
+/// The driver `pool`, without limits of its own.
 pub(crate) fn configured_driver(driver: impl Driver + 'static) -> ConfiguredDriver {
     provider_of(settings(Limits::default()), driver, Leadership::unelected())
 }

@@ -1,10 +1,9 @@
-//! What is reconciled when a driver goes, comes back, or says something else of itself.
+//! What is reconciled when a driver goes, comes back, or becomes another.
 //!
-//! An outage is news at two speeds. What the probes say has those looked at that can do something now.
-//! That the driver is away, or back, is told only when it has lasted: at once of the InfraClusters, and
-//! of the machines that are up, of which nothing is to be done, at a pace that the API server and
-//! Cluster API do not notice. Machines that sit out a back-off for want of the driver are called when it
-//! is back, in doubling numbers.
+//! What a probe says reconciles at once the objects for which something can be done now; machines that sit
+//! out a back-off for want of the driver are retried when it is back, in doubling numbers. What is published
+//! only, that the driver is away, or back, has to last first: then InfraClusters are reconciled at once, and
+//! the machines that are up at a pace that the API server and Cluster API do not notice.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -21,14 +20,14 @@ use crate::caches::uses_driver;
 use crate::configured_driver::{ConfiguredDriver, Reachability};
 use crate::machine::Reference;
 
-/// Those that wait for a driver are not called again before this time is over, twice as long each time that
-/// it goes again: what they tell of each row of failures costs writes.
-const CALLED_AFTER: Duration = Duration::from_mins(1);
-const LONGEST_CALLED_AFTER: Duration = Duration::from_mins(10);
-/// The machines that are called in a second when their driver is back, at most.
-const MOST_CALLED: usize = 128;
-/// The machines that are told in a second that their driver is away, or back.
-const TOLD_IN_A_SECOND: u32 = 20;
+/// Machines that wait for a driver are not retried again before this time is over, twice as long each time
+/// that it goes again: what they publish of each row of failures costs writes.
+const RETRY_PAUSE: Duration = Duration::from_mins(1);
+const LONGEST_RETRY_PAUSE: Duration = Duration::from_mins(10);
+/// The machines that are retried in a second when their driver is back, at most.
+const MOST_RETRIED: usize = 128;
+/// The machines that publish in a second that their driver is away, or back.
+const PUBLISHED_IN_A_SECOND: u32 = 20;
 
 impl Controllers {
     /// Follows what becomes of the drivers, for ever.
@@ -45,15 +44,15 @@ impl Controllers {
         futures::future::pending::<()>().await;
     }
 
-    /// Has it told when a driver is away, or back, for good.
+    /// Has it published when a driver is away, or back, and that lasts.
     async fn follow_reachability(&self, driver: &ConfiguredDriver) {
         let mut reachability = driver.stable_reachability();
         while reachability.changed().await.is_ok() {
             loop {
                 self.reconcile_clusters_of(driver.name());
                 tokio::select! {
-                    () = self.tell(driver.name()) => break,
-                    // What is left to be told is no longer so.
+                    () = self.reconcile_provisioned(driver.name()) => break,
+                    // What is left to be published is no longer so.
                     changed = reachability.changed() => if changed.is_err() { return },
                 }
             }
@@ -61,11 +60,11 @@ impl Controllers {
     }
 
     /// Reconciles the machines of a driver that are up, one after the other.
-    async fn tell(&self, driver: &str) {
+    async fn reconcile_provisioned(&self, driver: &str) {
         let up: Vec<_> = self.machines_of(driver, InfraMachine::is_provisioned).collect();
         for machine in up {
             self.machines.send(machine);
-            sleep(Duration::from_secs(1) / TOLD_IN_A_SECOND).await;
+            sleep(Duration::from_secs(1) / PUBLISHED_IN_A_SECOND).await;
         }
     }
 
@@ -75,12 +74,12 @@ impl Controllers {
         let mut update = driver.reachability();
         let mut was = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
         let mut met = driver.connection_generation();
-        let mut calls = Calls::default();
+        let mut retries = Retries::default();
         loop {
             tokio::select! {
                 changed = update.changed() => if changed.is_err() { return },
-                () = calls.next() => {
-                    self.call(calls.batch());
+                () = retries.next() => {
+                    self.retry(retries.batch());
                     continue;
                 }
             }
@@ -93,9 +92,9 @@ impl Controllers {
                 self.reconcile_machines_of(driver.name());
             }
             if is {
-                calls.stop();
+                retries.stop();
             } else if is_back {
-                calls.begin(self.waiting_for(driver.name()), Instant::now());
+                retries.begin(self.waiting_for(driver.name()), Instant::now());
             }
             if is_back || is_another {
                 self.reconcile_clusters_of(driver.name());
@@ -114,7 +113,7 @@ impl Controllers {
     }
 
     /// Has machines tried again.
-    fn call(&self, machines: Vec<Reference>) {
+    fn retry(&self, machines: Vec<Reference>) {
         for machine in machines {
             if let Some(found) = self.caches.infra_machines.get(&machine) {
                 let uid = found.meta().uid.as_deref().unwrap_or_default();
@@ -197,19 +196,19 @@ fn named_cluster(meta: &ObjectMeta) -> Option<(&str, &str)> {
     Some((meta.namespace.as_deref()?, name))
 }
 
-/// The machines that are called after an outage: one, two, four …, a second apart.
+/// The machines that are retried after an outage: one, two, four …, a second apart.
 #[derive(Default)]
-struct Calls {
+struct Retries {
     left: Vec<Reference>,
     size: usize,
     at: Option<Instant>,
-    /// When the last calls began: a driver that comes and goes does not end every back-off.
+    /// When the last retries began: a driver that comes and goes does not end every back-off.
     began: Option<Instant>,
     /// How long after that others may.
     pause: Duration,
 }
 
-impl Calls {
+impl Retries {
     fn begin(&mut self, machines: Vec<Reference>, now: Instant) {
         self.left = machines;
         self.size = 1;
@@ -234,13 +233,13 @@ impl Calls {
         if self.size == 1 {
             let since = self.at.zip(self.began).map(|(at, began)| at - began);
             self.pause = match since {
-                Some(since) if since < 2 * LONGEST_CALLED_AFTER => (self.pause * 2).min(LONGEST_CALLED_AFTER),
-                Some(_) | None => CALLED_AFTER,
+                Some(since) if since < 2 * LONGEST_RETRY_PAUSE => (self.pause * 2).min(LONGEST_RETRY_PAUSE),
+                Some(_) | None => RETRY_PAUSE,
             };
             self.began = self.at;
         }
         let batch = self.left.split_off(self.left.len().saturating_sub(self.size));
-        self.size = (self.size * 2).min(MOST_CALLED);
+        self.size = (self.size * 2).min(MOST_RETRIED);
         let next = self.at.map(|at| at + Duration::from_secs(1));
         self.at = next.filter(|_| !self.left.is_empty());
         batch
@@ -252,37 +251,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn after_an_outage_machines_are_called_in_doubling_numbers_and_not_each_time_that_a_driver_comes_and_goes()
+    fn after_an_outage_machines_are_retried_in_doubling_numbers_and_not_each_time_that_a_driver_comes_and_goes()
      {
         let machines = || (0..20).map(|n| Reference::new(&format!("m-{n}"))).collect();
-        let (mut calls, start) = (Calls::default(), Instant::now());
-        calls.begin(machines(), start);
+        let (mut retries, start) = (Retries::default(), Instant::now());
+        retries.begin(machines(), start);
         let mut sizes = Vec::new();
         let mut times = Vec::new();
-        while let Some(at) = calls.at {
+        while let Some(at) = retries.at {
             times.push(at.duration_since(start).as_secs());
-            sizes.push(calls.batch().len());
+            sizes.push(retries.batch().len());
         }
         assert_eq!((sizes, times), (vec![1, 2, 4, 8, 5], vec![0, 1, 2, 3, 4]));
-        calls.begin(machines(), start + Duration::from_secs(10));
-        assert_eq!(calls.at, Some(start + CALLED_AFTER));
-        calls.stop();
-        assert_eq!(calls.at, None);
-        calls.begin(machines(), start + Duration::from_secs(20));
+        retries.begin(machines(), start + Duration::from_secs(10));
+        assert_eq!(retries.at, Some(start + RETRY_PAUSE));
+        retries.stop();
+        assert_eq!(retries.at, None);
+        retries.begin(machines(), start + Duration::from_secs(20));
         assert_eq!(
-            calls.at,
-            Some(start + CALLED_AFTER),
-            "calls that were never made put nothing off"
+            retries.at,
+            Some(start + RETRY_PAUSE),
+            "retries that were never made put nothing off"
         );
         let mut began = Vec::new();
         for minute in (2..40).chain(120..122) {
             let now = start + Duration::from_mins(minute);
-            calls.begin(machines(), now);
-            if calls.at == Some(now) {
-                calls.batch();
+            retries.begin(machines(), now);
+            if retries.at == Some(now) {
+                retries.batch();
                 began.push(minute);
             }
-            calls.stop();
+            retries.stop();
         }
         assert_eq!(
             began,

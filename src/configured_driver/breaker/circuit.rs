@@ -146,7 +146,7 @@ impl Circuit {
         }
     }
 
-    /// A create of the class succeeded. Those that are to be called now.
+    /// A create of the class succeeded. The wakers of the machines that may try now.
     pub fn on_success(&mut self, counted: bool, now: Instant) -> Vec<Waker> {
         self.in_flight -= u32::from(counted);
         let allowed = match self.state {

@@ -57,7 +57,7 @@ fn another_size_zone_tag_or_credential_is_another_key() {
     }
 }
 
-/// Those that were called, in order.
+/// The machines that were woken, in order.
 #[derive(Clone, Default)]
 struct Woken(Arc<Mutex<Vec<String>>>);
 

@@ -46,8 +46,8 @@ pub fn retry_wait(seen: &Observed<'_>) -> Option<Wait> {
 /// are those of now, so that a change of theirs ends the wait as it ends one of this process.
 ///
 /// # Guarantees
-/// It is never shorter than the wait that the process before meant: a failure that repeats is not
-/// written each time (see [`crate::machine::publish::status`]), so once the next try that is shown was due, there
+/// It is never shorter than the wait that the process before meant: a failure that repeats is not written
+/// each time (see [`crate::machine::publish::status`]), so once the next try that is shown was due, there
 /// may have been more attempts than the status shows, as many as there was time for. Until then what is
 /// shown is all that there was.
 pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs: u64) -> Option<Retry> {
