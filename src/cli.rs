@@ -100,8 +100,20 @@ pub fn command() -> clap::Command {
 
 /// Parses the command line, runs the command, and says how it went.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match execute(cli) {
+    let Cli { command, log } = Cli::parse();
+    let ended = match command {
+        Command::Run(args) => block_on(&log, run::run(*args)),
+        Command::Driver(command) => block_on(&log, driver::execute(command)),
+        Command::Drivers(command) => block_on(&log, drivers::execute(command)),
+        Command::Orphans(command) => block_on(&log, orphans::execute(command)),
+        Command::Conformance(args) => block_on(&log, conformance::execute(*args)),
+        Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(Failure::Failed),
+        Command::Version => {
+            println!("capcmi {}", env!("CARGO_PKG_VERSION"));
+            Ok(())
+        }
+    };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("capcmi: {}", failure.message());
@@ -110,38 +122,9 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn execute(cli: Cli) -> Result<(), Failure> {
-    match cli.command {
-        Command::Run(args) => {
-            telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
-            block_on(run::run(*args))
-        }
-        Command::Driver(command) => {
-            telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
-            block_on(driver::execute(command))
-        }
-        Command::Drivers(command) => {
-            telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
-            block_on(drivers::execute(command))
-        }
-        Command::Orphans(command) => {
-            telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
-            block_on(orphans::execute(command))
-        }
-        Command::Conformance(args) => {
-            telemetry::init(&cli.log).map_err(Failure::misconfigured)?;
-            block_on(conformance::execute(*args))
-        }
-        Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(Failure::Failed),
-        Command::Version => {
-            println!("capcmi {}", env!("CARGO_PKG_VERSION"));
-            Ok(())
-        }
-    }
-}
-
-/// Runs a future to its end; what it has left running is not waited for.
-fn block_on(future: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+/// Runs a command that logs to its end; what it has left running is not waited for.
+fn block_on(log: &LogArgs, future: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    telemetry::init(log).map_err(Failure::misconfigured)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use futures::{FutureExt as _, StreamExt as _};
+use futures::{FutureExt as _, Stream, StreamExt as _};
 use kube::api::Api;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::store::{Writer, WriterDropped};
@@ -208,12 +208,39 @@ impl Controllers {
     ///
     /// Ends when `shutdown` does and every reconcile that had begun is done.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Clone + Send + Sync + 'static) {
-        let controllers = futures::future::join3(
-            self.run_machines(shutdown.clone()),
-            self.run_clusters(shutdown.clone()),
-            self.run_templates(shutdown.clone()),
+        let workers = |asked| self.workers(asked);
+        let (caches, options) = (&self.caches, &self.options);
+        let machines = controller(
+            caches.infra_machines.clone(),
+            &self.machines,
+            workers(options.machine_concurrency),
+            shutdown.clone(),
+        )
+        .run(
+            machine::reconcile,
+            machine::error_policy,
+            Arc::clone(&self.context),
+        );
+        let clusters = controller(
+            caches.infra_clusters.clone(),
+            &self.clusters,
+            workers(options.cluster_concurrency),
+            shutdown.clone(),
+        )
+        .run(cluster::reconcile, cluster::error_policy, self.cluster_context());
+        let templates = controller(
+            caches.infra_machine_templates.clone(),
+            &self.templates,
+            workers(options.template_concurrency),
+            shutdown,
+        )
+        .run(
+            template::reconcile,
+            template::error_policy,
+            self.template_context(),
         );
         self.ask_about_nodes();
+        let controllers = futures::future::join3(drained(machines), drained(clusters), drained(templates));
         let background =
             futures::future::join3(self.run_inventory(), self.run_orphans(), self.follow_drivers());
         tokio::select! {
@@ -222,79 +249,35 @@ impl Controllers {
         }
     }
 
-    fn run_machines(
-        &self,
-        shutdown: impl Future<Output = ()> + Send + Sync + 'static,
-    ) -> BoxFuture<'static, ()> {
-        let store = self.caches.infra_machines.clone();
-        let controller = controller(
-            store,
-            &self.machines,
-            self.workers(self.options.machine_concurrency),
-            shutdown,
-        );
-        let runs = controller.run(
-            machine::reconcile,
-            machine::error_policy,
-            Arc::clone(&self.context),
-        );
-        runs.for_each(|_| futures::future::ready(())).boxed()
-    }
-
-    fn run_clusters(
-        &self,
-        shutdown: impl Future<Output = ()> + Send + Sync + 'static,
-    ) -> BoxFuture<'static, ()> {
-        let context = Arc::new(cluster::Context {
+    fn cluster_context(&self) -> Arc<cluster::Context> {
+        Arc::new(cluster::Context {
             client: self.client.clone(),
             caches: self.caches.clone(),
             cluster_ids: Arc::clone(&self.context.cluster_ids),
             drivers: self.drivers.clone(),
             events: self.context.events.clone(),
-            reconciler: Reconciler::new(
-                Kind::InfraCluster,
-                Arc::clone(&self.metrics),
-                self.drivers.clone(),
-                self.context.events.clone(),
-            ),
+            reconciler: self.reconciler(Kind::InfraCluster),
             wake: waking(&self.clusters),
-        });
-        let store = self.caches.infra_clusters.clone();
-        let controller = controller(
-            store,
-            &self.clusters,
-            self.workers(self.options.cluster_concurrency),
-            shutdown,
-        );
-        let runs = controller.run(cluster::reconcile, cluster::error_policy, context);
-        runs.for_each(|_| futures::future::ready(())).boxed()
+        })
     }
 
-    fn run_templates(
-        &self,
-        shutdown: impl Future<Output = ()> + Send + Sync + 'static,
-    ) -> BoxFuture<'static, ()> {
-        let context = Arc::new(template::Context {
+    fn template_context(&self) -> Arc<template::Context> {
+        Arc::new(template::Context {
             client: self.client.clone(),
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),
-            reconciler: Reconciler::new(
-                Kind::InfraMachineTemplate,
-                Arc::clone(&self.metrics),
-                self.drivers.clone(),
-                self.context.events.clone(),
-            ),
+            reconciler: self.reconciler(Kind::InfraMachineTemplate),
             wake: waking(&self.templates),
-        });
-        let store = self.caches.infra_machine_templates.clone();
-        let controller = controller(
-            store,
-            &self.templates,
-            self.workers(self.options.template_concurrency),
-            shutdown,
-        );
-        let runs = controller.run(template::reconcile, template::error_policy, context);
-        runs.for_each(|_| futures::future::ready(())).boxed()
+        })
+    }
+
+    fn reconciler(&self, kind: Kind) -> Reconciler {
+        Reconciler::new(
+            kind,
+            Arc::clone(&self.metrics),
+            self.drivers.clone(),
+            self.context.events.clone(),
+        )
     }
 
     /// How many reconciles of a kind run at the same time: so many as were asked for, and one for each permit
@@ -357,6 +340,11 @@ impl Controllers {
             None => in_pages(),
         }
     }
+}
+
+/// Polls the reconciles of a controller until they end with it.
+fn drained(runs: impl Stream + Send + 'static) -> BoxFuture<'static, ()> {
+    runs.for_each(|_| futures::future::ready(())).boxed()
 }
 
 fn in_pages() -> watcher::Config {

@@ -95,12 +95,15 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error`]: what could not be set up, or why this replica must not go on.
-pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<(), Error> {
+pub async fn run(mut setup: Setup, stop: impl Future<Output = ()>) -> Result<(), Error> {
     let leadership = match setup.election {
         Some(_) => Leadership::elected(),
         None => Leadership::unelected(),
     };
-    let mut running = Running::start(setup, &leadership)?;
+    let context = context(&mut setup, leadership.clone())?;
+    // Before readiness is answered: the controllers say what it waits for.
+    let controllers = (setup.controllers)(&context);
+    let mut running = Running::start(setup, context, controllers)?;
     let ended = tokio::select! {
         () = stop => Ok(()),
         () = leadership.lost() => Err(Error::LeadershipLost),
@@ -121,27 +124,16 @@ struct Running {
 }
 
 impl Running {
-    fn start(setup: Setup, leadership: &Leadership) -> Result<Self, Error> {
-        let metrics = Arc::new(Metrics::new());
-        let own_client = client::plain(setup.api_server.clone()).map_err(Error::Client)?;
-        let context = Context {
-            client: client::ruled(setup.api_server, leadership.clone()).map_err(Error::Client)?,
-            drivers: drivers(setup.drivers, leadership, &metrics)?,
-            metrics: Arc::clone(&metrics),
-            leadership: leadership.clone(),
-            health: Health::new(),
-            stopping: CancellationToken::new(),
-            options: Arc::new(setup.options),
-        };
-        // Before readiness is answered: the controllers say what it waits for.
-        let all = (setup.controllers)(&context);
+    fn start(setup: Setup, context: Context, all: Vec<Controller>) -> Result<Self, Error> {
+        let own_client = client::plain(setup.api_server).map_err(Error::Client)?;
+        let leadership = context.leadership;
         let mut services = Tasks::default();
         services.spawn(
             "the health server",
             serve::serve(setup.health, None, context.health.router()),
         );
         services.spawn("the watchdog", context.health.clone().watch());
-        serve_diagnostics(&mut services, setup.diagnostics, &own_client, &metrics)?;
+        serve_diagnostics(&mut services, setup.diagnostics, &own_client, &context.metrics)?;
         for driver in context.drivers.iter().map(Arc::clone) {
             services.spawn("a driver's probe", async move { driver.run().await });
         }
@@ -149,7 +141,10 @@ impl Running {
         for controller in all {
             controllers.spawn(controller.name, controller.run);
         }
-        services.spawn("the leader's gauge", show_leadership(leadership.clone(), metrics));
+        services.spawn(
+            "the leader's gauge",
+            show_leadership(leadership.clone(), context.metrics),
+        );
         Ok(Self {
             health: context.health,
             stopping: context.stopping,
@@ -157,7 +152,7 @@ impl Running {
             services,
             elector: setup
                 .election
-                .map(|election| start_elector(Elector::new(own_client, election), leadership.clone())),
+                .map(|election| start_elector(Elector::new(own_client, election), leadership)),
             grace: setup.grace,
         })
     }
@@ -193,7 +188,21 @@ impl Running {
     }
 }
 
-fn drivers(
+fn context(setup: &mut Setup, leadership: Leadership) -> Result<Context, Error> {
+    let metrics = Arc::new(Metrics::new());
+    let drivers = std::mem::take(&mut setup.drivers);
+    Ok(Context {
+        client: client::ruled(setup.api_server.clone(), leadership.clone()).map_err(Error::Client)?,
+        drivers: configured(drivers, &leadership, &metrics)?,
+        metrics,
+        leadership,
+        health: Health::new(),
+        stopping: CancellationToken::new(),
+        options: Arc::new(setup.options.clone()),
+    })
+}
+
+fn configured(
     drivers: Vec<(Settings, Arc<dyn Driver>)>,
     leadership: &Leadership,
     metrics: &Arc<Metrics>,

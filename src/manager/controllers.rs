@@ -57,6 +57,7 @@ pub fn all(context: &Context) -> Vec<Controller> {
         Arc::clone(&context.metrics),
     );
     context.metrics.machines(controllers.machine_counter());
+    let context = context.clone();
     // The watches go on until the last reconcile is done: what it wrote has to come back to it.
     let done = CancellationToken::new();
     let caches = context.health.wait_for("the caches");
@@ -75,7 +76,14 @@ pub fn all(context: &Context) -> Vec<Controller> {
         },
         Controller {
             name: "the controllers",
-            run: reconcile(context.clone(), controllers, caches, done).boxed(),
+            run: async move {
+                if is_to_begin(&context, &controllers, caches).await {
+                    tracing::info!("reconciling");
+                    controllers.run(context.stopping.cancelled_owned().shared()).await;
+                }
+                done.cancel();
+            }
+            .boxed(),
         },
     ]
 }
@@ -104,7 +112,8 @@ async fn watch(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToken) {
     }
 }
 
-async fn reconcile(context: Context, controllers: Controllers, caches: Pending, done: CancellationToken) {
+/// Waits until the caches are filled and this replica leads; false where it is to end before.
+async fn is_to_begin(context: &Context, controllers: &Controllers, caches: Pending) -> bool {
     let begin = async {
         if let Err(error) = controllers.synced().await {
             tracing::error!(%error, "a cache can't be filled");
@@ -116,14 +125,8 @@ async fn reconcile(context: Context, controllers: Controllers, caches: Pending, 
         controllers.guard().since(Instant::now()).await;
         true
     };
-    let stopping = context.stopping.clone();
-    let leads = tokio::select! {
+    tokio::select! {
         leads = begin => leads,
-        () = stopping.cancelled() => false,
-    };
-    if leads {
-        tracing::info!("reconciling");
-        controllers.run(stopping.cancelled_owned().shared()).await;
+        () = context.stopping.cancelled() => false,
     }
-    done.cancel();
 }
