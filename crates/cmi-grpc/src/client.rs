@@ -4,8 +4,9 @@
 //! A call needs a session: a connection on which the plugin has said its name and what it can do. A call that
 //! finds none makes one, and what the plugin did not declare is not asked of it.
 //!
-//! What ends a call decides what it means: see [`exchange`] and [`outcome`].
+//! What ends a call decides what it means: see [`exchange`] and [`call_error`].
 
+mod call_error;
 mod calls;
 mod channel;
 mod config;
@@ -14,7 +15,6 @@ mod connector;
 mod exchange;
 mod first_bytes;
 mod handshake;
-mod outcome;
 mod session;
 mod target;
 #[cfg(test)]

@@ -4,15 +4,15 @@
 //! checked: `TryFrom` with a [`FieldError`], which is INVALID_ARGUMENT in a request and INTERNAL in a
 //! response. Unknown fields and unknown enum values are never an error.
 //!
-//! Requests about a machine or a class are made of the same parts, which are written and read in one place.
+//! Messages about a machine or a class are made of the same parts, which are written and read in one place.
 
 mod capabilities;
 mod field;
 mod identity;
 mod machine;
 mod machine_extension;
+mod messages;
 mod page;
-mod requests;
 #[cfg(test)]
 pub(super) mod tests;
 

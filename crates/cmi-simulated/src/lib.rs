@@ -53,7 +53,7 @@ pub struct SimulatedDriver {
     calls: CallLog,
 }
 
-/// A call's outcome besides its answer: what it was about, for faults and the log.
+/// What a call is about, for faults and the log.
 struct Call {
     operation: Operation,
     subject: Subject,

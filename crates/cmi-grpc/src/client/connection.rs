@@ -9,9 +9,9 @@ use tokio::time::Instant;
 use tonic::body::Body;
 use tonic::{Request, Response};
 
+use super::call_error::{self, CallError};
 use super::config::Timeouts;
 use super::exchange::Exchange;
-use super::outcome::{self, CallError};
 use super::target::Stream;
 use cmi_driver::Operation;
 
@@ -90,7 +90,7 @@ impl Connection {
         let (exchange, observer) = Exchange::on(self.sender.clone(), self.origin.clone());
         let mut request = Request::new(message);
         request.set_timeout(left(deadline));
-        outcome::answer(operation, &observer, run(exchange, request).await)
+        call_error::answer(operation, &observer, run(exchange, request).await)
     }
 }
 

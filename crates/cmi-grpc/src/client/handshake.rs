@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use tokio::time::Instant;
+use tonic::Response;
 
+use super::call_error::CallError;
 use super::connection::{Connection, rpc};
-use super::outcome::CallError;
 use crate::convert::{Declaration, FieldError};
 use crate::proto::capcmi::v1::get_extension_capabilities_response::Call as ExtensionCall;
 use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
@@ -39,6 +40,20 @@ pub(super) enum Health {
     Unhealthy(String),
 }
 
+/// Makes a call of the handshake that asks for capabilities.
+macro_rules! capabilities {
+    ($connection:ident, $deadline:ident, $service:ident.$method:ident($request:expr)) => {
+        rpc!(
+            $connection,
+            Operation::GetPluginCapabilities,
+            $deadline,
+            $service.$method($request)
+        )
+        .await
+        .map(Response::into_inner)
+    };
+}
+
 impl Handshake {
     /// Asks in the order of the CMI specification (CMI-169), and for the extension last. Every
     /// plugin says its name and what it can do (CMI-50, CMI-58): a server that does not know these
@@ -49,13 +64,21 @@ impl Handshake {
         deadline: Instant,
     ) -> Result<(Self, Health), Status> {
         let info = info(connection, deadline).await.map_err(no_plugin)?;
-        let declared = declared(connection, deadline).await.map_err(no_plugin)?;
+        let request = cmi::GetPluginCapabilitiesRequest {};
+        let declared = capabilities!(connection, deadline, identity.get_plugin_capabilities(request))
+            .map_err(no_plugin)?;
         let answer = probe(connection, deadline).await;
         let health = match Health::told_by(&answer) {
             Some(health) => health,
             None => answer.map(|_| Health::Ready)?,
         };
-        let extended = if_served(extended(connection, deadline).await)?;
+        let request = capcmi::GetExtensionCapabilitiesRequest {};
+        let extended = capabilities!(
+            connection,
+            deadline,
+            extension.get_extension_capabilities(request)
+        );
+        let extended = if_served(extended)?;
         let extension = Extension::of(extended.as_ref());
         let declaration = Declaration {
             plugin: declared,
@@ -124,40 +147,6 @@ fn unnamed() -> PluginInfo {
         version: "unknown".to_owned(),
         manifest: BTreeMap::new(),
     }
-}
-
-async fn declared(
-    connection: &Connection,
-    deadline: Instant,
-) -> Result<cmi::GetPluginCapabilitiesResponse, CallError> {
-    let (operation, request) = (
-        Operation::GetPluginCapabilities,
-        cmi::GetPluginCapabilitiesRequest {},
-    );
-    let answer = rpc!(
-        connection,
-        operation,
-        deadline,
-        identity.get_plugin_capabilities(request)
-    );
-    Ok(answer.await?.into_inner())
-}
-
-async fn extended(
-    connection: &Connection,
-    deadline: Instant,
-) -> Result<capcmi::GetExtensionCapabilitiesResponse, CallError> {
-    let (operation, request) = (
-        Operation::GetPluginCapabilities,
-        capcmi::GetExtensionCapabilitiesRequest {},
-    );
-    let answer = rpc!(
-        connection,
-        operation,
-        deadline,
-        extension.get_extension_capabilities(request)
-    );
-    Ok(answer.await?.into_inner())
 }
 
 /// Asks whether the plugin can serve.

@@ -1,12 +1,10 @@
-//! Messages of the Machine service but the requests about a machine or a class.
+//! Messages of the Machine service with parts that others do not have.
 
 use serde_json::Value;
 
 use super::field::{self, Field, FieldError, NAME};
 use crate::proto::cmi::v1;
-use cmi_driver::{
-    DeleteMachineResponse, GetVolumeIdsRequest, ListedMachine, Machine, ShutDownMachineResponse,
-};
+use cmi_driver::{GetVolumeIdsRequest, ListedMachine, Machine};
 
 /// The most bytes of a list of PersistentVolumeSpecs.
 const VOLUME_SPECS: usize = 16 * 1024 * 1024;
@@ -74,42 +72,6 @@ fn named(provider_id: &str, node_name: String) -> Result<Machine, FieldError> {
         Field("ProviderID").provider_id(provider_id)?,
         Field("NodeName").text(node_name, NAME)?,
     ))
-}
-
-impl From<DeleteMachineResponse> for v1::DeleteMachineResponse {
-    fn from(response: DeleteMachineResponse) -> Self {
-        Self {
-            last_known_state: field::state_bytes(response.last_known_state.as_ref()),
-        }
-    }
-}
-
-impl TryFrom<v1::DeleteMachineResponse> for DeleteMachineResponse {
-    type Error = FieldError;
-
-    fn try_from(response: v1::DeleteMachineResponse) -> Result<Self, FieldError> {
-        Ok(Self {
-            last_known_state: Field("LastKnownState").state(response.last_known_state)?,
-        })
-    }
-}
-
-impl From<ShutDownMachineResponse> for v1::ShutDownMachineResponse {
-    fn from(response: ShutDownMachineResponse) -> Self {
-        Self {
-            last_known_state: field::state_bytes(response.last_known_state.as_ref()),
-        }
-    }
-}
-
-impl TryFrom<v1::ShutDownMachineResponse> for ShutDownMachineResponse {
-    type Error = FieldError;
-
-    fn try_from(response: v1::ShutDownMachineResponse) -> Result<Self, FieldError> {
-        Ok(Self {
-            last_known_state: Field("LastKnownState").state(response.last_known_state)?,
-        })
-    }
 }
 
 impl From<Vec<ListedMachine>> for v1::ListMachinesResponse {

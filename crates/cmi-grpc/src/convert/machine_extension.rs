@@ -1,10 +1,10 @@
-//! Messages of the MachineExtension service but its capabilities, its paged list, and the requests about a
-//! machine or a class.
+//! Messages of the MachineExtension service with parts that others do not have.
 
 use serde_json::{Map, Value};
 
 use super::field::{self, Field, FieldError, NAME, PLACE, TEXT};
-use crate::proto::capcmi::v1;
+use crate::proto::capcmi::v1::machine_address::Type as AddressTypeMessage;
+use crate::proto::capcmi::v1::{self, PowerState as PowerStateMessage};
 use cmi_driver::{
     Address, AddressType, ClassDescription, GenerateMachineClassRequest, Machine, MachineClassKind,
     PowerState, Zone,
@@ -80,7 +80,10 @@ impl From<Machine> for v1::Machine {
                     address: address.address,
                 })
                 .collect(),
-            power_state: power_state_message(machine.power_state).into(),
+            power_state: machine
+                .power_state
+                .map_or(PowerStateMessage::Unspecified, power_state_message)
+                .into(),
             failure_domain: machine.failure_domain.unwrap_or_default(),
             last_known_state: field::state_bytes(machine.last_known_state.as_ref()),
         }
@@ -113,46 +116,34 @@ impl TryFrom<v1::Machine> for Machine {
     }
 }
 
-fn address_type_message(kind: AddressType) -> v1::machine_address::Type {
-    match kind {
-        AddressType::Hostname => v1::machine_address::Type::Hostname,
-        AddressType::ExternalIP => v1::machine_address::Type::ExternalIp,
-        AddressType::InternalIP => v1::machine_address::Type::InternalIp,
-        AddressType::ExternalDNS => v1::machine_address::Type::ExternalDns,
-        AddressType::InternalDNS => v1::machine_address::Type::InternalDns,
+/// Both ways between an enum of the driver and one of `proto/`, whose zero value is none of them.
+macro_rules! enumeration {
+    ($write:ident, $read:ident: $driver:ident = $message:ident { $($value:ident = $other:ident),+ }) => {
+        fn $write(value: $driver) -> $message {
+            match value {
+                $($driver::$value => $message::$other,)+
+            }
+        }
+
+        fn $read(value: $message) -> Option<$driver> {
+            match value {
+                $message::Unspecified => None,
+                $($message::$other => Some($driver::$value),)+
+            }
+        }
+    };
+}
+
+enumeration! {
+    address_type_message, address_type: AddressType = AddressTypeMessage {
+        Hostname = Hostname, ExternalIP = ExternalIp, InternalIP = InternalIp,
+        ExternalDNS = ExternalDns, InternalDNS = InternalDns
     }
 }
 
-fn address_type(kind: v1::machine_address::Type) -> Option<AddressType> {
-    match kind {
-        v1::machine_address::Type::Unspecified => None,
-        v1::machine_address::Type::Hostname => Some(AddressType::Hostname),
-        v1::machine_address::Type::ExternalIp => Some(AddressType::ExternalIP),
-        v1::machine_address::Type::InternalIp => Some(AddressType::InternalIP),
-        v1::machine_address::Type::ExternalDns => Some(AddressType::ExternalDNS),
-        v1::machine_address::Type::InternalDns => Some(AddressType::InternalDNS),
-    }
-}
-
-fn power_state_message(state: Option<PowerState>) -> v1::PowerState {
-    match state {
-        None => v1::PowerState::Unspecified,
-        Some(PowerState::Starting) => v1::PowerState::Starting,
-        Some(PowerState::Running) => v1::PowerState::Running,
-        Some(PowerState::Stopping) => v1::PowerState::Stopping,
-        Some(PowerState::Stopped) => v1::PowerState::Stopped,
-        Some(PowerState::Failed) => v1::PowerState::Failed,
-    }
-}
-
-fn power_state(state: v1::PowerState) -> Option<PowerState> {
-    match state {
-        v1::PowerState::Unspecified => None,
-        v1::PowerState::Starting => Some(PowerState::Starting),
-        v1::PowerState::Running => Some(PowerState::Running),
-        v1::PowerState::Stopping => Some(PowerState::Stopping),
-        v1::PowerState::Stopped => Some(PowerState::Stopped),
-        v1::PowerState::Failed => Some(PowerState::Failed),
+enumeration! {
+    power_state_message, power_state: PowerState = PowerStateMessage {
+        Starting = Starting, Running = Running, Stopping = Stopping, Stopped = Stopped, Failed = Failed
     }
 }
 

@@ -24,28 +24,23 @@ pub(super) struct GoModule {
     pub build_flags: &'static [&'static str],
 }
 
+const fn package(program: &'static str, path: &'static str) -> Package {
+    Package { program, path }
+}
+
 /// etcd and Kubernetes. They name their release only when it is linked in.
 pub(super) const KUBERNETES: GoModule = GoModule {
     name: "kubernetes",
     go_mod: include_str!("../../programs/kubernetes/go.mod"),
     go_sum: include_str!("../../programs/kubernetes/go.sum"),
     packages: &[
-        Package {
-            program: "etcd",
-            path: "go.etcd.io/etcd/server/v3",
-        },
-        Package {
-            program: "kube-apiserver",
-            path: "k8s.io/kubernetes/cmd/kube-apiserver",
-        },
-        Package {
-            program: "kube-controller-manager",
-            path: "k8s.io/kubernetes/cmd/kube-controller-manager",
-        },
-        Package {
-            program: "kubectl",
-            path: "k8s.io/kubernetes/cmd/kubectl",
-        },
+        package("etcd", "go.etcd.io/etcd/server/v3"),
+        package("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+        package(
+            "kube-controller-manager",
+            "k8s.io/kubernetes/cmd/kube-controller-manager",
+        ),
+        package("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ],
     build_flags: &[
         "-ldflags=-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3 \
@@ -59,14 +54,8 @@ pub(super) const CLUSTER_API: GoModule = GoModule {
     go_mod: include_str!("../../programs/cluster-api/go.mod"),
     go_sum: include_str!("../../programs/cluster-api/go.sum"),
     packages: &[
-        Package {
-            program: "core",
-            path: "sigs.k8s.io/cluster-api/core",
-        },
-        Package {
-            program: "clusterctl",
-            path: "sigs.k8s.io/cluster-api/cmd/clusterctl",
-        },
+        package("core", "sigs.k8s.io/cluster-api/core"),
+        package("clusterctl", "sigs.k8s.io/cluster-api/cmd/clusterctl"),
     ],
     build_flags: &[
         "-tags=fieldsv1string",

@@ -1,11 +1,11 @@
-//! Requests about a machine or a class, of both services. All are made of the same few parts.
+//! Messages about a machine or a class, of both services, that are made of the same few parts.
 
 use super::field::{self, Field, FieldError, NAME};
 use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
 use cmi_driver::{
-    CreateMachineRequest, DeleteMachineRequest, DescribeClassRequest, GetMachineStatusRequest,
-    InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, MachineClass, MachineRef, ProviderSpec,
-    ShutDownMachineRequest, UpdateMachineRequest,
+    CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, DescribeClassRequest,
+    GetMachineStatusRequest, InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, MachineClass,
+    MachineRef, ProviderSpec, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest,
 };
 
 /// The names of the fields in `proto/`: each service writes them in its own way.
@@ -33,7 +33,7 @@ const CAPCMI: Names = Names {
     last_known_state: Field("last_known_state"),
 };
 
-/// A part of a driver's request: how it is written into a message, and how it is read from one.
+/// A part of a driver's type: how it is written into a message, and how it is read from one.
 macro_rules! part {
     (write machine: $value:expr => $message:ident) => {
         $message.machine_name = $value.name;
@@ -80,18 +80,18 @@ macro_rules! part {
     };
 }
 
-/// Converts requests both ways: each field of the driver's request is a part of the message.
-macro_rules! requests {
-    ($($names:ident: $request:ident = $message:ty { $($field:ident: $part:ident),+ })+) => {$(
-        impl From<$request> for $message {
-            fn from(request: $request) -> Self {
+/// Converts both ways: each field of the driver's type is a part of the message.
+macro_rules! messages {
+    ($($names:ident: $driver:ident = $message:ty { $($field:ident: $part:ident),+ })+) => {$(
+        impl From<$driver> for $message {
+            fn from(value: $driver) -> Self {
                 let mut message = Self::default();
-                $(part!(write $part: request.$field => message);)+
+                $(part!(write $part: value.$field => message);)+
                 message
             }
         }
 
-        impl TryFrom<$message> for $request {
+        impl TryFrom<$message> for $driver {
             type Error = FieldError;
 
             fn try_from(message: $message) -> Result<Self, FieldError> {
@@ -103,11 +103,12 @@ macro_rules! requests {
     )+};
 }
 
-requests! {
+messages! {
     CMI: CreateMachineRequest = cmi::CreateMachineRequest { machine: machine, last_known_state: state }
     CMI: DeleteMachineRequest = cmi::DeleteMachineRequest {
         machine: machine, provider_id: optional_provider_id, last_known_state: state
     }
+    CMI: DeleteMachineResponse = cmi::DeleteMachineResponse { last_known_state: state }
     CMI: GetMachineStatusRequest = cmi::GetMachineStatusRequest {
         machine: machine, provider_id: optional_provider_id
     }
@@ -115,6 +116,7 @@ requests! {
     CMI: ShutDownMachineRequest = cmi::ShutDownMachineRequest {
         machine: machine, provider_id: optional_provider_id, last_known_state: state
     }
+    CMI: ShutDownMachineResponse = cmi::ShutDownMachineResponse { last_known_state: state }
     CAPCMI: InitializeMachineRequest = capcmi::InitializeMachineRequest {
         machine: machine, provider_id: optional_provider_id, last_known_state: state
     }
