@@ -350,7 +350,7 @@ impl Guard {
             let mark = until.as_deref().filter(|_| expected.carries_mark());
             let is_marked = found.as_ref().is_some_and(|found| mark_of(found) == mark);
             if judge(expected, found.as_ref()).has_to_be_put() || (mark.is_some() && !is_marked) {
-                let mark = mark.map_or(Mark::Leave, Mark::Set);
+                let mark = mark.map_or(Mark::Unchanged, Mark::Set);
                 let before = found.as_ref().map(ConnectionGeneration::of);
                 let put = match self.put(expected, found.as_ref(), mark).await {
                     Err(error) if !expected.guards_identities() && is_refused(&error) => {
@@ -494,7 +494,7 @@ impl Guard {
 #[derive(Clone, Copy, Debug)]
 enum Mark<'a> {
     /// Whether there is one is for others to say.
-    Leave,
+    Unchanged,
     Set(&'a str),
     Clear,
 }
@@ -502,7 +502,7 @@ enum Mark<'a> {
 impl Mark<'_> {
     fn write(self, annotations: &mut Value) {
         match self {
-            Self::Leave => {}
+            Self::Unchanged => {}
             Self::Set(until) => annotations[UNCONFIRMED] = Value::from(until),
             Self::Clear => annotations[UNCONFIRMED] = Value::Null,
         }

@@ -13,7 +13,7 @@ use kube::api::{Api, Patch};
 use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 
-use self::plan::{Connectivity, News, Observed, Plan, Zones, plan, status, tell_connectivity};
+use self::plan::{Connectivity, Observed, Plan, Transition, Zones, plan, status, tell_connectivity};
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::InfraCluster;
@@ -81,7 +81,7 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
         },
     );
     let zones = match &plan {
-        Plan::Leave => return Ok(Again::OnChange),
+        Plan::NoOp => return Ok(Again::OnChange),
         Plan::Pause(_) => Zones::Unasked,
         Plan::Provision { cluster_id, .. } => match zones(infra, ctx, cluster_id).await? {
             Some(zones) => zones,
@@ -90,7 +90,7 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Again,
     };
     let connectivity = match (&plan, owner.as_deref()) {
         (Plan::Provision { .. }, Some(owner)) => Some(connectivity(infra, owner, ctx)),
-        (Plan::Provision { .. } | Plan::Pause(_) | Plan::Leave, _) => None,
+        (Plan::Provision { .. } | Plan::Pause(_) | Plan::NoOp, _) => None,
     };
     publish(infra, ctx, &plan, &zones, connectivity.as_ref()).await?;
     Ok(match zones {
@@ -194,22 +194,22 @@ async fn publish(
     }
     let now = Timestamp::now();
     let after = status(infra, plan, zones, now);
-    let (after, news) = match connectivity {
+    let (after, transition) = match connectivity {
         Some(connectivity) => tell_connectivity(infra, after, zones, connectivity, now),
         None => (after, None),
     };
     publish_status(&api, &metadata, infra.status.as_ref(), &after).await?;
-    if let Some(news) = news {
-        ctx.events.publish(infra, note(news)).await;
+    if let Some(transition) = transition {
+        ctx.events.publish(infra, note(transition)).await;
     }
     Ok(())
 }
 
 /// The event of an outage, and the one of its end.
-fn note(news: News) -> Note {
-    let (warning, reason, text) = match news {
-        News::Lost(message) => (true, Code::Unavailable.name(), message),
-        News::Back => (
+fn note(transition: Transition) -> Note {
+    let (warning, reason, text) = match transition {
+        Transition::Lost(message) => (true, Code::Unavailable.name(), message),
+        Transition::Back => (
             false,
             reason::REACHABLE,
             "the driver can be reached again".to_owned(),

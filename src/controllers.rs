@@ -34,7 +34,7 @@ use crate::apiserver::Events;
 use crate::apiserver::pages::PAGE;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::ConfiguredDrivers;
-use crate::inventory::Verdict;
+use crate::inventory::Presence;
 use crate::machine::LookUpHint;
 use crate::metrics::{Kind, MachineCount, Metrics};
 pub use crate::orphans::Options as OrphanOptions;
@@ -296,12 +296,12 @@ impl Controllers {
             drivers: self.drivers.clone(),
         };
         let (machines, shared) = (self.machines.clone(), Arc::clone(&self.context));
-        let tell = move |machine: &InfraMachine, verdict| {
+        let tell = move |machine: &InfraMachine, presence| {
             let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-            let hint = match verdict {
-                Verdict::Missing => LookUpHint::Missing,
-                Verdict::Back => LookUpHint::Back,
-                Verdict::AsItWas => return shared.states.drop_list_hint(uid),
+            let hint = match presence {
+                Presence::Missing => LookUpHint::Missing,
+                Presence::Back => LookUpHint::Back,
+                Presence::Unchanged => return shared.states.drop_list_hint(uid),
             };
             shared.states.hint(uid, hint);
             machines.send(reference(machine));

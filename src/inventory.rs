@@ -14,7 +14,7 @@ use kube::{Client, Resource as _};
 use tokio::task::JoinSet;
 
 use self::groups::{Group, groups};
-pub use self::plan::Verdict;
+pub use self::plan::Presence;
 use self::plan::{Absences, Expected, List, judge};
 use crate::api::v1alpha1::InfraMachine;
 use crate::caches::Caches;
@@ -43,7 +43,7 @@ const REQUESTER: &str = "inventory";
 pub async fn run(
     ctx: Context,
     interval: Duration,
-    tell: impl Fn(&InfraMachine, Verdict) + Send + Sync + 'static,
+    tell: impl Fn(&InfraMachine, Presence) + Send + Sync + 'static,
 ) {
     let (ctx, tell) = (Arc::new(ctx), Arc::new(tell));
     let mut surveys = JoinSet::new();
@@ -66,7 +66,7 @@ async fn keep_surveying(
     ctx: &Context,
     driver: &ConfiguredDriver,
     interval: Duration,
-    tell: &(impl Fn(&InfraMachine, Verdict) + Send + Sync),
+    tell: &(impl Fn(&InfraMachine, Presence) + Send + Sync),
 ) {
     let mut absences = Absences::new();
     let mut ticks = tokio::time::interval(interval);
@@ -83,7 +83,7 @@ async fn survey(
     ctx: &Context,
     driver: &ConfiguredDriver,
     absences: &mut Absences,
-    tell: &(impl Fn(&InfraMachine, Verdict) + Send + Sync),
+    tell: &(impl Fn(&InfraMachine, Presence) + Send + Sync),
 ) {
     let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
         return;
@@ -112,20 +112,20 @@ async fn survey(
             .filter_map(|machine| machine.0.as_ref().ok())
             .collect();
         let expected: Vec<_> = machines.iter().copied().filter_map(expected).collect();
-        let verdicts: HashMap<_, _> = judge(&expected, list, absences).into_iter().collect();
+        let presences: HashMap<_, _> = judge(&expected, list, absences).into_iter().collect();
         for machine in machines {
             let uid = machine.metadata.uid.as_deref().unwrap_or_default();
-            let Some(verdict) = verdicts.get(uid).copied() else {
+            let Some(presence) = presences.get(uid).copied() else {
                 continue;
             };
-            if verdict != Verdict::AsItWas {
+            if presence != Presence::Unchanged {
                 tracing::info!(
                     name = machine.metadata.name,
-                    ?verdict,
+                    ?presence,
                     "the driver's list says otherwise; asking about the VM"
                 );
             }
-            tell(machine, verdict);
+            tell(machine, presence);
         }
     }
 }

@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 
 pub use self::classes::EndedClass;
 pub use self::endings::{Ended, Endings};
-use self::plan::{Clock, Live, LiveMachine, Ownership, Rules, Scope, Verdict, judge, ownership};
+use self::plan::{Clock, Finding, Live, LiveMachine, Ownership, Rules, Scope, judge, ownership};
 use self::report::{Known, given_up, report};
 use self::rotation::{MOST_LISTS, Rotation};
 use self::scope::{Class, Objects, Watched, watched};
@@ -234,7 +234,7 @@ async fn conclude(
     };
     let is_gone = known.locate(shown);
     let ended = |id: &str| ctx.ended(id).is_some();
-    let verdicts = judge(
+    let findings = judge(
         &shown.scope,
         &shown.vms,
         is_gone,
@@ -243,12 +243,12 @@ async fn conclude(
         &mut known.sightings,
         (rules, clock),
     );
-    let judged: Vec<_> = shown.vms.iter().zip(&verdicts).collect();
+    let judged: Vec<_> = shown.vms.iter().zip(&findings).collect();
     report(ctx, driver, &shown.scope, known, &judged).await;
-    for (vm, verdict) in judged {
+    for (vm, finding) in judged {
         let sighting = known.sightings.get(vm.provider_id.as_str()).copied();
-        if let (Verdict::Orphan(holds), Some(sighting)) = (verdict, sighting)
-            && holds.is_empty()
+        if let (Finding::Orphan(keep_reasons), Some(sighting)) = (finding, sighting)
+            && keep_reasons.is_empty()
             && *deletes > 0
         {
             *deletes -= 1;
@@ -315,7 +315,7 @@ pub struct Found {
     /// What the driver says of it.
     pub vm: ListedMachine,
     /// Whose it is.
-    pub verdict: Verdict,
+    pub finding: Finding,
 }
 
 /// What one look finds.
@@ -360,7 +360,7 @@ pub async fn look(
         let found = shown.vms.iter().map(|vm| Found {
             scope: shown.scope.clone(),
             vm: vm.clone(),
-            verdict: plan::at_a_glance(&shown.scope, vm, &shown.vms, &live),
+            finding: plan::at_a_glance(&shown.scope, vm, &shown.vms, &live),
         });
         looks.entry(driver.to_owned()).or_default().found.extend(found);
     }

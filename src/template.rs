@@ -67,7 +67,7 @@ pub fn error_policy(
 async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> Result<Again, Error> {
     let clusters = ctx.caches.clusters_of_template(&template.metadata);
     match plan(template, &clusters) {
-        Plan::Leave => Ok(Again::OnChange),
+        Plan::NoOp => Ok(Again::OnChange),
         Plan::Pause(by) => {
             publish(template, ctx, &paused(template, &by, Timestamp::now())).await?;
             Ok(Again::OnChange)

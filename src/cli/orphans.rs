@@ -14,7 +14,7 @@ use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::leadership::Leadership;
 use crate::manager;
 use crate::metrics::Metrics;
-use crate::orphans::plan::Verdict;
+use crate::orphans::plan::Finding;
 use crate::orphans::{self, Found, Look};
 
 /// Look for VMs that no InfraMachine has.
@@ -61,7 +61,7 @@ enum Output {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
-    verdict: &'static str,
+    finding: &'static str,
     driver: String,
     namespace: String,
     cluster: String,
@@ -144,16 +144,16 @@ fn rows(looks: &HashMap<String, Look>, all: bool) -> Vec<Row> {
 }
 
 fn row(driver: &str, found: &Found, all: bool) -> Option<Row> {
-    let (verdict, why) = match &found.verdict {
-        Verdict::Orphan(holds) => ("orphan", holds.iter().map(ToString::to_string).collect()),
-        Verdict::Duplicate(key) => ("duplicate", vec![format!("InfraMachine {key} has another VM")]),
-        Verdict::Frozen(why) => ("frozen", vec![why.clone()]),
-        Verdict::Owned(key) if all => ("owned", vec![format!("InfraMachine {key}")]),
-        Verdict::Owned(_) | Verdict::Foreign | Verdict::SeenOnce => return None,
+    let (finding, why) = match &found.finding {
+        Finding::Orphan(keep_reasons) => ("orphan", keep_reasons.iter().map(ToString::to_string).collect()),
+        Finding::Duplicate(key) => ("duplicate", vec![format!("InfraMachine {key} has another VM")]),
+        Finding::Frozen(why) => ("frozen", vec![why.clone()]),
+        Finding::Owned(key) if all => ("owned", vec![format!("InfraMachine {key}")]),
+        Finding::Owned(_) | Finding::Foreign | Finding::SeenOnce => return None,
     };
     let (scope, vm) = (&found.scope, &found.vm);
     Some(Row {
-        verdict,
+        finding,
         driver: driver.to_owned(),
         namespace: scope.cluster.namespace.clone(),
         cluster: scope.cluster.name.clone(),
@@ -182,7 +182,7 @@ fn table(rows: &[Row], now: Timestamp) -> String {
     let mut lines = vec![titles.map(str::to_owned)];
     lines.extend(rows.iter().map(|row| {
         [
-            row.verdict.to_owned(),
+            row.finding.to_owned(),
             row.driver.clone(),
             row.namespace.clone(),
             row.cluster.clone(),
@@ -238,10 +238,10 @@ fn age(made: Timestamp, now: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::orphans::plan::{Hold, Key, Scope};
+    use crate::orphans::plan::{KeepReason, Key, Scope};
     use cmi_driver::ListedMachine;
 
-    fn found(name: &str, verdict: Verdict) -> Found {
+    fn found(name: &str, finding: Finding) -> Found {
         let cluster = key("c");
         Found {
             scope: Scope {
@@ -254,7 +254,7 @@ mod tests {
                 created_at: Some(Timestamp::UNIX_EPOCH),
                 ..ListedMachine::new(format!("sim://{name}").parse().unwrap(), name)
             },
-            verdict,
+            finding,
         }
     }
 
@@ -267,10 +267,10 @@ mod tests {
 
     fn looks() -> HashMap<String, Look> {
         let found = vec![
-            found("left", Verdict::Orphan(vec![Hold::NoIdentity])),
-            found("a", Verdict::Duplicate(key("a"))),
-            found("owned", Verdict::Owned(key("owned"))),
-            found("theirs", Verdict::Foreign),
+            found("left", Finding::Orphan(vec![KeepReason::NoIdentity])),
+            found("a", Finding::Duplicate(key("a"))),
+            found("owned", Finding::Owned(key("owned"))),
+            found("theirs", Finding::Foreign),
         ];
         let look = Look {
             found,

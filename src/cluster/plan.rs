@@ -32,7 +32,7 @@ pub struct Observed<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Nothing, and nothing is written.
-    Leave,
+    NoOp,
     /// Paused; the status says by what.
     Pause(String),
     /// It may be used.
@@ -72,10 +72,10 @@ pub fn plan(infra: &InfraCluster, seen: &Observed<'_>) -> Plan {
     };
     // Externally managed: spec and status have another writer.
     if annotated(labels::MANAGED_BY) || infra.metadata.deletion_timestamp.is_some() {
-        return Plan::Leave;
+        return Plan::NoOp;
     }
     let (Some(owner), Some(cluster_id)) = (seen.owner, &seen.cluster_id) else {
-        return Plan::Leave;
+        return Plan::NoOp;
     };
     match paused_by(infra, owner.is_paused()) {
         Some(by) => Plan::Pause(by),
@@ -107,7 +107,7 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
     let status = infra.status.clone().unwrap_or_default();
     let mut draft = Draft { infra, status, now };
     match plan {
-        Plan::Leave => {}
+        Plan::NoOp => {}
         // Paused: what the rest of the status says is still of the generation that it was made from.
         Plan::Pause(by) => draft.set(conditions::PAUSED, State::True, reason::PAUSED, by),
         Plan::Provision { awaits_endpoint, .. } => {
@@ -132,7 +132,7 @@ pub enum Connectivity {
 
 /// What has changed in whether the drivers of a Cluster can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum Transition {
     /// A driver is away; the condition's message.
     Lost(String),
     /// They are back.
@@ -147,7 +147,7 @@ pub fn tell_connectivity(
     zones: &Zones,
     connectivity: &Connectivity,
     now: Timestamp,
-) -> (InfraClusterStatus, Option<News>) {
+) -> (InfraClusterStatus, Option<Transition>) {
     let before = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let shown = conditions::get(before, conditions::DRIVER_REACHABLE).cloned();
     let is_lost =
@@ -164,16 +164,16 @@ pub fn tell_connectivity(
             now,
         );
     };
-    let news = match (connectivity, zones) {
+    let transition = match (connectivity, zones) {
         // It is not configured, and that is what is said.
         (_, Zones::NotConfigured(_)) => None,
         (Connectivity::Lost(message), _) => {
             set(State::False, Code::Unavailable.name(), message);
-            (!was_lost).then(|| News::Lost(message.clone()))
+            (!was_lost).then(|| Transition::Lost(message.clone()))
         }
         (Connectivity::Kept, _) => {
             set(State::True, reason::REACHABLE, "");
-            was_lost.then_some(News::Back)
+            was_lost.then_some(Transition::Back)
         }
         (Connectivity::Unsettled, _) => {
             let is_shown = |condition: &Condition| condition.type_ == conditions::DRIVER_REACHABLE;
@@ -190,7 +190,7 @@ pub fn tell_connectivity(
             None
         }
     };
-    (status, news)
+    (status, transition)
 }
 
 impl Draft<'_> {
@@ -355,13 +355,13 @@ mod tests {
         let owner = Cluster::new("c", ClusterSpec::default());
         assert_eq!(
             plan(&annotated(labels::MANAGED_BY), &observed(&owner)),
-            Plan::Leave
+            Plan::NoOp
         );
         let ownerless = Observed {
             owner: None,
             cluster_id: None,
         };
-        assert_eq!(plan(&annotated("other"), &ownerless), Plan::Leave);
+        assert_eq!(plan(&annotated("other"), &ownerless), Plan::NoOp);
     }
 
     #[test]
@@ -461,10 +461,10 @@ mod tests {
         let mut infra = zoned();
         let mut told = |zones: Zones, connectivity: &Connectivity| {
             let after = status(&infra, &provision(), &zones, now);
-            let (after, news) = tell_connectivity(&infra, after, &zones, connectivity, now);
+            let (after, transition) = tell_connectivity(&infra, after, &zones, connectivity, now);
             let shown = conditions::get(&after.conditions, conditions::DRIVER_REACHABLE).cloned();
             infra.status = Some(after);
-            (shown.map(|shown| (shown.status, shown.message)), news)
+            (shown.map(|shown| (shown.status, shown.message)), transition)
         };
         let failed = || Zones::Failed(Status::new(Code::Unavailable, "connection refused"));
         let lost = Connectivity::Lost("the driver `a` can't be reached: refused".to_owned());
@@ -480,7 +480,7 @@ mod tests {
         let unreachable = Some(("False".to_owned(), message.clone()));
         // A driver without zones is not called, and is away all the same.
         let first = told(Zones::None, &lost);
-        assert_eq!(first, (unreachable.clone(), Some(News::Lost(message))));
+        assert_eq!(first, (unreachable.clone(), Some(Transition::Lost(message))));
         for (zones, connectivity) in [
             (failed(), &lost),
             (Zones::None, &lost),
@@ -490,7 +490,7 @@ mod tests {
         }
         assert_eq!(
             told(Zones::None, &Connectivity::Kept),
-            (reachable(), Some(News::Back))
+            (reachable(), Some(Transition::Back))
         );
         assert_eq!(told(Zones::None, &Connectivity::Kept), (reachable(), None));
     }

@@ -16,13 +16,13 @@ pub struct Expected {
 
 /// What a list says of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Presence {
     /// Its VM is gone, for all that lists can say.
     Missing,
     /// Its VM is there, though it was found to be gone.
     Back,
     /// As its status has it.
-    AsItWas,
+    Unchanged,
 }
 
 /// The machines whose VMs are missing, by UID.
@@ -53,20 +53,20 @@ const ENOUGH: u32 = 2;
 /// What a list says of the machines that are expected in it, by UID; nothing of one that it lacks and
 /// that it may lack only because the driver is behind. Where the driver can't be asked about one VM,
 /// this is the last word on it.
-pub fn judge(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> Vec<(String, Verdict)> {
-    let mut verdicts = Vec::new();
+pub fn judge(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> Vec<(String, Presence)> {
+    let mut presences = Vec::new();
     for machine in expected {
-        let verdict = match (list.ids.contains(&machine.provider_id), machine.vanished) {
-            (true, true) => Some(Verdict::Back),
-            (true, false) | (false, true) => Some(Verdict::AsItWas),
-            (false, false) => is_missing(&machine.uid, list, absences).then_some(Verdict::Missing),
+        let presence = match (list.ids.contains(&machine.provider_id), machine.vanished) {
+            (true, true) => Some(Presence::Back),
+            (true, false) | (false, true) => Some(Presence::Unchanged),
+            (false, false) => is_missing(&machine.uid, list, absences).then_some(Presence::Missing),
         };
-        if matches!(verdict, Some(Verdict::Back | Verdict::AsItWas)) {
+        if matches!(presence, Some(Presence::Back | Presence::Unchanged)) {
             absences.remove(&machine.uid);
         }
-        verdicts.extend(verdict.map(|verdict| (machine.uid.clone(), verdict)));
+        presences.extend(presence.map(|presence| (machine.uid.clone(), presence)));
     }
-    verdicts
+    presences
 }
 
 /// Whether a VM that this list lacks has been lacking for longer than the driver may be behind. It was there
@@ -103,7 +103,7 @@ mod tests {
 
     impl Case {
         /// What a list so many seconds after the start says.
-        fn says(&mut self, seconds: u64, ids: &[&str], vanished: bool) -> Option<Verdict> {
+        fn says(&mut self, seconds: u64, ids: &[&str], vanished: bool) -> Option<Presence> {
             let expected = [Expected {
                 uid: "u".to_owned(),
                 provider_id: "p".to_owned(),
@@ -117,7 +117,7 @@ mod tests {
             };
             judge(&expected, list, &mut self.absences)
                 .pop()
-                .map(|(_, verdict)| verdict)
+                .map(|(_, presence)| presence)
         }
     }
 
@@ -128,11 +128,11 @@ mod tests {
         assert_eq!(case.says(0, &[], false), None);
         assert_eq!(
             case.says(1, &["p"], false),
-            Some(Verdict::AsItWas),
+            Some(Presence::Unchanged),
             "seen again: the count starts anew"
         );
         assert_eq!(case.says(2, &[], false), None);
-        assert_eq!(case.says(3, &[], false), Some(Verdict::Missing));
+        assert_eq!(case.says(3, &[], false), Some(Presence::Missing));
     }
 
     /// INI-08: a driver shows a new VM late, and may not be one that can be asked about it.
@@ -142,17 +142,17 @@ mod tests {
         for seconds in [0, 1, 2, 11] {
             assert_eq!(case.says(seconds, &[], false), None, "{seconds} s");
         }
-        assert_eq!(case.says(12, &[], false), Some(Verdict::Missing));
-        assert_eq!(case.says(13, &["p"], false), Some(Verdict::AsItWas));
+        assert_eq!(case.says(12, &[], false), Some(Presence::Missing));
+        assert_eq!(case.says(13, &["p"], false), Some(Presence::Unchanged));
         assert_eq!(case.says(14, &[], false), None, "the window starts anew");
         assert_eq!(case.says(25, &[], false), None);
-        assert_eq!(case.says(26, &[], false), Some(Verdict::Missing));
+        assert_eq!(case.says(26, &[], false), Some(Presence::Missing));
     }
 
     #[test]
     fn a_vm_that_is_back_is_told_at_once_and_one_that_stays_away_is_as_it_was() {
         let mut case = case(WINDOW);
-        assert_eq!(case.says(0, &["p"], true), Some(Verdict::Back));
-        assert_eq!(case.says(60, &[], true), Some(Verdict::AsItWas));
+        assert_eq!(case.says(0, &["p"], true), Some(Presence::Back));
+        assert_eq!(case.says(60, &[], true), Some(Presence::Unchanged));
     }
 }

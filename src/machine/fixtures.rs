@@ -244,7 +244,7 @@ enum NoDriver {
 enum OwnerIs {
     There,
     NotCached,
-    Nobody,
+    None,
 }
 
 /// What is seen besides the machine: a Cluster that is ready, an owner with bootstrap data, a
@@ -304,7 +304,7 @@ pub fn world() -> World {
 
 impl World {
     pub fn without_owner(mut self) -> Self {
-        self.owner_is = OwnerIs::Nobody;
+        self.owner_is = OwnerIs::None;
         self
     }
 
@@ -503,7 +503,7 @@ impl World {
             owner: match self.owner_is {
                 OwnerIs::There => Owner::Found(&self.owner),
                 OwnerIs::NotCached => Owner::Missing,
-                OwnerIs::Nobody => Owner::None,
+                OwnerIs::None => Owner::None,
             },
             cluster: self.cluster.as_ref(),
             cluster_id: self.cluster.as_ref().map(|_| "c-1".to_owned()),

@@ -9,7 +9,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 
-use super::reviewer::{Reviewer, Verdict};
+use super::reviewer::{Decision, Reviewer};
 use crate::metrics::{CONTENT_TYPE, Metrics};
 use crate::telemetry::Chain;
 
@@ -39,11 +39,11 @@ async fn review(State(reviewer): State<Arc<Reviewer>>, request: Request, next: N
         return (StatusCode::UNAUTHORIZED, "a bearer token is needed\n").into_response();
     };
     match reviewer.review(token, request.uri().path()).await {
-        Ok(Verdict::Allowed) => next.run(request).await,
-        Ok(Verdict::Unauthenticated) => {
+        Ok(Decision::Allowed) => next.run(request).await,
+        Ok(Decision::Unauthenticated) => {
             (StatusCode::UNAUTHORIZED, "the token is not valid\n").into_response()
         }
-        Ok(Verdict::Forbidden) => (StatusCode::FORBIDDEN, "not allowed to get this path\n").into_response(),
+        Ok(Decision::Forbidden) => (StatusCode::FORBIDDEN, "not allowed to get this path\n").into_response(),
         Err(error) => {
             tracing::warn!(error = %Chain(&error), "a request for diagnostics was not reviewed");
             (

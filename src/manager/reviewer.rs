@@ -27,7 +27,7 @@ const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the API server says of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Decision {
     /// It may be answered.
     Allowed,
     /// The token is not valid.
@@ -57,14 +57,14 @@ pub(super) struct Reviewer {
     accesses: Api<SubjectAccessReview>,
     known: Semaphore,
     strangers: Semaphore,
-    remembered: Mutex<Remembered>,
+    cache: Mutex<Cache>,
 }
 
 /// Answers, by what they are about.
 #[derive(Default)]
-struct Remembered {
+struct Cache {
     allowed: HashMap<Key, Instant>,
-    refused: HashMap<Key, (Verdict, Instant)>,
+    refused: HashMap<Key, (Decision, Instant)>,
 }
 
 /// What a token and a path hash to: tokens are not kept.
@@ -77,17 +77,17 @@ impl Reviewer {
             accesses: Api::all(client),
             known: Semaphore::new(MOST_REVIEWS),
             strangers: Semaphore::new(MOST_REVIEWS),
-            remembered: Mutex::default(),
+            cache: Mutex::default(),
         }
     }
 
     /// Whether the bearer of this token may `get` this path.
-    pub(super) async fn review(&self, token: &str, path: &str) -> Result<Verdict, ReviewError> {
+    pub(super) async fn review(&self, token: &str, path: &str) -> Result<Decision, ReviewError> {
         let key = key(token, path);
-        if let Some(verdict) = self.remembered(|all| all.recall(&key)) {
-            return Ok(verdict);
+        if let Some(decision) = self.cache(|all| all.recall(&key)) {
+            return Ok(decision);
         }
-        let slots = if self.remembered(|all| all.allowed.contains_key(&key)) {
+        let slots = if self.cache(|all| all.allowed.contains_key(&key)) {
             &self.known
         } else {
             &self.strangers
@@ -95,23 +95,23 @@ impl Reviewer {
         let asked = async {
             let _slot = slots.acquire().await;
             // The caller before us may have asked the same.
-            match self.remembered(|all| all.recall(&key)) {
-                Some(verdict) => Ok(verdict),
+            match self.cache(|all| all.recall(&key)) {
+                Some(decision) => Ok(decision),
                 None => self.ask(token, path).await,
             }
         };
-        let verdict = timeout(REVIEW_TIMEOUT, asked)
+        let decision = timeout(REVIEW_TIMEOUT, asked)
             .await
             .map_err(|_elapsed| ReviewError::TimedOut)??;
-        self.remembered(|all| all.remember(key, verdict));
-        Ok(verdict)
+        self.cache(|all| all.remember(key, decision));
+        Ok(decision)
     }
 
-    fn remembered<T>(&self, act: impl FnOnce(&mut Remembered) -> T) -> T {
-        act(&mut self.remembered.lock().unwrap_or_else(PoisonError::into_inner))
+    fn cache<T>(&self, act: impl FnOnce(&mut Cache) -> T) -> T {
+        act(&mut self.cache.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    async fn ask(&self, token: &str, path: &str) -> Result<Verdict, ReviewError> {
+    async fn ask(&self, token: &str, path: &str) -> Result<Decision, ReviewError> {
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
@@ -127,11 +127,11 @@ impl Reviewer {
         let status = answer.status.unwrap_or_default();
         match status.user {
             Some(user) if status.authenticated == Some(true) => self.ask_access(user, path).await,
-            Some(_) | None => Ok(Verdict::Unauthenticated),
+            Some(_) | None => Ok(Decision::Unauthenticated),
         }
     }
 
-    async fn ask_access(&self, user: UserInfo, path: &str) -> Result<Verdict, ReviewError> {
+    async fn ask_access(&self, user: UserInfo, path: &str) -> Result<Decision, ReviewError> {
         let review = SubjectAccessReview {
             spec: SubjectAccessReviewSpec {
                 non_resource_attributes: Some(NonResourceAttributes {
@@ -152,22 +152,22 @@ impl Reviewer {
             .await
             .map_err(ReviewError::Access)?;
         match answer.status {
-            Some(status) if status.allowed => Ok(Verdict::Allowed),
-            Some(_) | None => Ok(Verdict::Forbidden),
+            Some(status) if status.allowed => Ok(Decision::Allowed),
+            Some(_) | None => Ok(Decision::Forbidden),
         }
     }
 }
 
-impl Remembered {
-    fn recall(&self, key: &Key) -> Option<Verdict> {
-        let allowed = self.allowed.get(key).map(|since| (Verdict::Allowed, *since));
+impl Cache {
+    fn recall(&self, key: &Key) -> Option<Decision> {
+        let allowed = self.allowed.get(key).map(|since| (Decision::Allowed, *since));
         allowed
             .or_else(|| self.refused.get(key).copied())
             .filter(|(_, since)| since.elapsed() < REMEMBERED)
-            .map(|(verdict, _)| verdict)
+            .map(|(decision, _)| decision)
     }
 
-    fn remember(&mut self, key: Key, verdict: Verdict) {
+    fn remember(&mut self, key: Key, decision: Decision) {
         if self.allowed.len() >= MOST_REMEMBERED {
             self.allowed.retain(|_, since| since.elapsed() < KNOWN);
         }
@@ -175,17 +175,17 @@ impl Remembered {
             self.refused.retain(|_, (_, since)| since.elapsed() < REMEMBERED);
         }
         let now = Instant::now();
-        match verdict {
-            Verdict::Allowed => {
+        match decision {
+            Decision::Allowed => {
                 self.refused.remove(&key);
                 if self.allowed.len() < MOST_REMEMBERED || self.allowed.contains_key(&key) {
                     self.allowed.insert(key, now);
                 }
             }
-            Verdict::Unauthenticated | Verdict::Forbidden => {
+            Decision::Unauthenticated | Decision::Forbidden => {
                 self.allowed.remove(&key);
                 if self.refused.len() < MOST_REMEMBERED || self.refused.contains_key(&key) {
-                    self.refused.insert(key, (verdict, now));
+                    self.refused.insert(key, (decision, now));
                 }
             }
         }
@@ -238,14 +238,14 @@ mod tests {
     #[tokio::test]
     async fn the_api_server_says_which_callers_may_read_metrics() {
         let (reviewer, _) = reviewer();
-        for (token, verdict) in [
-            ("good", Verdict::Allowed),
-            ("weak", Verdict::Forbidden),
-            ("bad", Verdict::Unauthenticated),
+        for (token, decision) in [
+            ("good", Decision::Allowed),
+            ("weak", Decision::Forbidden),
+            ("bad", Decision::Unauthenticated),
         ] {
             assert_eq!(
                 reviewer.review(token, "/metrics").await.unwrap(),
-                verdict,
+                decision,
                 "{token}"
             );
         }
@@ -290,7 +290,7 @@ mod tests {
         let _strangers = reviewer.strangers.acquire_many(2).await.unwrap();
         assert_eq!(
             reviewer.review("good", "/metrics").await.unwrap(),
-            Verdict::Allowed
+            Decision::Allowed
         );
         let stranger = reviewer.review("weak", "/metrics").await;
         assert!(matches!(stranger, Err(ReviewError::TimedOut)), "{stranger:?}");

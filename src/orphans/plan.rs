@@ -9,7 +9,7 @@
 //! are the ways in which an object is missing that was not meant to end:
 //!
 //! * A **backup** was restored that is older than the object, or the object was **moved** to another
-//!   management cluster. Neither shows a deletion that was asked for. [`Hold::EndUnseen`] keeps every VM
+//!   management cluster. Neither shows a deletion that was asked for. [`KeepReason::EndUnseen`] keeps every VM
 //!   whose InfraMachine this process has not itself seen being deleted, by its user and not by a move (see
 //!   [`super::Endings`]). After a restore nothing is deleted but what had been deleted before it.
 //! * A restored backup brings an object **back** whose end this process saw. Then the live read
@@ -22,9 +22,9 @@
 //! * A **cache that is behind** plays no part: it can say that a VM is owned, which deletes nothing,
 //!   and never that it is not.
 //! * An object that **can't be read**, is in a **namespace that the provider may not list**, or has **lost
-//!   its annotations**: see [`Hold::Unreadable`], [`Hold::OtherNamespaces`], and [`Hold::NameInUse`] with the
+//!   its annotations**: see [`KeepReason::Unreadable`], [`KeepReason::OtherNamespaces`], and [`KeepReason::NameInUse`] with the
 //!   providerID and the UID, each of which is enough to own a VM.
-//! * A driver that does **not tell tags** proves nothing: [`Hold::NoIdentity`], [`Hold::NoCluster`].
+//! * A driver that does **not tell tags** proves nothing: [`KeepReason::NoIdentity`], [`KeepReason::NoCluster`].
 //!
 //! The call that deletes carries the tag `m`, which the driver compares with the VM's own once more.
 
@@ -351,7 +351,7 @@ pub fn ownership(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], 
 
 /// Why an orphan is reported and not deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hold {
+pub enum KeepReason {
     /// Deleting was not asked for.
     ReportOnly,
     /// The driver does not tell which machine object the VM was made for.
@@ -377,7 +377,7 @@ pub enum Hold {
     SharedClusterId(Key),
 }
 
-impl fmt::Display for Hold {
+impl fmt::Display for KeepReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ReportOnly => f.write_str("the provider runs with --orphans=report"),
@@ -436,7 +436,7 @@ pub type Sightings = HashMap<String, Sighting>;
 
 /// What becomes of a listed VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Finding {
     /// An InfraMachine has it.
     Owned(Key),
     /// It is of a Cluster that this management cluster does not have: it is left alone,
@@ -448,8 +448,8 @@ pub enum Verdict {
     SeenOnce,
     /// It is the second VM of a machine. It is never deleted.
     Duplicate(Key),
-    /// It has no owner. Without a hold it may be deleted.
-    Orphan(Vec<Hold>),
+    /// It has no owner. Without a reason to keep it, it may be deleted.
+    Orphan(Vec<KeepReason>),
 }
 
 /// What becomes of every VM of a scope. `ended` says of an identity whether this process saw the
@@ -465,34 +465,34 @@ pub fn judge(
     ended: impl Fn(&str) -> bool,
     sightings: &mut Sightings,
     (rules, clock): (Rules, Clock),
-) -> Vec<Verdict> {
+) -> Vec<Finding> {
     let listed: HashSet<_> = vms.iter().map(|vm| vm.provider_id.as_str()).collect();
     sightings.retain(|id, _| listed.contains(id.as_str()) || !is_gone(id));
     vms.iter()
         .map(|vm| {
             let id = vm.provider_id.as_str();
-            let (ownership, holds) = (ownership(scope, vm, vms, live), |sighting| {
-                holds(scope, vm, live, &ended, sighting, (rules, clock))
+            let (ownership, keep_reasons) = (ownership(scope, vm, vms, live), |sighting| {
+                keep_reasons(scope, vm, live, &ended, sighting, (rules, clock))
             });
             let unowned = match ownership {
-                Ownership::Owned(key) => Err(Verdict::Owned(key)),
-                Ownership::Foreign => Err(Verdict::Foreign),
-                Ownership::Frozen(why) => Err(Verdict::Frozen(why)),
+                Ownership::Owned(key) => Err(Finding::Owned(key)),
+                Ownership::Foreign => Err(Finding::Foreign),
+                Ownership::Frozen(why) => Err(Finding::Frozen(why)),
                 Ownership::Duplicate(key) => Ok(Some(key)),
                 Ownership::Unowned => Ok(None),
             };
             let duplicate = match unowned {
                 Ok(duplicate) => duplicate,
-                Err(verdict) => {
+                Err(finding) => {
                     sightings.remove(id);
-                    return verdict;
+                    return finding;
                 }
             };
             let sighting = sight(sightings, id, rules.gap, clock);
             match duplicate {
-                _ if !sighting.is_confirmed => Verdict::SeenOnce,
-                Some(key) => Verdict::Duplicate(key),
-                None => Verdict::Orphan(holds(sighting)),
+                _ if !sighting.is_confirmed => Finding::SeenOnce,
+                Some(key) => Finding::Duplicate(key),
+                None => Finding::Orphan(keep_reasons(sighting)),
             }
         })
         .collect()
@@ -522,17 +522,17 @@ pub fn may_still_be_deleted(
 ) -> bool {
     ownership(scope, vm, siblings, live) == Ownership::Unowned
         && sighting.is_confirmed
-        && holds(scope, vm, live, &ended, sighting, at).is_empty()
+        && keep_reasons(scope, vm, live, &ended, sighting, at).is_empty()
 }
 
 /// What one look says of a VM: an orphan with what would keep it from being deleted, whatever was
 /// seen before and is asked for.
-pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> Verdict {
+pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> Finding {
     match ownership(scope, vm, siblings, live) {
-        Ownership::Owned(key) => Verdict::Owned(key),
-        Ownership::Foreign => Verdict::Foreign,
-        Ownership::Frozen(why) => Verdict::Frozen(why),
-        Ownership::Duplicate(key) => Verdict::Duplicate(key),
+        Ownership::Owned(key) => Finding::Owned(key),
+        Ownership::Foreign => Finding::Foreign,
+        Ownership::Frozen(why) => Finding::Frozen(why),
+        Ownership::Duplicate(key) => Finding::Duplicate(key),
         Ownership::Unowned => {
             let rules = Rules {
                 delete: true,
@@ -548,21 +548,21 @@ pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine]
                 since: clock.now,
                 is_confirmed: true,
             };
-            Verdict::Orphan(holds(scope, vm, live, &|_| true, sighting, (rules, clock)))
+            Finding::Orphan(keep_reasons(scope, vm, live, &|_| true, sighting, (rules, clock)))
         }
     }
 }
 
 /// What keeps a VM without an owner from being deleted: all that does, so that a person sees it at once.
-fn holds(
+fn keep_reasons(
     scope: &Scope,
     vm: &ListedMachine,
     live: &Live,
     ended: &impl Fn(&str) -> bool,
     sighting: Sighting,
     (rules, clock): (Rules, Clock),
-) -> Vec<Hold> {
-    let when = |holds: bool, hold: Hold| holds.then_some(hold);
+) -> Vec<KeepReason> {
+    let when = |keep_reasons: bool, keep_reason: KeepReason| keep_reasons.then_some(keep_reason);
     let namesake = live
         .found(&live.by_name, &vm.machine_name)
         .find(|machine| machine.is_of(scope) && !vm.machine_name.is_empty());
@@ -573,21 +573,21 @@ fn holds(
     let mut others = live.shared.get(&scope.cluster_id).into_iter().flatten();
     let shared = others.find(|key| **key != scope.cluster);
     [
-        when(!rules.delete, Hold::ReportOnly),
+        when(!rules.delete, KeepReason::ReportOnly),
         match &vm.machine_id {
-            None => Some(Hold::NoIdentity),
-            Some(id) => when(!ended(id), Hold::EndUnseen),
+            None => Some(KeepReason::NoIdentity),
+            Some(id) => when(!ended(id), KeepReason::EndUnseen),
         },
-        when(vm.cluster_id.is_none(), Hold::NoCluster),
-        when(vm.machine_name.is_empty(), Hold::NoName),
+        when(vm.cluster_id.is_none(), KeepReason::NoCluster),
+        when(vm.machine_name.is_empty(), KeepReason::NoName),
         when(
             age(vm, sighting, clock) < rules.min_age,
-            Hold::TooYoung { least: rules.min_age },
+            KeepReason::TooYoung { least: rules.min_age },
         ),
-        namesake.map(|machine| Hold::NameInUse(machine.key.clone())),
-        unreadable.map(|machine| Hold::Unreadable(machine.key.clone())),
-        when(!live.whole, Hold::OtherNamespaces),
-        shared.map(|key| Hold::SharedClusterId(key.clone())),
+        namesake.map(|machine| KeepReason::NameInUse(machine.key.clone())),
+        unreadable.map(|machine| KeepReason::Unreadable(machine.key.clone())),
+        when(!live.whole, KeepReason::OtherNamespaces),
+        shared.map(|key| KeepReason::SharedClusterId(key.clone())),
     ]
     .into_iter()
     .flatten()

@@ -7,7 +7,7 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
 use super::endings::Ended;
-use super::plan::{Scope, Sightings, Verdict};
+use super::plan::{Finding, Scope, Sightings};
 use super::scope::{Class, ClassId};
 use super::shown::Shown;
 use crate::api::conditions::reason;
@@ -34,7 +34,7 @@ pub struct Known {
 
 /// What is to be told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct News {
+struct Announcement {
     reason: OrphanReason,
     text: String,
 }
@@ -89,29 +89,29 @@ impl Known {
 
     /// What is new of these VMs, or was told long ago. Those that are neither orphans nor
     /// duplicates any more are forgotten.
-    fn news(
+    fn announcements(
         &mut self,
-        judged: &[(&ListedMachine, &Verdict)],
+        judged: &[(&ListedMachine, &Finding)],
         ended: impl Fn(&str) -> Option<Ended>,
         now: Instant,
-    ) -> Vec<News> {
+    ) -> Vec<Announcement> {
         self.forget();
-        let mut news = Vec::new();
-        for (vm, verdict) in judged {
+        let mut announcements = Vec::new();
+        for (vm, finding) in judged {
             let id = vm.provider_id.as_str();
-            let found = match verdict {
-                Verdict::Orphan(holds) => {
+            let found = match finding {
+                Finding::Orphan(keep_reasons) => {
                     let end = vm.machine_id.as_deref().and_then(&ended);
-                    Some((OrphanReason::Orphan, orphan(vm, end.as_ref(), holds)))
+                    Some((OrphanReason::Orphan, orphan(vm, end.as_ref(), keep_reasons)))
                 }
-                Verdict::Duplicate(key) => {
+                Finding::Duplicate(key) => {
                     let text = format!(
                         "{} is a second VM of InfraMachine {key}: delete the one that its Node does not run on",
                         described(vm)
                     );
                     Some((OrphanReason::Duplicate, text))
                 }
-                Verdict::Owned(_) | Verdict::Foreign | Verdict::Frozen(_) | Verdict::SeenOnce => None,
+                Finding::Owned(_) | Finding::Foreign | Finding::Frozen(_) | Finding::SeenOnce => None,
             };
             let Some((reason, text)) = found else {
                 self.told.remove(id);
@@ -123,10 +123,10 @@ impl Known {
                 .is_none_or(|(before, at)| *before != reason || now.saturating_duration_since(*at) >= REPEAT);
             if is_due {
                 self.told.insert(id.to_owned(), (reason, now));
-                news.push(News { reason, text });
+                announcements.push(Announcement { reason, text });
             }
         }
-        news
+        announcements
     }
 }
 
@@ -137,7 +137,7 @@ fn described(vm: &ListedMachine) -> String {
     }
 }
 
-fn orphan(vm: &ListedMachine, end: Option<&Ended>, holds: &[super::plan::Hold]) -> String {
+fn orphan(vm: &ListedMachine, end: Option<&Ended>, keep_reasons: &[super::plan::KeepReason]) -> String {
     let why = match end {
         Some(Ended {
             machine,
@@ -147,10 +147,10 @@ fn orphan(vm: &ListedMachine, end: Option<&Ended>, holds: &[super::plan::Hold]) 
         None => "no InfraMachine has it".to_owned(),
     };
     let vm = described(vm);
-    if holds.is_empty() {
+    if keep_reasons.is_empty() {
         return format!("{vm} is an orphan: {why}; it will be deleted");
     }
-    let kept: Vec<_> = holds.iter().map(ToString::to_string).collect();
+    let kept: Vec<_> = keep_reasons.iter().map(ToString::to_string).collect();
     format!("{vm} is an orphan: {why}. It is not deleted: {}", kept.join("; "))
 }
 
@@ -160,16 +160,16 @@ pub async fn report(
     driver: &ConfiguredDriver,
     scope: &Scope,
     known: &mut Known,
-    judged: &[(&ListedMachine, &Verdict)],
+    judged: &[(&ListedMachine, &Finding)],
 ) {
-    let mut news = known.news(judged, |id| ctx.ended(id), Instant::now());
-    for News { reason, text } in &news {
+    let mut announcements = known.announcements(judged, |id| ctx.ended(id), Instant::now());
+    for Announcement { reason, text } in &announcements {
         let (cluster, driver) = (scope.cluster.to_string(), driver.name());
         tracing::warn!(cluster, driver, reason = reason.name(), "{text}");
     }
-    let left = news.len().saturating_sub(MOST_EVENTS);
-    news.truncate(MOST_EVENTS);
-    for News { reason, text } in news {
+    let left = announcements.len().saturating_sub(MOST_EVENTS);
+    announcements.truncate(MOST_EVENTS);
+    for Announcement { reason, text } in announcements {
         publish(ctx, scope, event_reason(reason), text).await;
     }
     if left > 0 {
@@ -226,7 +226,7 @@ pub(super) async fn publish(ctx: &Context, scope: &Scope, reason: &str, text: St
 mod tests {
     use jiff::Timestamp;
 
-    use super::super::plan::{Hold, Key, Sighting};
+    use super::super::plan::{KeepReason, Key, Sighting};
     use super::*;
     use crate::admission::Unbroken;
 
@@ -260,14 +260,17 @@ mod tests {
     #[test]
     fn an_orphan_is_told_once_and_again_after_a_day() {
         let (mut known, vm, start) = (known(), vm(), Instant::now());
-        let kept = Verdict::Orphan(vec![Hold::ReportOnly]);
-        let mut told =
-            |verdict: &Verdict, after| known.news(&[(&vm, verdict)], |_| None, start + after).len();
+        let kept = Finding::Orphan(vec![KeepReason::ReportOnly]);
+        let mut told = |finding: &Finding, after| {
+            known
+                .announcements(&[(&vm, finding)], |_| None, start + after)
+                .len()
+        };
         assert_eq!(told(&kept, Duration::ZERO), 1);
         assert_eq!(told(&kept, REPEAT.saturating_sub(Duration::from_secs(1))), 0);
         assert_eq!(told(&kept, REPEAT), 1);
-        assert_eq!(told(&Verdict::Duplicate(key()), REPEAT), 1, "something else");
-        assert_eq!(told(&Verdict::Owned(key()), REPEAT), 0);
+        assert_eq!(told(&Finding::Duplicate(key()), REPEAT), 1, "something else");
+        assert_eq!(told(&Finding::Owned(key()), REPEAT), 0);
         assert_eq!(told(&kept, REPEAT), 1, "it was owned in between");
     }
 
@@ -305,7 +308,7 @@ mod tests {
         let counted_after = |next: &Shown| {
             let (mut known, vm, now) = (known(), vm(), Instant::now());
             let _ = known.locate(&shown(Some("a"), &["b"]));
-            known.news(&[(&vm, &Verdict::Orphan(vec![]))], |_| None, now);
+            known.announcements(&[(&vm, &Finding::Orphan(vec![]))], |_| None, now);
             assert_eq!(known.counts(), [(OrphanReason::Orphan, 1)].into());
             known.all_owned(next);
             assert_eq!(known.told.len(), known.lists.len());
@@ -340,7 +343,11 @@ mod tests {
             during: Unbroken::nth(1),
         };
         assert_eq!(
-            orphan(&vm(), Some(&end), &[Hold::ReportOnly, Hold::NoCluster]),
+            orphan(
+                &vm(),
+                Some(&end),
+                &[KeepReason::ReportOnly, KeepReason::NoCluster]
+            ),
             "VM p of machine `n` is an orphan: its InfraMachine ns/n is gone since 1970-01-01T00:00:00Z. It is not deleted: the \
              provider runs with --orphans=report; the driver does not tell the VM's tag kubernetes.io/cluster"
         );

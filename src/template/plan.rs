@@ -10,7 +10,7 @@ use crate::api::v1alpha1::InfraMachineTemplate;
 #[derive(Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Nothing, and nothing is written.
-    Leave,
+    NoOp,
     /// Paused; the status says by what.
     Pause(String),
     /// The driver is asked what a machine of it has.
@@ -21,7 +21,7 @@ pub enum Plan {
 /// them is paused: that one may be on its way to another management cluster, and the template with it.
 pub fn plan(template: &InfraMachineTemplate, clusters: &[Arc<Cluster>]) -> Plan {
     if template.metadata.deletion_timestamp.is_some() {
-        return Plan::Leave;
+        return Plan::NoOp;
     }
     match paused_by(template, clusters.iter().any(|cluster| cluster.is_paused())) {
         Some(by) => Plan::Pause(by),

@@ -94,7 +94,7 @@ fn passes() -> Passes {
 }
 
 impl Passes {
-    fn judge(&mut self, seconds: u64, vms: &[ListedMachine], live: &Live) -> Vec<Verdict> {
+    fn judge(&mut self, seconds: u64, vms: &[ListedMachine], live: &Live) -> Vec<Finding> {
         let clock = self.clock(seconds);
         let ended = |id: &str| self.ended.contains(&id);
         judge(
@@ -116,11 +116,11 @@ impl Passes {
         }
     }
 
-    /// The verdict on one VM after two sightings.
-    fn settled(&mut self, vm: &ListedMachine, live: &Live) -> Verdict {
+    /// The finding about one VM after two sightings.
+    fn settled(&mut self, vm: &ListedMachine, live: &Live) -> Finding {
         self.judge(0, std::slice::from_ref(vm), live);
-        let mut verdicts = self.judge(600, std::slice::from_ref(vm), live);
-        verdicts.pop().unwrap()
+        let mut findings = self.judge(600, std::slice::from_ref(vm), live);
+        findings.pop().unwrap()
     }
 }
 
@@ -139,14 +139,14 @@ fn a_vm_without_a_machine_is_an_orphan_when_two_lists_far_enough_apart_have_it()
     for seconds in [0, 1, 599] {
         assert_eq!(
             passes.judge(seconds, &vms, &live),
-            [Verdict::SeenOnce],
+            [Finding::SeenOnce],
             "{seconds} s"
         );
     }
-    assert_eq!(passes.judge(600, &vms, &live), [Verdict::Orphan(vec![])]);
+    assert_eq!(passes.judge(600, &vms, &live), [Finding::Orphan(vec![])]);
     // One that was away in between is counted anew.
     assert_eq!(passes.judge(601, &[], &live), []);
-    assert_eq!(passes.judge(602, &vms, &live), [Verdict::SeenOnce]);
+    assert_eq!(passes.judge(602, &vms, &live), [Finding::SeenOnce]);
 }
 
 /// The first list may be as late as the second: without time in between they are one look.
@@ -155,9 +155,9 @@ fn two_lists_at_the_same_time_are_one_sighting() {
     let (mut passes, live) = (passes(), live(vec![]));
     passes.rules.gap = Duration::ZERO;
     let vms = [vm("n", "m")];
-    assert_eq!(passes.judge(0, &vms, &live), [Verdict::SeenOnce]);
-    assert_eq!(passes.judge(0, &vms, &live), [Verdict::SeenOnce]);
-    assert_eq!(passes.judge(1, &vms, &live), [Verdict::Orphan(vec![])]);
+    assert_eq!(passes.judge(0, &vms, &live), [Finding::SeenOnce]);
+    assert_eq!(passes.judge(0, &vms, &live), [Finding::SeenOnce]);
+    assert_eq!(passes.judge(1, &vms, &live), [Finding::Orphan(vec![])]);
 }
 
 /// Where a list of the scope failed, that a VM is not in the others says nothing.
@@ -176,7 +176,7 @@ fn a_pass_that_lacks_a_list_forgets_nothing() {
         &mut passes.sightings,
         (passes.rules, clock),
     );
-    assert_eq!(passes.judge(600, &vms, &live), [Verdict::Orphan(vec![])]);
+    assert_eq!(passes.judge(600, &vms, &live), [Finding::Orphan(vec![])]);
 }
 
 #[test]
@@ -214,8 +214,8 @@ fn a_vm_is_owned_by_the_machine_that_has_its_id_or_its_identity_wherever_it_is()
         ),
     ];
     for (what, owner) in owners {
-        let verdict = passes().settled(&vm("n", "m"), &live(vec![owner.clone()]));
-        assert_eq!(verdict, Verdict::Owned(owner.key), "{what}");
+        let finding = passes().settled(&vm("n", "m"), &live(vec![owner.clone()]));
+        assert_eq!(finding, Finding::Owned(owner.key), "{what}");
     }
 }
 
@@ -225,14 +225,16 @@ fn the_vm_of_a_half_done_create_is_owned_also_where_only_its_name_tells() {
     let half_done = || live(vec![machine("n", "m", None)]);
     assert_eq!(
         passes().settled(&vm("n", "m"), &half_done()),
-        Verdict::Owned(key("n"))
+        Finding::Owned(key("n"))
     );
     let bare = ListedMachine::new("p".parse().unwrap(), "n");
-    assert_eq!(passes().settled(&bare, &half_done()), Verdict::Owned(key("n")));
+    assert_eq!(passes().settled(&bare, &half_done()), Finding::Owned(key("n")));
     let mut refused = machine("n", "m", None);
     refused.may_have_vm = false;
-    let verdict = passes().settled(&bare, &live(vec![refused]));
-    assert!(matches!(verdict, Verdict::Orphan(holds) if holds.contains(&Hold::NameInUse(key("n")))));
+    let finding = passes().settled(&bare, &live(vec![refused]));
+    assert!(
+        matches!(finding, Finding::Orphan(keep_reasons) if keep_reasons.contains(&KeepReason::NameInUse(key("n"))))
+    );
 }
 
 /// CTL-GS-11, CLI-GS-11: where GetMachineStatus answers OUT_OF_RANGE, these are the VMs.
@@ -247,13 +249,13 @@ fn a_second_vm_of_a_machine_is_a_duplicate_and_never_deleted() {
         let live = live(vec![owner]);
         passes.judge(0, &vms, &live);
         let first = if has_its_id {
-            Verdict::Owned(key("n"))
+            Finding::Owned(key("n"))
         } else {
-            Verdict::Duplicate(key("n"))
+            Finding::Duplicate(key("n"))
         };
         assert_eq!(
             passes.judge(600, &vms, &live),
-            [first, Verdict::Duplicate(key("n"))]
+            [first, Finding::Duplicate(key("n"))]
         );
         let sighting = passes.sightings["second"];
         let at = (passes.rules, passes.clock(600));
@@ -268,10 +270,10 @@ fn a_second_vm_of_a_machine_is_a_duplicate_and_never_deleted() {
         ));
     }
     let bare = |id: &str| ListedMachine::new(id.parse().unwrap(), "n");
-    let verdict = passes().settled(&bare("second"), &live(vec![machine("n", "m", Some("first"))]));
+    let finding = passes().settled(&bare("second"), &live(vec![machine("n", "m", Some("first"))]));
     assert_eq!(
-        verdict,
-        Verdict::Duplicate(key("n")),
+        finding,
+        Finding::Duplicate(key("n")),
         "of a driver that tells names alone"
     );
 }
@@ -291,21 +293,21 @@ fn a_vm_of_a_cluster_that_is_not_here_is_left_alone_and_counted_anew() {
         passes.judge(0, &[vm("n", "m")], &live(vec![]));
         assert_eq!(
             passes.judge(600, &[vm("n", "m")], &away),
-            [Verdict::Foreign],
+            [Finding::Foreign],
             "{what}"
         );
         assert_eq!(
             passes.judge(601, &[vm("n", "m")], &live(vec![])),
-            [Verdict::SeenOnce],
+            [Finding::SeenOnce],
             "{what}"
         );
     }
     let mut of_another = vm("n", "m");
     of_another.cluster_id = Some("c-2".to_owned());
-    assert_eq!(passes().settled(&of_another, &live(vec![])), Verdict::Foreign);
+    assert_eq!(passes().settled(&of_another, &live(vec![])), Finding::Foreign);
     let other_id = infra_cluster(|infra| infra["metadata"]["annotations"][labels::CLUSTER_ID] = json!("c-2"));
     let live = Live::new(vec![], &[other_id], &[cluster(|_| {})], true);
-    assert_eq!(passes().settled(&vm("n", "m"), &live), Verdict::Foreign);
+    assert_eq!(passes().settled(&vm("n", "m"), &live), Finding::Foreign);
 }
 
 #[test]
@@ -353,14 +355,14 @@ fn nothing_is_concluded_while_a_cluster_is_paused_or_moved_and_counting_begins_a
     for (index, frozen) in frozen.iter().enumerate() {
         let mut passes = passes();
         passes.judge(0, &[vm("n", "m")], &live(vec![]));
-        let verdicts = passes.judge(600, &[vm("n", "m")], frozen);
+        let findings = passes.judge(600, &[vm("n", "m")], frozen);
         assert!(
-            matches!(verdicts.as_slice(), [Verdict::Frozen(_)]),
-            "{index}: {verdicts:?}"
+            matches!(findings.as_slice(), [Finding::Frozen(_)]),
+            "{index}: {findings:?}"
         );
         assert_eq!(
             passes.judge(601, &[vm("n", "m")], &live(vec![])),
-            [Verdict::SeenOnce],
+            [Finding::SeenOnce],
             "{index}"
         );
     }
@@ -393,14 +395,26 @@ fn each_hold_is_in_some_situation_the_only_one() {
         }),
     ];
     let young = Timestamp::UNIX_EPOCH + HOUR * 2;
-    let cases: Vec<(ListedMachine, Live, Hold)> = vec![
-        (changed(|vm| vm.machine_id = None), live(vec![]), Hold::NoIdentity),
-        (changed(|vm| vm.cluster_id = None), live(vec![]), Hold::NoCluster),
-        (changed(|vm| vm.machine_name.clear()), live(vec![]), Hold::NoName),
+    let cases: Vec<(ListedMachine, Live, KeepReason)> = vec![
+        (
+            changed(|vm| vm.machine_id = None),
+            live(vec![]),
+            KeepReason::NoIdentity,
+        ),
+        (
+            changed(|vm| vm.cluster_id = None),
+            live(vec![]),
+            KeepReason::NoCluster,
+        ),
+        (
+            changed(|vm| vm.machine_name.clear()),
+            live(vec![]),
+            KeepReason::NoName,
+        ),
         (
             changed(|vm| vm.machine_id = Some("unseen".to_owned())),
             live(vec![]),
-            Hold::EndUnseen,
+            KeepReason::EndUnseen,
         ),
         (
             ListedMachine {
@@ -408,32 +422,39 @@ fn each_hold_is_in_some_situation_the_only_one() {
                 ..vm("n", "m")
             },
             live(vec![]),
-            Hold::TooYoung { least: HOUR },
+            KeepReason::TooYoung { least: HOUR },
         ),
         (
             changed(|vm| vm.created_at = None),
             live(vec![]),
-            Hold::TooYoung { least: HOUR },
+            KeepReason::TooYoung { least: HOUR },
         ),
-        (vm("n", "m"), live(vec![namesake()]), Hold::NameInUse(key("n"))),
+        (
+            vm("n", "m"),
+            live(vec![namesake()]),
+            KeepReason::NameInUse(key("n")),
+        ),
         (
             vm("n", "m"),
             live(vec![unreadable()]),
-            Hold::Unreadable(key("other")),
+            KeepReason::Unreadable(key("other")),
         ),
         (
             vm("n", "m"),
             Live::new(vec![], &[infra_cluster(|_| {})], &[cluster(|_| {})], false),
-            Hold::OtherNamespaces,
+            KeepReason::OtherNamespaces,
         ),
         (
             vm("n", "m"),
             Live::new(vec![twin()], &[infra_cluster(|_| {})], &twins, true),
-            Hold::SharedClusterId(key("twin")),
+            KeepReason::SharedClusterId(key("twin")),
         ),
     ];
-    for (vm, live, hold) in cases {
-        assert_eq!(passes().settled(&vm, &live), Verdict::Orphan(vec![hold.clone()]));
+    for (vm, live, keep_reason) in cases {
+        assert_eq!(
+            passes().settled(&vm, &live),
+            Finding::Orphan(vec![keep_reason.clone()])
+        );
         let mut passes = passes();
         passes.settled(&vm, &live);
         let sighting = passes.sightings[vm.provider_id.as_str()];
@@ -441,20 +462,20 @@ fn each_hold_is_in_some_situation_the_only_one() {
         let ended = |id: &str| id == "m";
         assert!(
             !may_still_be_deleted(&scope(), &vm, vms, &live, ended, sighting, at),
-            "{hold:?}"
+            "{keep_reason:?}"
         );
     }
     let mut reporting = passes();
     reporting.rules.delete = false;
-    let verdict = reporting.settled(&vm("n", "m"), &live(vec![]));
-    assert_eq!(verdict, Verdict::Orphan(vec![Hold::ReportOnly]));
+    let finding = reporting.settled(&vm("n", "m"), &live(vec![]));
+    assert_eq!(finding, Finding::Orphan(vec![KeepReason::ReportOnly]));
 }
 
 #[test]
 fn an_orphan_that_got_an_owner_before_the_call_is_not_deleted() {
     let mut passes = passes();
     let vm = vm("n", "m");
-    assert_eq!(passes.settled(&vm, &live(vec![])), Verdict::Orphan(vec![]));
+    assert_eq!(passes.settled(&vm, &live(vec![])), Finding::Orphan(vec![]));
     let (sighting, at) = (passes.sightings["p-n-m"], (passes.rules, passes.clock(600)));
     let may = |live: &Live, sighting| {
         may_still_be_deleted(

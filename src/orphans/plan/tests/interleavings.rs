@@ -344,9 +344,9 @@ impl World {
                 let (live, at, endings) = (self.live(machines), self.at(), &self.endings);
                 let now = Some(self.now());
                 let ended = |id: &str| endings.of(id, now).is_some();
-                let verdicts = judge(&scope(), &vms, |_| true, &live, ended, &mut self.sightings, at);
-                let mut deletable = vms.iter().zip(verdicts);
-                let chosen = deletable.find(|(_, verdict)| *verdict == Verdict::Orphan(vec![]));
+                let findings = judge(&scope(), &vms, |_| true, &live, ended, &mut self.sightings, at);
+                let mut deletable = vms.iter().zip(findings);
+                let chosen = deletable.find(|(_, finding)| *finding == Finding::Orphan(vec![]));
                 let chosen = chosen.map(|(vm, _)| vm.clone());
                 chosen.map_or(Step::List, |vm| Step::Again(vms, vm))
             }
