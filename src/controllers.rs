@@ -210,7 +210,7 @@ impl Controllers {
     pub async fn run(self, shutdown: impl Future<Output = ()> + Clone + Send + Sync + 'static) {
         let workers = |asked| self.workers(asked);
         let (caches, options) = (&self.caches, &self.options);
-        let machines = controller(
+        let machines = triggered(
             caches.infra_machines.clone(),
             &self.machines,
             workers(options.machine_concurrency),
@@ -221,14 +221,14 @@ impl Controllers {
             machine::error_policy,
             Arc::clone(&self.context),
         );
-        let clusters = controller(
+        let clusters = triggered(
             caches.infra_clusters.clone(),
             &self.clusters,
             workers(options.cluster_concurrency),
             shutdown.clone(),
         )
         .run(cluster::reconcile, cluster::error_policy, self.cluster_context());
-        let templates = controller(
+        let templates = triggered(
             caches.infra_machine_templates.clone(),
             &self.templates,
             workers(options.template_concurrency),
@@ -391,7 +391,9 @@ fn reference(machine: &InfraMachine) -> ObjectRef<DeserializeGuard<InfraMachine>
     ObjectRef::new(&machine.name_any()).within(&machine.namespace().unwrap_or_default())
 }
 
-fn controller<K>(
+/// A controller of what the trigger sends. Its own stream of objects never yields: the watches fill the caches
+/// and pull the trigger, see [`watch`].
+fn triggered<K>(
     store: Store<K>,
     trigger: &Trigger<K>,
     concurrency: u16,

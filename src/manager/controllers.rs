@@ -38,9 +38,9 @@ pub struct Context {
     pub options: Arc<ControllerOptions>,
 }
 
-/// A controller: polled from the start, and until it ends by itself after [`Context::stopping`] was
+/// What runs with the process: polled from the start, and until it ends by itself after [`Context::stopping`] was
 /// cancelled. One that ends before, or panics, ends the process.
-pub struct Controller {
+pub struct Task {
     /// What it is called when it ends unexpectedly: `the InfraMachine controller`.
     pub name: &'static str,
     /// The controller.
@@ -49,7 +49,7 @@ pub struct Controller {
 
 /// The controllers of `capcmi run`: the watches, which fill the caches before this replica leads, and the
 /// reconcilers, which begin when it does.
-pub fn all(context: &Context) -> Vec<Controller> {
+pub fn all(context: &Context) -> Vec<Task> {
     let (controllers, watches) = Controllers::new(
         context.client.clone(),
         context.options.as_ref().clone(),
@@ -66,15 +66,15 @@ pub fn all(context: &Context) -> Vec<Controller> {
     let shown = show_policies(guard.place(), policies);
     let keep = async move { guard.keep(&leadership).await };
     vec![
-        Controller {
+        Task {
             name: "the check of the admission policies",
-            run: watch(vec![keep.boxed(), shown.boxed()], done.clone()).boxed(),
+            run: until_done(vec![keep.boxed(), shown.boxed()], done.clone()).boxed(),
         },
-        Controller {
+        Task {
             name: "the watches",
-            run: watch(watches, done.clone()).boxed(),
+            run: until_done(watches, done.clone()).boxed(),
         },
-        Controller {
+        Task {
             name: "the controllers",
             run: async move {
                 if is_to_begin(&context, &controllers, caches).await {
@@ -105,7 +105,7 @@ async fn show_policies(mut place: Receiver<Place>, policies: Pending) {
     std::future::pending::<()>().await;
 }
 
-async fn watch(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToken) {
+async fn until_done(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToken) {
     tokio::select! {
         _ = futures::future::select_all(watches) => {}
         () = done.cancelled() => {}
