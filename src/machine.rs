@@ -3,7 +3,9 @@
 //! Layer 2: Kubernetes and the driver's trait, no concrete driver. [`plan`] holds every rule of the contract
 //! and is pure; [`object::Object`] is the only place that writes.
 
+mod cause;
 mod context;
+mod credentials;
 mod deleted_despite_finalizer;
 mod execute;
 #[cfg(test)]
@@ -19,6 +21,7 @@ mod ownership;
 mod plan;
 mod publish;
 mod runtime_state;
+mod status;
 #[cfg(test)]
 mod tests;
 mod unanswered_creates;

@@ -10,6 +10,7 @@ mod provision;
 mod refresh;
 mod shut_down;
 mod update;
+mod vm;
 
 use self::machine_class::Stopped;
 use super::Context;

@@ -6,9 +6,10 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 
+use super::cause::Cause;
 use super::ownership::Ownership;
 use super::plan::{self, Driver, DriverState, Observed, Owner, Plan};
-use super::runtime_state::{Answered, Cause, LookUpHint, Retry, RuntimeState, UnimplementedCall, Until};
+use super::runtime_state::{Answered, LookUpHint, Retry, RuntimeState, UnimplementedCall, Until};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
     ObjectReference,

@@ -11,8 +11,9 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::Context;
-use super::publish::status;
+use super::credentials::Credentials;
 use super::runtime_state::Answered;
+use super::status;
 use crate::api::MACHINE_FINALIZER;
 use crate::api::bounded;
 use crate::api::labels::{self, Instance};
@@ -20,7 +21,7 @@ use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::apiserver::{Error, patch_params, publish_status};
 use crate::identity::{self, MachineId};
 use crate::machine::ownership::{Ownership, has_finalizer};
-use crate::machine::publish::status::under_way;
+use crate::machine::status::under_way;
 use crate::machine::unanswered_creates::UnansweredCreates;
 use cmi_driver::{LastKnownState, Operation};
 
@@ -32,17 +33,6 @@ pub type Annotation = (&'static str, Option<String>);
 
 /// How often a write is tried against other writers at the same time.
 const TRIES: u32 = 5;
-
-/// Whether `clusterctl move` takes the Secret with the credentials along.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Credentials {
-    /// They were not read.
-    Unread,
-    /// It does, or there is none.
-    Movable,
-    /// It leaves the one of this name behind.
-    LeftBehind(String),
-}
 
 /// The newest version of an InfraMachine that is known, and the way to write it.
 ///

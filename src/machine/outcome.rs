@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::cause::Cause;
 use super::ownership::Ownership;
-use super::runtime_state::Cause;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;

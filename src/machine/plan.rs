@@ -22,9 +22,10 @@ pub use self::waits::{is_unsettled, pace, restored};
 use self::deletion::{plan_deletion, settling};
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
+use super::cause::Cause;
 use super::outcome::{Blocked, Failure, Outcome};
 use super::ownership::{Ownership, has_lost_finalizer};
-use super::runtime_state::{Cause, RuntimeState};
+use super::runtime_state::RuntimeState;
 use super::unanswered_creates::UnansweredCreates;
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine};
@@ -463,7 +464,7 @@ fn has_failed_for_good(machine: &InfraMachine) -> bool {
 }
 
 /// Whether the failure that the status shows is a refusal that no driver was called for; see
-/// [`super::publish::status`], which writes it.
+/// [`super::status`], which writes it.
 pub fn is_refused_uncalled(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         status.failure_reason.is_some()

@@ -2,7 +2,6 @@
 
 pub mod events;
 pub mod phase;
-pub mod status;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,14 +9,15 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kube::runtime::controller::Action;
 
-use self::status::Moment;
 use super::Context;
+use super::cause::Cause;
 use super::gather::Gathered;
 use super::jitter::jitter;
 use super::object::{Annotation, Object};
 use super::outcome::Outcome;
 use super::plan::{is_unsettled, pace};
-use super::runtime_state::{Cause, LookUpHint, Retry, UnimplementedCall, Until};
+use super::runtime_state::{LookUpHint, Retry, UnimplementedCall, Until};
+use super::status::{self, Moment};
 use crate::api::conditions;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;

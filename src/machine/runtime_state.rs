@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
+use super::cause::Cause;
 use super::outcome::Outcome;
 use crate::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
@@ -88,17 +89,6 @@ pub struct Retry {
     /// What failed, until it is published: the call is not made again before its time, so
     /// nothing else would tell of it.
     pub unpublished: Option<Arc<Outcome>>,
-}
-
-/// What a failure came from, as far as something is known to end it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
-    /// Something that passes by itself, such as an outage of the driver: it is over when the driver is back.
-    Transient,
-    /// Capacity was exhausted: there may be room when another machine is made or deleted.
-    Capacity,
-    /// Anything else.
-    Other,
 }
 
 /// The end of a wait after a failure.

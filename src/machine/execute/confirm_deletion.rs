@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::consistency::behind_for;
-use super::delete::remove_vm;
 use super::look_up::own_in_list;
+use super::vm::{Observation, look, remove_vm};
 use crate::api::conditions::reason;
 use crate::apiserver::Error;
 use crate::configured_driver::Permit;
@@ -13,51 +13,8 @@ use crate::machine::Context;
 use crate::machine::object::Object;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, Settling};
-use crate::retry::{Disposition, Stage};
-use cmi_driver::{GetMachineStatusRequest, Machine, MachineClass, MachineRef, Operation, ProviderId};
-
-/// What the driver says of the VM.
-pub async fn read(
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    provider_id: Option<&ProviderId>,
-    class: MachineClass,
-) -> cmi_driver::Result<Machine> {
-    let request = GetMachineStatusRequest {
-        machine: MachineRef::new(object.name(), class),
-        provider_id: provider_id.cloned(),
-    };
-    let call = permit.driver().get_machine_status(request);
-    object.awaiting(Operation::GetMachineStatus, call).await
-}
-
-/// Whether the driver sees a VM.
-pub enum Sight {
-    /// It does; its id, where the driver says it.
-    There(Option<ProviderId>),
-    /// It does not.
-    Absent,
-}
-
-/// Looks for the VM of this id, or for any of the machine.
-pub async fn look(
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    provider_id: Option<&ProviderId>,
-    class: MachineClass,
-) -> Result<Sight, Failure> {
-    let status = match read(object, permit, provider_id, class).await {
-        Ok(machine) => return Ok(Sight::There(Some(machine.provider_id))),
-        Err(status) => status,
-    };
-    let id = status.machine().map(|machine| machine.provider_id.clone());
-    let failure = Failure::new(Stage::ConfirmGone, status);
-    match failure.disposition {
-        Disposition::Gone => Ok(Sight::Absent),
-        Disposition::StillThere => Ok(Sight::There(id)),
-        _ => Err(failure),
-    }
-}
+use crate::retry::Disposition;
+use cmi_driver::{MachineClass, Operation, ProviderId};
 
 /// Whether the VM is gone, for all that the driver can say; else what is waited for.
 pub async fn confirm_gone(
@@ -72,19 +29,19 @@ pub async fn confirm_gone(
         return confirm_without_look_up(ctx, object, permit, plan, class).await;
     }
     let known = plan.provider_id.as_ref();
-    let mut sight = look(object, permit, known, class.clone()).await;
-    if plan.strays && matches!(sight, Ok(Sight::Absent)) {
-        sight = look(object, permit, None, class.clone()).await;
+    let mut observation = look(object, permit, known, class.clone()).await;
+    if plan.strays && matches!(observation, Ok(Observation::Absent)) {
+        observation = look(object, permit, None, class.clone()).await;
         // Where the driver does not say its id, its name is all there is to delete it by.
-        if let Ok(Sight::There(stray)) = &sight
+        if let Ok(Observation::There(stray)) = &observation
             && let Some(failure) = remove_stray(object, permit, stray.clone(), class).await?
         {
             return Ok(Outcome::Failed(Box::new(failure)));
         }
     }
-    Ok(match sight {
+    Ok(match observation {
         Err(failure) => Outcome::Failed(Box::new(failure)),
-        Ok(Sight::There(_)) => {
+        Ok(Observation::There(_)) => {
             ctx.states.seen(object.uid());
             Outcome::Deleting {
                 reason: reason::DELETING,
@@ -92,7 +49,7 @@ pub async fn confirm_gone(
                 again: plan.again,
             }
         }
-        Ok(Sight::Absent) => {
+        Ok(Observation::Absent) => {
             let behind = behind_for(ctx, object.uid(), capabilities.consistency_window);
             after_absence(plan.settling, behind, plan.again)
         }

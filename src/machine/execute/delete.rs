@@ -1,19 +1,19 @@
 //! Shut down and delete, until the VM is gone.
 
-use super::confirm_deletion::{Sight, confirm_gone, look};
+use super::confirm_deletion::confirm_gone;
 use super::machine_class::{self, Stopped};
 use super::shut_down::shut_down;
+use super::vm::{Observation, look, remove_vm};
 use crate::api::conditions::reason;
 use crate::api::labels;
-use crate::apiserver::{Error, InvalidSecret};
+use crate::apiserver::InvalidSecret;
 use crate::configured_driver::Permit;
-use crate::identity;
 use crate::machine::Context;
 use crate::machine::object::Object;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use crate::machine::plan::Delete;
-use crate::retry::{Disposition, Stage};
-use cmi_driver::{Code, DeleteMachineRequest, MachineClass, MachineRef, Operation, ProviderId, Secrets};
+use crate::retry::Disposition;
+use cmi_driver::{Code, MachineClass, Operation, Secrets};
 
 /// Deletes the VM.
 ///
@@ -141,8 +141,8 @@ async fn do_without(
         return Ok(None);
     }
     match look(object, permit, plan.provider_id.as_ref(), class).await {
-        Ok(Sight::There(_)) => {}
-        Ok(Sight::Absent) => return Err(InvalidSecret::Needed { name }.into()),
+        Ok(Observation::There(_)) => {}
+        Ok(Observation::Absent) => return Err(InvalidSecret::Needed { name }.into()),
         Err(mut failure) => {
             let said = failure.status.message();
             let message = format!("the Secret `{name}` is gone, and the driver wants what it held: {said}");
@@ -157,37 +157,12 @@ async fn do_without(
     Ok(None)
 }
 
-/// Deletes the VM of this id, or of the machine's name; the failure, unless it is gone.
-pub async fn remove_vm(
-    object: &mut Object<'_>,
-    permit: &Permit<'_>,
-    provider_id: Option<ProviderId>,
-    class: MachineClass,
-) -> Result<Option<Failure>, Error> {
-    let request = DeleteMachineRequest {
-        machine: MachineRef::new(object.name(), class),
-        provider_id,
-        last_known_state: identity::last_known_state(object.get()),
-    };
-    let call = permit.driver().delete_machine(request);
-    let status = match object.awaiting(Operation::DeleteMachine, call).await {
-        Ok(response) => {
-            object
-                .patch_last_known_state(response.last_known_state.as_ref())
-                .await?;
-            return Ok(None);
-        }
-        Err(status) => status,
-    };
-    let failure = Failure::new(Stage::Delete, status);
-    Ok((failure.disposition != Disposition::Gone).then_some(failure))
-}
-
 #[cfg(test)]
 mod tests {
     use cmi_driver::Status;
 
     use super::*;
+    use crate::retry::Stage;
 
     /// A machine whose spec was never valid can be deleted, whatever the driver thinks of the spec.
     #[test]

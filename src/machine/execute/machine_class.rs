@@ -6,7 +6,8 @@ use crate::configured_driver::ConfiguredDriver;
 use crate::credentials;
 use crate::identity;
 use crate::machine::Context;
-use crate::machine::object::{Credentials, Object};
+use crate::machine::credentials::Credentials;
+use crate::machine::object::Object;
 use cmi_driver::{MachineClass, ProviderSpec, Secrets};
 
 /// Why nothing came of a plan.

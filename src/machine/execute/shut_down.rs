@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::confirm_deletion::read;
+use super::vm::read;
 use crate::api::conditions::reason;
 use crate::api::labels;
 use crate::apiserver::Error;
@@ -127,14 +127,14 @@ fn after_acceptance(
         Some(Ok(machine)) => machine.power_state,
         Some(Err(status)) => match status.machine() {
             Some(machine) => machine.power_state,
-            None => return after_lost_sight(status, until, again),
+            None => return unobserved(status, until, again),
         },
     };
     match power {
         Some(PowerState::Stopped | PowerState::Failed) => None,
         Some(power @ (PowerState::Starting | PowerState::Running | PowerState::Stopping)) => {
-            let sight = format!("its VM is {}", power.name());
-            Some(shutting_down(&sight, until, again))
+            let observation = format!("its VM is {}", power.name());
+            Some(shutting_down(&observation, until, again))
         }
         None => Some(shutting_down(
             "the driver does not tell whether it runs",
@@ -146,7 +146,7 @@ fn after_acceptance(
 
 /// What it leads to that the VM could not be looked at after its guest had accepted to stop. One that
 /// is not there needs no time.
-fn after_lost_sight(status: Status, until: Until, again: Duration) -> Option<Outcome> {
+fn unobserved(status: Status, until: Until, again: Duration) -> Option<Outcome> {
     let message = format!("looking whether the guest has stopped: {}", status.message());
     let failure = Failure::new(Stage::ShutDown, status.with_message(message));
     match (failure.disposition, failure.status.code()) {
@@ -156,10 +156,10 @@ fn after_lost_sight(status: Status, until: Until, again: Duration) -> Option<Out
     }
 }
 
-fn shutting_down(sight: &str, until: Until, again: Duration) -> Outcome {
+fn shutting_down(observation: &str, until: Until, again: Duration) -> Outcome {
     Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
-        message: format!("the guest has accepted to stop, and {sight}; {until}"),
+        message: format!("the guest has accepted to stop, and {observation}; {until}"),
         again,
     }
 }
@@ -293,12 +293,12 @@ mod tests {
     fn a_guest_that_has_accepted_to_stop_and_still_may_run_gets_its_time() {
         let running = [PowerState::Starting, PowerState::Running, PowerState::Stopping];
         let powers = running.map(Some).into_iter().chain([None]);
-        let sights = powers.flat_map(|power| {
+        let observations = powers.flat_map(|power| {
             let uninitialized = Status::new(Code::Uninitialized, "not yet").with_machine(seen(power));
             [Some(Ok(seen(power))), Some(Err(uninitialized))]
         });
         let denied = Some(Err(Status::new(Code::PermissionDenied, "no")));
-        for seen in sights.chain([None, denied]) {
+        for seen in observations.chain([None, denied]) {
             let text = format!("{seen:?}");
             let outcome = after_acceptance(seen, until(), PACE);
             assert!(

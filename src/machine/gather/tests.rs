@@ -13,8 +13,9 @@ use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::configured_driver::tests::{FakeDriver, configured_driver};
+use crate::machine::cause::Cause;
 use crate::machine::fixtures::machine;
-use crate::machine::runtime_state::{Cause, Retry, UnimplementedCall};
+use crate::machine::runtime_state::{Retry, UnimplementedCall};
 use crate::metrics::Metrics;
 
 /// A driver called `pool`, and nothing else.

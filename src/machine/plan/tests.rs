@@ -10,7 +10,7 @@ use crate::api::v1alpha1::{OperationState, OperationType};
 use crate::configured_driver::Priority;
 use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
-use crate::machine::publish::status::{self, Moment};
+use crate::machine::status::{self, Moment};
 use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
 

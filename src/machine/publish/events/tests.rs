@@ -8,7 +8,7 @@ use crate::apiserver::InvalidSecret;
 use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
 use crate::machine::plan::Plan;
-use crate::machine::publish::status::{self, Moment};
+use crate::machine::status::{self, Moment};
 use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
 

@@ -13,7 +13,7 @@ use crate::api::v1alpha1::{
 };
 use crate::configured_driver::CircuitOpen;
 use crate::identity;
-use crate::machine::object::Credentials;
+use crate::machine::credentials::Credentials;
 use crate::machine::outcome::{Blocked, Outcome};
 use crate::machine::plan::is_refused_uncalled;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
