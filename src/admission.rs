@@ -1,7 +1,7 @@
 //! The admission policies that guard identities: put in place, kept there, and asked for
 //! before an identity is trusted.
 //!
-//! Layer 2. clusterctl deletes every component of a provider when it upgrades or deletes it. So the policies
+//! clusterctl deletes every component of a provider when it upgrades or deletes it. So the policies
 //! are no component: the provider installs them, and what it installs does not carry clusterctl's label. They
 //! stay while no provider is installed, and they never let anything through that they refuse otherwise.
 //!
@@ -116,7 +116,7 @@ struct Checks {
     /// What should be there; `None` before the first check.
     expected: Option<Arc<[Expected]>>,
     /// What guards identities, as it was at the end of the last one.
-    seen: BTreeMap<String, ConnectionGeneration>,
+    seen: BTreeMap<String, ObjectVersion>,
     /// Whether what guards identities was put in place and not every API server is known to have it. It
     /// outlives a check that fails after it.
     unsettled: bool,
@@ -139,12 +139,12 @@ impl Checks {
 
 /// UID and generation of an object: where they differ, others have replaced or changed it meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct ConnectionGeneration {
+struct ObjectVersion {
     uid: Option<String>,
     generation: Option<i64>,
 }
 
-impl ConnectionGeneration {
+impl ObjectVersion {
     fn of(object: &DynamicObject) -> Self {
         Self {
             uid: object.metadata.uid.clone(),
@@ -351,7 +351,7 @@ impl Guard {
             let is_marked = found.as_ref().is_some_and(|found| mark_of(found) == mark);
             if judge(expected, found.as_ref()).has_to_be_put() || (mark.is_some() && !is_marked) {
                 let mark = mark.map_or(Mark::Unchanged, Mark::Set);
-                let before = found.as_ref().map(ConnectionGeneration::of);
+                let before = found.as_ref().map(ObjectVersion::of);
                 let put = match self.put(expected, found.as_ref(), mark).await {
                     Err(error) if !expected.guards_identities() && is_refused(&error) => {
                         told.push(format!("{}: {}", expected.key(), advice(&error)));
@@ -362,8 +362,7 @@ impl Guard {
                 if let Mark::Set(until) = mark {
                     checks.noted = Some(until.to_owned());
                 }
-                checks.unsettled |=
-                    expected.guards_identities() && before != Some(ConnectionGeneration::of(&put));
+                checks.unsettled |= expected.guards_identities() && before != Some(ObjectVersion::of(&put));
                 remember(&mut checks.seen, expected, &put);
                 *found = Some(put);
             }
@@ -544,13 +543,13 @@ fn expected(version: &Version, policies: Vec<Value>) -> Arc<[Expected]> {
 fn is_gap(
     expected: &Expected,
     found: Option<&DynamicObject>,
-    seen: &BTreeMap<String, ConnectionGeneration>,
+    seen: &BTreeMap<String, ObjectVersion>,
 ) -> bool {
     if !expected.guards_identities() {
         return false;
     }
     let Some(found) = found else { return true };
-    let (finding, now) = (judge(expected, Some(found)), ConnectionGeneration::of(found));
+    let (finding, now) = (judge(expected, Some(found)), ObjectVersion::of(found));
     let was_changed = seen.get(&expected.key()).is_some_and(|before| {
         let was_taken_over = finding == Finding::Newer && now.is_one_write_after(before);
         now != *before && !was_taken_over
@@ -558,9 +557,9 @@ fn is_gap(
     was_changed || !finding.is_of_a_version()
 }
 
-fn remember(seen: &mut BTreeMap<String, ConnectionGeneration>, expected: &Expected, found: &DynamicObject) {
+fn remember(seen: &mut BTreeMap<String, ObjectVersion>, expected: &Expected, found: &DynamicObject) {
     if expected.guards_identities() {
-        seen.insert(expected.key(), ConnectionGeneration::of(found));
+        seen.insert(expected.key(), ObjectVersion::of(found));
     }
 }
 

@@ -1,6 +1,6 @@
 //! InfraCluster: cluster id, failure domains, provisioned.
 //!
-//! Layer 2. Nothing is allocated for a Cluster, so there is no finalizer and nothing to do when it goes.
+//! Nothing is allocated for a Cluster, so there is no finalizer and nothing to do when it goes.
 
 mod plan;
 

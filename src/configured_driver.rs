@@ -1,6 +1,6 @@
 //! A configured driver: what `InfraMachine.spec.driver` names.
 //!
-//! Layer 2: knows [`cmi_driver`], [`crate::leadership`] and [`crate::metrics`], no concrete driver and no
+//! It knows [`cmi_driver`], [`crate::leadership`] and [`crate::metrics`], no concrete driver and no
 //! reconciler. A call of a driver needs a [`Permit`], and is made through [`Permit::driver`], which holds
 //! every call to the rules that are the same for all.
 

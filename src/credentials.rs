@@ -1,6 +1,6 @@
 //! The credentials of a driver call: of the Secret that is named, else the provider's own for that driver.
 //!
-//! Layer 2, and the only place that decides between the two. A Secret that is named and missing never leads
+//! The only place that decides between the two. A Secret that is named and missing never leads
 //! to the provider's: another account would say of a VM that it is gone.
 
 use kube::Client;

@@ -1,7 +1,7 @@
 //! What a driver is asked about a class before there is a machine: which driver, a permit, its capabilities,
 //! the credentials, the call.
 //!
-//! Layer 2. A machine is another matter: what it knows of its driver is planned with, and its permit is held
+//! A machine is another matter: what it knows of its driver is planned with, and its permit is held
 //! until its status is published.
 
 use std::sync::Arc;

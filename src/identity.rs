@@ -1,7 +1,7 @@
 //! The identity of a machine at the driver: cluster id, machine id, the tags that carry them, and what
 //! was written down of its VM.
 //!
-//! Layer 2, and pure: no client, no driver.
+//! Pure: no client, no driver.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

@@ -1,6 +1,6 @@
 //! Finds VMs that vanished: one list per driver and class at an interval, instead of a call per machine.
 //!
-//! Layer 2. Nothing is deleted and nothing is written here: what lists say of a machine is only handed to its
+//! Nothing is deleted and nothing is written here: what lists say of a machine is only handed to its
 //! reconciler, which asks the driver about it.
 
 mod groups;

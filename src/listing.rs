@@ -1,6 +1,4 @@
 //! Lists of VMs: what a driver answers for a class, with the credentials of an account.
-//!
-//! Layer 2.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! InfraMachine: gather → plan → execute → publish.
 //!
-//! Layer 2: Kubernetes and the driver's trait, no concrete driver. [`plan`] holds every rule of the contract
+//! It knows Kubernetes and the driver's trait, no concrete driver. [`plan`] holds every rule of the contract
 //! and is pure; [`object::Object`] is the only place that writes.
 
 mod cause;

@@ -84,9 +84,9 @@ pub struct Metrics {
     reconcile_seconds: Family<KindLabel, Histogram, fn() -> Histogram>,
     calls: Family<CallLabels, Counter>,
     call_seconds: Family<OperationLabels, Histogram, fn() -> Histogram>,
-    provisioning_seconds: Family<ProviderLabel, Histogram, fn() -> Histogram>,
-    reachable: Family<ProviderLabel, Gauge>,
-    drivers: Arc<Mutex<BTreeMap<String, DriverLabels>>>,
+    provisioning_seconds: Family<DriverLabel, Histogram, fn() -> Histogram>,
+    reachable: Family<DriverLabel, Gauge>,
+    drivers: Arc<Mutex<BTreeMap<String, DriverInfoLabels>>>,
     permits: Arc<Mutex<BTreeMap<String, CountPermits>>>,
     orphans: Arc<Mutex<BTreeMap<String, OrphanCounts>>>,
     leader: Gauge,
@@ -119,7 +119,7 @@ struct OperationLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ProviderLabel {
+struct DriverLabel {
     driver: String,
 }
 
@@ -136,13 +136,13 @@ struct PhaseLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ShareLabels {
+struct PermitLabels {
     driver: String,
     priority: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DriverLabels {
+struct DriverInfoLabels {
     driver: String,
     name: String,
     version: String,
@@ -150,7 +150,7 @@ struct DriverLabels {
 
 /// What the drivers say that they are: the last word of each.
 #[derive(Debug)]
-struct Drivers(Arc<Mutex<BTreeMap<String, DriverLabels>>>);
+struct Drivers(Arc<Mutex<BTreeMap<String, DriverInfoLabels>>>);
 
 type CountPermits = Box<dyn Fn() -> [PermitCount; 2] + Send + Sync>;
 
@@ -325,7 +325,7 @@ impl Metrics {
 
     /// A machine was provisioned, this long after its InfraMachine was created.
     pub fn provisioned(&self, driver: &str, took: Duration) {
-        let labels = ProviderLabel {
+        let labels = DriverLabel {
             driver: driver.to_owned(),
         };
         self.provisioning_seconds
@@ -348,7 +348,7 @@ impl Metrics {
 
     /// Whether a driver can be reached.
     pub fn driver_reachable(&self, driver: &str, reachable: bool) {
-        let labels = ProviderLabel {
+        let labels = DriverLabel {
             driver: driver.to_owned(),
         };
         self.reachable.get_or_create(&labels).set(reachable.into());
@@ -356,7 +356,7 @@ impl Metrics {
 
     /// What a driver says that it is, instead of what it said before.
     pub fn driver_info(&self, driver: &str, name: &str, version: &str) {
-        let labels = DriverLabels {
+        let labels = DriverInfoLabels {
             driver: driver.to_owned(),
             name: name.to_owned(),
             version: version.to_owned(),
@@ -419,10 +419,10 @@ impl Collector for MachinesByPhase {
 
 fn labelled<'a>(
     counts: &'a [(&'a String, [PermitCount; 2])],
-) -> impl Iterator<Item = (ShareLabels, &'a PermitCount)> {
+) -> impl Iterator<Item = (PermitLabels, &'a PermitCount)> {
     counts.iter().flat_map(|(driver, priorities)| {
         priorities.iter().map(|count| {
-            let labels = ShareLabels {
+            let labels = PermitLabels {
                 driver: (*driver).clone(),
                 priority: count.priority,
             };

@@ -1,7 +1,7 @@
 //! VMs that no InfraMachine has: found by lists, judged by live reads, reported, and deleted where
 //! that is asked for and proven.
 //!
-//! Layer 2. A pass is lists → live read → [`plan`] → report → delete. Lists whose VMs all have an owner by
+//! A pass is lists → live read → [`plan`] → report → delete. Lists whose VMs all have an owner by
 //! what the caches say, as all have as a rule, end there: a fleet at rest costs one list for each class,
 //! and the API server nothing.
 

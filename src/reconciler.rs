@@ -3,7 +3,7 @@
 //!
 //! Of an object that has no VM also: when it can't be read, an event says so to its user; when a reconcile
 //! fails, it is tried again after a back-off of its own. The machine's reconciler remembers more of each
-//! object, and can delete one that it can't read. Layer 2.
+//! object, and can delete one that it can't read.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

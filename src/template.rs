@@ -1,7 +1,7 @@
 //! InfraMachineTemplate: what one machine has, so that the autoscaler can start from zero, and what keeps
 //! machines from being made from it.
 //!
-//! Layer 2. Writes the template's status and nothing else.
+//! It writes the template's status and nothing else.
 
 mod plan;
 mod status;

@@ -94,7 +94,7 @@ fn what_was_gone_replaced_or_changed_by_others_may_have_let_a_forged_identity_th
     let (policy, binding) = (one(judge::CARRIER, false), one(judge::CARRIER, true));
     let nothing = BTreeMap::new();
     let found = as_found(&policy, |_| {});
-    let seen = BTreeMap::from([(policy.key(), ConnectionGeneration::of(&found))]);
+    let seen = BTreeMap::from([(policy.key(), ObjectVersion::of(&found))]);
     assert!(is_gap(&policy, None, &nothing));
     assert!(!is_gap(&policy, Some(&found), &nothing));
     assert!(!is_gap(&policy, Some(&found), &seen));
@@ -179,7 +179,7 @@ fn what_a_newer_version_puts_in_place_of_an_older_ones_at_one_stroke_is_no_gap()
             object["metadata"]["generation"] = json!(generation);
         })
     };
-    let seen = BTreeMap::from([(own.key(), ConnectionGeneration::of(&of(&own, "1", 4)))]);
+    let seen = BTreeMap::from([(own.key(), ObjectVersion::of(&of(&own, "1", 4)))]);
     assert!(!is_gap(&own, Some(&of(&newer, "1", 5)), &seen));
     assert!(
         is_gap(&own, Some(&of(&newer, "1", 6)), &seen),

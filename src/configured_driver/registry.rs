@@ -144,7 +144,7 @@ impl ConfiguredDrivers {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{FakeDriver, provider_of};
+    use super::super::tests::{FakeDriver, configured_driver_with};
     use super::super::{Limits, Namespaces, Settings};
     use super::*;
     use crate::leadership::Leadership;
@@ -162,7 +162,7 @@ mod tests {
             namespaces,
             limits: Limits::default(),
         };
-        provider_of(settings, FakeDriver::default(), Leadership::unelected())
+        configured_driver_with(settings, FakeDriver::default(), Leadership::unelected())
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Driver for FakeDriver {
     }
 }
 
-pub(crate) fn provider_of(
+pub(crate) fn configured_driver_with(
     settings: Settings,
     driver: impl Driver + 'static,
     leadership: Leadership,
@@ -113,7 +113,7 @@ pub(crate) fn driver_with_one_permit(driver: FakeDriver) -> ConfiguredDriver {
         max_concurrent_calls: std::num::NonZeroU32::MIN,
         ..Limits::default()
     };
-    provider_of(settings(limits), driver, Leadership::unelected())
+    configured_driver_with(settings(limits), driver, Leadership::unelected())
 }
 
 fn settings(limits: Limits) -> Settings {
@@ -134,18 +134,18 @@ fn of_one_namespace(limits: Limits) -> Settings {
     }
 }
 
-/// As [`provider`], with credentials from the provider's side.
-fn provider_with_credentials(driver: FakeDriver, directory: &std::path::Path) -> ConfiguredDriver {
+/// As [`configured_driver`], with credentials from the provider's side.
+fn configured_driver_with_credentials(driver: FakeDriver, directory: &std::path::Path) -> ConfiguredDriver {
     let settings = Settings {
         credentials: Some(CredentialsDirectory::new(directory.to_owned())),
         ..settings(Limits::default())
     };
-    provider_of(settings, driver, Leadership::unelected())
+    configured_driver_with(settings, driver, Leadership::unelected())
 }
 
 /// The driver `pool`, without limits of its own.
 pub(crate) fn configured_driver(driver: impl Driver + 'static) -> ConfiguredDriver {
-    provider_of(settings(Limits::default()), driver, Leadership::unelected())
+    configured_driver_with(settings(Limits::default()), driver, Leadership::unelected())
 }
 
 fn machine() -> Machine {
@@ -190,7 +190,7 @@ fn status_of<T: std::fmt::Debug>(answer: Result<T>) -> (Code, String) {
 async fn a_replica_that_does_not_lead_never_reaches_the_driver() {
     let driver = FakeDriver::default();
     let calls = Arc::clone(&driver.calls);
-    let driver = provider_of(settings(Limits::default()), driver, Leadership::elected());
+    let driver = configured_driver_with(settings(Limits::default()), driver, Leadership::elected());
     let refused = (Code::Canceled, NOT_LEADER.to_owned());
     assert_eq!(
         status_of(
@@ -247,7 +247,7 @@ async fn a_call_that_waited_longer_than_the_lease_is_not_made() {
         burst: std::num::NonZeroU32::MIN,
         ..Limits::default()
     };
-    let driver = provider_of(settings(limits), FakeDriver::default(), leadership);
+    let driver = configured_driver_with(settings(limits), FakeDriver::default(), leadership);
     let answers = join_all((0..20).map(|_| create_in_turn(&driver))).await;
     let (made, refused) = answers.split_at(15);
     assert!(made.iter().all(Result::is_ok));
@@ -340,7 +340,7 @@ async fn no_more_calls_run_at_once_than_the_cap_allows() {
         max_concurrent_calls: std::num::NonZeroU32::new(4).unwrap(),
         ..Limits::default()
     };
-    let driver = provider_of(of_one_namespace(limits), driver, Leadership::unelected());
+    let driver = configured_driver_with(of_one_namespace(limits), driver, Leadership::unelected());
     let driver = &driver;
     let answers = join_all((0..20).map(async |n| {
         let permit = driver.acquire(Priority::Upkeep, &n.to_string()).await;
@@ -406,7 +406,7 @@ async fn the_providers_own_credentials_are_in_no_message() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("token"), "magpie-0815").unwrap();
     let driver = FakeDriver::creating(|| async { Err(Status::new(Code::Unauthenticated, "no magpie-0815")) });
-    let driver = provider_with_credentials(driver, directory.path());
+    let driver = configured_driver_with_credentials(driver, directory.path());
     let permit = driver.acquire(Priority::Create, "test").await;
     let (_, message) = status_of(permit.driver().create_machine(create()).await);
     assert_eq!(message, "no [redacted]");
@@ -506,7 +506,7 @@ async fn creates_that_hang_leave_permits_for_deletions_and_a_waiter_is_woken() {
         ..Limits::default()
     };
     let driver = FakeDriver::creating(std::future::pending);
-    let driver = provider_of(of_one_namespace(limits), driver, Leadership::unelected());
+    let driver = configured_driver_with(of_one_namespace(limits), driver, Leadership::unelected());
     let woken = Arc::new(AtomicUsize::new(0));
     let permit = |priority, key: &str| {
         let woken = Arc::clone(&woken);

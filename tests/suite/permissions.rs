@@ -114,8 +114,7 @@ fn granted() -> BTreeSet<Permission> {
         .into_iter()
         .flatten()
         .flat_map(of)
-        // The policies are there already;
-        // `the_provider_installs_its_policies_with_its_own_permissions` uses the rest.
+        // The policies are there already. tests/manifests/admission.rs uses the rest.
         .filter(|(group, _, verb)| !group.starts_with("admissionregistration") || verb == "get")
         // The admission policy asks for it, and the API server answers it by itself.
         .filter(|(_, resource, _)| !resource.ends_with(&format!("/{}", rbac::IDENTITY)))

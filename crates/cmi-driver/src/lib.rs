@@ -1,6 +1,6 @@
 //! The contract between this provider and a virtual machine back end, in VM nouns.
 //!
-//! Layer 0: nothing here knows Kubernetes objects, gRPC or another module of this crate. The calls and their
+//! Nothing here knows Kubernetes objects or gRPC. The calls and their
 //! meaning are those of the driver contract (create, delete, status, list, volume ids, class migration), of
 //! the Common Machine Interface (shut down, identity) and of post-create initialization (initialize, update).
 //!
@@ -72,7 +72,7 @@ pub trait Driver: Send + Sync + 'static {
     /// Name and version of the driver, for logs, metrics and `capcmi driver info`.
     async fn info(&self) -> Result<PluginInfo>;
 
-    /// What the driver implements and how it behaves. Constant during an [`Driver::connection_generation`].
+    /// What the driver implements and how it behaves. Constant during one [`Driver::connection_generation`].
     async fn capabilities(&self) -> Result<Capabilities>;
 
     /// Whether the driver and its back end can serve calls now.
