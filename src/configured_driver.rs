@@ -224,7 +224,7 @@ impl ConfiguredDriver {
     }
 
     /// Checks a provider spec against the schema that the driver publishes, if it does, and has since
-    /// it was met. Makes no call.
+    /// the last handshake. Makes no call.
     ///
     /// # Errors
     /// INVALID_ARGUMENT that names each field that is wrong and why.
@@ -266,7 +266,7 @@ impl ConfiguredDriver {
         debounce::debounce(self.reachability(), &self.stable_reachability, grace).await;
     }
 
-    /// Which driver was met, counted from 1 for one outside of this process; see
+    /// Which driver answers, counted from 1 for one outside of this process; see
     /// [`Driver::connection_generation`].
     pub fn connection_generation(&self) -> u64 {
         self.driver.connection_generation()

@@ -150,14 +150,14 @@ fn subject(args: &ConformanceArgs) -> Result<Subject, Failure> {
 
 /// A plugin behind an endpoint: the client that the provider calls it with, and a bare connection.
 fn plugin(args: &PluginArgs, config: Config) -> Result<Subject, Failure> {
-    let patience = Timeouts {
+    let timeouts = Timeouts {
         default: config.call_limit(),
         by_operation: BTreeMap::new(),
     };
     let wire = Arc::new(ConnectionWire::new(connect(args.connector()?)));
     let name = args.endpoint.clone().unwrap_or_default();
     Ok(Subject {
-        target: Target::plugin(name, args.driver(&patience)?, wire),
+        target: Target::plugin(name, args.driver(&timeouts)?, wire),
         hooks: commands(&config).unwrap_or_else(|| Arc::new(NoHooks)),
         config,
     })

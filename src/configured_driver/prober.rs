@@ -35,7 +35,7 @@ pub enum Reachability {
 /// What a driver says of itself.
 #[derive(Debug)]
 pub enum CachedCapabilities {
-    /// This, since it was met.
+    /// This, since the last handshake.
     Current(Arc<Capabilities>),
     /// This, before it was lost; it can't be asked whether that still holds, so that nothing may
     /// be refused because of it.
@@ -52,7 +52,7 @@ pub(super) struct Prober {
     caller: Caller,
     known: RwLock<Option<Learned>>,
     asking: Mutex<()>,
-    failure: std::sync::Mutex<Option<Failure>>,
+    failure: std::sync::Mutex<Option<LastFailure>>,
     waiting: std::sync::Mutex<Waiting>,
     reachability: watch::Sender<Reachability>,
     hints: Notify,
@@ -98,7 +98,7 @@ fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// The last time that the driver could not be asked.
 #[derive(Debug)]
-struct Failure {
+struct LastFailure {
     at: Instant,
     code: Code,
     message: String,
@@ -191,7 +191,7 @@ impl Prober {
         let shared = lock(&self.failure)
             .as_ref()
             .filter(|failure| failure.is_shared())
-            .map(Failure::status);
+            .map(LastFailure::status);
         match shared {
             Some(status) => Err(status),
             None => self.ask(asking).await,
@@ -206,18 +206,18 @@ impl Prober {
             // The driver was not asked.
             Err(status) if is_not_leader(&status) => return Err(status),
             Err(status) => {
-                let failure = Failure::of(&status);
+                let failure = LastFailure::of(&status);
                 let status = failure.status();
                 *lock(&self.failure) = Some(failure);
                 return Err(status);
             }
         };
-        self.introduce().await;
+        self.report_info().await;
         Ok(self.learn(capabilities, connection_generation))
     }
 
     /// Says in metric and log what the driver is. Nothing depends on it.
-    async fn introduce(&self) {
+    async fn report_info(&self) {
         let driver = &self.caller.name;
         match self.caller.info().await {
             Ok(PluginInfo { name, version, .. }) => {
@@ -259,7 +259,7 @@ impl Prober {
     }
 
     /// Checks a provider spec against the driver's schema, if it publishes one. That of a driver that was
-    /// lost since may not be that of the one that is met next.
+    /// lost since may not be that of the next one.
     pub(super) fn check_spec(&self, spec: &ProviderSpec) -> Result<()> {
         match self.known_current().and_then(|known| known.schema) {
             Some(schema) => schema.check(spec),
@@ -289,7 +289,7 @@ impl Prober {
     /// Probes for ever, from when this replica is the leader.
     pub(super) async fn run(&self) {
         self.caller.leadership.acquired().await;
-        let mut met = self.caller.driver.connection_generation();
+        let mut generation = self.caller.driver.connection_generation();
         loop {
             let reachability = self.probe().await;
             let interval = match &reachability {
@@ -301,7 +301,7 @@ impl Prober {
                     self.refresh().await;
                 }
                 let now = self.caller.driver.connection_generation();
-                let is_another = std::mem::replace(&mut met, now) != now;
+                let is_another = std::mem::replace(&mut generation, now) != now;
                 self.announce(reachability, is_another);
             }
             tokio::select! {
@@ -346,7 +346,7 @@ impl Prober {
     }
 }
 
-impl Failure {
+impl LastFailure {
     /// The code of another call must not be taken for the answer to the one that waits: NOT_FOUND would lead
     /// to a create. So it is UNAVAILABLE, but for CANCELED, which says that the driver was not asked.
     fn of(status: &Status) -> Self {

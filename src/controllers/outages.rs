@@ -73,7 +73,7 @@ impl Controllers {
     async fn follow_probes(&self, driver: &ConfiguredDriver) {
         let mut update = driver.reachability();
         let mut was = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
-        let mut met = driver.connection_generation();
+        let mut generation = driver.connection_generation();
         let mut retries = Retries::default();
         loop {
             tokio::select! {
@@ -85,9 +85,9 @@ impl Controllers {
             }
             let is = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
             let is_back = std::mem::replace(&mut was, is) && !is;
-            let before = std::mem::replace(&mut met, driver.connection_generation());
+            let before = std::mem::replace(&mut generation, driver.connection_generation());
             // The first plugin says nothing new of what was before.
-            let is_another = before != 0 && before != met;
+            let is_another = before != 0 && before != generation;
             if is_another {
                 self.reconcile_machines_of(driver.name());
             }

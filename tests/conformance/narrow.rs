@@ -94,8 +94,8 @@ async fn target(shape: Shape, mutant: Arc<Mutant>) -> (Target, Option<DropGuard>
     let stop = CancellationToken::new();
     let stopped = stop.clone().cancelled_owned();
     tokio::spawn(serve(mutant, listener, stopped, Duration::from_secs(1)));
-    let patience = Operation::ALL.map(|operation| (operation, Duration::from_secs(20)));
-    let client: Arc<dyn Driver> = Arc::new(GrpcDriver::new(&config, Deadlines::new(patience)).unwrap());
+    let timeouts = Operation::ALL.map(|operation| (operation, Duration::from_secs(20)));
+    let client: Arc<dyn Driver> = Arc::new(GrpcDriver::new(&config, Deadlines::new(timeouts)).unwrap());
     let wire = Arc::new(ConnectionWire::new(connect(config.connector().unwrap())));
     (
         Target::plugin("the plugin", client, wire),

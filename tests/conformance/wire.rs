@@ -66,8 +66,8 @@ impl Served {
 
     /// All that a user sees: by the client that the provider calls plugins with.
     async fn judged_from_outside(&self, only: &[&str]) -> Report {
-        let patience = Operation::ALL.map(|operation| (operation, Duration::from_secs(20)));
-        let client = GrpcDriver::new(&self.config, Deadlines::new(patience)).unwrap();
+        let timeouts = Operation::ALL.map(|operation| (operation, Duration::from_secs(20)));
+        let client = GrpcDriver::new(&self.config, Deadlines::new(timeouts)).unwrap();
         self.run(Arc::new(client), self.wire.clone(), only).await
     }
 

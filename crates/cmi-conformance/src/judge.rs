@@ -40,9 +40,9 @@ pub struct Judge {
 }
 
 /// The texts in a response: what a secret may not be found in.
-pub trait Said {
+pub trait Texts {
     /// Every text.
-    fn said(&self) -> Vec<String>;
+    fn texts(&self) -> Vec<String>;
 }
 
 impl Judge {
@@ -57,9 +57,9 @@ impl Judge {
     }
 
     /// Looks at an answer.
-    pub fn look<T: Said>(&self, operation: Operation, secrets: &Secrets, result: &cmi_driver::Result<T>) {
+    pub fn look<T: Texts>(&self, operation: Operation, secrets: &Secrets, result: &cmi_driver::Result<T>) {
         let texts = match result {
-            Ok(response) => response.said(),
+            Ok(response) => response.texts(),
             Err(status) => {
                 if let Some(problem) = problem(status) {
                     self.note(
@@ -67,7 +67,7 @@ impl Judge {
                         format!("{operation} answered {status}: {problem}"),
                     );
                 }
-                said_by(status)
+                texts_of_status(status)
             }
         };
         self.keeps(operation.name(), secrets, &texts);
@@ -179,61 +179,61 @@ pub const fn message_rules(operation: Operation) -> &'static [&'static str] {
     }
 }
 
-fn said_by(status: &Status) -> Vec<String> {
-    let mut said = vec![status.message().to_owned()];
-    said.extend(status.last_known_state().map(state));
-    said.extend(status.machine().into_iter().flat_map(Said::said));
-    said
+fn texts_of_status(status: &Status) -> Vec<String> {
+    let mut texts = vec![status.message().to_owned()];
+    texts.extend(status.last_known_state().map(state));
+    texts.extend(status.machine().into_iter().flat_map(Texts::texts));
+    texts
 }
 
 fn state(state: &LastKnownState) -> String {
     String::from_utf8_lossy(state.as_bytes()).into_owned()
 }
 
-impl Said for Machine {
-    fn said(&self) -> Vec<String> {
-        let mut said = vec![self.provider_id.to_string(), self.node_name.clone()];
-        said.extend(self.addresses.iter().map(|address| address.address.clone()));
-        said.extend(self.failure_domain.clone());
-        said.extend(self.last_known_state.as_ref().map(state));
-        said
+impl Texts for Machine {
+    fn texts(&self) -> Vec<String> {
+        let mut texts = vec![self.provider_id.to_string(), self.node_name.clone()];
+        texts.extend(self.addresses.iter().map(|address| address.address.clone()));
+        texts.extend(self.failure_domain.clone());
+        texts.extend(self.last_known_state.as_ref().map(state));
+        texts
     }
 }
 
-impl Said for DeleteMachineResponse {
-    fn said(&self) -> Vec<String> {
+impl Texts for DeleteMachineResponse {
+    fn texts(&self) -> Vec<String> {
         self.last_known_state.iter().map(state).collect()
     }
 }
 
-impl Said for ShutDownMachineResponse {
-    fn said(&self) -> Vec<String> {
+impl Texts for ShutDownMachineResponse {
+    fn texts(&self) -> Vec<String> {
         self.last_known_state.iter().map(state).collect()
     }
 }
 
-impl Said for Vec<ListedMachine> {
-    fn said(&self) -> Vec<String> {
+impl Texts for Vec<ListedMachine> {
+    fn texts(&self) -> Vec<String> {
         self.iter()
             .flat_map(|vm| [vm.provider_id.to_string(), vm.machine_name.clone()])
             .collect()
     }
 }
 
-impl Said for Vec<String> {
-    fn said(&self) -> Vec<String> {
+impl Texts for Vec<String> {
+    fn texts(&self) -> Vec<String> {
         self.clone()
     }
 }
 
-impl Said for Map<String, Value> {
-    fn said(&self) -> Vec<String> {
+impl Texts for Map<String, Value> {
+    fn texts(&self) -> Vec<String> {
         vec![Value::Object(self.clone()).to_string()]
     }
 }
 
-impl Said for Vec<Zone> {
-    fn said(&self) -> Vec<String> {
+impl Texts for Vec<Zone> {
+    fn texts(&self) -> Vec<String> {
         let texts = |zone: &Zone| {
             let attributes = zone.attributes.iter().flat_map(|(key, value)| [key, value]);
             std::iter::once(&zone.name)
@@ -245,34 +245,34 @@ impl Said for Vec<Zone> {
     }
 }
 
-impl Said for ClassDescription {
-    fn said(&self) -> Vec<String> {
+impl Texts for ClassDescription {
+    fn texts(&self) -> Vec<String> {
         let capacity = self.capacity.iter().flat_map(|(key, value)| [key, value]);
         let platform = self.architecture.iter().chain(&self.operating_system);
         capacity.chain(platform).cloned().collect()
     }
 }
 
-impl Said for PluginInfo {
-    fn said(&self) -> Vec<String> {
+impl Texts for PluginInfo {
+    fn texts(&self) -> Vec<String> {
         vec![self.name.clone(), self.version.clone()]
     }
 }
 
-impl Said for Capabilities {
-    fn said(&self) -> Vec<String> {
+impl Texts for Capabilities {
+    fn texts(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-impl Said for Readiness {
-    fn said(&self) -> Vec<String> {
+impl Texts for Readiness {
+    fn texts(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-impl Said for () {
-    fn said(&self) -> Vec<String> {
+impl Texts for () {
+    fn texts(&self) -> Vec<String> {
         Vec::new()
     }
 }

@@ -14,18 +14,18 @@ const LONGEST_OUTAGE: Duration = Duration::from_secs(30);
 /// Whether the driver can still be reached. Shared by all cases: what one sees counts for all.
 #[derive(Debug)]
 pub struct Liveness {
-    patience: Duration,
-    contact: Mutex<Contact>,
+    timeout: Duration,
+    state: Mutex<State>,
     end: CancellationToken,
 }
 
-/// What the last answers said.
+/// What the last calls showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Contact {
+enum State {
     /// It answers.
-    There,
+    Reachable,
     /// It has not answered since.
-    Away(Instant),
+    UnreachableSince(Instant),
     /// It was away for too long.
     Lost,
 }
@@ -35,20 +35,20 @@ impl Liveness {
     /// for as long as a call may take if that is less, is that it can't be reached.
     pub fn new(call_limit: Duration, end: CancellationToken) -> Self {
         Self {
-            patience: call_limit.min(LONGEST_OUTAGE),
-            contact: Mutex::new(Contact::There),
+            timeout: call_limit.min(LONGEST_OUTAGE),
+            state: Mutex::new(State::Reachable),
             end,
         }
     }
 
     /// A call was answered, by the driver or for it.
-    pub fn heard<T>(&self, answer: &cmi_driver::Result<T>) {
+    pub fn observe<T>(&self, answer: &cmi_driver::Result<T>) {
         match answer {
-            Err(status) if status.code() == Code::Unavailable => self.silence(),
+            Err(status) if status.code() == Code::Unavailable => self.unreachable(),
             Ok(_) | Err(_) => {
-                let mut contact = self.contact.lock().unwrap_or_else(PoisonError::into_inner);
-                if *contact != Contact::Lost {
-                    *contact = Contact::There;
+                let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                if *state != State::Lost {
+                    *state = State::Reachable;
                 }
             }
         }
@@ -56,21 +56,21 @@ impl Liveness {
 
     /// A call was not answered. An outage is as long as from the first to the last of them,
     /// so that a pause is none.
-    pub fn silence(&self) {
-        let mut contact = self.contact.lock().unwrap_or_else(PoisonError::into_inner);
-        *contact = match *contact {
-            Contact::There => Contact::Away(Instant::now()),
-            Contact::Away(since) if since.elapsed() >= self.patience => {
+    pub fn unreachable(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = match *state {
+            State::Reachable => State::UnreachableSince(Instant::now()),
+            State::UnreachableSince(since) if since.elapsed() >= self.timeout => {
                 self.end.cancel();
-                Contact::Lost
+                State::Lost
             }
-            Contact::Away(_) | Contact::Lost => *contact,
+            State::UnreachableSince(_) | State::Lost => *state,
         };
     }
 
     /// Whether the driver was given up.
     pub fn is_lost(&self) -> bool {
-        *self.contact.lock().unwrap_or_else(PoisonError::into_inner) == Contact::Lost
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) == State::Lost
     }
 }
 
@@ -87,18 +87,18 @@ mod tests {
     async fn a_driver_is_lost_when_nothing_but_outages_is_heard_and_a_pause_is_no_outage() {
         let end = CancellationToken::new();
         let liveness = Liveness::new(Duration::from_mins(5), end.clone());
-        liveness.heard(&gone());
+        liveness.observe(&gone());
         tokio::time::advance(Duration::from_mins(2)).await;
         assert!(!liveness.is_lost());
-        liveness.heard(&Ok(()));
-        liveness.heard(&gone());
+        liveness.observe(&Ok(()));
+        liveness.observe(&gone());
         tokio::time::advance(Duration::from_secs(29)).await;
-        liveness.heard(&gone());
+        liveness.observe(&gone());
         assert!(!liveness.is_lost() && !end.is_cancelled());
         tokio::time::advance(Duration::from_secs(1)).await;
-        liveness.heard(&gone());
+        liveness.observe(&gone());
         assert!(liveness.is_lost() && end.is_cancelled());
-        liveness.heard(&Ok(()));
+        liveness.observe(&Ok(()));
         assert!(liveness.is_lost(), "what was given up stays given up");
     }
 }

@@ -28,10 +28,10 @@ const ENDED_EARLY: &str = "the run was ended early";
 const LOST: &str = "the driver can't be reached any more";
 /// The case that all others build upon.
 const FIRST: &str = "create-makes-a-vm";
-/// How long a call that is under way when the run is ended may take: what it makes has to be known.
-const LONGEST_FAREWELL: Duration = Duration::from_secs(10);
+/// How long a call that is under way when the run is stopped may still take: what it makes has to be known.
+const GRACE_PERIOD: Duration = Duration::from_secs(10);
 
-/// What is told while a run goes on.
+/// Is notified while a run goes on.
 pub trait Progress: Send + Sync {
     /// A case ended; `done` of `of` have by now.
     fn ended(&self, case: &CaseReport, done: usize, of: usize);
@@ -237,15 +237,15 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
     }
 }
 
-/// The outcome of a case that may panic, or be told to stop; it does not run any more when this answers.
+/// The outcome of a case that may panic, or be stopped; it does not run any more when this answers.
 async fn guarded(case: impl Future<Output = CaseResult> + Send + 'static, shared: &Shared) -> CaseResult {
     let mut task = AbortOnDropHandle::new(tokio::spawn(case));
     tokio::select! {
         biased;
         () = shared.stop.cancelled() => {
             // The case makes no further call, and ends by itself unless the one that is under way does not.
-            let patience = if shared.liveness.is_lost() { Duration::ZERO } else { LONGEST_FAREWELL };
-            if tokio::time::timeout(patience, &mut task).await.is_err() {
+            let grace_period = if shared.liveness.is_lost() { Duration::ZERO } else { GRACE_PERIOD };
+            if tokio::time::timeout(grace_period, &mut task).await.is_err() {
                 task.abort();
                 let _aborted = task.await;
             }

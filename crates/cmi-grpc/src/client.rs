@@ -30,21 +30,21 @@ use tokio::time::{Instant, timeout_at};
 pub use config::{ConfigError, ENDPOINT_VARIABLE, GrpcConfig, TlsConfig};
 pub use connector::{ConnectError, Connector};
 
-use calls::Exchange;
+use calls::Rpc;
 use channel::Channel;
 use cmi_driver::{Code, Operation, Result, Status};
 use session::Session;
 
-/// After this time the plugin is asked again what it is and can do: behind a proxy, it may
-/// have been replaced unseen.
-const REINTRODUCTION: Duration = Duration::from_mins(5);
+/// A session that is older is replaced by one with a new handshake: behind a proxy, the plugin
+/// may have been replaced unseen.
+const MAX_SESSION_AGE: Duration = Duration::from_mins(5);
 
 /// The driver that calls a plugin.
 #[derive(Debug)]
 pub struct GrpcDriver {
     channel: Channel,
     deadlines: Deadlines,
-    reintroduction: Duration,
+    max_session_age: Duration,
 }
 
 /// A call that the plugin declared.
@@ -85,12 +85,12 @@ impl GrpcDriver {
         Ok(Self {
             channel: Channel::new(config.target(variable)?, config.timeouts()),
             deadlines,
-            reintroduction: REINTRODUCTION,
+            max_session_age: MAX_SESSION_AGE,
         })
     }
 
     /// What the plugin said of itself, without asking it again.
-    async fn introduced<T>(
+    async fn of_session<T>(
         &self,
         operation: Operation,
         read: impl FnOnce(&Session) -> T + Send,
@@ -103,7 +103,7 @@ impl GrpcDriver {
     }
 
     /// Makes a call that the plugin declared, before its deadline.
-    async fn call<Q: Exchange>(&self, request: Q) -> Result<Q::Response> {
+    async fn call<Q: Rpc>(&self, request: Q) -> Result<Q::Response> {
         let operation = Q::OPERATION;
         let given = self.deadlines.of(operation);
         let deadline = Instant::now() + given;
@@ -114,7 +114,7 @@ impl GrpcDriver {
             deadline,
         };
         let answered = async {
-            let answer = request.exchange(&call).await;
+            let answer = request.invoke(&call).await;
             call.session.confirmed(deadline, answer).await
         };
         timeout_at(deadline, answered)

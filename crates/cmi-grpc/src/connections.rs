@@ -247,18 +247,18 @@ impl Drop for Ticket {
 
 /// A connection with its place, for servers that close a connection when reading fails.
 ///
-/// Reading and writing fail once it is evicted, and reading also when the greeting takes too long.
+/// Reading and writing fail once it is evicted, and reading also when the client's preface takes too long.
 #[derive(Debug)]
 pub struct Admitted<IO> {
     io: IO,
-    greeting: Option<Greeting>,
+    preface: Option<Preface>,
     eviction: Pin<Box<WaitForCancellationFutureOwned>>,
     ticket: Arc<Ticket>,
 }
 
-/// What is left of the greeting, and the time that it has.
+/// What is left of the preface of HTTP/2, and the time that it has.
 #[derive(Debug)]
-struct Greeting {
+struct Preface {
     bytes: usize,
     deadline: Pin<Box<Sleep>>,
 }
@@ -278,11 +278,11 @@ impl Asker {
 
 impl<IO> Admitted<IO> {
     /// A connection whose first bytes, so many of them, have to come within this time.
-    pub fn new(io: IO, ticket: Ticket, greeting: (usize, Duration)) -> Self {
-        let (bytes, within) = greeting;
+    pub fn new(io: IO, ticket: Ticket, preface: (usize, Duration)) -> Self {
+        let (bytes, within) = preface;
         Self {
             io,
-            greeting: Some(Greeting {
+            preface: Some(Preface {
                 bytes,
                 deadline: Box::pin(sleep(within)),
             }),
@@ -291,7 +291,7 @@ impl<IO> Admitted<IO> {
         }
     }
 
-    /// What is to be told of requests.
+    /// What is to be notified of requests.
     pub fn asker(&self) -> Asker {
         Asker(Arc::downgrade(&self.ticket))
     }
@@ -307,23 +307,23 @@ impl<IO> Admitted<IO> {
         }
     }
 
-    fn poll_greeting(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let Some(greeting) = &mut self.greeting else {
+    fn poll_preface(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(preface) = &mut self.preface else {
             return Ok(());
         };
-        match greeting.deadline.as_mut().poll(cx) {
+        match preface.deadline.as_mut().poll(cx) {
             Poll::Ready(()) => Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                "the client did not greet in time",
+                "the client sent no connection preface in time",
             )),
             Poll::Pending => Ok(()),
         }
     }
 
     fn count(&mut self, read: usize) {
-        self.greeting = self.greeting.take().and_then(|greeting| {
-            let bytes = greeting.bytes.saturating_sub(read);
-            (bytes > 0).then_some(Greeting { bytes, ..greeting })
+        self.preface = self.preface.take().and_then(|preface| {
+            let bytes = preface.bytes.saturating_sub(read);
+            (bytes > 0).then_some(Preface { bytes, ..preface })
         });
     }
 }
@@ -339,7 +339,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Admitted<IO> {
         let read = Pin::new(&mut self.io).poll_read(cx, buffer);
         self.count(buffer.filled().len().saturating_sub(before));
         if read.is_pending() {
-            self.poll_greeting(cx)?;
+            self.poll_preface(cx)?;
         }
         read
     }
@@ -485,17 +485,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_has_to_greet_in_time_and_may_then_be_silent() {
+    async fn a_client_has_to_send_its_preface_in_time_and_may_then_be_silent() {
         let connections = Connections::new(2);
-        let greeting = (4, Duration::from_secs(5));
+        let preface = (4, Duration::from_secs(5));
         let (mut client, server) = tokio::io::duplex(64);
-        let mut server = Admitted::new(server, connections.admit(Peer::Local).await, greeting);
+        let mut server = Admitted::new(server, connections.admit(Peer::Local).await, preface);
         client.write_all(b"abc").await.unwrap();
         let error = server.read_exact(&mut [0; 4]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
 
         let (mut client, server) = tokio::io::duplex(64);
-        let mut server = Admitted::new(server, connections.admit(Peer::Local).await, greeting);
+        let mut server = Admitted::new(server, connections.admit(Peer::Local).await, preface);
         client.write_all(b"abcd").await.unwrap();
         server.read_exact(&mut [0; 4]).await.unwrap();
         let silent = tokio::time::timeout(Duration::from_hours(1), server.read_u8()).await;
@@ -506,8 +506,8 @@ mod tests {
     async fn an_evicted_connection_can_neither_be_read_nor_written() {
         let connections = Connections::new(2);
         let (_client, server) = tokio::io::duplex(1);
-        let greeting = (4, Duration::from_hours(1));
-        let server = Admitted::new(server, connections.admit(Peer::Local).await, greeting);
+        let preface = (4, Duration::from_hours(1));
+        let server = Admitted::new(server, connections.admit(Peer::Local).await, preface);
         let (mut reading, mut writing) = tokio::io::split(server);
         let reading = tokio::spawn(async move { reading.read_u8().await.map(drop) });
         let writing = tokio::spawn(async move { writing.write_all(b"more than fits").await });

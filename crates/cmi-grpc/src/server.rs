@@ -181,7 +181,7 @@ impl Service {
     }
 }
 
-/// Tells the watchers of the health, and ends their streams.
+/// Notifies the watchers of the health, and ends their streams.
 async fn say_stopping(health: &mut tonic_health::server::HealthReporter) {
     use tonic::server::NamedService;
     let all = [

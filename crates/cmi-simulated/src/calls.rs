@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 
 use super::access;
-use super::orders::{self, Bootstrap, Claim};
+use super::orders::{self, Bootstrap, VmSelector};
 use super::spec::{LABELS, TAGS, Tagged, VmSpec};
 use super::vm::UserData;
 use super::{Call, NAME, SimulatedDriver, migration, schema, volumes};
@@ -41,27 +41,27 @@ impl SimulatedDriver {
 
     /// Orders the deletion and waits for the VM to be gone; ABORTED when that takes too long. A call that is
     /// dropped here leaves the deletion ordered, and a repeat waits for the same one (DRV-21, DRV-23).
-    async fn delete(&self, claim: &Claim) -> Result<DeleteMachineResponse> {
+    async fn delete(&self, selector: &VmSelector) -> Result<DeleteMachineResponse> {
         let takes = Duration::from_secs_f64(self.config.delete_seconds);
-        let patience = tokio::time::Instant::now() + Duration::from_secs_f64(self.config.delete_wait_seconds);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs_f64(self.config.delete_wait_seconds);
         let gone_at = self
             .journal
-            .change(|cloud, now| orders::delete(cloud, now, takes, claim))?;
+            .change(|cloud, now| orders::delete(cloud, now, takes, selector))?;
         loop {
             let left = self.journal.read(|cloud, now| {
-                let gone = orders::is_gone(cloud, claim);
+                let gone = orders::is_gone(cloud, selector);
                 gone_at.filter(|_| !gone).map(|at| at.since(now))
             })?;
             let Some(left) = left else {
                 return Ok(DeleteMachineResponse::default());
             };
-            if tokio::time::Instant::now() >= patience {
-                let what = format!("the VM of machine `{}` is being deleted", claim.name);
+            if tokio::time::Instant::now() >= deadline {
+                let what = format!("the VM of machine `{}` is being deleted", selector.name);
                 return Err(orders::pending(&what, left));
             }
             // Timers do not follow the wall clock to the millisecond, so the time may have to come twice.
             let wake = tokio::time::Instant::now() + left.max(Duration::from_millis(1));
-            tokio::time::sleep_until(wake.min(patience)).await;
+            tokio::time::sleep_until(wake.min(deadline)).await;
         }
     }
 }
@@ -115,14 +115,14 @@ impl Driver for SimulatedDriver {
             last_known_state: state,
         } = request;
         let secrets = &machine.class.secrets;
-        let work = |claim, spec| async move {
+        let work = |selector, spec| async move {
             let format = secrets.get(USER_DATA_FORMAT);
             let bootstrap = Bootstrap {
                 user_data: UserData::from(secrets.get(USER_DATA).map_or([].as_slice(), |data| data.expose())),
                 format: format.map(|format| String::from_utf8_lossy(format.expose()).into_owned()),
             };
             self.journal
-                .change(|cloud, now| orders::create(cloud, now, &self.config, &claim, &spec, bootstrap))
+                .change(|cloud, now| orders::create(cloud, now, &self.config, &selector, &spec, bootstrap))
         };
         self.run_on(Operation::CreateMachine, &machine, None, state, work)
             .await
@@ -130,17 +130,17 @@ impl Driver for SimulatedDriver {
 
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
         let (id, state) = (request.provider_id.as_ref(), request.last_known_state);
-        let work = |claim, _| async move { self.delete(&claim).await };
+        let work = |selector, _| async move { self.delete(&selector).await };
         self.run_on(Operation::DeleteMachine, &request.machine, id, state, work)
             .await
     }
 
     async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
         let id = request.provider_id.as_ref();
-        let work = |claim, spec: VmSpec| async move {
+        let work = |selector, spec: VmSpec| async move {
             let check = spec.source_dest_check;
             self.journal
-                .read(|cloud, now| orders::status(cloud, now, &self.config, &claim, check))?
+                .read(|cloud, now| orders::status(cloud, now, &self.config, &selector, check))?
         };
         self.run_on(Operation::GetMachineStatus, &request.machine, id, None, work)
             .await
@@ -157,9 +157,9 @@ impl Driver for SimulatedDriver {
 
     async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
         let (id, state) = (request.provider_id.as_ref(), request.last_known_state);
-        let work = |claim, spec: VmSpec| async move {
+        let work = |selector, spec: VmSpec| async move {
             self.journal
-                .change(|cloud, now| orders::initialize(cloud, now, &claim, spec.source_dest_check))
+                .change(|cloud, now| orders::initialize(cloud, now, &selector, spec.source_dest_check))
         };
         self.run_on(Operation::InitializeMachine, &request.machine, id, state, work)
             .await
@@ -167,16 +167,16 @@ impl Driver for SimulatedDriver {
 
     async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
         let (id, state) = (request.provider_id.as_ref(), request.last_known_state);
-        let work = |claim: Claim, _| async move {
+        let work = |selector: VmSelector, _| async move {
             let takes = Duration::from_secs_f64(self.config.shut_down_seconds);
             let stops_at = self
                 .journal
-                .change(|cloud, now| orders::shut_down(cloud, now, takes, &claim))?;
+                .change(|cloud, now| orders::shut_down(cloud, now, takes, &selector))?;
             let left = self.journal.read(|_, now| stops_at.since(now))?;
             if left.is_zero() || self.config.accepts_shut_down {
                 return Ok(ShutDownMachineResponse::default());
             }
-            let what = format!("the guest of machine `{}` is stopping", claim.name);
+            let what = format!("the guest of machine `{}` is stopping", selector.name);
             Err(orders::pending(&what, left))
         };
         self.run_on(Operation::ShutDownMachine, &request.machine, id, state, work)
@@ -185,9 +185,9 @@ impl Driver for SimulatedDriver {
 
     async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
         let (id, state) = (Some(&request.provider_id), request.last_known_state);
-        let work = |claim, spec| async move {
+        let work = |selector, spec| async move {
             self.journal
-                .change(|cloud, now| orders::update(cloud, now, &self.config, &claim, &spec))
+                .change(|cloud, now| orders::update(cloud, now, &self.config, &selector, &spec))
         };
         self.run_on(Operation::UpdateMachine, &request.machine, id, state, work)
             .await

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::orders::Claim;
+use super::orders::VmSelector;
 use super::spec::{TAGS, Tagged, VmSpec};
 use super::vm::{ParseVmIdError, VmId};
 use super::{Call, SimulatedDriver, Subject, access};
@@ -17,7 +17,7 @@ impl Call {
         Self {
             operation,
             subject: Subject::default(),
-            claim: None,
+            selector: None,
         }
     }
 
@@ -30,7 +30,7 @@ impl Call {
                 cluster,
                 ..Subject::default()
             },
-            claim: None,
+            selector: None,
         }
     }
 
@@ -43,7 +43,7 @@ impl Call {
         let cluster = tag(class, tags::CLUSTER);
         Self {
             operation,
-            claim: Some(Claim {
+            selector: Some(VmSelector {
                 name: name.clone(),
                 cluster: cluster.clone(),
                 machine: tag(class, tags::MACHINE),
@@ -74,26 +74,26 @@ impl SimulatedDriver {
         machine: &MachineRef,
         provider_id: Option<&ProviderId>,
         state: Option<LastKnownState>,
-        work: impl FnOnce(Claim, VmSpec) -> F + Send,
+        work: impl FnOnce(VmSelector, VmSpec) -> F + Send,
     ) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send,
     {
         let call = Call::of_machine(operation, machine, state);
         self.run(call, async {
-            let (claim, spec) = self.claim(operation, machine, provider_id)?;
-            work(claim, spec).await
+            let (selector, spec) = self.selector(operation, machine, provider_id)?;
+            work(selector, spec).await
         })
         .await
     }
 
     /// Checks credentials, name, provider id and spec of a call about a machine.
-    fn claim(
+    fn selector(
         &self,
         operation: Operation,
         MachineRef { name, class }: &MachineRef,
         provider_id: Option<&ProviderId>,
-    ) -> Result<(Claim, VmSpec)> {
+    ) -> Result<(VmSelector, VmSpec)> {
         access::check(self.config.credentials.as_ref(), &class.secrets, operation)?;
         if !is_dns_subdomain(name) {
             return Err(Status::new(
@@ -109,13 +109,13 @@ impl SimulatedDriver {
             .transpose()
             .map_err(|error: ParseVmIdError| Status::new(Code::InvalidArgument, error.to_string()))?;
         let spec = VmSpec::read(&class.provider_spec, Tagged::Machine)?;
-        let claim = Claim {
+        let selector = VmSelector {
             name: name.clone(),
             cluster: spec.cluster().to_owned(),
             machine: spec.machine().to_owned(),
             id,
         };
-        Ok((claim, spec))
+        Ok((selector, spec))
     }
 
     /// Checks credentials and spec of a call about a class.

@@ -91,13 +91,13 @@ struct FaultsFile {
 
 #[derive(Default)]
 struct FileState {
-    seen: Option<Stamp>,
+    seen: Option<FileVersion>,
     set: Set,
 }
 
 /// What tells a file from the one of before.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+struct FileVersion {
     modified: SystemTime,
     length: u64,
     inode: u64,
@@ -200,18 +200,22 @@ impl FileState {
     /// Reads the file when it is another than the last time, and forgets the counts of the faults of before.
     /// A file that is not valid is looked at once.
     fn refresh(&mut self, path: &std::path::Path) -> anyhow::Result<()> {
-        let stamp = Stamp::of(path)?;
-        if stamp == self.seen {
+        let version = FileVersion::of(path)?;
+        if version == self.seen {
             return Ok(());
         }
-        self.seen = stamp;
-        let faults = if stamp.is_some() { read(path)? } else { Vec::new() };
+        self.seen = version;
+        let faults = if version.is_some() {
+            read(path)?
+        } else {
+            Vec::new()
+        };
         self.set = Set::new(faults);
         Ok(())
     }
 }
 
-impl Stamp {
+impl FileVersion {
     fn of(path: &std::path::Path) -> std::io::Result<Option<Self>> {
         use std::os::unix::fs::MetadataExt as _;
         match std::fs::metadata(path) {

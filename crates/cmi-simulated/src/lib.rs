@@ -40,7 +40,7 @@ pub use subnet::{ParseSubnetError, Subnet};
 pub use vm::{Condition, ParseVmIdError, UserData, Vm, VmId};
 
 use cmi_driver::{Code, Machine, Operation, Result, Status};
-use orders::Claim;
+use orders::VmSelector;
 
 /// Name of the driver, and of the CSI driver of its volumes.
 pub const NAME: &str = "simulated.capcmi.io";
@@ -57,7 +57,7 @@ pub struct SimulatedDriver {
 struct Call {
     operation: Operation,
     subject: Subject,
-    claim: Option<Claim>,
+    selector: Option<VmSelector>,
 }
 
 impl SimulatedDriver {
@@ -124,15 +124,16 @@ impl SimulatedDriver {
             return Err(self.failure(call, &fault, code));
         }
         let result = work.await;
-        if let (Some(millis), Some(claim)) = (fault.carry_out_after_ms, &call.claim) {
+        if let (Some(millis), Some(selector)) = (fault.carry_out_after_ms, &call.selector) {
             let later = Duration::from_millis(millis);
             self.journal
-                .change(|cloud, now| Ok(orders::defer(cloud, claim, now.after(later))))?;
+                .change(|cloud, now| Ok(orders::defer(cloud, selector, now.after(later))))?;
         }
         if fault.vanish
-            && let Some(claim) = &call.claim
+            && let Some(selector) = &call.selector
         {
-            self.journal.change(|cloud, _| Ok(orders::vanish(cloud, claim)))?;
+            self.journal
+                .change(|cloud, _| Ok(orders::vanish(cloud, selector)))?;
         }
         if fault.hang == Some(Hang::After) {
             hang(call).await;
@@ -147,7 +148,7 @@ impl SimulatedDriver {
     fn failure(&self, call: &Call, fault: &Fault, code: Code) -> Status {
         let status = fault.status(code);
         match (code == Code::Uninitialized)
-            .then(|| self.machine(call.claim.as_ref()?))
+            .then(|| self.machine(call.selector.as_ref()?))
             .flatten()
         {
             Some(machine) => status.with_machine(machine),
@@ -155,9 +156,9 @@ impl SimulatedDriver {
         }
     }
 
-    fn machine(&self, claim: &Claim) -> Option<Machine> {
+    fn machine(&self, selector: &VmSelector) -> Option<Machine> {
         self.journal
-            .read(|cloud, now| orders::machine(cloud, now, claim))
+            .read(|cloud, now| orders::machine(cloud, now, selector))
             .ok()
             .flatten()
     }

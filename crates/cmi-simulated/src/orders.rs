@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Which VM is meant: name, cluster and identity have to fit, so another machine's VM is never
 /// touched (DRV-20, DRV-28).
 #[derive(Clone, Debug)]
-pub struct Claim {
+pub struct VmSelector {
     /// The machine's name.
     pub name: String,
     /// The cluster id.
@@ -33,7 +33,7 @@ pub struct Bootstrap {
     pub format: Option<String>,
 }
 
-impl Claim {
+impl VmSelector {
     fn vms<'a>(&'a self, cloud: &'a Cloud) -> impl Iterator<Item = &'a Vm> {
         cloud
             .named(&self.cluster, &self.name)
@@ -82,23 +82,23 @@ pub fn create(
     cloud: &Cloud,
     now: Instant,
     config: &SimulatedConfig,
-    claim: &Claim,
+    selector: &VmSelector,
     spec: &VmSpec,
     bootstrap: Bootstrap,
 ) -> Result<Decision<Machine>> {
     let wanted = spec.within(config)?;
-    let ours: Vec<_> = claim.vms(cloud).collect();
+    let ours: Vec<_> = selector.vms(cloud).collect();
     match ours.as_slice() {
         [] => {}
         [vm] => return adopt(vm, now, spec, wanted).map(Decision::unchanged),
         several => {
-            let message = claim.several(several).message().to_owned();
+            let message = selector.several(several).message().to_owned();
             return Err(Status::new(Code::FailedPrecondition, message));
         }
     }
     if let Some(vm) = cloud
-        .deferred(&claim.cluster, &claim.name)
-        .find(|vm| vm.machine() == claim.machine)
+        .deferred(&selector.cluster, &selector.name)
+        .find(|vm| vm.machine() == selector.machine)
     {
         // The repeat of a create that is not carried out yet: it is the same VM, and it is there when this is answered.
         return Ok(Decision {
@@ -109,17 +109,17 @@ pub fn create(
             answer: adopt(vm, now, spec, wanted)?,
         });
     }
-    if let Some(other) = cloud.named(&claim.cluster, &claim.name).next() {
+    if let Some(other) = cloud.named(&selector.cluster, &selector.name).next() {
         return Err(Status::new(
             Code::AlreadyExists,
             format!(
                 "VM {} has the name `{}` and belongs to another machine object",
                 other.provider_id(),
-                claim.name
+                selector.name
             ),
         ));
     }
-    let vm = order(cloud, now, config, claim, spec, wanted, bootstrap)?;
+    let vm = order(cloud, now, config, selector, spec, wanted, bootstrap)?;
     let answer = described(&vm, now)?;
     Ok(Decision {
         events: vec![Event::Ordered(Box::new(vm))],
@@ -164,7 +164,7 @@ fn order(
     cloud: &Cloud,
     now: Instant,
     config: &SimulatedConfig,
-    claim: &Claim,
+    selector: &VmSelector,
     spec: &VmSpec,
     wanted: Wanted<'_>,
     bootstrap: Bootstrap,
@@ -195,7 +195,7 @@ fn order(
     let boot = config.boot_seconds + config.boot_jitter_seconds * id.share();
     Ok(Vm {
         id,
-        name: claim.name.clone(),
+        name: selector.name.clone(),
         tags: spec.tags.clone(),
         labels: spec.labels.clone(),
         pool: spec.pool.clone(),
@@ -220,10 +220,10 @@ pub fn status(
     cloud: &Cloud,
     now: Instant,
     config: &SimulatedConfig,
-    claim: &Claim,
+    selector: &VmSelector,
     check: bool,
 ) -> Result<Machine> {
-    let vm = claim.only(claim.vms(cloud).filter(|vm| is_visible(vm, now, config)))?;
+    let vm = selector.only(selector.vms(cloud).filter(|vm| is_visible(vm, now, config)))?;
     not_locked(vm)?;
     let machine = described(vm, now)?;
     let initialized = vm.source_dest_check == check || !config.offers(Operation::InitializeMachine);
@@ -245,8 +245,13 @@ pub fn is_visible(vm: &Vm, now: Instant, config: &SimulatedConfig) -> bool {
 }
 
 /// Switches the check to what the spec asks for (INI-22).
-pub fn initialize(cloud: &Cloud, now: Instant, claim: &Claim, check: bool) -> Result<Decision<Machine>> {
-    let vm = claim.one(cloud)?;
+pub fn initialize(
+    cloud: &Cloud,
+    now: Instant,
+    selector: &VmSelector,
+    check: bool,
+) -> Result<Decision<Machine>> {
+    let vm = selector.one(cloud)?;
     not_deleted(vm, now)?;
     let changed =
         (vm.source_dest_check != check).then_some(Event::SourceDestCheckSet { id: vm.id, on: check });
@@ -261,11 +266,11 @@ pub fn delete(
     cloud: &Cloud,
     now: Instant,
     takes: Duration,
-    claim: &Claim,
+    selector: &VmSelector,
 ) -> Result<Decision<Option<Instant>>> {
     let mut events = Vec::new();
     let mut gone = None;
-    for vm in claim.vms(cloud) {
+    for vm in selector.vms(cloud) {
         let at = vm.gone_at.unwrap_or_else(|| now.after(takes));
         if vm.gone_at.is_none() {
             not_locked(vm)?;
@@ -280,13 +285,18 @@ pub fn delete(
 }
 
 /// Whether nothing is left of what [`delete`] deletes.
-pub fn is_gone(cloud: &Cloud, claim: &Claim) -> bool {
-    claim.vms(cloud).next().is_none()
+pub fn is_gone(cloud: &Cloud, selector: &VmSelector) -> bool {
+    selector.vms(cloud).next().is_none()
 }
 
 /// Orders the guest to stop; answers when it will be stopped.
-pub fn shut_down(cloud: &Cloud, now: Instant, takes: Duration, claim: &Claim) -> Result<Decision<Instant>> {
-    let vm = claim.one(cloud)?;
+pub fn shut_down(
+    cloud: &Cloud,
+    now: Instant,
+    takes: Duration,
+    selector: &VmSelector,
+) -> Result<Decision<Instant>> {
+    let vm = selector.one(cloud)?;
     not_deleted(vm, now)?;
     if vm.condition == Condition::Crashed {
         return Ok(Decision::unchanged(now));
@@ -307,11 +317,11 @@ pub fn update(
     cloud: &Cloud,
     now: Instant,
     config: &SimulatedConfig,
-    claim: &Claim,
+    selector: &VmSelector,
     spec: &VmSpec,
 ) -> Result<Decision<()>> {
     let wanted = spec.within(config)?;
-    let vm = claim.one(cloud)?;
+    let vm = selector.one(cloud)?;
     not_deleted(vm, now)?;
     let check = (vm.source_dest_check != spec.source_dest_check).then_some(spec::SOURCE_DEST_CHECK);
     if let Some(field) = difference(vm, spec, Some(wanted.root_fs_gb)).or(check) {
@@ -334,18 +344,18 @@ pub fn update(
     })
 }
 
-/// The machine of a claim, if there is exactly one: what goes along with an error.
-pub fn machine(cloud: &Cloud, now: Instant, claim: &Claim) -> Option<Machine> {
-    claim
-        .only(claim.vms(cloud))
+/// The machine of a selector, if there is exactly one: what goes along with an error.
+pub fn machine(cloud: &Cloud, now: Instant, selector: &VmSelector) -> Option<Machine> {
+    selector
+        .only(selector.vms(cloud))
         .ok()
         .and_then(|vm| vm.describe(now).ok())
 }
 
-/// Lets the VMs of a claim come into being only later.
-pub fn defer(cloud: &Cloud, claim: &Claim, until: Instant) -> Decision<()> {
+/// Lets the VMs of a selector come into being only later.
+pub fn defer(cloud: &Cloud, selector: &VmSelector, until: Instant) -> Decision<()> {
     Decision {
-        events: claim
+        events: selector
             .vms(cloud)
             .map(|vm| Event::Deferred { id: vm.id, until })
             .collect(),
@@ -353,10 +363,13 @@ pub fn defer(cloud: &Cloud, claim: &Claim, until: Instant) -> Decision<()> {
     }
 }
 
-/// Lets the VMs of a claim vanish.
-pub fn vanish(cloud: &Cloud, claim: &Claim) -> Decision<()> {
+/// Lets the VMs of a selector vanish.
+pub fn vanish(cloud: &Cloud, selector: &VmSelector) -> Decision<()> {
     Decision {
-        events: claim.vms(cloud).map(|vm| Event::Vanished { id: vm.id }).collect(),
+        events: selector
+            .vms(cloud)
+            .map(|vm| Event::Vanished { id: vm.id })
+            .collect(),
         answer: (),
     }
 }

@@ -32,7 +32,7 @@ pub(in crate::cli) struct InfoArgs {
 }
 
 /// What a driver says of itself.
-struct Introduction {
+struct DriverInfo {
     info: PluginInfo,
     readiness: Readiness,
     capabilities: Capabilities,
@@ -43,7 +43,7 @@ pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), Failure> {
     let mut failed = Vec::new();
     for (name, driver) in chosen(&args)? {
         match ask(driver.as_ref()).await {
-            Ok(introduction) => print!("{name}:\n{introduction}"),
+            Ok(driver_info) => print!("{name}:\n{driver_info}"),
             Err(status) => {
                 println!("{name}: {status}");
                 failed.push(name);
@@ -84,8 +84,8 @@ fn chosen(args: &InfoArgs) -> Result<Chosen, Failure> {
 }
 
 /// Asks in the order of the CMI specification.
-async fn ask(driver: &dyn Driver) -> cmi_driver::Result<Introduction> {
-    Ok(Introduction {
+async fn ask(driver: &dyn Driver) -> cmi_driver::Result<DriverInfo> {
+    Ok(DriverInfo {
         info: driver.info().await?,
         capabilities: driver.capabilities().await?,
         readiness: ready(driver.probe().await)?,
@@ -100,7 +100,7 @@ pub(in crate::cli) fn ready(probed: cmi_driver::Result<Readiness>) -> cmi_driver
     }
 }
 
-impl std::fmt::Display for Introduction {
+impl std::fmt::Display for DriverInfo {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Capabilities {
             operations: _,

@@ -10,7 +10,7 @@ use super::published::extended;
 use super::requests::{INFO, raw};
 use super::wire::declared;
 use crate::answer::{Answer, CaseError, CaseResult, ensure};
-use crate::judge::Said;
+use crate::judge::Texts;
 use crate::{Case, Hook, Need, Pull, TestContext};
 use cmi_driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Secrets};
 use cmi_grpc::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
@@ -35,7 +35,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["CMI-69"], [Need::Hook(Hook::Starting)] => starting;
 };
 
-async fn ask<T: Said>(
+async fn ask<T: Texts>(
     t: &TestContext,
     operation: Operation,
     call: impl Future<Output = cmi_driver::Result<T>>,

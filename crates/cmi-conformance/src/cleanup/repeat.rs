@@ -65,7 +65,7 @@ impl Cleanup<'_> {
             let answer = tokio::time::timeout_at(until, AssertUnwindSafe(call()).catch_unwind()).await;
             let status = match answer {
                 Ok(Ok(answer)) => {
-                    self.liveness.heard(&answer);
+                    self.liveness.observe(&answer);
                     match answer {
                         Ok(response) => return Ok(response),
                         Err(status) => status,
@@ -73,7 +73,7 @@ impl Cleanup<'_> {
                 }
                 Ok(Err(_)) => return Err((None, format!("the driver panicked in {operation}"))),
                 Err(_) => {
-                    self.liveness.silence();
+                    self.liveness.unreachable();
                     return Err((None, format!("{operation} did not end within {:?}", self.limit)));
                 }
             };

@@ -4,7 +4,7 @@ use std::future::Future;
 
 use super::TestContext;
 use crate::answer::{Answer, CaseError, CaseResult};
-use crate::judge::Said;
+use crate::judge::Texts;
 use crate::machine_request::MachineRequest;
 use cmi_driver::{
     self, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
@@ -200,7 +200,7 @@ impl TestContext {
         request: Q,
     ) -> CaseResult<Answer<Q::Response>>
     where
-        Q: Request<Response: Said>,
+        Q: Request<Response: Texts>,
     {
         let about = format!(
             "machine `{}` of cluster `{}`",
@@ -208,13 +208,13 @@ impl TestContext {
             machine_request.cluster()
         );
         let answer = self.send(about, request).await?;
-        self.shared.liveness.heard(&answer.result);
+        self.shared.liveness.observe(&answer.result);
         Ok(answer)
     }
 
     async fn send<Q>(&self, about: impl Into<String>, request: Q) -> CaseResult<Answer<Q::Response>>
     where
-        Q: Request<Response: Said>,
+        Q: Request<Response: Texts>,
     {
         let secrets = request.secrets();
         let call = request.send(&*self.shared.target.driver);
@@ -225,7 +225,7 @@ impl TestContext {
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call hangs; [`CaseError::Skipped`] when the run is to end early.
-    pub async fn timed<T: Said>(
+    pub async fn timed<T: Texts>(
         &self,
         operation: Operation,
         about: String,

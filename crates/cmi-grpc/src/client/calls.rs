@@ -36,9 +36,9 @@ macro_rules! exchange {
 }
 
 /// A request, as a plugin takes it.
-pub(super) trait Exchange: Request {
+pub(super) trait Rpc: Request {
     /// Makes the call.
-    fn exchange(self, call: &SessionCall) -> impl Future<Output = Result<Self::Response>> + Send;
+    fn invoke(self, call: &SessionCall) -> impl Future<Output = Result<Self::Response>> + Send;
 }
 
 /// Calls that are one exchange each.
@@ -46,8 +46,8 @@ macro_rules! one_exchange {
     ([$service:ident of $messages:ident] $(
         $driver:ident: $method:ident($request:ident) -> $response:ident, $reply:ident;
     )+) => {$(
-        impl Exchange for cmi_driver::$driver {
-            async fn exchange(self, call: &SessionCall) -> Result<Self::Response> {
+        impl Rpc for cmi_driver::$driver {
+            async fn invoke(self, call: &SessionCall) -> Result<Self::Response> {
                 let request = $messages::$request::from(self);
                 exchange!(call, $service.$method(request), $reply)
             }
@@ -58,8 +58,8 @@ macro_rules! one_exchange {
 machine_rpcs!(one_exchange [machine of cmi]);
 extension_rpcs!(one_exchange [extension of capcmi]);
 
-impl Exchange for GetMachineStatusRequest {
-    async fn exchange(self, call: &SessionCall) -> Result<Machine> {
+impl Rpc for GetMachineStatusRequest {
+    async fn invoke(self, call: &SessionCall) -> Result<Machine> {
         if call.session.handshake.extension.get_machine {
             let request = capcmi::GetMachineRequest::from(self);
             exchange!(call, extension.get_machine(request), plain)
@@ -70,8 +70,8 @@ impl Exchange for GetMachineStatusRequest {
     }
 }
 
-impl Exchange for ListMachinesRequest {
-    async fn exchange(self, call: &SessionCall) -> Result<Vec<ListedMachine>> {
+impl Rpc for ListMachinesRequest {
+    async fn invoke(self, call: &SessionCall) -> Result<Vec<ListedMachine>> {
         if call.session.handshake.extension.list_machines_paged {
             all_pages(call, self).await
         } else {
@@ -88,12 +88,12 @@ cmi_driver::forward_calls! {
         }
 
         async fn info(&self) -> Result<PluginInfo> {
-            self.introduced(Operation::GetPluginInfo, |session| session.handshake.info.clone())
+            self.of_session(Operation::GetPluginInfo, |session| session.handshake.info.clone())
                 .await
         }
 
         async fn capabilities(&self) -> Result<Capabilities> {
-            self.introduced(Operation::GetPluginCapabilities, |session| {
+            self.of_session(Operation::GetPluginCapabilities, |session| {
                 session.handshake.capabilities.clone()
             })
             .await
@@ -105,7 +105,7 @@ cmi_driver::forward_calls! {
         async fn probe(&self) -> Result<Readiness> {
             let given = self.deadlines.of(Operation::Probe);
             let deadline = Instant::now() + given;
-            self.channel.renew(self.reintroduction, given / 2).await;
+            self.channel.renew(self.max_session_age, given / 2).await;
             let session = timeout_at(deadline, self.channel.session())
                 .await
                 .unwrap_or_else(|_elapsed| Err(too_late(Operation::Probe, given)))?;

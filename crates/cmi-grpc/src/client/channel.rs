@@ -46,7 +46,7 @@ enum OpenError {
     Dial(#[from] DialError),
     #[error("HTTP/2 failed")]
     Http2(#[source] hyper::Error),
-    #[error("the plugin did not introduce itself: {0}")]
+    #[error("the handshake with the plugin failed: {0}")]
     Handshake(String),
     #[error("no answer within {} s", .0.as_secs_f32())]
     TimedOut(Duration),
@@ -66,7 +66,7 @@ impl Channel {
         }
     }
 
-    /// Counts the plugins that were met: one that was lost and is back may be another.
+    /// Counts the plugins that it was connected to: one that was lost and is back may be another.
     pub(super) fn connection_generation(&self) -> u64 {
         self.connection_generation.load(Ordering::Acquire)
     }
@@ -197,7 +197,7 @@ impl Channel {
         if !is_the_same {
             self.connection_generation.fetch_add(1, Ordering::AcqRel);
             let info = &session.handshake.info;
-            tracing::debug!(target = %self.target, name = info.name, version = info.version, "met the plugin");
+            tracing::debug!(target = %self.target, name = info.name, version = info.version, "connected to the plugin");
         }
         session
     }

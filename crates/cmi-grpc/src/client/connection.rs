@@ -75,7 +75,7 @@ impl Connection {
         self.sender.is_closed()
     }
 
-    /// Makes a call. The plugin is told for how long the client waits; when this future is
+    /// Makes a call. The plugin gets the time that the client waits; when this future is
     /// dropped, its stream is reset.
     pub(super) async fn call<Q, A, F>(
         &self,

@@ -185,7 +185,7 @@ fn check_grpc(status: StatusCode, headers: &HeaderMap) -> Result<(), TransportEr
     })
 }
 
-/// The body of an answer, which tells the observer how it ends.
+/// The body of an answer, which reports to the observer how it ends.
 pub(super) struct ObservedBody {
     body: Incoming,
     observer: StatusObserver,

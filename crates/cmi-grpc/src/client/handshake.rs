@@ -31,7 +31,7 @@ pub(super) struct Extension {
 
 /// Whether a plugin can serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Health {
+pub(super) enum PluginHealth {
     /// It can.
     Ready,
     /// It has not finished starting: what it says of machines may be wrong.
@@ -58,19 +58,19 @@ impl Handshake {
     /// Asks in the order of the CMI specification (CMI-169), and for the extension last. Every
     /// plugin says its name and what it can do (CMI-50, CMI-58): a server that does not know these
     /// calls is none. One without Probe or the extension is forgiven, and one that is not healthy
-    /// introduces itself all the same.
+    /// answers the handshake all the same.
     pub(super) async fn receive(
         connection: &Connection,
         deadline: Instant,
-    ) -> Result<(Self, Health), Status> {
+    ) -> Result<(Self, PluginHealth), Status> {
         let info = info(connection, deadline).await.map_err(no_plugin)?;
         let request = cmi::GetPluginCapabilitiesRequest {};
         let declared = capabilities!(connection, deadline, identity.get_plugin_capabilities(request))
             .map_err(no_plugin)?;
         let answer = probe(connection, deadline).await;
-        let health = match Health::told_by(&answer) {
+        let health = match PluginHealth::from_probe(&answer) {
             Some(health) => health,
-            None => answer.map(|_| Health::Ready)?,
+            None => answer.map(|_| PluginHealth::Ready)?,
         };
         let request = capcmi::GetExtensionCapabilitiesRequest {};
         let extended = capabilities!(
@@ -105,10 +105,10 @@ impl Extension {
     }
 }
 
-impl Health {
+impl PluginHealth {
     /// What the answer to a probe says; nothing when there was none. Without `ready`, and without Probe, a
     /// plugin is ready (CMI-71); one that is not healthy says so by any other error (CMI-68, CMI-72).
-    pub(super) fn told_by(answer: &Result<Readiness, CallError>) -> Option<Self> {
+    pub(super) fn from_probe(answer: &Result<Readiness, CallError>) -> Option<Self> {
         match answer {
             Ok(Readiness::Ready) => Some(Self::Ready),
             Ok(Readiness::NotYet) => Some(Self::NotYet),

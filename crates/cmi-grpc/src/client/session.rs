@@ -1,4 +1,4 @@
-//! A connection on which the plugin has introduced itself.
+//! A connection with the plugin's handshake.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -6,11 +6,11 @@ use std::sync::{PoisonError, RwLock};
 use tokio::time::Instant;
 
 use super::connection::Connection;
-use super::handshake::{self, Handshake, Health};
+use super::handshake::{self, Handshake, PluginHealth};
 use super::target::Fingerprint;
 use cmi_driver::{Code, Operation, Readiness, Result, Status};
 
-/// A connection on which the plugin has introduced itself.
+/// A connection with the plugin's handshake.
 #[derive(Debug)]
 pub(super) struct Session {
     pub connection: Connection,
@@ -19,7 +19,7 @@ pub(super) struct Session {
     pub since: Instant,
     /// What the TLS files held.
     pub fingerprint: Option<Fingerprint>,
-    health: RwLock<Health>,
+    health: RwLock<PluginHealth>,
     /// The plugin is not at the other end any more.
     is_lost: AtomicBool,
 }
@@ -28,7 +28,7 @@ impl Session {
     /// A session that begins now.
     pub(super) fn new(
         connection: Connection,
-        (handshake, health): (Handshake, Health),
+        (handshake, health): (Handshake, PluginHealth),
         fingerprint: Option<Fingerprint>,
     ) -> Self {
         Self {
@@ -81,12 +81,12 @@ impl Session {
             return Err(Status::unimplemented(operation));
         }
         match &*self.health.read().unwrap_or_else(PoisonError::into_inner) {
-            Health::Ready => Ok(()),
-            Health::NotYet => Err(Status::new(
+            PluginHealth::Ready => Ok(()),
+            PluginHealth::NotYet => Err(Status::new(
                 Code::Unavailable,
                 "the plugin has not finished starting",
             )),
-            Health::Unhealthy(why) => Err(Status::new(
+            PluginHealth::Unhealthy(why) => Err(Status::new(
                 Code::Unavailable,
                 format!("the plugin is not healthy: {why}"),
             )),
@@ -99,7 +99,7 @@ impl Session {
         if handshake::is_unimplemented(&answer) {
             self.confirm(deadline).await?;
         }
-        if let Some(health) = Health::told_by(&answer) {
+        if let Some(health) = PluginHealth::from_probe(&answer) {
             *self.health.write().unwrap_or_else(PoisonError::into_inner) = health;
         }
         Ok(answer?)

@@ -34,7 +34,7 @@ fn driver_of(target: Target, timeout: Duration) -> GrpcDriver {
             },
         ),
         deadlines: Deadlines::new(Operation::ALL.map(|operation| (operation, timeout))),
-        reintroduction: REINTRODUCTION,
+        max_session_age: MAX_SESSION_AGE,
     }
 }
 

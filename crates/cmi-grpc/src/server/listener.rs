@@ -203,7 +203,7 @@ pub(super) fn tls(
                         None
                     }
                     Err(_elapsed) => {
-                        tracing::info!("a client that did not greet was turned away");
+                        tracing::info!("a client that did not finish its TLS handshake was turned away");
                         None
                     }
                 }

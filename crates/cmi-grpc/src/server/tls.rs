@@ -102,7 +102,7 @@ impl ServerTls {
         self.current().map(drop)
     }
 
-    /// What greets the next client. While the files can't be used, those of before are.
+    /// What makes the handshake with the next client. While the files can't be used, those of before are.
     pub(super) fn acceptor(&self) -> Option<TlsAcceptor> {
         match self.current() {
             Ok(config) => Some(config.into()),

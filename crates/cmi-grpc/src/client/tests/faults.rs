@@ -185,9 +185,10 @@ async fn a_plugin_that_is_asked_to_end_ends_what_it_has_begun_and_its_successor_
     eventually(
         async || match (driver.probe().await?, driver.connection_generation()) {
             (_, 2) => Ok(()),
-            (_, connection_generation) => {
-                Err(Status::new(Code::Unknown, format!("met {connection_generation}")))
-            }
+            (_, connection_generation) => Err(Status::new(
+                Code::Unknown,
+                format!("generation {connection_generation}"),
+            )),
         },
     )
     .await;
@@ -210,7 +211,7 @@ async fn a_probe_that_is_not_answered_ends_the_connection() {
     assert_eq!((plugin.connections(), driver.connection_generation()), (2, 2));
 }
 
-/// Servers of something else: the one answers, the other waits to be greeted.
+/// Servers of something else: the one answers, the other waits for a preface.
 #[tokio::test]
 async fn a_server_that_speaks_no_http2_is_unavailable() {
     let folder = tempfile::tempdir().unwrap();
@@ -227,8 +228,8 @@ async fn a_server_that_speaks_no_http2_is_unavailable() {
         let server = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
             stream.write_all(says.as_bytes()).await.unwrap();
-            let mut greeted = Vec::new();
-            stream.read_to_end(&mut greeted).await.unwrap_or_default();
+            let mut preface = Vec::new();
+            stream.read_to_end(&mut preface).await.unwrap_or_default();
         });
         let mut driver = driver_of(Target::Unix(socket), SHORT);
         driver.deadlines = Deadlines::new([]);

@@ -7,7 +7,7 @@ use crate::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
 use crate::proto::cmi::v1::plugin_capability::rpc::Type as Capability;
 use crate::proto::cmi::v1::{GetPluginInfoResponse, ProbeResponse};
 
-const GREETING: [&str; 4] = [
+const HANDSHAKE: [&str; 4] = [
     "GetPluginInfo",
     "GetPluginCapabilities",
     "Probe",
@@ -21,14 +21,14 @@ async fn every_connection_begins_with_the_identity_calls_in_the_order_of_the_spe
     let driver = driver(&plugin);
     assert_eq!(driver.info().await.unwrap().name, "scripted.example.com");
     driver.capabilities().await.unwrap();
-    assert_eq!(plugin.methods(), GREETING);
+    assert_eq!(plugin.methods(), HANDSHAKE);
     assert_eq!(driver.connection_generation(), 1);
     plugin.kill();
     plugin.listen();
     eventually(async || driver.probe().await).await;
     assert_eq!(
         plugin.methods(),
-        [&GREETING[..], &GREETING[..], &["Probe"][..]].concat()
+        [&HANDSHAKE[..], &HANDSHAKE[..], &["Probe"][..]].concat()
     );
     assert_eq!(driver.connection_generation(), 2);
 }
@@ -96,7 +96,7 @@ async fn what_is_not_declared_is_unimplemented_without_a_round_trip() {
     ] {
         assert_eq!(status.code(), Code::Unimplemented, "{status}");
     }
-    assert_eq!(plugin.methods(), GREETING);
+    assert_eq!(plugin.methods(), HANDSHAKE);
 }
 
 /// The least that a plugin may be: it says its name.
@@ -119,7 +119,7 @@ async fn a_plugin_with_create_and_delete_alone_makes_and_deletes_vms() {
 /// a proxy without a route.
 #[tokio::test]
 async fn a_grpc_server_that_does_not_serve_the_identity_calls_is_no_plugin() {
-    for method in &GREETING[..2] {
+    for method in &HANDSHAKE[..2] {
         let plugin = Plugin::start();
         plugin.answers(method, Reply::error(12, "unknown service cmi.v1.Identity"));
         let driver = driver(&plugin);
@@ -195,7 +195,7 @@ async fn a_plugin_whose_server_has_no_page_for_the_extension_is_used_without_it(
 /// DRV-30: of VMs, a proxy that has lost its plugin knows nothing.
 #[tokio::test]
 async fn a_server_that_has_no_page_for_the_identity_service_is_no_plugin() {
-    for method in &GREETING[..3] {
+    for method in &HANDSHAKE[..3] {
         let plugin = Plugin::start();
         plugin.answers(method, html(404));
         let driver = driver(&plugin);
@@ -246,7 +246,7 @@ async fn a_plugin_that_is_not_ready_or_not_healthy_is_not_asked_about_machines()
 }
 
 /// CMI-68, CMI-72, CMI-74: a plugin says with any code but UNIMPLEMENTED that it is not healthy, and is left
-/// alone until it says otherwise; also right after it was met.
+/// alone until it says otherwise; also right after the handshake.
 #[tokio::test]
 async fn a_probe_that_is_refused_with_any_code_means_not_healthy_on_a_new_connection_as_on_an_old_one() {
     let refusing = || (1..=16).filter(|code| *code != 12);
@@ -262,7 +262,7 @@ async fn a_probe_that_is_refused_with_any_code_means_not_healthy_on_a_new_connec
         eventually(
             async || match (driver.info().await?, driver.connection_generation()) {
                 (_, 2) => Ok(()),
-                (_, met) => Err(Status::new(Code::Unknown, format!("met {met}"))),
+                (_, generation) => Err(Status::new(Code::Unknown, format!("generation {generation}"))),
             },
         )
         .await;
@@ -357,7 +357,7 @@ async fn a_renewal_that_hangs_leaves_the_old_connection_and_time_to_ask_on_it() 
     let plugin = Plugin::start();
     let mut driver = driver(&plugin);
     driver.info().await.unwrap();
-    driver.reintroduction = Duration::ZERO;
+    driver.max_session_age = Duration::ZERO;
     driver.deadlines = Deadlines::new([(Operation::Probe, 4 * SHORT)]);
     plugin.answers("GetPluginInfo", Reply::raw(vec![]).ending(CallEnd::Never));
     assert_eq!(driver.probe().await.unwrap(), Readiness::Ready);

@@ -1,4 +1,4 @@
-//! A plugin that answers what it is told, be it gRPC or not.
+//! A plugin that answers by a script, be it gRPC or not.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
