@@ -11,15 +11,15 @@
 //!   is at most [`EVERY`] old.
 //! * Providers of several versions in one management cluster do not take the policies from each other: the
 //!   newest version's stand, and guard for the older ones, because no version's guard less than those of the
-//!   version before. [`stamp`] says whose they are.
-//! * What was seen of objects is proof for the deletion of a VM only within one [`Unbroken`] stretch.
+//!   version before. [`applied_version`] says whose they are.
+//! * What was seen of objects is proof for the deletion of a VM only within one [`EnforcementEpoch`].
 //! * When the policies were gone while there were identities, none is trusted until an administrator has
 //!   confirmed them. That is noted in the policy itself, so that a restart keeps it.
 
+mod applied_version;
 mod identities;
+mod identity_presence;
 mod judge;
-mod stamp;
-mod traces;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -67,20 +67,20 @@ pub enum Enforcement {
 /// Whether the policies have been in force since this process was started. What comes to the
 /// cluster after that is guarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Installation {
     /// They were seen in force.
     Seen,
     /// Not yet; the text says why.
     NotYet(Arc<str>),
 }
 
-/// A stretch of time in which, by all checks so far, no identity could be forged. Two that are
-/// equal are the same stretch.
+/// A time without a break in which, by all checks so far, no identity could be forged. Two that are
+/// equal are the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unbroken(u64);
+pub struct EnforcementEpoch(u64);
 
 #[cfg(test)]
-impl Unbroken {
+impl EnforcementEpoch {
     /// One of many.
     pub(crate) const fn nth(number: u64) -> Self {
         Self(number)
@@ -94,15 +94,15 @@ pub struct Guard {
     /// The only namespace that the provider looks at; all without it.
     namespace: Option<String>,
     enforcement: watch::Sender<Enforcement>,
-    place: watch::Sender<Place>,
-    stretch: watch::Sender<Stretch>,
+    installation: watch::Sender<Installation>,
+    epoch: watch::Sender<EpochState>,
     checks: Mutex<Checks>,
 }
 
 /// What checks say of the time before them. One that fails says nothing: the next that does not sees
 /// what has changed meanwhile.
 #[derive(Clone, Copy, Default)]
-struct Stretch {
+struct EpochState {
     /// Counts the times at which identities were found to be unguarded.
     breaks: u64,
     /// Whether the last check found them guarded.
@@ -120,11 +120,11 @@ struct Checks {
     /// Whether what guards identities was put in place and not every API server is known to have it. It
     /// outlives a check that fails after it.
     unsettled: bool,
-    /// The note that this process has written. Another one's is for the other, or an
+    /// The annotation that this process has written. Another one's is for the other, or an
     /// administrator, to take away.
-    noted: Option<String>,
-    /// What was said of policies that guard no identity: once is enough.
-    told: Vec<String>,
+    annotated: Option<String>,
+    /// What was reported of policies that guard no identity: once is enough.
+    reported: Vec<String>,
 }
 
 impl Checks {
@@ -169,8 +169,8 @@ impl Guard {
             enforcement: watch::Sender::new(Enforcement::Unguarded(
                 "the admission policies are not checked yet".into(),
             )),
-            place: watch::Sender::new(Place::NotYet("they are not checked yet".into())),
-            stretch: watch::Sender::default(),
+            installation: watch::Sender::new(Installation::NotYet("they are not checked yet".into())),
+            epoch: watch::Sender::default(),
             checks: Mutex::default(),
         }
     }
@@ -204,29 +204,29 @@ impl Guard {
         self.enforcement.borrow().clone()
     }
 
-    /// The stretch of time in which identities are guarded, by the last check: `None` before the
-    /// first, and while they are not. What was seen in another stretch, or in none, may be the
+    /// The epoch in which identities are guarded, by the last check: `None` before the
+    /// first, and while they are not. What was seen in another epoch, or in none, may be the
     /// doing of a forged identity.
-    pub fn unbroken(&self) -> Option<Unbroken> {
-        let stretch = *self.stretch.borrow();
-        stretch.holds.then_some(Unbroken(stretch.breaks))
+    pub fn epoch(&self) -> Option<EnforcementEpoch> {
+        let epoch = *self.epoch.borrow();
+        epoch.holds.then_some(EnforcementEpoch(epoch.breaks))
     }
 
     /// Whether the policies have been in force, as it changes.
-    pub fn place(&self) -> watch::Receiver<Place> {
-        self.place.subscribe()
+    pub fn installation(&self) -> watch::Receiver<Installation> {
+        self.installation.subscribe()
     }
 
     /// Takes in whether the policies are in force: once they were, it stays so.
     fn saw(&self, in_force: Result<(), String>) {
-        self.place.send_if_modified(|place| {
+        self.installation.send_if_modified(|installation| {
             let now = match in_force {
-                Ok(()) => Place::Seen,
-                Err(why) => Place::NotYet(why.into()),
+                Ok(()) => Installation::Seen,
+                Err(why) => Installation::NotYet(why.into()),
             };
-            let is_news = *place != Place::Seen && *place != now;
+            let is_news = *installation != Installation::Seen && *installation != now;
             if is_news {
-                *place = now;
+                *installation = now;
             }
             is_news
         });
@@ -234,11 +234,11 @@ impl Guard {
 
     /// Takes in what a check found.
     fn found(&self, guarded: bool) {
-        self.stretch.send_modify(|stretch| {
+        self.epoch.send_modify(|epoch| {
             if !guarded {
-                stretch.breaks += 1;
+                epoch.breaks += 1;
             }
-            stretch.holds = guarded;
+            epoch.holds = guarded;
         });
     }
 
@@ -292,9 +292,9 @@ impl Guard {
             } else if let Err(error) = self.look().await {
                 self.saw(Err(advice(&error)));
             }
-            let is_seen = *self.place.borrow() == Place::Seen;
+            let is_confirmed = *self.installation.borrow() == Installation::Seen;
             tokio::select! {
-                () = tokio::time::sleep(if is_seen { EVERY } else { FIRST }) => {}
+                () = tokio::time::sleep(if is_confirmed { EVERY } else { FIRST }) => {}
                 () = leadership.acquired(), if !leads => {}
             }
         }
@@ -333,8 +333,8 @@ impl Guard {
     /// Looks at every policy and binding, and puts in place what is not as it should be.
     async fn check(&self, checks: &mut Checks) -> Result<Enforcement, Error> {
         let expected = checks.expected()?;
-        let mut told = Vec::new();
-        let mut all = self.find_all(&expected, &mut told).await?;
+        let mut reported = Vec::new();
+        let mut all = self.find_all(&expected, &mut reported).await?;
         let was_open = all
             .iter()
             .any(|(expected, found)| is_gap(expected, found.as_ref(), &checks.seen));
@@ -347,20 +347,23 @@ impl Guard {
             until = Some(Timestamp::now().to_string());
         }
         for (expected, found) in &mut all {
-            let mark = until.as_deref().filter(|_| expected.carries_mark());
-            let is_marked = found.as_ref().is_some_and(|found| mark_of(found) == mark);
-            if judge(expected, found.as_ref()).has_to_be_put() || (mark.is_some() && !is_marked) {
-                let mark = mark.map_or(Mark::Unchanged, Mark::Set);
+            let annotation = until.as_deref().filter(|_| expected.carries_annotation());
+            let is_annotated = found
+                .as_ref()
+                .is_some_and(|found| annotation_of(found) == annotation);
+            if judge(expected, found.as_ref()).has_to_be_put() || (annotation.is_some() && !is_annotated) {
+                let annotation =
+                    annotation.map_or(UnconfirmedAnnotation::Unchanged, UnconfirmedAnnotation::Set);
                 let before = found.as_ref().map(ObjectVersion::of);
-                let put = match self.put(expected, found.as_ref(), mark).await {
+                let put = match self.put(expected, found.as_ref(), annotation).await {
                     Err(error) if !expected.guards_identities() && is_refused(&error) => {
-                        told.push(format!("{}: {}", expected.key(), advice(&error)));
+                        reported.push(format!("{}: {}", expected.key(), advice(&error)));
                         continue;
                     }
                     put => put?,
                 };
-                if let Mark::Set(until) = mark {
-                    checks.noted = Some(until.to_owned());
+                if let UnconfirmedAnnotation::Set(until) = annotation {
+                    checks.annotated = Some(until.to_owned());
                 }
                 checks.unsettled |= expected.guards_identities() && before != Some(ObjectVersion::of(&put));
                 remember(&mut checks.seen, expected, &put);
@@ -378,16 +381,19 @@ impl Guard {
             let is_none = match identities::look(&self.client, self.namespace.as_deref()).await? {
                 Identities::Exist => false,
                 Identities::Nowhere => true,
-                // Another provider's note may be about identities elsewhere.
-                Identities::NotInNamespace => checks.noted == until,
+                // Another provider's annotation may be about identities elsewhere.
+                Identities::NotInNamespace => checks.annotated == until,
                 Identities::Unknown(why) => {
                     unknown = Some(why);
                     false
                 }
             };
-            let carrier = all.iter_mut().find(|(expected, _)| expected.carries_mark());
+            let carrier = all.iter_mut().find(|(expected, _)| expected.carries_annotation());
             if let Some((expected, found)) = carrier.filter(|_| is_none) {
-                *found = Some(self.put(expected, found.as_ref(), Mark::Clear).await?);
+                *found = Some(
+                    self.put(expected, found.as_ref(), UnconfirmedAnnotation::Clear)
+                        .await?,
+                );
                 until = None;
             }
         }
@@ -402,16 +408,16 @@ impl Guard {
             if expected.guards_identities() {
                 wrong = Some(what);
             } else {
-                told.push(what);
+                reported.push(what);
             }
         }
-        for what in told.iter().filter(|what| !checks.told.contains(*what)) {
+        for what in reported.iter().filter(|what| !checks.reported.contains(*what)) {
             tracing::warn!(
                 what,
                 "an admission policy that guards no identity is not as this version has it"
             );
         }
-        checks.told = told;
+        checks.reported = reported;
         self.saw(wrong.clone().map_or(Ok(()), Err));
         let enforcement = match (wrong, until) {
             (Some(wrong), _) => Enforcement::Unguarded(
@@ -429,14 +435,14 @@ impl Guard {
     async fn find_all<'a>(
         &self,
         expected: &'a [Expected],
-        told: &mut Vec<String>,
+        reported: &mut Vec<String>,
     ) -> Result<Vec<(&'a Expected, Option<DynamicObject>)>, Error> {
         let found = expected.iter().map(|expected| self.find(expected));
         let mut all = Vec::new();
         for (expected, found) in expected.iter().zip(futures::future::join_all(found).await) {
             match found {
                 Err(error) if !expected.guards_identities() && is_refused(&error) => {
-                    told.push(format!("{}: {}", expected.key(), advice(&error)));
+                    reported.push(format!("{}: {}", expected.key(), advice(&error)));
                 }
                 found => all.push((expected, found?)),
             }
@@ -455,11 +461,11 @@ impl Guard {
         &self,
         expected: &Expected,
         found: Option<&DynamicObject>,
-        mark: Mark<'_>,
+        annotation: UnconfirmedAnnotation<'_>,
     ) -> Result<DynamicObject, Error> {
         tracing::info!(
             name = expected.key(),
-            ?mark,
+            ?annotation,
             "putting an admission policy in place"
         );
         let api = self.api(&expected.resource);
@@ -468,16 +474,16 @@ impl Guard {
             let mut body =
                 json!({"metadata": {"resourceVersion": found.metadata.resource_version, "annotations": {}}});
             if judge(expected, Some(found)).has_to_be_put() {
-                body["metadata"]["annotations"] = expected.stamp.annotations();
+                body["metadata"]["annotations"] = expected.applied.annotations();
                 body["spec"] = merge_difference(&found.data["spec"], &expected.object["spec"]);
             }
-            mark.write(&mut body["metadata"]["annotations"]);
+            annotation.write(&mut body["metadata"]["annotations"]);
             api.patch(&expected.name, &patch_params(), &Patch::Merge(&body))
                 .await
         } else {
             let mut object = expected.object.clone();
-            object["metadata"]["annotations"] = expected.stamp.annotations();
-            mark.write(&mut object["metadata"]["annotations"]);
+            object["metadata"]["annotations"] = expected.applied.annotations();
+            annotation.write(&mut object["metadata"]["annotations"]);
             let params = PatchParams::apply(FIELD_MANAGER).force();
             api.patch(&expected.name, &params, &Patch::Apply(&object)).await
         };
@@ -489,16 +495,16 @@ impl Guard {
     }
 }
 
-/// What becomes of the note that identities are unconfirmed.
+/// What becomes of the annotation that identities are unconfirmed.
 #[derive(Clone, Copy, Debug)]
-enum Mark<'a> {
+enum UnconfirmedAnnotation<'a> {
     /// Whether there is one is for others to say.
     Unchanged,
     Set(&'a str),
     Clear,
 }
 
-impl Mark<'_> {
+impl UnconfirmedAnnotation<'_> {
     fn write(self, annotations: &mut Value) {
         match self {
             Self::Unchanged => {}
@@ -513,12 +519,12 @@ impl Mark<'_> {
 /// # Errors
 /// They can't be printed, which would be a fault of the provider.
 pub fn as_installed() -> Result<Vec<Value>, Error> {
-    let stamped = |expected: &Expected| {
+    let versioned = |expected: &Expected| {
         let mut object = expected.object.clone();
-        object["metadata"]["annotations"] = expected.stamp.annotations();
+        object["metadata"]["annotations"] = expected.applied.annotations();
         object
     };
-    Ok(own()?.iter().map(stamped).collect())
+    Ok(own()?.iter().map(versioned).collect())
 }
 
 /// The policies and bindings of this version.
@@ -563,22 +569,22 @@ fn remember(seen: &mut BTreeMap<String, ObjectVersion>, expected: &Expected, fou
     }
 }
 
-fn mark_of(object: &DynamicObject) -> Option<&str> {
+fn annotation_of(object: &DynamicObject) -> Option<&str> {
     let annotations = object.metadata.annotations.as_ref()?;
     annotations.get(UNCONFIRMED).map(String::as_str)
 }
 
 fn unconfirmed(all: &[(&Expected, Option<DynamicObject>)]) -> Option<String> {
     all.iter()
-        .filter(|(expected, _)| expected.carries_mark())
-        .find_map(|(_, found)| mark_of(found.as_ref()?).map(str::to_owned))
+        .filter(|(expected, _)| expected.carries_annotation())
+        .find_map(|(_, found)| annotation_of(found.as_ref()?).map(str::to_owned))
 }
 
 /// What is wrong with what was found, if anything is.
 fn fault(expected: &Expected, finding: &Finding) -> Option<String> {
     let key = expected.key();
     match finding {
-        Finding::AsExpected | Finding::Unstamped | Finding::Newer => None,
+        Finding::AsExpected | Finding::Unversioned | Finding::Newer => None,
         Finding::Older => Some(format!("{key} is that of another version")),
         Finding::Missing => Some(format!("{key} is missing")),
         Finding::Different(place) => Some(format!("{key} has another {place}")),

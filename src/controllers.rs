@@ -75,7 +75,7 @@ pub struct Controllers {
     clusters: Trigger<DeserializeGuard<InfraCluster>>,
     templates: Trigger<DeserializeGuard<InfraMachineTemplate>>,
     context: Arc<machine::Context>,
-    endings: Arc<orphans::Endings>,
+    deletion_log: Arc<orphans::DeletionLog>,
 }
 
 impl Controllers {
@@ -124,7 +124,7 @@ impl Controllers {
             clusters: Trigger::default(),
             templates: Trigger::default(),
             context,
-            endings: Arc::default(),
+            deletion_log: Arc::default(),
         }
     }
 
@@ -317,7 +317,7 @@ impl Controllers {
             metrics: Arc::clone(&self.metrics),
             events: self.context.events.clone(),
             guard: self.guard(),
-            endings: Arc::clone(&self.endings),
+            deletion_log: Arc::clone(&self.deletion_log),
             namespace: self.options.namespace.clone(),
             options: self.options.orphans,
         };

@@ -19,7 +19,7 @@ use self::plan::{Absences, Expected, List, judge};
 use crate::api::v1alpha1::InfraMachine;
 use crate::caches::Caches;
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
-use crate::listing::{self, Unlisted};
+use crate::listing::{self, ListError};
 
 /// What a survey works with.
 pub struct Context {
@@ -149,8 +149,8 @@ async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option
             Some(ids.collect())
         }
         // A driver that turns out not to list has the feature off, without noise (CTL-LM-12).
-        Err(Unlisted::NotOffered) => None,
-        Err(Unlisted::Failed(why) | Unlisted::Impossible(why)) => {
+        Err(ListError::NotOffered) => None,
+        Err(ListError::Failed(why) | ListError::Impossible(why)) => {
             tracing::warn!(
                 driver = driver.name(),
                 why,

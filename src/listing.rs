@@ -14,7 +14,7 @@ use cmi_driver::{
 
 /// Why there is no list. Nothing follows from that about any VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unlisted {
+pub enum ListError {
     /// The driver does not list after all (CTL-LM-12).
     NotOffered,
     /// What went wrong, for a person.
@@ -42,7 +42,7 @@ pub async fn capabilities(
 /// those in a Secret of the namespace, or the provider's own.
 ///
 /// # Errors
-/// [`Unlisted`]: a list is whole or there is none (DRV-37).
+/// [`ListError`]: a list is whole or there is none (DRV-37).
 pub async fn list(
     client: &Client,
     driver: &ConfiguredDriver,
@@ -50,17 +50,17 @@ pub async fn list(
     namespace: &str,
     secret: Option<&str>,
     spec: &str,
-) -> Result<Vec<ListedMachine>, Unlisted> {
+) -> Result<Vec<ListedMachine>, ListError> {
     // A permit for each list: others get theirs in between.
     let permit = driver.acquire(Priority::Upkeep, requester).await;
     let class = class(client, driver, namespace, secret, spec).await?;
     match permit.driver().list_machines(ListMachinesRequest { class }).await {
         Ok(machines) => Ok(machines),
-        Err(status) if status.code() == Code::Unimplemented => Err(Unlisted::NotOffered),
+        Err(status) if status.code() == Code::Unimplemented => Err(ListError::NotOffered),
         Err(status) if status.code() == Code::InvalidArgument => {
-            Err(Unlisted::Impossible(status.message().to_owned()))
+            Err(ListError::Impossible(status.message().to_owned()))
         }
-        Err(status) => Err(Unlisted::Failed(status.message().to_owned())),
+        Err(status) => Err(ListError::Failed(status.message().to_owned())),
     }
 }
 
@@ -74,17 +74,17 @@ pub async fn class(
     namespace: &str,
     secret: Option<&str>,
     spec: &str,
-) -> Result<MachineClass, Unlisted> {
+) -> Result<MachineClass, ListError> {
     let provider_spec: ProviderSpec = serde_json::from_str(spec)
-        .map_err(|error| Unlisted::Impossible(format!("reading the provider spec failed: {error}")))?;
+        .map_err(|error| ListError::Impossible(format!("reading the provider spec failed: {error}")))?;
     let secrets = credentials::of(client, driver, namespace, secret, SECRET_REF)
         .await
-        .map_err(|error| Unlisted::Failed(error.to_string()))?
+        .map_err(|error| ListError::Failed(error.to_string()))?
         .map_err(|cause| match cause {
             InvalidSecret::Missing { .. } | InvalidSecret::Name { .. } => {
-                Unlisted::Impossible(cause.to_string())
+                ListError::Impossible(cause.to_string())
             }
-            _ => Unlisted::Failed(cause.to_string()),
+            _ => ListError::Failed(cause.to_string()),
         })?;
     Ok(MachineClass {
         provider_spec,

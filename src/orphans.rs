@@ -5,15 +5,15 @@
 //! what the caches say, as all have as a rule, end there: a fleet at rest costs one list for each class,
 //! and the API server nothing.
 
-mod classes;
+mod cluster_listing;
+pub mod deletion_log;
 mod dispose;
-pub mod endings;
 mod live;
 pub mod plan;
 mod report;
+mod retained_classes;
 mod rotation;
 pub mod scope;
-mod shown;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use jiff::Timestamp;
 use kube::Client;
 use tokio::task::JoinSet;
 
-pub use self::classes::EndedClass;
-pub use self::endings::{Ended, Endings};
+use self::cluster_listing::{ClusterListing, REQUESTER, lists};
+pub use self::deletion_log::{DeletionLog, ObservedDeletion};
 use self::plan::{Clock, Finding, Live, LiveMachine, Ownership, Rules, Scope, judge, ownership};
-use self::report::{Known, given_up, report};
+use self::report::{ReportState, given_up, report};
+pub use self::retained_classes::RetainedClass;
 use self::rotation::{MOST_LISTS, Rotation};
 use self::scope::{Class, Objects, Watched, watched};
-use self::shown::{REQUESTER, Shown, lists};
 use crate::admission::Guard;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
@@ -49,12 +49,12 @@ pub struct Context {
     pub drivers: ConfiguredDrivers,
     /// Where orphans are counted.
     pub metrics: Arc<Metrics>,
-    /// Where they are told.
+    /// Where they are reported.
     pub events: Events,
     /// Says whether identities are guarded.
     pub guard: Arc<Guard>,
-    /// The ends of machines that this process has seen.
-    pub endings: Arc<Endings>,
+    /// The deletions of machines that this process has observed.
+    pub deletion_log: Arc<DeletionLog>,
     /// The only namespace that the provider looks at; all without it.
     pub namespace: Option<String>,
     /// How orphans are dealt with.
@@ -62,9 +62,9 @@ pub struct Context {
 }
 
 impl Context {
-    /// The end of the InfraMachine of this identity, where it proves something.
-    fn ended(&self, identity: &str) -> Option<Ended> {
-        self.endings.of(identity, self.guard.unbroken())
+    /// The deletion of the InfraMachine of this identity, where it proves something.
+    fn observed_deletion(&self, identity: &str) -> Option<ObservedDeletion> {
+        self.deletion_log.of(identity, self.guard.epoch())
     }
 }
 
@@ -96,7 +96,7 @@ impl Default for Options {
 /// What is known of the VMs of a driver.
 #[derive(Default)]
 struct State {
-    known: HashMap<Scope, Known>,
+    reports: HashMap<Scope, ReportState>,
     rotation: Rotation,
 }
 
@@ -136,21 +136,21 @@ async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut State) {
     let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
         return;
     };
-    let (objects, ended) = (cached(&ctx.caches), ctx.endings.classes());
-    let watched = watched_by(&objects, &ctx.drivers, driver, &capabilities, &ended);
+    let (objects, retained) = (cached(&ctx.caches), ctx.deletion_log.classes());
+    let watched = watched_by(&objects, &ctx.drivers, driver, &capabilities, &retained);
     let scopes: HashSet<_> = watched.iter().map(|watched| &watched.scope).collect();
-    state.known.retain(|scope, _| scopes.contains(scope));
+    state.reports.retain(|scope, _| scopes.contains(scope));
     let due = state.rotation.next(&watched, MOST_LISTS);
     let mut all = Vec::new();
     for watched in &watched {
         let scope = &watched.scope;
         if watched.is_paused {
-            state.known.entry(scope.clone()).or_default().clear();
+            state.reports.entry(scope.clone()).or_default().clear();
             continue;
         }
         let is_due = |class| due.contains(&(scope.cluster.clone(), class));
-        let shown = lists(&ctx.client, driver, watched, is_due).await;
-        for why in &shown.failures {
+        let listed = lists(&ctx.client, driver, watched, is_due).await;
+        for why in &listed.failures {
             let cluster = scope.cluster.to_string();
             tracing::warn!(
                 driver = driver.name(),
@@ -159,13 +159,13 @@ async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut State) {
                 "VMs can't be listed; nothing is concluded of those"
             );
         }
-        give_up(ctx, driver, watched, &shown).await;
-        all.push(shown);
+        give_up(ctx, driver, watched, &listed).await;
+        all.push(listed);
     }
     // The cache may be behind: it can say that a VM has an owner, and never that it has none.
     let is_all_owned = {
         let known = live_of(&cached(&ctx.caches));
-        all.iter().all(|shown| are_owned(shown, &known))
+        all.iter().all(|listed| are_owned(listed, &known))
     };
     let live = if is_all_owned {
         None
@@ -189,62 +189,62 @@ async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut State) {
         min_age: ctx.options.min_age,
     };
     let mut deletes = ctx.options.most_deletes;
-    for shown in &all {
-        let known = state.known.entry(shown.scope.clone()).or_default();
+    for listed in &all {
+        let known = state.reports.entry(listed.scope.clone()).or_default();
         match &live {
-            Some(live) => conclude(ctx, driver, shown, live, known, (rules, &mut deletes)).await,
-            None => known.all_owned(shown),
+            Some(live) => conclude(ctx, driver, listed, live, known, (rules, &mut deletes)).await,
+            None => known.all_owned(listed),
         }
     }
 }
 
-/// Forgets the classes of machines that ended whose lists can't be made any more: their Secret is gone, or
+/// Forgets the classes of deleted machines whose lists can't be made any more: their Secret is gone, or
 /// the driver does not take their spec. They would fail at every look, for ever.
-async fn give_up(ctx: &Context, driver: &ConfiguredDriver, watched: &Watched, shown: &Shown) {
-    let of = |class: &Class| EndedClass {
+async fn give_up(ctx: &Context, driver: &ConfiguredDriver, watched: &Watched, listed: &ClusterListing) {
+    let of = |class: &Class| RetainedClass {
         driver: driver.name().to_owned(),
         cluster: watched.scope.cluster.clone(),
         class: class.clone(),
     };
-    let is_ended = |class: &&Class| watched.ended.contains(&class.id());
-    for class in watched.classes.iter().filter(is_ended) {
-        if !shown.unknown.contains(&class.id()) {
-            ctx.endings.listed(&of(class));
+    let is_retained = |class: &&Class| watched.retained.contains(&class.id());
+    for class in watched.classes.iter().filter(is_retained) {
+        if !listed.unknown.contains(&class.id()) {
+            ctx.deletion_log.listed(&of(class));
         }
     }
-    for (class, why) in &shown.impossible {
-        if is_ended(&class) && ctx.endings.unlistable(&of(class)) {
+    for (class, why) in &listed.impossible {
+        if is_retained(&class) && ctx.deletion_log.unlistable(&of(class)) {
             given_up(ctx, driver, &watched.scope, class, why).await;
         }
     }
 }
 
-/// Judges the VMs of a Cluster, tells what is new of them, and deletes those that may be.
+/// Judges the VMs of a Cluster, reports what is new of them, and deletes those that may be.
 async fn conclude(
     ctx: &Context,
     driver: &ConfiguredDriver,
-    shown: &Shown,
+    listed: &ClusterListing,
     live: &Live,
-    known: &mut Known,
+    known: &mut ReportState,
     (rules, deletes): (Rules, &mut usize),
 ) {
     let clock = Clock {
-        asked: shown.asked,
+        asked: listed.asked,
         now: Timestamp::now(),
     };
-    let is_gone = known.locate(shown);
-    let ended = |id: &str| ctx.ended(id).is_some();
+    let is_gone = known.locate(listed);
+    let observed_deletion = |id: &str| ctx.observed_deletion(id).is_some();
     let findings = judge(
-        &shown.scope,
-        &shown.vms,
+        &listed.scope,
+        &listed.vms,
         is_gone,
         live,
-        ended,
+        observed_deletion,
         &mut known.sightings,
         (rules, clock),
     );
-    let judged: Vec<_> = shown.vms.iter().zip(&findings).collect();
-    report(ctx, driver, &shown.scope, known, &judged).await;
+    let judged: Vec<_> = listed.vms.iter().zip(&findings).collect();
+    report(ctx, driver, &listed.scope, known, &judged).await;
     for (vm, finding) in judged {
         let sighting = known.sightings.get(vm.provider_id.as_str()).copied();
         if let (Finding::Orphan(keep_reasons), Some(sighting)) = (finding, sighting)
@@ -252,14 +252,14 @@ async fn conclude(
             && *deletes > 0
         {
             *deletes -= 1;
-            dispose::delete(ctx, driver, shown, vm, sighting, rules).await;
+            dispose::delete(ctx, driver, listed, vm, sighting, rules).await;
         }
     }
 }
 
 fn count(ctx: &Context, driver: &ConfiguredDriver, state: &State) {
     let mut counts: BTreeMap<(String, OrphanReason), u64> = BTreeMap::new();
-    for (scope, known) in &state.known {
+    for (scope, known) in &state.reports {
         for (reason, count) in known.counts() {
             let namespace = scope.cluster.namespace.clone();
             *counts.entry((namespace, reason)).or_default() += count;
@@ -273,13 +273,13 @@ fn watched_by(
     drivers: &ConfiguredDrivers,
     driver: &ConfiguredDriver,
     capabilities: &Capabilities,
-    ended: &[EndedClass],
+    retained: &[RetainedClass],
 ) -> Vec<Watched> {
     let resolve = |named: Option<&str>, namespace: &str| {
         let resolved = drivers.resolve(named, namespace).ok()?;
         Some(resolved.name().to_owned())
     };
-    watched(objects, driver.name(), resolve, &capabilities.tag_path, ended)
+    watched(objects, driver.name(), resolve, &capabilities.tag_path, retained)
 }
 
 fn cached(caches: &Caches) -> Objects {
@@ -297,14 +297,14 @@ fn live_of(objects: &Objects) -> Live {
     Live::new(machines, &objects.infra_clusters, &objects.clusters, false)
 }
 
-fn are_owned(shown: &Shown, known: &Live) -> bool {
+fn are_owned(listed: &ClusterListing, known: &Live) -> bool {
     let is_owned = |vm| {
         matches!(
-            ownership(&shown.scope, vm, &shown.vms, known),
+            ownership(&listed.scope, vm, &listed.vms, known),
             Ownership::Owned(_)
         )
     };
-    shown.vms.iter().all(is_owned)
+    listed.vms.iter().all(is_owned)
 }
 
 /// A VM as one look finds it.
@@ -346,9 +346,9 @@ pub async fn look(
         match listing::capabilities(driver, REQUESTER).await {
             Ok(Some(capabilities)) => {
                 for watched in watched_by(&objects, drivers, driver, &capabilities, &[]) {
-                    let mut shown = lists(client, driver, &watched, |_| true).await;
-                    look.failures.append(&mut shown.failures);
-                    all.push((driver.name(), shown));
+                    let mut listed = lists(client, driver, &watched, |_| true).await;
+                    look.failures.append(&mut listed.failures);
+                    all.push((driver.name(), listed));
                 }
             }
             Ok(None) => look.failures.push("the driver does not list VMs".to_owned()),
@@ -356,11 +356,11 @@ pub async fn look(
         }
     }
     let live = live::read(client, namespace).await?;
-    for (driver, shown) in all {
-        let found = shown.vms.iter().map(|vm| Found {
-            scope: shown.scope.clone(),
+    for (driver, listed) in all {
+        let found = listed.vms.iter().map(|vm| Found {
+            scope: listed.scope.clone(),
             vm: vm.clone(),
-            finding: plan::at_a_glance(&shown.scope, vm, &shown.vms, &live),
+            finding: plan::at_a_glance(&listed.scope, vm, &listed.vms, &live),
         });
         looks.entry(driver.to_owned()).or_default().found.extend(found);
     }

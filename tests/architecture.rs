@@ -226,7 +226,7 @@ const PURE: &[&str] = &[
     "cluster/plan.rs",
     "inventory/plan.rs",
     "orphans/plan.rs",
-    "orphans/endings.rs",
+    "orphans/deletion_log.rs",
     "orphans/scope.rs",
     "template/status.rs",
 ];

@@ -6,7 +6,7 @@ use kube::Client;
 use kube::Resource as _;
 use kube::api::ListParams;
 
-use super::traces::Trace;
+use super::identity_presence::IdentityPresence;
 use super::{explained, is_refused};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::apiserver::{Error, pages};
@@ -66,14 +66,19 @@ async fn exist(client: &Client, namespace: Option<&str>) -> Result<bool, Error> 
         InfraCluster::url_path(&(), namespace),
     ] {
         let mut found = false;
-        let read = pages::each(client, &path, ListParams::default(), |Trace { is_there }| {
-            found = is_there;
-            if found {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        });
+        let read = pages::each(
+            client,
+            &path,
+            ListParams::default(),
+            |IdentityPresence { is_there }| {
+                found = is_there;
+                if found {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            },
+        );
         read.await
             .map_err(|error| Error::api("looking for identities", error))?;
         if found {

@@ -4,10 +4,10 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use semver::Version;
 use serde_json::Value;
 
-use super::stamp::{Stamp, is_empty};
+use super::applied_version::{AppliedVersion, is_empty};
 use crate::api::labels;
 
-/// The policy that carries the note that identities are unconfirmed.
+/// The policy with the annotation that identities are unconfirmed.
 pub const CARRIER: &str = "capcmi-reserved-annotations";
 /// The policies without which an identity can be forged. A version may add others: those are put in
 /// place beside them. No version takes one away, or lets one guard less than the version before: an
@@ -21,10 +21,10 @@ pub struct Expected {
     pub name: String,
     /// Its kind at the API server.
     pub resource: ApiResource,
-    /// The whole object, without its stamp.
+    /// The whole object, without its version and hash.
     pub object: Value,
     /// What says that this version has put it in place.
-    pub stamp: Stamp,
+    pub applied: AppliedVersion,
 }
 
 /// What was found in its place.
@@ -32,8 +32,8 @@ pub struct Expected {
 pub enum Finding {
     /// What should be there, or the same with defaults.
     AsExpected,
-    /// The same, without the stamp of this version.
-    Unstamped,
+    /// The same, without the annotations of this version.
+    Unversioned,
     /// What a newer version has put there, and nothing has changed since. It guards all
     /// that this version's does.
     Newer,
@@ -50,7 +50,7 @@ impl Finding {
     /// guards can have been forged.
     pub fn is_of_a_version(&self) -> bool {
         match self {
-            Self::AsExpected | Self::Unstamped | Self::Newer | Self::Older => true,
+            Self::AsExpected | Self::Unversioned | Self::Newer | Self::Older => true,
             Self::Missing | Self::Different(_) => false,
         }
     }
@@ -59,7 +59,7 @@ impl Finding {
     pub fn has_to_be_put(&self) -> bool {
         match self {
             Self::AsExpected | Self::Newer => false,
-            Self::Unstamped | Self::Older | Self::Missing | Self::Different(_) => true,
+            Self::Unversioned | Self::Older | Self::Missing | Self::Different(_) => true,
         }
     }
 }
@@ -74,7 +74,7 @@ impl Expected {
         Some(Self {
             name,
             resource,
-            stamp: Stamp::new(version.clone(), &object["spec"]),
+            applied: AppliedVersion::new(version.clone(), &object["spec"]),
             object,
         })
     }
@@ -94,8 +94,8 @@ impl Expected {
         self.resource.kind == BINDING
     }
 
-    /// Whether the note that identities are unconfirmed stands here.
-    pub fn carries_mark(&self) -> bool {
+    /// Whether the annotation that identities are unconfirmed is here.
+    pub fn carries_annotation(&self) -> bool {
         self.name == CARRIER && !self.is_binding()
     }
 }
@@ -106,13 +106,14 @@ pub fn judge(expected: &Expected, found: Option<&DynamicObject>) -> Finding {
     let Some(found) = found else {
         return Finding::Missing;
     };
-    let stamp = Stamp::intact_of(found);
-    let is_newer = |stamp: &Stamp| stamp.version.cmp_precedence(&expected.stamp.version).is_gt();
+    let applied = AppliedVersion::unchanged_of(found);
+    let is_newer =
+        |applied: &AppliedVersion| applied.version.cmp_precedence(&expected.applied.version).is_gt();
     let place = difference(&expected.object["spec"], &found.data["spec"], "spec");
-    match (stamp, place) {
-        (Some(stamp), _) if is_newer(&stamp) => Finding::Newer,
-        (Some(stamp), None) if stamp == expected.stamp => Finding::AsExpected,
-        (_, None) => Finding::Unstamped,
+    match (applied, place) {
+        (Some(applied), _) if is_newer(&applied) => Finding::Newer,
+        (Some(applied), None) if applied == expected.applied => Finding::AsExpected,
+        (_, None) => Finding::Unversioned,
         (Some(_), Some(_)) => Finding::Older,
         (None, Some(place)) => Finding::Different(place),
     }

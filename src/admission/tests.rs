@@ -25,7 +25,7 @@ fn as_found(expected: &Expected, change: impl FnOnce(&mut Value)) -> DynamicObje
     let mut object = expected.object.clone();
     object["metadata"]["uid"] = json!("1");
     object["metadata"]["generation"] = json!(1);
-    object["metadata"]["annotations"] = expected.stamp.annotations();
+    object["metadata"]["annotations"] = expected.applied.annotations();
     change(&mut object);
     serde_json::from_value(object).unwrap()
 }
@@ -50,7 +50,12 @@ fn every_policy_has_a_binding_and_what_guards_identities_is_among_them() {
         all.iter().filter(|expected| expected.guards_identities()).count(),
         4
     );
-    assert_eq!(all.iter().filter(|expected| expected.carries_mark()).count(), 1);
+    assert_eq!(
+        all.iter()
+            .filter(|expected| expected.carries_annotation())
+            .count(),
+        1
+    );
 }
 
 #[test]
@@ -120,7 +125,7 @@ fn versions() -> [Expected; 3] {
             policy["spec"]["of"] = json!(version);
         }
         let mut all = of_version(version, policies).into_iter();
-        all.find(Expected::carries_mark).unwrap()
+        all.find(Expected::carries_annotation).unwrap()
     })
 }
 
@@ -136,16 +141,16 @@ fn the_policies_of_a_newer_version_guard_for_an_older_one_which_leaves_them() {
     assert_eq!(finding, Finding::Older);
     assert!(fault(&own, &finding).is_some() && finding.has_to_be_put() && finding.is_of_a_version());
     // Else a still older provider would take it for its own to replace.
-    let unstamped = as_found(&own, |object| {
-        object["metadata"]["annotations"] = older.stamp.annotations();
+    let unversioned = as_found(&own, |object| {
+        object["metadata"]["annotations"] = older.applied.annotations();
     });
-    let finding = judge(&own, Some(&unstamped));
-    assert_eq!(finding, Finding::Unstamped);
+    let finding = judge(&own, Some(&unversioned));
+    assert_eq!(finding, Finding::Unversioned);
     assert!(fault(&own, &finding).is_none() && finding.has_to_be_put());
 }
 
 #[test]
-fn the_stamp_of_a_version_says_nothing_of_what_others_have_made_of_its_policy() {
+fn the_version_of_a_policy_says_nothing_of_what_others_have_made_of_it() {
     let [_, own, newer] = versions();
     let narrowed = as_found(&newer, |object| {
         object["spec"]["matchConditions"] = json!([{"name": "a"}]);
@@ -155,13 +160,13 @@ fn the_stamp_of_a_version_says_nothing_of_what_others_have_made_of_its_policy() 
     assert!(!finding.is_of_a_version() && finding.has_to_be_put());
     for annotations in [
         json!({}),
-        json!({stamp::VERSION: "2.0.0"}),
-        json!({stamp::VERSION: "two"}),
+        json!({applied_version::VERSION: "2.0.0"}),
+        json!({applied_version::VERSION: "two"}),
     ] {
-        let unstamped = as_found(&newer, |object| {
+        let unversioned = as_found(&newer, |object| {
             object["metadata"]["annotations"] = annotations.clone();
         });
-        let finding = judge(&own, Some(&unstamped));
+        let finding = judge(&own, Some(&unversioned));
         assert!(
             matches!(finding, Finding::Different(_)),
             "{annotations}: {finding:?}"
@@ -380,28 +385,28 @@ async fn the_policies_are_in_place_from_when_they_were_first_seen_in_force() {
         "PATCH /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/capcmi-provider-id";
     let server = Arc::new(Server::default()).forbids(&[refused]);
     let guard = guard_at(&server);
-    let place = guard.place();
+    let installation = guard.installation();
     check(&guard).await;
-    let now = place.borrow().clone();
+    let now = installation.borrow().clone();
     assert!(
-        matches!(&now, Place::NotYet(why) if why.contains("capcmi-admission-role")),
+        matches!(&now, Installation::NotYet(why) if why.contains("capcmi-admission-role")),
         "{now:?}"
     );
     server.forbids(&[]);
     check(&guard).await;
-    assert_eq!(*place.borrow(), Place::Seen);
+    assert_eq!(*installation.borrow(), Installation::Seen);
     // A gap is said elsewhere: a replica that is not ready would stop an upgrade that mends it.
     server.identified();
     server.objects.lock().unwrap().remove(CARRIER);
     server.forbids(&["/capcmi-reserved-annotations"]);
     why(&check(&guard).await);
-    assert_eq!(*place.borrow(), Place::Seen);
+    assert_eq!(*installation.borrow(), Installation::Seen);
     server.forbids(&[]);
     let confirmed_later = guard_at(&server);
     why(&check(&confirmed_later).await);
     assert_eq!(
-        *confirmed_later.place().borrow(),
-        Place::Seen,
+        *confirmed_later.installation().borrow(),
+        Installation::Seen,
         "unconfirmed, and in force"
     );
 }
@@ -413,12 +418,12 @@ async fn a_replica_that_does_not_lead_writes_nothing_and_takes_the_policies_of_a
     let standby = || guard_at(&server);
     let first = standby();
     first.look().await.unwrap();
-    let now = first.place().borrow().clone();
+    let now = first.installation().borrow().clone();
     assert!(
-        matches!(&now, Place::NotYet(why) if why.contains("is missing")),
+        matches!(&now, Installation::NotYet(why) if why.contains("is missing")),
         "{now:?}"
     );
-    assert_eq!((first.unbroken(), *server.written.lock().unwrap()), (None, 0));
+    assert_eq!((first.epoch(), *server.written.lock().unwrap()), (None, 0));
 
     let mut policies = manifests::policies().unwrap();
     for policy in &mut policies {
@@ -428,18 +433,15 @@ async fn a_replica_that_does_not_lead_writes_nothing_and_takes_the_policies_of_a
     assert_eq!(check(&leader).await, Enforcement::InForce);
     let written = *server.written.lock().unwrap();
     first.look().await.unwrap();
-    assert_eq!(*first.place().borrow(), Place::Seen);
-    let stretch = first.unbroken();
-    assert!(stretch.is_some(), "what it sees now is proof when it leads");
+    assert_eq!(*first.installation().borrow(), Installation::Seen);
+    let epoch = first.epoch();
+    assert!(epoch.is_some(), "what it sees now is proof when it leads");
     server.objects.lock().unwrap().remove(CARRIER);
     first.look().await.unwrap();
-    assert_eq!(
-        (first.unbroken(), *server.written.lock().unwrap()),
-        (None, written)
-    );
+    assert_eq!((first.epoch(), *server.written.lock().unwrap()), (None, written));
     assert_eq!(check(&leader).await, Enforcement::InForce);
     first.look().await.unwrap();
-    assert!(first.unbroken().is_some() && first.unbroken() != stretch);
+    assert!(first.epoch().is_some() && first.epoch() != epoch);
 }
 
 /// Else an API server that does not know the policy yet would let an identity through between the two.

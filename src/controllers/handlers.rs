@@ -108,7 +108,7 @@ impl Controllers {
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachine>>) + Send + 'static {
         let (on_own, context) = (on_own(self.machines.clone()), Arc::clone(&self.context));
-        let endings = Arc::clone(&self.endings);
+        let deletion_log = Arc::clone(&self.deletion_log);
         move |update| {
             let states = &context.states;
             for change in &update.changes {
@@ -118,11 +118,11 @@ impl Controllers {
                         context.drivers.forget(uid(&**guarded));
                         let cluster = context.caches.labelled_cluster(guarded.meta());
                         let is_frozen = cluster.is_none_or(|cluster| cluster.is_paused());
-                        endings.gone(guarded, is_frozen, Timestamp::now(), context.guard.unbroken());
+                        deletion_log.record(guarded, is_frozen, Timestamp::now(), context.guard.epoch());
                     }
                     Change::Added(guarded) | Change::Updated { now: guarded, .. } => {
                         if matches!(change, Change::Added(_)) {
-                            endings.came(guarded);
+                            deletion_log.remove(guarded);
                         }
                         if let Ok(machine) = &guarded.0 {
                             states.caught_up(uid(machine), machine);

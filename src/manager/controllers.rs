@@ -10,7 +10,7 @@ use tokio::sync::watch::Receiver;
 use tokio_util::sync::CancellationToken;
 
 use super::{Health, Pending};
-use crate::admission::Place;
+use crate::admission::Installation;
 use crate::configured_driver::ConfiguredDrivers;
 use crate::controllers::Controllers;
 pub use crate::controllers::{Options as ControllerOptions, OrphanOptions};
@@ -63,7 +63,7 @@ pub fn all(context: &Context) -> Vec<Task> {
     let caches = context.health.wait_for("the caches");
     let (guard, leadership) = (controllers.guard(), context.leadership.clone());
     let policies = context.health.wait_for("the admission policies to be in force");
-    let shown = show_policies(guard.place(), policies);
+    let shown = show_policies(guard.installation(), policies);
     let keep = async move { guard.keep(&leadership).await };
     vec![
         Task {
@@ -90,14 +90,14 @@ pub fn all(context: &Context) -> Vec<Task> {
 
 /// Makes readiness wait until identities are guarded: what is restored or moved here when this replica is
 /// ready needs no confirmation by an administrator. Never ends.
-async fn show_policies(mut place: Receiver<Place>, policies: Pending) {
+async fn show_policies(mut installation: Receiver<Installation>, policies: Pending) {
     loop {
-        let now = place.borrow_and_update().clone();
+        let now = installation.borrow_and_update().clone();
         match now {
-            Place::Seen => break,
-            Place::NotYet(why) => policies.because(&why),
+            Installation::Seen => break,
+            Installation::NotYet(why) => policies.because(&why),
         }
-        if place.changed().await.is_err() {
+        if installation.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }

@@ -5,33 +5,33 @@ use std::time::Instant;
 use jiff::Timestamp;
 use serde_json::Value;
 
+use super::cluster_listing::{ClusterListing, REQUESTER};
 use super::plan::{Clock, Rules, Sighting, may_still_be_deleted};
 use super::report::publish;
-use super::shown::{REQUESTER, Shown};
 use super::{Context, live};
 use crate::admission;
 use crate::api::conditions::reason;
 use crate::configured_driver::{ConfiguredDriver, Priority};
-use crate::listing::{self, Unlisted};
+use crate::listing::{self, ListError};
 use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, MachineRef, tags};
 
 /// Deletes an orphan, unless it has become something else, or anything fails: the next pass judges anew.
 pub async fn delete(
     ctx: &Context,
     driver: &ConfiguredDriver,
-    shown: &Shown,
+    listed: &ClusterListing,
     vm: &ListedMachine,
     sighting: Sighting,
     rules: Rules,
 ) {
-    match try_delete(ctx, driver, shown, vm, sighting, rules).await {
+    match try_delete(ctx, driver, listed, vm, sighting, rules).await {
         Ok(Done::Deleted) => {
             let text = format!(
                 "VM {} of machine `{}` was an orphan and is deleted",
                 vm.provider_id, vm.machine_name
             );
-            tracing::warn!(cluster = %shown.scope.cluster, driver = driver.name(), "{text}");
-            publish(ctx, &shown.scope, reason::ORPHAN_DELETED, text).await;
+            tracing::warn!(cluster = %listed.scope.cluster, driver = driver.name(), "{text}");
+            publish(ctx, &listed.scope, reason::ORPHAN_DELETED, text).await;
         }
         Ok(Done::Kept) => {
             tracing::info!(vm = %vm.provider_id, "an orphan is none any more, and is kept");
@@ -51,7 +51,7 @@ enum Done {
 async fn try_delete(
     ctx: &Context,
     driver: &ConfiguredDriver,
-    shown: &Shown,
+    listed: &ClusterListing,
     vm: &ListedMachine,
     sighting: Sighting,
     rules: Rules,
@@ -61,11 +61,11 @@ async fn try_delete(
         .ask_capabilities()
         .await
         .map_err(|status| status.message().to_owned())?;
-    let class = shown
+    let class = listed
         .classes
         .get(&vm.provider_id)
         .ok_or("the class that it was listed with is not known")?;
-    let namespace = &shown.scope.cluster.namespace;
+    let namespace = &listed.scope.cluster.namespace;
     let class = listing::class(
         &ctx.client,
         driver,
@@ -74,8 +74,8 @@ async fn try_delete(
         &class.spec,
     );
     let class = class.await.map_err(|unlisted| match unlisted {
-        Unlisted::NotOffered => "the driver does not list".to_owned(),
-        Unlisted::Failed(why) | Unlisted::Impossible(why) => why,
+        ListError::NotOffered => "the driver does not list".to_owned(),
+        ListError::Failed(why) | ListError::Impossible(why) => why,
     })?;
     let class = tagged(class, &capabilities, vm).ok_or("the tags can't be put into its provider spec")?;
     // The last things before the call: nothing else is waited for in between but the driver's rate.
@@ -91,13 +91,13 @@ async fn try_delete(
     if let admission::Enforcement::Unguarded(why) = ctx.guard.since(clock.asked).await {
         return Err(why.to_string());
     }
-    let ended = |id: &str| ctx.ended(id).is_some();
+    let observed_deletion = |id: &str| ctx.observed_deletion(id).is_some();
     if !may_still_be_deleted(
-        &shown.scope,
+        &listed.scope,
         vm,
-        &shown.vms,
+        &listed.vms,
         &live,
-        ended,
+        observed_deletion,
         sighting,
         (rules, clock),
     ) {

@@ -194,7 +194,7 @@ mod tests {
     }
 
     /// A move deletes the machines before the Cluster: read the other way round, it would
-    /// look as if they had ended.
+    /// look as if they were deleted.
     #[tokio::test]
     async fn machines_are_read_first_and_clusters_last_and_never_out_of_a_cache() {
         let (client, asked) = api_server(false, false);

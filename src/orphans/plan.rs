@@ -5,13 +5,13 @@
 //! A VM carries the identity `m` of one InfraMachine as a tag. The provider writes `m` into the InfraMachine
 //! before it asks the driver for the VM, and never into another object. So the InfraMachine was there before
 //! the VM. Now let a driver list the VM, and let the API server answer *afterwards*, with a quorum read, that
-//! no InfraMachine carries `m`. Then the InfraMachine has ended: an identity does not come late. What is left
+//! no InfraMachine carries `m`. Then the InfraMachine is gone: an identity does not come late. What is left
 //! are the ways in which an object is missing that was not meant to end:
 //!
 //! * A **backup** was restored that is older than the object, or the object was **moved** to another
-//!   management cluster. Neither shows a deletion that was asked for. [`KeepReason::EndUnseen`] keeps every VM
+//!   management cluster. Neither shows a deletion that was asked for. [`KeepReason::DeletionUnseen`] keeps every VM
 //!   whose InfraMachine this process has not itself seen being deleted, by its user and not by a move (see
-//!   [`super::Endings`]). After a restore nothing is deleted but what had been deleted before it.
+//!   [`super::DeletionLog`]). After a restore nothing is deleted but what had been deleted before it.
 //! * A restored backup brings an object **back** whose end this process saw. Then the live read
 //!   has it: [`Ownership::Owned`].
 //! * The Cluster is **moving**, or was moved: it is paused, marked, or not here at the time of the read. The
@@ -366,7 +366,7 @@ pub enum KeepReason {
         least: Duration,
     },
     /// This process has not seen the deletion of its InfraMachine.
-    EndUnseen,
+    DeletionUnseen,
     /// A machine of the same name lives in its Cluster.
     NameInUse(Key),
     /// An InfraMachine in the Cluster's namespace can't be read: it may be the owner.
@@ -385,7 +385,7 @@ impl fmt::Display for KeepReason {
             Self::NoCluster => f.write_str("the driver does not tell the VM's tag kubernetes.io/cluster"),
             Self::NoName => f.write_str("the back end has lost the VM's name"),
             Self::TooYoung { least } => write!(f, "it is younger than {} s", least.as_secs()),
-            Self::EndUnseen => f.write_str(
+            Self::DeletionUnseen => f.write_str(
                 "this process has not seen the deletion of its InfraMachine while identities were guarded, and it may be missing \
                  because a backup was restored",
             ),
@@ -452,7 +452,7 @@ pub enum Finding {
     Orphan(Vec<KeepReason>),
 }
 
-/// What becomes of every VM of a scope. `ended` says of an identity whether this process saw the
+/// What becomes of every VM of a scope. `observed_deletion` says of an identity whether this process saw the
 /// deletion of its InfraMachine.
 ///
 /// A VM that is not listed any more is forgotten where the lists show that it `is_gone`: one that is in a
@@ -462,7 +462,7 @@ pub fn judge(
     vms: &[ListedMachine],
     is_gone: impl Fn(&str) -> bool,
     live: &Live,
-    ended: impl Fn(&str) -> bool,
+    observed_deletion: impl Fn(&str) -> bool,
     sightings: &mut Sightings,
     (rules, clock): (Rules, Clock),
 ) -> Vec<Finding> {
@@ -472,7 +472,7 @@ pub fn judge(
         .map(|vm| {
             let id = vm.provider_id.as_str();
             let (ownership, keep_reasons) = (ownership(scope, vm, vms, live), |sighting| {
-                keep_reasons(scope, vm, live, &ended, sighting, (rules, clock))
+                keep_reasons(scope, vm, live, &observed_deletion, sighting, (rules, clock))
             });
             let unowned = match ownership {
                 Ownership::Owned(key) => Err(Finding::Owned(key)),
@@ -516,13 +516,13 @@ pub fn may_still_be_deleted(
     vm: &ListedMachine,
     siblings: &[ListedMachine],
     live: &Live,
-    ended: impl Fn(&str) -> bool,
+    observed_deletion: impl Fn(&str) -> bool,
     sighting: Sighting,
     at: (Rules, Clock),
 ) -> bool {
     ownership(scope, vm, siblings, live) == Ownership::Unowned
         && sighting.is_confirmed
-        && keep_reasons(scope, vm, live, &ended, sighting, at).is_empty()
+        && keep_reasons(scope, vm, live, &observed_deletion, sighting, at).is_empty()
 }
 
 /// What one look says of a VM: an orphan with what would keep it from being deleted, whatever was
@@ -558,7 +558,7 @@ fn keep_reasons(
     scope: &Scope,
     vm: &ListedMachine,
     live: &Live,
-    ended: &impl Fn(&str) -> bool,
+    observed_deletion: &impl Fn(&str) -> bool,
     sighting: Sighting,
     (rules, clock): (Rules, Clock),
 ) -> Vec<KeepReason> {
@@ -576,7 +576,7 @@ fn keep_reasons(
         when(!rules.delete, KeepReason::ReportOnly),
         match &vm.machine_id {
             None => Some(KeepReason::NoIdentity),
-            Some(id) => when(!ended(id), KeepReason::EndUnseen),
+            Some(id) => when(!observed_deletion(id), KeepReason::DeletionUnseen),
         },
         when(vm.cluster_id.is_none(), KeepReason::NoCluster),
         when(vm.machine_name.is_empty(), KeepReason::NoName),

@@ -1,4 +1,4 @@
-//! How orphans are told: an event on the InfraCluster, a line of the log, a gauge.
+//! How orphans are reported: an event on the InfraCluster, a line of the log, a gauge.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -6,44 +6,44 @@ use std::time::{Duration, Instant};
 use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
-use super::endings::Ended;
+use super::cluster_listing::ClusterListing;
+use super::deletion_log::ObservedDeletion;
 use super::plan::{Finding, Scope, Sightings};
 use super::scope::{Class, ClassId};
-use super::shown::Shown;
 use crate::api::conditions::reason;
 use crate::apiserver::Note;
 use crate::configured_driver::ConfiguredDriver;
 use crate::metrics::OrphanReason;
 use cmi_driver::ListedMachine;
 
-/// How often the same is told again.
+/// How often the same is reported again.
 const REPEAT: Duration = Duration::from_hours(24);
 /// Events of a Cluster in one pass; how many there are besides is said in one more.
 const MOST_EVENTS: usize = 10;
 
-/// What is known and was told of the VMs of a Cluster.
+/// What is known and was reported of the VMs of a Cluster.
 #[derive(Debug, Default)]
-pub struct Known {
+pub struct ReportState {
     /// Those that are known to be unowned.
     pub sightings: Sightings,
-    /// Those that were told, by provider id: as what, and when the last time.
-    told: HashMap<String, (OrphanReason, Instant)>,
+    /// Those that were reported, by provider id: as what, and when the last time.
+    reported: HashMap<String, (OrphanReason, Instant)>,
     /// The class in whose list each of them was the last time, by provider id.
     lists: HashMap<String, ClassId>,
 }
 
-/// What is to be told.
+/// What is to be reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Announcement {
     reason: OrphanReason,
     text: String,
 }
 
-impl Known {
+impl ReportState {
     /// How many there are of each kind.
     pub fn counts(&self) -> BTreeMap<OrphanReason, u64> {
         let mut counts = BTreeMap::new();
-        for (reason, _) in self.told.values() {
+        for (reason, _) in self.reported.values() {
             *counts.entry(*reason).or_default() += 1;
         }
         counts
@@ -52,30 +52,30 @@ impl Known {
     /// Forgets all of it, as when the Cluster is paused.
     pub fn clear(&mut self) {
         self.sightings.clear();
-        self.told.clear();
+        self.reported.clear();
         self.lists.clear();
     }
 
     /// Takes in which list each VM is in. What it answers says of a VM that is in none of them whether it is
     /// gone: whether the list that it was in is there, or is not asked for any more. Of a list that failed,
     /// or is not due, nothing is known.
-    pub fn locate(&mut self, shown: &Shown) -> impl Fn(&str) -> bool + use<> {
-        for (vm, class) in &shown.classes {
+    pub fn locate(&mut self, listed: &ClusterListing) -> impl Fn(&str) -> bool + use<> {
+        for (vm, class) in &listed.classes {
             self.lists.insert(vm.as_str().to_owned(), class.id());
         }
         let may_be_there: HashSet<String> = self
             .lists
             .iter()
-            .filter(|(_, class)| shown.unknown.contains(class))
+            .filter(|(_, class)| listed.unknown.contains(class))
             .map(|(vm, _)| vm.clone())
             .collect();
         move |vm| !may_be_there.contains(vm)
     }
 
     /// All VMs that are listed have an owner. Forgets them, and those that are gone.
-    pub fn all_owned(&mut self, shown: &Shown) {
-        let is_gone = self.locate(shown);
-        let is_listed = |id: &str| shown.classes.keys().any(|listed| listed.as_str() == id);
+    pub fn all_owned(&mut self, listed: &ClusterListing) {
+        let is_gone = self.locate(listed);
+        let is_listed = |id: &str| listed.classes.keys().any(|listed| listed.as_str() == id);
         self.sightings.retain(|id, _| !is_listed(id) && !is_gone(id));
         self.forget();
     }
@@ -83,16 +83,16 @@ impl Known {
     /// Forgets what is not known to be unowned any more.
     fn forget(&mut self) {
         let sightings = &self.sightings;
-        self.told.retain(|id, _| sightings.contains_key(id));
+        self.reported.retain(|id, _| sightings.contains_key(id));
         self.lists.retain(|id, _| sightings.contains_key(id));
     }
 
-    /// What is new of these VMs, or was told long ago. Those that are neither orphans nor
+    /// What is new of these VMs, or was reported long ago. Those that are neither orphans nor
     /// duplicates any more are forgotten.
     fn announcements(
         &mut self,
         judged: &[(&ListedMachine, &Finding)],
-        ended: impl Fn(&str) -> Option<Ended>,
+        observed_deletion: impl Fn(&str) -> Option<ObservedDeletion>,
         now: Instant,
     ) -> Vec<Announcement> {
         self.forget();
@@ -101,8 +101,8 @@ impl Known {
             let id = vm.provider_id.as_str();
             let found = match finding {
                 Finding::Orphan(keep_reasons) => {
-                    let end = vm.machine_id.as_deref().and_then(&ended);
-                    Some((OrphanReason::Orphan, orphan(vm, end.as_ref(), keep_reasons)))
+                    let deletion = vm.machine_id.as_deref().and_then(&observed_deletion);
+                    Some((OrphanReason::Orphan, orphan(vm, deletion.as_ref(), keep_reasons)))
                 }
                 Finding::Duplicate(key) => {
                     let text = format!(
@@ -114,15 +114,15 @@ impl Known {
                 Finding::Owned(_) | Finding::Foreign | Finding::Frozen(_) | Finding::SeenOnce => None,
             };
             let Some((reason, text)) = found else {
-                self.told.remove(id);
+                self.reported.remove(id);
                 continue;
             };
             let is_due = self
-                .told
+                .reported
                 .get(id)
                 .is_none_or(|(before, at)| *before != reason || now.saturating_duration_since(*at) >= REPEAT);
             if is_due {
-                self.told.insert(id.to_owned(), (reason, now));
+                self.reported.insert(id.to_owned(), (reason, now));
                 announcements.push(Announcement { reason, text });
             }
         }
@@ -137,9 +137,13 @@ fn described(vm: &ListedMachine) -> String {
     }
 }
 
-fn orphan(vm: &ListedMachine, end: Option<&Ended>, keep_reasons: &[super::plan::KeepReason]) -> String {
-    let why = match end {
-        Some(Ended {
+fn orphan(
+    vm: &ListedMachine,
+    deletion: Option<&ObservedDeletion>,
+    keep_reasons: &[super::plan::KeepReason],
+) -> String {
+    let why = match deletion {
+        Some(ObservedDeletion {
             machine,
             at,
             during: _,
@@ -154,15 +158,15 @@ fn orphan(vm: &ListedMachine, end: Option<&Ended>, keep_reasons: &[super::plan::
     format!("{vm} is an orphan: {why}. It is not deleted: {}", kept.join("; "))
 }
 
-/// Tells what is new of the VMs of a Cluster.
+/// Reports what is new of the VMs of a Cluster.
 pub async fn report(
     ctx: &Context,
     driver: &ConfiguredDriver,
     scope: &Scope,
-    known: &mut Known,
+    known: &mut ReportState,
     judged: &[(&ListedMachine, &Finding)],
 ) {
-    let mut announcements = known.announcements(judged, |id| ctx.ended(id), Instant::now());
+    let mut announcements = known.announcements(judged, |id| ctx.observed_deletion(id), Instant::now());
     for Announcement { reason, text } in &announcements {
         let (cluster, driver) = (scope.cluster.to_string(), driver.name());
         tracing::warn!(cluster, driver, reason = reason.name(), "{text}");
@@ -185,7 +189,7 @@ const fn event_reason(reason: OrphanReason) -> &'static str {
     }
 }
 
-/// Tells that a list of machines that ended can't be made, and will not be tried again: what they may have
+/// Reports that a list of deleted machines can't be made, and will not be tried again: what they may have
 /// left behind is not found.
 pub async fn given_up(ctx: &Context, driver: &ConfiguredDriver, scope: &Scope, class: &Class, why: &str) {
     let account = match class.secret.as_deref() {
@@ -228,7 +232,7 @@ mod tests {
 
     use super::super::plan::{KeepReason, Key, Sighting};
     use super::*;
-    use crate::admission::Unbroken;
+    use crate::admission::EnforcementEpoch;
 
     fn vm() -> ListedMachine {
         ListedMachine {
@@ -244,34 +248,34 @@ mod tests {
         }
     }
 
-    fn known() -> Known {
+    fn known() -> ReportState {
         let sighting = Sighting {
             first: Instant::now(),
             since: Timestamp::UNIX_EPOCH,
             is_confirmed: true,
         };
-        Known {
+        ReportState {
             sightings: [("p".to_owned(), sighting)].into(),
-            ..Known::default()
+            ..ReportState::default()
         }
     }
 
     /// The API server pays for each: an orphan that stays costs an event a day.
     #[test]
-    fn an_orphan_is_told_once_and_again_after_a_day() {
+    fn an_orphan_is_reported_once_and_again_after_a_day() {
         let (mut known, vm, start) = (known(), vm(), Instant::now());
         let kept = Finding::Orphan(vec![KeepReason::ReportOnly]);
-        let mut told = |finding: &Finding, after| {
+        let mut reported = |finding: &Finding, after| {
             known
                 .announcements(&[(&vm, finding)], |_| None, start + after)
                 .len()
         };
-        assert_eq!(told(&kept, Duration::ZERO), 1);
-        assert_eq!(told(&kept, REPEAT.saturating_sub(Duration::from_secs(1))), 0);
-        assert_eq!(told(&kept, REPEAT), 1);
-        assert_eq!(told(&Finding::Duplicate(key()), REPEAT), 1, "something else");
-        assert_eq!(told(&Finding::Owned(key()), REPEAT), 0);
-        assert_eq!(told(&kept, REPEAT), 1, "it was owned in between");
+        assert_eq!(reported(&kept, Duration::ZERO), 1);
+        assert_eq!(reported(&kept, REPEAT.saturating_sub(Duration::from_secs(1))), 0);
+        assert_eq!(reported(&kept, REPEAT), 1);
+        assert_eq!(reported(&Finding::Duplicate(key()), REPEAT), 1, "something else");
+        assert_eq!(reported(&Finding::Owned(key()), REPEAT), 0);
+        assert_eq!(reported(&kept, REPEAT), 1, "it was owned in between");
     }
 
     fn class(spec: &str) -> Class {
@@ -282,17 +286,17 @@ mod tests {
     }
 
     /// What lists show: the VM in that of a class, and what is not known of others.
-    fn shown(listed: Option<&str>, unknown: &[&str]) -> Shown {
+    fn listed(of_class: Option<&str>, unknown: &[&str]) -> ClusterListing {
         let scope = Scope {
             cluster: key(),
             uid: "u".to_owned(),
             cluster_id: "c".to_owned(),
         };
-        Shown {
+        ClusterListing {
             scope,
             asked: Instant::now(),
-            vms: listed.map(|_| vm()).into_iter().collect(),
-            classes: listed
+            vms: of_class.map(|_| vm()).into_iter().collect(),
+            classes: of_class
                 .map(|spec| (vm().provider_id, class(spec)))
                 .into_iter()
                 .collect(),
@@ -305,19 +309,19 @@ mod tests {
     /// One list that fails for ever says nothing of what is in the others.
     #[test]
     fn orphans_are_counted_until_the_list_that_they_were_in_is_there_without_them() {
-        let counted_after = |next: &Shown| {
+        let counted_after = |next: &ClusterListing| {
             let (mut known, vm, now) = (known(), vm(), Instant::now());
-            let _ = known.locate(&shown(Some("a"), &["b"]));
+            let _ = known.locate(&listed(Some("a"), &["b"]));
             known.announcements(&[(&vm, &Finding::Orphan(vec![]))], |_| None, now);
             assert_eq!(known.counts(), [(OrphanReason::Orphan, 1)].into());
             known.all_owned(next);
-            assert_eq!(known.told.len(), known.lists.len());
+            assert_eq!(known.reported.len(), known.lists.len());
             known.counts().len()
         };
-        assert_eq!(counted_after(&shown(None, &["a"])), 1, "its list failed");
-        assert_eq!(counted_after(&shown(None, &["b"])), 0, "its list is there");
+        assert_eq!(counted_after(&listed(None, &["a"])), 1, "its list failed");
+        assert_eq!(counted_after(&listed(None, &["b"])), 0, "its list is there");
         assert_eq!(
-            counted_after(&shown(Some("b"), &["a"])),
+            counted_after(&listed(Some("b"), &["a"])),
             0,
             "another list has it, and an owner is known"
         );
@@ -327,25 +331,25 @@ mod tests {
     #[test]
     fn a_vm_is_gone_when_the_list_that_it_was_in_is_there_or_is_not_asked_for_any_more() {
         let mut known = known();
-        assert!(known.locate(&shown(None, &[]))("p"), "nothing is known of it");
-        let _ = known.locate(&shown(Some("a"), &[]));
-        assert!(!known.locate(&shown(None, &["a"]))("p"));
-        assert!(known.locate(&shown(None, &["b"]))("p"));
-        let _ = known.locate(&shown(Some("b"), &["a"]));
-        assert!(!known.locate(&shown(None, &["b"]))("p") && known.locate(&shown(None, &["a"]))("p"));
+        assert!(known.locate(&listed(None, &[]))("p"), "nothing is known of it");
+        let _ = known.locate(&listed(Some("a"), &[]));
+        assert!(!known.locate(&listed(None, &["a"]))("p"));
+        assert!(known.locate(&listed(None, &["b"]))("p"));
+        let _ = known.locate(&listed(Some("b"), &["a"]));
+        assert!(!known.locate(&listed(None, &["b"]))("p") && known.locate(&listed(None, &["a"]))("p"));
     }
 
     #[test]
     fn an_event_says_which_vm_why_and_what_keeps_it() {
-        let end = Ended {
+        let deletion = ObservedDeletion {
             machine: key(),
             at: Timestamp::UNIX_EPOCH,
-            during: Unbroken::nth(1),
+            during: EnforcementEpoch::nth(1),
         };
         assert_eq!(
             orphan(
                 &vm(),
-                Some(&end),
+                Some(&deletion),
                 &[KeepReason::ReportOnly, KeepReason::NoCluster]
             ),
             "VM p of machine `n` is an orphan: its InfraMachine ns/n is gone since 1970-01-01T00:00:00Z. It is not deleted: the \

@@ -94,7 +94,7 @@ mod tests {
             },
             is_paused: false,
             classes: (0..classes).map(class).collect(),
-            ended: BTreeSet::new(),
+            retained: BTreeSet::new(),
         }
     }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use kube::Resource as _;
 use serde_json::{Map, Value};
 
-use super::classes::EndedClass;
 use super::plan::{Key, Scope, infra_cluster_of, labelled};
+use super::retained_classes::RetainedClass;
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, labels};
@@ -47,8 +47,8 @@ pub struct Watched {
     pub is_paused: bool,
     /// The lists.
     pub classes: BTreeSet<Class>,
-    /// Those of them that only machines had that ended.
-    pub ended: BTreeSet<ClassId>,
+    /// Those of them that only deleted machines had.
+    pub retained: BTreeSet<ClassId>,
 }
 
 /// The objects that say what to list. They may be out of date: what follows from a list
@@ -65,7 +65,7 @@ pub struct Objects {
     pub templates: Vec<Arc<DeserializeGuard<InfraMachineTemplate>>>,
 }
 
-/// The Clusters that use a driver, each with its lists: the classes of its machines, of machines that ended,
+/// The Clusters that use a driver, each with its lists: the classes of its machines, of deleted machines,
 /// and of its templates, so that a Cluster without machines is looked after as well.
 ///
 /// `resolve` says which driver a template gets, by what it names and its namespace.
@@ -74,7 +74,7 @@ pub fn watched(
     driver: &str,
     resolve: impl Fn(Option<&str>, &str) -> Option<String>,
     tag_path: &JsonPointer,
-    ended: &[EndedClass],
+    retained: &[RetainedClass],
 ) -> Vec<Watched> {
     let scopes = scopes(objects);
     let mut found: BTreeMap<&Key, BTreeSet<Class>> = BTreeMap::new();
@@ -93,11 +93,11 @@ pub fn watched(
             add(&cluster, class);
         }
     }
-    let mut ended_alone: HashMap<&Key, BTreeSet<ClassId>> = HashMap::new();
-    for ended in ended.iter().filter(|ended| ended.driver == driver) {
-        if add(&ended.cluster, ended.class.clone()) {
-            let of_cluster = ended_alone.entry(&ended.cluster).or_default();
-            of_cluster.insert(ended.class.id());
+    let mut of_deleted_alone: HashMap<&Key, BTreeSet<ClassId>> = HashMap::new();
+    for retained in retained.iter().filter(|retained| retained.driver == driver) {
+        if add(&retained.cluster, retained.class.clone()) {
+            let of_cluster = of_deleted_alone.entry(&retained.cluster).or_default();
+            of_cluster.insert(retained.class.id());
         }
     }
     let with_machines: Vec<(Key, Class)> = found
@@ -128,7 +128,7 @@ pub fn watched(
                 scope,
                 is_paused,
                 classes,
-                ended: ended_alone.remove(key).unwrap_or_default(),
+                retained: of_deleted_alone.remove(key).unwrap_or_default(),
             }
         })
         .collect()
@@ -307,9 +307,9 @@ mod tests {
         }))
     }
 
-    fn of_pool(objects: &Objects, ended: &[EndedClass]) -> Vec<Watched> {
+    fn of_pool(objects: &Objects, retained: &[RetainedClass]) -> Vec<Watched> {
         let resolve = |named: Option<&str>, _: &str| Some(named.unwrap_or("pool").to_owned());
-        watched(objects, "pool", resolve, &"/tags".parse().unwrap(), ended)
+        watched(objects, "pool", resolve, &"/tags".parse().unwrap(), retained)
     }
 
     fn specs(watched: &[Watched]) -> Vec<&str> {
@@ -340,7 +340,7 @@ mod tests {
 
     /// A Cluster that is scaled to zero may have left VMs behind.
     #[test]
-    fn a_cluster_without_machines_is_looked_after_by_its_templates_and_by_machines_that_ended() {
+    fn a_cluster_without_machines_is_looked_after_by_its_templates_and_by_deleted_machines() {
         let mut objects = Objects {
             clusters: vec![cluster("c", true), cluster("other", false)],
             templates: vec![
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(specs(&watched).len(), 2, "{watched:?}");
         assert!(watched[0].is_paused && watched[0].scope.cluster_id == "u-c");
         objects.templates.clear();
-        let ended = EndedClass {
+        let retained = RetainedClass {
             driver: "pool".to_owned(),
             cluster: watched[0].scope.cluster.clone(),
             class: Class {
@@ -362,12 +362,12 @@ mod tests {
                 spec: json!({"tags": {"kubernetes.io/cluster": "u-c"}}).to_string(),
             },
         };
-        let watched = of_pool(&objects, std::slice::from_ref(&ended));
+        let watched = of_pool(&objects, std::slice::from_ref(&retained));
         assert_eq!(specs(&watched).len(), 1);
-        assert_eq!(watched[0].ended, [ended.class.id()].into());
-        let of_another_driver = EndedClass {
+        assert_eq!(watched[0].retained, [retained.class.id()].into());
+        let of_another_driver = RetainedClass {
             driver: "other".to_owned(),
-            ..ended
+            ..retained
         };
         assert!(of_pool(&objects, &[of_another_driver]).is_empty());
     }

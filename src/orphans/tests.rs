@@ -164,7 +164,7 @@ impl Looks {
             metrics: Arc::new(Metrics::new()),
             events: Events::new(client.clone(), "test".to_owned()),
             guard: Arc::new(Guard::trusting(client)),
-            endings: Arc::default(),
+            deletion_log: Arc::default(),
             namespace: None,
             options: Options {
                 delete: true,
@@ -180,8 +180,8 @@ impl Looks {
         }
     }
 
-    /// A machine ended whose VM was of this size, and made with these credentials.
-    fn ended(&self, name: &str, size: &str, secret: &str) {
+    /// A machine was deleted whose VM was of this size, and made with these credentials.
+    fn delete_machine(&self, name: &str, size: &str, secret: &str) {
         let spec = json!({"size": size, "tags": {"capcmi.io/machine": name, "kubernetes.io/cluster": "c-1"}});
         let machine: InfraMachine = serde_json::from_value(json!({
             "metadata": {
@@ -196,8 +196,10 @@ impl Looks {
         }))
         .unwrap();
         let guarded = DeserializeGuard(Ok(machine));
-        let during = self.ctx.guard.unbroken();
-        self.ctx.endings.gone(&guarded, false, Timestamp::now(), during);
+        let during = self.ctx.guard.epoch();
+        self.ctx
+            .deletion_log
+            .record(&guarded, false, Timestamp::now(), during);
     }
 
     async fn look(&mut self, times: usize) {
@@ -242,15 +244,15 @@ async fn a_list_that_no_look_can_make_is_told_once_and_keeps_no_orphan_of_anothe
         };
         cloud.vms.lock().unwrap().push(vm("left"));
         let mut looks = Looks::new(&cloud, vec![]);
-        looks.ended("rolled", "old", secret);
-        looks.ended("left", "kept", "there");
+        looks.delete_machine("rolled", "old", secret);
+        looks.delete_machine("left", "kept", "there");
         looks.look(5).await;
         assert!(
             cloud.deleted.lock().unwrap().contains(&"left".to_owned()),
             "{why}"
         );
         assert_eq!(looks.notes(why), 1, "{:?}", looks.notes.lock().unwrap());
-        let classes = looks.ctx.endings.classes();
+        let classes = looks.ctx.deletion_log.classes();
         assert!(
             classes.len() == 1 && classes[0].class.spec.contains("kept"),
             "{classes:?}"
@@ -267,7 +269,7 @@ async fn an_orphan_that_went_by_hand_is_forgotten_though_another_list_of_its_clu
         ..vm("left")
     });
     let mut looks = Looks::new(&cloud, vec![template("new", "gone")]);
-    looks.ended("left", "kept", "there");
+    looks.delete_machine("left", "kept", "there");
     looks.look(3).await;
     assert_eq!((looks.orphans(), looks.notes("p-left")), (1, 1));
     cloud.vms.lock().unwrap().clear();

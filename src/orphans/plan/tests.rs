@@ -77,7 +77,7 @@ struct Passes {
     sightings: Sightings,
     rules: Rules,
     /// The identities whose end was seen.
-    ended: Vec<&'static str>,
+    observed_deletion: Vec<&'static str>,
 }
 
 fn passes() -> Passes {
@@ -89,20 +89,20 @@ fn passes() -> Passes {
             gap: GAP,
             min_age: HOUR,
         },
-        ended: vec!["m"],
+        observed_deletion: vec!["m"],
     }
 }
 
 impl Passes {
     fn judge(&mut self, seconds: u64, vms: &[ListedMachine], live: &Live) -> Vec<Finding> {
         let clock = self.clock(seconds);
-        let ended = |id: &str| self.ended.contains(&id);
+        let observed_deletion = |id: &str| self.observed_deletion.contains(&id);
         judge(
             &scope(),
             vms,
             |_| true,
             live,
-            ended,
+            observed_deletion,
             &mut self.sightings,
             (self.rules, clock),
         )
@@ -414,7 +414,7 @@ fn each_hold_is_in_some_situation_the_only_one() {
         (
             changed(|vm| vm.machine_id = Some("unseen".to_owned())),
             live(vec![]),
-            KeepReason::EndUnseen,
+            KeepReason::DeletionUnseen,
         ),
         (
             ListedMachine {
@@ -459,9 +459,9 @@ fn each_hold_is_in_some_situation_the_only_one() {
         passes.settled(&vm, &live);
         let sighting = passes.sightings[vm.provider_id.as_str()];
         let (at, vms) = ((passes.rules, passes.clock(600)), std::slice::from_ref(&vm));
-        let ended = |id: &str| id == "m";
+        let observed_deletion = |id: &str| id == "m";
         assert!(
-            !may_still_be_deleted(&scope(), &vm, vms, &live, ended, sighting, at),
+            !may_still_be_deleted(&scope(), &vm, vms, &live, observed_deletion, sighting, at),
             "{keep_reason:?}"
         );
     }

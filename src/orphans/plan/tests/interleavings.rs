@@ -8,8 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 
 use super::*;
-use crate::admission::Unbroken;
-use crate::orphans::Endings;
+use crate::admission::EnforcementEpoch;
+use crate::orphans::DeletionLog;
 
 /// What happens next.
 #[derive(Clone, Copy, Debug)]
@@ -90,9 +90,9 @@ struct World {
     start: Instant,
     /// What the watch has seen.
     cache: Server,
-    endings: Endings,
-    /// The stretch in which identities are guarded, by the last check.
-    stretch: u64,
+    deletion_log: DeletionLog,
+    /// The epoch in which identities are guarded, by the last check.
+    epoch: u64,
     /// Whether the policies were gone since then.
     gap: bool,
     sightings: Sightings,
@@ -117,8 +117,8 @@ impl World {
             count: 0,
             seconds: 0,
             start: Instant::now(),
-            endings: Endings::default(),
-            stretch: 1,
+            deletion_log: DeletionLog::default(),
+            epoch: 1,
             gap: false,
             sightings: Sightings::new(),
             step: Step::List,
@@ -202,12 +202,12 @@ impl World {
                 impostor.metadata.annotations = Some([forged].into());
                 let (impostor, during) = (DeserializeGuard(Ok(impostor)), Some(world.now()));
                 world
-                    .endings
-                    .gone(&impostor, false, Timestamp::UNIX_EPOCH, during);
+                    .deletion_log
+                    .record(&impostor, false, Timestamp::UNIX_EPOCH, during);
             }),
             Act::Watch => self.watch(),
             Act::Restart => {
-                self.endings = Endings::default();
+                self.deletion_log = DeletionLog::default();
                 self.sightings.clear();
                 self.cache = self.here.clone();
                 self.step = Step::List;
@@ -290,20 +290,20 @@ impl World {
         for (name, known) in &self.cache.machines {
             if self.here.machines.get(name).map(uid_of) != Some(uid_of(known)) {
                 let (known, during) = (DeserializeGuard(Ok(known.clone())), Some(self.now()));
-                self.endings
-                    .gone(&known, is_frozen, Timestamp::UNIX_EPOCH, during);
+                self.deletion_log
+                    .record(&known, is_frozen, Timestamp::UNIX_EPOCH, during);
             }
         }
         for (name, now) in &self.here.machines {
             if self.cache.machines.get(name).map(uid_of) != Some(uid_of(now)) {
-                self.endings.came(&DeserializeGuard(Ok(now.clone())));
+                self.deletion_log.remove(&DeserializeGuard(Ok(now.clone())));
             }
         }
         self.cache = self.here.clone();
     }
 
-    fn now(&self) -> Unbroken {
-        Unbroken::nth(self.stretch)
+    fn now(&self) -> EnforcementEpoch {
+        EnforcementEpoch::nth(self.epoch)
     }
 
     fn machines(&self) -> Vec<LiveMachine> {
@@ -341,10 +341,18 @@ impl World {
             Step::List => Step::ReadMachines(self.vms.clone()),
             Step::ReadMachines(vms) => Step::ReadClusters(vms, self.machines()),
             Step::ReadClusters(vms, machines) => {
-                let (live, at, endings) = (self.live(machines), self.at(), &self.endings);
+                let (live, at, deletion_log) = (self.live(machines), self.at(), &self.deletion_log);
                 let now = Some(self.now());
-                let ended = |id: &str| endings.of(id, now).is_some();
-                let findings = judge(&scope(), &vms, |_| true, &live, ended, &mut self.sightings, at);
+                let observed_deletion = |id: &str| deletion_log.of(id, now).is_some();
+                let findings = judge(
+                    &scope(),
+                    &vms,
+                    |_| true,
+                    &live,
+                    observed_deletion,
+                    &mut self.sightings,
+                    at,
+                );
                 let mut deletable = vms.iter().zip(findings);
                 let chosen = deletable.find(|(_, finding)| *finding == Finding::Orphan(vec![]));
                 let chosen = chosen.map(|(vm, _)| vm.clone());
@@ -354,15 +362,15 @@ impl World {
             // The check finds it, and an administrator sets right and confirms what there is.
             Step::AgainClusters(..) if self.gap => {
                 self.gap = false;
-                self.stretch += 1;
+                self.epoch += 1;
                 Step::List
             }
             Step::AgainClusters(vms, vm, machines) => {
-                let (live, at, endings) = (self.live(machines), self.at(), &self.endings);
+                let (live, at, deletion_log) = (self.live(machines), self.at(), &self.deletion_log);
                 let now = Some(self.now());
-                let ended = |id: &str| endings.of(id, now).is_some();
+                let observed_deletion = |id: &str| deletion_log.of(id, now).is_some();
                 if let Some(sighting) = self.sightings.get(vm.provider_id.as_str())
-                    && may_still_be_deleted(&scope(), &vm, &vms, &live, ended, *sighting, at)
+                    && may_still_be_deleted(&scope(), &vm, &vms, &live, observed_deletion, *sighting, at)
                 {
                     self.delete(&vm);
                 }
@@ -485,5 +493,5 @@ fn the_end_of_an_impostor_has_no_vm_deleted() {
         do_all(&mut world, &[Act::Step; 6]);
         do_all(&mut world, &[Act::Watch, Act::Wait]);
     }
-    assert_eq!((world.deleted, world.vms.len(), world.stretch), (0, 1, 2));
+    assert_eq!((world.deleted, world.vms.len(), world.epoch), (0, 1, 2));
 }

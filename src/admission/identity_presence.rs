@@ -10,7 +10,7 @@ use super::judge::takes_part;
 /// What is read of an object for that: whether it has an identity or a providerID. The rest is skipped,
 /// however large and deep it is, so that it takes neither memory nor an object that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Trace {
+pub(super) struct IdentityPresence {
     pub is_there: bool,
 }
 
@@ -36,7 +36,7 @@ struct Spec {
     provider_id: Option<IgnoredAny>,
 }
 
-impl<'de> Deserialize<'de> for Trace {
+impl<'de> Deserialize<'de> for IdentityPresence {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Object { metadata, spec } = Object::deserialize(deserializer)?;
         let mut annotations = metadata.annotations.iter().flatten();
@@ -54,7 +54,7 @@ mod tests {
     use crate::api::labels;
 
     #[test]
-    fn an_identity_or_a_provider_id_is_a_trace_whatever_else_an_object_holds() {
+    fn an_identity_or_a_provider_id_is_found_whatever_else_an_object_holds() {
         let deep = format!("{}1{}", r#"{"a":"#.repeat(300), "}".repeat(300));
         let large = json!({"note": "x".repeat(200_000)});
         let objects = [
@@ -75,8 +75,8 @@ mod tests {
         });
         let items = texts.collect::<Vec<_>>().join(",");
         let list = format!(r#"{{"apiVersion": "v1", "kind": "List", "metadata": {{}}, "items": [{items}]}}"#);
-        let list: ObjectList<Trace> = serde_json::from_str(&list).unwrap();
-        let found: Vec<_> = list.items.iter().map(|trace| trace.is_there).collect();
+        let list: ObjectList<IdentityPresence> = serde_json::from_str(&list).unwrap();
+        let found: Vec<_> = list.items.iter().map(|object| object.is_there).collect();
         assert_eq!(found, objects.map(|(_, _, is_there)| is_there));
     }
 }

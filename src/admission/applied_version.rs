@@ -16,13 +16,13 @@ pub const HASH: &str = "infrastructure.capcmi.io/policy-hash";
 
 /// The version that has put a policy in place, and the hash of the spec that it has put there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stamp {
+pub struct AppliedVersion {
     /// The version.
     pub version: Version,
     hash: String,
 }
 
-impl Stamp {
+impl AppliedVersion {
     /// That of a version which puts this spec in place.
     pub fn new(version: Version, spec: &Value) -> Self {
         Self {
@@ -31,15 +31,15 @@ impl Stamp {
         }
     }
 
-    /// What an object carries, if its spec is still the one that was stamped. A spec that others have changed
-    /// since says nothing about a version.
-    pub fn intact_of(object: &DynamicObject) -> Option<Self> {
+    /// What an object carries, if its spec is still the one that this version has put there. A spec that
+    /// others have changed since says nothing about a version.
+    pub fn unchanged_of(object: &DynamicObject) -> Option<Self> {
         let annotations = object.metadata.annotations.as_ref()?;
-        let stamp = Self {
+        let applied = Self {
             version: Version::parse(annotations.get(VERSION)?).ok()?,
             hash: annotations.get(HASH)?.clone(),
         };
-        (stamp.hash == hash(&object.data["spec"])).then_some(stamp)
+        (applied.hash == hash(&object.data["spec"])).then_some(applied)
     }
 
     /// As annotations.

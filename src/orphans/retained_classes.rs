@@ -1,4 +1,4 @@
-//! The classes of machines that ended.
+//! The classes of deleted machines.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,10 +16,10 @@ const BESIDE: usize = 1024;
 /// replaced is away for a moment.
 const MOST_FAILURES: u8 = 2;
 
-/// The class of a machine that ended: its list shows the VM that may have been left behind, also when it
+/// The class of a deleted machine: its list shows the VM that may have been left behind, also when it
 /// was the last of its class.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct EndedClass {
+pub struct RetainedClass {
     /// The configured driver.
     pub driver: String,
     /// The Cluster.
@@ -28,49 +28,49 @@ pub struct EndedClass {
     pub class: Class,
 }
 
-/// The classes of machines that ended, as many of each Cluster as there is room for.
+/// The classes of deleted machines, as many of each Cluster as there is room for.
 ///
 /// # Guarantees
 /// * What one Cluster has does not push out what another has, as long as there is room for both. Where there
 ///   is not, it goes from the namespace that holds the most: a tenant with many classes loses its own.
-/// * A class whose list can't be made is forgotten, and remembered again when another machine of it ends.
+/// * A class whose list can't be made is forgotten, and kept again when another machine of it is deleted.
 #[derive(Debug, Default)]
-pub(super) struct EndedClasses {
+pub(super) struct RetainedClasses {
     /// The oldest first.
-    known: BTreeMap<Key, VecDeque<Known>>,
+    by_cluster: BTreeMap<Key, VecDeque<Entry>>,
     bytes: usize,
     count: u64,
 }
 
 #[derive(Debug)]
-struct Known {
-    class: EndedClass,
+struct Entry {
+    class: RetainedClass,
     /// Counts up: the higher, the later.
     seen: u64,
     /// Looks in a row that found that the list can't be made.
     failures: u8,
 }
 
-impl Known {
+impl Entry {
     fn bytes(&self) -> usize {
         self.class.class.spec.len() + BESIDE
     }
 }
 
-impl EndedClasses {
+impl RetainedClasses {
     /// Remembers a class: the last to be seen is the last of its Cluster to be forgotten.
-    pub fn keep(&mut self, class: EndedClass) {
+    pub fn keep(&mut self, class: RetainedClass) {
         self.forget(&class);
         self.count += 1;
         let cluster = class.cluster.clone();
-        let known = Known {
+        let entry = Entry {
             class,
             seen: self.count,
             failures: 0,
         };
-        self.bytes += known.bytes();
-        let of_cluster = self.known.entry(cluster.clone()).or_default();
-        of_cluster.push_back(known);
+        self.bytes += entry.bytes();
+        let of_cluster = self.by_cluster.entry(cluster.clone()).or_default();
+        of_cluster.push_back(entry);
         if of_cluster.len() > MOST_OF_CLUSTER {
             self.forget_oldest(&cluster);
         }
@@ -81,38 +81,38 @@ impl EndedClasses {
         }
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &EndedClass> {
-        self.known.values().flatten().map(|known| &known.class)
+    pub fn iter(&self) -> impl Iterator<Item = &RetainedClass> {
+        self.by_cluster.values().flatten().map(|entry| &entry.class)
     }
 
     /// The list of a class was made.
-    pub fn listed(&mut self, class: &EndedClass) {
-        if let Some(known) = self.find(class) {
-            known.failures = 0;
+    pub fn listed(&mut self, class: &RetainedClass) {
+        if let Some(entry) = self.find(class) {
+            entry.failures = 0;
         }
     }
 
     /// The list of a class can't be made. Whether that was so often enough, and the class is forgotten.
-    pub fn unlistable(&mut self, class: &EndedClass) -> bool {
-        let Some(known) = self.find(class) else {
+    pub fn unlistable(&mut self, class: &RetainedClass) -> bool {
+        let Some(entry) = self.find(class) else {
             return false;
         };
-        known.failures += 1;
-        let is_over = known.failures >= MOST_FAILURES;
+        entry.failures += 1;
+        let is_over = entry.failures >= MOST_FAILURES;
         if is_over {
             self.forget(class);
         }
         is_over
     }
 
-    fn find(&mut self, class: &EndedClass) -> Option<&mut Known> {
-        let of_cluster = self.known.get_mut(&class.cluster)?;
-        of_cluster.iter_mut().find(|known| known.class == *class)
+    fn find(&mut self, class: &RetainedClass) -> Option<&mut Entry> {
+        let of_cluster = self.by_cluster.get_mut(&class.cluster)?;
+        of_cluster.iter_mut().find(|entry| entry.class == *class)
     }
 
-    fn forget(&mut self, class: &EndedClass) {
-        let index = |of_cluster: &VecDeque<Known>| of_cluster.iter().position(|known| known.class == *class);
-        if let Some(index) = self.known.get(&class.cluster).and_then(index) {
+    fn forget(&mut self, class: &RetainedClass) {
+        let index = |of_cluster: &VecDeque<Entry>| of_cluster.iter().position(|entry| entry.class == *class);
+        if let Some(index) = self.by_cluster.get(&class.cluster).and_then(index) {
             self.remove(&class.cluster, index);
         }
     }
@@ -122,13 +122,13 @@ impl EndedClasses {
     }
 
     fn remove(&mut self, cluster: &Key, index: usize) {
-        let Some(of_cluster) = self.known.get_mut(cluster) else {
+        let Some(of_cluster) = self.by_cluster.get_mut(cluster) else {
             return;
         };
         let removed = of_cluster.remove(index);
-        self.bytes -= removed.map_or(0, |known| known.bytes());
+        self.bytes -= removed.map_or(0, |entry| entry.bytes());
         if of_cluster.is_empty() {
-            self.known.remove(cluster);
+            self.by_cluster.remove(cluster);
         }
     }
 
@@ -136,16 +136,16 @@ impl EndedClasses {
     /// one with the oldest class.
     fn largest(&self) -> Option<Key> {
         let mut of_namespaces: BTreeMap<&str, usize> = BTreeMap::new();
-        let bytes = |of_cluster: &VecDeque<Known>| of_cluster.iter().map(Known::bytes).sum::<usize>();
-        for (cluster, of_cluster) in &self.known {
+        let bytes = |of_cluster: &VecDeque<Entry>| of_cluster.iter().map(Entry::bytes).sum::<usize>();
+        for (cluster, of_cluster) in &self.by_cluster {
             *of_namespaces.entry(&cluster.namespace).or_default() += bytes(of_cluster);
         }
-        let rank = |(cluster, of_cluster): &(&Key, &VecDeque<Known>)| {
+        let rank = |(cluster, of_cluster): &(&Key, &VecDeque<Entry>)| {
             let of_namespace = of_namespaces.get(cluster.namespace.as_str()).copied();
-            let oldest = of_cluster.front().map(|known| Reverse(known.seen));
+            let oldest = of_cluster.front().map(|entry| Reverse(entry.seen));
             (of_namespace, bytes(of_cluster), oldest)
         };
-        self.known
+        self.by_cluster
             .iter()
             .max_by_key(rank)
             .map(|(cluster, _)| cluster.clone())
@@ -156,8 +156,8 @@ impl EndedClasses {
 mod tests {
     use super::*;
 
-    fn class(namespace: &str, cluster: &str, number: usize, bytes: usize) -> EndedClass {
-        EndedClass {
+    fn class(namespace: &str, cluster: &str, number: usize, bytes: usize) -> RetainedClass {
+        RetainedClass {
             driver: "pool".to_owned(),
             cluster: Key {
                 namespace: namespace.to_owned(),
@@ -170,13 +170,13 @@ mod tests {
         }
     }
 
-    fn has(classes: &EndedClasses, class: &EndedClass) -> bool {
-        classes.iter().any(|known| known == class)
+    fn has(classes: &RetainedClasses, class: &RetainedClass) -> bool {
+        classes.iter().any(|entry| entry == class)
     }
 
     #[test]
     fn many_classes_of_a_cluster_push_out_the_oldest_of_its_own_and_none_of_another() {
-        let mut classes = EndedClasses::default();
+        let mut classes = RetainedClasses::default();
         let other = class("b", "c", 0, 8);
         classes.keep(other.clone());
         for number in 0..5_000 {
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_tenant_with_many_clusters_loses_its_own_classes_and_fills_no_memory() {
-        let mut classes = EndedClasses::default();
+        let mut classes = RetainedClasses::default();
         let others: Vec<_> = (0..100)
             .map(|number| class(&format!("b{number}"), "c", 0, 300))
             .collect();
@@ -198,7 +198,7 @@ mod tests {
         }
         for number in 0..500 {
             classes.keep(class("a", &format!("c{number}"), number, 60_000));
-            let bytes: usize = classes.iter().map(|known| known.class.spec.len() + BESIDE).sum();
+            let bytes: usize = classes.iter().map(|entry| entry.class.spec.len() + BESIDE).sum();
             assert!(bytes == classes.bytes && bytes <= MOST_BYTES, "{bytes}");
         }
         assert!(others.iter().all(|other| has(&classes, other)));
@@ -207,15 +207,15 @@ mod tests {
     }
 
     #[test]
-    fn a_class_that_cannot_be_listed_twice_in_a_row_is_forgotten_until_a_machine_of_it_ends_again() {
-        let mut classes = EndedClasses::default();
+    fn a_class_that_cannot_be_listed_twice_in_a_row_is_forgotten_until_a_machine_of_it_is_deleted_again() {
+        let mut classes = RetainedClasses::default();
         let lost = class("a", "c", 0, 8);
         classes.keep(lost.clone());
         assert!(!classes.unlistable(&lost));
         classes.listed(&lost);
         assert!(!classes.unlistable(&lost), "its Secret was replaced");
         assert!(classes.unlistable(&lost) && !has(&classes, &lost));
-        assert!(!classes.unlistable(&lost), "it is told once");
+        assert!(!classes.unlistable(&lost), "it is reported once");
         assert_eq!(classes.bytes, 0);
         classes.keep(lost.clone());
         assert!(has(&classes, &lost));

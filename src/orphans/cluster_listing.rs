@@ -8,7 +8,7 @@ use kube::Client;
 use super::plan::{Scope, each_once};
 use super::scope::{Class, ClassId, Watched};
 use crate::configured_driver::ConfiguredDriver;
-use crate::listing::{self, Unlisted};
+use crate::listing::{self, ListError};
 use cmi_driver::{ListedMachine, ProviderId};
 
 /// The key under which a look waits for its permits.
@@ -16,7 +16,7 @@ pub(super) const REQUESTER: &str = "orphans";
 
 /// The VMs that the lists of a Cluster show.
 #[derive(Clone, Debug)]
-pub struct Shown {
+pub struct ClusterListing {
     /// The Cluster.
     pub scope: Scope,
     /// When the first list was asked for.
@@ -33,7 +33,7 @@ pub struct Shown {
     pub failures: Vec<String>,
 }
 
-impl Shown {
+impl ClusterListing {
     fn failed(&mut self, class: ClassId, why: String) {
         self.unknown.insert(class);
         self.failures.push(why);
@@ -47,8 +47,8 @@ pub async fn lists(
     driver: &ConfiguredDriver,
     watched: &Watched,
     is_due: impl Fn(ClassId) -> bool,
-) -> Shown {
-    let mut shown = Shown {
+) -> ClusterListing {
+    let mut listed = ClusterListing {
         scope: watched.scope.clone(),
         asked: Instant::now(),
         vms: Vec::new(),
@@ -61,26 +61,26 @@ pub async fn lists(
     for class in &watched.classes {
         let id = class.id();
         if !is_due(id) {
-            shown.unknown.insert(id);
+            listed.unknown.insert(id);
             continue;
         }
         let secret = class.secret.as_deref();
         match listing::list(client, driver, REQUESTER, namespace, secret, &class.spec).await {
             Ok(vms) => {
                 for vm in &vms {
-                    let known = shown.classes.entry(vm.provider_id.clone());
+                    let known = listed.classes.entry(vm.provider_id.clone());
                     known.or_insert_with(|| class.clone());
                 }
-                shown.vms.extend(vms);
+                listed.vms.extend(vms);
             }
-            Err(Unlisted::NotOffered) => {}
-            Err(Unlisted::Failed(why)) => shown.failed(id, why),
-            Err(Unlisted::Impossible(why)) => {
-                shown.impossible.push((class.clone(), why.clone()));
-                shown.failed(id, why);
+            Err(ListError::NotOffered) => {}
+            Err(ListError::Failed(why)) => listed.failed(id, why),
+            Err(ListError::Impossible(why)) => {
+                listed.impossible.push((class.clone(), why.clone()));
+                listed.failed(id, why);
             }
         }
     }
-    shown.vms = each_once(std::mem::take(&mut shown.vms));
-    shown
+    listed.vms = each_once(std::mem::take(&mut listed.vms));
+    listed
 }
