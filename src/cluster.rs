@@ -13,7 +13,7 @@ use kube::api::{Api, Patch};
 use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 
-use self::plan::{Connectivity, Observed, Plan, Transition, Zones, plan, status, tell_connectivity};
+use self::plan::{Connectivity, Observed, Plan, Transition, Zones, plan, report_connectivity, status};
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::InfraCluster;
@@ -195,7 +195,7 @@ async fn publish(
     let now = Timestamp::now();
     let after = status(infra, plan, zones, now);
     let (after, transition) = match connectivity {
-        Some(connectivity) => tell_connectivity(infra, after, zones, connectivity, now),
+        Some(connectivity) => report_connectivity(infra, after, zones, connectivity, now),
         None => (after, None),
     };
     publish_status(&api, &metadata, infra.status.as_ref(), &after).await?;

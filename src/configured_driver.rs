@@ -26,7 +26,7 @@ use crate::leadership::Leadership;
 use crate::metrics::{Metrics, PermitCount};
 use cmi_driver::{Capabilities, Driver, MachineClass, Operation, ProviderSpec, Result, Secrets, Status};
 
-pub use breaker::{CircuitOpen, TrialReason, is_circuit_open};
+pub use breaker::{CircuitOpen, HalfOpenReason, is_circuit_open};
 pub use credentials::{CredentialsDirectory, InvalidCredentials};
 pub use debounce::StableReachability;
 pub use limits::{Limits, Namespaces, Timeouts};
@@ -323,8 +323,14 @@ impl<'a> Permit<'a> {
     /// Whether `key` may go on to a create of this class, as far as capacity goes; else `waker` runs
     /// when there may be room. To be asked before anything is done for the create, which is then
     /// expected soon. Makes no call.
-    pub fn has_capacity(&self, class: &MachineClass, key: &str, trial: TrialReason, waker: Waker) -> bool {
-        self.driver.driver.allows(class, key, trial, waker)
+    pub fn has_capacity(
+        &self,
+        class: &MachineClass,
+        key: &str,
+        reason: HalfOpenReason,
+        waker: Waker,
+    ) -> bool {
+        self.driver.driver.allows(class, key, reason, waker)
     }
 
     /// Runs `waker` when there may be room for a create of this class that was refused.

@@ -56,7 +56,7 @@ pub struct Options {
     pub template_concurrency: u16,
     /// Between two lists of a driver's VMs.
     pub inventory_interval: Duration,
-    /// For how long a driver has to be away, or back, before that is told.
+    /// For how long a driver has to be away, or back, before that is reported.
     pub driver_unreachable_grace: Duration,
     /// How VMs are dealt with that no InfraMachine has.
     pub orphans: orphans::Options,
@@ -296,7 +296,7 @@ impl Controllers {
             drivers: self.drivers.clone(),
         };
         let (machines, shared) = (self.machines.clone(), Arc::clone(&self.context));
-        let tell = move |machine: &InfraMachine, presence| {
+        let report = move |machine: &InfraMachine, presence| {
             let uid = machine.metadata.uid.as_deref().unwrap_or_default();
             let hint = match presence {
                 Presence::Missing => LookUpHint::Missing,
@@ -306,7 +306,7 @@ impl Controllers {
             shared.states.hint(uid, hint);
             machines.send(reference(machine));
         };
-        inventory::run(context, self.options.inventory_interval, tell).await;
+        inventory::run(context, self.options.inventory_interval, report).await;
     }
 
     async fn run_orphans(&self) {

@@ -34,7 +34,7 @@ pub struct Context {
 /// The key under which a survey waits for its permits.
 const REQUESTER: &str = "inventory";
 
-/// Surveys for ever, every driver once per interval; tells what its lists say of every
+/// Surveys for ever, every driver once per interval; reports what its lists say of every
 /// machine that they are sure of.
 ///
 /// Each driver is surveyed by itself: one that hangs does not hold up the surveys of the others. Each
@@ -43,13 +43,13 @@ const REQUESTER: &str = "inventory";
 pub async fn run(
     ctx: Context,
     interval: Duration,
-    tell: impl Fn(&InfraMachine, Presence) + Send + Sync + 'static,
+    report: impl Fn(&InfraMachine, Presence) + Send + Sync + 'static,
 ) {
-    let (ctx, tell) = (Arc::new(ctx), Arc::new(tell));
+    let (ctx, report) = (Arc::new(ctx), Arc::new(report));
     let mut surveys = JoinSet::new();
     for driver in ctx.drivers.iter().map(Arc::clone) {
-        let (ctx, tell) = (Arc::clone(&ctx), Arc::clone(&tell));
-        surveys.spawn(async move { keep_surveying(&ctx, &driver, interval, &*tell).await });
+        let (ctx, report) = (Arc::clone(&ctx), Arc::clone(&report));
+        surveys.spawn(async move { keep_surveying(&ctx, &driver, interval, &*report).await });
     }
     while let Some(ended) = surveys.join_next().await {
         if let Err(error) = ended
@@ -66,7 +66,7 @@ async fn keep_surveying(
     ctx: &Context,
     driver: &ConfiguredDriver,
     interval: Duration,
-    tell: &(impl Fn(&InfraMachine, Presence) + Send + Sync),
+    report: &(impl Fn(&InfraMachine, Presence) + Send + Sync),
 ) {
     let mut absences = Absences::new();
     let mut ticks = tokio::time::interval(interval);
@@ -75,7 +75,7 @@ async fn keep_surveying(
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        survey(ctx, driver, &mut absences, tell).await;
+        survey(ctx, driver, &mut absences, report).await;
     }
 }
 
@@ -83,7 +83,7 @@ async fn survey(
     ctx: &Context,
     driver: &ConfiguredDriver,
     absences: &mut Absences,
-    tell: &(impl Fn(&InfraMachine, Presence) + Send + Sync),
+    report: &(impl Fn(&InfraMachine, Presence) + Send + Sync),
 ) {
     let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
         return;
@@ -125,7 +125,7 @@ async fn survey(
                     "the driver's list says otherwise; asking about the VM"
                 );
             }
-            tell(machine, presence);
+            report(machine, presence);
         }
     }
 }

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_an_object_that_cannot_be_read_its_user_is_told_once_and_where() {
+    async fn of_an_object_that_cannot_be_read_its_user_is_reported_once_and_where() {
         let (events, published) = recorded();
         let reconciler = Reconciler::new(
             Kind::InfraCluster,

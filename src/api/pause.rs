@@ -4,7 +4,7 @@ use kube::Resource;
 
 use super::labels;
 
-/// What paused an object, as its condition tells it; nothing where it is not paused.
+/// What paused an object, as its condition says; nothing where it is not paused.
 pub fn paused_by<K: Resource<DynamicType = ()>>(object: &K, is_its_cluster_paused: bool) -> Option<String> {
     let mut by = Vec::new();
     if is_its_cluster_paused {

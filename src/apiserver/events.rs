@@ -51,7 +51,7 @@ pub struct Events {
     instance: String,
     /// What was published once, as a hash, by the UID of its object. Only for
     /// objects that can't be read: few.
-    told: Arc<Mutex<HashMap<String, u64>>>,
+    reported: Arc<Mutex<HashMap<String, u64>>>,
 }
 
 impl Events {
@@ -60,7 +60,7 @@ impl Events {
         Self {
             client,
             instance,
-            told: Arc::default(),
+            reported: Arc::default(),
         }
     }
 
@@ -80,13 +80,13 @@ impl Events {
     pub async fn publish_once<K: Resource<DynamicType = ()>>(&self, object: &K, note: Note) {
         let mut hasher = DefaultHasher::new();
         (object.meta().generation, &note.reason, &note.text).hash(&mut hasher);
-        let (uid, told) = (object.meta().uid.clone().unwrap_or_default(), hasher.finish());
+        let (uid, reported) = (object.meta().uid.clone().unwrap_or_default(), hasher.finish());
         let before = self
-            .told
+            .reported
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(uid, told);
-        if before != Some(told) {
+            .insert(uid, reported);
+        if before != Some(reported) {
             self.publish(object, note).await;
         }
     }

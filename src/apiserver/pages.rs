@@ -17,7 +17,7 @@ pub const PAGE: u32 = 500;
 /// an answer and a copy of it.
 static IN_MEMORY: Mutex<()> = Mutex::const_new(());
 
-/// Hands over every object of the list at this path, of a page at a time, until it is told to stop. What is
+/// Hands over every object of the list at this path, of a page at a time, until the callback ends it. What is
 /// read of an object is its type's to say: one that keeps little keeps the memory small.
 ///
 /// Without a resource version, the first page is as new as the store (a quorum read), and the

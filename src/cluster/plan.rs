@@ -139,9 +139,9 @@ pub enum Transition {
     Back,
 }
 
-/// Says in a status whether the drivers can be reached. What the driver has just answered, or not, is told of
-/// the failure domains: that it is away is told when that has lasted, and once.
-pub fn tell_connectivity(
+/// Says in a status whether the drivers can be reached. What the driver has just answered, or not, the
+/// failure domains report: that it is away is reported when that has lasted, and once.
+pub fn report_connectivity(
     infra: &InfraCluster,
     mut status: InfraClusterStatus,
     zones: &Zones,
@@ -273,7 +273,7 @@ impl Draft<'_> {
 
     /// Machines may be made. Where the control plane is reached they need not know, and a control plane that
     /// brings its own endpoint may say it only when its machines are there: to wait for it would be to wait
-    /// for each other. It is told.
+    /// for each other. It is reported.
     fn provisioned(&mut self, awaits_endpoint: bool) {
         self.status.initialization = Some(InfraClusterInitialization {
             provisioned: Some(true),
@@ -453,15 +453,15 @@ mod tests {
         ));
     }
 
-    /// One that is away for good is told once, and so is its end; a short outage,
+    /// One that is away for good is reported once, and so is its end; a short outage,
     /// which a call may meet, is not.
     #[test]
-    fn an_outage_of_a_driver_is_told_when_it_has_lasted_and_then_once() {
+    fn an_outage_of_a_driver_is_reported_when_it_has_lasted_and_then_once() {
         let now = Timestamp::UNIX_EPOCH;
         let mut infra = zoned();
-        let mut told = |zones: Zones, connectivity: &Connectivity| {
+        let mut reported = |zones: Zones, connectivity: &Connectivity| {
             let after = status(&infra, &provision(), &zones, now);
-            let (after, transition) = tell_connectivity(&infra, after, &zones, connectivity, now);
+            let (after, transition) = report_connectivity(&infra, after, &zones, connectivity, now);
             let shown = conditions::get(&after.conditions, conditions::DRIVER_REACHABLE).cloned();
             infra.status = Some(after);
             (shown.map(|shown| (shown.status, shown.message)), transition)
@@ -471,7 +471,7 @@ mod tests {
         let reachable = || Some(("True".to_owned(), String::new()));
         for connectivity in [Connectivity::Unsettled, Connectivity::Kept] {
             assert_eq!(
-                told(failed(), &connectivity),
+                reported(failed(), &connectivity),
                 (reachable(), None),
                 "{connectivity:?}"
             );
@@ -479,20 +479,20 @@ mod tests {
         let message = "the driver `a` can't be reached: refused".to_owned();
         let unreachable = Some(("False".to_owned(), message.clone()));
         // A driver without zones is not called, and is away all the same.
-        let first = told(Zones::None, &lost);
+        let first = reported(Zones::None, &lost);
         assert_eq!(first, (unreachable.clone(), Some(Transition::Lost(message))));
         for (zones, connectivity) in [
             (failed(), &lost),
             (Zones::None, &lost),
             (Zones::None, &Connectivity::Unsettled),
         ] {
-            assert_eq!(told(zones, connectivity), (unreachable.clone(), None));
+            assert_eq!(reported(zones, connectivity), (unreachable.clone(), None));
         }
         assert_eq!(
-            told(Zones::None, &Connectivity::Kept),
+            reported(Zones::None, &Connectivity::Kept),
             (reachable(), Some(Transition::Back))
         );
-        assert_eq!(told(Zones::None, &Connectivity::Kept), (reachable(), None));
+        assert_eq!(reported(Zones::None, &Connectivity::Kept), (reachable(), None));
     }
 
     fn zone(name: &str, attributes: Vec<(String, String)>) -> Zone {
@@ -546,9 +546,13 @@ mod tests {
                 "{code}"
             );
             assert!(conditions::is_true(&after, conditions::READY), "{code}");
-            let told = conditions::get(&after, conditions::FAILURE_DOMAINS_UP_TO_DATE).unwrap();
+            let reported = conditions::get(&after, conditions::FAILURE_DOMAINS_UP_TO_DATE).unwrap();
             assert_eq!(
-                (told.status.as_str(), told.reason.as_str(), told.message.as_str()),
+                (
+                    reported.status.as_str(),
+                    reported.reason.as_str(),
+                    reported.message.as_str()
+                ),
                 ("False", code.name(), "no")
             );
         }

@@ -6,7 +6,7 @@
 //! room again: its time is over, a VM that was made with the same credentials is gone (a quota is as a rule
 //! one of an account, and a driver does not say of which classes), a create that was under way succeeded, a
 //! person asks for a try, or a process that has just started has a machine that was refused before. Then one
-//! create is let through, the trial. When it succeeds the circuit recovers: those that wait are woken, two
+//! create is let through. When it succeeds the circuit recovers: those that wait are woken, two
 //! for each create that succeeds, so that a fleet comes back at the pace of the back end, and in doubling
 //! numbers. When it does not the circuit is open again, and hints that prove wrong count for less and less.
 
@@ -33,9 +33,9 @@ pub(super) struct Breakers {
     by_class: Mutex<HashMap<ClassKey, Circuit>>,
 }
 
-/// Why a create may be let through that would else be refused.
+/// Why a breaker lets a create through that it would else refuse: it is half open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TrialReason {
+pub struct HalfOpenReason {
     /// A person has changed something, to have it tried at once.
     pub requested: bool,
     /// The machine was refused before, perhaps by the driver of a process before this one.
@@ -64,16 +64,16 @@ pub(super) struct Attempt<'a> {
 impl Breakers {
     /// Whether `uid` may go on to a create of this class. It is asked before anything is done for the create,
     /// and expected to make it soon.
-    pub(super) fn allows(&self, key: &ClassKey, uid: &str, trial: TrialReason) -> bool {
+    pub(super) fn allows(&self, key: &ClassKey, uid: &str, reason: HalfOpenReason) -> bool {
         let now = Instant::now();
         let mut circuits = self.lock();
         let Some(circuit) = circuits.get_mut(key) else {
-            if trial.recalled {
+            if reason.recalled {
                 circuits.insert(key.clone(), Circuit::half_open(Some(uid.into()), now));
             }
             return true;
         };
-        circuit.allows(uid, trial, now)
+        circuit.allows(uid, reason, now)
     }
 
     /// Lets a create through.

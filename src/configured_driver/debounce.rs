@@ -88,47 +88,50 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_outage_and_its_end_are_told_when_they_have_lasted_and_a_short_one_is_not() {
+    async fn an_outage_and_its_end_are_reported_when_they_have_lasted_and_a_short_one_is_not() {
         let probed = watch::Sender::new(Reachability::Unknown);
         let stable = watch::Sender::new(StableReachability::Unsettled);
-        let told = stable.subscribe();
+        let debounced = stable.subscribe();
         let news = probed.subscribe();
         tokio::spawn(async move { debounce(news, &stable, GRACE).await });
-        assert_eq!(after(&told, GRACE * 2).await, StableReachability::Unsettled);
+        assert_eq!(after(&debounced, GRACE * 2).await, StableReachability::Unsettled);
 
         probed.send_replace(Reachability::Reachable);
-        assert_eq!(after(&told, GRACE / 2).await, StableReachability::Unsettled);
-        assert_eq!(after(&told, GRACE).await, StableReachability::Reachable);
+        assert_eq!(after(&debounced, GRACE / 2).await, StableReachability::Unsettled);
+        assert_eq!(after(&debounced, GRACE).await, StableReachability::Reachable);
 
         // A plugin that restarts, and one that does so again and again.
         for _ in 0..10 {
             probed.send_replace(lost("restarting"));
-            assert_eq!(after(&told, GRACE * 9 / 10).await, StableReachability::Reachable);
+            assert_eq!(
+                after(&debounced, GRACE * 9 / 10).await,
+                StableReachability::Reachable
+            );
             probed.send_replace(Reachability::Reachable);
-            assert_eq!(after(&told, GRACE / 10).await, StableReachability::Reachable);
+            assert_eq!(after(&debounced, GRACE / 10).await, StableReachability::Reachable);
         }
 
         probed.send_replace(lost("refused"));
-        assert_eq!(after(&told, GRACE / 2).await, StableReachability::Reachable);
+        assert_eq!(after(&debounced, GRACE / 2).await, StableReachability::Reachable);
         probed.send_replace(lost("timed out"));
         assert_eq!(
-            after(&told, GRACE * 6 / 10).await,
+            after(&debounced, GRACE * 6 / 10).await,
             StableReachability::Unreachable("timed out".into()),
             "for another reason it is the same outage"
         );
         probed.send_replace(lost("refused"));
         assert_eq!(
-            after(&told, GRACE * 2).await,
+            after(&debounced, GRACE * 2).await,
             StableReachability::Unreachable("timed out".into()),
-            "it is told once"
+            "it is reported once"
         );
 
         probed.send_replace(Reachability::Reachable);
         assert!(matches!(
-            after(&told, GRACE / 2).await,
+            after(&debounced, GRACE / 2).await,
             StableReachability::Unreachable(_)
         ));
-        assert_eq!(after(&told, GRACE).await, StableReachability::Reachable);
+        assert_eq!(after(&debounced, GRACE).await, StableReachability::Reachable);
         advance(GRACE).await;
     }
 }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::Limits;
-use super::breaker::{Attempt, Breakers, ClassKey, CredentialsKey, TrialReason};
+use super::breaker::{Attempt, Breakers, ClassKey, CredentialsKey, HalfOpenReason};
 use super::bucket::TokenBucket;
 use super::caller::Caller;
 use super::prober::Prober;
@@ -48,9 +48,15 @@ impl GuardedDriver {
 
     /// Whether `uid` may go on to a create of this class; else `waker` runs when there
     /// may be room. Makes no call.
-    pub(super) fn allows(&self, class: &MachineClass, uid: &str, trial: TrialReason, waker: Waker) -> bool {
+    pub(super) fn allows(
+        &self,
+        class: &MachineClass,
+        uid: &str,
+        reason: HalfOpenReason,
+        waker: Waker,
+    ) -> bool {
         let key = self.key(class);
-        let allows = self.breakers.allows(&key, uid, trial);
+        let allows = self.breakers.allows(&key, uid, reason);
         if !allows {
             self.breakers.wait(&key, uid, waker);
         }

@@ -17,7 +17,7 @@ use cmi_driver::{Capabilities, Code, PluginInfo, ProviderSpec, Readiness, Result
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Between two probes of a driver that does not, or when a call hints at a change.
 const SHORT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
-/// A caller that asks what a driver implements this soon after it could not say is told the same: or else
+/// A caller that asks what a driver implements this soon after it could not say gets the same answer: or else
 /// each machine of a driver that hangs would wait for its own answer.
 const FAILURE_SHARED: Duration = Duration::from_secs(3);
 

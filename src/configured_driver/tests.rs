@@ -452,7 +452,7 @@ async fn a_provider_spec_is_checked_against_the_schema_that_the_driver_publishes
 }
 
 #[tokio::test(start_paused = true)]
-async fn probes_tell_when_the_driver_goes_and_comes_back_and_then_it_is_asked_anew() {
+async fn probes_report_when_the_driver_goes_and_comes_back_and_then_it_is_asked_anew() {
     let up = Arc::new(std::sync::atomic::AtomicBool::new(true));
     let is_up = Arc::clone(&up);
     let driver = FakeDriver {
@@ -572,7 +572,7 @@ async fn a_question_right_after_one_that_the_driver_could_not_answer_gets_the_sa
 
 /// CMI-37
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_became_another_unseen_is_asked_anew_and_told_of() {
+async fn a_driver_that_became_another_unseen_is_asked_anew_and_reported() {
     let driver = FakeDriver::default();
     let (calls, connection_generation) = (
         Arc::clone(&driver.calls),

@@ -57,7 +57,7 @@ impl Controllers {
         }
     }
 
-    /// What was told before this replica leads may be long past, or have come before the InfraMachine it was
+    /// What was notified before this replica leads may be long past, or have come before the InfraMachine it was
     /// about: what counts is what is so now.
     pub(super) fn ask_about_nodes(&self) {
         self.context.states.forget_all_but(|_| false);
@@ -159,7 +159,7 @@ impl Controllers {
     }
 }
 
-/// The InfraMachines that the API server let go in spite of their finalizer. A list does not tell
+/// The InfraMachines that the API server let go in spite of their finalizer. A list does not show
 /// how what it lacks has gone.
 fn erased(update: &CacheUpdate<DeserializeGuard<InfraMachine>>) -> Vec<&InfraMachine> {
     let changes = update.changes.iter().filter(|_| !update.listed);

@@ -1,4 +1,4 @@
-//! Tells the controller of a kind which objects have to be reconciled.
+//! Notifies the controller of a kind which objects have to be reconciled.
 
 use std::sync::{Arc, OnceLock};
 

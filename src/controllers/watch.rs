@@ -1,4 +1,4 @@
-//! Watches: they keep a cache current, and tell what changed once the cache has it.
+//! Watches: they keep a cache current, and notify of what changed once the cache has it.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -72,10 +72,10 @@ pub(super) struct CacheUpdate<K> {
 /// Keeps a cache current.
 ///
 /// # Guarantees
-/// * What is told, the cache has: a reconcile that is woken by it finds it there. A list is told when it is
-///   complete, since the cache holds what was before until then.
-/// * A list is compared with what the cache held: what changed or went away while no watch ran is told as if
-///   one had run, also after lists that broke off half way.
+/// * What it notifies of, the cache has: a reconcile that is woken by it finds it there. A list counts when
+///   it is complete, since the cache holds what was before until then.
+/// * A list is compared with what the cache held: what changed or went away while no watch ran leads to the
+///   same notifications as if one had run, also after lists that broke off half way.
 pub(super) struct CacheWriter<K: Resource<DynamicType = ()> + Clone + 'static> {
     writer: reflector::store::Writer<K>,
     cache: reflector::Store<K>,
@@ -223,13 +223,13 @@ pub(super) fn slim_machine(machine: &mut Machine) {
     meta.managed_fields = None;
 }
 
-/// Keeps a cache current for ever, and tells what is new there.
+/// Keeps a cache current for ever, and notifies of what is new there.
 pub(super) async fn watch<K>(
     api: Api<K>,
     config: watcher::Config,
     writer: reflector::store::Writer<K>,
     slim: fn(&mut K),
-    tell: impl Fn(&CacheUpdate<K>) + Send,
+    notify: impl Fn(&CacheUpdate<K>) + Send,
 ) where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
@@ -241,7 +241,7 @@ pub(super) async fn watch<K>(
         match event {
             Ok(event) => {
                 if let Some(update) = cache_writer.take(&event) {
-                    tell(&update);
+                    notify(&update);
                 }
             }
             Err(error) => {
@@ -300,21 +300,21 @@ mod tests {
         Some(all)
     }
 
-    fn told(cache_writer: &mut CacheWriter<Machine>, event: &Event<Machine>) -> Option<Vec<String>> {
+    fn notified(cache_writer: &mut CacheWriter<Machine>, event: &Event<Machine>) -> Option<Vec<String>> {
         shown(cache_writer.take(event))
     }
 
     /// An object that was woken before would have been reconciled as it was, and never again.
     #[test]
-    fn a_list_is_told_when_the_cache_has_it_and_not_before() {
+    fn a_list_is_reported_when_the_cache_has_it_and_not_before() {
         let (mut cache_writer, cache) = cache_writer();
         assert_eq!(
-            told(&mut cache_writer, &Event::Apply(machine("a", "u-a", 1))),
+            notified(&mut cache_writer, &Event::Apply(machine("a", "u-a", 1))),
             Some(vec!["+a@1".to_owned()])
         );
-        assert_eq!(told(&mut cache_writer, &Event::Init), None);
+        assert_eq!(notified(&mut cache_writer, &Event::Init), None);
         for listed in [machine("a", "u-a", 2), machine("b", "u-b", 3)] {
-            assert_eq!(told(&mut cache_writer, &Event::InitApply(listed)), None);
+            assert_eq!(notified(&mut cache_writer, &Event::InitApply(listed)), None);
         }
         let held = cache.get(&ObjectRef::new("a").within("ns")).unwrap();
         assert_eq!(
@@ -323,7 +323,7 @@ mod tests {
             "the cache is behind"
         );
         assert_eq!(
-            told(&mut cache_writer, &Event::InitDone),
+            notified(&mut cache_writer, &Event::InitDone),
             Some(vec!["+b@3".to_owned(), "~a@2".to_owned()])
         );
     }
@@ -358,40 +358,40 @@ mod tests {
     }
 
     #[test]
-    fn what_a_list_that_broke_off_held_is_told_with_the_next_that_is_complete() {
+    fn what_a_list_that_broke_off_held_is_reported_with_the_next_that_is_complete() {
         let (mut cache_writer, _cache) = cache_writer();
-        told(&mut cache_writer, &Event::Apply(machine("a", "u-a", 1)));
-        told(&mut cache_writer, &Event::Init);
-        told(&mut cache_writer, &Event::InitApply(machine("a", "u-a", 2)));
-        told(&mut cache_writer, &Event::Init);
-        told(&mut cache_writer, &Event::InitApply(machine("a", "u-a", 2)));
+        notified(&mut cache_writer, &Event::Apply(machine("a", "u-a", 1)));
+        notified(&mut cache_writer, &Event::Init);
+        notified(&mut cache_writer, &Event::InitApply(machine("a", "u-a", 2)));
+        notified(&mut cache_writer, &Event::Init);
+        notified(&mut cache_writer, &Event::InitApply(machine("a", "u-a", 2)));
         assert_eq!(
-            told(&mut cache_writer, &Event::InitDone),
+            notified(&mut cache_writer, &Event::InitDone),
             Some(vec!["~a@2".to_owned()])
         );
     }
 
     #[test]
-    fn what_went_away_or_was_replaced_while_no_watch_ran_is_told_as_gone() {
+    fn what_went_away_or_was_replaced_while_no_watch_ran_is_reported_as_gone() {
         let (mut cache_writer, _cache) = cache_writer();
         for known in [
             machine("gone", "u-1", 1),
             machine("replaced", "u-2", 1),
             machine("stays", "u-3", 1),
         ] {
-            told(&mut cache_writer, &Event::Apply(known));
+            notified(&mut cache_writer, &Event::Apply(known));
         }
-        told(&mut cache_writer, &Event::Init);
-        told(
+        notified(&mut cache_writer, &Event::Init);
+        notified(
             &mut cache_writer,
             &Event::InitApply(machine("replaced", "u-4", 5)),
         );
-        told(&mut cache_writer, &Event::InitApply(machine("stays", "u-3", 1)));
+        notified(&mut cache_writer, &Event::InitApply(machine("stays", "u-3", 1)));
         let update = cache_writer.take(&Event::InitDone).unwrap();
         assert!(update.listed);
         assert!(
             update.changes[..2].iter().all(|change| change.there().is_none()),
-            "what is gone is told first"
+            "what is gone is notified first"
         );
         let all = shown(Some(update)).unwrap();
         assert_eq!(all, ["+replaced@5", "-gone@1", "-replaced@1"]);
@@ -400,11 +400,11 @@ mod tests {
     #[test]
     fn an_object_that_is_deleted_is_gone_and_one_that_comes_after_it_is_new() {
         let (mut cache_writer, _cache) = cache_writer();
-        told(&mut cache_writer, &Event::Apply(machine("a", "u-1", 1)));
-        let gone = told(&mut cache_writer, &Event::Delete(machine("a", "u-1", 2)));
+        notified(&mut cache_writer, &Event::Apply(machine("a", "u-1", 1)));
+        let gone = notified(&mut cache_writer, &Event::Delete(machine("a", "u-1", 2)));
         assert_eq!(gone, Some(vec!["-a@1".to_owned()]));
-        told(&mut cache_writer, &Event::Apply(machine("a", "u-1", 1)));
-        let other = told(&mut cache_writer, &Event::Apply(machine("a", "u-2", 3)));
+        notified(&mut cache_writer, &Event::Apply(machine("a", "u-1", 1)));
+        let other = notified(&mut cache_writer, &Event::Apply(machine("a", "u-2", 3)));
         assert_eq!(other, Some(vec!["+a@3".to_owned(), "-a@1".to_owned()]));
     }
 
@@ -412,7 +412,7 @@ mod tests {
     async fn an_object_is_reconciled_for_all_that_changed_but_its_status() {
         let trigger = Trigger::default();
         let mut sent = Box::pin(trigger.receive());
-        let tell = on_own(trigger);
+        let notify = on_own(trigger);
         let before = Arc::new(machine("a", "u-a", 1));
         let mut newer = |change: &dyn Fn(&mut Machine)| {
             let mut now = machine("a", "u-a", 2);
@@ -421,7 +421,7 @@ mod tests {
                 before: Arc::clone(&before),
                 now: Arc::new(now),
             };
-            tell(&CacheUpdate {
+            notify(&CacheUpdate {
                 changes: vec![change],
                 listed: false,
             });
@@ -496,11 +496,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_that_expired_tells_what_its_next_whole_list_shows_and_the_cache_has_it() {
+    async fn a_watch_that_expired_reports_what_its_next_whole_list_shows_and_the_cache_has_it() {
         let (cache, writer) = reflector::store();
-        let (send, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (send, mut notified) = tokio::sync::mpsc::unbounded_channel();
         let seen = cache.clone();
-        let tell = move |update: &CacheUpdate<Machine>| {
+        let notify = move |update: &CacheUpdate<Machine>| {
             let is_there = |change: &Change<Machine>| {
                 let held = seen.get(&ObjectRef::from_obj(&**change.object()));
                 held.is_some_and(|held| Arc::ptr_eq(&held, change.object())) == change.there().is_some()
@@ -516,11 +516,11 @@ mod tests {
             .unwrap();
         };
         let api = Api::all(ApiServer::default().client());
-        let watched = watch(api, watcher::Config::default(), writer, slim_machine, tell);
+        let watched = watch(api, watcher::Config::default(), writer, slim_machine, notify);
         let all = async {
-            let first = told.recv().await.unwrap().unwrap();
+            let first = notified.recv().await.unwrap().unwrap();
             assert_eq!(first, ["+a@1", "+gone@2"]);
-            told.recv().await.unwrap().unwrap()
+            notified.recv().await.unwrap().unwrap()
         };
         tokio::select! {
             () = watched => panic!("a watch never ends"),

@@ -14,8 +14,8 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{
-    CachedCapabilities, ConfiguredDriver, ConfiguredDrivers, PERMIT_WAIT, Permit, Priority, Requester,
-    TrialReason, Waker,
+    CachedCapabilities, ConfiguredDriver, ConfiguredDrivers, HalfOpenReason, PERMIT_WAIT, Permit, Priority,
+    Requester, Waker,
 };
 use crate::metrics::Metrics;
 use crate::retry::LONG_WAIT;
@@ -98,7 +98,7 @@ impl Context {
         machine: &InfraMachine,
         permit: &Permit<'_>,
         class: &MachineClass,
-        trial: TrialReason,
+        trial: HalfOpenReason,
     ) -> Option<Outcome> {
         let has_capacity = permit.has_capacity(class, uid_of(machine), trial, self.alarm(machine));
         (!has_capacity).then(|| Self::awaiting_capacity(machine))

@@ -33,7 +33,7 @@ use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::{GROUP, paused_by};
-use crate::configured_driver::{PERMIT_WAIT, TrialReason};
+use crate::configured_driver::{HalfOpenReason, PERMIT_WAIT};
 use crate::identity::{self, InvalidSpec, MachineId, Role};
 use cmi_driver::{Capabilities, Code, ProviderId, ProviderSpec, Status};
 
@@ -334,13 +334,13 @@ fn plan_provisioning(
 
 /// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
 /// since, nothing is recalled.
-fn trial(machine: &InfraMachine, seen: &Observed<'_>) -> TrialReason {
+fn trial(machine: &InfraMachine, seen: &Observed<'_>) -> HalfOpenReason {
     let retry = seen.state.retry.as_ref();
     let status = machine.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
     let last = status.and_then(|status| status.last_operation.as_ref());
     let exhausted = Code::ResourceExhausted.name();
-    TrialReason {
+    HalfOpenReason {
         requested: retry.is_some_and(|retry| retry.cause == Cause::Capacity && retry.inputs != seen.inputs),
         recalled: ready.is_some_and(|ready| ready.reason == reason::WAITING_FOR_CAPACITY)
             || last.is_some_and(|last| {

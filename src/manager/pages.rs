@@ -1,7 +1,7 @@
 //! How many objects a page of a list has: many where they are small, as they are as a rule, and so few where
 //! they are large that a page fits into memory even when every object is as large as the API server takes it.
 //!
-//! Nothing tells beforehand how large a page will be. So the answer to a page of many objects is read up to a
+//! Nothing says beforehand how large a page will be. So the answer to a page of many objects is read up to a
 //! bound and dropped beyond it, and from then on lists of this path have smaller pages. Who lists begins
 //! anew, as after any other list that failed.
 

@@ -233,7 +233,8 @@ fn vm(name: &str) -> ListedMachine {
 /// Credentials rotate, and a driver takes other specs than it did: no list with the old
 /// ones will ever be made again.
 #[tokio::test]
-async fn a_list_that_no_look_can_make_is_told_once_and_keeps_no_orphan_of_another_list_from_being_deleted() {
+async fn a_list_that_no_look_can_make_is_reported_once_and_keeps_no_orphan_of_another_list_from_being_deleted()
+ {
     for (refused, secret, why) in [
         (None, "gone", "`gone` that"),
         (Some("old"), "there", "no size old"),

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_refuses_leaves_the_capacity_that_it_told_before() {
+    fn a_driver_that_refuses_leaves_the_capacity_that_it_reported_before() {
         let mut template = template();
         template.status = Some(known(&template));
         let refused = Described::Failed(Status::new(Code::PermissionDenied, "no"));

@@ -82,7 +82,7 @@ async fn every_code_of_every_call_is_shown_waited_for_and_healed(backing: Backin
         |name, machine| named(&cases, name)?.is_shown(machine),
     )
     .await?;
-    each_is_told_once_and_repeated_in_time(&world, &cloud, &cases).await?;
+    each_is_reported_once_and_repeated_in_time(&world, &cloud, &cases).await?;
 
     cloud.fail(json!([]))?;
     patch_all(
@@ -122,7 +122,11 @@ async fn every_code_of_every_call_is_shown_waited_for_and_healed(backing: Backin
     every_machine_has_one_vm(&world, &cloud, &cases).await
 }
 
-async fn each_is_told_once_and_repeated_in_time(world: &World, cloud: &Cloud, cases: &[Case]) -> Result<()> {
+async fn each_is_reported_once_and_repeated_in_time(
+    world: &World,
+    cloud: &Cloud,
+    cases: &[Case],
+) -> Result<()> {
     // The clock: the third try of a transient failure comes after 12 s at least.
     eventually(DEADLINE, "third tries", async || {
         for case in [(Call::Create, Code::Unavailable), (Call::Recheck, Code::Unknown)] {
@@ -288,7 +292,7 @@ async fn warnings(world: &World) -> Result<BTreeMap<String, Vec<(String, String)
     Ok(found)
 }
 
-/// A failure is told once, however often it is repeated.
+/// A failure is reported once, however often it is repeated.
 fn one_warning(case: Case, all: &BTreeMap<String, Vec<(String, String)>>) -> Result<()> {
     let (operation, code) = case.failure();
     let warning = |operation: &str, reason: &str| (operation.to_owned(), reason.to_owned());
@@ -297,7 +301,7 @@ fn one_warning(case: Case, all: &BTreeMap<String, Vec<(String, String)>>) -> Res
             vec![warning(operation.name(), code.name())]
         }
         Next::Vanished => vec![warning(operation.name(), "VirtualMachineVanished")],
-        // An outage is told of the InfraCluster, and when it lasts.
+        // An outage is reported of the InfraCluster, and when it lasts.
         Next::Kept(true) if !matches!(case.code, Code::Unimplemented | Code::Uninitialized) => {
             vec![warning(operation.name(), code.name())]
         }

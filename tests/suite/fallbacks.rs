@@ -121,13 +121,13 @@ async fn a_driver_that_only_lists_is_asked_for_its_list_before_a_create(backing:
     ensure!(cloud.count(Operation::CreateMachine, "m")? == 1);
 
     let taken = stage.machine("taken").create().await?;
-    let told = taken
+    let reported = taken
         .until("a name that is taken", |machine| {
             says(machine, conditions::READY, "False", "AlreadyExists")
         })
         .await?;
-    let told = message(&told, conditions::READY);
-    ensure!(told.contains(&planted), "{told}");
+    let reported = message(&reported, conditions::READY);
+    ensure!(reported.contains(&planted), "{reported}");
     ensure!(cloud.count(Operation::CreateMachine, "taken")? == 0);
     taken.delete().await?;
     taken.gone().await?;
@@ -158,7 +158,7 @@ async fn an_initialization_that_fails_is_repeated_until_it_works(backing: Backin
     ensure!(cloud.count(Operation::InitializeMachine, "three")? == 4);
     ensure!(cloud.count(Operation::CreateMachine, "three")? == 1);
 
-    let told = stuck
+    let reported = stuck
         .until("a failed initialization", |machine| {
             let last = last_operation(machine);
             last.is_some_and(|last| {
@@ -169,26 +169,29 @@ async fn an_initialization_that_fails_is_repeated_until_it_works(backing: Backin
             })
         })
         .await?;
-    let last = last_operation(&told).context("no last operation")?;
+    let last = last_operation(&reported).context("no last operation")?;
     let text = last.message.as_deref().unwrap_or_default();
     ensure!(text.starts_with("InstanceInitialization"), "{text}");
     ensure!(last.next_retry_time.is_some(), "no next try");
     ensure!(says(
-        &told,
+        &reported,
         conditions::VIRTUAL_MACHINE_CREATED,
         "True",
         "Created"
     ));
     ensure!(says(
-        &told,
+        &reported,
         conditions::VIRTUAL_MACHINE_INITIALIZED,
         "False",
         "Uninitialized"
     ));
-    ensure!(says(&told, conditions::READY, "False", "Uninitialized"));
-    ensure!(capcmi::machine::phase(&told) == "Pending", "it was handed over");
+    ensure!(says(&reported, conditions::READY, "False", "Uninitialized"));
     ensure!(
-        told.spec.provider_id.is_some(),
+        capcmi::machine::phase(&reported) == "Pending",
+        "it was handed over"
+    );
+    ensure!(
+        reported.spec.provider_id.is_some(),
         "the id has to be kept from the first answer"
     );
     cloud.fail(json!([]))?;
@@ -427,13 +430,13 @@ async fn a_machines_failure_domain_is_where_its_vm_is(backing: Backing) -> Resul
         (&unknown, "moon"),
         (&without, "the driver declares no failure domains"),
     ] {
-        let told = machine
+        let reported = machine
             .until("a refused machine", |machine| {
                 says(machine, conditions::READY, "False", "InvalidArgument")
             })
             .await?;
-        let told = message(&told, conditions::READY);
-        ensure!(told.contains(expected), "{told}");
+        let reported = message(&reported, conditions::READY);
+        ensure!(reported.contains(expected), "{reported}");
         machine.delete().await?;
         machine.gone().await?;
     }

@@ -211,15 +211,18 @@ async fn replaced_after(
     let vms = cloud.holds(2).await?;
     let (lost, kept) = (&vms[0], &vms[1]);
     happen(&world, &cloud, lost.id).await?;
-    let told = eventually(DEADLINE, reason, async || {
+    let reported = eventually(DEADLINE, reason, async || {
         let machine = infra(&world, &lost.name).await?;
         ensure!(says(&machine, READY, "False", reason), "{:?}", machine.status);
         Ok(machine)
     })
     .await?;
-    ensure!(!message(&told, READY).is_empty(), "no message");
+    ensure!(!message(&reported, READY).is_empty(), "no message");
     ensure!(
-        told.status.and_then(|status| status.initialization?.provisioned) == Some(true),
+        reported
+            .status
+            .and_then(|status| status.initialization?.provisioned)
+            == Some(true),
         "provisioned was taken back"
     );
     health_check(&world).await?;

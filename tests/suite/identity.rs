@@ -512,12 +512,16 @@ async fn a_hand_written_provider_id_leads_to_no_call_and_says_so() -> Result<()>
         .infra("/spec/providerID", json!(id))
         .create()
         .await?;
-    let told = machine
+    let reported = machine
         .until("a foreign providerID", |machine| {
             says(machine, READY, "False", "ForeignProviderID")
         })
         .await?;
-    ensure!(message(&told, READY).contains(&id), "{}", message(&told, READY));
+    ensure!(
+        message(&reported, READY).contains(&id),
+        "{}",
+        message(&reported, READY)
+    );
     let warned = event(&world, "m", "ForeignProviderID").await?;
     ensure!(warned.type_.as_deref() == Some("Warning"), "{warned:?}");
     machine.delete().await?;

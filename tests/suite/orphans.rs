@@ -1,4 +1,4 @@
-//! VMs that no InfraMachine has: told in every way, and deleted where that was asked for.
+//! VMs that no InfraMachine has: reported in every way, and deleted where that was asked for.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -213,11 +213,11 @@ async fn a_vm_whose_machine_got_away_is_reported_and_left_alone() -> Result<()> 
         "a report deletes nothing"
     );
     let events: Api<Event> = Api::namespaced(leak.world.admin.clone(), &leak.world.namespace);
-    let told = events.list(&ListParams::default()).await?.items;
-    let told = told
+    let reported = events.list(&ListParams::default()).await?.items;
+    let reported = reported
         .iter()
         .filter(|event| event.reason.as_deref() == Some("VirtualMachineOrphaned"));
-    ensure!(told.count() == 1, "it is told once");
+    ensure!(reported.count() == 1, "it is reported once");
     leak.cloud.console()?.vanish(vm.id)?;
     leak.gauge("orphan", None).await
 }

@@ -133,12 +133,12 @@ async fn a_namespace_whose_creates_hang_keeps_no_other_waiting_and_its_machines_
     Ok(())
 }
 
-/// A plugin that restarts costs a fleet nothing; one that stays away is told once of the
+/// A plugin that restarts costs a fleet nothing; one that stays away is reported once of the
 /// InfraCluster, and of each machine.
 #[tokio::test]
-async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_told_once() -> Result<()> {
+async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_reported_once() -> Result<()> {
     const MACHINES: usize = 10;
-    let world = World::new("outage-told").await?;
+    let world = World::new("outage-reported").await?;
     let cloud = Cloud::new(&world);
     let mut plugin = Plugin::start(&world, "simulated", &cloud.config(json!({}))).await?;
     let provider = Provider::new(plugin.drivers(json!({})))
@@ -161,8 +161,8 @@ async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_told_once() ->
     };
     let cluster = ["get", "infracluster", "c", "-o"];
     let path = "jsonpath={.status.conditions[?(@.type==\"DriverReachable\")].status}";
-    let told = async |is: &str| {
-        eventually(DEADLINE, "what is told of the InfraCluster", async || {
+    let reported = async |is: &str| {
+        eventually(DEADLINE, "what is reported of the InfraCluster", async || {
             let shown = world.kubectl(&[&cluster[..], &[path]].concat())?;
             ensure!(shown == is, "DriverReachable is {shown}");
             Ok(())
@@ -170,7 +170,7 @@ async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_told_once() ->
         .await
     };
     reachable("1").await?;
-    told("True").await?;
+    reported("True").await?;
 
     let before = audit::writes(&world)?.len();
     plugin.kill();
@@ -195,7 +195,7 @@ async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_told_once() ->
     ensure!(writes.is_empty(), "a restart wrote: {writes:?}");
 
     plugin.kill();
-    told("False").await?;
+    reported("False").await?;
     let says = |state: &'static str| {
         move |_: &str, machine: Option<&_>| {
             condition(machine.context("is gone")?, DRIVER_REACHABLE, state, None)
@@ -203,7 +203,7 @@ async fn the_restart_of_a_plugin_writes_nothing_and_its_outage_is_told_once() ->
     };
     all_become(&world, "an outage that all machines show", &names, says("False")).await?;
     plugin.listen(&world).await?;
-    told("True").await?;
+    reported("True").await?;
     all_become(&world, "its end", &names, says("True")).await?;
     let writes = audit::writes(&world)?.split_off(before);
     let count = |resource: &str| writes.iter().filter(|write| write.resource == resource).count();

@@ -245,8 +245,8 @@ async fn a_malformed_machine_stops_no_other_and_can_be_deleted_with_its_vm() -> 
     stage.machine("later").provisioned().await?;
     cloud.holds(3).await?;
     for name in ["never-good", "spoiled"] {
-        let told = event(&world, name, "Unreadable").await?;
-        let note = told.note.unwrap_or_default();
+        let reported = event(&world, name, "Unreadable").await?;
+        let note = reported.note.unwrap_or_default();
         ensure!(
             note.contains("soon"),
             "the event does not say what is wrong: {note}"

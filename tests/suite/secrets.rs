@@ -274,12 +274,12 @@ async fn the_credentials_that_a_vm_was_made_with_are_used_for_it_to_the_end() ->
         .patch(json!({"spec": {"secretRef": {"name": "theirs"}}}))
         .await?;
     let up_to_date = conditions::VIRTUAL_MACHINE_UP_TO_DATE;
-    let told = moved
+    let reported = moved
         .until("word of the Secret that is used", |machine| {
             by_hand::says(machine, up_to_date, "False", "SecretChanged")
         })
         .await?;
-    let message = by_hand::message(&told, up_to_date);
+    let message = by_hand::message(&reported, up_to_date);
     ensure!(
         message.contains("`theirs`") && message.contains("`mine`"),
         "{message}"
@@ -326,12 +326,12 @@ async fn a_vm_that_is_not_seen_without_its_credentials_is_not_taken_for_gone() -
     cloud.console()?.vanish(vms[0].id)?;
     world.kubectl(&["delete", "secret", "goes"])?;
     machine.delete().await?;
-    let told = machine
+    let reported = machine
         .until("a deletion that waits for a person", |machine| {
             by_hand::says(machine, conditions::DELETING, "True", "InvalidSecret")
         })
         .await?;
-    let message = by_hand::message(&told, conditions::DELETING);
+    let message = by_hand::message(&reported, conditions::DELETING);
     ensure!(
         message.contains("`goes`") && message.contains("no proof"),
         "{message}"
@@ -405,12 +405,12 @@ async fn the_providers_credentials_are_for_machines_without_a_secret_alone_and_a
 
     world.kubectl(&["delete", "secret", "goes"])?;
     theirs.delete().await?;
-    let told = theirs
+    let reported = theirs
         .until("a deletion that waits for a person", |machine| {
             by_hand::says(machine, conditions::DELETING, "True", "InvalidSecret")
         })
         .await?;
-    let message = by_hand::message(&told, conditions::DELETING);
+    let message = by_hand::message(&reported, conditions::DELETING);
     ensure!(message.contains("`goes`"), "{message}");
     ensure!(
         cloud.count(Operation::DeleteMachine, "theirs")? == 0,
@@ -490,17 +490,17 @@ async fn a_secret_that_may_not_be_read_is_said_on_the_machine() -> Result<()> {
         .infra("/spec/secretRef", json!({"name": "locked"}))
         .create()
         .await?;
-    let told = machine
+    let reported = machine
         .until("word of the Secret", |machine| {
             by_hand::says(machine, conditions::READY, "False", "InvalidSecret")
         })
         .await?;
-    let message = by_hand::message(&told, conditions::READY);
+    let message = by_hand::message(&reported, conditions::READY);
     ensure!(
         message.contains("the Secret `locked` that spec.secretRef names can't be read"),
         "{message}"
     );
-    let last = told.status.and_then(|status| status.last_operation);
+    let last = reported.status.and_then(|status| status.last_operation);
     ensure!(
         last.is_some_and(|last| last.next_retry_time.is_some()),
         "no next try"

@@ -4,7 +4,7 @@
 //!
 //! `SOAK_SECONDS` is how long (600), `SOAK_SEED` what to repeat: the choice of actions, not the moment at
 //! which each strikes. `SOAK_ORPHANS=delete` lets the provider delete orphans, as eagerly as it can: a
-//! machine that loses its VM is told all the same, but a VM that is lost is cleared away.
+//! machine that loses its VM is reported all the same, but a VM that is lost is cleared away.
 
 mod chaos;
 mod dice;
@@ -136,7 +136,7 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
     let ((), took) = chaos
         .until(
             CONVERGENCE,
-            "an API server that is told what is wanted",
+            "an API server that has what is wanted",
             async |chaos| {
                 ensure!(chaos.parts.has_api_server(), "it does not run");
                 for fleet in &chaos.wanted {

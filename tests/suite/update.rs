@@ -116,13 +116,13 @@ async fn a_change_that_is_not_hot_updatable_leaves_the_vm_alone_and_says_so(back
         machine.provisioned().await?;
         let before = cloud.holds(1).await?;
         machine.respecify(field, value).await?;
-        let told = machine
+        let reported = machine
             .until("a refused change", |machine| {
                 says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "False", "NotHotUpdatable")
             })
             .await?;
-        let told = message(&told, VIRTUAL_MACHINE_UP_TO_DATE);
-        ensure!(told.contains(&format!("/{field}")), "{told}");
+        let reported = message(&reported, VIRTUAL_MACHINE_UP_TO_DATE);
+        ensure!(reported.contains(&format!("/{field}")), "{reported}");
         // Back again, there is nothing to say.
         machine
             .respecify(field, small().get(field).cloned().unwrap_or_default())
@@ -200,8 +200,8 @@ async fn a_spec_against_the_drivers_schema_is_refused_without_a_call_and_can_go(
             says(machine, conditions::READY, "False", "InvalidArgument")
         })
         .await?;
-    let told = message(&refused, conditions::READY);
-    ensure!(told.contains("/size"), "{told}");
+    let reported = message(&refused, conditions::READY);
+    ensure!(reported.contains("/size"), "{reported}");
     machine.delete().await?;
     machine.gone().await?;
     let calls = cloud.calls_for("m")?;

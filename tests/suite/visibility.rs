@@ -28,14 +28,14 @@ async fn a_second_inframachine_that_a_machine_owns_and_does_not_refer_to_gets_no
         .machine("second")
         .infra("/metadata/ownerReferences", owners(&owned));
     second.create_infra().await?;
-    let told = second
+    let reported = second
         .until("a machine that says that it is not referred to", |machine| {
             says(machine, conditions::READY, "False", "NotReferredTo")
         })
         .await?;
     ensure!(
-        told.finalizers().is_empty() && told.annotations().is_empty(),
-        "{told:?}"
+        reported.finalizers().is_empty() && reported.annotations().is_empty(),
+        "{reported:?}"
     );
     event(&world, "second", "NotReferredTo").await?;
     cloud.holds(1).await?;
@@ -72,12 +72,12 @@ async fn a_call_that_takes_long_and_a_deletion_that_others_keep_say_so() -> Resu
         .infra("/metadata/finalizers", json!(["example.com/kept"]))
         .create()
         .await?;
-    let told = machine
+    let reported = machine
         .until("a create that is under way", |machine| {
             says(machine, conditions::READY, "False", "Creating")
         })
         .await?;
-    let last = told.status.and_then(|status| status.last_operation);
+    let last = reported.status.and_then(|status| status.last_operation);
     let last = last.context("no last operation")?;
     ensure!(last.state == OperationState::Processing, "{last:?}");
     ensure!(last.operation.as_deref() == Some("CreateMachine"), "{last:?}");

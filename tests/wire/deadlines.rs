@@ -104,7 +104,7 @@ async fn a_stop_waits_for_calls_only_so_long() -> Result<()> {
 
 /// CMI-182: a load balancer watches for ever, and must not hold up a stop.
 #[tokio::test]
-async fn who_watches_the_health_is_told_of_a_stop_and_let_go() -> Result<()> {
+async fn a_watcher_of_the_health_is_notified_of_a_stop_and_let_go() -> Result<()> {
     use tonic_health::pb::HealthCheckRequest;
     use tonic_health::pb::health_check_response::ServingStatus;
     use tonic_health::pb::health_client::HealthClient;

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_expired_wait_tells_what_was_seen_last() {
+    async fn an_expired_wait_reports_what_was_seen_last() {
         let mut seen = 0;
         let probe = async || -> Result<()> {
             seen += 1;

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::TrialReason;
+use super::HalfOpenReason;
 use crate::configured_driver::waker::Waker;
 use crate::retry::{LONG_WAIT, backoff};
 
-/// A machine whose trial does not begin within this time is not waited for: it may
+/// A machine whose create does not begin within this time is not waited for: it may
 /// have been deleted meanwhile.
-pub const TRIAL_EXPECTED_WITHIN: Duration = Duration::from_secs(10);
+pub const ATTEMPT_EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The circuit breaker of a class.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct Circuit {
     wrong_hints: u32,
     /// Whether a hint of room ended its wait, or is to end it.
     follows_hint: bool,
-    /// Whether there was one during a trial.
+    /// Whether there was one while it was half open.
     hint_meanwhile: bool,
     /// Creates that were let through and have no answer.
     in_flight: u32,
@@ -40,7 +40,7 @@ pub struct Circuit {
 pub enum State {
     /// No create is let through before this time.
     Open(Instant),
-    /// One is, the trial, and this machine is expected to make it since then.
+    /// One is, and this machine is expected to make it since then.
     HalfOpen(Option<Arc<str>>, Instant),
     /// So many are at a time; the last were woken then.
     Recovering(u32, Instant),
@@ -68,15 +68,15 @@ impl Circuit {
         }
     }
 
-    pub fn allows(&mut self, uid: &str, trial: TrialReason, now: Instant) -> bool {
+    pub fn allows(&mut self, uid: &str, reason: HalfOpenReason, now: Instant) -> bool {
         let allows = match &self.state {
-            State::Open(until) => now >= *until || trial.requested,
+            State::Open(until) => now >= *until || reason.requested,
             State::HalfOpen(expected, since) => {
                 let is_expected = expected.as_deref().is_none_or(|expected| expected == uid);
                 self.in_flight == 0
                     && (is_expected
-                        || trial.requested
-                        || now.saturating_duration_since(*since) >= TRIAL_EXPECTED_WITHIN)
+                        || reason.requested
+                        || now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN)
             }
             State::Recovering(allowed, _) => return self.in_flight < *allowed,
         };
@@ -206,12 +206,14 @@ impl Circuit {
         match &self.state {
             State::Open(until) if now >= *until && self.in_flight == 0 => self.wake_one(now),
             State::HalfOpen(_, since)
-                if self.in_flight == 0 && now.saturating_duration_since(*since) >= TRIAL_EXPECTED_WITHIN =>
+                if self.in_flight == 0
+                    && now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN =>
             {
                 self.wake_one(now)
             }
             State::Recovering(allowed, since)
-                if self.in_flight == 0 && now.saturating_duration_since(*since) >= TRIAL_EXPECTED_WITHIN =>
+                if self.in_flight == 0
+                    && now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN =>
             {
                 let allowed = *allowed;
                 self.state = State::Recovering(allowed, now);
@@ -241,7 +243,7 @@ impl Circuit {
     pub fn is_closed(&self, now: Instant) -> bool {
         let is_over = match &self.state {
             State::Open(until) => now >= *until,
-            State::HalfOpen(_, since) => now.saturating_duration_since(*since) >= TRIAL_EXPECTED_WITHIN,
+            State::HalfOpen(_, since) => now.saturating_duration_since(*since) >= ATTEMPT_EXPECTED_WITHIN,
             State::Recovering(..) => true,
         };
         is_over && self.in_flight == 0 && self.waiting.is_empty()

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::circuit::{State, TRIAL_EXPECTED_WITHIN};
+use super::circuit::{ATTEMPT_EXPECTED_WITHIN, State};
 use super::*;
 use crate::retry::backoff;
 use cmi_driver::{MachineClass, ProviderSpec, SecretValue, USER_DATA};
@@ -76,7 +76,7 @@ fn exhausted() -> Result<(), Status> {
     Err(Status::new(Code::ResourceExhausted, "full"))
 }
 
-const NONE: TrialReason = TrialReason {
+const NONE: HalfOpenReason = HalfOpenReason {
     requested: false,
     recalled: false,
 };
@@ -191,7 +191,7 @@ async fn one_that_does_not_find_out_holds_the_others_up_for_seconds() {
     let (breakers, key, calls) = open(3);
     tick(&breakers, 600).await;
     assert_eq!(calls.take(), ["m-0"]);
-    tick(&breakers, TRIAL_EXPECTED_WITHIN.as_secs()).await;
+    tick(&breakers, ATTEMPT_EXPECTED_WITHIN.as_secs()).await;
     assert_eq!(calls.take(), ["m-1"], "the first one did not come");
     drop(breakers.attempt(&key).unwrap());
     tick(&breakers, backoff(2, 0.0).as_secs()).await;
@@ -291,7 +291,7 @@ async fn a_vm_that_is_gone_and_a_create_that_succeeds_late_have_one_machine_find
 #[tokio::test(start_paused = true)]
 async fn a_try_that_a_person_asks_for_is_admitted_at_once() {
     let (breakers, key, _) = open(1);
-    let requested = TrialReason {
+    let requested = HalfOpenReason {
         requested: true,
         ..NONE
     };
@@ -305,7 +305,7 @@ async fn a_try_that_a_person_asks_for_is_admitted_at_once() {
 #[tokio::test(start_paused = true)]
 async fn of_machines_that_recall_that_they_were_refused_one_finds_out_after_a_restart() {
     let (breakers, key, calls) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
-    let recalled = TrialReason {
+    let recalled = HalfOpenReason {
         recalled: true,
         ..NONE
     };

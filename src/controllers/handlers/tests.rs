@@ -275,7 +275,7 @@ async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
     let (_caches, writers) = caches();
     let watched = watched();
     let mut cache_writer = CacheWriter::new(writers.infra_clusters);
-    let tell = watched
+    let notify = watched
         .controllers
         .on_waiting(watched.controllers.clusters.clone());
     let mut woken = watched.woken;
@@ -286,7 +286,7 @@ async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
     );
     for event in [Event::Init, Event::InitApply(infra), Event::InitDone] {
         if let Some(update) = cache_writer.take(&event) {
-            tell(&update);
+            notify(&update);
         }
     }
     assert_eq!(woken(), set(["cluster ic"]));
@@ -329,7 +329,7 @@ async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_
     assert_eq!((watched.woken)(), set(["machine m", "machine made"]));
 }
 
-/// A list does not tell how what it lacks has gone: by a move, for instance.
+/// A list does not show how what it lacks has gone: by a move, for instance.
 #[tokio::test]
 async fn what_a_watch_shows_to_go_with_its_finalizer_on_was_let_go_in_spite_of_it() {
     let held = json!({"metadata": {

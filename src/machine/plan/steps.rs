@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::api::labels::Instance;
 use crate::api::v1alpha1::OperationType;
-use crate::configured_driver::{Priority, TrialReason};
+use crate::configured_driver::{HalfOpenReason, Priority};
 use crate::machine::outcome::Outcome;
 use crate::machine::ownership::Ownership;
 use crate::machine::unanswered_creates::{UnansweredCreates, elapsed};
@@ -128,7 +128,7 @@ pub struct Provision {
     /// is looked for and deleted.
     pub settling: Option<Settling>,
     /// Why its create may be let through though capacity was exhausted.
-    pub trial: TrialReason,
+    pub trial: HalfOpenReason,
 }
 
 impl Provision {

@@ -707,7 +707,10 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
     assert_eq!((trial.recalled, trial.requested), (true, false));
     let circuit_open = machine().condition(conditions::READY, State::False, "WaitingForCapacity");
     assert!(provision(world().plan(circuit_open)).trial.recalled);
-    assert_eq!(provision(world().plan(machine())).trial, TrialReason::default());
+    assert_eq!(
+        provision(world().plan(machine())).trial,
+        HalfOpenReason::default()
+    );
     let mut annotated = world().remembering(600).inputs_changed();
     if let Some(retry) = &mut annotated.state.retry {
         retry.cause = Cause::Capacity;

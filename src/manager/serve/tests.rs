@@ -186,7 +186,7 @@ async fn a_client_that_does_not_end_its_headers_is_cut_off_after_seconds() {
     let start = Instant::now();
     slow.write_all(b"GET /healthz HTTP/1.1\r\nx: ").await.unwrap();
     let mut answer = Vec::new();
-    // It may be told why.
+    // It may get the reason.
     let _ = slow.read_to_end(&mut answer).await;
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }

@@ -498,7 +498,7 @@ fn an_orphan_that_got_an_owner_before_the_call_is_not_deleted() {
 }
 
 #[test]
-fn a_vm_that_two_lists_tell_differently_proves_nothing() {
+fn a_vm_that_two_lists_report_differently_proves_nothing() {
     let (one, mut other) = (vm("n", "m"), vm("n", "m"));
     assert_eq!(each_once([one.clone(), one.clone()]), std::slice::from_ref(&one));
     other.machine_id = Some("m-2".to_owned());

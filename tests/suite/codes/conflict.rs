@@ -32,8 +32,8 @@ async fn a_label_that_is_written_during_a_call_neither_repeats_it_nor_hides_its_
     create_begun(&cloud).await?;
     let label = json!({"metadata": {"labels": {"example.com/team": "a"}}});
     let written = machine.patch(label).await?;
-    let told = written.status.and_then(|status| status.last_operation);
-    ensure!(told.is_none(), "the label came too late: {told:?}");
+    let reported = written.status.and_then(|status| status.last_operation);
+    ensure!(reported.is_none(), "the label came too late: {reported:?}");
     machine
         .until("the failure", |machine| {
             says(machine, conditions::READY, "False", "PermissionDenied")
@@ -50,10 +50,10 @@ async fn a_label_that_is_written_during_a_call_neither_repeats_it_nor_hides_its_
     Ok(())
 }
 
-/// CTL-02, CTL-CR-07: nor does an API server that does not take the status: the failure is told as soon as it
+/// CTL-02, CTL-CR-07: nor does an API server that does not take the status: the failure is reported as soon as it
 /// does, and not only after the whole wait.
 #[tokio::test]
-async fn a_failure_whose_status_is_not_taken_is_told_later_and_its_call_is_not_repeated() -> Result<()> {
+async fn a_failure_whose_status_is_not_taken_is_reported_later_and_its_call_is_not_repeated() -> Result<()> {
     let world = World::new("untold").await?;
     let cloud = Cloud::new(&world);
     let refuses = Arc::new(AtomicBool::new(false));
@@ -78,14 +78,14 @@ async fn a_failure_whose_status_is_not_taken_is_told_later_and_its_call_is_not_r
     let machine = ByHand::new(&world, "one", "m").create().await?;
     create_begun(&cloud).await?;
     refuses.store(true, Ordering::SeqCst);
-    let told = machine
+    let reported = machine
         .until("the failure", |machine| {
             says(machine, conditions::READY, "False", "PermissionDenied")
         })
         .await?;
     ensure!(!refuses.load(Ordering::SeqCst), "the status was taken at once");
-    ensure!(told.annotations().contains_key(labels::LAST_KNOWN_STATE));
-    let last = told.status.and_then(|status| status.last_operation);
+    ensure!(reported.annotations().contains_key(labels::LAST_KNOWN_STATE));
+    let last = reported.status.and_then(|status| status.last_operation);
     ensure!(
         last.is_some_and(|last| last.attempts == 1 && last.next_retry_time.is_some()),
         "not the first try, or no next one"

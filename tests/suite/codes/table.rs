@@ -211,7 +211,7 @@ impl Case {
             ),
             Next::Kept(_) => {
                 provisioned(machine)?;
-                // Of a machine that is up an outage is told when it lasts, and the probes are answered.
+                // Of a machine that is up an outage is reported when it lasts, and the probes are answered.
                 condition(machine, conditions::DRIVER_REACHABLE, "True", Some("Reachable"))
             }
         }

@@ -254,23 +254,25 @@ mod tests {
     }
 
     #[test]
-    fn a_second_vm_of_one_machine_is_told_whether_the_first_is_gone_or_not() {
+    fn a_second_vm_of_one_machine_is_reported_whether_the_first_is_gone_or_not() {
         let mut ledger = Ledger::default();
         let (first, second, other) = (vm("a", "1"), vm("a", "1"), vm("a", "2"));
         assert_eq!(ledger.enter(&ordered(&first, 1)), None);
         assert_eq!(ledger.enter(&ordered(&other, 1)), None);
         assert_eq!(ledger.enter(&deleted(&first, 2)), None);
-        let told = ledger.enter(&ordered(&second, 90)).expect("a second VM is told");
+        let reported = ledger
+            .enter(&ordered(&second, 90))
+            .expect("a second VM is reported");
         assert!(
-            told.starts_with("a second VM was made for one machine: a "),
-            "{told}"
+            reported.starts_with("a second VM was made for one machine: a "),
+            "{reported}"
         );
         assert_eq!((ledger.creates, ledger.deletes), (3, 1));
     }
 
     #[test]
-    fn a_vm_that_is_deleted_before_its_machine_is_told() {
-        for (in_deletion, told) in [(None, true), (Some(at(2000)), true), (Some(at(1000)), false)] {
+    fn a_vm_that_is_deleted_before_its_machine_is_reported() {
+        for (in_deletion, reported) in [(None, true), (Some(at(2000)), true), (Some(at(1000)), false)] {
             let (mut ledger, vm) = (Ledger::default(), vm("a", "1"));
             ledger.enter(&ordered(&vm, 1));
             ledger.enter(&deleted(&vm, 1500));
@@ -280,7 +282,7 @@ mod tests {
                 ..seen(&vm)
             };
             let broken = ledger.compare(at(1501), &[machine]);
-            assert_eq!(!broken.is_empty(), told, "{in_deletion:?}: {broken:?}");
+            assert_eq!(!broken.is_empty(), reported, "{in_deletion:?}: {broken:?}");
         }
     }
 
@@ -308,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ready_machine_without_its_vm_is_told() {
+    fn a_ready_machine_without_its_vm_is_reported() {
         let (mut ledger, mine, other) = (Ledger::default(), vm("a", "1"), vm("b", "2"));
         assert_eq!(ledger.compare(at(1), &[seen(&mine)]).len(), 1, "its VM never was");
         ledger.enter(&ordered(&mine, 1));
