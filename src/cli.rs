@@ -62,14 +62,14 @@ enum Command {
 
 /// Why a command did not succeed.
 #[derive(Debug)]
-enum Failure {
+enum CommandError {
     /// Flags, environment or files have to change.
     Misconfigured(anyhow::Error),
     /// It was tried.
     Failed(anyhow::Error),
 }
 
-impl Failure {
+impl CommandError {
     fn misconfigured(error: impl Into<anyhow::Error>) -> Self {
         Self::Misconfigured(error.into())
     }
@@ -107,7 +107,7 @@ pub fn main() -> ExitCode {
         Command::Drivers(command) => block_on(&log, drivers::execute(command)),
         Command::Orphans(command) => block_on(&log, orphans::execute(command)),
         Command::Conformance(args) => block_on(&log, conformance::execute(*args)),
-        Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(Failure::Failed),
+        Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(CommandError::Failed),
         Command::Version => {
             println!("capcmi {}", env!("CARGO_PKG_VERSION"));
             Ok(())
@@ -123,12 +123,17 @@ pub fn main() -> ExitCode {
 }
 
 /// Runs a command that logs to its end; what it has left running is not waited for.
-fn block_on(log: &LogArgs, future: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    telemetry::init(log).map_err(Failure::misconfigured)?;
+fn block_on(
+    log: &LogArgs,
+    future: impl Future<Output = Result<(), CommandError>>,
+) -> Result<(), CommandError> {
+    telemetry::init(log).map_err(CommandError::misconfigured)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::failed(anyhow::Error::new(error).context("starting the runtime failed")))?;
+        .map_err(|error| {
+            CommandError::failed(anyhow::Error::new(error).context("starting the runtime failed"))
+        })?;
     let outcome = runtime.block_on(future);
     runtime.shutdown_background();
     outcome

@@ -23,7 +23,7 @@ use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{
     ConfiguredDriver, ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability,
 };
-use crate::driver_query::{Answer, Query, Wake};
+use crate::driver_query::{Query, QueryResult, Wake};
 use crate::reconciler::{Again, REFRESH, Reconciler};
 use crate::retry::Stage;
 use cmi_driver::{Capabilities, Code, ListZonesRequest, ProviderSpec, tags};
@@ -146,13 +146,13 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
     };
     let answer = query.ask(spec, |class| ListZonesRequest { class }).await?;
     Ok(answer.map(|answer| match answer {
-        Answer::Known(zones) => Zones::Known(zones),
-        Answer::NotAsked(()) | Answer::NotOffered => Zones::None,
+        QueryResult::Known(zones) => Zones::Known(zones),
+        QueryResult::NotAsked(()) | QueryResult::NotOffered => Zones::None,
         // Which driver is meant is not said, and need not be: its machines will say.
-        Answer::NotResolved(ResolveError::Ambiguous { .. }) => Zones::Unasked,
-        Answer::NotResolved(error) => Zones::NotConfigured(error.to_string()),
-        Answer::NoSecrets(why) => Zones::NoSecrets(why),
-        Answer::Failed(status) => Zones::Failed(status),
+        QueryResult::NotResolved(ResolveError::Ambiguous { .. }) => Zones::Unasked,
+        QueryResult::NotResolved(error) => Zones::NotConfigured(error.to_string()),
+        QueryResult::NoSecrets(why) => Zones::NoSecrets(why),
+        QueryResult::Failed(status) => Zones::Failed(status),
     }))
 }
 

@@ -290,7 +290,7 @@ impl Controllers {
     }
 
     async fn run_inventory(&self) {
-        let context = inventory::Context {
+        let context = inventory::Surveyor {
             client: self.client.clone(),
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),
@@ -310,7 +310,7 @@ impl Controllers {
     }
 
     async fn run_orphans(&self) {
-        let context = orphans::Context {
+        let context = orphans::Scanner {
             client: self.client.clone(),
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),

@@ -42,7 +42,7 @@ pub struct Query<'a, K: Lookup> {
 
 /// What came of it.
 #[derive(Debug)]
-pub enum Answer<T, E> {
+pub enum QueryResult<T, E> {
     /// This.
     Known(T),
     /// The driver does not offer the call.
@@ -67,11 +67,11 @@ impl<K: Lookup<DynamicType = ()> + 'static> Query<'_, K> {
         &self,
         spec: impl FnOnce(&ConfiguredDriver, &Capabilities) -> Result<ProviderSpec, E>,
         request: impl FnOnce(MachineClass) -> Q,
-    ) -> Result<Option<Answer<Q::Response, E>>, Error> {
+    ) -> Result<Option<QueryResult<Q::Response, E>>, Error> {
         let namespace = self.object.namespace.as_deref().unwrap_or_default();
         let driver = match self.drivers.resolve(self.driver, namespace) {
             Ok(driver) => driver,
-            Err(error) => return Ok(Some(Answer::NotResolved(error))),
+            Err(error) => return Ok(Some(QueryResult::NotResolved(error))),
         };
         let requester = Requester {
             key: self.object.uid.as_deref().unwrap_or_default(),
@@ -92,35 +92,35 @@ impl<K: Lookup<DynamicType = ()> + 'static> Query<'_, K> {
         namespace: &str,
         spec: impl FnOnce(&ConfiguredDriver, &Capabilities) -> Result<ProviderSpec, E>,
         request: impl FnOnce(MachineClass) -> Q,
-    ) -> Result<Answer<Q::Response, E>, Error> {
+    ) -> Result<QueryResult<Q::Response, E>, Error> {
         let driver = permit.configured_driver();
         let capabilities = match permit.ask_capabilities().await {
             Ok(capabilities) => capabilities,
-            Err(status) => return Ok(Answer::Failed(status)),
+            Err(status) => return Ok(QueryResult::Failed(status)),
         };
         let provider_spec = match spec(driver, &capabilities) {
             Ok(spec) => spec,
-            Err(why) => return Ok(Answer::NotAsked(why)),
+            Err(why) => return Ok(QueryResult::NotAsked(why)),
         };
         if !capabilities.offers(Q::OPERATION) {
-            return Ok(Answer::NotOffered);
+            return Ok(QueryResult::NotOffered);
         }
         let read = credentials::of(self.client, driver, namespace, self.secret, SECRET_REF).await?;
         let secrets = match read {
             Ok(secrets) => secrets,
-            Err(cause) => return Ok(Answer::NoSecrets(cause.to_string())),
+            Err(cause) => return Ok(QueryResult::NoSecrets(cause.to_string())),
         };
         let class = MachineClass {
             provider_spec,
             secrets,
         };
         Ok(match request(class).send(permit.driver()).await {
-            Ok(known) => Answer::Known(known),
+            Ok(known) => QueryResult::Known(known),
             // Declared, and not offered after all.
             Err(status) if retry::disposition(self.stage, status.code()) == Disposition::Fallback => {
-                Answer::NotOffered
+                QueryResult::NotOffered
             }
-            Err(status) => Answer::Failed(status),
+            Err(status) => QueryResult::Failed(status),
         })
     }
 }

@@ -21,8 +21,8 @@ use crate::caches::Caches;
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::listing::{self, ListError};
 
-/// What a survey works with.
-pub struct Context {
+/// Surveys the drivers: what a survey works with.
+pub struct Surveyor {
     /// Reads credentials.
     pub client: Client,
     /// The machines.
@@ -41,15 +41,15 @@ const REQUESTER: &str = "inventory";
 /// survey is a task, which ends with this future: to go through a whole fleet takes time that
 /// reconciles must not wait for.
 pub async fn run(
-    ctx: Context,
+    surveyor: Surveyor,
     interval: Duration,
     report: impl Fn(&InfraMachine, Presence) + Send + Sync + 'static,
 ) {
-    let (ctx, report) = (Arc::new(ctx), Arc::new(report));
+    let (surveyor, report) = (Arc::new(surveyor), Arc::new(report));
     let mut surveys = JoinSet::new();
-    for driver in ctx.drivers.iter().map(Arc::clone) {
-        let (ctx, report) = (Arc::clone(&ctx), Arc::clone(&report));
-        surveys.spawn(async move { keep_surveying(&ctx, &driver, interval, &*report).await });
+    for driver in surveyor.drivers.iter().map(Arc::clone) {
+        let (surveyor, report) = (Arc::clone(&surveyor), Arc::clone(&report));
+        surveys.spawn(async move { keep_surveying(&surveyor, &driver, interval, &*report).await });
     }
     while let Some(ended) = surveys.join_next().await {
         if let Err(error) = ended
@@ -63,7 +63,7 @@ pub async fn run(
 }
 
 async fn keep_surveying(
-    ctx: &Context,
+    surveyor: &Surveyor,
     driver: &ConfiguredDriver,
     interval: Duration,
     report: &(impl Fn(&InfraMachine, Presence) + Send + Sync),
@@ -75,12 +75,12 @@ async fn keep_surveying(
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        survey(ctx, driver, &mut absences, report).await;
+        survey(surveyor, driver, &mut absences, report).await;
     }
 }
 
 async fn survey(
-    ctx: &Context,
+    surveyor: &Surveyor,
     driver: &ConfiguredDriver,
     absences: &mut Absences,
     report: &(impl Fn(&InfraMachine, Presence) + Send + Sync),
@@ -88,7 +88,7 @@ async fn survey(
     let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
         return;
     };
-    let groups = groups(&ctx.caches, driver.name(), &capabilities.tag_path).await;
+    let groups = groups(&surveyor.caches, driver.name(), &capabilities.tag_path).await;
     let window = capabilities.consistency_window;
     let alive: HashSet<_> = groups
         .values()
@@ -99,7 +99,7 @@ async fn survey(
     for (group, machines) in groups {
         // One class that fails must not keep the others from being looked after (CTL-LM-03).
         let asked = Instant::now();
-        let Some(ids) = list(ctx, driver, &group).await else {
+        let Some(ids) = list(surveyor, driver, &group).await else {
             continue;
         };
         let list = List {
@@ -131,10 +131,10 @@ async fn survey(
 }
 
 /// The ids of all VMs of a class; `None` when they can't be had, and nothing follows from that.
-async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<String>> {
+async fn list(surveyor: &Surveyor, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<String>> {
     let secret = group.secret.as_deref();
     let listed = listing::list(
-        &ctx.client,
+        &surveyor.client,
         driver,
         REQUESTER,
         &group.namespace,

@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 
 use self::cluster_listing::{ClusterListing, REQUESTER, lists};
 pub use self::deletion_log::{DeletionLog, ObservedDeletion};
-use self::plan::{Clock, Finding, Live, LiveMachine, Ownership, Rules, Scope, judge, ownership};
+use self::plan::{Clock, DeletionPolicy, Finding, Live, LiveMachine, OwnerLookup, Scope, judge, owner_of};
 use self::report::{ReportState, given_up, report};
 pub use self::retained_classes::RetainedClass;
 use self::rotation::{MOST_LISTS, Rotation};
@@ -39,8 +39,8 @@ use crate::listing;
 use crate::metrics::{Metrics, OrphanReason};
 use cmi_driver::{Capabilities, ListedMachine};
 
-/// What a pass works with.
-pub struct Context {
+/// Looks for orphans: what a pass works with.
+pub struct Scanner {
     /// Live reads, and credentials.
     pub client: Client,
     /// What says which lists to make.
@@ -61,7 +61,7 @@ pub struct Context {
     pub options: Options,
 }
 
-impl Context {
+impl Scanner {
     /// The deletion of the InfraMachine of this identity, where it proves something.
     fn observed_deletion(&self, identity: &str) -> Option<ObservedDeletion> {
         self.deletion_log.of(identity, self.guard.epoch())
@@ -104,12 +104,12 @@ struct State {
 /// nothing is known then, so that nothing is reported or deleted before two sightings of its own.
 ///
 /// Each driver is looked at by itself, in a task that ends with this future.
-pub async fn run(ctx: Context) {
-    let ctx = Arc::new(ctx);
+pub async fn run(scanner: Scanner) {
+    let scanner = Arc::new(scanner);
     let mut looks = JoinSet::new();
-    for driver in ctx.drivers.iter().map(Arc::clone) {
-        let ctx = Arc::clone(&ctx);
-        looks.spawn(async move { keep_looking(&ctx, &driver).await });
+    for driver in scanner.drivers.iter().map(Arc::clone) {
+        let scanner = Arc::clone(&scanner);
+        looks.spawn(async move { keep_looking(&scanner, &driver).await });
     }
     while let Some(ended) = looks.join_next().await {
         if let Err(error) = ended
@@ -122,22 +122,22 @@ pub async fn run(ctx: Context) {
     futures::future::pending::<()>().await;
 }
 
-async fn keep_looking(ctx: &Context, driver: &ConfiguredDriver) {
+async fn keep_looking(scanner: &Scanner, driver: &ConfiguredDriver) {
     let mut state = State::default();
     loop {
         // A pause between passes rather than a fixed pace: two lists are at least so far apart.
-        tokio::time::sleep(ctx.options.interval).await;
-        pass(ctx, driver, &mut state).await;
-        count(ctx, driver, &state);
+        tokio::time::sleep(scanner.options.interval).await;
+        pass(scanner, driver, &mut state).await;
+        count(scanner, driver, &state);
     }
 }
 
-async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut State) {
+async fn pass(scanner: &Scanner, driver: &ConfiguredDriver, state: &mut State) {
     let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
         return;
     };
-    let (objects, retained) = (cached(&ctx.caches), ctx.deletion_log.classes());
-    let watched = watched_by(&objects, &ctx.drivers, driver, &capabilities, &retained);
+    let (objects, retained) = (cached(&scanner.caches), scanner.deletion_log.classes());
+    let watched = watched_by(&objects, &scanner.drivers, driver, &capabilities, &retained);
     let scopes: HashSet<_> = watched.iter().map(|watched| &watched.scope).collect();
     state.reports.retain(|scope, _| scopes.contains(scope));
     let due = state.rotation.next(&watched, MOST_LISTS);
@@ -149,7 +149,7 @@ async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut State) {
             continue;
         }
         let is_due = |class| due.contains(&(scope.cluster.clone(), class));
-        let listed = lists(&ctx.client, driver, watched, is_due).await;
+        let listed = lists(&scanner.client, driver, watched, is_due).await;
         for why in &listed.failures {
             let cluster = scope.cluster.to_string();
             tracing::warn!(
@@ -159,18 +159,18 @@ async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut State) {
                 "VMs can't be listed; nothing is concluded of those"
             );
         }
-        give_up(ctx, driver, watched, &listed).await;
+        give_up(scanner, driver, watched, &listed).await;
         all.push(listed);
     }
     // The cache may be behind: it can say that a VM has an owner, and never that it has none.
     let is_all_owned = {
-        let known = live_of(&cached(&ctx.caches));
+        let known = live_of(&cached(&scanner.caches));
         all.iter().all(|listed| are_owned(listed, &known))
     };
     let live = if is_all_owned {
         None
     } else {
-        match live::read(&ctx.client, ctx.namespace.as_deref()).await {
+        match live::read(&scanner.client, scanner.namespace.as_deref()).await {
             Ok(live) => Some(live),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
@@ -183,16 +183,16 @@ async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut State) {
             }
         }
     };
-    let rules = Rules {
-        delete: ctx.options.delete,
-        gap: ctx.options.interval.max(capabilities.consistency_window),
-        min_age: ctx.options.min_age,
+    let policy = DeletionPolicy {
+        delete: scanner.options.delete,
+        gap: scanner.options.interval.max(capabilities.consistency_window),
+        min_age: scanner.options.min_age,
     };
-    let mut deletes = ctx.options.most_deletes;
+    let mut deletes = scanner.options.most_deletes;
     for listed in &all {
         let known = state.reports.entry(listed.scope.clone()).or_default();
         match &live {
-            Some(live) => conclude(ctx, driver, listed, live, known, (rules, &mut deletes)).await,
+            Some(live) => conclude(scanner, driver, listed, live, known, (policy, &mut deletes)).await,
             None => known.all_owned(listed),
         }
     }
@@ -200,7 +200,7 @@ async fn pass(ctx: &Context, driver: &ConfiguredDriver, state: &mut State) {
 
 /// Forgets the classes of deleted machines whose lists can't be made any more: their Secret is gone, or
 /// the driver does not take their spec. They would fail at every look, for ever.
-async fn give_up(ctx: &Context, driver: &ConfiguredDriver, watched: &Watched, listed: &ClusterListing) {
+async fn give_up(scanner: &Scanner, driver: &ConfiguredDriver, watched: &Watched, listed: &ClusterListing) {
     let of = |class: &Class| RetainedClass {
         driver: driver.name().to_owned(),
         cluster: watched.scope.cluster.clone(),
@@ -209,31 +209,31 @@ async fn give_up(ctx: &Context, driver: &ConfiguredDriver, watched: &Watched, li
     let is_retained = |class: &&Class| watched.retained.contains(&class.id());
     for class in watched.classes.iter().filter(is_retained) {
         if !listed.unknown.contains(&class.id()) {
-            ctx.deletion_log.listed(&of(class));
+            scanner.deletion_log.listed(&of(class));
         }
     }
     for (class, why) in &listed.impossible {
-        if is_retained(&class) && ctx.deletion_log.unlistable(&of(class)) {
-            given_up(ctx, driver, &watched.scope, class, why).await;
+        if is_retained(&class) && scanner.deletion_log.unlistable(&of(class)) {
+            given_up(scanner, driver, &watched.scope, class, why).await;
         }
     }
 }
 
 /// Judges the VMs of a Cluster, reports what is new of them, and deletes those that may be.
 async fn conclude(
-    ctx: &Context,
+    scanner: &Scanner,
     driver: &ConfiguredDriver,
     listed: &ClusterListing,
     live: &Live,
     known: &mut ReportState,
-    (rules, deletes): (Rules, &mut usize),
+    (policy, deletes): (DeletionPolicy, &mut usize),
 ) {
     let clock = Clock {
         asked: listed.asked,
         now: Timestamp::now(),
     };
     let is_gone = known.locate(listed);
-    let observed_deletion = |id: &str| ctx.observed_deletion(id).is_some();
+    let observed_deletion = |id: &str| scanner.observed_deletion(id).is_some();
     let findings = judge(
         &listed.scope,
         &listed.vms,
@@ -241,10 +241,10 @@ async fn conclude(
         live,
         observed_deletion,
         &mut known.sightings,
-        (rules, clock),
+        (policy, clock),
     );
     let judged: Vec<_> = listed.vms.iter().zip(&findings).collect();
-    report(ctx, driver, &listed.scope, known, &judged).await;
+    report(scanner, driver, &listed.scope, known, &judged).await;
     for (vm, finding) in judged {
         let sighting = known.sightings.get(vm.provider_id.as_str()).copied();
         if let (Finding::Orphan(keep_reasons), Some(sighting)) = (finding, sighting)
@@ -252,12 +252,12 @@ async fn conclude(
             && *deletes > 0
         {
             *deletes -= 1;
-            dispose::delete(ctx, driver, listed, vm, sighting, rules).await;
+            dispose::delete(scanner, driver, listed, vm, sighting, policy).await;
         }
     }
 }
 
-fn count(ctx: &Context, driver: &ConfiguredDriver, state: &State) {
+fn count(scanner: &Scanner, driver: &ConfiguredDriver, state: &State) {
     let mut counts: BTreeMap<(String, OrphanReason), u64> = BTreeMap::new();
     for (scope, known) in &state.reports {
         for (reason, count) in known.counts() {
@@ -265,7 +265,7 @@ fn count(ctx: &Context, driver: &ConfiguredDriver, state: &State) {
             *counts.entry((namespace, reason)).or_default() += count;
         }
     }
-    ctx.metrics.orphans(driver.name(), counts);
+    scanner.metrics.orphans(driver.name(), counts);
 }
 
 fn watched_by(
@@ -300,8 +300,8 @@ fn live_of(objects: &Objects) -> Live {
 fn are_owned(listed: &ClusterListing, known: &Live) -> bool {
     let is_owned = |vm| {
         matches!(
-            ownership(&listed.scope, vm, &listed.vms, known),
-            Ownership::Owned(_)
+            owner_of(&listed.scope, vm, &listed.vms, known),
+            OwnerLookup::Owned(_)
         )
     };
     listed.vms.iter().all(is_owned)

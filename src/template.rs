@@ -21,7 +21,7 @@ use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
 use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, PERMIT_WAIT};
-use crate::driver_query::{Answer, Query, Wake};
+use crate::driver_query::{Query, QueryResult, Wake};
 use crate::reconciler::{Again, REFRESH, Reconciler};
 use crate::retry::{LONG_WAIT, Stage};
 use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec, tags};
@@ -124,12 +124,12 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
     };
     let answer = query.ask(spec, |class| DescribeClassRequest { class }).await?;
     Ok(answer.map(|answer| match answer {
-        Answer::Known(description) => Described::of(description),
-        Answer::NotAsked(violation) => Described::Refused(violation),
-        Answer::NotOffered => Described::NotOffered,
-        Answer::NotResolved(error) => Described::NotConfigured(error.to_string()),
-        Answer::NoSecrets(why) => Described::NoSecrets(why),
-        Answer::Failed(status) => Described::Failed(status),
+        QueryResult::Known(description) => Described::of(description),
+        QueryResult::NotAsked(violation) => Described::Refused(violation),
+        QueryResult::NotOffered => Described::NotOffered,
+        QueryResult::NotResolved(error) => Described::NotConfigured(error.to_string()),
+        QueryResult::NoSecrets(why) => Described::NoSecrets(why),
+        QueryResult::Failed(status) => Described::Failed(status),
     }))
 }
 

@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
 
 use super::plugin_args::PluginArgs;
-use super::{Failure, signals};
+use super::{CommandError, signals};
 use crate::configured_driver::Timeouts;
 use cmi_conformance::rules::{self, Proof};
 use cmi_conformance::{
@@ -72,7 +72,7 @@ struct Subject {
     hooks: Arc<dyn Hooks>,
 }
 
-pub(super) async fn execute(args: ConformanceArgs) -> Result<(), Failure> {
+pub(super) async fn execute(args: ConformanceArgs) -> Result<(), CommandError> {
     if args.list {
         println!("{}", list());
         return Ok(());
@@ -80,7 +80,7 @@ pub(super) async fn execute(args: ConformanceArgs) -> Result<(), Failure> {
     let subject = subject(&args)?;
     args.plugin.awaited().await?;
     let stop = CancellationToken::new();
-    let asked = signals::asked_to_stop().map_err(Failure::failed)?;
+    let asked = signals::asked_to_stop().map_err(CommandError::failed)?;
     let signalled = stop.clone();
     let waiting = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(async move {
         asked.await;
@@ -95,21 +95,21 @@ pub(super) async fn execute(args: ConformanceArgs) -> Result<(), Failure> {
     } = subject;
     let report = run(target, config, hooks, &selection, &Lines, stop)
         .await
-        .map_err(Failure::misconfigured)?;
+        .map_err(CommandError::misconfigured)?;
     drop(waiting);
     print!("\n{}", report::text(&report));
     if let Some(path) = &args.junit {
-        let xml = report::junit(&report).map_err(Failure::failed)?;
-        write(path, &xml).map_err(Failure::Failed)?;
+        let xml = report::junit(&report).map_err(CommandError::failed)?;
+        write(path, &xml).map_err(CommandError::Failed)?;
     }
     if let Some(path) = &args.json {
-        let json = serde_json::to_string_pretty(&report).map_err(Failure::failed)?;
-        write(path, &json).map_err(Failure::Failed)?;
+        let json = serde_json::to_string_pretty(&report).map_err(CommandError::failed)?;
+        write(path, &json).map_err(CommandError::Failed)?;
     }
     if report.compliant {
         Ok(())
     } else {
-        Err(Failure::Failed(anyhow::anyhow!(verdict(&report))))
+        Err(CommandError::Failed(anyhow::anyhow!(verdict(&report))))
     }
 }
 
@@ -122,16 +122,16 @@ fn verdict(report: &Report) -> String {
     }
 }
 
-fn subject(args: &ConformanceArgs) -> Result<Subject, Failure> {
+fn subject(args: &ConformanceArgs) -> Result<Subject, CommandError> {
     let configured = args
         .config
         .as_deref()
         .map(read)
         .transpose()
-        .map_err(Failure::Misconfigured)?;
+        .map_err(CommandError::Misconfigured)?;
     match args.driver {
         Some(BuiltIn::Simulated) => {
-            let simulated = simulated::Simulated::new().map_err(Failure::Failed)?;
+            let simulated = simulated::Simulated::new().map_err(CommandError::Failed)?;
             let hooks = configured.as_ref().and_then(commands);
             Ok(Subject {
                 target: Target::in_process("simulated", simulated.driver.clone()),
@@ -141,7 +141,7 @@ fn subject(args: &ConformanceArgs) -> Result<Subject, Failure> {
         }
         None => {
             let config = configured.ok_or_else(|| {
-                Failure::Misconfigured(anyhow::anyhow!("--config is missing: what makes a VM there?"))
+                CommandError::Misconfigured(anyhow::anyhow!("--config is missing: what makes a VM there?"))
             })?;
             plugin(&args.plugin, config)
         }
@@ -149,7 +149,7 @@ fn subject(args: &ConformanceArgs) -> Result<Subject, Failure> {
 }
 
 /// A plugin behind an endpoint: the client that the provider calls it with, and a bare connection.
-fn plugin(args: &PluginArgs, config: Config) -> Result<Subject, Failure> {
+fn plugin(args: &PluginArgs, config: Config) -> Result<Subject, CommandError> {
     let timeouts = Timeouts {
         default: config.call_limit(),
         by_operation: BTreeMap::new(),

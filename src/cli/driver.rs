@@ -5,7 +5,7 @@ mod serve;
 
 use clap::Subcommand;
 
-use super::Failure;
+use super::CommandError;
 
 pub(super) use info::ready;
 
@@ -18,7 +18,7 @@ pub(super) enum DriverCommand {
     Serve(serve::ServeArgs),
 }
 
-pub(super) async fn execute(command: DriverCommand) -> Result<(), Failure> {
+pub(super) async fn execute(command: DriverCommand) -> Result<(), CommandError> {
     match command {
         DriverCommand::Info(args) => info::execute(args).await,
         DriverCommand::Serve(args) => serve::serve(args).await,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 
-use super::Failure;
+use super::CommandError;
 use super::driver_kind::DriverKind;
 use super::drivers_file::{self, DriverConfig};
 use crate::configured_driver::{ConfiguredDriver, Priority, Settings};
@@ -35,9 +35,9 @@ pub(super) struct CheckArgs {
 pub(super) type BuiltDrivers = Vec<(Settings, Arc<dyn Driver>)>;
 
 /// Reads the file and builds its drivers; asks them nothing.
-pub(super) fn load(path: &std::path::Path) -> Result<BuiltDrivers, Failure> {
+pub(super) fn load(path: &std::path::Path) -> Result<BuiltDrivers, CommandError> {
     drivers_file::load(path)
-        .map_err(Failure::misconfigured)?
+        .map_err(CommandError::misconfigured)?
         .into_iter()
         .map(|DriverConfig { settings, kind }| match build(&settings, kind) {
             Ok(driver) => Ok((settings, driver)),
@@ -47,7 +47,7 @@ pub(super) fn load(path: &std::path::Path) -> Result<BuiltDrivers, Failure> {
                     settings.name,
                     path.display()
                 );
-                Err(Failure::Misconfigured(error.context(what)))
+                Err(CommandError::Misconfigured(error.context(what)))
             }
         })
         .collect()
@@ -63,13 +63,13 @@ fn build(settings: &Settings, kind: DriverKind) -> anyhow::Result<Arc<dyn Driver
     kind.build(&settings.limits.timeouts)
 }
 
-pub(super) async fn execute(command: DriversCommand) -> Result<(), Failure> {
+pub(super) async fn execute(command: DriversCommand) -> Result<(), CommandError> {
     match command {
         DriversCommand::Check(args) => check(args).await,
     }
 }
 
-async fn check(args: CheckArgs) -> Result<(), Failure> {
+async fn check(args: CheckArgs) -> Result<(), CommandError> {
     let drivers = load(&args.drivers_config)?;
     let metrics = Arc::new(Metrics::new());
     let mut failed = Vec::new();
@@ -91,7 +91,7 @@ async fn check(args: CheckArgs) -> Result<(), Failure> {
     if failed.is_empty() {
         return Ok(());
     }
-    Err(Failure::Failed(anyhow::anyhow!(
+    Err(CommandError::Failed(anyhow::anyhow!(
         "not ready: {}",
         failed.join(", ")
     )))
@@ -135,7 +135,7 @@ mod tests {
             directory.display()
         );
         std::fs::write(&file, text).unwrap();
-        let Err(Failure::Misconfigured(error)) = load(&file) else {
+        let Err(CommandError::Misconfigured(error)) = load(&file) else {
             panic!("a directory that is not there was taken");
         };
         let message = format!("{error:#}");

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::run::api_server;
-use super::{Failure, drivers};
+use super::{CommandError, drivers};
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::leadership::Leadership;
 use crate::manager;
@@ -76,13 +76,13 @@ struct Row {
     why: Vec<String>,
 }
 
-pub(super) async fn execute(command: OrphansCommand) -> Result<(), Failure> {
+pub(super) async fn execute(command: OrphansCommand) -> Result<(), CommandError> {
     match command {
         OrphansCommand::List(args) => list(args).await,
     }
 }
 
-async fn list(args: ListArgs) -> Result<(), Failure> {
+async fn list(args: ListArgs) -> Result<(), CommandError> {
     let metrics = Arc::new(Metrics::new());
     let drivers = drivers::load(&args.drivers_config)?
         .into_iter()
@@ -90,24 +90,24 @@ async fn list(args: ListArgs) -> Result<(), Failure> {
             ConfiguredDriver::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics))
         })
         .collect();
-    let drivers = ConfiguredDrivers::new(drivers).map_err(Failure::misconfigured)?;
+    let drivers = ConfiguredDrivers::new(drivers).map_err(CommandError::misconfigured)?;
     let config = api_server(args.kubeconfig)
         .await
-        .map_err(Failure::Misconfigured)?;
-    let client = manager::reading_client(config).map_err(Failure::misconfigured)?;
+        .map_err(CommandError::Misconfigured)?;
+    let client = manager::reading_client(config).map_err(CommandError::misconfigured)?;
     let looks = orphans::look(
         &client,
         &drivers,
         args.namespace.as_deref(),
         args.watch_filter.as_deref(),
     );
-    let looks = looks.await.map_err(Failure::failed)?;
+    let looks = looks.await.map_err(CommandError::failed)?;
     let rows = rows(&looks, args.all);
     match args.output {
         Output::Table => print!("{}", table(&rows, Timestamp::now())),
         Output::Json => println!(
             "{}",
-            serde_json::to_string_pretty(&rows).map_err(Failure::failed)?
+            serde_json::to_string_pretty(&rows).map_err(CommandError::failed)?
         ),
     }
     let failures: Vec<_> = looks
@@ -118,7 +118,7 @@ async fn list(args: ListArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let what = format!("not everything could be looked at: {}", failures.join("; "));
-    Err(Failure::Failed(anyhow::anyhow!(what)))
+    Err(CommandError::Failed(anyhow::anyhow!(what)))
 }
 
 /// The rows, by driver, Cluster and name.

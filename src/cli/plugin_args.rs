@@ -9,7 +9,7 @@ use clap::Args;
 use tokio::time::{sleep, timeout};
 
 use super::driver_kind::DriverKind;
-use super::{Failure, duration};
+use super::{CommandError, duration};
 use crate::configured_driver::Timeouts;
 use cmi_driver::Driver;
 use cmi_grpc::client::{Connector, GrpcConfig, TlsConfig};
@@ -48,22 +48,22 @@ impl PluginArgs {
     ///
     /// # Errors
     /// When the flags lead to no plugin.
-    pub(super) fn driver(&self, timeouts: &Timeouts) -> Result<Arc<dyn Driver>, Failure> {
+    pub(super) fn driver(&self, timeouts: &Timeouts) -> Result<Arc<dyn Driver>, CommandError> {
         DriverKind::Grpc(self.config())
             .build(timeouts)
             .context("the plugin can't be called; the keys are those of the drivers file")
-            .map_err(Failure::Misconfigured)
+            .map_err(CommandError::Misconfigured)
     }
 
     /// What makes bare connections to the plugin.
     ///
     /// # Errors
     /// When the flags lead to no plugin.
-    pub(super) fn connector(&self) -> Result<Connector, Failure> {
+    pub(super) fn connector(&self) -> Result<Connector, CommandError> {
         self.config()
             .connector()
             .context("the plugin can't be reached; the keys are those of the drivers file")
-            .map_err(Failure::Misconfigured)
+            .map_err(CommandError::Misconfigured)
     }
 
     /// Waits until the plugin takes connections, if that was asked for, or until the time is up: what the
@@ -71,7 +71,7 @@ impl PluginArgs {
     ///
     /// # Errors
     /// When the flags lead to no plugin.
-    pub(super) async fn awaited(&self) -> Result<(), Failure> {
+    pub(super) async fn awaited(&self) -> Result<(), CommandError> {
         let Some(wait) = self.wait else { return Ok(()) };
         let connector = self.connector()?;
         let knocking = async {

@@ -10,7 +10,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use sha2::{Digest as _, Sha256};
 
 use super::address::BindAddress;
-use super::{Failure, drivers, duration, signals};
+use super::{CommandError, drivers, duration, signals};
 use crate::manager::{self, ControllerOptions, Diagnostics, Election, OrphanOptions, Setup, Timing};
 
 /// Name of the Lease, after the custom of Cluster API's managers; of a provider that looks at a part of the
@@ -142,31 +142,36 @@ enum Orphans {
 }
 
 /// Runs the manager until it is asked to stop.
-pub(super) async fn run(args: RunArgs) -> Result<(), Failure> {
+pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
     let drivers = drivers::load(&args.drivers_config)?;
     if drivers.is_empty() {
         tracing::warn!(file = %args.drivers_config.display(), "no driver is configured: no machine will be made");
     }
     let api_server = api_server(args.kubeconfig)
         .await
-        .map_err(Failure::Misconfigured)?;
+        .map_err(CommandError::Misconfigured)?;
     let lease = lease(&args.namespace, &args.watch_filter);
     let election = args.election.election(&api_server.default_namespace, lease)?;
     let stop = signals::asked_to_stop()
         .context("listening for signals failed")
-        .map_err(Failure::Failed)?;
+        .map_err(CommandError::Failed)?;
     let setup = Setup {
         api_server,
         drivers,
         election,
         options: args.work.options(args.namespace, args.watch_filter),
         controllers: manager::all_controllers,
-        health: args.servers.health_addr.bind().await.map_err(Failure::Failed)?,
-        diagnostics: args.servers.diagnostics().await.map_err(Failure::Failed)?,
+        health: args
+            .servers
+            .health_addr
+            .bind()
+            .await
+            .map_err(CommandError::Failed)?,
+        diagnostics: args.servers.diagnostics().await.map_err(CommandError::Failed)?,
         grace: args.work.graceful_shutdown_timeout,
     };
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "starting");
-    manager::run(setup, stop).await.map_err(Failure::failed)
+    manager::run(setup, stop).await.map_err(CommandError::failed)
 }
 
 /// How to reach the API server.
@@ -199,10 +204,10 @@ fn lease(namespace: &str, watch_filter: &str) -> String {
 }
 
 impl ElectionArgs {
-    fn election(self, default_namespace: &str, lease: String) -> Result<Option<Election>, Failure> {
+    fn election(self, default_namespace: &str, lease: String) -> Result<Option<Election>, CommandError> {
         let timing = Timing::new(self.lease_duration, self.renew_deadline, self.retry_period)
             .context("the times of --leader-elect-* do not fit together")
-            .map_err(Failure::Misconfigured)?;
+            .map_err(CommandError::Misconfigured)?;
         if !self.wanted {
             return Ok(None);
         }
@@ -344,7 +349,7 @@ mod tests {
     fn times_that_do_not_fit_together_are_a_misconfiguration() {
         let args = args(&["--leader-elect-lease-duration=5s"]);
         let failure = args.election.election("ns", LEASE.to_owned()).unwrap_err();
-        assert!(matches!(failure, Failure::Misconfigured(_)));
+        assert!(matches!(failure, CommandError::Misconfigured(_)));
         assert!(
             failure.message().contains("renew deadline"),
             "{}",

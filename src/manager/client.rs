@@ -1,4 +1,4 @@
-//! The client of the API server, and the rules that its requests are held to.
+//! The client of the API server, and what limits its requests.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -36,13 +36,13 @@ pub(super) fn plain(config: Config) -> Result<Client, kube::Error> {
 
 /// The client of the controllers: it refuses every write while this replica does not lead.
 pub(super) fn ruled(config: Config, leadership: Leadership) -> Result<Client, kube::Error> {
-    let rules = Rules {
+    let limits = RequestLimits {
         leadership,
         slots: Arc::new(Semaphore::new(MOST_REQUESTS)),
         pages: Arc::default(),
     };
     Ok(ClientBuilder::try_from(prepared(config))?
-        .with_layer(&rules)
+        .with_layer(&limits)
         .build())
 }
 
@@ -63,35 +63,35 @@ fn prepared(mut config: Config) -> Config {
     config
 }
 
-/// The rules: no write without leadership, not too many requests at the same time, no request without a
-/// deadline. Watches are reads that last: the first rule alone is theirs, and they pass it.
+/// What limits requests: no write without leadership, not too many at the same time, none without a
+/// deadline. Watches are reads that last: the first limit alone is theirs, and they pass it.
 #[derive(Clone)]
-struct Rules {
+struct RequestLimits {
     leadership: Leadership,
     slots: Arc<Semaphore>,
     pages: Arc<Pages>,
 }
 
-struct Ruled<S> {
-    rules: Rules,
+struct Limited<S> {
+    limits: RequestLimits,
     inner: S,
 }
 
-impl<S> Layer<S> for Rules {
-    type Service = Ruled<S>;
+impl<S> Layer<S> for RequestLimits {
+    type Service = Limited<S>;
 
-    fn layer(&self, inner: S) -> Ruled<S> {
-        Ruled {
-            rules: self.clone(),
+    fn layer(&self, inner: S) -> Limited<S> {
+        Limited {
+            limits: self.clone(),
             inner,
         }
     }
 }
 
 /// An answer that has come in full, or that of a watch, which comes for as long as it lasts.
-type Answer<B> = Response<Either<Full<Bytes>, B>>;
+type LimitedResponse<B> = Response<Either<Full<Bytes>, B>>;
 
-impl<S, B> Service<Request<Body>> for Ruled<S>
+impl<S, B> Service<Request<Body>> for Limited<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
     S::Error: Into<BoxError>,
@@ -99,22 +99,22 @@ where
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
-    type Response = Answer<B>;
+    type Response = LimitedResponse<B>;
     type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Answer<B>, BoxError>>;
+    type Future = BoxFuture<'static, Result<LimitedResponse<B>, BoxError>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.inner.poll_ready(cx).map_err(Into::into)
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let rules = self.rules.clone();
+        let limits = self.limits.clone();
         let is_write = is_write(request.method());
         let lasts = is_watch(&request);
-        if is_write && let Err(error) = rules.leadership.check() {
+        if is_write && let Err(error) = limits.leadership.check() {
             return Box::pin(async move { Err(error.into()) });
         }
-        let page = rules.pages.ask(&mut request).filter(|_| !lasts);
+        let page = limits.pages.ask(&mut request).filter(|_| !lasts);
         // Nothing is sent before this future is polled.
         let response = self.inner.call(request);
         Box::pin(async move {
@@ -124,12 +124,12 @@ where
                     .map(|response| response.map(Either::Right))
                     .map_err(Into::into);
             }
-            let _slot = rules.slots.acquire().await?;
+            let _slot = limits.slots.acquire().await?;
             if is_write {
-                rules.leadership.check()?;
+                limits.leadership.check()?;
             }
             let (head, body) = in_time(response).await?.map_err(Into::into)?.into_parts();
-            let whole = Full::new(collect(body, page, &rules.pages).await?);
+            let whole = Full::new(collect(body, page, &limits.pages).await?);
             Ok(Response::from_parts(head, Either::Left(whole)))
         })
     }
@@ -197,16 +197,16 @@ mod tests {
         leadership: Leadership,
         slots: usize,
         answer: impl Fn() -> F + Clone,
-    ) -> Ruled<impl Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future = F>>
+    ) -> Limited<impl Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future = F>>
     where
         F: Future<Output = Result<Response<Body>, BoxError>> + Send + 'static,
     {
-        let rules = Rules {
+        let limits = RequestLimits {
             leadership,
             slots: Arc::new(Semaphore::new(slots)),
             pages: Arc::default(),
         };
-        rules.layer(service_fn(move |_| answer()))
+        limits.layer(service_fn(move |_| answer()))
     }
 
     #[tokio::test]
@@ -262,12 +262,12 @@ mod tests {
     async fn a_page_that_is_too_large_is_not_read_to_its_end_and_the_next_is_smaller() {
         let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
         let noted = Arc::clone(&asked);
-        let rules = Rules {
+        let limits = RequestLimits {
             leadership: Leadership::unelected(),
             slots: Arc::new(Semaphore::new(1)),
             pages: Arc::default(),
         };
-        let mut service = rules.layer(service_fn(move |request: Request<Body>| {
+        let mut service = limits.layer(service_fn(move |request: Request<Body>| {
             noted.lock().unwrap().push(request.uri().to_string());
             // 1.5 MiB an object.
             let query = request.uri().query().unwrap().to_owned();
@@ -301,12 +301,12 @@ mod tests {
     async fn an_answer_that_stalls_half_way_is_given_up_and_its_slot_is_free_again() {
         let (sender, answers) = tokio::sync::mpsc::unbounded_channel::<&'static str>();
         let answers = Arc::new(tokio::sync::Mutex::new(answers));
-        let rules = Rules {
+        let limits = RequestLimits {
             leadership: Leadership::unelected(),
             slots: Arc::new(Semaphore::new(1)),
             pages: Arc::default(),
         };
-        let mut service = rules.layer(service_fn(move |_| {
+        let mut service = limits.layer(service_fn(move |_| {
             let answers = Arc::clone(&answers);
             let pieces = futures::stream::unfold(answers, |answers| async {
                 let piece = answers.lock().await.recv().await?;

@@ -54,7 +54,7 @@ pub(super) fn objects() -> Result<Vec<Value>, Error> {
 }
 
 /// Variables and validations of a policy.
-struct Rules {
+struct PolicySpec {
     variables: Value,
     validations: Value,
 }
@@ -63,9 +63,9 @@ struct Rules {
 ///
 /// A template is compared only with itself before, so that an owner can still be set on
 /// one from before this policy.
-fn templates() -> Rules {
+fn templates() -> PolicySpec {
     let annotations = |object: &str| format!("{object}.?spec.?template.?metadata.?annotations.orValue({{}})");
-    Rules {
+    PolicySpec {
         variables: json!([
             {"name": "reserved", "expression": reserved()},
             {"name": "isTopologyDryRun", "expression": format!(
@@ -99,8 +99,8 @@ fn templates() -> Rules {
 }
 
 /// The annotations that say which VM is whose are only for users that [`may_identify`].
-fn reserved_annotations() -> Rules {
-    Rules {
+fn reserved_annotations() -> PolicySpec {
+    PolicySpec {
         variables: json!([
             {"name": "reserved", "expression": reserved()},
             {"name": "after", "expression": "object.metadata.?annotations.orValue({})"},
@@ -123,9 +123,9 @@ fn reserved_annotations() -> Rules {
 
 /// The providerID says which VM is whose as well, and the driver is asked for what it names: it comes from
 /// the driver, or with a moved object from the administrator. Cluster API reads it and never writes it.
-fn provider_id() -> Rules {
+fn provider_id() -> PolicySpec {
     let value = |object: &str| format!("{object}.?spec.?providerID.orValue('')");
-    Rules {
+    PolicySpec {
         variables: json!([
             {"name": "after", "expression": value("object")},
             {"name": "before", "expression": before(&value("oldObject"), "''")},
@@ -144,11 +144,11 @@ fn provider_id() -> Rules {
 /// While a VM may exist, only users that [`may_identify`] take the finalizer away: the object would go,
 /// and nothing would know of its VM any more. A deletion leaves finalizers of others alone, so that no
 /// other way leads around it.
-fn finalizer() -> Rules {
+fn finalizer() -> PolicySpec {
     let has = |object: &str| format!("'{MACHINE_FINALIZER}' in {object}.metadata.?finalizers.orValue([])");
     let (identity, instance, none) = (labels::MACHINE_ID, labels::INSTANCE, Instance::None.annotation());
     let annotations = "oldObject.metadata.?annotations.orValue({})";
-    Rules {
+    PolicySpec {
         variables: json!([
             {"name": "isTaken", "expression":
                 before(&format!("{} && !({})", has("oldObject"), has("object")), "false")},
@@ -204,7 +204,7 @@ fn quoted_list(start: &str, list: &str, end: &str) -> String {
 }
 
 /// A policy and its binding. Both fail closed.
-fn policy(name: &str, resources: &[&str], rules: &Rules) -> Result<[String; 2], Error> {
+fn policy(name: &str, resources: &[&str], rules: &PolicySpec) -> Result<[String; 2], Error> {
     let name = format!("{NAME_PREFIX}{name}");
     let metadata = json!({"name": name, "labels": {PROVIDER_LABEL: PROVIDER}});
     let policy = json!({

@@ -6,9 +6,9 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::cluster_listing::{ClusterListing, REQUESTER};
-use super::plan::{Clock, Rules, Sighting, may_still_be_deleted};
+use super::plan::{Clock, DeletionPolicy, Sighting, may_still_be_deleted};
 use super::report::publish;
-use super::{Context, live};
+use super::{Scanner, live};
 use crate::admission;
 use crate::api::conditions::reason;
 use crate::configured_driver::{ConfiguredDriver, Priority};
@@ -17,21 +17,21 @@ use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass
 
 /// Deletes an orphan, unless it has become something else, or anything fails: the next pass judges anew.
 pub async fn delete(
-    ctx: &Context,
+    scanner: &Scanner,
     driver: &ConfiguredDriver,
     listed: &ClusterListing,
     vm: &ListedMachine,
     sighting: Sighting,
-    rules: Rules,
+    policy: DeletionPolicy,
 ) {
-    match try_delete(ctx, driver, listed, vm, sighting, rules).await {
+    match try_delete(scanner, driver, listed, vm, sighting, policy).await {
         Ok(Done::Deleted) => {
             let text = format!(
                 "VM {} of machine `{}` was an orphan and is deleted",
                 vm.provider_id, vm.machine_name
             );
             tracing::warn!(cluster = %listed.scope.cluster, driver = driver.name(), "{text}");
-            publish(ctx, &listed.scope, reason::ORPHAN_DELETED, text).await;
+            publish(scanner, &listed.scope, reason::ORPHAN_DELETED, text).await;
         }
         Ok(Done::Kept) => {
             tracing::info!(vm = %vm.provider_id, "an orphan is none any more, and is kept");
@@ -49,12 +49,12 @@ enum Done {
 }
 
 async fn try_delete(
-    ctx: &Context,
+    scanner: &Scanner,
     driver: &ConfiguredDriver,
     listed: &ClusterListing,
     vm: &ListedMachine,
     sighting: Sighting,
-    rules: Rules,
+    policy: DeletionPolicy,
 ) -> Result<Done, String> {
     let permit = driver.acquire(Priority::Upkeep, REQUESTER).await;
     let capabilities = permit
@@ -67,7 +67,7 @@ async fn try_delete(
         .ok_or("the class that it was listed with is not known")?;
     let namespace = &listed.scope.cluster.namespace;
     let class = listing::class(
-        &ctx.client,
+        &scanner.client,
         driver,
         namespace,
         class.secret.as_deref(),
@@ -79,7 +79,7 @@ async fn try_delete(
     })?;
     let class = tagged(class, &capabilities, vm).ok_or("the tags can't be put into its provider spec")?;
     // The last things before the call: nothing else is waited for in between but the driver's rate.
-    let live = live::read(&ctx.client, ctx.namespace.as_deref())
+    let live = live::read(&scanner.client, scanner.namespace.as_deref())
         .await
         .map_err(|error| error.to_string())?;
     let clock = Clock {
@@ -88,10 +88,10 @@ async fn try_delete(
     };
     // A machine that was robbed of its identity looks as if it had no VM. The check says so also
     // of what was seen before it.
-    if let admission::Enforcement::Unguarded(why) = ctx.guard.since(clock.asked).await {
+    if let admission::Enforcement::Unguarded(why) = scanner.guard.since(clock.asked).await {
         return Err(why.to_string());
     }
-    let observed_deletion = |id: &str| ctx.observed_deletion(id).is_some();
+    let observed_deletion = |id: &str| scanner.observed_deletion(id).is_some();
     if !may_still_be_deleted(
         &listed.scope,
         vm,
@@ -99,7 +99,7 @@ async fn try_delete(
         &live,
         observed_deletion,
         sighting,
-        (rules, clock),
+        (policy, clock),
     ) {
         return Ok(Done::Kept);
     }

@@ -13,10 +13,10 @@
 //!   whose InfraMachine this process has not itself seen being deleted, by its user and not by a move (see
 //!   [`super::DeletionLog`]). After a restore nothing is deleted but what had been deleted before it.
 //! * A restored backup brings an object **back** whose end this process saw. Then the live read
-//!   has it: [`Ownership::Owned`].
+//!   has it: [`OwnerLookup::Owned`].
 //! * The Cluster is **moving**, or was moved: it is paused, marked, or not here at the time of the read. The
-//!   Cluster is read after the InfraMachines, so that a move that took these is seen. [`Ownership::Frozen`]
-//!   and [`Ownership::Foreign`] forget what was seen, so that counting begins anew. The other management
+//!   Cluster is read after the InfraMachines, so that a move that took these is seen. [`OwnerLookup::Frozen`]
+//!   and [`OwnerLookup::Foreign`] forget what was seen, so that counting begins anew. The other management
 //!   cluster, where the Cluster lives on, has seen no deletion.
 //! * A **half-done create**, one whose providerID is not written yet: its InfraMachine carries `m`.
 //! * A **cache that is behind** plays no part: it can say that a VM is owned, which deletes nothing,
@@ -313,7 +313,7 @@ fn live_cluster(
 
 /// What the API server says of a VM at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ownership {
+pub enum OwnerLookup {
     /// An InfraMachine has it.
     Owned(Key),
     /// It is of a Cluster that this management cluster does not have.
@@ -328,13 +328,13 @@ pub enum Ownership {
 
 /// Whose a VM is. `siblings` are all VMs of the scope that were listed with it: two of them for a machine
 /// that does not say yet which one is its own are both in doubt.
-pub fn ownership(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> Ownership {
+pub fn owner_of(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> OwnerLookup {
     if let Some(machine) = live.found(&live.by_provider_id, vm.provider_id.as_str()).next() {
-        return Ownership::Owned(machine.key.clone());
+        return OwnerLookup::Owned(machine.key.clone());
     }
     let is_of_another = vm.cluster_id.as_ref().is_some_and(|id| *id != scope.cluster_id);
     let Some(cluster) = live.cluster(scope).filter(|_| !is_of_another) else {
-        return Ownership::Foreign;
+        return OwnerLookup::Foreign;
     };
     let owner = live.owners(scope, vm).next();
     let is_only = |owner: &LiveMachine| {
@@ -342,10 +342,10 @@ pub fn ownership(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], 
         owner.provider_id.is_none() && siblings.iter().filter(of_owner).count() <= 1
     };
     match (owner, &cluster.frozen) {
-        (Some(owner), _) if is_only(owner) => Ownership::Owned(owner.key.clone()),
-        (_, Some(why)) => Ownership::Frozen(why.clone()),
-        (Some(owner), None) => Ownership::Duplicate(owner.key.clone()),
-        (None, None) => Ownership::Unowned,
+        (Some(owner), _) if is_only(owner) => OwnerLookup::Owned(owner.key.clone()),
+        (_, Some(why)) => OwnerLookup::Frozen(why.clone()),
+        (Some(owner), None) => OwnerLookup::Duplicate(owner.key.clone()),
+        (None, None) => OwnerLookup::Unowned,
     }
 }
 
@@ -399,9 +399,9 @@ impl fmt::Display for KeepReason {
     }
 }
 
-/// What deleting is held to.
+/// What limits the deletion of orphans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub struct DeletionPolicy {
     /// Whether orphans are deleted at all.
     pub delete: bool,
     /// How far apart two sightings have to be: the longer of the interval and the
@@ -464,22 +464,22 @@ pub fn judge(
     live: &Live,
     observed_deletion: impl Fn(&str) -> bool,
     sightings: &mut Sightings,
-    (rules, clock): (Rules, Clock),
+    (policy, clock): (DeletionPolicy, Clock),
 ) -> Vec<Finding> {
     let listed: HashSet<_> = vms.iter().map(|vm| vm.provider_id.as_str()).collect();
     sightings.retain(|id, _| listed.contains(id.as_str()) || !is_gone(id));
     vms.iter()
         .map(|vm| {
             let id = vm.provider_id.as_str();
-            let (ownership, keep_reasons) = (ownership(scope, vm, vms, live), |sighting| {
-                keep_reasons(scope, vm, live, &observed_deletion, sighting, (rules, clock))
+            let (owner, keep_reasons) = (owner_of(scope, vm, vms, live), |sighting| {
+                keep_reasons(scope, vm, live, &observed_deletion, sighting, (policy, clock))
             });
-            let unowned = match ownership {
-                Ownership::Owned(key) => Err(Finding::Owned(key)),
-                Ownership::Foreign => Err(Finding::Foreign),
-                Ownership::Frozen(why) => Err(Finding::Frozen(why)),
-                Ownership::Duplicate(key) => Ok(Some(key)),
-                Ownership::Unowned => Ok(None),
+            let unowned = match owner {
+                OwnerLookup::Owned(key) => Err(Finding::Owned(key)),
+                OwnerLookup::Foreign => Err(Finding::Foreign),
+                OwnerLookup::Frozen(why) => Err(Finding::Frozen(why)),
+                OwnerLookup::Duplicate(key) => Ok(Some(key)),
+                OwnerLookup::Unowned => Ok(None),
             };
             let duplicate = match unowned {
                 Ok(duplicate) => duplicate,
@@ -488,7 +488,7 @@ pub fn judge(
                     return finding;
                 }
             };
-            let sighting = sight(sightings, id, rules.gap, clock);
+            let sighting = sight(sightings, id, policy.gap, clock);
             match duplicate {
                 _ if !sighting.is_confirmed => Finding::SeenOnce,
                 Some(key) => Finding::Duplicate(key),
@@ -518,9 +518,9 @@ pub fn may_still_be_deleted(
     live: &Live,
     observed_deletion: impl Fn(&str) -> bool,
     sighting: Sighting,
-    at: (Rules, Clock),
+    at: (DeletionPolicy, Clock),
 ) -> bool {
-    ownership(scope, vm, siblings, live) == Ownership::Unowned
+    owner_of(scope, vm, siblings, live) == OwnerLookup::Unowned
         && sighting.is_confirmed
         && keep_reasons(scope, vm, live, &observed_deletion, sighting, at).is_empty()
 }
@@ -528,13 +528,13 @@ pub fn may_still_be_deleted(
 /// What one look says of a VM: an orphan with what would keep it from being deleted, whatever was
 /// seen before and is asked for.
 pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> Finding {
-    match ownership(scope, vm, siblings, live) {
-        Ownership::Owned(key) => Finding::Owned(key),
-        Ownership::Foreign => Finding::Foreign,
-        Ownership::Frozen(why) => Finding::Frozen(why),
-        Ownership::Duplicate(key) => Finding::Duplicate(key),
-        Ownership::Unowned => {
-            let rules = Rules {
+    match owner_of(scope, vm, siblings, live) {
+        OwnerLookup::Owned(key) => Finding::Owned(key),
+        OwnerLookup::Foreign => Finding::Foreign,
+        OwnerLookup::Frozen(why) => Finding::Frozen(why),
+        OwnerLookup::Duplicate(key) => Finding::Duplicate(key),
+        OwnerLookup::Unowned => {
+            let policy = DeletionPolicy {
                 delete: true,
                 gap: Duration::ZERO,
                 min_age: Duration::ZERO,
@@ -548,7 +548,14 @@ pub fn at_a_glance(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine]
                 since: clock.now,
                 is_confirmed: true,
             };
-            Finding::Orphan(keep_reasons(scope, vm, live, &|_| true, sighting, (rules, clock)))
+            Finding::Orphan(keep_reasons(
+                scope,
+                vm,
+                live,
+                &|_| true,
+                sighting,
+                (policy, clock),
+            ))
         }
     }
 }
@@ -560,7 +567,7 @@ fn keep_reasons(
     live: &Live,
     observed_deletion: &impl Fn(&str) -> bool,
     sighting: Sighting,
-    (rules, clock): (Rules, Clock),
+    (policy, clock): (DeletionPolicy, Clock),
 ) -> Vec<KeepReason> {
     let when = |keep_reasons: bool, keep_reason: KeepReason| keep_reasons.then_some(keep_reason);
     let namesake = live
@@ -573,7 +580,7 @@ fn keep_reasons(
     let mut others = live.shared.get(&scope.cluster_id).into_iter().flatten();
     let shared = others.find(|key| **key != scope.cluster);
     [
-        when(!rules.delete, KeepReason::ReportOnly),
+        when(!policy.delete, KeepReason::ReportOnly),
         match &vm.machine_id {
             None => Some(KeepReason::NoIdentity),
             Some(id) => when(!observed_deletion(id), KeepReason::DeletionUnseen),
@@ -581,8 +588,10 @@ fn keep_reasons(
         when(vm.cluster_id.is_none(), KeepReason::NoCluster),
         when(vm.machine_name.is_empty(), KeepReason::NoName),
         when(
-            age(vm, sighting, clock) < rules.min_age,
-            KeepReason::TooYoung { least: rules.min_age },
+            age(vm, sighting, clock) < policy.min_age,
+            KeepReason::TooYoung {
+                least: policy.min_age,
+            },
         ),
         namesake.map(|machine| KeepReason::NameInUse(machine.key.clone())),
         unreadable.map(|machine| KeepReason::Unreadable(machine.key.clone())),

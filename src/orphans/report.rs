@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kube::runtime::reflector::ObjectRef;
 
-use super::Context;
+use super::Scanner;
 use super::cluster_listing::ClusterListing;
 use super::deletion_log::ObservedDeletion;
 use super::plan::{Finding, Scope, Sightings};
@@ -160,13 +160,13 @@ fn orphan(
 
 /// Reports what is new of the VMs of a Cluster.
 pub async fn report(
-    ctx: &Context,
+    scanner: &Scanner,
     driver: &ConfiguredDriver,
     scope: &Scope,
     known: &mut ReportState,
     judged: &[(&ListedMachine, &Finding)],
 ) {
-    let mut announcements = known.announcements(judged, |id| ctx.observed_deletion(id), Instant::now());
+    let mut announcements = known.announcements(judged, |id| scanner.observed_deletion(id), Instant::now());
     for Announcement { reason, text } in &announcements {
         let (cluster, driver) = (scope.cluster.to_string(), driver.name());
         tracing::warn!(cluster, driver, reason = reason.name(), "{text}");
@@ -174,11 +174,11 @@ pub async fn report(
     let left = announcements.len().saturating_sub(MOST_EVENTS);
     announcements.truncate(MOST_EVENTS);
     for Announcement { reason, text } in announcements {
-        publish(ctx, scope, event_reason(reason), text).await;
+        publish(scanner, scope, event_reason(reason), text).await;
     }
     if left > 0 {
         let text = format!("{left} more VMs are orphans or duplicates: see `capcmi orphans list`");
-        publish(ctx, scope, event_reason(OrphanReason::Orphan), text).await;
+        publish(scanner, scope, event_reason(OrphanReason::Orphan), text).await;
     }
 }
 
@@ -191,7 +191,7 @@ const fn event_reason(reason: OrphanReason) -> &'static str {
 
 /// Reports that a list of deleted machines can't be made, and will not be tried again: what they may have
 /// left behind is not found.
-pub async fn given_up(ctx: &Context, driver: &ConfiguredDriver, scope: &Scope, class: &Class, why: &str) {
+pub async fn given_up(scanner: &Scanner, driver: &ConfiguredDriver, scope: &Scope, class: &Class, why: &str) {
     let account = match class.secret.as_deref() {
         Some("") | None => "the provider's credentials".to_owned(),
         Some(name) => format!("the credentials of Secret `{name}`"),
@@ -201,28 +201,32 @@ pub async fn given_up(ctx: &Context, driver: &ConfiguredDriver, scope: &Scope, c
          for what they may have left behind"
     );
     tracing::warn!(cluster = %scope.cluster, driver = driver.name(), "{text}");
-    publish(ctx, scope, reason::ORPHANS_NOT_LOOKED_FOR, text).await;
+    publish(scanner, scope, reason::ORPHANS_NOT_LOOKED_FOR, text).await;
 }
 
 /// Publishes an event on the InfraCluster, or on the Cluster where that is not ours.
-pub(super) async fn publish(ctx: &Context, scope: &Scope, reason: &str, text: String) {
+pub(super) async fn publish(scanner: &Scanner, scope: &Scope, reason: &str, text: String) {
     let note = Note {
         warning: true,
         reason: reason.to_owned(),
         action: "ListMachines",
         text,
     };
-    let Some(cluster) = ctx.caches.cluster(&scope.cluster.namespace, &scope.cluster.name) else {
+    let Some(cluster) = scanner
+        .caches
+        .cluster(&scope.cluster.namespace, &scope.cluster.name)
+    else {
         return;
     };
     let infra = super::plan::infra_cluster_of(&cluster).and_then(|key| {
-        ctx.caches
+        scanner
+            .caches
             .infra_clusters
             .get(&ObjectRef::new(&key.name).within(&key.namespace))
     });
     match infra {
-        Some(infra) => ctx.events.publish(&*infra, note).await,
-        None => ctx.events.publish(&*cluster, note).await,
+        Some(infra) => scanner.events.publish(&*infra, note).await,
+        None => scanner.events.publish(&*cluster, note).await,
     }
 }
 

@@ -144,7 +144,7 @@ where
 
 /// Looks at the VMs of a Cluster with these templates.
 struct Looks {
-    ctx: Context,
+    scanner: Scanner,
     state: State,
     notes: Arc<Mutex<Vec<String>>>,
 }
@@ -152,7 +152,7 @@ struct Looks {
 impl Looks {
     fn new(cloud: &Cloud, templates: Vec<Value>) -> Self {
         let (client, notes) = api_server();
-        let ctx = Context {
+        let scanner = Scanner {
             client: client.clone(),
             caches: Caches {
                 clusters: filled(vec![cluster()]),
@@ -174,7 +174,7 @@ impl Looks {
             },
         };
         Self {
-            ctx,
+            scanner,
             state: State::default(),
             notes,
         }
@@ -196,16 +196,16 @@ impl Looks {
         }))
         .unwrap();
         let guarded = DeserializeGuard(Ok(machine));
-        let during = self.ctx.guard.epoch();
-        self.ctx
+        let during = self.scanner.guard.epoch();
+        self.scanner
             .deletion_log
             .record(&guarded, false, Timestamp::now(), during);
     }
 
     async fn look(&mut self, times: usize) {
-        let driver = Arc::clone(self.ctx.drivers.iter().next().unwrap());
+        let driver = Arc::clone(self.scanner.drivers.iter().next().unwrap());
         for _ in 0..times {
-            pass(&self.ctx, &driver, &mut self.state).await;
+            pass(&self.scanner, &driver, &mut self.state).await;
         }
     }
 
@@ -253,7 +253,7 @@ async fn a_list_that_no_look_can_make_is_reported_once_and_keeps_no_orphan_of_an
             "{why}"
         );
         assert_eq!(looks.notes(why), 1, "{:?}", looks.notes.lock().unwrap());
-        let classes = looks.ctx.deletion_log.classes();
+        let classes = looks.scanner.deletion_log.classes();
         assert!(
             classes.len() == 1 && classes[0].class.spec.contains("kept"),
             "{classes:?}"

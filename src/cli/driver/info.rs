@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::Args;
 
 use super::super::plugin_args::PluginArgs;
-use super::super::{Failure, drivers};
+use super::super::{CommandError, drivers};
 use crate::configured_driver::Timeouts;
 use cmi_driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness};
 
@@ -38,7 +38,7 @@ struct DriverInfo {
     capabilities: Capabilities,
 }
 
-pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), Failure> {
+pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), CommandError> {
     args.plugin.awaited().await?;
     let mut failed = Vec::new();
     for (name, driver) in chosen(&args)? {
@@ -53,7 +53,7 @@ pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), Failure> {
     if failed.is_empty() {
         return Ok(());
     }
-    Err(Failure::Failed(anyhow::anyhow!(
+    Err(CommandError::Failed(anyhow::anyhow!(
         "no answer from {}",
         failed.join(", ")
     )))
@@ -63,7 +63,7 @@ pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), Failure> {
 type Chosen = Vec<(String, Arc<dyn Driver>)>;
 
 /// The drivers to ask.
-fn chosen(args: &InfoArgs) -> Result<Chosen, Failure> {
+fn chosen(args: &InfoArgs) -> Result<Chosen, CommandError> {
     if let Some(endpoint) = &args.plugin.endpoint {
         let driver = args.plugin.driver(&Timeouts::default())?;
         return Ok(vec![(endpoint.clone(), driver)]);
@@ -77,7 +77,7 @@ fn chosen(args: &InfoArgs) -> Result<Chosen, Failure> {
         all.retain(|(name, _)| name == wanted);
         if all.is_empty() {
             let what = anyhow::anyhow!("{} has no driver `{wanted}`", file.display());
-            return Err(Failure::Misconfigured(what));
+            return Err(CommandError::Misconfigured(what));
         }
     }
     Ok(all)

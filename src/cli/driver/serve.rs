@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
-use crate::cli::{Failure, duration, signals, yaml};
+use crate::cli::{CommandError, duration, signals, yaml};
 use cmi_driver::Driver;
 use cmi_grpc::endpoint::Endpoint;
 use cmi_grpc::server::{self, CertificateFiles, Listener, ServerTls};
@@ -107,34 +107,34 @@ impl TlsArgs {
 }
 
 /// Serves until it is asked to stop. What is configured wrongly is said before anything is served (CMI-188).
-pub(super) async fn serve(args: ServeArgs) -> Result<(), Failure> {
+pub(super) async fn serve(args: ServeArgs) -> Result<(), CommandError> {
     let endpoint = args.endpoint.ok_or_else(|| {
-        Failure::misconfigured(anyhow::anyhow!(
+        CommandError::misconfigured(anyhow::anyhow!(
             "the endpoint is missing: give --endpoint, or set CMI_ENDPOINT"
         ))
     })?;
     let driver = args
         .kind
         .build(args.config.as_deref())
-        .map_err(Failure::Misconfigured)?;
+        .map_err(CommandError::Misconfigured)?;
     let stop = signals::asked_to_stop()
         .context("listening for signals failed")
-        .map_err(Failure::Failed)?;
+        .map_err(CommandError::Failed)?;
     let listener = Listener::bind(&endpoint, args.tls.files().map(ServerTls::new))
         .await
-        .map_err(Failure::misconfigured)?;
+        .map_err(CommandError::misconfigured)?;
     announce(&listener)?;
     server::serve(driver, listener, stop, args.graceful_shutdown_timeout)
         .await
-        .map_err(Failure::failed)
+        .map_err(CommandError::failed)
 }
 
 /// Says where calls are taken, and warns where others may listen in.
-fn announce(listener: &Listener) -> Result<(), Failure> {
+fn announce(listener: &Listener) -> Result<(), CommandError> {
     let endpoint = listener
         .endpoint()
         .context("finding out where the plugin listens failed")
-        .map_err(Failure::Failed)?;
+        .map_err(CommandError::Failed)?;
     if let Endpoint::Tcp(authority) = &endpoint
         && !authority.is_loopback()
     {

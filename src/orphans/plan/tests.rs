@@ -75,7 +75,7 @@ fn live(machines: Vec<LiveMachine>) -> Live {
 struct Passes {
     start: Instant,
     sightings: Sightings,
-    rules: Rules,
+    policy: DeletionPolicy,
     /// The identities whose end was seen.
     observed_deletion: Vec<&'static str>,
 }
@@ -84,7 +84,7 @@ fn passes() -> Passes {
     Passes {
         start: Instant::now(),
         sightings: Sightings::new(),
-        rules: Rules {
+        policy: DeletionPolicy {
             delete: true,
             gap: GAP,
             min_age: HOUR,
@@ -104,7 +104,7 @@ impl Passes {
             live,
             observed_deletion,
             &mut self.sightings,
-            (self.rules, clock),
+            (self.policy, clock),
         )
     }
 
@@ -153,7 +153,7 @@ fn a_vm_without_a_machine_is_an_orphan_when_two_lists_far_enough_apart_have_it()
 #[test]
 fn two_lists_at_the_same_time_are_one_sighting() {
     let (mut passes, live) = (passes(), live(vec![]));
-    passes.rules.gap = Duration::ZERO;
+    passes.policy.gap = Duration::ZERO;
     let vms = [vm("n", "m")];
     assert_eq!(passes.judge(0, &vms, &live), [Finding::SeenOnce]);
     assert_eq!(passes.judge(0, &vms, &live), [Finding::SeenOnce]);
@@ -174,7 +174,7 @@ fn a_pass_that_lacks_a_list_forgets_nothing() {
         &live,
         |_| true,
         &mut passes.sightings,
-        (passes.rules, clock),
+        (passes.policy, clock),
     );
     assert_eq!(passes.judge(600, &vms, &live), [Finding::Orphan(vec![])]);
 }
@@ -258,7 +258,7 @@ fn a_second_vm_of_a_machine_is_a_duplicate_and_never_deleted() {
             [first, Finding::Duplicate(key("n"))]
         );
         let sighting = passes.sightings["second"];
-        let at = (passes.rules, passes.clock(600));
+        let at = (passes.policy, passes.clock(600));
         assert!(!may_still_be_deleted(
             &scope(),
             &second,
@@ -458,7 +458,7 @@ fn each_hold_is_in_some_situation_the_only_one() {
         let mut passes = passes();
         passes.settled(&vm, &live);
         let sighting = passes.sightings[vm.provider_id.as_str()];
-        let (at, vms) = ((passes.rules, passes.clock(600)), std::slice::from_ref(&vm));
+        let (at, vms) = ((passes.policy, passes.clock(600)), std::slice::from_ref(&vm));
         let observed_deletion = |id: &str| id == "m";
         assert!(
             !may_still_be_deleted(&scope(), &vm, vms, &live, observed_deletion, sighting, at),
@@ -466,7 +466,7 @@ fn each_hold_is_in_some_situation_the_only_one() {
         );
     }
     let mut reporting = passes();
-    reporting.rules.delete = false;
+    reporting.policy.delete = false;
     let finding = reporting.settled(&vm("n", "m"), &live(vec![]));
     assert_eq!(finding, Finding::Orphan(vec![KeepReason::ReportOnly]));
 }
@@ -476,7 +476,7 @@ fn an_orphan_that_got_an_owner_before_the_call_is_not_deleted() {
     let mut passes = passes();
     let vm = vm("n", "m");
     assert_eq!(passes.settled(&vm, &live(vec![])), Finding::Orphan(vec![]));
-    let (sighting, at) = (passes.sightings["p-n-m"], (passes.rules, passes.clock(600)));
+    let (sighting, at) = (passes.sightings["p-n-m"], (passes.policy, passes.clock(600)));
     let may = |live: &Live, sighting| {
         may_still_be_deleted(
             &scope(),

@@ -28,13 +28,13 @@ pub(super) struct Channel {
     target: Target,
     timeouts: Timeouts,
     session: RwLock<Option<Arc<Session>>>,
-    opening: Mutex<Backoff>,
+    opening: Mutex<ConnectBackoff>,
     connection_generation: AtomicU64,
 }
 
-/// When to try again.
+/// When to try again. The back-off of calls is the provider's, which this crate does not depend on.
 #[derive(Debug, Default)]
-struct Backoff {
+struct ConnectBackoff {
     failures: u32,
     last: Option<(Instant, String)>,
 }
@@ -88,7 +88,7 @@ impl Channel {
         }
         match self.open().await {
             Ok(session) => {
-                *backoff = Backoff::default();
+                *backoff = ConnectBackoff::default();
                 Ok(self.adopt(session))
             }
             Err(error) => Err(self.unavailable(backoff.failed(super::in_words(&error)))),
@@ -210,7 +210,7 @@ impl Channel {
     }
 }
 
-impl Backoff {
+impl ConnectBackoff {
     /// Why no attempt is made now; nothing when one may be.
     fn why_not_yet(&self) -> Option<&str> {
         let (not_before, why) = self.last.as_ref()?;

@@ -323,8 +323,8 @@ impl World {
         Live::new(machines, &[infra_cluster(|_| {})], &clusters, true)
     }
 
-    fn at(&self) -> (Rules, Clock) {
-        let rules = Rules {
+    fn at(&self) -> (DeletionPolicy, Clock) {
+        let policy = DeletionPolicy {
             delete: true,
             gap: GAP,
             min_age: Duration::ZERO,
@@ -333,7 +333,7 @@ impl World {
             asked: self.start + Duration::from_secs(self.seconds),
             now: Timestamp::UNIX_EPOCH + Duration::from_secs(self.seconds),
         };
-        (rules, clock)
+        (policy, clock)
     }
 
     fn step(&mut self) {
