@@ -210,7 +210,7 @@ impl Looks {
     }
 
     fn orphans(&self) -> u64 {
-        let counts = self.state.known.values().map(Known::counts);
+        let counts = self.state.reports.values().map(ReportState::counts);
         counts.flat_map(BTreeMap::into_values).sum()
     }
 
@@ -233,8 +233,7 @@ fn vm(name: &str) -> ListedMachine {
 /// Credentials rotate, and a driver takes other specs than it did: no list with the old
 /// ones will ever be made again.
 #[tokio::test]
-async fn a_list_that_no_look_can_make_is_reported_once_and_keeps_no_orphan_of_another_list_from_being_deleted()
- {
+async fn a_list_that_no_look_can_make_is_reported_once_and_keeps_no_orphan_of_another_list() {
     for (refused, secret, why) in [
         (None, "gone", "`gone` that"),
         (Some("old"), "there", "no size old"),

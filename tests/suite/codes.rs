@@ -5,7 +5,7 @@
 //! apply: this controller makes neither call. Cluster API's core drains Nodes and waits for their volumes,
 //! and there are no classes to migrate.
 
-mod capacity_gate;
+mod circuit_breaker;
 mod conflict;
 mod listing;
 mod table;

@@ -274,7 +274,7 @@ async fn a_guest_gets_its_time_after_an_outage_and_where_its_power_state_is_not_
     let mut machines = Vec::new();
     for name in ["seen", "blind"] {
         let machine = ByHand::new(&world, "one", name)
-            .kept_by_the_case()
+            .controlled_by_the_case()
             .infra("/spec/driver", json!(name))
             .infra("/spec/shutdownTimeoutSeconds", json!(GRACE));
         let machine = machine.create().await?;

@@ -16,7 +16,7 @@ const CALLS: usize = 4;
 /// Those that are left for creates of one namespace.
 const CREATES: usize = CALLS - 2;
 
-/// CTL-02: a driver that hangs holds its own turns and no more. Machines that wait for one say so.
+/// CTL-02: a driver that hangs holds its own permits and no more. Machines that wait for one say so.
 #[tokio::test]
 async fn a_driver_that_hangs_holds_up_neither_the_others_nor_its_own_deletions() -> Result<()> {
     let world = World::new("hanging").await?;

@@ -83,7 +83,7 @@ spec:
 /// would go and its VM stay.
 #[tokio::test]
 async fn a_finalizer_that_was_taken_away_is_back_and_the_vm_goes_with_its_machine() -> Result<()> {
-    let world = World::new("bereft").await?;
+    let world = World::new("finalizer-missing").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;

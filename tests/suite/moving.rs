@@ -205,7 +205,7 @@ async fn what_clusterctl_deletes_at_the_source_keeps_its_vm_though_no_pause_is_s
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
-    let by_hand = |name: &str| ByHand::new(&world, "one", name).kept_by_the_case().create();
+    let by_hand = |name: &str| ByHand::new(&world, "one", name).controlled_by_the_case().create();
     let (bare, whole, other) = (
         by_hand("bare").await?,
         by_hand("whole").await?,

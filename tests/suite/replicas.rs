@@ -36,7 +36,7 @@ impl Batch {
         let world = World::new(case).await?;
         let cloud = Cloud::new(&world);
         let stage = Stage::set(&world).await?;
-        // A few at a time, so that the batch takes seconds: the driver's turns bound that, not
+        // A few at a time, so that the batch takes seconds: the driver's permits bound that, not
         // the controller's workers.
         let drivers = cloud.drivers_with(json!({"maxConcurrentCalls": 3}), json!({"latencyMs": 200}));
         let provider = elected(&world, drivers)

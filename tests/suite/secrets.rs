@@ -263,11 +263,11 @@ async fn the_credentials_that_a_vm_was_made_with_are_used_for_it_to_the_end() ->
     let with = |name: &str, secret: &str| {
         ByHand::new(&world, "c", name).infra("/spec/secretRef", json!({"name": secret}))
     };
-    let (moved, bereft) = (
+    let (moved, without_secret) = (
         with("moved", "mine").create().await?,
-        with("bereft", "goes").create().await?,
+        with("without-secret", "goes").create().await?,
     );
-    for machine in [&moved, &bereft] {
+    for machine in [&moved, &without_secret] {
         machine.provisioned().await?;
     }
     moved
@@ -289,18 +289,18 @@ async fn the_credentials_that_a_vm_was_made_with_are_used_for_it_to_the_end() ->
     cloud.holds(1).await?;
 
     world.kubectl(&["delete", "secret", "goes"])?;
-    bereft.delete().await?;
-    bereft
+    without_secret.delete().await?;
+    without_secret
         .until("a deletion that waits for a person", |machine| {
             by_hand::says(machine, conditions::DELETING, "True", "Unauthenticated")
         })
         .await?;
     cloud.holds(1).await?;
     secret(&world, "goes", json!({"token": TOKEN})).await?;
-    bereft
+    without_secret
         .patch(json!({"metadata": {"annotations": {"example.com/touched": "1"}}}))
         .await?;
-    bereft.gone().await?;
+    without_secret.gone().await?;
     cloud.holds(0).await?;
     Ok(())
 }
@@ -542,7 +542,7 @@ async fn a_bootstrap_secret_with_an_impossible_name_is_said_on_the_machine() -> 
     let machines =
         [("elsewhere", "../../team-b/secrets/creds"), ("broken", "a b\nc")].map(|(name, secret)| {
             ByHand::new(&world, "c", name.to_owned())
-                .kept_by_the_case()
+                .controlled_by_the_case()
                 .machine("/spec/bootstrap/dataSecretName", json!(secret))
         });
     ByHand::create_all(&machines).await?;

@@ -10,8 +10,8 @@ mod chaos;
 mod dice;
 mod fleet;
 mod ledger;
+mod observer;
 mod parts;
-mod witness;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -23,8 +23,8 @@ use serde_json::json;
 use self::chaos::Chaos;
 use self::dice::Dice;
 use self::fleet::{Wanted, nothing_is_left};
+use self::observer::Observer;
 use self::parts::Parts;
-use self::witness::Witness;
 use crate::leadership::elected;
 use crate::support::provider::service_account;
 use crate::support::{Cloud, Plugin, World};
@@ -113,12 +113,12 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
     let stranger = cloud
         .console()?
         .plant(PlantedVm::new("elsewhere", "stranger", "stranger"))?;
-    let witness = Witness::start(world, cloud.journal().to_owned());
+    let observer = Observer::start(world, cloud.journal().to_owned());
     let _kubelets = cloud.kubelets();
     let mut chaos = Chaos {
         world,
         cloud: &cloud,
-        witness: &witness,
+        observer: &observer,
         wanted: Vec::new(),
         parts: Parts::new(world, provider, plugin),
         dice: Dice::new(seed),
@@ -153,7 +153,7 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
             all_is_there(chaos, &expected).await
         })
         .await?;
-    witness.looks_again().await;
+    observer.observe_again().await;
     chaos.tend().await?;
     chaos.say(&format!(
         "all {machines} machines are there after {took:.1?}, each with one VM"
@@ -211,14 +211,14 @@ fn report(chaos: &Chaos<'_>, cloud: &Cloud, converged: Duration, ended: Duration
     for (what, times) in &chaos.done {
         println!("  {times:>5}  {what}");
     }
-    let (creates, late, deletes, unseen, comparisons) = chaos.witness.account(|account| {
-        let ledger = &account.ledger;
+    let (creates, late, deletes, unseen, comparisons) = chaos.observer.observations(|observations| {
+        let ledger = &observations.ledger;
         (
             ledger.creates,
             ledger.late,
             ledger.deletes,
             ledger.unseen,
-            account.comparisons,
+            observations.comparisons,
         )
     });
     println!("soak: {} replicas ended by themselves", chaos.parts.gave_up);

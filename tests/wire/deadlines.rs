@@ -8,7 +8,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::timeout;
 
-use crate::support::{Connection, PATIENCE, Scripted, Served, create};
+use crate::support::{Connection, Scripted, Served, TIMEOUT, create};
 
 /// What happens to a call of the driver.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ fn hanging() -> (Arc<dyn Driver>, UnboundedReceiver<Event>) {
 }
 
 async fn next(events: &mut UnboundedReceiver<Event>) -> Result<Event> {
-    timeout(PATIENCE, events.recv())
+    timeout(TIMEOUT, events.recv())
         .await
         .context("waiting for what happens to the call")?
         .context("the driver is gone")
@@ -93,7 +93,7 @@ async fn a_stop_waits_for_calls_only_so_long() -> Result<()> {
     ensure!(next(&mut events).await? == Event::Begun);
     served.stop().await?;
     ensure!(next(&mut events).await? == Event::Dropped);
-    let status = timeout(PATIENCE, call)
+    let status = timeout(TIMEOUT, call)
         .await??
         .err()
         .context("the call was dropped")?;
@@ -120,10 +120,10 @@ async fn a_watcher_of_the_health_is_notified_of_a_stop_and_let_go() -> Result<()
     let first = watched.message().await?.context("there is a status")?;
     ensure!(first.status() == ServingStatus::Serving, "{first:?}");
     served.stop().await?;
-    let last = timeout(PATIENCE, watched.message()).await??;
+    let last = timeout(TIMEOUT, watched.message()).await??;
     let last = last.context("the status changes")?;
     ensure!(last.status() == ServingStatus::NotServing, "{last:?}");
-    let end = timeout(PATIENCE, watched.message()).await??;
+    let end = timeout(TIMEOUT, watched.message()).await??;
     ensure!(end.is_none(), "the stream ends well: {end:?}");
     Ok(())
 }

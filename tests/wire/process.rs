@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::process::Command;
 use tokio_stream::wrappers::TcpListenerStream;
 
-use crate::support::{PATIENCE, Plugin, connect, create};
+use crate::support::{Plugin, TIMEOUT, connect, create};
 
 /// How long a plugin that can't start may take to say so (OPS-13).
 const FAIL_FAST: Duration = Duration::from_secs(5);
@@ -113,14 +113,14 @@ async fn a_call_that_runs_at_sigterm_ends_well_and_no_other_is_taken() -> Result
     .await?;
     let mut machines = MachineClient::new(connect(&endpoint).await?);
     let call = tokio::spawn(async move { machines.create_machine(create("m-0")).await });
-    eventually(PATIENCE, "the call has begun", async || {
+    eventually(TIMEOUT, "the call has begun", async || {
         let log = std::fs::read_to_string(&calls)?;
         ensure!(log.contains("CreateMachine"), "{log}");
         Ok(())
     })
     .await?;
     plugin.ask_to_stop().await?;
-    let created = tokio::time::timeout(PATIENCE, call).await???.into_inner();
+    let created = tokio::time::timeout(TIMEOUT, call).await???.into_inner();
     ensure!(created.node_name == "m-0", "{created:?}");
     let (status, log) = plugin.ended().await?;
     ensure!(status.success(), "{status}: {log}");
@@ -142,7 +142,7 @@ async fn a_plugin_takes_over_the_socket_of_one_that_was_killed_and_of_no_other()
         command
     };
     drop(Plugin::start(&mut command()).await?);
-    let second = eventually(PATIENCE, "a second plugin", async || {
+    let second = eventually(TIMEOUT, "a second plugin", async || {
         // The first is gone when the operating system has closed its socket.
         Plugin::start(&mut command()).await
     })
@@ -272,7 +272,7 @@ async fn silent_clients_cost_a_plugin_neither_its_files_nor_its_callers() -> Res
         let mut late = MachineClient::new(connect(&plugin.endpoint).await?);
         late.create_machine(create("m-1")).await?;
 
-        eventually(PATIENCE, "an end of the silent connections", async || {
+        eventually(TIMEOUT, "an end of the silent connections", async || {
             let open = plugin.open_files()?;
             ensure!(
                 open <= before + 2,

@@ -54,7 +54,7 @@ async fn a_label_that_is_written_during_a_call_neither_repeats_it_nor_hides_its_
 /// does, and not only after the whole wait.
 #[tokio::test]
 async fn a_failure_whose_status_is_not_taken_is_reported_later_and_its_call_is_not_repeated() -> Result<()> {
-    let world = World::new("untold").await?;
+    let world = World::new("unpublished").await?;
     let cloud = Cloud::new(&world);
     let refuses = Arc::new(AtomicBool::new(false));
     let is_next = Arc::clone(&refuses);

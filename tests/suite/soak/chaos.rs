@@ -9,8 +9,8 @@ use tokio::time::{sleep, timeout};
 
 use super::dice::Dice;
 use super::fleet::{Wanted, delete_machine, update_machine};
+use super::observer::Observer;
 use super::parts::Parts;
-use super::witness::Witness;
 use crate::support::{Cloud, World};
 
 /// The most machines of a Cluster.
@@ -21,7 +21,7 @@ const DOWN: u32 = 6_000;
 /// How often what was killed is looked after.
 const STEP: Duration = Duration::from_millis(100);
 /// How long the API server may take for what is asked of it.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
@@ -56,7 +56,7 @@ const ACTIONS: [(u32, Action); 10] = [
 pub struct Chaos<'a> {
     pub world: &'a World,
     pub cloud: &'a Cloud,
-    pub witness: &'a Witness,
+    pub observer: &'a Observer,
     pub wanted: Vec<Wanted<'a>>,
     pub parts: Parts,
     pub dice: Dice,
@@ -85,7 +85,9 @@ impl Chaos<'_> {
     /// Looks after the processes and at what must hold.
     pub async fn tend(&mut self) -> Result<()> {
         self.parts.keep().await?;
-        let broken = self.witness.account(|account| account.broken.clone());
+        let broken = self
+            .observer
+            .observations(|observations| observations.broken.clone());
         if !broken.is_empty() {
             bail!("{}", broken.join("\n"));
         }
@@ -102,7 +104,7 @@ impl Chaos<'_> {
         let start = Instant::now();
         loop {
             self.tend().await?;
-            let answer = timeout(PATIENCE, holds(self)).await;
+            let answer = timeout(TIMEOUT, holds(self)).await;
             let error = match answer {
                 Ok(Ok(answer)) => return Ok((answer, start.elapsed())),
                 Ok(Err(error)) => error,
@@ -123,25 +125,29 @@ impl Chaos<'_> {
     /// Says what happens, and how many machines and VMs there are.
     pub fn say(&self, what: &str) {
         let seconds = self.started.elapsed().as_secs();
-        let counts = self.witness.account(|account| {
-            let ready = account.machines.iter().filter(|machine| machine.ready).count();
-            let leaving = account
+        let counts = self.observer.observations(|observations| {
+            let ready = observations
+                .machines
+                .iter()
+                .filter(|machine| machine.ready)
+                .count();
+            let leaving = observations
                 .machines
                 .iter()
                 .filter(|machine| machine.in_deletion.is_some())
                 .count();
             format!(
                 "{} machines, {ready} ready, {leaving} leaving; {} VMs made, {} deleted",
-                account.machines.len(),
-                account.ledger.creates,
-                account.ledger.deletes
+                observations.machines.len(),
+                observations.ledger.creates,
+                observations.ledger.deletes
             )
         });
         println!("{:02}:{:02}  {what:<58}  {counts}", seconds / 60, seconds % 60);
     }
 
     async fn act(&mut self, action: Action) {
-        let outcome = timeout(PATIENCE, self.perform(action)).await;
+        let outcome = timeout(TIMEOUT, self.perform(action)).await;
         let text = match outcome {
             Ok(Ok(Some(text))) => {
                 *self.done.entry(name(&text)).or_default() += 1;

@@ -14,7 +14,7 @@ pub struct Ledger {
     /// Since when each InfraMachine that was seen in deletion is in deletion, by name.
     in_deletion: HashMap<String, Instant>,
     /// Deletions of VMs that were not held against the API server yet.
-    unjudged: BTreeSet<VmId>,
+    pending: BTreeSet<VmId>,
     /// VMs that were ordered so far.
     pub creates: usize,
     /// Those whose create was carried out late, or would have been if it had not been repeated.
@@ -60,7 +60,7 @@ impl Ledger {
                     vm.deletion = Some(entry.at);
                     vm.gone = Some(*gone_at);
                     self.deletes += 1;
-                    self.unjudged.insert(*id);
+                    self.pending.insert(*id);
                 }
                 None
             }
@@ -143,10 +143,10 @@ impl Ledger {
             .map(|machine| (machine.name.as_str(), machine))
             .collect();
         let mut broken = Vec::new();
-        for id in std::mem::take(&mut self.unjudged) {
+        for id in std::mem::take(&mut self.pending) {
             let Some(vm) = self.vms.get(&id) else { continue };
             if vm.deletion.is_some_and(|at| at >= asked) {
-                self.unjudged.insert(id);
+                self.pending.insert(id);
                 continue;
             }
             let early = match (alive.get(vm.name.as_str()), self.in_deletion.get(&vm.name)) {

@@ -25,12 +25,12 @@ pub struct ByHand {
     pub name: String,
     infra: Value,
     machine: Value,
-    keeper: Keeper,
+    controller: Controller,
 }
 
 /// What looks after the Machine, and makes it the owner of its InfraMachine.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Keeper {
+enum Controller {
     /// Cluster API's core.
     Core,
     /// The case: besides it, only the provider writes.
@@ -66,13 +66,13 @@ impl ByHand {
             name,
             infra,
             machine,
-            keeper: Keeper::Core,
+            controller: Controller::Core,
         }
     }
 
     /// Cluster API keeps its hands off the Machine.
-    pub fn kept_by_the_case(mut self) -> Self {
-        self.keeper = Keeper::Case;
+    pub fn controlled_by_the_case(mut self) -> Self {
+        self.controller = Controller::Case;
         self.machine("/metadata/annotations", json!({"cluster.x-k8s.io/paused": ""}))
     }
 
@@ -100,12 +100,12 @@ impl ByHand {
 
     /// Makes InfraMachine and Machine.
     pub async fn create(self) -> Result<Self> {
-        match self.keeper {
-            Keeper::Core => {
+        match self.controller {
+            Controller::Core => {
                 self.create_infra().await?;
                 self.create_machine().await?;
             }
-            Keeper::Case => {
+            Controller::Case => {
                 let machine = self.create_machine().await?;
                 let owner = json!({
                     "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": self.name,
@@ -189,9 +189,9 @@ impl ByHand {
     /// Deletes the Machine, whose InfraMachine Cluster API deletes; or the InfraMachine where
     /// that keeps its hands off.
     pub async fn delete(&self) -> Result<()> {
-        let api = match self.keeper {
-            Keeper::Core => self.machines(),
-            Keeper::Case => self.untyped(),
+        let api = match self.controller {
+            Controller::Core => self.machines(),
+            Controller::Case => self.untyped(),
         };
         api.delete(&self.name, &DeleteParams::default()).await?;
         Ok(())
@@ -204,7 +204,7 @@ impl ByHand {
             let infra = infra_machines.get_opt(&self.name).await?;
             let infra = infra.map(|left| json!({"metadata": left.metadata, "status": left.data["status"]}));
             ensure!(infra.is_none(), "{}", infra.unwrap_or_default());
-            if self.keeper == Keeper::Core {
+            if self.controller == Controller::Core {
                 let machine = machines.get_opt(&self.name).await?.map(|left| left.data);
                 ensure!(machine.is_none(), "{:#}", machine.unwrap_or_default());
             }

@@ -45,7 +45,7 @@ impl Stage {
     /// A machine of the Cluster, whose guest gets its time to shut down. Nothing is made yet.
     pub fn machine(&self, name: &str) -> ByHand {
         ByHand::new(&self.world, "c", name)
-            .kept_by_the_case()
+            .controlled_by_the_case()
             .infra("/spec/providerSpec/labels", json!({"round": "0"}))
             .infra("/spec/shutdownTimeoutSeconds", json!(null))
     }

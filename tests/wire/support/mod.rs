@@ -18,7 +18,7 @@ pub use scripted::Scripted;
 pub use served::{Served, connect, simulated};
 
 /// How long anything may take here that takes no time.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A provider spec of the simulated driver.
 pub fn provider_spec(cluster: &str, machine: &str) -> Vec<u8> {

@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 use tokio::time::timeout;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 
 /// A plugin that takes calls.
 pub struct Plugin {
@@ -40,7 +40,7 @@ impl Plugin {
             .context("the plugin has no standard error")?;
         let mut log = BufReader::new(stderr).lines();
         let mut said = Vec::new();
-        let endpoint = timeout(PATIENCE, async {
+        let endpoint = timeout(TIMEOUT, async {
             while let Some(line) = log.next_line().await? {
                 said.push(line.clone());
                 if let Some((_, rest)) = line.split_once("serving endpoint=") {
@@ -79,7 +79,7 @@ impl Plugin {
 
     /// Waits until it has ended; what it wrote comes along.
     pub async fn ended(mut self) -> Result<(ExitStatus, String)> {
-        timeout(PATIENCE, async {
+        timeout(TIMEOUT, async {
             while let Some(line) = self.log.next_line().await? {
                 self.said.push(line);
             }

@@ -8,7 +8,7 @@ use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 
 /// A connection to a plugin.
 pub struct Connection(SendRequest<Bytes>);
@@ -38,7 +38,7 @@ impl Connection {
         message: &impl Message,
         headers: &[(&'static str, &str)],
     ) -> Result<Answer> {
-        timeout(PATIENCE, self.answer(path, message.encode_to_vec(), headers))
+        timeout(TIMEOUT, self.answer(path, message.encode_to_vec(), headers))
             .await
             .with_context(|| format!("waiting for {path}"))?
     }

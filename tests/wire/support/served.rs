@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::transport::Channel;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 
 /// How long running calls may take to end.
 pub const DRAIN: Duration = Duration::from_secs(1);
@@ -96,7 +96,7 @@ impl Served {
     pub async fn stop(self) -> Result<()> {
         // A receiver that is gone has stopped by itself; why is what comes next.
         let _asked = self.stop.send(());
-        timeout(PATIENCE, self.serving)
+        timeout(TIMEOUT, self.serving)
             .await
             .context("waiting for the server to stop")??
             .context("serving")

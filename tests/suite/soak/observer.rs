@@ -21,17 +21,17 @@ use crate::support::World;
 /// How often it looks: often enough to see every deletion, which takes longer than this.
 const LOOK: Duration = Duration::from_millis(250);
 /// How long the API server may take to answer before it counts as away.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Looks until it is dropped.
-pub struct Witness {
-    seen: Arc<Mutex<Account>>,
+/// Watches until it is dropped.
+pub struct Observer {
+    seen: Arc<Mutex<Observations>>,
     task: JoinHandle<()>,
 }
 
 /// What was seen so far.
 #[derive(Default)]
-pub struct Account {
+pub struct Observations {
     /// The VMs.
     pub ledger: Ledger,
     /// The InfraMachines, when they could be seen last.
@@ -42,61 +42,63 @@ pub struct Account {
     pub broken: Vec<String>,
 }
 
-impl Witness {
+impl Observer {
     /// Begins to look at the cloud of this journal and at the InfraMachines of the case.
     pub fn start(world: &World, journal: PathBuf) -> Self {
-        let seen = Arc::<Mutex<Account>>::default();
+        let seen = Arc::<Mutex<Observations>>::default();
         let machines = Api::namespaced(world.admin.clone(), &world.namespace);
         let task = tokio::spawn(watch(machines, Journal::new(journal), Arc::clone(&seen)));
         Self { seen, task }
     }
 
     /// What was seen so far.
-    pub fn account<T>(&self, question: impl FnOnce(&Account) -> T) -> T {
+    pub fn observations<T>(&self, question: impl FnOnce(&Observations) -> T) -> T {
         question(&self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Waits until the InfraMachines were held against the VMs once more.
-    pub async fn looks_again(&self) {
-        let before = self.account(|account| account.comparisons);
-        while self.account(|account| account.comparisons < before + 2 && account.broken.is_empty()) {
+    pub async fn observe_again(&self) {
+        let before = self.observations(|observations| observations.comparisons);
+        while self.observations(|observations| {
+            observations.comparisons < before + 2 && observations.broken.is_empty()
+        }) {
             sleep(LOOK).await;
         }
     }
 }
 
-impl Drop for Witness {
+impl Drop for Observer {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn watch(machines: Api<InfraMachine>, mut journal: Journal, seen: Arc<Mutex<Account>>) {
+async fn watch(machines: Api<InfraMachine>, mut journal: Journal, seen: Arc<Mutex<Observations>>) {
     loop {
         let asked = WallClock.now();
         // An API server that is away shows nothing; the cloud is looked at all the same.
-        let listed = timeout(PATIENCE, machines.list(&ListParams::default())).await;
+        let listed = timeout(TIMEOUT, machines.list(&ListParams::default())).await;
         let entries = journal.more();
         {
-            let mut account = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut observations = seen.lock().unwrap_or_else(PoisonError::into_inner);
             match entries {
                 Ok(entries) => {
                     for entry in entries {
-                        let broken = account.ledger.enter(&entry);
-                        account.broken.extend(broken);
+                        let broken = observations.ledger.enter(&entry);
+                        observations.broken.extend(broken);
                     }
                     if let Ok(Ok(list)) = listed {
-                        account.compare(asked, list.items.iter().map(seen_of).collect());
+                        observations.compare(asked, list.items.iter().map(seen_of).collect());
                     }
                 }
-                Err(error) => account.broken.push(format!("{error:#}")),
+                Err(error) => observations.broken.push(format!("{error:#}")),
             }
         }
         sleep(LOOK).await;
     }
 }
 
-impl Account {
+impl Observations {
     fn compare(&mut self, asked: Instant, machines: Vec<Seen>) {
         let broken = self.ledger.compare(asked, &machines);
         self.broken.extend(broken);
