@@ -423,7 +423,9 @@ impl Guard {
             (Some(wrong), _) => Enforcement::Unguarded(
                 format!("the admission policies do not guard identities: {wrong}; an administrator has to delete or repair it").into(),
             ),
-            (None, Some(until)) => Enforcement::Unguarded(unconfirmed_since(&until, unknown.as_deref()).into()),
+            (None, Some(until)) => {
+                Enforcement::Unguarded(unconfirmed_since(&until, unknown.as_deref()).into())
+            }
             (None, None) => Enforcement::InForce,
         };
         self.found(enforcement == Enforcement::InForce);

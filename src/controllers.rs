@@ -391,8 +391,8 @@ fn reference(machine: &InfraMachine) -> ObjectRef<DeserializeGuard<InfraMachine>
     ObjectRef::new(&machine.name_any()).within(&machine.namespace().unwrap_or_default())
 }
 
-/// A controller of what the trigger sends. Its own stream of objects never yields: the watches fill the caches
-/// and pull the trigger, see [`watch`].
+/// A controller of what the trigger sends. Its own stream of objects never yields: the watches fill the
+/// caches and pull the trigger, see [`watch`].
 fn triggered<K>(
     store: Store<K>,
     trigger: &Trigger<K>,

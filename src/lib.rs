@@ -7,9 +7,9 @@
 //!
 //! ```text
 //! main → cli → manager → controllers → machine, template, cluster, inventory, orphans
-//!                                        → listing, driver_query → credentials → configured_driver, apiserver
-//!                                        → admission → manifests, metrics, leadership, apiserver
-//!                                        → reconciler → configured_driver, caches, identity, apiserver → retry, api → cmi-driver
+//!                                → listing, driver_query → credentials → configured_driver, apiserver
+//!                                → admission → manifests, metrics, leadership, apiserver
+//!                                → reconciler → configured_driver, caches, identity, apiserver → retry, api
 //!            → cmi-grpc, cmi-simulated, cmi-conformance → cmi-driver
 //! ```
 // Layer 0: what is talked about.

@@ -93,7 +93,8 @@ async fn publish(
     Ok(())
 }
 
-/// When the driver is asked again. One that answered all may answer more, or something else, after it was replaced.
+/// When the driver is asked again. One that answered all may answer more, or something else, after it was
+/// replaced.
 fn again(described: &Described) -> Again {
     match described {
         Described::Known(_) | Described::NotOffered => Again::After(REFRESH),

@@ -362,6 +362,44 @@ fn length_of_text(quoted: &str) -> usize {
     quoted.len()
 }
 
+/// How long a string is, raw or not, if one begins here.
+fn length_of_string(rest: &str) -> Option<usize> {
+    if rest.starts_with('"') {
+        return Some(length_of_text(rest));
+    }
+    let marks = rest.strip_prefix('r')?;
+    let quoted = marks.trim_start_matches('#');
+    let end = format!("\"{}", "#".repeat(marks.len() - quoted.len()));
+    let begin = 1 + end.len();
+    let length = quoted.strip_prefix('"')?.find(&end)?;
+    Some(begin + length + end.len())
+}
+
+/// The numbers of the lines that are wider than this and have nothing of a string.
+fn wide_lines(text: &str, width: usize) -> Vec<usize> {
+    let mut of_strings = BTreeSet::new();
+    let mut at = 0;
+    while let Some(first) = text[at..].chars().next() {
+        let rest = &text[at..];
+        let line_of = |at: usize| text[..at].matches('\n').count();
+        at += if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("'\"'") {
+            3
+        } else if let Some(length) = length_of_string(rest) {
+            of_strings.extend(line_of(at)..=line_of(at + length));
+            length
+        } else {
+            first.len_utf8()
+        };
+    }
+    let lines = text.lines().enumerate();
+    lines
+        .filter(|(index, line)| line.chars().count() > width && !of_strings.contains(index))
+        .map(|(index, _)| index + 1)
+        .collect()
+}
+
 fn names(path: &str, forbidden: &str) -> bool {
     path == forbidden
         || path
@@ -579,6 +617,37 @@ fn what_is_called_pure_knows_neither_client_nor_runtime() {
                 .collect();
             assert!(wrong.is_empty(), "{} names {wrong:?}", file.display());
         }
+    }
+}
+
+/// rustfmt breaks no comment and no macro. A line with a string may be longer: a message stays whole.
+#[test]
+fn no_line_without_a_string_is_wider_than_rustfmt_makes_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let settings = fs::read_to_string(root.join("rustfmt.toml")).unwrap();
+    let width = settings
+        .lines()
+        .find_map(|line| line.strip_prefix("max_width = "));
+    let width: usize = width.unwrap().parse().unwrap();
+    for folder in ["src", "crates", "tests", "benches", "examples", "fuzz"] {
+        for file in files(&root.join(folder)) {
+            let text = fs::read_to_string(&file).unwrap();
+            let wide = wide_lines(&text, width);
+            assert!(wide.is_empty(), "{}, lines {wide:?}", file.display());
+        }
+    }
+}
+
+#[test]
+fn a_wide_line_is_seen_unless_a_string_is_on_it() {
+    for (text, wide) in [
+        ("1234567", vec![]),
+        ("/// 5678\nlet a = 1;", vec![1, 2]),
+        ("let a = \"b\";\n// \"cdef", vec![2]),
+        ("r#\"\"\n12345678\n\"#;\n12345678", vec![4]),
+        ("'\"', 6789", vec![1]),
+    ] {
+        assert_eq!(wide_lines(text, 7), wide, "{text}");
     }
 }
 

@@ -470,8 +470,7 @@ async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_pla
 /// A tenant's objects are as large and as deep as the API server takes them: of each only
 /// what is looked for is read.
 #[tokio::test]
-async fn identities_are_looked_for_page_by_page_among_objects_that_cannot_be_read_and_no_further_than_the_first()
- {
+async fn identities_are_looked_for_page_by_page_among_unreadable_objects_and_no_further_than_the_first() {
     let asked = Arc::new(StdMutex::new(Vec::new()));
     let log = Arc::clone(&asked);
     let service = tower::service_fn(move |request: Request<Body>| {

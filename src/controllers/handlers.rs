@@ -57,8 +57,8 @@ impl Controllers {
         }
     }
 
-    /// What was notified before this replica leads may be long past, or have come before the InfraMachine it was
-    /// about: what counts is what is so now.
+    /// What was notified before this replica leads may be long past, or have come before the InfraMachine it
+    /// was about: what counts is what is so now.
     pub(super) fn ask_about_nodes(&self) {
         self.context.states.forget_all_but(|_| false);
         let ask = self.ask_about();

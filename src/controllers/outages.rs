@@ -251,8 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn after_an_outage_machines_are_retried_in_doubling_numbers_and_not_each_time_that_a_driver_comes_and_goes()
-     {
+    fn after_an_outage_machines_are_retried_in_doubling_numbers_and_not_each_time_a_driver_flaps() {
         let machines = || (0..20).map(|n| Reference::new(&format!("m-{n}"))).collect();
         let (mut retries, start) = (Retries::default(), Instant::now());
         retries.begin(machines(), start);

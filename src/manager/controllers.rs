@@ -38,8 +38,8 @@ pub struct Context {
     pub options: Arc<ControllerOptions>,
 }
 
-/// What runs with the process: polled from the start, and until it ends by itself after [`Context::stopping`] was
-/// cancelled. One that ends before, or panics, ends the process.
+/// What runs with the process: polled from the start, and until it ends by itself after [`Context::stopping`]
+/// was cancelled. One that ends before, or panics, ends the process.
 pub struct Task {
     /// What it is called when it ends unexpectedly: `the InfraMachine controller`.
     pub name: &'static str,

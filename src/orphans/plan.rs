@@ -9,9 +9,10 @@
 //! are the ways in which an object is missing that was not meant to end:
 //!
 //! * A **backup** was restored that is older than the object, or the object was **moved** to another
-//!   management cluster. Neither shows a deletion that was asked for. [`KeepReason::DeletionUnseen`] keeps every VM
-//!   whose InfraMachine this process has not itself seen being deleted, by its user and not by a move (see
-//!   [`super::DeletionLog`]). After a restore nothing is deleted but what had been deleted before it.
+//!   management cluster. Neither shows a deletion that was asked for. [`KeepReason::DeletionUnseen`] keeps
+//!   every VM whose InfraMachine this process has not itself seen being deleted, by its user and not by a
+//!   move (see [`super::DeletionLog`]). After a restore nothing is deleted but what had been deleted before
+//!   it.
 //! * A restored backup brings an object **back** whose end this process saw. Then the live read
 //!   has it: [`OwnerLookup::Owned`].
 //! * The Cluster is **moving**, or was moved: it is paused, marked, or not here at the time of the read. The
@@ -22,9 +23,10 @@
 //! * A **cache that is behind** plays no part: it can say that a VM is owned, which deletes nothing,
 //!   and never that it is not.
 //! * An object that **can't be read**, is in a **namespace that the provider may not list**, or has **lost
-//!   its annotations**: see [`KeepReason::Unreadable`], [`KeepReason::OtherNamespaces`], and [`KeepReason::NameInUse`] with the
-//!   providerID and the UID, each of which is enough to own a VM.
-//! * A driver that does **not tell tags** proves nothing: [`KeepReason::NoIdentity`], [`KeepReason::NoCluster`].
+//!   its annotations**: see [`KeepReason::Unreadable`], [`KeepReason::OtherNamespaces`], and
+//!   [`KeepReason::NameInUse`] with the providerID and the UID, each of which is enough to own a VM.
+//! * A driver that does **not tell tags** proves nothing: [`KeepReason::NoIdentity`],
+//!   [`KeepReason::NoCluster`].
 //!
 //! The call that deletes carries the tag `m`, which the driver compares with the VM's own once more.
 

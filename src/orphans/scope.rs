@@ -294,7 +294,8 @@ mod tests {
         guarded(json!({
             "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": {labels::CLUSTER_NAME: "c"}, "annotations": {
                 labels::DRIVER: "pool", labels::MACHINE_ID: format!("ns/{name}/{name}"), labels::SECRET: "account",
-                labels::INSTANCE: Instance::MayExist.annotation(), labels::APPLIED_PROVIDER_SPEC: spec.to_string(),
+                labels::INSTANCE: Instance::MayExist.annotation(),
+                labels::APPLIED_PROVIDER_SPEC: spec.to_string(),
             }},
             "spec": {"providerSpec": {}},
         }))

@@ -150,7 +150,7 @@ async fn the_provider_installs_its_policies_with_its_own_permissions_and_can_tou
 }
 
 #[tokio::test]
-async fn identities_that_were_not_guarded_for_a_while_are_not_trusted_before_they_are_confirmed() -> Result<()>
+async fn identities_that_were_unguarded_for_a_while_are_not_trusted_before_they_are_confirmed() -> Result<()>
 {
     let cluster = unguarded().await?;
     let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);
@@ -237,7 +237,7 @@ fn older_policies() -> Result<Vec<Value>> {
 }
 
 #[tokio::test]
-async fn providers_of_two_versions_leave_the_newer_ones_policies_in_force_and_neither_is_frozen() -> Result<()>
+async fn providers_of_two_versions_keep_the_newer_ones_policies_in_force_and_neither_is_frozen() -> Result<()>
 {
     let cluster = unguarded().await?;
     let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);

@@ -102,6 +102,30 @@ fn the_readme_names_tests_that_there_are() -> Result<()> {
 }
 
 #[test]
+fn files_that_are_named_exist() -> Result<()> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
+    let mut found = 0;
+    for (path, text) in pages()? {
+        let words = text.split(|c| !is_part(c)).map(|word| word.trim_end_matches('.'));
+        let files = words.filter(|word| {
+            ["src/", "crates/", "tests/"]
+                .iter()
+                .any(|folder| word.starts_with(folder))
+        });
+        for file in files {
+            found += 1;
+            ensure!(
+                repository().join(file).exists(),
+                "{} names {file}, which is not there",
+                path.display()
+            );
+        }
+    }
+    ensure!(found > 20, "only {found} files are named");
+    Ok(())
+}
+
+#[test]
 fn every_condition_and_reason_is_explained() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/operations.md"))?;
     let code = fs::read_to_string(repository().join("src/api/conditions.rs"))?;

@@ -48,8 +48,8 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
     .flatten()
 }
 
-/// A table of cases, by row: the name, what holds when the case passes, the rows of the requirements that it proves,
-/// what it can't run without, and what it does.
+/// A table of cases, by row: the name, what holds when the case passes, the rows of the requirements that it
+/// proves, what it can't run without, and what it does.
 macro_rules! cases {
     ($($name:literal: $title:literal $proves:expr, $needs:expr => $run:expr;)+) => {
         &[$(

@@ -3,7 +3,8 @@
 /// Hands a row for each call of [`Driver`](crate::Driver) that has a request to the macro `$callback`, behind
 /// `$arguments`. A new call is a method of the trait and a row here, in the order of a machine's life:
 ///
-/// * the documentation, the variant of [`Operation`](crate::Operation) and the name that the specifications use,
+/// * the documentation, the variant of [`Operation`](crate::Operation) and the name that the specifications
+///   use,
 /// * the method, its request and its response,
 /// * `required`, or `optional` for a call that a driver declares in its capabilities,
 /// * `writes`, or `reads` for a call that changes no VM,
@@ -20,7 +21,8 @@ macro_rules! for_each_call {
                 initialize_machine(InitializeMachineRequest) -> Machine, optional, writes, [machine.class];
             /// Deletes a VM. Required.
             DeleteMachine "DeleteMachine"
-                delete_machine(DeleteMachineRequest) -> DeleteMachineResponse, required, writes, [machine.class];
+                delete_machine(DeleteMachineRequest) -> DeleteMachineResponse,
+                required, writes, [machine.class];
             /// Reads a VM.
             GetMachineStatus "GetMachineStatus"
                 get_machine_status(GetMachineStatusRequest) -> Machine, optional, reads, [machine.class];
@@ -29,7 +31,8 @@ macro_rules! for_each_call {
                 list_machines(ListMachinesRequest) -> Vec<ListedMachine>, optional, reads, [class];
             /// Stops the guest.
             ShutDownMachine "ShutDownMachine"
-                shut_down_machine(ShutDownMachineRequest) -> ShutDownMachineResponse, optional, writes, [machine.class];
+                shut_down_machine(ShutDownMachineRequest) -> ShutDownMachineResponse,
+                optional, writes, [machine.class];
             /// Changes hot-updatable fields of a VM.
             UpdateMachine "UpdateMachine"
                 update_machine(UpdateMachineRequest) -> (), optional, writes, [machine.class];
@@ -38,7 +41,8 @@ macro_rules! for_each_call {
                 get_volume_ids(GetVolumeIdsRequest) -> Vec<String>, optional, reads, [];
             /// Converts a class of the back end's own kind.
             GenerateMachineClassForMigration "GenerateMachineClassForMigration"
-                generate_machine_class(GenerateMachineClassRequest) -> Map<String, Value>, optional, reads, [];
+                generate_machine_class(GenerateMachineClassRequest) -> Map<String, Value>,
+                optional, reads, [];
             /// Reads the failure domains of a class.
             ListZones "ListZones"
                 list_zones(ListZonesRequest) -> Vec<Zone>, optional, reads, [class];
@@ -50,8 +54,8 @@ macro_rules! for_each_call {
 }
 
 /// Implements [`Driver`](crate::Driver) for a type that treats all calls alike: it hands each
-/// [`Request`](crate::Request) to the type's own method `call`. What stands between the braces are the methods
-/// without a request.
+/// [`Request`](crate::Request) to the type's own method `call`. What stands between the braces are the
+/// methods without a request.
 #[macro_export]
 macro_rules! forward_calls {
     (impl Driver for $driver:ident { $($own:tt)* }) => {

@@ -63,8 +63,8 @@ pub type Result<T> = std::result::Result<T, Status>;
 #[async_trait]
 pub trait Driver: Send + Sync + 'static {
     /// Counts how often the driver was lost and reached again, or was replaced on a connection that stayed:
-    /// what it said of itself before may no longer be true. Makes no call. 0 before the first time, and for ever
-    /// for a driver in this process.
+    /// what it said of itself before may no longer be true. Makes no call. 0 before the first time, and for
+    /// ever for a driver in this process.
     fn connection_generation(&self) -> u64 {
         0
     }

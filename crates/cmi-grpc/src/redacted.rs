@@ -50,7 +50,9 @@ macro_rules! messages_with_secrets {
             cmi::v1::GetMachineStatusRequest { machine_name, provider_id; provider_spec }
             cmi::v1::ListMachinesRequest { ; provider_spec }
             cmi::v1::ShutDownMachineRequest { machine_name, provider_id; provider_spec, last_known_state }
-            capcmi::v1::InitializeMachineRequest { machine_name, provider_id; provider_spec, last_known_state }
+            capcmi::v1::InitializeMachineRequest {
+                machine_name, provider_id; provider_spec, last_known_state
+            }
             capcmi::v1::UpdateMachineRequest {
                 machine_name, provider_id; last_applied_provider_spec, provider_spec, last_known_state
             }

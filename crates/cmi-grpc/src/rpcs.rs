@@ -1,5 +1,5 @@
-//! The rpcs of the two services, for server and client alike: of each the driver's request, the method and the
-//! messages of `proto/`, and how a response is written, `plain` or `with_trailers`.
+//! The rpcs of the two services, for server and client alike: of each the driver's request, the method and
+//! the messages of `proto/`, and how a response is written, `plain` or `with_trailers`.
 //!
 //! GetMachineStatus and ListMachines are not here. Each is an rpc of both services, and the client chooses.
 
@@ -7,9 +7,11 @@
 macro_rules! machine_rpcs {
     ($callback:ident [$($arguments:tt)*]) => {
         $callback! { [$($arguments)*]
-            CreateMachineRequest: create_machine(CreateMachineRequest) -> CreateMachineResponse, with_trailers;
+            CreateMachineRequest:
+                create_machine(CreateMachineRequest) -> CreateMachineResponse, with_trailers;
             DeleteMachineRequest: delete_machine(DeleteMachineRequest) -> DeleteMachineResponse, plain;
-            ShutDownMachineRequest: shut_down_machine(ShutDownMachineRequest) -> ShutDownMachineResponse, plain;
+            ShutDownMachineRequest:
+                shut_down_machine(ShutDownMachineRequest) -> ShutDownMachineResponse, plain;
             GetVolumeIdsRequest: get_volume_i_ds(GetVolumeIDsRequest) -> GetVolumeIDsResponse, plain;
         }
     };

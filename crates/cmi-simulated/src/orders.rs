@@ -100,7 +100,8 @@ pub fn create(
         .deferred(&selector.cluster, &selector.name)
         .find(|vm| vm.machine() == selector.machine)
     {
-        // The repeat of a create that is not carried out yet: it is the same VM, and it is there when this is answered.
+        // The repeat of a create that is not carried out yet: it is the same VM, and it is there when this is
+        // answered.
         return Ok(Decision {
             events: vec![Event::Deferred {
                 id: vm.id,

@@ -50,8 +50,8 @@ async fn a_label_that_is_written_during_a_call_neither_repeats_it_nor_hides_its_
     Ok(())
 }
 
-/// CTL-02, CTL-CR-07: nor does an API server that does not take the status: the failure is reported as soon as it
-/// does, and not only after the whole wait.
+/// CTL-02, CTL-CR-07: nor does an API server that does not take the status: the failure is reported as soon
+/// as it does, and not only after the whole wait.
 #[tokio::test]
 async fn a_failure_whose_status_is_not_taken_is_reported_later_and_its_call_is_not_repeated() -> Result<()> {
     let world = World::new("unpublished").await?;

@@ -248,8 +248,8 @@ impl Session {
         }
     }
 
-    /// Waits until the provider is where it is to be killed; whether it came there by the same writes as in the
-    /// recorded run.
+    /// Waits until the provider is where it is to be killed; whether it came there by the same writes as in
+    /// the recorded run.
     pub async fn reached(
         &self,
         run: &Recording,

@@ -91,7 +91,8 @@ async fn other_cluster(t: TestContext) -> CaseResult {
     t.has_exactly(&there, &[(&there, &two.provider_id)]).await
 }
 
-/// What is done about a VM that no machine has follows from these tags. A plain list has none, and so none that is wrong.
+/// What is done about a VM that no machine has follows from these tags. A plain list has none, and so none
+/// that is wrong.
 async fn tags_of_each(t: TestContext) -> CaseResult {
     let (one, two) = (
         t.machine_request("a"),

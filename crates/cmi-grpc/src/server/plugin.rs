@@ -30,8 +30,9 @@ impl Plugin {
         }))
     }
 
-    /// Makes a call whose request is checked, if the driver offers it. The client removes the request's secrets
-    /// from the answer, too. Here it is done before a message that is too long for a header is cut (OPS-11).
+    /// Makes a call whose request is checked, if the driver offers it. The client removes the request's
+    /// secrets from the answer, too. Here it is done before a message that is too long for a header is cut
+    /// (OPS-11).
     pub(super) async fn call<Message, Q>(
         &self,
         request: tonic::Request<Message>,

@@ -297,10 +297,12 @@ proptest::proptest! {
     ) {
         let world = world().seconds_later(seen_at);
         let world = absent.map_or(world.clone(), |seconds| world.clone().absent_for(seconds));
-        let left = delete(world.plan(issued(&[issued_at]))).settling.map_or(0, |settling| settling.left.as_secs());
+        let settling = delete(world.plan(issued(&[issued_at]))).settling;
+        let left = settling.map_or(0, |settling| settling.left.as_secs());
         let settle = SETTLE.as_secs();
         let whole = settle + CREATE_TIMEOUT.as_secs();
-        let by_wall_clock = u64::try_from(seen_at - issued_at).map_or(settle, |passed| whole.saturating_sub(passed));
+        let passed = u64::try_from(seen_at - issued_at);
+        let by_wall_clock = passed.map_or(settle, |passed| whole.saturating_sub(passed));
         let by_own_clock = absent.map_or(settle, |passed| settle.saturating_sub(passed));
         proptest::prop_assert_eq!(left, by_wall_clock.min(by_own_clock));
         proptest::prop_assert!(left <= settle);

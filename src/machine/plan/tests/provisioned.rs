@@ -283,7 +283,10 @@ fn a_vm_is_not_asked_after_for_an_initialization_that_the_driver_does_not_offer(
 fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
     let waiting = world().unanswered().remembering(30).plan(machine().provisioned());
     assert!(
-        matches!(waiting, Plan::Outcome(Outcome::UpToDate { again: Some(again), .. }) if again == Duration::from_secs(30)),
+        matches!(
+            waiting,
+            Plan::Outcome(Outcome::UpToDate { again: Some(again), .. }) if again == Duration::from_secs(30)
+        ),
         "{waiting:?}"
     );
     refresh(world().unanswered().plan(machine().provisioned()));

@@ -422,7 +422,8 @@ fn act() -> impl Strategy<Value = Act> {
         3 => index.clone().prop_map(Act::MakeVm),
         2 => index.clone().prop_map(Act::WriteId),
         3 => index.clone().prop_map(Act::Delete),
-        3 => (index.clone(), prop::bool::weighted(0.3)).prop_map(|(index, with_vm)| Act::Finish(index, with_vm)),
+        3 => (index.clone(), prop::bool::weighted(0.3))
+            .prop_map(|(index, with_vm)| Act::Finish(index, with_vm)),
         1 => index.clone().prop_map(Act::Forget),
         1 => index.clone().prop_map(Act::Strip),
         1 => Just(Act::Backup),

@@ -64,7 +64,8 @@ go_through! {
     list_requests: any_driver::list(), ListMachinesRequest => cmi::v1::ListMachinesRequest;
     shut_down_requests: any_driver::shut_down(), ShutDownMachineRequest => cmi::v1::ShutDownMachineRequest;
     volume_requests: any_driver::volume_specs(), GetVolumeIdsRequest => cmi::v1::GetVolumeIDsRequest;
-    initialize_requests: any_driver::initialize(), InitializeMachineRequest => capcmi::v1::InitializeMachineRequest;
+    initialize_requests: any_driver::initialize(),
+        InitializeMachineRequest => capcmi::v1::InitializeMachineRequest;
     update_requests: any_driver::update(), UpdateMachineRequest => capcmi::v1::UpdateMachineRequest;
     get_requests: any_driver::status(), GetMachineStatusRequest => capcmi::v1::GetMachineRequest;
     page_requests: any_driver::page_request(), PageRequest => capcmi::v1::ListMachinesPagedRequest;
