@@ -14,12 +14,12 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-/// How long an answer is remembered: a scraper asks more often than permissions change.
-const REMEMBERED: Duration = Duration::from_mins(1);
-/// How long it is remembered that a caller was let in, and need not queue with strangers for the next answer.
-const KNOWN: Duration = Duration::from_hours(1);
-/// The most answers of one kind that are remembered.
-const MOST_REMEMBERED: usize = 1024;
+/// How long an answer is cached: a scraper asks more often than permissions change.
+const CACHE_TTL: Duration = Duration::from_mins(1);
+/// For how long a caller that was let in does not queue with others for the next answer.
+const ALLOWED_TTL: Duration = Duration::from_hours(1);
+/// The most answers of one kind that are cached.
+const MAX_CACHED: usize = 1024;
 /// Reviews at the same time, of each kind: a sender of made-up tokens must not flood the API server.
 const MOST_REVIEWS: usize = 2;
 /// How long a review may take.
@@ -47,7 +47,7 @@ pub(super) enum ReviewError {
     TimedOut,
 }
 
-/// Asks the API server, and remembers its answers for a minute.
+/// Asks the API server, and caches its answers for a minute.
 ///
 /// # Guarantees
 /// A caller that was let in within the last hour is neither kept waiting nor forgotten for those that were
@@ -55,8 +55,8 @@ pub(super) enum ReviewError {
 pub(super) struct Reviewer {
     tokens: Api<TokenReview>,
     accesses: Api<SubjectAccessReview>,
-    known: Semaphore,
-    strangers: Semaphore,
+    allowed_slots: Semaphore,
+    other_slots: Semaphore,
     cache: Mutex<Cache>,
 }
 
@@ -75,8 +75,8 @@ impl Reviewer {
         Self {
             tokens: Api::all(client.clone()),
             accesses: Api::all(client),
-            known: Semaphore::new(MOST_REVIEWS),
-            strangers: Semaphore::new(MOST_REVIEWS),
+            allowed_slots: Semaphore::new(MOST_REVIEWS),
+            other_slots: Semaphore::new(MOST_REVIEWS),
             cache: Mutex::default(),
         }
     }
@@ -84,18 +84,18 @@ impl Reviewer {
     /// Whether the bearer of this token may `get` this path.
     pub(super) async fn review(&self, token: &str, path: &str) -> Result<Decision, ReviewError> {
         let key = key(token, path);
-        if let Some(decision) = self.cache(|all| all.recall(&key)) {
+        if let Some(decision) = self.cache(|all| all.get(&key)) {
             return Ok(decision);
         }
         let slots = if self.cache(|all| all.allowed.contains_key(&key)) {
-            &self.known
+            &self.allowed_slots
         } else {
-            &self.strangers
+            &self.other_slots
         };
         let asked = async {
             let _slot = slots.acquire().await;
             // The caller before us may have asked the same.
-            match self.cache(|all| all.recall(&key)) {
+            match self.cache(|all| all.get(&key)) {
                 Some(decision) => Ok(decision),
                 None => self.ask(token, path).await,
             }
@@ -103,7 +103,7 @@ impl Reviewer {
         let decision = timeout(REVIEW_TIMEOUT, asked)
             .await
             .map_err(|_elapsed| ReviewError::TimedOut)??;
-        self.cache(|all| all.remember(key, decision));
+        self.cache(|all| all.insert(key, decision));
         Ok(decision)
     }
 
@@ -159,32 +159,32 @@ impl Reviewer {
 }
 
 impl Cache {
-    fn recall(&self, key: &Key) -> Option<Decision> {
+    fn get(&self, key: &Key) -> Option<Decision> {
         let allowed = self.allowed.get(key).map(|since| (Decision::Allowed, *since));
         allowed
             .or_else(|| self.refused.get(key).copied())
-            .filter(|(_, since)| since.elapsed() < REMEMBERED)
+            .filter(|(_, since)| since.elapsed() < CACHE_TTL)
             .map(|(decision, _)| decision)
     }
 
-    fn remember(&mut self, key: Key, decision: Decision) {
-        if self.allowed.len() >= MOST_REMEMBERED {
-            self.allowed.retain(|_, since| since.elapsed() < KNOWN);
+    fn insert(&mut self, key: Key, decision: Decision) {
+        if self.allowed.len() >= MAX_CACHED {
+            self.allowed.retain(|_, since| since.elapsed() < ALLOWED_TTL);
         }
-        if self.refused.len() >= MOST_REMEMBERED {
-            self.refused.retain(|_, (_, since)| since.elapsed() < REMEMBERED);
+        if self.refused.len() >= MAX_CACHED {
+            self.refused.retain(|_, (_, since)| since.elapsed() < CACHE_TTL);
         }
         let now = Instant::now();
         match decision {
             Decision::Allowed => {
                 self.refused.remove(&key);
-                if self.allowed.len() < MOST_REMEMBERED || self.allowed.contains_key(&key) {
+                if self.allowed.len() < MAX_CACHED || self.allowed.contains_key(&key) {
                     self.allowed.insert(key, now);
                 }
             }
             Decision::Unauthenticated | Decision::Forbidden => {
                 self.allowed.remove(&key);
-                if self.refused.len() < MOST_REMEMBERED || self.refused.contains_key(&key) {
+                if self.refused.len() < MAX_CACHED || self.refused.contains_key(&key) {
                     self.refused.insert(key, (decision, now));
                 }
             }
@@ -252,20 +252,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answers_are_remembered_for_a_minute() {
+    async fn answers_are_cached_for_a_minute() {
         let (reviewer, asked) = reviewer();
         for _ in 0..5 {
             reviewer.review("good", "/metrics").await.unwrap();
         }
         assert_eq!(asked.load(Ordering::SeqCst), 2);
-        advance(REMEMBERED).await;
+        advance(CACHE_TTL).await;
         reviewer.review("good", "/metrics").await.unwrap();
         assert_eq!(asked.load(Ordering::SeqCst), 4);
     }
     #[tokio::test(start_paused = true)]
     async fn made_up_tokens_do_not_crowd_out_the_answer_about_a_real_one() {
         let (reviewer, asked) = reviewer();
-        for number in 0..=MOST_REMEMBERED {
+        for number in 0..=MAX_CACHED {
             reviewer
                 .review(&format!("bad-{number}"), "/metrics")
                 .await
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(
             asked.load(Ordering::SeqCst),
             before,
-            "it was not remembered, or the first refusal was forgotten"
+            "it was not cached, or the first refusal was evicted"
         );
     }
 
@@ -286,8 +286,8 @@ mod tests {
     async fn a_caller_that_was_let_in_before_does_not_wait_behind_strangers() {
         let (reviewer, _) = reviewer();
         reviewer.review("good", "/metrics").await.unwrap();
-        advance(REMEMBERED).await;
-        let _strangers = reviewer.strangers.acquire_many(2).await.unwrap();
+        advance(CACHE_TTL).await;
+        let _others = reviewer.other_slots.acquire_many(2).await.unwrap();
         assert_eq!(
             reviewer.review("good", "/metrics").await.unwrap(),
             Decision::Allowed

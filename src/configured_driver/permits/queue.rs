@@ -27,7 +27,7 @@ pub(super) struct Queue {
     /// The namespaces that hold a permit or wait for one.
     pub(super) tenants: BTreeMap<Arc<str>, Tenant>,
     /// The place of each waiter.
-    pub(super) queued: HashMap<Arc<str>, Place>,
+    pub(super) queued: HashMap<Arc<str>, QueuePosition>,
     /// The waiters that were woken and have not asked again.
     pub(super) woken: HashMap<Arc<str>, Woken>,
 }
@@ -45,7 +45,7 @@ pub(super) struct Tenant {
 
 /// A place in the queue.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct QueuePosition {
     namespace: Arc<str>,
     priority: Priority,
     number: u64,
@@ -65,7 +65,7 @@ pub(super) struct Waiter {
 /// A waiter that was woken, for which a permit is reserved.
 #[derive(Debug)]
 pub(super) struct Woken {
-    place: Place,
+    position: QueuePosition,
     at: Instant,
     since: Instant,
     is_reported: bool,
@@ -139,19 +139,19 @@ impl Queue {
     ) {
         let queued = self
             .leave(requester.key)
-            .map(|(place, waiter)| (place, waiter.since, waiter.is_reported));
-        let was_woken = was_woken.map(|woken| (woken.place, woken.since, woken.is_reported));
-        let before = queued
-            .or(was_woken)
-            .filter(|(place, ..)| place.priority == priority && *place.namespace == *requester.namespace);
-        let (place, since, is_reported) = before.unwrap_or_else(|| {
+            .map(|(position, waiter)| (position, waiter.since, waiter.is_reported));
+        let was_woken = was_woken.map(|woken| (woken.position, woken.since, woken.is_reported));
+        let before = queued.or(was_woken).filter(|(position, ..)| {
+            position.priority == priority && *position.namespace == *requester.namespace
+        });
+        let (position, since, is_reported) = before.unwrap_or_else(|| {
             self.places += 1;
-            let place = Place {
+            let position = QueuePosition {
                 namespace: requester.namespace.into(),
                 priority,
                 number: self.places,
             };
-            (place, now, false)
+            (position, now, false)
         });
         let key: Arc<str> = requester.key.into();
         let waiter = Waiter {
@@ -162,29 +162,32 @@ impl Queue {
             is_current: true,
         };
         let tenant = self.tenant(requester.namespace);
-        tenant.waiting.of_mut(priority).insert(place.number, waiter);
-        self.queued.insert(key, place);
+        tenant.waiting.of_mut(priority).insert(position.number, waiter);
+        self.queued.insert(key, position);
     }
 
-    pub(super) fn leave(&mut self, key: &str) -> Option<(Place, Waiter)> {
-        let place = self.queued.remove(key)?;
-        let tenant = self.tenants.get_mut(&place.namespace)?;
-        let waiter = tenant.waiting.of_mut(place.priority).remove(&place.number)?;
-        self.forget_idle(&place.namespace);
-        Some((place, waiter))
+    pub(super) fn leave(&mut self, key: &str) -> Option<(QueuePosition, Waiter)> {
+        let position = self.queued.remove(key)?;
+        let tenant = self.tenants.get_mut(&position.namespace)?;
+        let waiter = tenant
+            .waiting
+            .of_mut(position.priority)
+            .remove(&position.number)?;
+        self.forget_idle(&position.namespace);
+        Some((position, waiter))
     }
 
     pub(super) fn waiter(&self, key: &str) -> Option<&Waiter> {
-        let place = self.queued.get(key)?;
-        let tenant = self.tenants.get(&place.namespace)?;
-        tenant.waiting.of(place.priority).get(&place.number)
+        let position = self.queued.get(key)?;
+        let tenant = self.tenants.get(&position.namespace)?;
+        tenant.waiting.of(position.priority).get(&position.number)
     }
 
     /// What `key` asked for before counts no longer, unless it asks again.
     pub(super) fn expire(&mut self, key: &str) {
-        if let Some(place) = self.queued.get(key)
-            && let Some(tenant) = self.tenants.get_mut(&place.namespace)
-            && let Some(waiter) = tenant.waiting.of_mut(place.priority).get_mut(&place.number)
+        if let Some(position) = self.queued.get(key)
+            && let Some(tenant) = self.tenants.get_mut(&position.namespace)
+            && let Some(waiter) = tenant.waiting.of_mut(position.priority).get_mut(&position.number)
         {
             waiter.is_current = false;
         }
@@ -210,13 +213,13 @@ impl Queue {
         *tenant.reserved.of_mut(priority) += 1;
         *self.reserved.of_mut(priority) += 1;
         self.queued.remove(&waiter.key);
-        let place = Place {
+        let position = QueuePosition {
             namespace: Arc::clone(namespace),
             priority,
             number,
         };
         let woken = Woken {
-            place,
+            position,
             at: now,
             since: waiter.since,
             is_reported: waiter.is_reported,
@@ -242,9 +245,9 @@ impl Queue {
     /// Reserves no permit for `key` any more, if one was.
     pub(super) fn end_reservation(&mut self, key: &str) -> Option<Woken> {
         let woken = self.woken.remove(key)?;
-        let Place {
+        let QueuePosition {
             namespace, priority, ..
-        } = &woken.place;
+        } = &woken.position;
         decrement(self.reserved.of_mut(*priority));
         if let Some(tenant) = self.tenants.get_mut(namespace) {
             decrement(tenant.reserved.of_mut(*priority));
