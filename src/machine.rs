@@ -74,9 +74,7 @@ pub async fn reconcile(
 async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Action, Error> {
     let uid = queued.metadata.uid.as_deref().unwrap_or_default();
     let machine = ctx.states.newest(uid, || cached(ctx, queued));
-    let gathered = gather(ctx, &machine).await;
-    let plan = plan(&machine, &gathered.observed());
-    let plan = guarded(ctx, &machine, &gathered, plan).await;
+    let (gathered, plan) = gather_and_plan(ctx, &machine).await;
     let mut object = Object::new(ctx, Arc::clone(&machine));
     if let Some((unpublished, moment)) = gathered.unpublished().filter(|_| plan.is_idle()) {
         write(ctx, &machine, &mut object, &gathered, &unpublished, moment).await?;
@@ -85,6 +83,14 @@ async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Actio
     }
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     publish(ctx, &machine, &mut object, &gathered, execution.outcome).await
+}
+
+/// What is known of a machine, and what has to be done for it.
+async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> (Gathered, Plan) {
+    let gathered = gather(ctx, machine).await;
+    let plan = plan(machine, &gathered.observed());
+    let plan = guarded(ctx, machine, &gathered, plan).await;
+    (gathered, plan)
 }
 
 /// The plan, or a wait in its place where it trusts an identity that may be forged.

@@ -13,15 +13,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::Api;
 use tokio::time::sleep;
 
-use super::Context;
 use super::execute::execute;
-use super::gather::gather;
 use super::object::Object;
 use super::outcome::Outcome;
 use super::ownership::has_finalizer;
-use super::plan::plan;
-use super::publish::events;
-use super::publish::{retry_of, wait};
+use super::publish::{events, record_failure};
+use super::{Context, gather_and_plan};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
@@ -93,25 +90,19 @@ async fn attempt(ctx: &Context, machine: &Arc<InfraMachine>) -> Result<Option<Du
     if is_there_again(ctx, machine).await? {
         return Ok(None);
     }
-    let gathered = gather(ctx, machine).await;
-    let plan = plan(machine, &gathered.observed());
-    let plan = super::guarded(ctx, machine, &gathered, plan).await;
+    let (gathered, plan) = gather_and_plan(ctx, machine).await;
     let mut object = Object::erased(ctx, Arc::clone(machine));
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     let outcome = &execution.outcome;
-    let attempts = gathered.attempts(machine);
+    let moment = record_failure(ctx, machine, &gathered, outcome, None);
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
         ctx.states.forget(object.uid());
-        if let Some(note) = events::of(machine, outcome, attempts) {
+        if let Some(note) = events::of(machine, outcome, moment.attempts) {
             ctx.events.publish(&**machine, note).await;
         }
         return Ok(None);
     }
-    let wait = wait(machine, outcome, attempts);
-    if let Some(retry) = retry_of(&gathered, outcome, attempts, wait) {
-        ctx.states.failed(object.uid(), gathered.hint(), retry);
-    }
-    Ok(Some(wait.unwrap_or(LONG_WAIT)))
+    Ok(Some(moment.wait.unwrap_or(LONG_WAIT)))
 }
 
 /// Whether an object has the identity again: one that was restored has the VM.

@@ -16,14 +16,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::Context;
 use super::execute::execute;
-use super::gather::gather;
 use super::object::Object;
 use super::outcome::Outcome;
-use super::plan::plan;
-use super::publish::events;
-use super::publish::{retry_of, wait};
+use super::publish::{events, record_failure};
+use super::{Context, gather_and_plan};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::api::{self, DeserializeGuard};
 use crate::apiserver::{Error, Note};
@@ -41,18 +38,13 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
         return Ok(Action::await_change());
     }
     let machine = Arc::new(live(ctx, invalid).await?);
-    let gathered = gather(ctx, &machine).await;
-    let plan = plan(&machine, &gathered.observed());
-    let plan = super::guarded(ctx, &machine, &gathered, plan).await;
+    let (gathered, plan) = gather_and_plan(ctx, &machine).await;
     let mut object = Object::new(ctx, Arc::clone(&machine));
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     let outcome = &execution.outcome;
-    let attempts = gathered.attempts(&machine);
-    let wait = wait(&machine, outcome, attempts);
-    let note = events::of(&machine, outcome, attempts);
-    if let Some(retry) = retry_of(&gathered, outcome, attempts, wait) {
-        ctx.states.failed(object.uid(), gathered.hint(), retry);
-    }
+    // There is no status that could tell of it later.
+    let moment = record_failure(ctx, &machine, &gathered, outcome, None);
+    let note = events::of(&machine, outcome, moment.attempts);
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
         object.remove_finalizer().await?;
         ctx.states.forget(object.uid());
@@ -63,7 +55,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     if let Some(note) = note {
         ctx.events.publish(&*machine, note).await;
     }
-    Ok(wait.map_or_else(Action::await_change, Action::requeue))
+    Ok(moment.wait.map_or_else(Action::await_change, Action::requeue))
 }
 
 /// The object as it is now, with the fields of the spec that can be read: the deletion

@@ -33,23 +33,36 @@ pub async fn publish(
     gathered: &Gathered,
     outcome: Outcome,
 ) -> Result<Action, Error> {
-    let attempts = gathered.attempts(before);
-    let wait = wait(before, &outcome, attempts);
     let outcome = Arc::new(outcome);
     // Before any write, which may fail: the call was made, and is not made again before its time.
-    if let Some(retry) = retry_of(gathered, &outcome, attempts, wait) {
-        let unpublished = Some(Arc::clone(&outcome));
-        ctx.states
-            .failed(object.uid(), gathered.hint(), Retry { unpublished, ..retry });
-    }
+    let moment = record_failure(ctx, before, gathered, &outcome, Some(&outcome));
     hint(ctx, object.uid(), gathered, &outcome);
-    let moment = Moment {
+    write(ctx, before, object, gathered, &outcome, moment).await?;
+    Ok(moment.wait.map_or_else(Action::await_change, Action::requeue))
+}
+
+/// Records what failed, if it did; `unpublished` is what a later reconcile has to publish, should this one
+/// fail to.
+pub fn record_failure(
+    ctx: &Context,
+    before: &InfraMachine,
+    gathered: &Gathered,
+    outcome: &Outcome,
+    unpublished: Option<&Arc<Outcome>>,
+) -> Moment {
+    let attempts = gathered.attempts(before);
+    let wait = wait(before, outcome, attempts);
+    if let Some(retry) = retry_of(gathered, outcome, attempts, wait) {
+        let uid = before.metadata.uid.as_deref().unwrap_or_default();
+        let unpublished = unpublished.map(Arc::clone);
+        ctx.states
+            .failed(uid, gathered.hint(), Retry { unpublished, ..retry });
+    }
+    Moment {
         now: Timestamp::now(),
         attempts,
         wait,
-    };
-    write(ctx, before, object, gathered, &outcome, moment).await?;
-    Ok(wait.map_or_else(Action::await_change, Action::requeue))
+    }
 }
 
 /// Writes what came of it, on every path: providerID before status, the finalizer only when the VM is gone.
@@ -115,7 +128,7 @@ fn annotations(vm: &cmi_driver::Machine, outcome: &Outcome) -> Vec<Annotation> {
 }
 
 /// When the machine is looked at again, if nothing changes before.
-pub fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Duration> {
+fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Duration> {
     let uid = before.metadata.uid.as_deref().unwrap_or_default();
     match outcome {
         Outcome::Blocked(block) => block.again,
@@ -145,12 +158,7 @@ pub fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<D
 }
 
 /// When what failed may be tried again; `None` where nothing has to be waited for.
-pub fn retry_of(
-    gathered: &Gathered,
-    outcome: &Outcome,
-    attempts: u32,
-    wait: Option<Duration>,
-) -> Option<Retry> {
+fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<Duration>) -> Option<Retry> {
     let (attempts, cause) = match outcome {
         Outcome::Failed(failure) => (attempts, failure.cause()),
         Outcome::NoSecrets { .. } | Outcome::NotOffered(_) => (attempts, Cause::Other),
