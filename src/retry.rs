@@ -447,6 +447,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_transient_is_tried_again_at_every_stage() {
+        for code in Code::ALL.into_iter().filter(|code| code.is_transient()) {
+            for stage in Stage::ALL {
+                assert_eq!(disposition(stage, code), Disposition::Retry, "{stage:?} {code}");
+            }
+        }
+    }
+
     /// DRV-30: only a confirmed absence may lead to a create.
     #[test]
     fn no_answer_of_get_status_but_not_found_leads_to_a_create() {

@@ -70,7 +70,8 @@ impl Tracker {
                 );
             }
             Err(status) => {
-                if is_definite(status.code()) {
+                // A create that failed in passing may still be carried out.
+                if !status.code().is_transient() {
                     noted.under_way = noted.under_way.saturating_sub(1);
                 }
                 let state = status.last_known_state().cloned();
@@ -109,24 +110,5 @@ impl Tracker {
 
     fn noted(&self) -> MutexGuard<'_, Vec<Noted>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Whether a create that was answered so does nothing any more.
-const fn is_definite(code: Code) -> bool {
-    match code {
-        Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => false,
-        Code::InvalidArgument
-        | Code::NotFound
-        | Code::AlreadyExists
-        | Code::PermissionDenied
-        | Code::ResourceExhausted
-        | Code::FailedPrecondition
-        | Code::OutOfRange
-        | Code::Unimplemented
-        | Code::Internal
-        | Code::DataLoss
-        | Code::Unauthenticated
-        | Code::Uninitialized => true,
     }
 }

@@ -84,6 +84,29 @@ impl Code {
         matches!(self, Self::Unavailable | Self::DeadlineExceeded)
     }
 
+    /// Whether the same call may succeed when it is made again, with nothing changed: it was cut off, or failed
+    /// by something that passes by itself. Any other code is the driver's decision about the request, or about
+    /// what it found.
+    pub const fn is_transient(self) -> bool {
+        match self {
+            Self::Canceled | Self::Unknown | Self::DeadlineExceeded | Self::Aborted | Self::Unavailable => {
+                true
+            }
+            Self::InvalidArgument
+            | Self::NotFound
+            | Self::AlreadyExists
+            | Self::PermissionDenied
+            | Self::ResourceExhausted
+            | Self::FailedPrecondition
+            | Self::OutOfRange
+            | Self::Unimplemented
+            | Self::Internal
+            | Self::DataLoss
+            | Self::Unauthenticated
+            | Self::Uninitialized => false,
+        }
+    }
+
     /// Whether a create that failed with this code is over: the driver decided against it, so that the back
     /// end will not carry it out later. Any other code leaves that open.
     pub const fn ends_a_create(self) -> bool {
@@ -185,6 +208,16 @@ mod tests {
             assert_eq!(Code::try_from(code.number()), Ok(code));
             assert_eq!(code.name().parse(), Ok(code));
         }
+    }
+
+    #[test]
+    fn an_outage_passes_and_what_is_transient_ends_no_create() {
+        for code in Code::ALL {
+            assert!(code.is_transient() || !code.is_outage(), "{code}");
+            assert!(!(code.is_transient() && code.ends_a_create()), "{code}");
+        }
+        assert!(Code::Unknown.is_transient() && Code::Aborted.is_transient());
+        assert!(!Code::Internal.is_transient() && !Code::NotFound.is_transient());
     }
 
     #[test]

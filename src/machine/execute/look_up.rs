@@ -71,16 +71,8 @@ pub async fn look_up(
         Disposition::Create | Disposition::Vanished => Seen::Absent,
         Disposition::Fallback => Seen::CannotLook,
         Disposition::Initialize => Seen::Uninitialized(failure),
-        Disposition::Retry
-        | Disposition::AwaitCapacity
-        | Disposition::NeedsIntervention
-        | Disposition::AwaitDriver
-        | Disposition::Terminal
-        | Disposition::LookUp
-        | Disposition::Delete
-        | Disposition::VerifyDeleted
-        | Disposition::StillThere
-        | Disposition::Gone => Seen::Failed(failure),
+        // The table has no other answer to a look-up that says anything about the VM.
+        _ => Seen::Failed(failure),
     }
 }
 

@@ -77,9 +77,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     let code = last.code.as_deref().and_then(code_named);
     let cause = match code {
         Some(Code::ResourceExhausted) => Cause::Capacity,
-        Some(Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable) => {
-            Cause::Transient
-        }
+        Some(code) if code.is_transient() => Cause::Transient,
         Some(_) | None => Cause::Other,
     };
     let awaits_create = cause == Cause::Capacity && last.type_ == OperationType::Create;
