@@ -108,17 +108,6 @@ pub enum Delay {
     Long,
 }
 
-/// What a person has to know of an outcome: half sentences and sentences for the documentation.
-#[derive(Clone, Copy, Debug)]
-pub struct Explanation {
-    /// What it means, and what happens.
-    pub meaning: &'static str,
-    /// When the same is tried again.
-    pub wait: &'static str,
-    /// What the person has to do.
-    pub remedy: &'static str,
-}
-
 impl Stage {
     /// Every stage, in the order of a machine's life.
     pub const ALL: [Self; 15] = [
@@ -153,27 +142,6 @@ impl Stage {
             Self::Delete => Operation::DeleteMachine,
             Self::ListZones => Operation::ListZones,
             Self::DescribeClass => Operation::DescribeClass,
-        }
-    }
-
-    /// The call in words that tell it from that of another stage.
-    pub const fn description(self) -> &'static str {
-        match self {
-            Self::LookUp => "GetMachineStatus before the first create",
-            Self::LookUpAgain => "GetMachineStatus after a create",
-            Self::List => "ListMachines before the first create",
-            Self::ListAgain => "ListMachines after a create",
-            Self::Create => "CreateMachine",
-            Self::Initialize => "InitializeMachine",
-            Self::FinishInitialization => "InitializeMachine of a VM that is `Uninitialized`",
-            Self::Refresh => "GetMachineStatus of a provisioned VM",
-            Self::Update => "UpdateMachine",
-            Self::ShutDown => "ShutDownMachine",
-            Self::Delete => "DeleteMachine",
-            Self::ConfirmGone => "GetMachineStatus after a delete",
-            Self::ListAfterDelete => "ListMachines after a delete",
-            Self::ListZones => "ListZones",
-            Self::DescribeClass => "DescribeClass",
         }
     }
 }
@@ -212,102 +180,6 @@ impl Disposition {
             Self::AwaitCapacity | Self::NeedsIntervention | Self::Fallback | Self::VerifyDeleted => {
                 Delay::Long
             }
-        }
-    }
-
-    /// The name by which the documentation speaks of it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Retry => "Retry",
-            Self::Initialize => "Initialize",
-            Self::AwaitCapacity => "AwaitCapacity",
-            Self::NeedsIntervention => "NeedsIntervention",
-            Self::AwaitDriver => "AwaitDriver",
-            Self::Fallback => "Fallback",
-            Self::Terminal => "Terminal",
-            Self::Create => "Create",
-            Self::LookUp => "LookUp",
-            Self::Vanished => "Vanished",
-            Self::Delete => "Delete",
-            Self::VerifyDeleted => "VerifyDeleted",
-            Self::StillThere => "StillThere",
-            Self::Gone => "Gone",
-        }
-    }
-
-    /// What a person has to know of it.
-    pub const fn explanation(self) -> Explanation {
-        match self {
-            Self::Retry => Explanation {
-                meaning: "The driver or its back end could not do it this time.",
-                wait: "after 5 s, doubling up to 5 min, with jitter; not before the time that the driver asks for",
-                remedy: "Nothing. If it goes on, look at the driver.",
-            },
-            Self::Initialize => Explanation {
-                meaning: "The VM exists but is not initialized: InitializeMachine is called.",
-                wait: "at once; after a failed InitializeMachine as `Retry`",
-                remedy: "Nothing. If it goes on, do what the message says.",
-            },
-            Self::AwaitCapacity => Explanation {
-                meaning: "A quota or pool is used up. After CreateMachine and InitializeMachine no other machine of the same driver, class and credentials is created until one of them has found room; deletions go on.",
-                wait: "after 10 min, or as long as the driver asks; one machine soon when a VM of the same credentials is gone, an annotation changes or the provider starts; the others when one succeeds",
-                remedy: "Raise the quota and set any annotation on one machine, or wait until something is deleted.",
-            },
-            Self::NeedsIntervention => Explanation {
-                meaning: "A person has to act.",
-                wait: "after 10 min, or when spec or annotations change",
-                remedy: "Do what the message says, then set any annotation to have it tried at once.",
-            },
-            Self::AwaitDriver => Explanation {
-                meaning: "The driver does not offer a call that is needed here.",
-                wait: "when the driver has reconnected as another one, the provider starts again, or spec or annotations change",
-                remedy: "Use a driver, or a version of it, that offers the call.",
-            },
-            Self::Fallback => Explanation {
-                meaning: "The driver does not offer this optional call: the controller goes on without it.",
-                wait: "not needed",
-                remedy: "Nothing.",
-            },
-            Self::Terminal => Explanation {
-                meaning: "The request can't succeed as it is: `failureReason` and `failureMessage` are set.",
-                wait: "when the spec changes",
-                remedy: "Correct the spec, or make a new template and replace the machine.",
-            },
-            Self::Create => Explanation {
-                meaning: "There is no such VM: it is created.",
-                wait: "at once; after an earlier create once the driver's consistency window has passed",
-                remedy: "Nothing.",
-            },
-            Self::LookUp => Explanation {
-                meaning: "The VM is not where it was thought to be: it is looked up again.",
-                wait: "after 5 s, doubling up to 5 min, with jitter",
-                remedy: "Nothing.",
-            },
-            Self::Vanished => Explanation {
-                meaning: "The VM is gone: `Ready` turns `False`. The VM is not recreated for this Machine.",
-                wait: "`Ready` changes once the driver's consistency window has passed",
-                remedy: "Delete the Machine, unless a MachineHealthCheck does.",
-            },
-            Self::Delete => Explanation {
-                meaning: "The guest can't be asked to stop: its VM is deleted.",
-                wait: "at once",
-                remedy: "Nothing.",
-            },
-            Self::VerifyDeleted => Explanation {
-                meaning: "The driver refuses the spec of a deletion. Where its look-up says `NotFound`, nothing is left to be deleted; otherwise a person has to act.",
-                wait: "as `NeedsIntervention`",
-                remedy: "Do what the message says, or delete the VM at the back end.",
-            },
-            Self::StillThere => Explanation {
-                meaning: "The VM is still there: it is deleted again.",
-                wait: "after 5 s, later after a quarter of the time that the deletion has taken, up to 1 min",
-                remedy: "Nothing.",
-            },
-            Self::Gone => Explanation {
-                meaning: "There is no such VM: the deletion is done once the look-up confirms it and the driver's consistency window has passed.",
-                wait: "not needed",
-                remedy: "Nothing.",
-            },
         }
     }
 }

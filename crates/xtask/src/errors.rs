@@ -25,9 +25,9 @@ pub(crate) const WITHOUT_VM: &[Stage] = &[Stage::ListZones, Stage::DescribeClass
 /// What each class means.
 pub(crate) fn classes() -> String {
     let rows = Disposition::ALL.map(|class| {
-        let explained = class.explanation();
+        let explained = explanation(class);
         [
-            format!("`{}`", class.name()),
+            format!("`{class:?}`"),
             explained.meaning.to_owned(),
             explained.wait.to_owned(),
             explained.remedy.to_owned(),
@@ -41,15 +41,122 @@ pub(crate) fn classes() -> String {
 
 /// The class that each code has as an answer to each of these calls.
 pub(crate) fn matrix(calls: &[Stage]) -> String {
-    let titles = calls.iter().map(|call| call.description().to_owned());
+    let titles = calls.iter().map(|call| description(*call).to_owned());
     let rows = Code::ALL.map(|code| -> Vec<_> {
         let classes = calls
             .iter()
-            .map(|call| format!("`{}`", disposition(*call, code).name()));
+            .map(|call| format!("`{:?}`", disposition(*call, code)));
         std::iter::once(format!("`{code}`")).chain(classes).collect()
     });
     let titles: Vec<_> = std::iter::once("Code".to_owned()).chain(titles).collect();
     markdown(&titles, &rows)
+}
+
+/// What a person has to know of a class, in half sentences and sentences.
+struct Explanation {
+    /// What it means, and what happens.
+    meaning: &'static str,
+    /// When the same is tried again.
+    wait: &'static str,
+    /// What the person has to do.
+    remedy: &'static str,
+}
+
+/// What a person has to know of a class.
+const fn explanation(class: Disposition) -> Explanation {
+    match class {
+        Disposition::Retry => Explanation {
+            meaning: "The driver or its back end could not do it this time.",
+            wait: "after 5 s, doubling up to 5 min, with jitter; not before the time that the driver asks for",
+            remedy: "Nothing. If it goes on, look at the driver.",
+        },
+        Disposition::Initialize => Explanation {
+            meaning: "The VM exists but is not initialized: InitializeMachine is called.",
+            wait: "at once; after a failed InitializeMachine as `Retry`",
+            remedy: "Nothing. If it goes on, do what the message says.",
+        },
+        Disposition::AwaitCapacity => Explanation {
+            meaning: "A quota or pool is used up. After CreateMachine and InitializeMachine no other machine of the same driver, class and credentials is created until one of them has found room; deletions go on.",
+            wait: "after 10 min, or as long as the driver asks; one machine soon when a VM of the same credentials is gone, an annotation changes or the provider starts; the others when one succeeds",
+            remedy: "Raise the quota and set any annotation on one machine, or wait until something is deleted.",
+        },
+        Disposition::NeedsIntervention => Explanation {
+            meaning: "A person has to act.",
+            wait: "after 10 min, or when spec or annotations change",
+            remedy: "Do what the message says, then set any annotation to have it tried at once.",
+        },
+        Disposition::AwaitDriver => Explanation {
+            meaning: "The driver does not offer a call that is needed here.",
+            wait: "when the driver has reconnected as another one, the provider starts again, or spec or annotations change",
+            remedy: "Use a driver, or a version of it, that offers the call.",
+        },
+        Disposition::Fallback => Explanation {
+            meaning: "The driver does not offer this optional call: the controller goes on without it.",
+            wait: "not needed",
+            remedy: "Nothing.",
+        },
+        Disposition::Terminal => Explanation {
+            meaning: "The request can't succeed as it is: `failureReason` and `failureMessage` are set.",
+            wait: "when the spec changes",
+            remedy: "Correct the spec, or make a new template and replace the machine.",
+        },
+        Disposition::Create => Explanation {
+            meaning: "There is no such VM: it is created.",
+            wait: "at once; after an earlier create once the driver's consistency window has passed",
+            remedy: "Nothing.",
+        },
+        Disposition::LookUp => Explanation {
+            meaning: "The VM is not where it was thought to be: it is looked up again.",
+            wait: "after 5 s, doubling up to 5 min, with jitter",
+            remedy: "Nothing.",
+        },
+        Disposition::Vanished => Explanation {
+            meaning: "The VM is gone: `Ready` turns `False`. The VM is not recreated for this Machine.",
+            wait: "`Ready` changes once the driver's consistency window has passed",
+            remedy: "Delete the Machine, unless a MachineHealthCheck does.",
+        },
+        Disposition::Delete => Explanation {
+            meaning: "The guest can't be asked to stop: its VM is deleted.",
+            wait: "at once",
+            remedy: "Nothing.",
+        },
+        Disposition::VerifyDeleted => Explanation {
+            meaning: "The driver refuses the spec of a deletion. Where its look-up says `NotFound`, nothing is left to be deleted; otherwise a person has to act.",
+            wait: "as `NeedsIntervention`",
+            remedy: "Do what the message says, or delete the VM at the back end.",
+        },
+        Disposition::StillThere => Explanation {
+            meaning: "The VM is still there: it is deleted again.",
+            wait: "after 5 s, later after a quarter of the time that the deletion has taken, up to 1 min",
+            remedy: "Nothing.",
+        },
+        Disposition::Gone => Explanation {
+            meaning: "There is no such VM: the deletion is done once the look-up confirms it and the driver's consistency window has passed.",
+            wait: "not needed",
+            remedy: "Nothing.",
+        },
+    }
+}
+
+/// The call in words that tell it from that of another stage.
+const fn description(stage: Stage) -> &'static str {
+    match stage {
+        Stage::LookUp => "GetMachineStatus before the first create",
+        Stage::LookUpAgain => "GetMachineStatus after a create",
+        Stage::List => "ListMachines before the first create",
+        Stage::ListAgain => "ListMachines after a create",
+        Stage::Create => "CreateMachine",
+        Stage::Initialize => "InitializeMachine",
+        Stage::FinishInitialization => "InitializeMachine of a VM that is `Uninitialized`",
+        Stage::Refresh => "GetMachineStatus of a provisioned VM",
+        Stage::Update => "UpdateMachine",
+        Stage::ShutDown => "ShutDownMachine",
+        Stage::Delete => "DeleteMachine",
+        Stage::ConfirmGone => "GetMachineStatus after a delete",
+        Stage::ListAfterDelete => "ListMachines after a delete",
+        Stage::ListZones => "ListZones",
+        Stage::DescribeClass => "DescribeClass",
+    }
 }
 
 #[cfg(test)]
@@ -70,7 +177,7 @@ mod tests {
             let found = tables
                 .iter()
                 .filter_map(|table| table.lines().next())
-                .filter(|titles| titles.contains(&format!("| {} |", call.description())))
+                .filter(|titles| titles.contains(&format!("| {} |", description(call))))
                 .count();
             assert_eq!(found, 1, "{call:?}");
         }
