@@ -532,7 +532,7 @@ mod tests {
         }
     }
 
-    /// A refusal is an answer, as it is of a machine's call; what is wrong is told all the same.
+    /// A refusal is an answer, as it is of a machine's call; what is wrong is reported all the same.
     #[test]
     fn a_driver_is_unreachable_when_it_does_not_answer_and_not_when_it_refuses() {
         let infra = zoned();

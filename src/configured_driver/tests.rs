@@ -1,4 +1,4 @@
-//! The guard around a driver that does as it is told.
+//! The guard around a driver that follows a script.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! The manager as a whole, around controllers that do as they are told.
+//! The manager as a whole, around controllers that follow a script.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -22,12 +22,12 @@ async fn mutant(flaw: Flaw, only: &[&str]) -> Report {
 /// The simulated driver, with another provider spec.
 async fn configured(change: &serde_json::Value, only: &[&str]) -> Report {
     let change = change.as_object().unwrap().clone();
-    told(MigrateRenames, |config| config.provider_spec.extend(change), only).await
+    run_with(MigrateRenames, |config| config.provider_spec.extend(change), only).await
 }
 
 /// A mutant of which something else is said than of the simulated driver. Without hooks: no fault can
 /// be caused in its back end.
-async fn told(flaw: Flaw, say: impl FnOnce(&mut Config), only: &[&str]) -> Report {
+async fn run_with(flaw: Flaw, say: impl FnOnce(&mut Config), only: &[&str]) -> Report {
     let simulated = Simulated::new().unwrap();
     let mut config = simulated.config.clone();
     config.shut_down_seconds = 1.0;
@@ -143,7 +143,7 @@ async fn whether_a_guest_stops_is_not_known_without_a_power_state() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whether_an_update_changes_anything_is_not_known_without_the_hook() {
-    let report = told(UpdateDoesNothing, |_| {}, &["UPD-03"]).await;
+    let report = run_with(UpdateDoesNothing, |_| {}, &["UPD-03"]).await;
     let Verdict::Skipped { reason } = &report.rule("UPD-03").unwrap().verdict else {
         panic!("{:?}", report.rule("UPD-03"));
     };
@@ -154,7 +154,7 @@ async fn whether_an_update_changes_anything_is_not_known_without_the_hook() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_refuses_an_empty_list_of_volumes_keeps_the_rules() {
     let cases = ["volumes-offered", "volumes-none", "volumes-cancelled"];
-    let report = told(
+    let report = run_with(
         VolumesRefuseNone,
         |config| config.persistent_volumes.own.clear(),
         &cases,
@@ -171,8 +171,8 @@ async fn a_driver_that_refuses_an_empty_list_of_volumes_keeps_the_rules() {
 async fn what_is_public_among_the_credentials_may_come_back() {
     let public = |config: &mut Config| config.public_secret_keys.extend(["token".to_owned()]);
     for (leaks, report) in [
-        (true, told(SecretInAddress, |_| {}, &["CMI-165"]).await),
-        (false, told(SecretInAddress, public, &["CMI-165"]).await),
+        (true, run_with(SecretInAddress, |_| {}, &["CMI-165"]).await),
+        (false, run_with(SecretInAddress, public, &["CMI-165"]).await),
     ] {
         assert_eq!(report.rule("CMI-165").unwrap().verdict.is_failure(), leaks);
     }

@@ -265,7 +265,7 @@ async fn providers_of_two_versions_keep_the_newer_ones_policies_in_force_and_nei
     let said = spec["validations"][0]["message"].as_str().unwrap_or_default();
     ensure!(!said.contains("older"), "{spec}");
 
-    // What nobody but a newer version may change is a gap to both, if others change it.
+    // What only a newer version may change is a gap to both, if others change it.
     let narrowed = json!({"spec": {"matchConditions": [{"name": "none", "expression": "false"}]}});
     of(&admin, POLICY)
         .patch(

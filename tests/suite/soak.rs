@@ -83,7 +83,7 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
         "bootSeconds": 0.5, "bootJitterSeconds": 1, "deleteSeconds": 1, "deleteWaitSeconds": 3,
         "hideNewSeconds": 0.5, "consistencyWindowSeconds": 1,
         // In every life of the plugin, whatever else goes wrong: some answers of creates are lost, and some
-        // creates are carried out when nobody waits for them any more.
+        // creates are carried out when no call waits for them any more.
         "faults": [
             {"operation": "CreateMachine", "after": 1, "count": 1, "hang": "after"},
             {"operation": "CreateMachine", "after": 2, "count": 2, "loseResponse": "Unavailable"},

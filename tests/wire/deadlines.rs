@@ -83,7 +83,7 @@ async fn a_deadline_drops_the_call_and_is_answered_as_such() -> Result<()> {
     served.stop().await
 }
 
-/// CMI-182: what does not end in time is dropped, and its client told.
+/// CMI-182: what does not end in time is dropped, and its client notified.
 #[tokio::test]
 async fn a_stop_waits_for_calls_only_so_long() -> Result<()> {
     let (driver, mut events) = hanging();

@@ -1,4 +1,4 @@
-//! What the suite has to be told of a driver.
+//! What the suite has to know of a driver.
 
 mod setting;
 
@@ -19,7 +19,7 @@ use cmi_driver::{JsonPointer, MachineClassKind, Secrets};
 /// Secret values by key.
 pub type SecretMap = BTreeMap<String, SecretString>;
 
-/// What the suite has to be told of a driver. Only `providerSpec` is required: each further field lets more
+/// What the suite has to know of a driver. Only `providerSpec` is required: each further field lets more
 /// cases run. A *change* is a JSON merge patch on `providerSpec`; `null` removes a field.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
