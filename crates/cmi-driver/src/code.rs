@@ -84,9 +84,9 @@ impl Code {
         matches!(self, Self::Unavailable | Self::DeadlineExceeded)
     }
 
-    /// Whether the same call may succeed when it is made again, with nothing changed: it was cut off, or failed
-    /// by something that passes by itself. Any other code is the driver's decision about the request, or about
-    /// what it found.
+    /// Whether the same call may succeed when it is made again, with nothing changed: it was cut off, or
+    /// failed by something that passes by itself. Any other code is the driver's decision about the request,
+    /// or about what it found.
     pub const fn is_transient(self) -> bool {
         match self {
             Self::Canceled | Self::Unknown | Self::DeadlineExceeded | Self::Aborted | Self::Unavailable => {
