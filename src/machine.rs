@@ -89,12 +89,12 @@ async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Actio
 async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> (Gathered, Plan) {
     let gathered = gather(ctx, machine).await;
     let plan = plan(machine, &gathered.observed());
-    let plan = guarded(ctx, machine, &gathered, plan).await;
+    let plan = trusted(ctx, machine, &gathered, plan).await;
     (gathered, plan)
 }
 
 /// The plan, or a wait in its place where it trusts an identity that may be forged.
-async fn guarded(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, plan: Plan) -> Plan {
+async fn trusted(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, plan: Plan) -> Plan {
     let enforcement = match plan.trust() {
         Trust::Nothing => return plan,
         Trust::LastCheck => ctx.guard.last(),
