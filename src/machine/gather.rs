@@ -20,7 +20,7 @@ use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::configured_driver::{CachedCapabilities, ConfiguredDriver, StableReachability};
 use crate::identity;
 use crate::leadership::is_not_leader;
-use cmi_driver::{Capabilities, Code, Operation, ProviderSpec};
+use cmi_driver::{Capabilities, Operation, ProviderSpec};
 
 #[cfg(test)]
 mod tests;
@@ -40,20 +40,8 @@ pub struct Gathered {
     instant: Instant,
 }
 
-/// The configured driver of a machine.
-enum Resolved {
-    Known(Arc<ConfiguredDriver>, Arc<Capabilities>, Freshness),
-    CapabilitiesUnknown(Arc<ConfiguredDriver>, Code, String),
-    Busy(Arc<ConfiguredDriver>),
-    NotConfigured(String),
-}
-
-/// Whether what a driver said of itself holds.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Freshness {
-    Current,
-    Stale,
-}
+/// The configured driver of a machine and what it says of itself, or why there is none.
+type Resolved = Result<(Arc<ConfiguredDriver>, CachedCapabilities), String>;
 
 /// Reads the caches.
 pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
@@ -62,7 +50,8 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let cluster = cluster_of(ctx, machine, owner.as_deref());
     let cluster_id = cluster.as_deref().and_then(|cluster| ctx.cluster_ids.of(cluster));
     let driver = resolve(ctx, machine).await;
-    let violation = violation(machine, driver.configured_driver());
+    let found = driver.as_ref().ok().map(|(driver, _)| &**driver);
+    let violation = violation(machine, found);
     let (now, instant) = (Timestamp::now(), Instant::now());
     let inputs = inputs(machine, owner.as_deref());
     let uid = machine.metadata.uid.as_deref().unwrap_or_default();
@@ -75,9 +64,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
         owner,
         cluster,
         cluster_id,
-        connection_generation: driver
-            .configured_driver()
-            .map_or(0, ConfiguredDriver::connection_generation),
+        connection_generation: found.map_or(0, ConfiguredDriver::connection_generation),
         driver,
         violation,
         state,
@@ -97,25 +84,7 @@ impl Gathered {
             },
             cluster: self.cluster.as_deref(),
             cluster_id: self.cluster_id.clone(),
-            driver: match &self.driver {
-                Resolved::Known(driver, capabilities, freshness) => Driver::Known(DriverState {
-                    name: driver.name(),
-                    capabilities,
-                    current: *freshness == Freshness::Current,
-                    create_timeout: driver.create_timeout(),
-                    create_settle_time: driver.create_settle_time(capabilities),
-                    reachable: match *driver.stable_reachability().borrow() {
-                        StableReachability::Unsettled => None,
-                        StableReachability::Reachable => Some(true),
-                        StableReachability::Unreachable(_) => Some(false),
-                    },
-                }),
-                Resolved::CapabilitiesUnknown(_, code, message) => {
-                    Driver::CapabilitiesUnknown(*code, message.clone())
-                }
-                Resolved::Busy(_) => Driver::Busy,
-                Resolved::NotConfigured(message) => Driver::NotConfigured(message.clone()),
-            },
+            driver: observed_driver(&self.driver),
             violation: self.violation.clone(),
             state: &self.state,
             inputs: self.inputs,
@@ -144,7 +113,7 @@ impl Gathered {
 
     /// The configured driver, when there is one.
     pub fn configured_driver(&self) -> Option<&ConfiguredDriver> {
-        self.driver.configured_driver()
+        self.driver.as_ref().ok().map(|(driver, _)| &**driver)
     }
 
     /// How often the same has failed in a row, this time included.
@@ -195,8 +164,10 @@ impl Gathered {
     /// Whether the driver can be asked about one VM.
     pub fn can_ask(&self) -> bool {
         match &self.driver {
-            Resolved::Known(_, capabilities, _) => capabilities.offers(Operation::GetMachineStatus),
-            Resolved::CapabilitiesUnknown(..) | Resolved::Busy(_) | Resolved::NotConfigured(_) => false,
+            Ok((_, CachedCapabilities::Current(capabilities) | CachedCapabilities::Stale(capabilities))) => {
+                capabilities.offers(Operation::GetMachineStatus)
+            }
+            Ok((_, CachedCapabilities::Unknown(_) | CachedCapabilities::Pending)) | Err(_) => false,
         }
     }
 }
@@ -229,14 +200,35 @@ fn cluster_of(ctx: &Context, machine: &InfraMachine, owner: Option<&Machine>) ->
     }
 }
 
-impl Resolved {
-    fn configured_driver(&self) -> Option<&ConfiguredDriver> {
-        match self {
-            Self::Known(driver, ..) | Self::CapabilitiesUnknown(driver, ..) | Self::Busy(driver) => {
-                Some(driver)
-            }
-            Self::NotConfigured(_) => None,
+/// The driver as a plan sees it.
+fn observed_driver<'a>(resolved: &'a Resolved) -> Driver<'a> {
+    let (driver, cached) = match resolved {
+        Ok(resolved) => resolved,
+        Err(message) => return Driver::NotConfigured(message.clone()),
+    };
+    let known = |capabilities: &'a Capabilities, current: bool| {
+        Driver::Known(DriverState {
+            name: driver.name(),
+            capabilities,
+            current,
+            create_timeout: driver.create_timeout(),
+            create_settle_time: driver.create_settle_time(capabilities),
+            reachable: match *driver.stable_reachability().borrow() {
+                StableReachability::Unsettled => None,
+                StableReachability::Reachable => Some(true),
+                StableReachability::Unreachable(_) => Some(false),
+            },
+        })
+    };
+    match cached {
+        CachedCapabilities::Current(capabilities) => known(capabilities, true),
+        CachedCapabilities::Stale(capabilities) => known(capabilities, false),
+        // The driver was not asked.
+        CachedCapabilities::Unknown(status) if is_not_leader(status) => Driver::Busy,
+        CachedCapabilities::Unknown(status) => {
+            Driver::CapabilitiesUnknown(status.code(), status.message().to_owned())
         }
+        CachedCapabilities::Pending => Driver::Busy,
     }
 }
 
@@ -269,20 +261,10 @@ async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
     };
     let driver = match resolved {
         Ok(driver) => driver,
-        Err(error) => return Resolved::NotConfigured(error.to_string()),
+        Err(error) => return Err(error.to_string()),
     };
-    match ctx.capabilities(machine, &driver).await {
-        CachedCapabilities::Current(capabilities) => {
-            Resolved::Known(driver, capabilities, Freshness::Current)
-        }
-        CachedCapabilities::Stale(capabilities) => Resolved::Known(driver, capabilities, Freshness::Stale),
-        // The driver was not asked.
-        CachedCapabilities::Unknown(status) if is_not_leader(&status) => Resolved::Busy(driver),
-        CachedCapabilities::Unknown(status) => {
-            Resolved::CapabilitiesUnknown(driver, status.code(), status.message().to_owned())
-        }
-        CachedCapabilities::Pending => Resolved::Busy(driver),
-    }
+    let cached = ctx.capabilities(machine, &driver).await;
+    Ok((driver, cached))
 }
 
 /// What neither the API server nor the tags can refuse: limits on the whole, and the driver's own schema.

@@ -58,7 +58,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
         owner: None,
         cluster: None,
         cluster_id: None,
-        driver: Resolved::NotConfigured("none".to_owned()),
+        driver: Err("none".to_owned()),
         violation: None,
         state: RuntimeState {
             retry: Some(Retry {
