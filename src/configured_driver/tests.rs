@@ -399,7 +399,6 @@ async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
         .unwrap();
 }
 
-/// OPS-11
 /// OPS-11: also those of the provider's side, and also where the call carries none.
 #[tokio::test]
 async fn the_providers_own_credentials_are_in_no_message() {

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_object_that_nobody_asked_to_delete_or_let_go_was_let_go_in_spite_of_its_finalizer() {
+    fn only_an_object_whose_deletion_was_not_asked_for_was_let_go_in_spite_of_its_finalizer() {
         assert!(was_deleted_despite_finalizer(&made().build()));
         for other in [
             made().deleted_at(at(0)),
