@@ -169,7 +169,7 @@ fn row(driver: &str, found: &Found, all: bool) -> Option<Row> {
 /// Columns as kubectl has them.
 fn table(rows: &[Row], now: Timestamp) -> String {
     let titles = [
-        "VERDICT",
+        "FINDING",
         "DRIVER",
         "NAMESPACE",
         "CLUSTER",
@@ -292,7 +292,7 @@ mod tests {
         let text = table(&rows(&looks(), false), now);
         assert_eq!(
             text,
-            "VERDICT     DRIVER   NAMESPACE   CLUSTER   NAME   AGE   PROVIDER ID   IDENTITY   WHY\n\
+            "FINDING     DRIVER   NAMESPACE   CLUSTER   NAME   AGE   PROVIDER ID   IDENTITY   WHY\n\
              duplicate   pool     ns          c         a      2h    sim://a       m          InfraMachine ns/a has another VM\n\
              orphan      pool     ns          c         left   2h    sim://left    m          the driver does not tell the VM's tag capcmi.io/machine\n"
         );

@@ -188,7 +188,7 @@ async fn a_vm_whose_machine_got_away_is_reported_and_left_alone() -> Result<()> 
         anyhow::bail!("{listed:#}")
     };
     for (field, value) in [
-        ("verdict", "orphan"),
+        ("finding", "orphan"),
         ("driver", "simulated"),
         ("namespace", &leak.world.namespace),
         ("cluster", "c"),
