@@ -11,8 +11,9 @@ use tonic::{Request, Response};
 
 use super::call_error::{self, CallError};
 use super::config::Timeouts;
-use super::exchange::Exchange;
+use super::exchange::{CallEnd, Exchange};
 use super::target::Stream;
+use super::too_late;
 use cmi_driver::Operation;
 
 /// The most bytes of the headers of an answer: trailing metadata holds up to 4 KiB of state and 6 KiB of
@@ -20,6 +21,10 @@ use cmi_driver::Operation;
 const MAX_HEADER_BYTES: u32 = 64 * 1024;
 /// A list of many machines comes in large pieces.
 const STREAM_WINDOW: u32 = 1024 * 1024;
+/// A plugin has the client's deadline, too, and some gRPC libraries reset the stream when it passes. By so
+/// much their clock may be ahead: a call that breaks then was too late, and says nothing about the
+/// connection.
+const RESET_EARLY: Duration = Duration::from_millis(100);
 
 /// A connection to a plugin. It ends with its last call after the last handle is gone.
 #[derive(Debug)]
@@ -88,9 +93,14 @@ impl Connection {
         F: Future<Output = Result<Response<A>, tonic::Status>> + Send,
     {
         let (exchange, observer) = Exchange::on(self.sender.clone(), self.origin.clone());
+        let given = left(deadline);
         let mut request = Request::new(message);
-        request.set_timeout(left(deadline));
-        call_error::answer(operation, &observer, run(exchange, request).await)
+        request.set_timeout(given);
+        let answer = call_error::answer(operation, &observer, run(exchange, request).await);
+        if observer.ending() == Some(CallEnd::Broken) && left(deadline) < RESET_EARLY {
+            return Err(CallError::NoAnswer(too_late(operation, given)));
+        }
+        answer
     }
 }
 

@@ -124,6 +124,23 @@ async fn an_answer_that_does_not_end_is_deadline_exceeded() {
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
 }
 
+/// grpc-go resets a stream when its deadline passes, and may be faster than the client's own clock.
+#[tokio::test]
+async fn a_stream_that_the_plugin_resets_at_its_deadline_is_deadline_exceeded_and_no_lost_connection() {
+    let plugin = Plugin::start();
+    let driver = hasty_driver(&plugin);
+    // The look-up gets nine tenths of the time.
+    for (reset_after, code) in [
+        (SHORT.mul_f64(0.85), Code::DeadlineExceeded),
+        (Duration::ZERO, Code::Unavailable),
+    ] {
+        let reply = Reply::raw(vec![]).ending(CallEnd::ResetAfter(reset_after));
+        plugin.answers("GetMachineStatus", reply);
+        let status = driver.get_machine_status(look_up()).await.unwrap_err();
+        assert_eq!(status.code(), code, "{status}");
+    }
+}
+
 /// CLI-CR-01
 #[tokio::test]
 async fn a_call_whose_caller_no_longer_waits_is_cancelled_at_the_plugin() {

@@ -55,6 +55,8 @@ pub enum CallEnd {
     Nothing,
     /// The stream is reset.
     Reset,
+    /// The stream is reset after this long.
+    ResetAfter(std::time::Duration),
     /// It does not end.
     Never,
     /// It does not begin before [`Plugin::release`], and then is OK.
@@ -147,6 +149,11 @@ impl Reply {
             CallEnd::Trailers(all) => stream::iter([Ok(Frame::trailers(headers(&all)))]).boxed(),
             CallEnd::Nothing => stream::empty().boxed(),
             CallEnd::Reset => stream::iter([Err(TransportError)]).boxed(),
+            CallEnd::ResetAfter(time) => stream::once(async move {
+                tokio::time::sleep(time).await;
+                Err(TransportError)
+            })
+            .boxed(),
             CallEnd::Never => stream::pending().boxed(),
         };
         response
