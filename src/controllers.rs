@@ -392,7 +392,7 @@ fn reference(machine: &InfraMachine) -> ObjectRef<DeserializeGuard<InfraMachine>
 }
 
 /// A controller of what the trigger sends. Its own stream of objects never yields: the watches fill the
-/// caches and pull the trigger, see [`watch`].
+/// caches and pull the trigger, see [`watch()`].
 fn triggered<K>(
     store: Store<K>,
     trigger: &Trigger<K>,

@@ -1,7 +1,7 @@
 //! InfraMachine: gather → plan → execute → publish.
 //!
-//! It knows Kubernetes and the driver's trait, no concrete driver. [`plan`] holds every rule of the contract
-//! and is pure; [`object::Object`] is the only place that writes.
+//! It knows Kubernetes and the driver's trait, no concrete driver. [`mod@plan`] holds every rule of the
+//! contract and is pure; [`object::Object`] is the only place that writes.
 
 mod cause;
 mod context;

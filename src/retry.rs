@@ -184,7 +184,8 @@ impl Disposition {
     }
 }
 
-/// What the controller does when a call failed with a code (CTL-02, CTL-04, and the rows CTL-<call>-<code>).
+/// What the controller does when a call failed with a code (CTL-02, CTL-04, and the rows
+/// `CTL-<call>-<code>`).
 pub const fn disposition(stage: Stage, code: Code) -> Disposition {
     match code {
         Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => {

@@ -1,7 +1,7 @@
 //! The kinds of drivers there are, and how each is built.
 //!
 //! A new kind is a variant here with its arm in [`DriverKind::build`], and a key of
-//! [`super::drivers_file::DriverEntry`] with its line in `into_kind`.
+//! [`super::drivers_file`] with its line in `into_kind`.
 
 use std::sync::Arc;
 

@@ -113,7 +113,7 @@ pub const LEADER_ELECTION: &[Rule] = &[Rule {
 }];
 
 /// The provider, for the admission policies of this installation and no others:
-/// [`super::policies`] says which.
+/// [`mod@super::policies`] says which.
 pub const ADMISSION: &[Rule] = &[Rule {
     group: "admissionregistration.k8s.io",
     resources: &["validatingadmissionpolicies", "validatingadmissionpolicybindings"],

@@ -48,7 +48,7 @@ pub fn retry_wait(seen: &Observed<'_>) -> Option<Wait> {
 ///
 /// # Guarantees
 /// It is never shorter than the wait that the process before meant: a failure that repeats is not written
-/// each time (see [`crate::machine::publish::status`]), so once the next try that is shown was due, there
+/// each time (see [`crate::machine::status`]), so once the next try that is shown was due, there
 /// may have been more attempts than the status shows, as many as there was time for. Until then what is
 /// shown is all that there was.
 pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs: u64) -> Option<Retry> {
