@@ -24,6 +24,14 @@ struct File {
     services: Vec<Service>,
     #[prost(message, repeated, tag = "7")]
     extensions: Vec<Field>,
+    #[prost(message, optional, tag = "8")]
+    options: Option<FileOptions>,
+}
+
+#[derive(Message)]
+struct FileOptions {
+    #[prost(string, tag = "11")]
+    go_package: String,
 }
 
 #[derive(Message)]
@@ -66,7 +74,7 @@ struct Field {
 
 #[derive(Message)]
 struct FieldOptions {
-    #[prost(bool, tag = "1059")]
+    #[prost(bool, tag = "71059")]
     cmi_secret: bool,
 }
 
@@ -204,7 +212,7 @@ fn the_published_interface_has_its_published_names_and_numbers() {
     assert_is(
         "cmi.v1",
         &[
-            "extend .google.protobuf.FieldOptions: bool cmi_secret 1059",
+            "extend .google.protobuf.FieldOptions: bool cmi_secret 71059",
             "/cmi.v1.Identity/GetPluginInfo .cmi.v1.GetPluginInfoRequest .cmi.v1.GetPluginInfoResponse",
             "/cmi.v1.Identity/GetPluginCapabilities .cmi.v1.GetPluginCapabilitiesRequest \
              .cmi.v1.GetPluginCapabilitiesResponse",
@@ -300,6 +308,30 @@ fn the_extension_keeps_its_names_and_numbers() {
             "DescribeClassResponse: map<string string> capacity 1, string architecture 2, string operating_system 3",
         ],
     );
+}
+
+/// protoc-gen-go takes no import path without a dot or a slash, and Go ends a program in which two files extend
+/// the same message by the same number: those of CSI have 1059 and 1060. From 50000 to 99999, the numbers are anyone's.
+#[test]
+fn the_files_can_be_used_in_go_also_beside_those_of_csi() {
+    let all = Files::decode(DESCRIPTORS).unwrap();
+    let ours: Vec<_> = all
+        .files
+        .iter()
+        .filter(|file| !file.package.starts_with("google."))
+        .collect();
+    assert_eq!(ours.len(), 2);
+    for file in ours {
+        let package = &file.options.as_ref().unwrap().go_package;
+        assert!(
+            package.contains('/') && package.contains(';'),
+            "{}: `{package}`",
+            file.package
+        );
+        for extension in &file.extensions {
+            assert!((50_000..=99_999).contains(&extension.number), "{extension:?}");
+        }
+    }
 }
 
 /// CMI-18: a plugin author reads beside the field what leaving it out means.
