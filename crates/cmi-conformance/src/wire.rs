@@ -1,5 +1,9 @@
 //! Bare gRPC: what a client would hide from a case.
 
+#[cfg(test)]
+mod tests;
+
+use std::error::Error;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -9,6 +13,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2::SendRequest;
 use prost::Message;
 use prost::bytes::{BufMut as _, Bytes, BytesMut};
+use tokio::time::Instant;
 use tonic::body::Body;
 
 use super::answer::{CaseError, CaseResult};
@@ -20,7 +25,8 @@ const PREFIX: usize = 5;
 #[async_trait]
 pub trait Wire: Send + Sync + 'static {
     /// Makes a unary call: the path, the message without its prefix, and the deadline that is sent to the
-    /// plugin. Only the plugin keeps it.
+    /// plugin. Only the plugin keeps it: with a status, or with a reset of the stream, which stands for
+    /// `DEADLINE_EXCEEDED` then.
     async fn call(
         &self,
         path: &str,
@@ -78,21 +84,54 @@ impl Wire for ConnectionWire {
             request = request.header("grpc-timeout", format!("{}m", deadline.as_millis()));
         }
         let body = Full::new(framed.freeze()).map_err(|never| match never {});
-        let answer = connection.send_request(request.body(Body::new(body))?).await?;
-        let (head, body) = answer.into_parts();
-        let collected = body.collect().await?;
-        // An error may come without a body: then the trailers are among the headers.
-        let trailers = collected.trailers().cloned().unwrap_or_default();
-        let find = |name: &str| text(&trailers, name).or_else(|| text(&head.headers, name));
-        let (code, message) = (find("grpc-status"), find("grpc-message").unwrap_or_default());
-        let has_details = find("grpc-status-details-bin").is_some();
-        let body = collected.to_bytes();
-        Ok(RawResponse {
-            code,
-            message,
-            has_details,
-            body: body.slice(PREFIX.min(body.len())..),
-        })
+        let request = request.body(Body::new(body))?;
+        let sent = Instant::now();
+        let answer = exchange(&mut connection, request).await;
+        let was_late = deadline.is_some_and(|deadline| sent.elapsed() >= deadline);
+        match answer {
+            Err(error) if was_late && is_reset(&error) => Ok(RawResponse::too_late()),
+            answer => Ok(answer?),
+        }
+    }
+}
+
+async fn exchange(
+    connection: &mut SendRequest<Body>,
+    request: Request<Body>,
+) -> Result<RawResponse, hyper::Error> {
+    let (head, body) = connection.send_request(request).await?.into_parts();
+    let collected = body.collect().await?;
+    // An error may come without a body: then the trailers are among the headers.
+    let trailers = collected.trailers().cloned().unwrap_or_default();
+    let find = |name: &str| text(&trailers, name).or_else(|| text(&head.headers, name));
+    let (code, message) = (find("grpc-status"), find("grpc-message").unwrap_or_default());
+    let has_details = find("grpc-status-details-bin").is_some();
+    let body = collected.to_bytes();
+    Ok(RawResponse {
+        code,
+        message,
+        has_details,
+        body: body.slice(PREFIX.min(body.len())..),
+    })
+}
+
+/// Whether the plugin ended this stream alone. The end of a connection is none of a call.
+fn is_reset(error: &hyper::Error) -> bool {
+    error
+        .source()
+        .and_then(|source| source.downcast_ref::<h2::Error>())
+        .is_some_and(|error| error.is_reset() && error.is_remote())
+}
+
+impl RawResponse {
+    /// What a client of gRPC makes of a stream that is reset when its deadline has passed. grpc-go and grpc-java
+    /// leave the status to the client then, and send a reset in its place.
+    fn too_late() -> Self {
+        Self {
+            code: Some((tonic::Code::DeadlineExceeded as i32).to_string()),
+            message: "the plugin reset the stream at its deadline".to_owned(),
+            ..Self::default()
+        }
     }
 }
 

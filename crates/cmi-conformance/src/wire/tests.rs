@@ -1,0 +1,82 @@
+use futures::FutureExt as _;
+use futures::stream;
+use http::Response;
+use http_body::Frame;
+use http_body_util::StreamBody;
+use hyper::server::conn::http2 as server;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+
+use super::*;
+
+/// What a plugin does to a stream some time after its request.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// It resets the stream as grpc-go does.
+    Reset,
+    /// It closes the connection.
+    Close,
+}
+
+/// A plugin that answers nothing else.
+fn plugin(after: Duration, end: End) -> ConnectionWire {
+    ConnectionWire::new(Box::new(move || {
+        async move {
+            let (ours, theirs) = tokio::io::duplex(1 << 16);
+            let closed = tokio_util::sync::CancellationToken::new();
+            let close = closed.clone();
+            let service = service_fn(move |_| {
+                let close = close.clone();
+                let ending = stream::once(async move {
+                    tokio::time::sleep(after).await;
+                    match end {
+                        End::Reset => Err::<Frame<Bytes>, _>(h2::Error::from(h2::Reason::CANCEL)),
+                        End::Close => {
+                            close.cancel();
+                            std::future::pending().await
+                        }
+                    }
+                });
+                let answer = Response::builder().header("content-type", "application/grpc");
+                async move { answer.body(StreamBody::new(Box::pin(ending))) }
+            });
+            tokio::spawn(async move {
+                let serving = server::Builder::new(TokioExecutor::new())
+                    .serve_connection(TokioIo::new(theirs), service);
+                closed.run_until_cancelled(serving).await
+            });
+            let (sender, connection) =
+                hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(ours)).await?;
+            tokio::spawn(connection);
+            Ok((sender, Uri::from_static("http://localhost")))
+        }
+        .boxed()
+    }))
+}
+
+const DEADLINE: Duration = Duration::from_millis(200);
+
+async fn ended(after: Duration, end: End, deadline: Option<Duration>) -> anyhow::Result<RawResponse> {
+    plugin(after, end)
+        .call("/cmi.v1.Machine/CreateMachine", b"", deadline)
+        .await
+}
+
+/// PLG-CR-04: grpc-go has no trailers for a call whose deadline has passed.
+#[tokio::test]
+async fn a_stream_that_is_reset_at_its_deadline_is_deadline_exceeded() {
+    let answer = ended(DEADLINE, End::Reset, Some(DEADLINE)).await.unwrap();
+    assert_eq!(answer.code.as_deref(), Some("4"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_stream_that_is_reset_before_its_deadline_and_a_connection_that_ends_are_no_status() {
+    for (after, end, deadline) in [
+        (Duration::ZERO, End::Reset, Some(Duration::from_mins(1))),
+        (Duration::ZERO, End::Reset, None),
+        (DEADLINE, End::Close, Some(DEADLINE)),
+    ] {
+        let error = ended(after, end, deadline).await.unwrap_err();
+        assert!(error.is::<hyper::Error>(), "{end:?}: {error:#}");
+    }
+}
