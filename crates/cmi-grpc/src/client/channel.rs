@@ -39,6 +39,10 @@ struct ConnectBackoff {
     last: Option<(Instant, String)>,
 }
 
+/// What a server says that wants to know its clients, and what leads further.
+const NO_CERTIFICATE: &str = "the server asks for the client's certificate, and there is none: give it with \
+    --cert-file and --key-file, or `tls.certFile` and `tls.keyFile` in the drivers file";
+
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 enum OpenError {
@@ -53,6 +57,18 @@ enum OpenError {
     /// It failed, and what came from there says why.
     #[error("{0}")]
     Found(String),
+}
+
+impl OpenError {
+    /// Whether the server may have ended the connection. In TLS 1.3 a client only learns that it was refused
+    /// after its own part of the handshake.
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::Dial(error) => error.is_refusal(),
+            Self::Http2(_) | Self::Handshake(_) => true,
+            Self::TimedOut(_) | Self::Found(_) => false,
+        }
+    }
 }
 
 impl Channel {
@@ -177,6 +193,9 @@ impl Channel {
     fn found(&self, first: &FirstBytes, error: OpenError) -> OpenError {
         match (first.found(self.target.is_secure()), error) {
             (Some(found), _) => OpenError::Found(found),
+            (None, error) if first.misses_certificate() && error.is_refusal() => {
+                OpenError::Found(format!("{NO_CERTIFICATE}: {}", super::in_words(&error)))
+            }
             (None, OpenError::Http2(_) | OpenError::Handshake(_)) if first.is_none() => {
                 OpenError::Found(format!(
                     "the server closed the connection without a word: {}",

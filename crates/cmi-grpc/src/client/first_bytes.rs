@@ -2,6 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
@@ -13,15 +14,27 @@ const KEPT: usize = 48;
 const FRAME_HEAD: usize = 9;
 const SETTINGS: u8 = 4;
 
-/// The first bytes that came over a connection, as they were on the network. Clones are the same.
+/// The first bytes that came over a connection, as they were on the network, and what TLS hides of them. Clones
+/// are the same.
 #[derive(Clone, Debug, Default)]
-pub(super) struct FirstBytes(Arc<Mutex<Vec<u8>>>);
+pub(super) struct FirstBytes(Arc<Seen>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    bytes: Mutex<Vec<u8>>,
+    missed_certificate: AtomicBool,
+}
 
 impl FirstBytes {
     /// What was found, and what to check; nothing where the bytes are those of the protocol that was
     /// expected, or where there are none.
     pub(super) fn found(&self, expects_tls: bool) -> Option<String> {
-        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let bytes = self
+            .0
+            .bytes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let bytes = bytes.as_slice();
         if bytes.is_empty() {
             return None;
@@ -52,11 +65,26 @@ impl FirstBytes {
 
     /// Whether nothing came.
     pub(super) fn is_none(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.0
+            .bytes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty()
+    }
+
+    /// The server asks for a certificate of the client, and there is none to show.
+    pub(super) fn miss_certificate(&self) {
+        self.0.missed_certificate.store(true, Ordering::Release);
+    }
+
+    /// Whether the server asked for a certificate that was not shown. It may do without one: that says why only
+    /// where the server ended the connection.
+    pub(super) fn misses_certificate(&self) -> bool {
+        self.0.missed_certificate.load(Ordering::Acquire)
     }
 
     fn add(&self, bytes: &[u8]) -> usize {
-        let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut first = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         let room = KEPT.saturating_sub(first.len()).min(bytes.len());
         first.extend(bytes.iter().take(room));
         KEPT.saturating_sub(first.len())

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use http::Uri;
+use rustls::client::ResolvesClientCert;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, RootCertStore, SignatureScheme};
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -105,7 +107,7 @@ impl Target {
                 Ok(plain(Box::new(Watched::new(stream, first))))
             }
             Self::Tcp(authority) => Ok(plain(Box::new(Watched::new(tcp(authority).await?, first)))),
-            Self::Tls(authority, files) => files.secure(Watched::new(tcp(authority).await?, first)).await,
+            Self::Tls(authority, files) => files.secure(tcp(authority).await?, first).await,
         }
     }
 
@@ -170,13 +172,41 @@ impl Contents {
     }
 }
 
+/// Shows no certificate, and notes when the server asks for one: what the server does then says less.
+#[derive(Debug)]
+struct NoCertificate(FirstBytes);
+
+impl ResolvesClientCert for NoCertificate {
+    fn resolve(&self, _authorities: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.miss_certificate();
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
+}
+
+impl DialError {
+    /// Whether the server said in TLS why it goes no further.
+    pub(super) fn is_refusal(&self) -> bool {
+        let Self::Handshake(error) = self else {
+            return false;
+        };
+        let cause = error
+            .get_ref()
+            .and_then(|cause| cause.downcast_ref::<rustls::Error>());
+        matches!(cause, Some(rustls::Error::AlertReceived(_)))
+    }
+}
+
 impl TlsFiles {
-    async fn secure(&self, stream: Watched<TcpStream>) -> Result<Dialled, DialError> {
+    async fn secure(&self, stream: TcpStream, first: &FirstBytes) -> Result<Dialled, DialError> {
         let contents = self.read().await?;
         let fingerprint = contents.fingerprint();
-        let connector = TlsConnector::from(Arc::new(self.client(contents)?));
+        let connector = TlsConnector::from(Arc::new(self.client(contents, first)?));
         let stream = connector
-            .connect(self.server_name.clone(), stream)
+            .connect(self.server_name.clone(), Watched::new(stream, first))
             .await
             .map_err(DialError::Handshake)?;
         // A server without ALPN may still speak it; one that chose something else does not.
@@ -200,7 +230,7 @@ impl TlsFiles {
         })
     }
 
-    fn client(&self, contents: Contents) -> Result<ClientConfig, DialError> {
+    fn client(&self, contents: Contents, first: &FirstBytes) -> Result<ClientConfig, DialError> {
         let mut roots = RootCertStore::empty();
         for authority in certificates(&self.authorities, &contents.authorities)? {
             roots.add(authority).map_err(DialError::Files)?;
@@ -221,7 +251,7 @@ impl TlsFiles {
                     .with_client_auth_cert(certificates(cert_file, &cert)?, key)
                     .map_err(DialError::Files)?
             }
-            (_, _) => builder.with_no_client_auth(),
+            (_, _) => builder.with_client_cert_resolver(Arc::new(NoCertificate(first.clone()))),
         };
         config.alpn_protocols = vec![HTTP2.to_vec()];
         Ok(config)

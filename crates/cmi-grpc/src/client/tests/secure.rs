@@ -53,12 +53,19 @@ struct Secured {
 
 impl Secured {
     async fn start(authority: &Authority) -> Self {
+        Self::start_with(authority, rustls::ALL_VERSIONS).await
+    }
+
+    async fn start_with(
+        authority: &Authority,
+        versions: &[&'static rustls::SupportedProtocolVersion],
+    ) -> Self {
         let (certificate, key) = authority.vouch_for("plugin.example.com");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let callers =
             WebPkiClientVerifier::builder_with_provider(Arc::new(authority.roots()), Arc::clone(&provider));
         let mut config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
+            .with_protocol_versions(versions)
             .unwrap()
             .with_client_cert_verifier(callers.build().unwrap())
             .with_single_cert(
@@ -186,6 +193,39 @@ async fn a_provider_that_the_plugin_does_not_know_is_unavailable_and_says_why() 
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().contains("alert"), "{status}");
     assert!(secured.plugin.calls().is_empty());
+}
+
+/// Not `CertificateRequired`, or a broken pipe: which flag is missing.
+#[tokio::test]
+async fn a_certificate_that_the_plugin_asks_for_and_was_not_given_is_named_with_its_flags() {
+    let authority = Authority::new();
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let secured = Secured::start_with(&authority, &[version]).await;
+        let (files, _) = Files::new(&authority);
+        let ca_file = files.path().join("ca.crt");
+        let anonymous = |name: &str| {
+            let (port, ca_file) = (secured.port, ca_file.display());
+            let yaml = format!("{{endpoint: 'tls://127.0.0.1:{port}', tls: {{caFile: {ca_file}{name}}}}}");
+            let config: GrpcConfig = serde_saphyr::from_str(&yaml).unwrap();
+            driver_of(config.target(None).unwrap(), LONG)
+        };
+        let status = anonymous(NAMED).probe().await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable);
+        for part in [
+            "asks for the client's certificate",
+            "--cert-file",
+            "`tls.keyFile`",
+        ] {
+            assert!(status.message().contains(part), "{version:?}: {status}");
+        }
+        // What else is wrong is not blamed on it.
+        let status = anonymous("").probe().await.unwrap_err();
+        assert!(
+            status.message().contains("not valid for name"),
+            "{version:?}: {status}"
+        );
+        assert!(!status.message().contains("--cert-file"), "{version:?}: {status}");
+    }
 }
 
 #[tokio::test]
