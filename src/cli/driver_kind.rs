@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::configured_driver::Timeouts;
 use cmi_driver::{Driver, Operation};
-use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
+use cmi_grpc::client::{ConfigError, Connector, Deadlines, GrpcConfig, GrpcDriver};
 use cmi_simulated::{SimulatedConfig, SimulatedDriver};
 
 /// A driver that can be built.
@@ -31,6 +31,17 @@ impl DriverKind {
                 let deadlines = Operation::ALL.map(|operation| (operation, timeouts.of(operation)));
                 Ok(Arc::new(GrpcDriver::new(&config, Deadlines::new(deadlines))?))
             }
+        }
+    }
+
+    /// What makes bare connections to the driver; nothing where there is no wire.
+    ///
+    /// # Errors
+    /// When the configuration leads to no plugin.
+    pub(super) fn connector(&self) -> Result<Option<Connector>, ConfigError> {
+        match self {
+            Self::Simulated(_) => Ok(None),
+            Self::Grpc(config) => config.connector().map(Some),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `capcmi drivers`: the drivers' configuration, before anything depends on it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -35,26 +35,39 @@ pub(super) struct CheckArgs {
 pub(super) type BuiltDrivers = Vec<(Settings, Arc<dyn Driver>)>;
 
 /// Reads the file and builds its drivers; asks them nothing.
-pub(super) fn load(path: &std::path::Path) -> Result<BuiltDrivers, CommandError> {
-    drivers_file::load(path)
-        .map_err(CommandError::misconfigured)?
+pub(super) fn load(path: &Path) -> Result<BuiltDrivers, CommandError> {
+    configured(path)?
         .into_iter()
-        .map(|DriverConfig { settings, kind }| match build(&settings, kind) {
-            Ok(driver) => Ok((settings, driver)),
-            Err(error) => {
-                let what = format!(
-                    "the driver `{}` of {} can't be created",
-                    settings.name,
-                    path.display()
-                );
-                Err(CommandError::Misconfigured(error.context(what)))
-            }
+        .map(|DriverConfig { settings, kind }| {
+            let driver = build(path, &settings, kind)?;
+            Ok((settings, driver))
         })
         .collect()
 }
 
+/// Reads the file.
+pub(super) fn configured(path: &Path) -> Result<Vec<DriverConfig>, CommandError> {
+    drivers_file::load(path).map_err(CommandError::misconfigured)
+}
+
+/// Builds a driver of the file.
+pub(super) fn build(
+    path: &Path,
+    settings: &Settings,
+    kind: DriverKind,
+) -> Result<Arc<dyn Driver>, CommandError> {
+    with_credentials(settings, kind).map_err(|error| {
+        let what = format!(
+            "the driver `{}` of {} can't be created",
+            settings.name,
+            path.display()
+        );
+        CommandError::Misconfigured(error.context(what))
+    })
+}
+
 /// Credentials that can't be read are found here, before a machine waits for them.
-fn build(settings: &Settings, kind: DriverKind) -> anyhow::Result<Arc<dyn Driver>> {
+fn with_credentials(settings: &Settings, kind: DriverKind) -> anyhow::Result<Arc<dyn Driver>> {
     if let Some(credentials) = &settings.credentials {
         credentials
             .read()

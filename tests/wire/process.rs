@@ -97,6 +97,41 @@ async fn a_plugin_that_does_not_listen_yet_is_waited_for_as_long_as_is_said() ->
     Ok(())
 }
 
+/// GetMachine and ListMachinesPaged are made in the place of other calls: the author has to see that they are declared.
+#[tokio::test]
+async fn all_that_a_plugin_declares_of_the_extension_is_printed() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let endpoint = unix(folder.path());
+    let _plugin = Plugin::start(Plugin::command().arg(format!("--endpoint={endpoint}"))).await?;
+    let file = folder.path().join("drivers.yaml");
+    std::fs::write(
+        &file,
+        format!(
+            "drivers: [{{name: ours, grpc: {{endpoint: '{endpoint}'}}}}, {{name: other, simulated: {{}}}}]"
+        ),
+    )?;
+    let mut of_file = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    of_file.args(["driver", "info", "--drivers-config"]).arg(&file);
+    for mut command in [info(&endpoint, &[]), of_file] {
+        let said = String::from_utf8(command.output().await?.stdout)?;
+        let declared: Vec<_> = said
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("extension "))
+            .collect();
+        ensure!(declared.len() == 1, "{said}");
+        for call in [
+            "GET_MACHINE",
+            "LIST_MACHINES_PAGED",
+            "UPDATE_MACHINE",
+            "DESCRIBE_CLASS",
+        ] {
+            let mut calls = declared[0].trim().split(", ");
+            ensure!(calls.any(|declared| declared == call), "no {call} in {said}");
+        }
+    }
+    Ok(())
+}
+
 /// CMI-182
 #[tokio::test]
 async fn a_call_that_runs_at_sigterm_ends_well_and_no_other_is_taken() -> Result<()> {

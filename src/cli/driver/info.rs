@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use clap::Args;
 
+use super::super::drivers_file::DriverConfig;
 use super::super::plugin_args::PluginArgs;
 use super::super::{CommandError, drivers};
 use crate::configured_driver::Timeouts;
-use cmi_driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness};
+use cmi_driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness, Status};
+use cmi_grpc::client::Connector;
 
 /// Print what a driver says of itself: name and version, whether it is ready, what it can do, and the JSON
 /// Schema of its provider spec.
@@ -31,22 +33,41 @@ pub(in crate::cli) struct InfoArgs {
     driver: Option<String>,
 }
 
+/// A driver to ask.
+struct Asked {
+    /// Its name, or its endpoint.
+    name: String,
+    driver: Arc<dyn Driver>,
+    /// Nothing when it is not behind the wire.
+    connector: Option<Connector>,
+}
+
 /// What a driver says of itself.
 struct DriverInfo {
     info: PluginInfo,
     readiness: Readiness,
     capabilities: Capabilities,
+    extension: Extension,
+}
+
+/// What a driver declares of the extension.
+enum Extension {
+    /// It is not behind the wire: all that it can do is in its capabilities.
+    BuiltIn,
+    NotServed,
+    /// These calls.
+    Declares(Vec<String>),
 }
 
 pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), CommandError> {
     args.plugin.awaited().await?;
     let mut failed = Vec::new();
-    for (name, driver) in chosen(&args)? {
-        match ask(driver.as_ref()).await {
-            Ok(driver_info) => print!("{name}:\n{driver_info}"),
+    for asked in chosen(&args)? {
+        match ask(&asked).await {
+            Ok(driver_info) => print!("{}:\n{driver_info}", asked.name),
             Err(status) => {
-                println!("{name}: {status}");
-                failed.push(name);
+                println!("{}: {status}", asked.name);
+                failed.push(asked.name);
             }
         }
     }
@@ -59,37 +80,55 @@ pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), CommandError> 
     )))
 }
 
-/// Drivers by name or endpoint.
-type Chosen = Vec<(String, Arc<dyn Driver>)>;
-
 /// The drivers to ask.
-fn chosen(args: &InfoArgs) -> Result<Chosen, CommandError> {
+fn chosen(args: &InfoArgs) -> Result<Vec<Asked>, CommandError> {
     if let Some(endpoint) = &args.plugin.endpoint {
-        let driver = args.plugin.driver(&Timeouts::default())?;
-        return Ok(vec![(endpoint.clone(), driver)]);
+        return Ok(vec![Asked {
+            name: endpoint.clone(),
+            driver: args.plugin.driver(&Timeouts::default())?,
+            connector: Some(args.plugin.connector()?),
+        }]);
     }
     let file = args.drivers_config.clone().unwrap_or_default();
-    let mut all: Vec<_> = drivers::load(&file)?
-        .into_iter()
-        .map(|(settings, driver)| (settings.name, driver))
-        .collect();
+    let mut all = drivers::configured(&file)?;
     if let Some(wanted) = &args.driver {
-        all.retain(|(name, _)| name == wanted);
+        all.retain(|driver| driver.settings.name == *wanted);
         if all.is_empty() {
             let what = anyhow::anyhow!("{} has no driver `{wanted}`", file.display());
             return Err(CommandError::Misconfigured(what));
         }
     }
-    Ok(all)
+    all.into_iter()
+        .map(|DriverConfig { settings, kind }| {
+            Ok(Asked {
+                connector: kind.connector().map_err(CommandError::misconfigured)?,
+                driver: drivers::build(&file, &settings, kind)?,
+                name: settings.name,
+            })
+        })
+        .collect()
 }
 
 /// Asks in the order of the CMI specification.
-async fn ask(driver: &dyn Driver) -> cmi_driver::Result<DriverInfo> {
+async fn ask(asked: &Asked) -> cmi_driver::Result<DriverInfo> {
+    let driver = asked.driver.as_ref();
     Ok(DriverInfo {
         info: driver.info().await?,
         capabilities: driver.capabilities().await?,
         readiness: ready(driver.probe().await)?,
+        extension: extension(asked.connector.as_ref()).await?,
     })
+}
+
+async fn extension(connector: Option<&Connector>) -> cmi_driver::Result<Extension> {
+    let Some(connector) = connector else {
+        return Ok(Extension::BuiltIn);
+    };
+    match connector.extension_calls().await {
+        Ok(None) => Ok(Extension::NotServed),
+        Ok(Some(calls)) => Ok(Extension::Declares(calls)),
+        Err(error) => Err(Status::new(Code::Unavailable, error.to_string()).with_source(error)),
+    }
 }
 
 /// A plugin without Probe is ready.
@@ -120,11 +159,18 @@ impl std::fmt::Display for DriverInfo {
             Readiness::Ready => "yes",
             Readiness::NotYet => "not yet",
         };
+        let extension = match &self.extension {
+            Extension::BuiltIn => None,
+            Extension::NotServed => Some("not served".to_owned()),
+            Extension::Declares(calls) => Some(or_none(calls.join(", "))),
+        };
         let rows = [
             ("name", self.info.name.clone()),
             ("version", self.info.version.clone()),
             ("ready", ready.to_owned()),
             ("calls", calls.join(", ")),
+        ];
+        let more = [
             ("zones", if *zones { "yes" } else { "no" }.to_owned()),
             (
                 "consistency window",
@@ -133,7 +179,8 @@ impl std::fmt::Display for DriverInfo {
             ("tags at", tag_path.to_string()),
             ("hot-updatable", or_none(places.join(", "))),
         ];
-        for (what, value) in rows {
+        let extension = extension.map(|calls| ("extension", calls));
+        for (what, value) in rows.into_iter().chain(extension).chain(more) {
             writeln!(f, "  {what:<20}{value}")?;
         }
         for (key, value) in &self.info.manifest {

@@ -72,13 +72,7 @@ impl Handshake {
             Some(health) => health,
             None => answer.map(|_| PluginHealth::Ready)?,
         };
-        let request = capcmi::GetExtensionCapabilitiesRequest {};
-        let extended = capabilities!(
-            connection,
-            deadline,
-            extension.get_extension_capabilities(request)
-        );
-        let extended = if_served(extended)?;
+        let extended = extension(connection, deadline).await?;
         let extension = Extension::of(extended.as_ref());
         let declaration = Declaration {
             plugin: declared,
@@ -138,6 +132,20 @@ pub(super) async fn info(connection: &Connection, deadline: Instant) -> Result<P
             tracing::warn!(%error, "the plugin's name and version can't be used");
             unnamed()
         }))
+}
+
+/// Asks what the plugin declares of the extension; nothing when it does not serve it.
+pub(super) async fn extension(
+    connection: &Connection,
+    deadline: Instant,
+) -> Result<Option<capcmi::GetExtensionCapabilitiesResponse>, CallError> {
+    let request = capcmi::GetExtensionCapabilitiesRequest {};
+    let answer = capabilities!(
+        connection,
+        deadline,
+        extension.get_extension_capabilities(request)
+    );
+    if_served(answer)
 }
 
 /// A plugin whose name and version can't be used.
