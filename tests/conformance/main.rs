@@ -6,6 +6,7 @@
 mod blame;
 mod command;
 mod flaw;
+mod go;
 mod intact;
 mod interruption;
 mod mutant;

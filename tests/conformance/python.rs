@@ -16,13 +16,14 @@ fn configuration(driver: &str) -> Result<Value> {
 }
 
 /// Runs the suite as an author does, and gives its report.
-async fn judged(folder: &RunFolder, endpoint: &str, config: &Value) -> Result<Value> {
+pub async fn judged(folder: &RunFolder, endpoint: &str, config: &Value, only: &[&str]) -> Result<Value> {
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("suite.yaml"), config.to_string())?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
     command
         .args(["conformance", "--endpoint", endpoint, "--config"])
         .arg(path("suite.yaml"))
+        .args((!only.is_empty()).then(|| format!("--only={}", only.join(","))))
         .arg("--json")
         .arg(path("report.json"));
     let output = tokio::task::spawn_blocking(move || command.output()).await??;
@@ -34,8 +35,8 @@ async fn judged(folder: &RunFolder, endpoint: &str, config: &Value) -> Result<Va
     ))?)?)
 }
 
-/// How many rules of a kind the report has.
-fn rules(report: &Value, verdict: &str) -> usize {
+/// How many rules with a verdict the report has.
+pub fn rules(report: &Value, verdict: &str) -> usize {
     let rules = report["rules"].as_array().into_iter().flatten();
     rules.filter(|rule| rule["verdict"] == verdict).count()
 }
@@ -44,7 +45,7 @@ fn rules(report: &Value, verdict: &str) -> usize {
 async fn the_minimal_driver_in_python_is_compliant() -> Result<()> {
     let folder = RunFolder::create()?;
     let driver = Python::find().await?.minimal(&folder, "minimal").await?;
-    let report = judged(&folder, &driver.endpoint, &configuration("minimal")?).await?;
+    let report = judged(&folder, &driver.endpoint, &configuration("minimal")?, &[]).await?;
     ensure!(report["compliant"] == true, "{report}");
     ensure!(
         rules(&report, "passed") > 80,
@@ -67,7 +68,7 @@ async fn the_ec2_driver_in_python_is_compliant_also_when_ec2_fails() -> Result<(
     // tests have pages of five.
     config["manyMachines"] = json!(6);
     config["logs"] = json!([driver.process.log()]);
-    let report = judged(&folder, &driver.endpoint, &config).await?;
+    let report = judged(&folder, &driver.endpoint, &config, &[]).await?;
     ensure!(report["compliant"] == true, "{report}");
     ensure!(
         rules(&report, "passed") > 120,

@@ -2,6 +2,7 @@
 //! it, to run it as its ServiceAccount, and to let guests boot in a cloud; for the tests, the
 //! quickstart and the benchmark.
 
+mod go;
 mod guests;
 mod http;
 mod install;
@@ -9,6 +10,7 @@ mod provider;
 mod python;
 
 pub use self::{
+    go::{Go, GoDriver, go_driver},
     guests::guests,
     http::get,
     install::{definitions, install},

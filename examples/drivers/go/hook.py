@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""The hooks of the conformance suite (docs/conformance.md) for the back end of the driver in Go, a folder.
+
+    hook.py FOLDER NAME [ARGUMENT…]
+
+conformance.yaml has the arguments of each. To have hooks for a back end of your own, copy this file and put its API in the
+place of the files. A hook that can't do what it is asked to has to fail: what follows would be judged for nothing.
+"""
+
+import base64
+import json
+import sys
+import uuid
+from datetime import datetime, timezone
+from pathlib import Path
+
+CLUSTER, IDENTITY = "kubernetes.io/cluster", "capcmi.io/machine"
+
+cloud = Path(sys.argv[1])
+vms, faults = cloud / "vms", cloud / "faults"
+
+
+def of(machine: str, cluster: str) -> list[tuple[Path, dict]]:
+    """The VMs of a machine, with their files; there has to be one."""
+    every = [(path, json.loads(path.read_text())) for path in vms.glob("*.json")]
+    found = [(path, vm) for path, vm in every if (vm["machine"], vm["spec"]["tags"][CLUSTER]) == (machine, cluster)]
+    return found or sys.exit(f"there is no VM {machine} in cluster {cluster}")
+
+
+def write(path: Path, vm: dict) -> None:
+    """Puts a file in its place whole: the driver may be reading."""
+    unfinished = path.with_suffix(".hook")
+    unfinished.write_text(json.dumps(vm))
+    unfinished.rename(path)
+
+
+match sys.argv[2:]:
+    case [("unavailable" | "unknown" | "internal" | "exhaust" | "unhealthy" | "starting") as fault]:
+        (faults / fault).touch()
+    case ["slow", milliseconds]:
+        (faults / "slow").write_text(milliseconds)
+    case ["loseResponse"]:
+        (faults / "loseCreate").touch()
+        (faults / "loseDelete").touch()
+    case ["restore"]:
+        for fault in faults.iterdir():
+            fault.unlink()
+    case ["plant", machine, cluster, identity]:
+        name = uuid.uuid4().hex
+        spec = {"vmPool": "default", "size": "small", "rootFsSize": 10, "tags": {CLUSTER: cluster, IDENTITY: identity}}
+        now = datetime.now(timezone.utc).isoformat()
+        write(vms / f"{name}.json", {"id": f"folder:///{name}", "machine": machine, "spec": spec, "createdAt": now})
+    case [("lock" | "unlock") as change, machine, cluster]:
+        for path, vm in of(machine, cluster):
+            write(path, vm | {"locked": change == "lock"})
+    case ["vanish", machine, cluster]:
+        for path, _ in of(machine, cluster):
+            path.unlink()
+    case ["mutations"]:
+        changes = cloud / "changes"
+        print(changes.stat().st_size if changes.exists() else 0)
+    case ["userData", machine, cluster]:
+        for _, vm in of(machine, cluster):
+            sys.stdout.buffer.write(base64.b64decode(vm.get("userData", "")))
+    case arguments:
+        sys.exit(f"there is no hook {' '.join(arguments)}")
