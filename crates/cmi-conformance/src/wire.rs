@@ -124,8 +124,8 @@ fn is_reset(error: &hyper::Error) -> bool {
 }
 
 impl RawResponse {
-    /// What a client of gRPC makes of a stream that is reset when its deadline has passed. grpc-go and grpc-java
-    /// leave the status to the client then, and send a reset in its place.
+    /// What a client of gRPC makes of a stream that is reset when its deadline has passed. grpc-go and
+    /// grpc-java leave the status to the client then, and send a reset in its place.
     fn too_late() -> Self {
         Self {
             code: Some((tonic::Code::DeadlineExceeded as i32).to_string()),
