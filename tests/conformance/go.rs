@@ -1,5 +1,5 @@
-//! A driver on grpc-go keeps every rule, seen from outside. grpc-go is the library of most drivers, and ends calls in
-//! other ways than the one that the provider is built with.
+//! A driver on grpc-go keeps every rule, seen from outside. grpc-go is the library of most drivers, and ends
+//! calls in other ways than the one that the provider is built with.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use testbed::{Go, GoDriver, go_driver};
 
 use crate::python::{judged, rules};
 
-/// How often the cases about deadlines are run. Of a driver that keeps its deadlines, more than half of the runs
-/// failed once.
+/// How often the cases about deadlines are run. Of a driver that keeps its deadlines, more than half of the
+/// runs failed once.
 const ROUNDS: usize = 5;
 const DEADLINES: [&str; 5] = [
     "wire-create-deadline",
@@ -56,7 +56,8 @@ async fn the_driver_in_go_is_compliant_also_when_its_back_end_fails() -> Result<
     Ok(())
 }
 
-/// DRV-CR-04, PLG-CR-04: grpc-go resets a stream when its deadline passes, before or after its handler has answered.
+/// DRV-CR-04, PLG-CR-04: grpc-go resets a stream when its deadline passes, before or after its handler has
+/// answered.
 #[tokio::test]
 async fn deadlines_that_a_driver_in_go_keeps_are_never_taken_for_broken() -> Result<()> {
     let folder = RunFolder::create()?;

@@ -97,7 +97,8 @@ async fn a_plugin_that_does_not_listen_yet_is_waited_for_as_long_as_is_said() ->
     Ok(())
 }
 
-/// GetMachine and ListMachinesPaged are made in the place of other calls: the author has to see that they are declared.
+/// GetMachine and ListMachinesPaged are made in the place of other calls: the author has to see that they are
+/// declared.
 #[tokio::test]
 async fn all_that_a_plugin_declares_of_the_extension_is_printed() -> Result<()> {
     let folder = tempfile::tempdir()?;

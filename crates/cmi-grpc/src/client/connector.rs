@@ -63,9 +63,9 @@ impl Connector {
         Ok(self.open().await?.into_parts())
     }
 
-    /// The calls of the extension that the plugin declares, by the names of `capcmi.v1`; nothing when it does not
-    /// serve the extension. GetMachine and ListMachinesPaged are among them, which the driver of the provider
-    /// makes in the place of other calls.
+    /// The calls of the extension that the plugin declares, by the names of `capcmi.v1`; nothing when it does
+    /// not serve the extension. GetMachine and ListMachinesPaged are among them, which the driver of the
+    /// provider makes in the place of other calls.
     ///
     /// # Errors
     /// [`ConnectError`].

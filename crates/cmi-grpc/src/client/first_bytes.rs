@@ -14,8 +14,8 @@ const KEPT: usize = 48;
 const FRAME_HEAD: usize = 9;
 const SETTINGS: u8 = 4;
 
-/// The first bytes that came over a connection, as they were on the network, and what TLS hides of them. Clones
-/// are the same.
+/// The first bytes that came over a connection, as they were on the network, and what TLS hides of them.
+/// Clones are the same.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FirstBytes(Arc<Seen>);
 
@@ -77,8 +77,8 @@ impl FirstBytes {
         self.0.missed_certificate.store(true, Ordering::Release);
     }
 
-    /// Whether the server asked for a certificate that was not shown. It may do without one: that says why only
-    /// where the server ended the connection.
+    /// Whether the server asked for a certificate that was not shown. It may do without one: that says why
+    /// only where the server ended the connection.
     pub(super) fn misses_certificate(&self) -> bool {
         self.0.missed_certificate.load(Ordering::Acquire)
     }
