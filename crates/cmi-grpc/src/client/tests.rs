@@ -4,6 +4,7 @@ mod codes;
 mod faults;
 mod handshakes;
 mod lists;
+mod pings;
 mod plugin;
 mod secure;
 
