@@ -42,11 +42,9 @@ cp go.mod go.sum ./*.go "$folder"
 # The plugins of protoc in the versions of go.mod.
 go build -o "$folder/bin/" tool
 module=$(go list -m)
+packages="Mcmi/v1/cmi.proto=$module/gen/cmi/v1;cmiv1,Mcapcmi/v1/capcmi.proto=$module/gen/capcmi/v1;capcmiv1"
 PATH="$folder/bin:$PATH" protoc -I "$protos" \
-    --go_out="$folder" --go_opt="module=$module" --go-grpc_out="$folder" --go-grpc_opt="module=$module" \
-    --go_opt="Mcmi/v1/cmi.proto=$module/gen/cmi/v1;cmiv1" --go-grpc_opt="Mcmi/v1/cmi.proto=$module/gen/cmi/v1;cmiv1" \
-    --go_opt="Mcapcmi/v1/capcmi.proto=$module/gen/capcmi/v1;capcmiv1" \
-    --go-grpc_opt="Mcapcmi/v1/capcmi.proto=$module/gen/capcmi/v1;capcmiv1" \
+    --go_out="module=$module,$packages:$folder" --go-grpc_out="module=$module,$packages:$folder" \
     cmi/v1/cmi.proto capcmi/v1/capcmi.proto
 cd "$folder"
 CGO_ENABLED=0 go vet ./... >&2
