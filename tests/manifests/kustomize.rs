@@ -1,6 +1,6 @@
 //! `config/default`, as `kubectl kustomize` builds it.
 
-use std::{fs, path::Path, process::Command};
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 use anyhow::Result;
 use management_cluster::Programs;
@@ -281,5 +281,48 @@ async fn drivers_and_replicas_of_a_kustomization_are_what_is_applied() -> Result
     );
     let deployment = find(&objects, "Deployment", "capcmi-controller-manager")?;
     assert_eq!(deployment["spec"]["replicas"], 2);
+    Ok(())
+}
+
+/// The example of the documentation gives a driver what it needs, and takes nothing from it that the
+/// component brings.
+#[tokio::test]
+async fn a_sidecar_is_given_variables_secrets_and_volumes_of_its_own() -> Result<()> {
+    let page = fs::read_to_string(repository().join("docs/driver-deployment.md"))?;
+    let (_, rest) = page
+        .split_once("<!-- tested: kustomization -->\n\n```yaml\n")
+        .expect("a kustomization");
+    let (written, _) = rest.split_once("```").expect("its end");
+    let (_, more) = written
+        .split_once("components/driver-sidecar?ref=v0.1.0\n")
+        .expect("what follows");
+    let objects = composed(&["driver-sidecar"], more).await?;
+    let pod = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"];
+    let sidecars = pod["initContainers"].as_array().expect("a sidecar");
+    assert_eq!(sidecars.len(), 1, "{sidecars:?}");
+    let sidecar = &sidecars[0];
+    assert_eq!(sidecar["image"], "registry.example.com/my-driver:v0.1.0");
+    assert_eq!(sidecar["restartPolicy"], "Always");
+    assert_eq!(sidecar["args"], json!(["--region=eu-1"]));
+    assert_eq!(sidecar["securityContext"]["readOnlyRootFilesystem"], true);
+    assert_eq!(sidecar["resources"]["limits"]["memory"], "512Mi");
+    assert_eq!(sidecar["resources"]["requests"]["memory"], "64Mi");
+    let names = |list: &Value, key: &str| -> BTreeSet<String> {
+        let all = list.as_array().expect("a list").iter();
+        all.map(|each| each[key].as_str().expect("a name").to_owned())
+            .collect()
+    };
+    let set = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
+    let variables = set(&["CMI_ENDPOINT", "MY_DRIVER_API", "MY_DRIVER_PROJECT"]);
+    assert_eq!(names(&sidecar["env"], "name"), variables);
+    let mounts = names(&sidecar["volumeMounts"], "name");
+    assert_eq!(mounts, set(&["driver-socket", "my-driver-ca", "my-driver-tmp"]));
+    let volumes = names(&pod["volumes"], "name");
+    assert!(volumes.is_superset(&mounts), "{volumes:?}");
+    let manager = names(&pod["containers"][0]["volumeMounts"], "name");
+    assert!(
+        manager.contains("driver-socket") && !manager.contains("my-driver-ca"),
+        "{manager:?}"
+    );
     Ok(())
 }
