@@ -20,9 +20,7 @@ use crate::api::v1alpha1::InfraCluster;
 use crate::api::{DeserializeGuard, labels};
 use crate::apiserver::{Error, Events, Note, patch_params, publish_status};
 use crate::caches::{Caches, ClusterIds};
-use crate::configured_driver::{
-    ConfiguredDriver, ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability,
-};
+use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
 use crate::driver_query::{Query, QueryResult, Wake};
 use crate::reconciler::{Again, REFRESH, Reconciler};
 use crate::retry::Stage;
@@ -138,7 +136,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
         stage: Stage::ListZones,
         wake: &ctx.wake,
     };
-    let spec = |_: &ConfiguredDriver, capabilities: &Capabilities| {
+    let spec = |capabilities: &Capabilities| {
         let has_zones = capabilities.zones.then_some(());
         has_zones
             .map(|()| cluster_spec(capabilities, cluster_id))

@@ -14,6 +14,7 @@ mod limits;
 mod permits;
 mod prober;
 mod registry;
+mod state;
 mod waker;
 
 use std::sync::Arc;
@@ -23,16 +24,18 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::leadership::Leadership;
+use crate::leadership::is_not_leader;
 use crate::metrics::{Metrics, PermitCount};
-use cmi_driver::{Capabilities, Driver, MachineClass, Operation, ProviderSpec, Result, Secrets, Status};
+use cmi_driver::{Capabilities, Driver, MachineClass, Operation, Result, Secrets};
 
 pub use breaker::{CircuitOpen, HalfOpenReason, is_circuit_open};
 pub use credentials::{CredentialsDirectory, InvalidCredentials};
 pub use debounce::StableReachability;
 pub use limits::{Limits, Namespaces, Timeouts};
 pub use permits::{Load, Priority, Requester};
-pub use prober::{CachedCapabilities, Reachability};
+pub use prober::Reachability;
 pub use registry::{ConfiguredDrivers, DuplicateName, PermitScope, ResolveError};
+pub use state::{DriverState, KnownDriver};
 pub use waker::Waker;
 
 use caller::Caller;
@@ -211,25 +214,34 @@ impl ConfiguredDriver {
         self.driver.breakers().forget(key);
     }
 
-    /// What the driver says of itself. That is asked once for all, and takes no permit:
+    /// What is known of the driver. What it says of itself is asked once for all, and takes no permit:
     /// where another caller is asking already, `waker` wakes `key` when it is worth to come
     /// again, and nothing waits here.
-    pub async fn try_capabilities(&self, key: &str, waker: Waker) -> CachedCapabilities {
-        self.prober.try_capabilities(key, waker).await
+    pub async fn state(&self, key: &str, waker: Waker) -> DriverState {
+        let cached = match self.prober.try_capabilities(key, waker).await {
+            Some(Ok(cached)) => cached,
+            // The driver was not asked.
+            Some(Err(status)) if is_not_leader(&status) => return DriverState::Pending,
+            Some(Err(status)) => return DriverState::Unknown(status),
+            None => return DriverState::Pending,
+        };
+        DriverState::Known(KnownDriver {
+            name: Arc::clone(&self.name),
+            is_current: self.prober.is_current(&cached),
+            create_timeout: self.create_timeout,
+            create_settle_time: self.create_settle_time(&cached.capabilities),
+            reachable: match *self.stable_reachability.borrow() {
+                StableReachability::Unsettled => None,
+                StableReachability::Reachable => Some(true),
+                StableReachability::Unreachable(_) => Some(false),
+            },
+            capabilities: cached.capabilities,
+        })
     }
 
     /// Whether machines of this namespace may use it.
     pub fn serves(&self, namespace: &str) -> bool {
         self.namespaces.contain(namespace)
-    }
-
-    /// Checks a provider spec against the schema that the driver publishes, if it does, and has since
-    /// the last handshake. Makes no call.
-    ///
-    /// # Errors
-    /// INVALID_ARGUMENT that names each field that is wrong and why.
-    pub fn check_spec(&self, spec: &ProviderSpec) -> std::result::Result<(), Status> {
-        self.prober.check_spec(spec)
     }
 
     /// Whether the driver answers, and changes of that. A change of
@@ -238,15 +250,10 @@ impl ConfiguredDriver {
         self.prober.reachability()
     }
 
-    /// How long a create may be under way before it is given up.
-    pub fn create_timeout(&self) -> Duration {
-        self.create_timeout
-    }
-
     /// How long after a create that was given up its VM may still come to be seen: what is
     /// configured, but never less than the driver's consistency window; without that, the window,
     /// where the driver declares one.
-    pub fn create_settle_time(&self, capabilities: &Capabilities) -> Duration {
+    fn create_settle_time(&self, capabilities: &Capabilities) -> Duration {
         let window = capabilities.consistency_window;
         match self.create_settle_time {
             Some(configured) => configured.max(window),
@@ -304,10 +311,8 @@ impl<'a> Permit<'a> {
     /// What the driver is known to implement, without asking it: [`Capabilities::minimal`]
     /// before it has answered.
     pub fn known_capabilities(&self) -> Arc<Capabilities> {
-        self.driver
-            .prober
-            .last_known()
-            .unwrap_or_else(|| Arc::new(Capabilities::minimal()))
+        let cached = self.driver.prober.cached();
+        cached.map_or_else(|| Arc::new(Capabilities::minimal()), |cached| cached.capabilities)
     }
 
     /// What the driver implements; asks it unless that is known. Callers that wait at the

@@ -12,9 +12,7 @@ use kube::runtime::reflector::{Lookup, ObjectRef};
 
 use crate::apiserver::Error;
 use crate::apiserver::secrets::SECRET_REF;
-use crate::configured_driver::{
-    ConfiguredDriver, ConfiguredDrivers, Permit, Priority, Requester, ResolveError, Waker,
-};
+use crate::configured_driver::{ConfiguredDrivers, Permit, Priority, Requester, ResolveError, Waker};
 use crate::credentials;
 use crate::retry::{self, Disposition, Stage};
 use cmi_driver::{Capabilities, MachineClass, ProviderSpec, Request, Status};
@@ -65,7 +63,7 @@ impl<K: Lookup<DynamicType = ()> + 'static> Query<'_, K> {
     /// The API server could not be asked for the credentials.
     pub async fn ask<Q: Request, E>(
         &self,
-        spec: impl FnOnce(&ConfiguredDriver, &Capabilities) -> Result<ProviderSpec, E>,
+        spec: impl FnOnce(&Capabilities) -> Result<ProviderSpec, E>,
         request: impl FnOnce(MachineClass) -> Q,
     ) -> Result<Option<QueryResult<Q::Response, E>>, Error> {
         let namespace = self.object.namespace.as_deref().unwrap_or_default();
@@ -90,7 +88,7 @@ impl<K: Lookup<DynamicType = ()> + 'static> Query<'_, K> {
         &self,
         permit: &Permit<'_>,
         namespace: &str,
-        spec: impl FnOnce(&ConfiguredDriver, &Capabilities) -> Result<ProviderSpec, E>,
+        spec: impl FnOnce(&Capabilities) -> Result<ProviderSpec, E>,
         request: impl FnOnce(MachineClass) -> Q,
     ) -> Result<QueryResult<Q::Response, E>, Error> {
         let driver = permit.configured_driver();
@@ -98,7 +96,7 @@ impl<K: Lookup<DynamicType = ()> + 'static> Query<'_, K> {
             Ok(capabilities) => capabilities,
             Err(status) => return Ok(QueryResult::Failed(status)),
         };
-        let provider_spec = match spec(driver, &capabilities) {
+        let provider_spec = match spec(&capabilities) {
             Ok(spec) => spec,
             Err(why) => return Ok(QueryResult::NotAsked(why)),
         };

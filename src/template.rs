@@ -20,7 +20,7 @@ use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
 use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
-use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, PERMIT_WAIT};
+use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT};
 use crate::driver_query::{Query, QueryResult, Wake};
 use crate::reconciler::{Again, REFRESH, Reconciler};
 use crate::retry::{LONG_WAIT, Stage};
@@ -119,8 +119,8 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
         stage: Stage::DescribeClass,
         wake: &ctx.wake,
     };
-    let spec = |driver: &ConfiguredDriver, capabilities: &Capabilities| {
-        let violation = violation(template, driver, capabilities);
+    let spec = |capabilities: &Capabilities| {
+        let violation = violation(template, capabilities);
         violation.map_or_else(|| Ok(ProviderSpec(wanted.provider_spec.clone())), Err)
     };
     let answer = query.ask(spec, |class| DescribeClassRequest { class }).await?;
@@ -135,11 +135,7 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
 }
 
 /// Why no machine can be made from it, whatever Machine asks: with the place of the field.
-fn violation(
-    template: &InfraMachineTemplate,
-    driver: &ConfiguredDriver,
-    capabilities: &Capabilities,
-) -> Option<String> {
+fn violation(template: &InfraMachineTemplate, capabilities: &Capabilities) -> Option<String> {
     let spec = &template.spec.template.spec;
     let violations = spec.violations();
     if !violations.is_empty() {
@@ -150,7 +146,7 @@ fn violation(
     let refused = tags::check_free(&spec, capabilities)
         .map_err(|reserved| reserved.to_string())
         .and_then(|()| {
-            driver
+            capabilities
                 .check_spec(&spec)
                 .map_err(|status| status.message().to_owned())
         });

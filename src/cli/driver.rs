@@ -7,8 +7,6 @@ use clap::Subcommand;
 
 use super::CommandError;
 
-pub(super) use info::ready;
-
 /// Work with one driver.
 #[derive(Debug, Subcommand)]
 pub(super) enum DriverCommand {

@@ -114,7 +114,7 @@ async fn check(args: CheckArgs) -> Result<(), CommandError> {
 async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<String> {
     let permit = driver.acquire(Priority::Upkeep, "check").await;
     let driver = permit.driver();
-    let readiness = match super::driver::ready(driver.probe().await)? {
+    let readiness = match Readiness::from_probe(driver.probe().await)? {
         Readiness::Ready => "ready",
         Readiness::NotYet => "not ready yet",
     };
@@ -137,7 +137,7 @@ async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<String> {
 mod tests {
     use super::*;
 
-    /// OPS-13: a machine that waits for them would not tell the operator.
+    /// OPS-13: a machine that waits for them would not say so to the operator.
     #[test]
     fn credentials_that_cannot_be_read_are_found_when_the_file_is_loaded() {
         let folder = tempfile::tempdir().unwrap();

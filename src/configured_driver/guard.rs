@@ -78,9 +78,8 @@ impl GuardedDriver {
     }
 
     fn key(&self, class: &MachineClass) -> ClassKey {
-        let known = self.prober.last_known();
-        match &known {
-            Some(capabilities) => ClassKey::of(class, &capabilities.tag_path),
+        match self.prober.cached() {
+            Some(cached) => ClassKey::of(class, &cached.capabilities.tag_path),
             None => ClassKey::of(class, &Capabilities::minimal().tag_path),
         }
     }

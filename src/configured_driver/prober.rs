@@ -1,4 +1,5 @@
-//! Whether a driver answers, and what it implements: probes, and the cache of its capabilities.
+//! Whether a driver answers, and what it implements: probes, and what it declared last, which outlives its
+//! connection.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use super::caller::Caller;
 use super::waker::Waker;
 use crate::leadership::is_not_leader;
-use cmi_driver::{Capabilities, Code, PluginInfo, ProviderSpec, Readiness, Result, SpecSchema, Status};
+use cmi_driver::{Capabilities, Code, PluginInfo, Readiness, Result, SpecSchema, Status};
 
 /// Between two probes of a driver that answers.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
@@ -32,25 +33,11 @@ pub enum Reachability {
     Unreachable(Arc<str>),
 }
 
-/// What a driver says of itself.
-#[derive(Debug)]
-pub enum CachedCapabilities {
-    /// This, since the last handshake.
-    Current(Arc<Capabilities>),
-    /// This, before it was lost; it can't be asked whether that still holds, so that nothing may
-    /// be refused because of it.
-    Stale(Arc<Capabilities>),
-    /// It has never said, and can't be asked.
-    Unknown(Status),
-    /// It is being asked.
-    Pending,
-}
-
 /// What is known of a driver, and the means to ask it.
 #[derive(Debug)]
 pub(super) struct Prober {
     caller: Caller,
-    known: RwLock<Option<Learned>>,
+    cached: RwLock<Option<CachedCapabilities>>,
     asking: Mutex<()>,
     failure: std::sync::Mutex<Option<LastFailure>>,
     waiting: std::sync::Mutex<Waiting>,
@@ -58,10 +45,10 @@ pub(super) struct Prober {
     hints: Notify,
 }
 
+/// What a driver said of itself. The driver may have been lost since: see [`Prober::is_current`].
 #[derive(Clone, Debug)]
-struct Learned {
-    capabilities: Arc<Capabilities>,
-    schema: Option<Arc<SpecSchema>>,
+pub(super) struct CachedCapabilities {
+    pub capabilities: Arc<Capabilities>,
     /// The driver's, when it was asked.
     connection_generation: u64,
 }
@@ -108,7 +95,7 @@ impl Prober {
     pub(super) fn new(caller: Caller) -> Self {
         Self {
             caller,
-            known: RwLock::new(None),
+            cached: RwLock::new(None),
             asking: Mutex::new(()),
             failure: std::sync::Mutex::default(),
             waiting: std::sync::Mutex::default(),
@@ -117,45 +104,38 @@ impl Prober {
         }
     }
 
-    /// What the driver said last, of which nothing may hold any more.
-    pub(super) fn last_known(&self) -> Option<Arc<Capabilities>> {
-        self.known().map(|known| known.capabilities)
-    }
-
-    /// What the driver says of itself. One asks it, where it has to be asked; for all others `waker` runs
-    /// when there is an answer, so that no caller waits here for the question of another.
-    pub(super) async fn try_capabilities(&self, key: &str, waker: Waker) -> CachedCapabilities {
-        if let Some(known) = self.known_current() {
-            return CachedCapabilities::Current(known.capabilities);
+    /// What the driver says of itself, or said before it was lost, where it can't be asked. One caller asks
+    /// it, where it has to be asked; `None` for all others, and `waker` runs when there is an answer, so that
+    /// no caller waits here for the question of another.
+    pub(super) async fn try_capabilities(
+        &self,
+        key: &str,
+        waker: Waker,
+    ) -> Option<Result<CachedCapabilities>> {
+        if let Some(current) = self.current() {
+            return Some(Ok(current));
         }
-        let Some(asking) = self.ask_or_wait(key, waker) else {
-            return CachedCapabilities::Pending;
-        };
-        match self.answer(&asking).await {
-            Ok(capabilities) => CachedCapabilities::Current(capabilities),
-            Err(status) => match self.known() {
-                Some(stale) => CachedCapabilities::Stale(stale.capabilities),
-                None => CachedCapabilities::Unknown(status),
-            },
-        }
+        let asking = self.ask_or_wait(key, waker)?;
+        let answer = self.answer(&asking).await;
+        Some(answer.or_else(|status| self.cached().ok_or(status)))
     }
 
     /// What the driver implements; asks when it is not known, or when the driver may have become another.
     pub(super) async fn capabilities(&self) -> Result<Arc<Capabilities>> {
-        if let Some(known) = self.known_current() {
-            return Ok(known.capabilities);
+        if let Some(current) = self.current() {
+            return Ok(current.capabilities);
         }
         let asking = self.ask_in_order().await;
-        self.answer(&asking).await
+        Ok(self.answer(&asking).await?.capabilities)
     }
 
     /// Asks where it is not known what the driver implements, or the driver may have become another.
     async fn refresh(&self) {
-        if self.known_current().is_some() {
+        if self.current().is_some() {
             return;
         }
         let asking = self.ask_in_order().await;
-        if self.known_current().is_none()
+        if self.current().is_none()
             && let Err(status) = self.ask(&asking).await
         {
             tracing::warn!(driver = %self.caller.name, %status, "keeping the capabilities that were known");
@@ -184,9 +164,9 @@ impl Prober {
     }
 
     /// What the caller before was answered, if that still holds; else what the driver says.
-    async fn answer(&self, asking: &Asking<'_>) -> Result<Arc<Capabilities>> {
-        if let Some(known) = self.known_current() {
-            return Ok(known.capabilities);
+    async fn answer(&self, asking: &Asking<'_>) -> Result<CachedCapabilities> {
+        if let Some(current) = self.current() {
+            return Ok(current);
         }
         let shared = lock(&self.failure)
             .as_ref()
@@ -198,7 +178,7 @@ impl Prober {
         }
     }
 
-    async fn ask(&self, _asking: &Asking<'_>) -> Result<Arc<Capabilities>> {
+    async fn ask(&self, _asking: &Asking<'_>) -> Result<CachedCapabilities> {
         // Of a driver that becomes another meanwhile, it is asked again.
         let connection_generation = self.caller.driver.connection_generation();
         let capabilities = match self.caller.capabilities().await {
@@ -213,7 +193,7 @@ impl Prober {
             }
         };
         self.report_info().await;
-        Ok(self.learn(capabilities, connection_generation))
+        Ok(self.cache(capabilities, connection_generation))
     }
 
     /// Says in metric and log what the driver is. Nothing depends on it.
@@ -228,43 +208,34 @@ impl Prober {
         }
     }
 
-    fn learn(&self, capabilities: Capabilities, connection_generation: u64) -> Arc<Capabilities> {
-        let schema = capabilities.provider_spec_schema.as_ref().and_then(|schema| {
-            SpecSchema::compile(schema)
-                .inspect_err(|error| {
-                    tracing::warn!(
-                        driver = %self.caller.name, %error,
-                        "the driver's schema can't be used: provider specs are left for the driver to check"
-                    );
-                })
-                .ok()
-        });
-        let capabilities = Arc::new(capabilities);
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        *known = Some(Learned {
-            capabilities: Arc::clone(&capabilities),
-            schema: schema.map(Arc::new),
-            connection_generation,
-        });
-        capabilities
-    }
-
-    fn known_current(&self) -> Option<Learned> {
-        self.known()
-            .filter(|known| known.connection_generation == self.caller.driver.connection_generation())
-    }
-
-    fn known(&self) -> Option<Learned> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Checks a provider spec against the driver's schema, if it publishes one. That of a driver that was
-    /// lost since may not be that of the next one.
-    pub(super) fn check_spec(&self, spec: &ProviderSpec) -> Result<()> {
-        match self.known_current().and_then(|known| known.schema) {
-            Some(schema) => schema.check(spec),
-            None => Ok(()),
+    fn cache(&self, capabilities: Capabilities, connection_generation: u64) -> CachedCapabilities {
+        let schema = capabilities.provider_spec_schema.as_ref();
+        if let Some(Err(error)) = schema.map(SpecSchema::validate) {
+            tracing::warn!(
+                driver = %self.caller.name, %error,
+                "the driver's schema can't be used: provider specs are left for the driver to check"
+            );
         }
+        let cached = CachedCapabilities {
+            capabilities: Arc::new(capabilities),
+            connection_generation,
+        };
+        *self.cached.write().unwrap_or_else(PoisonError::into_inner) = Some(cached.clone());
+        cached
+    }
+
+    /// What the driver said last, of which nothing may hold any more.
+    pub(super) fn cached(&self) -> Option<CachedCapabilities> {
+        self.cached.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether the driver is still the one that said this.
+    pub(super) fn is_current(&self, cached: &CachedCapabilities) -> bool {
+        cached.connection_generation == self.caller.driver.connection_generation()
+    }
+
+    fn current(&self) -> Option<CachedCapabilities> {
+        self.cached().filter(|cached| self.is_current(cached))
     }
 
     pub(super) fn reachability(&self) -> watch::Receiver<Reachability> {
@@ -281,7 +252,7 @@ impl Prober {
             Ok(_) | Err(_) => true,
         };
         let was = *self.reachability.borrow() == Reachability::Reachable;
-        if answers != was || self.known_current().is_none() {
+        if answers != was || self.current().is_none() {
             self.hints.notify_one();
         }
     }
@@ -313,12 +284,11 @@ impl Prober {
 
     /// What a probe says; nothing when this replica may not ask.
     async fn probe(&self) -> Option<Reachability> {
-        match self.caller.probe().await {
+        match Readiness::from_probe(self.caller.probe().await) {
             Ok(Readiness::Ready) => Some(Reachability::Reachable),
             Ok(Readiness::NotYet) => Some(Reachability::Unreachable(
                 "the driver has not finished starting".into(),
             )),
-            Err(status) if status.code() == Code::Unimplemented => Some(Reachability::Reachable),
             Err(_) if !self.caller.leadership.is_held() => None,
             Err(status) => Some(Reachability::Unreachable(status.message().into())),
         }

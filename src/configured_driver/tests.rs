@@ -13,7 +13,8 @@ use super::caller::NOT_LEADER;
 use super::*;
 use cmi_driver::{
     Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, GetMachineStatusRequest,
-    Machine, MachineClass, MachineRef, Operation, PluginInfo, Readiness, SecretValue,
+    Machine, MachineClass, MachineRef, Operation, PluginInfo, ProviderSpec, Readiness, SecretValue,
+    SpecSchema, Status,
 };
 
 type Script<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T>> + Send + Sync>;
@@ -432,21 +433,20 @@ async fn secrets_that_a_driver_echoes_are_in_neither_message_nor_source() {
 }
 
 #[tokio::test]
-async fn a_provider_spec_is_checked_against_the_schema_that_the_driver_publishes() {
+async fn a_driver_that_was_asked_is_known_by_the_schema_that_it_publishes() {
     let mut capabilities = Capabilities::minimal();
-    capabilities.provider_spec_schema = Some(json!({"required": ["vmPool"]}));
+    capabilities.provider_spec_schema = Some(SpecSchema::new(json!({"required": ["vmPool"]})));
     let driver = configured_driver(FakeDriver {
         capabilities: saying(Ok(capabilities)),
         ..FakeDriver::default()
     });
-    assert!(driver.check_spec(&ProviderSpec::default()).is_ok());
-    driver
-        .acquire(Priority::Upkeep, "test")
-        .await
-        .ask_capabilities()
-        .await
-        .unwrap();
-    let status = driver.check_spec(&ProviderSpec::default()).unwrap_err();
+    let DriverState::Known(known) = driver.state("m", Waker::new(|| {})).await else {
+        panic!("the driver was asked");
+    };
+    let status = known
+        .capabilities
+        .check_spec(&ProviderSpec::default())
+        .unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
 }
 
@@ -617,19 +617,16 @@ async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_woken_wi
     };
     let asks = tokio::spawn({
         let (driver, waker) = (Arc::clone(&driver), waker());
-        async move { driver.try_capabilities("first", waker).await }
+        async move { driver.state("first", waker).await }
     });
     tokio::task::yield_now().await;
     for n in 0..300 {
-        let answer = driver.try_capabilities(&n.to_string(), waker()).await;
-        assert!(matches!(answer, CachedCapabilities::Pending), "{answer:?}");
+        let answer = driver.state(&n.to_string(), waker()).await;
+        assert!(matches!(answer, DriverState::Pending), "{answer:?}");
     }
-    assert!(matches!(asks.await.unwrap(), CachedCapabilities::Current(_)));
+    assert!(is_current(&asks.await.unwrap()));
     assert_eq!(woken.load(Ordering::SeqCst), 300);
-    assert!(matches!(
-        driver.try_capabilities("0", waker()).await,
-        CachedCapabilities::Current(_)
-    ));
+    assert!(is_current(&driver.state("0", waker()).await));
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
     assert!(
         driver
@@ -663,18 +660,18 @@ async fn a_waiter_for_the_answer_is_called_also_when_there_is_none_and_when_the_
     for (round, is_given_up) in [(1, true), (2, false)] {
         let asks = tokio::spawn({
             let (driver, waker) = (Arc::clone(&driver), waker());
-            async move { driver.try_capabilities("first", waker).await }
+            async move { driver.state("first", waker).await }
         });
         tokio::task::yield_now().await;
         assert!(matches!(
-            driver.try_capabilities("second", waker()).await,
-            CachedCapabilities::Pending
+            driver.state("second", waker()).await,
+            DriverState::Pending
         ));
         if is_given_up {
             asks.abort();
             assert!(asks.await.is_err());
         } else {
-            assert!(matches!(asks.await.unwrap(), CachedCapabilities::Unknown(_)));
+            assert!(matches!(asks.await.unwrap(), DriverState::Unknown(_)));
         }
         assert_eq!(woken.load(Ordering::SeqCst), round);
     }
@@ -682,30 +679,29 @@ async fn a_waiter_for_the_answer_is_called_also_when_there_is_none_and_when_the_
 
 /// A plugin that is upgraded may take what the one before would have refused.
 #[tokio::test(start_paused = true)]
-async fn what_a_driver_said_before_it_became_another_refuses_nothing() {
-    let mut strict = Capabilities::minimal();
-    strict.provider_spec_schema = Some(json!({"required": ["vmPool"]}));
-    let driver = FakeDriver {
-        capabilities: saying(Ok(strict)),
-        ..FakeDriver::default()
-    };
+async fn what_a_driver_said_before_it_became_another_is_not_current() {
+    let driver = FakeDriver::default();
     let (says, connection_generation) = (
         Arc::clone(&driver.capabilities),
         Arc::clone(&driver.connection_generation),
     );
     let driver = configured_driver(driver);
-    let ask = async || driver.try_capabilities("m", Waker::new(|| {})).await;
-    let refuses = || driver.check_spec(&ProviderSpec::default()).is_err();
-    assert!(matches!(ask().await, CachedCapabilities::Current(_)));
-    assert!(refuses());
+    let ask = async || driver.state("m", Waker::new(|| {})).await;
+    assert!(is_current(&ask().await));
 
     *says.lock().unwrap() = Err(Status::new(Code::Unavailable, "down"));
     connection_generation.store(1, Ordering::SeqCst);
-    assert!(matches!(ask().await, CachedCapabilities::Stale(_)));
-    assert!(!refuses());
+    let state = ask().await;
+    assert!(
+        matches!(state, DriverState::Known(_)) && !is_current(&state),
+        "{state:?}"
+    );
 
     *says.lock().unwrap() = Ok(Capabilities::minimal());
     advance(Duration::from_secs(4)).await;
-    assert!(matches!(ask().await, CachedCapabilities::Current(_)));
-    assert!(!refuses());
+    assert!(is_current(&ask().await));
+}
+
+fn is_current(state: &DriverState) -> bool {
+    matches!(state, DriverState::Known(known) if known.is_current)
 }

@@ -8,13 +8,13 @@ use kube::runtime::reflector::ObjectRef;
 use super::jitter::jitter;
 use super::outcome::Outcome;
 use super::runtime_state::RuntimeStates;
-use crate::admission::Guard;
+use crate::admission::AdmissionPolicies;
 use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{
-    CachedCapabilities, ConfiguredDriver, ConfiguredDrivers, HalfOpenReason, PERMIT_WAIT, Permit, Priority,
+    ConfiguredDriver, ConfiguredDrivers, DriverState, HalfOpenReason, PERMIT_WAIT, Permit, Priority,
     Requester, Waker,
 };
 use crate::metrics::Metrics;
@@ -38,7 +38,7 @@ pub struct Context {
     /// Metrics.
     pub metrics: Arc<Metrics>,
     /// Says whether identities may be trusted.
-    pub guard: Arc<Guard>,
+    pub policies: Arc<AdmissionPolicies>,
     /// Queues a machine for reconciling.
     pub wake: Arc<dyn Fn(Reference) + Send + Sync>,
 }
@@ -62,16 +62,10 @@ impl Context {
         driver.try_acquire(priority, requester, self.waker(machine))
     }
 
-    /// What the machine's driver says of itself; where another task is asking, the machine is reconciled
+    /// What is known of the machine's driver; where another task is asking, the machine is reconciled
     /// again when there is an answer.
-    pub async fn capabilities(
-        &self,
-        machine: &InfraMachine,
-        driver: &ConfiguredDriver,
-    ) -> CachedCapabilities {
-        driver
-            .try_capabilities(uid_of(machine), self.waker(machine))
-            .await
+    pub async fn driver_state(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> DriverState {
+        driver.state(uid_of(machine), self.waker(machine)).await
     }
 
     fn waker(&self, machine: &InfraMachine) -> Waker {
@@ -98,9 +92,9 @@ impl Context {
         machine: &InfraMachine,
         permit: &Permit<'_>,
         class: &MachineClass,
-        trial: HalfOpenReason,
+        reason: HalfOpenReason,
     ) -> Option<Outcome> {
-        let has_capacity = permit.has_capacity(class, uid_of(machine), trial, self.alarm(machine));
+        let has_capacity = permit.has_capacity(class, uid_of(machine), reason, self.alarm(machine));
         (!has_capacity).then(|| Self::awaiting_capacity(machine))
     }
 

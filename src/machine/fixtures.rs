@@ -1,5 +1,6 @@
 //! Machines and what is seen of the world around them, for tests.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::cause::Cause;
 use super::ownership::Ownership;
-use super::plan::{self, Driver, DriverState, Observed, Owner, Plan};
+use super::plan::{self, Observed, Owner, Plan};
 use super::runtime_state::{Answered, LookUpHint, Retry, RuntimeState, UnimplementedCall, Until};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
@@ -21,8 +22,9 @@ use crate::api::v1alpha1::{
     OperationState, OperationType, SecretReference,
 };
 use crate::api::{GROUP, MACHINE_FINALIZER};
+use crate::configured_driver::{DriverState, KnownDriver, ResolveError};
 use crate::identity::MachineId;
-use cmi_driver::{Capabilities, Code, Operation, ProviderSpec};
+use cmi_driver::{Capabilities, Code, Operation, ProviderSpec, Status};
 
 /// Which driver [`World`] has met.
 const CONNECTION_GENERATION: u64 = 2;
@@ -232,11 +234,12 @@ impl MachineFixture {
     }
 }
 
-/// Why there is no driver to call.
+/// What is known of the driver.
 #[derive(Clone, Copy)]
-enum NoDriver {
-    CapabilitiesUnknown,
-    Busy,
+enum DriverIs {
+    Known,
+    Unknown,
+    Pending,
     NotConfigured,
 }
 
@@ -256,9 +259,9 @@ pub struct World {
     owner_is: OwnerIs,
     pub cluster: Option<Cluster>,
     capabilities: Capabilities,
-    current: bool,
+    is_current: bool,
     reachable: Option<bool>,
-    no_driver: Option<NoDriver>,
+    driver_is: DriverIs,
     violation: Option<String>,
     pub state: RuntimeState,
     instant: Instant,
@@ -293,9 +296,9 @@ pub fn world() -> World {
             hot_updatable: vec!["/size".parse().unwrap()],
             ..Capabilities::minimal()
         },
-        current: true,
+        is_current: true,
         reachable: Some(true),
-        no_driver: None,
+        driver_is: DriverIs::Known,
         violation: None,
         state: RuntimeState::default(),
         instant: Instant::now(),
@@ -366,22 +369,22 @@ impl World {
 
     /// The driver was lost, and it is not known whether what it said holds.
     pub fn with_stale_capabilities(mut self) -> Self {
-        self.current = false;
+        self.is_current = false;
         self
     }
 
     pub fn capabilities_unknown(mut self) -> Self {
-        self.no_driver = Some(NoDriver::CapabilitiesUnknown);
+        self.driver_is = DriverIs::Unknown;
         self
     }
 
     pub fn driver_not_configured(mut self) -> Self {
-        self.no_driver = Some(NoDriver::NotConfigured);
+        self.driver_is = DriverIs::NotConfigured;
         self
     }
 
     pub fn driver_busy(mut self) -> Self {
-        self.no_driver = Some(NoDriver::Busy);
+        self.driver_is = DriverIs::Pending;
         self
     }
 
@@ -480,20 +483,21 @@ impl World {
 
     /// What is planned for a machine in this world.
     pub fn plan(&self, machine: MachineFixture) -> Plan {
-        let driver = match &self.no_driver {
-            None => Driver::Known(DriverState {
-                name: "pool",
-                capabilities: &self.capabilities,
-                current: self.current,
+        let driver = match self.driver_is {
+            DriverIs::Known => Ok(DriverState::Known(KnownDriver {
+                name: "pool".into(),
+                capabilities: Arc::new(self.capabilities.clone()),
+                is_current: self.is_current,
                 create_timeout: CREATE_TIMEOUT,
                 create_settle_time: SETTLE,
                 reachable: self.reachable,
+            })),
+            DriverIs::Unknown => Ok(DriverState::Unknown(Status::new(Code::Unavailable, "down"))),
+            DriverIs::Pending => Ok(DriverState::Pending),
+            DriverIs::NotConfigured => Err(ResolveError::NotFound {
+                name: "pool".to_owned(),
+                namespace: "ns".to_owned(),
             }),
-            Some(NoDriver::CapabilitiesUnknown) => {
-                Driver::CapabilitiesUnknown(Code::Unavailable, "down".to_owned())
-            }
-            Some(NoDriver::Busy) => Driver::Busy,
-            Some(NoDriver::NotConfigured) => Driver::NotConfigured("there is no driver `pool`".to_owned()),
         };
         let machine = machine.build();
         let mut state = self.state.clone();
@@ -508,7 +512,7 @@ impl World {
             },
             cluster: self.cluster.as_ref(),
             cluster_id: self.cluster.as_ref().map(|_| "c-1".to_owned()),
-            driver,
+            driver: driver.as_ref(),
             violation: self.violation.clone(),
             state: &state,
             inputs: INPUTS,

@@ -11,16 +11,15 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
 use super::outcome::Outcome;
-use super::plan::{Driver, DriverState, Observed, Owner, restored};
+use super::plan::{Observed, Owner, restored};
 use super::runtime_state::{RuntimeState, Until};
 use super::status::Moment;
 use crate::api::cluster_api::{self, Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
-use crate::configured_driver::{CachedCapabilities, ConfiguredDriver, StableReachability};
+use crate::configured_driver::{ConfiguredDriver, DriverState, ResolveError};
 use crate::identity;
-use crate::leadership::is_not_leader;
-use cmi_driver::{Capabilities, Operation, ProviderSpec};
+use cmi_driver::{Operation, ProviderSpec};
 
 #[cfg(test)]
 mod tests;
@@ -40,8 +39,8 @@ pub struct Gathered {
     instant: Instant,
 }
 
-/// The configured driver of a machine and what it says of itself, or why there is none.
-type Resolved = Result<(Arc<ConfiguredDriver>, CachedCapabilities), String>;
+/// The configured driver of a machine and what is known of it, or why there is none.
+type Resolved = Result<(Arc<ConfiguredDriver>, DriverState), ResolveError>;
 
 /// Reads the caches.
 pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
@@ -50,8 +49,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let cluster = cluster_of(ctx, machine, owner.as_deref());
     let cluster_id = cluster.as_deref().and_then(|cluster| ctx.cluster_ids.of(cluster));
     let driver = resolve(ctx, machine).await;
-    let found = driver.as_ref().ok().map(|(driver, _)| &**driver);
-    let violation = violation(machine, found);
+    let violation = violation(machine, &driver);
     let (now, instant) = (Timestamp::now(), Instant::now());
     let inputs = inputs(machine, owner.as_deref());
     let uid = machine.metadata.uid.as_deref().unwrap_or_default();
@@ -64,7 +62,9 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
         owner,
         cluster,
         cluster_id,
-        connection_generation: found.map_or(0, ConfiguredDriver::connection_generation),
+        connection_generation: driver
+            .as_ref()
+            .map_or(0, |(driver, _)| driver.connection_generation()),
         driver,
         violation,
         state,
@@ -84,7 +84,7 @@ impl Gathered {
             },
             cluster: self.cluster.as_deref(),
             cluster_id: self.cluster_id.clone(),
-            driver: observed_driver(&self.driver),
+            driver: self.driver.as_ref().map(|(_, state)| state),
             violation: self.violation.clone(),
             state: &self.state,
             inputs: self.inputs,
@@ -164,10 +164,8 @@ impl Gathered {
     /// Whether the driver can be asked about one VM.
     pub fn can_ask(&self) -> bool {
         match &self.driver {
-            Ok((_, CachedCapabilities::Current(capabilities) | CachedCapabilities::Stale(capabilities))) => {
-                capabilities.offers(Operation::GetMachineStatus)
-            }
-            Ok((_, CachedCapabilities::Unknown(_) | CachedCapabilities::Pending)) | Err(_) => false,
+            Ok((_, DriverState::Known(known))) => known.capabilities.offers(Operation::GetMachineStatus),
+            Ok((_, DriverState::Unknown(_) | DriverState::Pending)) | Err(_) => false,
         }
     }
 }
@@ -200,38 +198,6 @@ fn cluster_of(ctx: &Context, machine: &InfraMachine, owner: Option<&Machine>) ->
     }
 }
 
-/// The driver as a plan sees it.
-fn observed_driver<'a>(resolved: &'a Resolved) -> Driver<'a> {
-    let (driver, cached) = match resolved {
-        Ok(resolved) => resolved,
-        Err(message) => return Driver::NotConfigured(message.clone()),
-    };
-    let known = |capabilities: &'a Capabilities, current: bool| {
-        Driver::Known(DriverState {
-            name: driver.name(),
-            capabilities,
-            current,
-            create_timeout: driver.create_timeout(),
-            create_settle_time: driver.create_settle_time(capabilities),
-            reachable: match *driver.stable_reachability().borrow() {
-                StableReachability::Unsettled => None,
-                StableReachability::Reachable => Some(true),
-                StableReachability::Unreachable(_) => Some(false),
-            },
-        })
-    };
-    match cached {
-        CachedCapabilities::Current(capabilities) => known(capabilities, true),
-        CachedCapabilities::Stale(capabilities) => known(capabilities, false),
-        // The driver was not asked.
-        CachedCapabilities::Unknown(status) if is_not_leader(status) => Driver::Busy,
-        CachedCapabilities::Unknown(status) => {
-            Driver::CapabilitiesUnknown(status.code(), status.message().to_owned())
-        }
-        CachedCapabilities::Pending => Driver::Busy,
-    }
-}
-
 /// Which driver a machine gets.
 #[derive(Debug, PartialEq, Eq)]
 enum Choice<'a> {
@@ -259,25 +225,26 @@ async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
         },
         Choice::Asked(name) => ctx.drivers.resolve(name, namespace),
     };
-    let driver = match resolved {
-        Ok(driver) => driver,
-        Err(error) => return Err(error.to_string()),
-    };
-    let cached = ctx.capabilities(machine, &driver).await;
-    Ok((driver, cached))
+    let driver = resolved?;
+    let state = ctx.driver_state(machine, &driver).await;
+    Ok((driver, state))
 }
 
 /// What neither the API server nor the tags can refuse: limits on the whole, and the driver's own schema.
-fn violation(machine: &InfraMachine, driver: Option<&ConfiguredDriver>) -> Option<String> {
+/// That of a driver that was lost may not be that of the next one.
+fn violation(machine: &InfraMachine, driver: &Resolved) -> Option<String> {
     let violations = machine.spec.violations();
     if !violations.is_empty() {
         return Some(format!("spec.{}", violations.join("; spec.")));
     }
-    let spec = ProviderSpec(machine.spec.provider_spec.clone());
-    driver?
-        .check_spec(&spec)
-        .err()
-        .map(|status| status.message().to_owned())
+    match driver {
+        Ok((_, DriverState::Known(known))) if known.is_current => {
+            let spec = ProviderSpec(machine.spec.provider_spec.clone());
+            let refused = known.capabilities.check_spec(&spec).err();
+            refused.map(|status| status.message().to_owned())
+        }
+        Ok((_, DriverState::Known(_) | DriverState::Unknown(_) | DriverState::Pending)) | Err(_) => None,
+    }
 }
 
 /// What this provider writes itself, the generation among it, is left out: it is no reason to try again.

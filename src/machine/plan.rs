@@ -33,9 +33,9 @@ use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::{GROUP, paused_by};
-use crate::configured_driver::{HalfOpenReason, PERMIT_WAIT};
+use crate::configured_driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
 use crate::identity::{self, InvalidSpec, MachineId, Role};
-use cmi_driver::{Capabilities, Code, ProviderId, ProviderSpec, Status};
+use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
 
 /// What was read for one reconcile.
 pub struct Observed<'a> {
@@ -45,8 +45,8 @@ pub struct Observed<'a> {
     pub cluster: Option<&'a Cluster>,
     /// The id that drivers know the Cluster by; `None` without a Cluster.
     pub cluster_id: Option<String>,
-    /// The configured driver.
-    pub driver: Driver<'a>,
+    /// What is known of its configured driver; there may be none, or not for this namespace.
+    pub driver: Result<&'a DriverState, &'a ResolveError>,
     /// What violates a limit that neither the API server nor the tags know.
     pub violation: Option<String>,
     /// What is remembered of the last reconciles.
@@ -69,36 +69,6 @@ pub enum Owner<'a> {
     Missing,
     /// It is there.
     Found(&'a Machine),
-}
-
-/// The configured driver of a machine.
-pub enum Driver<'a> {
-    /// It has said what it offers.
-    Known(DriverState<'a>),
-    /// It could never be asked what it offers: nothing may be assumed.
-    CapabilitiesUnknown(Code, String),
-    /// It has not said yet, and too many ask it at the moment.
-    Busy,
-    /// There is none, or not for this namespace.
-    NotConfigured(String),
-}
-
-/// What a plan needs to know of a driver.
-pub struct DriverState<'a> {
-    /// The name it is configured under.
-    pub name: &'a str,
-    /// What it offers.
-    pub capabilities: &'a Capabilities,
-    /// Whether it has said so since it was met; else it may be another by now, and
-    /// nothing is refused in its name.
-    pub current: bool,
-    /// How long a create may be under way before it is given up.
-    pub create_timeout: Duration,
-    /// How long after a create that was given up its VM may still come to be seen.
-    pub create_settle_time: Duration,
-    /// Whether it can be reached, as its probes have said for a while; `None` when they have not said
-    /// the same for long enough.
-    pub reachable: Option<bool>,
 }
 
 /// How long to wait for an answer that only a person or a configuration can change.
@@ -157,26 +127,22 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
             return blocked(ownership, conditions::READY, reason, message.to_owned());
         }
     };
-    let driver = match &seen.driver {
-        Driver::Known(driver) => driver,
+    let driver = match seen.driver {
+        Ok(DriverState::Known(driver)) => driver,
         // Nothing is known that could take the refusal back.
-        Driver::CapabilitiesUnknown(..) if is_refused_uncalled(machine) => {
+        Ok(DriverState::Unknown(_)) if is_refused_uncalled(machine) => {
             return Outcome::Waiting(Some(PERMIT_WAIT)).into();
         }
-        Driver::CapabilitiesUnknown(code, message) => {
-            return capabilities_unknown(OperationType::Create, *code, message);
-        }
-        Driver::Busy => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
-        Driver::NotConfigured(message) => {
-            return no_driver(machine, ownership.if_missing(machine), message);
-        }
+        Ok(DriverState::Unknown(status)) => return capabilities_unknown(OperationType::Create, status),
+        Ok(DriverState::Pending) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
+        Err(unresolved) => return no_driver(machine, ownership.if_missing(machine), unresolved),
     };
     match (bootstrap, wanted_spec(machine, owner, seen, driver, &ownership)) {
         (None, wanted) => plan_provisioned(machine, seen, driver, wanted),
         (Some(bootstrap), Ok(wanted)) => {
             plan_provisioning(machine, seen, driver, ownership, wanted, bootstrap)
         }
-        (Some(_), Err(invalid)) if driver.current => Outcome::Refused { invalid, again: None }.into(),
+        (Some(_), Err(invalid)) if driver.is_current => Outcome::Refused { invalid, again: None }.into(),
         // It is asked anew first; a machine that waits for that is called.
         (Some(_), Err(_)) => Outcome::Waiting(Some(PERMIT_WAIT)).into(),
     }
@@ -287,7 +253,7 @@ fn bootstrap_of<'a>(owner: &'a Machine, cluster: &Cluster) -> Result<&'a str, (&
 fn plan_provisioning(
     machine: &InfraMachine,
     seen: &Observed<'_>,
-    driver: &DriverState<'_>,
+    driver: &KnownDriver,
     ownership: Ownership,
     wanted: ProviderSpec,
     bootstrap: String,
@@ -311,7 +277,7 @@ fn plan_provisioning(
     let settling = settling(machine, seen, driver).filter(|_| changed);
     let ownership = Ownership {
         instance: Instance::MayExist,
-        driver: Some(driver.name.to_owned()),
+        driver: Some(driver.name.to_string()),
         secret: Some(identity::credentials(machine).unwrap_or_default().to_owned()),
         applied: Some(wanted.clone()),
         ..ownership
@@ -327,14 +293,14 @@ fn plan_provisioning(
         noted,
         unanswered,
         settling,
-        trial: trial(machine, seen),
+        half_open: half_open_reason(machine, seen),
     }))
     .into()
 }
 
 /// Why a create may be let through though capacity was exhausted. Of one that was cut short and not refused
 /// since, nothing is recalled.
-fn trial(machine: &InfraMachine, seen: &Observed<'_>) -> HalfOpenReason {
+fn half_open_reason(machine: &InfraMachine, seen: &Observed<'_>) -> HalfOpenReason {
     let retry = seen.state.retry.as_ref();
     let status = machine.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
@@ -362,22 +328,22 @@ fn blocked(
     .into()
 }
 
-fn no_driver(machine: &InfraMachine, ownership: Option<Box<Ownership>>, message: &str) -> Plan {
+fn no_driver(machine: &InfraMachine, ownership: Option<Box<Ownership>>, unresolved: &ResolveError) -> Plan {
     Outcome::Blocked(Blocked {
         ownership,
         again: Some(LONG_WAIT),
         ..Blocked::new(
             condition_without_calls(machine),
             reason::DRIVER_NOT_CONFIGURED,
-            message,
+            unresolved.to_string(),
         )
     })
     .into()
 }
 
 /// The driver has never said what it offers.
-fn capabilities_unknown(during: OperationType, code: Code, message: &str) -> Plan {
-    let status = Status::new(code, message);
+fn capabilities_unknown(during: OperationType, status: &Status) -> Plan {
+    let status = Status::new(status.code(), status.message());
     Outcome::Failed(Box::new(Failure::capabilities_unknown(during, status))).into()
 }
 
@@ -431,7 +397,7 @@ fn wanted_spec(
     machine: &InfraMachine,
     owner: &Machine,
     seen: &Observed<'_>,
-    driver: &DriverState<'_>,
+    driver: &KnownDriver,
     ownership: &Ownership,
 ) -> Result<ProviderSpec, InvalidSpec> {
     if let Some(violation) = &seen.violation {
@@ -445,7 +411,7 @@ fn wanted_spec(
     };
     identity::tagged_spec(
         &ProviderSpec(machine.spec.provider_spec.clone()),
-        driver.capabilities,
+        &driver.capabilities,
         &ownership.cluster_id,
         role,
         &ownership.machine_id,

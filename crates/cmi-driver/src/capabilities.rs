@@ -5,9 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde_json::Value;
-
-use super::Operation;
+use super::{Operation, ProviderSpec, SpecSchema, Status};
 
 /// A place inside a provider spec, as RFC 6901 writes it: `/network/tags`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -75,7 +73,7 @@ pub struct Capabilities {
     /// The fields of the provider spec that [`super::Driver::update_machine`] can change on a living VM.
     pub hot_updatable: Vec<JsonPointer>,
     /// JSON Schema of the provider spec, checked before any call.
-    pub provider_spec_schema: Option<Value>,
+    pub provider_spec_schema: Option<SpecSchema>,
 }
 
 impl Capabilities {
@@ -94,6 +92,16 @@ impl Capabilities {
     /// Whether this call may be made. The required calls and the identity calls always may.
     pub fn offers(&self, operation: Operation) -> bool {
         operation.is_required() || self.operations.contains(&operation)
+    }
+
+    /// Checks a provider spec against the schema that the driver publishes, if it does. Makes no call.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT that names each field that is wrong and why.
+    pub fn check_spec(&self, spec: &ProviderSpec) -> Result<(), Status> {
+        self.provider_spec_schema
+            .as_ref()
+            .map_or(Ok(()), |schema| schema.check(spec))
     }
 }
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::{MachineClass, ProviderSpec};
+use super::{Code, MachineClass, ProviderSpec, Status};
 
 /// The back end's identifier of a VM, as `Node.spec.providerID` has it, byte for byte. 1–512 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -142,7 +142,7 @@ pub struct Machine {
     pub node_name: String,
     /// Its addresses, as far as they are known.
     pub addresses: Vec<Address>,
-    /// Whether it runs, when the driver can tell.
+    /// Whether it runs, when the driver knows.
     pub power_state: Option<PowerState>,
     /// Where it was placed, when the driver knows zones.
     pub failure_domain: Option<String>,
@@ -356,6 +356,19 @@ pub enum Readiness {
     Ready,
     /// It is healthy but has not finished starting.
     NotYet,
+}
+
+impl Readiness {
+    /// What the answer to a probe says: a driver without Probe is ready (CMI-71).
+    ///
+    /// # Errors
+    /// Any other than UNIMPLEMENTED.
+    pub fn from_probe(answer: Result<Self, Status>) -> Result<Self, Status> {
+        match answer {
+            Err(status) if status.code() == Code::Unimplemented => Ok(Self::Ready),
+            answer => answer,
+        }
+    }
 }
 
 /// A failure domain of a class.

@@ -1,5 +1,8 @@
 //! The JSON Schema that a driver publishes for its provider spec.
 
+use std::fmt;
+use std::sync::Arc;
+
 use jsonschema::{Retrieve, Uri, Validator};
 use serde_json::Value;
 
@@ -8,9 +11,13 @@ use super::{Code, ProviderSpec, Status};
 /// The most violations that one message lists.
 const MOST_LISTED: usize = 5;
 
-/// The schema of [`super::Capabilities::provider_spec_schema`], ready to be used.
-#[derive(Debug)]
-pub struct SpecSchema(Validator);
+/// The JSON Schema of a provider spec. One that nothing can be checked with is kept as it was published, and
+/// refuses nothing: the driver checks for itself.
+#[derive(Clone)]
+pub struct SpecSchema {
+    published: Value,
+    compiled: Result<Arc<Validator>, InvalidSpecSchema>,
+}
 
 /// A schema that nothing can be checked with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,16 +34,27 @@ impl Retrieve for NothingIsFetched {
 }
 
 impl SpecSchema {
-    /// Compiles a schema.
+    /// A schema, compiled.
+    pub fn new(published: Value) -> Self {
+        let compiled = jsonschema::options()
+            .with_retriever(NothingIsFetched)
+            .build(&published)
+            .map(Arc::new)
+            .map_err(|error| InvalidSpecSchema(error.to_string()));
+        Self { published, compiled }
+    }
+
+    /// As the driver published it.
+    pub fn as_json(&self) -> &Value {
+        &self.published
+    }
+
+    /// Whether anything can be checked with it.
     ///
     /// # Errors
     /// What is wrong with it, or that it refers to something outside of itself.
-    pub fn compile(schema: &Value) -> Result<Self, InvalidSpecSchema> {
-        jsonschema::options()
-            .with_retriever(NothingIsFetched)
-            .build(schema)
-            .map(Self)
-            .map_err(|error| InvalidSpecSchema(error.to_string()))
+    pub fn validate(&self) -> Result<(), &InvalidSpecSchema> {
+        self.compiled.as_ref().map(|_| ())
     }
 
     /// Checks a provider spec as its user wrote it, before tags and failure domain are added.
@@ -44,9 +62,11 @@ impl SpecSchema {
     /// # Errors
     /// INVALID_ARGUMENT with the path of each field that violates the schema.
     pub fn check(&self, spec: &ProviderSpec) -> Result<(), Status> {
+        let Ok(validator) = &self.compiled else {
+            return Ok(());
+        };
         let instance = Value::Object(spec.0.clone());
-        let mut violations: Vec<String> = self
-            .0
+        let mut violations: Vec<String> = validator
             .iter_errors(&instance)
             .take(MOST_LISTED + 1)
             .map(|error| format!("providerSpec{}: {error}", error.instance_path()))
@@ -62,6 +82,18 @@ impl SpecSchema {
     }
 }
 
+impl PartialEq for SpecSchema {
+    fn eq(&self, other: &Self) -> bool {
+        self.published == other.published
+    }
+}
+
+impl fmt::Debug for SpecSchema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.published.fmt(f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -74,12 +106,11 @@ mod tests {
 
     #[test]
     fn a_violation_is_invalid_argument_with_the_path_of_the_field() {
-        let schema = SpecSchema::compile(&json!({
+        let schema = SpecSchema::new(json!({
             "type": "object",
             "required": ["vmPool"],
             "properties": {"disk": {"properties": {"size": {"type": "integer"}}}}
-        }))
-        .unwrap();
+        }));
         let status = schema.check(&spec(&json!({"disk": {"size": "x"}}))).unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
         assert!(
@@ -96,8 +127,9 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_refers_to_the_network_is_refused() {
-        let schema = json!({"$ref": "http://127.0.0.1:1/schema.json"});
-        assert!(SpecSchema::compile(&schema).is_err());
+    fn a_schema_that_refers_to_the_network_is_none_and_refuses_nothing() {
+        let schema = SpecSchema::new(json!({"$ref": "http://127.0.0.1:1/schema.json"}));
+        assert!(schema.validate().is_err());
+        assert!(schema.check(&spec(&json!({}))).is_ok());
     }
 }

@@ -15,8 +15,8 @@ use cmi_driver::{
     Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, JsonPointer, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine,
-    Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
-    USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone,
+    Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema,
+    Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone,
 };
 
 impl SimulatedDriver {
@@ -91,7 +91,7 @@ impl Driver for SimulatedDriver {
                 consistency_window: self.config.consistency_window(),
                 tag_path: JsonPointer::field(TAGS),
                 hot_updatable: updates.then(|| JsonPointer::field(LABELS)).into_iter().collect(),
-                provider_spec_schema: Some(schema::of(&self.config)),
+                provider_spec_schema: Some(SpecSchema::new(schema::of(&self.config))),
             })
         })
         .await

@@ -115,7 +115,7 @@ async fn ask(asked: &Asked) -> cmi_driver::Result<DriverInfo> {
     Ok(DriverInfo {
         info: driver.info().await?,
         capabilities: driver.capabilities().await?,
-        readiness: ready(driver.probe().await)?,
+        readiness: Readiness::from_probe(driver.probe().await)?,
         extension: extension(asked.connector.as_ref()).await?,
     })
 }
@@ -128,14 +128,6 @@ async fn extension(connector: Option<&Connector>) -> cmi_driver::Result<Extensio
         Ok(None) => Ok(Extension::NotServed),
         Ok(Some(calls)) => Ok(Extension::Declares(calls)),
         Err(error) => Err(Status::new(Code::Unavailable, error.to_string()).with_source(error)),
-    }
-}
-
-/// A plugin without Probe is ready.
-pub(in crate::cli) fn ready(probed: cmi_driver::Result<Readiness>) -> cmi_driver::Result<Readiness> {
-    match probed {
-        Err(status) if status.code() == Code::Unimplemented => Ok(Readiness::Ready),
-        probed => probed,
     }
 }
 
@@ -188,7 +180,12 @@ impl std::fmt::Display for DriverInfo {
         }
         match provider_spec_schema {
             None => writeln!(f, "  {:<20}none", "provider spec"),
-            Some(schema) => writeln!(f, "  {:<20}{}", "provider spec", indented(&format!("{schema:#}"))),
+            Some(schema) => writeln!(
+                f,
+                "  {:<20}{}",
+                "provider spec",
+                indented(&format!("{:#}", schema.as_json()))
+            ),
         }
     }
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use kube::client::{Body, Client};
+use serde_json::json;
 
 use super::*;
-use crate::admission::Guard;
+use crate::admission::AdmissionPolicies;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::ConfiguredDrivers;
@@ -17,6 +18,7 @@ use crate::machine::cause::Cause;
 use crate::machine::fixtures::machine;
 use crate::machine::runtime_state::{Retry, UnimplementedCall};
 use crate::metrics::Metrics;
+use cmi_driver::{Capabilities, Code, SpecSchema, Status};
 
 /// A driver called `pool`, and nothing else.
 fn context(driver: FakeDriver) -> Context {
@@ -25,7 +27,7 @@ fn context(driver: FakeDriver) -> Context {
     let client = Client::new(unused, "default");
     let caches = Caches::empty();
     Context {
-        guard: Arc::new(Guard::trusting(client.clone())),
+        policies: Arc::new(AdmissionPolicies::trusting(client.clone())),
         client: client.clone(),
         cluster_ids: Arc::new(ClusterIds::new(&caches)),
         caches,
@@ -49,6 +51,23 @@ async fn a_driver_that_is_met_during_a_call_is_not_the_one_that_answered_it() {
     assert_eq!(gathered.connection_generation(), 1);
 }
 
+/// A plugin that is upgraded may take what the one before would have refused.
+#[tokio::test(start_paused = true)]
+async fn the_schema_of_a_driver_that_was_lost_refuses_nothing() {
+    let mut strict = Capabilities::minimal();
+    strict.provider_spec_schema = Some(SpecSchema::new(json!({"required": ["vmPool"]})));
+    let driver = FakeDriver::default();
+    let met = Arc::clone(&driver.connection_generation);
+    let says = Arc::clone(&driver.capabilities);
+    *says.lock().unwrap() = Ok(strict);
+    let ctx = context(driver);
+    let machine = machine().identified().build();
+    assert!(gather(&ctx, &machine).await.violation.is_some());
+    *says.lock().unwrap() = Err(Status::new(Code::Unavailable, "down"));
+    met.store(1, Ordering::SeqCst);
+    assert_eq!(gather(&ctx, &machine).await.violation, None);
+}
+
 /// CTL-02
 #[test]
 fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is_left_of_its_wait() {
@@ -58,7 +77,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
         owner: None,
         cluster: None,
         cluster_id: None,
-        driver: Err("none".to_owned()),
+        driver: Err(ResolveError::NoneConfigured),
         violation: None,
         state: RuntimeState {
             retry: Some(Retry {

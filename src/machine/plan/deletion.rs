@@ -6,13 +6,13 @@ use jiff::Timestamp;
 
 use super::waits::{pace_of_deletion, retry_wait};
 use super::{
-    Delete, Driver, DriverState, Observed, Plan, Settling, ShutDown, Step, blocked, capabilities_unknown,
-    known_provider_id, no_driver, paused, rest_of_grace,
+    Delete, Observed, Plan, Settling, ShutDown, Step, blocked, capabilities_unknown, known_provider_id,
+    no_driver, paused, rest_of_grace,
 };
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
-use crate::configured_driver::PERMIT_WAIT;
+use crate::configured_driver::{DriverState, KnownDriver, PERMIT_WAIT};
 use crate::identity::{self, MachineId};
 use crate::machine::outcome::{Outcome, RemovalReason};
 use crate::machine::ownership::has_finalizer;
@@ -57,17 +57,13 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         }
         instance => instance == Instance::Refused && machine.spec.provider_id.is_none(),
     };
-    let driver = match &seen.driver {
-        Driver::Known(driver) => driver,
-        Driver::CapabilitiesUnknown(code, message) => {
-            return capabilities_unknown(OperationType::Delete, *code, message);
-        }
-        Driver::Busy => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
+    let driver = match seen.driver {
+        Ok(DriverState::Known(driver)) => driver,
+        Ok(DriverState::Unknown(status)) => return capabilities_unknown(OperationType::Delete, status),
+        Ok(DriverState::Pending) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
         // Its spec was never valid, and no driver is left that could say whether anything was made.
-        Driver::NotConfigured(_) if refused => {
-            return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into();
-        }
-        Driver::NotConfigured(message) => return no_driver(machine, None, message),
+        Err(_) if refused => return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into(),
+        Err(unresolved) => return no_driver(machine, None, unresolved),
     };
     if let Some(wait) = retry_wait(seen) {
         return Outcome::Waiting(wait.again()).into();
@@ -143,7 +139,7 @@ fn moved_away(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
 pub(super) fn settling(
     machine: &InfraMachine,
     seen: &Observed<'_>,
-    driver: &DriverState<'_>,
+    driver: &KnownDriver,
 ) -> Option<Settling> {
     let noted = identity::annotation(machine, labels::CREATE_ISSUED_AT);
     let issued = match UnansweredCreates::of(machine) {

@@ -2,8 +2,9 @@
 
 use super::difference::difference;
 use super::waits::{is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
-use super::{DriverState, Observed, Plan, Refresh, Step, Update, known_provider_id};
+use super::{Observed, Plan, Refresh, Step, Update, known_provider_id};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::configured_driver::KnownDriver;
 use crate::identity::{self, InvalidSpec};
 use crate::machine::outcome::Outcome;
 use crate::machine::runtime_state::LookUpHint;
@@ -14,7 +15,7 @@ use cmi_driver::{Machine, Operation, ProviderSpec};
 pub fn plan_provisioned(
     machine: &InfraMachine,
     seen: &Observed<'_>,
-    driver: &DriverState<'_>,
+    driver: &KnownDriver,
     wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {
     let Some(provider_id) = known_provider_id(machine) else {

@@ -128,7 +128,7 @@ pub struct Provision {
     /// is looked for and deleted.
     pub settling: Option<Settling>,
     /// Why its create may be let through though capacity was exhausted.
-    pub trial: HalfOpenReason,
+    pub half_open: HalfOpenReason,
 }
 
 impl Provision {

@@ -703,19 +703,19 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
         panic!("all of them would come at once");
     };
     assert!(left <= Duration::from_secs(10), "{left:?}");
-    let trial = provision(world().remembering(0).plan(refused())).trial;
-    assert_eq!((trial.recalled, trial.requested), (true, false));
+    let reason = provision(world().remembering(0).plan(refused())).half_open;
+    assert_eq!((reason.recalled, reason.requested), (true, false));
     let circuit_open = machine().condition(conditions::READY, State::False, "WaitingForCapacity");
-    assert!(provision(world().plan(circuit_open)).trial.recalled);
+    assert!(provision(world().plan(circuit_open)).half_open.recalled);
     assert_eq!(
-        provision(world().plan(machine())).trial,
+        provision(world().plan(machine())).half_open,
         HalfOpenReason::default()
     );
     let mut annotated = world().remembering(600).inputs_changed();
     if let Some(retry) = &mut annotated.state.retry {
         retry.cause = Cause::Capacity;
     }
-    assert!(provision(annotated.plan(refused())).trial.requested);
+    assert!(provision(annotated.plan(refused())).half_open.requested);
 }
 
 /// There is nothing to compare an annotation with that was set before the start: what is

@@ -43,7 +43,7 @@ pub fn retry_wait(seen: &Observed<'_>) -> Option<Wait> {
     recorded_wait(seen)
 }
 
-/// The wait that a status tells of, for a process that remembers none: another one made the call. `inputs`
+/// The wait that a status shows, for a process that remembers none: another one made the call. `inputs`
 /// are those of now, so that a change of theirs ends the wait as it ends one of this process.
 ///
 /// # Guarantees

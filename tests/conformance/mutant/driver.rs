@@ -5,7 +5,7 @@ use cmi_driver::{
     Capabilities, ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass,
-    Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse,
+    Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema,
     UpdateMachineRequest, Zone,
 };
 use serde_json::{Map, Value, json};
@@ -36,9 +36,11 @@ impl Driver for Mutant {
             Flaw::Hides(operation) => drop(capabilities.operations.remove(&operation)),
             Flaw::CapabilitiesChange => capabilities.zones = self.turn().is_multiple_of(2),
             Flaw::SchemaRefusesTheSample => {
-                capabilities.provider_spec_schema = Some(json!({"required": ["colour"]}));
+                capabilities.provider_spec_schema = Some(SpecSchema::new(json!({"required": ["colour"]})));
             }
-            Flaw::SchemaIsNone => capabilities.provider_spec_schema = Some(json!({"type": 7})),
+            Flaw::SchemaIsNone => {
+                capabilities.provider_spec_schema = Some(SpecSchema::new(json!({"type": 7})));
+            }
             _ => {}
         }
         let offered = |operation: &Operation| self.offered.contains(operation);

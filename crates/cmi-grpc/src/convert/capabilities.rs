@@ -9,7 +9,7 @@ use crate::proto::capcmi::v1::{
 };
 use crate::proto::cmi::v1::plugin_capability::{Rpc, Type, rpc};
 use crate::proto::cmi::v1::{GetPluginCapabilitiesResponse, PluginCapability};
-use cmi_driver::{Capabilities, JsonPointer, Operation};
+use cmi_driver::{Capabilities, JsonPointer, Operation, SpecSchema};
 
 /// The most bytes of a JSON pointer.
 const POINTER: usize = 512;
@@ -66,7 +66,7 @@ impl From<Capabilities> for Declaration {
                     .collect(),
                 provider_spec_schema: capabilities
                     .provider_spec_schema
-                    .map(|schema| schema.to_string().into_bytes())
+                    .map(|schema| schema.as_json().to_string().into_bytes())
                     .unwrap_or_default(),
             }),
         }
@@ -105,7 +105,7 @@ impl TryFrom<Declaration> for Capabilities {
         if !extension.provider_spec_schema.is_empty() {
             let schema =
                 Field("provider_spec_schema").json(&extension.provider_spec_schema, OBJECT, "schema")?;
-            capabilities.provider_spec_schema = Some(schema);
+            capabilities.provider_spec_schema = Some(SpecSchema::new(schema));
         }
         Ok(capabilities)
     }

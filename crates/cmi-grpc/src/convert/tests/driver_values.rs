@@ -307,7 +307,7 @@ pub(super) fn capabilities() -> impl Strategy<Value = Capabilities> {
                     consistency_window: Duration::new(seconds, nanos),
                     tag_path,
                     hot_updatable,
-                    provider_spec_schema,
+                    provider_spec_schema: provider_spec_schema.map(SpecSchema::new),
                 }
             },
         )
