@@ -17,25 +17,23 @@
 //!   confirmed them. That is noted in the policy itself, so that a restart keeps it.
 
 mod applied_version;
+mod check;
 mod identities;
 mod identity_presence;
 mod judge;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
 use kube::Client;
-use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use semver::Version;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::{Mutex, watch};
 use tower::BoxError;
 
-use self::identities::Identities;
-use self::judge::{Expected, Finding, judge};
-use crate::apiserver::{Error, FIELD_MANAGER, merge_difference, patch_params};
+use self::check::Checks;
+use self::judge::Expected;
+use crate::apiserver::Error;
 use crate::leadership::Leadership;
 use crate::manifests;
 use crate::metrics::Metrics;
@@ -47,8 +45,6 @@ const FIRST: Duration = Duration::from_secs(2);
 /// Between the beginnings of two checks, however many machines ask for one: those that ask
 /// meanwhile share the next.
 const PACE: Duration = Duration::from_millis(200);
-/// API servers look for new policies once a second, and each for itself.
-const SETTLE: Duration = Duration::from_secs(3);
 /// The annotation of a policy that says until when identities were not guarded. An administrator removes it.
 pub const UNCONFIRMED: &str = "infrastructure.capcmi.io/unconfirmed";
 /// How often a check begins anew, because another provider has written in between.
@@ -88,7 +84,7 @@ impl EnforcementEpoch {
 }
 
 /// Knows whether identities are guarded.
-pub struct Guard {
+pub struct AdmissionPolicies {
     client: Client,
     metrics: Arc<Metrics>,
     /// The only namespace that the provider looks at; all without it.
@@ -109,57 +105,7 @@ struct EpochState {
     holds: bool,
 }
 
-#[derive(Default)]
-struct Checks {
-    /// When the last one began.
-    last: Option<Instant>,
-    /// What should be there; `None` before the first check.
-    expected: Option<Arc<[Expected]>>,
-    /// What guards identities, as it was at the end of the last one.
-    seen: BTreeMap<String, ObjectVersion>,
-    /// Whether what guards identities was put in place and not every API server is known to have it. It
-    /// outlives a check that fails after it.
-    unsettled: bool,
-    /// The annotation that this process has written. Another one's is for the other, or an
-    /// administrator, to take away.
-    annotated: Option<String>,
-    /// What was reported of policies that guard no identity: once is enough.
-    reported: Vec<String>,
-}
-
-impl Checks {
-    /// What should be there.
-    fn expected(&mut self) -> Result<Arc<[Expected]>, Error> {
-        Ok(match &self.expected {
-            Some(expected) => Arc::clone(expected),
-            None => Arc::clone(self.expected.insert(own()?)),
-        })
-    }
-}
-
-/// UID and generation of an object: where they differ, others have replaced or changed it meanwhile.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct ObjectVersion {
-    uid: Option<String>,
-    generation: Option<i64>,
-}
-
-impl ObjectVersion {
-    fn of(object: &DynamicObject) -> Self {
-        Self {
-            uid: object.metadata.uid.clone(),
-            generation: object.metadata.generation,
-        }
-    }
-
-    /// Whether the spec of the same object was written once since, and not more often.
-    fn is_one_write_after(&self, before: &Self) -> bool {
-        let next = before.generation.map(|generation| generation + 1);
-        self.uid == before.uid && next.is_some() && self.generation == next
-    }
-}
-
-impl Guard {
+impl AdmissionPolicies {
     /// One that has not checked yet, so that nothing is trusted.
     pub fn new(client: Client, metrics: Arc<Metrics>) -> Self {
         Self {
@@ -178,11 +124,11 @@ impl Guard {
     /// One that never checks and trusts everything.
     #[cfg(test)]
     pub(crate) fn trusting(client: Client) -> Self {
-        let mut guard = Self::new(client, Arc::new(Metrics::new()));
-        guard.enforcement.send_replace(Enforcement::InForce);
-        guard.found(true);
-        guard.checks.get_mut().last = Some(Instant::now() + Duration::from_hours(24));
-        guard
+        let mut policies = Self::new(client, Arc::new(Metrics::new()));
+        policies.enforcement.send_replace(Enforcement::InForce);
+        policies.found(true);
+        policies.checks.get_mut().last = Some(Instant::now() + Duration::from_hours(24));
+        policies
     }
 
     /// The same as another version of the provider, which has these policies and bindings.
@@ -299,221 +245,6 @@ impl Guard {
             }
         }
     }
-
-    /// Looks at what guards identities, and changes nothing. The policies of any version will do: the replica
-    /// that leads may be of another one, and waits for this one before it goes.
-    async fn look(&self) -> Result<(), Error> {
-        let mut checks = self.checks.lock().await;
-        let expected = checks.expected()?;
-        let all = self.find_all(&expected, &mut Vec::new()).await?;
-        let is_open = all
-            .iter()
-            .any(|(expected, found)| is_gap(expected, found.as_ref(), &checks.seen));
-        self.found(!is_open && unconfirmed(&all).is_none());
-        let guards = all.iter().filter(|(expected, _)| expected.guards_identities());
-        let mut open = guards.filter_map(|(expected, found)| {
-            let finding = judge(expected, found.as_ref());
-            (!finding.is_of_a_version())
-                .then(|| fault(expected, &finding))
-                .flatten()
-        });
-        let what = open.next();
-        drop(open);
-        self.saw(what.map_or(Ok(()), |what| {
-            Err(format!("{what}, and the replica that leads puts it in place"))
-        }));
-        for (expected, found) in &all {
-            if let Some(found) = found {
-                remember(&mut checks.seen, expected, found);
-            }
-        }
-        Ok(())
-    }
-
-    /// Looks at every policy and binding, and puts in place what is not as it should be.
-    async fn check(&self, checks: &mut Checks) -> Result<Enforcement, Error> {
-        let expected = checks.expected()?;
-        let mut reported = Vec::new();
-        let mut all = self.find_all(&expected, &mut reported).await?;
-        let was_open = all
-            .iter()
-            .any(|(expected, found)| is_gap(expected, found.as_ref(), &checks.seen));
-        if was_open {
-            // Whatever becomes of this check: what was seen before it proves nothing.
-            self.found(false);
-        }
-        let mut until = unconfirmed(&all);
-        if was_open && until.is_none() {
-            until = Some(Timestamp::now().to_string());
-        }
-        for (expected, found) in &mut all {
-            let annotation = until.as_deref().filter(|_| expected.carries_annotation());
-            let is_annotated = found
-                .as_ref()
-                .is_some_and(|found| annotation_of(found) == annotation);
-            if judge(expected, found.as_ref()).has_to_be_put() || (annotation.is_some() && !is_annotated) {
-                let annotation =
-                    annotation.map_or(UnconfirmedAnnotation::Unchanged, UnconfirmedAnnotation::Set);
-                let before = found.as_ref().map(ObjectVersion::of);
-                let put = match self.put(expected, found.as_ref(), annotation).await {
-                    Err(error) if !expected.guards_identities() && is_refused(&error) => {
-                        reported.push(format!("{}: {}", expected.key(), advice(&error)));
-                        continue;
-                    }
-                    put => put?,
-                };
-                if let UnconfirmedAnnotation::Set(until) = annotation {
-                    checks.annotated = Some(until.to_owned());
-                }
-                checks.unsettled |= expected.guards_identities() && before != Some(ObjectVersion::of(&put));
-                remember(&mut checks.seen, expected, &put);
-                *found = Some(put);
-            }
-        }
-        if checks.unsettled {
-            tokio::time::sleep(SETTLE).await;
-            checks.unsettled = false;
-        }
-        // Nothing could be forged where there was nothing. Looked at when the policies are in force again:
-        // before, it might be forged a moment later.
-        let mut unknown = None;
-        if until.is_some() {
-            let is_none = match identities::look(&self.client, self.namespace.as_deref()).await? {
-                Identities::Exist => false,
-                Identities::Nowhere => true,
-                // Another provider's annotation may be about identities elsewhere.
-                Identities::NotInNamespace => checks.annotated == until,
-                Identities::Unknown(why) => {
-                    unknown = Some(why);
-                    false
-                }
-            };
-            let carrier = all.iter_mut().find(|(expected, _)| expected.carries_annotation());
-            if let Some((expected, found)) = carrier.filter(|_| is_none) {
-                *found = Some(
-                    self.put(expected, found.as_ref(), UnconfirmedAnnotation::Clear)
-                        .await?,
-                );
-                until = None;
-            }
-        }
-        let mut wrong = None;
-        for (expected, found) in &all {
-            if let Some(found) = found {
-                remember(&mut checks.seen, expected, found);
-            }
-            let Some(what) = fault(expected, &judge(expected, found.as_ref())) else {
-                continue;
-            };
-            if expected.guards_identities() {
-                wrong = Some(what);
-            } else {
-                reported.push(what);
-            }
-        }
-        for what in reported.iter().filter(|what| !checks.reported.contains(*what)) {
-            tracing::warn!(
-                what,
-                "an admission policy that guards no identity is not as this version has it"
-            );
-        }
-        checks.reported = reported;
-        self.saw(wrong.clone().map_or(Ok(()), Err));
-        let enforcement = match (wrong, until) {
-            (Some(wrong), _) => Enforcement::Unguarded(
-                format!("the admission policies do not guard identities: {wrong}; an administrator has to delete or repair it").into(),
-            ),
-            (None, Some(until)) => {
-                Enforcement::Unguarded(unconfirmed_since(&until, unknown.as_deref()).into())
-            }
-            (None, None) => Enforcement::InForce,
-        };
-        self.found(enforcement == Enforcement::InForce);
-        Ok(enforcement)
-    }
-
-    /// What there is in the place of everything expected; without what guards no
-    /// identity and may not be read.
-    async fn find_all<'a>(
-        &self,
-        expected: &'a [Expected],
-        reported: &mut Vec<String>,
-    ) -> Result<Vec<(&'a Expected, Option<DynamicObject>)>, Error> {
-        let found = expected.iter().map(|expected| self.find(expected));
-        let mut all = Vec::new();
-        for (expected, found) in expected.iter().zip(futures::future::join_all(found).await) {
-            match found {
-                Err(error) if !expected.guards_identities() && is_refused(&error) => {
-                    reported.push(format!("{}: {}", expected.key(), advice(&error)));
-                }
-                found => all.push((expected, found?)),
-            }
-        }
-        Ok(all)
-    }
-
-    async fn find(&self, expected: &Expected) -> Result<Option<DynamicObject>, Error> {
-        let found = self.api(&expected.resource).get_opt(&expected.name).await;
-        found.map_err(|error| Error::api("reading an admission policy", error))
-    }
-
-    /// What is there is patched, so that nothing is left that makes it apply to less; what is not is applied,
-    /// not created: RBAC can then name the objects that this provider may make.
-    async fn put(
-        &self,
-        expected: &Expected,
-        found: Option<&DynamicObject>,
-        annotation: UnconfirmedAnnotation<'_>,
-    ) -> Result<DynamicObject, Error> {
-        tracing::info!(
-            name = expected.key(),
-            ?annotation,
-            "putting an admission policy in place"
-        );
-        let api = self.api(&expected.resource);
-        let put = if let Some(found) = found {
-            // What another provider has written meanwhile is not overwritten unread.
-            let mut body =
-                json!({"metadata": {"resourceVersion": found.metadata.resource_version, "annotations": {}}});
-            if judge(expected, Some(found)).has_to_be_put() {
-                body["metadata"]["annotations"] = expected.applied.annotations();
-                body["spec"] = merge_difference(&found.data["spec"], &expected.object["spec"]);
-            }
-            annotation.write(&mut body["metadata"]["annotations"]);
-            api.patch(&expected.name, &patch_params(), &Patch::Merge(&body))
-                .await
-        } else {
-            let mut object = expected.object.clone();
-            object["metadata"]["annotations"] = expected.applied.annotations();
-            annotation.write(&mut object["metadata"]["annotations"]);
-            let params = PatchParams::apply(FIELD_MANAGER).force();
-            api.patch(&expected.name, &params, &Patch::Apply(&object)).await
-        };
-        put.map_err(|error| Error::api("putting an admission policy in place", error))
-    }
-
-    fn api(&self, resource: &ApiResource) -> Api<DynamicObject> {
-        Api::all_with(self.client.clone(), resource)
-    }
-}
-
-/// What becomes of the annotation that identities are unconfirmed.
-#[derive(Clone, Copy, Debug)]
-enum UnconfirmedAnnotation<'a> {
-    /// Whether there is one is for others to say.
-    Unchanged,
-    Set(&'a str),
-    Clear,
-}
-
-impl UnconfirmedAnnotation<'_> {
-    fn write(self, annotations: &mut Value) {
-        match self {
-            Self::Unchanged => {}
-            Self::Set(until) => annotations[UNCONFIRMED] = Value::from(until),
-            Self::Clear => annotations[UNCONFIRMED] = Value::Null,
-        }
-    }
 }
 
 /// The policies and bindings as a provider of this version puts them in place.
@@ -541,56 +272,6 @@ fn own() -> Result<Arc<[Expected]>, Error> {
 fn expected(version: &Version, policies: Vec<Value>) -> Arc<[Expected]> {
     let all = policies.into_iter();
     all.filter_map(|object| Expected::new(object, version)).collect()
-}
-
-/// Whether identities may have been written while nothing refused it: the object is gone or another one,
-/// others have changed it since the last check, or it is as no version of the provider has put it in place.
-///
-/// What a newer version has put in place of this one's is no gap. It is one write of the spec, and what that
-/// left is as the newer version made it: nothing came in between.
-fn is_gap(
-    expected: &Expected,
-    found: Option<&DynamicObject>,
-    seen: &BTreeMap<String, ObjectVersion>,
-) -> bool {
-    if !expected.guards_identities() {
-        return false;
-    }
-    let Some(found) = found else { return true };
-    let (finding, now) = (judge(expected, Some(found)), ObjectVersion::of(found));
-    let was_changed = seen.get(&expected.key()).is_some_and(|before| {
-        let was_taken_over = finding == Finding::Newer && now.is_one_write_after(before);
-        now != *before && !was_taken_over
-    });
-    was_changed || !finding.is_of_a_version()
-}
-
-fn remember(seen: &mut BTreeMap<String, ObjectVersion>, expected: &Expected, found: &DynamicObject) {
-    if expected.guards_identities() {
-        seen.insert(expected.key(), ObjectVersion::of(found));
-    }
-}
-
-fn annotation_of(object: &DynamicObject) -> Option<&str> {
-    let annotations = object.metadata.annotations.as_ref()?;
-    annotations.get(UNCONFIRMED).map(String::as_str)
-}
-
-fn unconfirmed(all: &[(&Expected, Option<DynamicObject>)]) -> Option<String> {
-    all.iter()
-        .filter(|(expected, _)| expected.carries_annotation())
-        .find_map(|(_, found)| annotation_of(found.as_ref()?).map(str::to_owned))
-}
-
-/// What is wrong with what was found, if anything is.
-fn fault(expected: &Expected, finding: &Finding) -> Option<String> {
-    let key = expected.key();
-    match finding {
-        Finding::AsExpected | Finding::Unversioned | Finding::Newer => None,
-        Finding::Older => Some(format!("{key} is that of another version")),
-        Finding::Missing => Some(format!("{key} is missing")),
-        Finding::Different(place) => Some(format!("{key} has another {place}")),
-    }
 }
 
 /// Whether the API server does not let the provider do it.
@@ -623,16 +304,6 @@ fn advice(error: &Error) -> String {
     } else {
         what
     }
-}
-
-fn unconfirmed_since(until: &str, unknown: Option<&str>) -> String {
-    let unknown = unknown.map(|why| format!("; {why}")).unwrap_or_default();
-    format!(
-        "until {until} the admission policies were not in force, so that identities and providerIDs may be forged, and none is \
-         trusted: an administrator compares them with the VMs, and then confirms them with `kubectl annotate \
-         validatingadmissionpolicy {} {UNCONFIRMED}-`{unknown}",
-        judge::CARRIER
-    )
 }
 
 #[cfg(test)]

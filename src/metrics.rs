@@ -4,21 +4,26 @@
 //! is bounded whatever happens in the cluster. The namespace of orphans is the one exception: it is that
 //! of a Cluster that has some.
 
+mod collectors;
+mod labels;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+use self::collectors::{
+    CountMachines, CountPermits, Drivers, MachinesByPhase, OrphanCounts, Orphans, PermitsByPriority,
+};
+use self::labels::{CallLabels, DriverInfoLabels, DriverLabel, KindLabel, OperationLabels, ReconcileLabels};
 use cmi_driver::{Code, Operation};
 
 /// The content type of [`Metrics::encode`].
@@ -93,81 +98,6 @@ pub struct Metrics {
     guarded: Gauge,
     machines: Arc<OnceLock<CountMachines>>,
 }
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReconcileLabels {
-    kind: &'static str,
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KindLabel {
-    kind: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CallLabels {
-    driver: String,
-    operation: &'static str,
-    code: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OperationLabels {
-    driver: String,
-    operation: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DriverLabel {
-    driver: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OrphanLabels {
-    driver: String,
-    namespace: String,
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PhaseLabel {
-    phase: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PermitLabels {
-    driver: String,
-    priority: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DriverInfoLabels {
-    driver: String,
-    name: String,
-    version: String,
-}
-
-/// What the drivers say that they are: the last word of each.
-#[derive(Debug)]
-struct Drivers(Arc<Mutex<BTreeMap<String, DriverInfoLabels>>>);
-
-type CountPermits = Box<dyn Fn() -> [PermitCount; 2] + Send + Sync>;
-
-/// Counts the permits at each scrape, rather than keeping a count up to date.
-struct PermitsByPriority(Arc<Mutex<BTreeMap<String, CountPermits>>>);
-
-/// How many orphans there are, by namespace and reason.
-type OrphanCounts = BTreeMap<(String, OrphanReason), u64>;
-
-/// The orphans of each driver as the last look found them.
-#[derive(Debug)]
-struct Orphans(Arc<Mutex<BTreeMap<String, OrphanCounts>>>);
-
-type CountMachines = Box<dyn Fn() -> Vec<MachineCount> + Send + Sync>;
-
-/// Counts the machines at each scrape, rather than keeping a count up to date.
-struct MachinesByPhase(Arc<OnceLock<CountMachines>>);
 
 impl Kind {
     /// As the API writes it; the label of metrics.
@@ -399,104 +329,6 @@ impl Metrics {
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Metrics").finish_non_exhaustive()
-    }
-}
-
-impl Collector for MachinesByPhase {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Some(count) = self.0.get() else {
-            return Ok(());
-        };
-        let mut family =
-            encoder.encode_descriptor("machines", "InfraMachines by phase", None, MetricType::Gauge)?;
-        for (phase, machines) in count() {
-            let gauge = ConstGauge::new(i64::try_from(machines).unwrap_or(i64::MAX));
-            gauge.encode(family.encode_family(&PhaseLabel { phase })?)?;
-        }
-        Ok(())
-    }
-}
-
-fn labelled<'a>(
-    counts: &'a [(&'a String, [PermitCount; 2])],
-) -> impl Iterator<Item = (PermitLabels, &'a PermitCount)> {
-    counts.iter().flat_map(|(driver, priorities)| {
-        priorities.iter().map(|count| {
-            let labels = PermitLabels {
-                driver: (*driver).clone(),
-                priority: count.priority,
-            };
-            (labels, count)
-        })
-    })
-}
-
-impl Collector for PermitsByPriority {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts: Vec<_> = drivers.iter().map(|(name, count)| (name, count())).collect();
-        let waiting = "Objects that wait for a permit to call a driver, by what the call is for";
-        let mut family = encoder.encode_descriptor("driver_queue", waiting, None, MetricType::Gauge)?;
-        for (labels, count) in labelled(&counts) {
-            let gauge = ConstGauge::new(i64::try_from(count.waiting).unwrap_or(i64::MAX));
-            gauge.encode(family.encode_family(&labels)?)?;
-        }
-        let in_use = "Permits to call a driver that are in use; maxConcurrentCalls is how many there are";
-        let mut family =
-            encoder.encode_descriptor("driver_permits_in_use", in_use, None, MetricType::Gauge)?;
-        for (labels, count) in labelled(&counts) {
-            let gauge = ConstGauge::new(i64::try_from(count.in_use).unwrap_or(i64::MAX));
-            gauge.encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-}
-
-impl Collector for Drivers {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut family =
-            encoder.encode_descriptor("driver", "What a driver says that it is", None, MetricType::Info)?;
-        for labels in drivers.values() {
-            family.encode_info(labels)?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for PermitsByPriority {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PermitsByShare")
-    }
-}
-
-impl Collector for Orphans {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let orphans = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut family = encoder.encode_descriptor(
-            "orphans",
-            "VMs that no InfraMachine has as its own, by the namespace of their Cluster: `orphan` where there is no InfraMachine, `duplicate` where it has another VM",
-            None,
-            MetricType::Gauge,
-        )?;
-        for (driver, counts) in orphans.iter() {
-            for ((namespace, reason), count) in counts {
-                let labels = OrphanLabels {
-                    driver: driver.clone(),
-                    namespace: namespace.clone(),
-                    reason: reason.name(),
-                };
-                let gauge = ConstGauge::new(i64::try_from(*count).unwrap_or(i64::MAX));
-                gauge.encode(family.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for MachinesByPhase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("MachinesByPhase")
     }
 }
 

@@ -9,6 +9,7 @@ mod cluster_listing;
 pub mod deletion_log;
 mod dispose;
 mod live;
+pub mod owner;
 pub mod plan;
 mod report;
 mod retained_classes;
@@ -25,12 +26,12 @@ use tokio::task::JoinSet;
 
 use self::cluster_listing::{ClusterListing, REQUESTER, lists};
 pub use self::deletion_log::{DeletionLog, ObservedDeletion};
-use self::plan::{Clock, DeletionPolicy, Finding, Live, LiveMachine, OwnerLookup, Scope, judge, owner_of};
+use self::owner::{Live, LiveMachine, OwnerLookup, Scope, owner_of};
+use self::plan::{Clock, DeletionPolicy, Finding, judge};
 use self::report::{ReportState, given_up, report};
-pub use self::retained_classes::RetainedClass;
 use self::rotation::{MOST_LISTS, Rotation};
-use self::scope::{Class, Objects, Watched, watched};
-use crate::admission::Guard;
+use self::scope::{Class, Objects, RetainedClass, Watched, watched};
+use crate::admission::AdmissionPolicies;
 use crate::api::labels;
 use crate::apiserver::{Error, Events};
 use crate::caches::Caches;
@@ -52,7 +53,7 @@ pub struct Scanner {
     /// Where they are reported.
     pub events: Events,
     /// Says whether identities are guarded.
-    pub guard: Arc<Guard>,
+    pub policies: Arc<AdmissionPolicies>,
     /// The deletions of machines that this process has observed.
     pub deletion_log: Arc<DeletionLog>,
     /// The only namespace that the provider looks at; all without it.
@@ -64,7 +65,7 @@ pub struct Scanner {
 impl Scanner {
     /// The deletion of the InfraMachine of this identity, where it proves something.
     fn observed_deletion(&self, identity: &str) -> Option<ObservedDeletion> {
-        self.deletion_log.of(identity, self.guard.epoch())
+        self.deletion_log.of(identity, self.policies.epoch())
     }
 }
 

@@ -1,10 +1,15 @@
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Mutex as StdMutex;
 
 use http::{Method, Request, Response};
+use kube::api::DynamicObject;
 use kube::client::Body;
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::check::{ObjectVersion, SETTLE, fault, is_gap};
+use super::identities::Identities;
+use super::judge::{Finding, judge};
 use super::*;
 use crate::api::labels;
 use crate::apiserver::pages;
@@ -261,7 +266,7 @@ impl Server {
 }
 
 /// A process that has just been started.
-fn guard_at(server: &Arc<Server>) -> Guard {
+fn policies_at(server: &Arc<Server>) -> AdmissionPolicies {
     let server = Arc::clone(server);
     let service = tower::service_fn(move |request: Request<Body>| {
         let server = Arc::clone(&server);
@@ -271,7 +276,7 @@ fn guard_at(server: &Arc<Server>) -> Guard {
             Ok::<_, Infallible>(server.answer(&head.method, head.uri.path(), &body))
         }
     });
-    Guard::new(Client::new(service, "default"), Arc::new(Metrics::new()))
+    AdmissionPolicies::new(Client::new(service, "default"), Arc::new(Metrics::new()))
 }
 
 const CARRIER: &str =
@@ -297,8 +302,8 @@ impl Server {
     }
 }
 
-async fn check(guard: &Guard) -> Enforcement {
-    guard.since(Instant::now()).await
+async fn check(policies: &AdmissionPolicies) -> Enforcement {
+    policies.since(Instant::now()).await
 }
 
 #[track_caller]
@@ -317,17 +322,17 @@ const LIST_ONE: &str = "GET /apis/infrastructure.capcmi.io/v1alpha1/namespaces/n
 #[tokio::test(start_paused = true)]
 async fn a_provider_that_may_list_its_namespace_alone_looks_for_identities_there() {
     let server = Arc::new(Server::default()).forbids(&[LIST]);
-    let guard = || guard_at(&server).within(Some("ns".to_owned()));
-    assert_eq!(check(&guard()).await, Enforcement::InForce);
+    let policies = || policies_at(&server).within(Some("ns".to_owned()));
+    assert_eq!(check(&policies()).await, Enforcement::InForce);
     // What another provider has noted may be about identities elsewhere.
     server.note(Some("long ago"));
-    assert!(why(&check(&guard()).await).contains("long ago"));
+    assert!(why(&check(&policies()).await).contains("long ago"));
     server.note(None);
-    assert_eq!(check(&guard()).await, Enforcement::InForce);
+    assert_eq!(check(&policies()).await, Enforcement::InForce);
     // With identities in the namespace, a gap is one.
     server.identified();
     server.objects.lock().unwrap().remove(CARRIER);
-    assert!(why(&check(&guard()).await).contains("kubectl annotate"));
+    assert!(why(&check(&policies()).await).contains("kubectl annotate"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -337,9 +342,9 @@ async fn where_no_list_is_allowed_the_policies_stay_in_place_and_an_administrato
         (Some("ns"), &[LIST, LIST_ONE][..], "in the namespace ns"),
     ] {
         let server = Arc::new(Server::default()).forbids(forbidden);
-        let guard = guard_at(&server).within(namespace.map(str::to_owned));
+        let policies = policies_at(&server).within(namespace.map(str::to_owned));
         for _ in 0..2 {
-            let enforcement = check(&guard).await;
+            let enforcement = check(&policies).await;
             let why = why(&enforcement);
             assert!(
                 why.contains(place) && why.contains("grant") && why.contains("kubectl annotate"),
@@ -349,7 +354,7 @@ async fn where_no_list_is_allowed_the_policies_stay_in_place_and_an_administrato
         let installed = server.objects.lock().unwrap().len();
         assert_eq!(installed, expected().len(), "nothing is taken back");
         server.note(None);
-        assert_eq!(check(&guard).await, Enforcement::InForce);
+        assert_eq!(check(&policies).await, Enforcement::InForce);
     }
 }
 
@@ -361,7 +366,11 @@ async fn a_policy_that_guards_no_identity_stops_nothing_where_it_is_refused() {
         "PATCH /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/capcmi-templates",
     ] {
         let server = Arc::new(Server::default()).forbids(&[refused]);
-        assert_eq!(check(&guard_at(&server)).await, Enforcement::InForce, "{refused}");
+        assert_eq!(
+            check(&policies_at(&server)).await,
+            Enforcement::InForce,
+            "{refused}"
+        );
         let installed = server.objects.lock().unwrap().len();
         assert_eq!(installed, expected().len() - 1, "all others are in place");
     }
@@ -369,8 +378,8 @@ async fn a_policy_that_guards_no_identity_stops_nothing_where_it_is_refused() {
         "PATCH /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/capcmi-provider-id",
         "GET /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/capcmi-provider-id",
     ] {
-        let guard = guard_at(&Arc::new(Server::default()).forbids(&[refused]));
-        let enforcement = check(&guard).await;
+        let policies = policies_at(&Arc::new(Server::default()).forbids(&[refused]));
+        let enforcement = check(&policies).await;
         assert!(
             why(&enforcement).contains("capcmi-admission-role"),
             "{enforcement:?}"
@@ -384,25 +393,25 @@ async fn the_policies_are_in_place_from_when_they_were_first_seen_in_force() {
     let refused =
         "PATCH /apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/capcmi-provider-id";
     let server = Arc::new(Server::default()).forbids(&[refused]);
-    let guard = guard_at(&server);
-    let installation = guard.installation();
-    check(&guard).await;
+    let policies = policies_at(&server);
+    let installation = policies.installation();
+    check(&policies).await;
     let now = installation.borrow().clone();
     assert!(
         matches!(&now, Installation::NotYet(why) if why.contains("capcmi-admission-role")),
         "{now:?}"
     );
     server.forbids(&[]);
-    check(&guard).await;
+    check(&policies).await;
     assert_eq!(*installation.borrow(), Installation::Seen);
     // A gap is said elsewhere: a replica that is not ready would stop an upgrade that mends it.
     server.identified();
     server.objects.lock().unwrap().remove(CARRIER);
     server.forbids(&["/capcmi-reserved-annotations"]);
-    why(&check(&guard).await);
+    why(&check(&policies).await);
     assert_eq!(*installation.borrow(), Installation::Seen);
     server.forbids(&[]);
-    let confirmed_later = guard_at(&server);
+    let confirmed_later = policies_at(&server);
     why(&check(&confirmed_later).await);
     assert_eq!(
         *confirmed_later.installation().borrow(),
@@ -415,7 +424,7 @@ async fn the_policies_are_in_place_from_when_they_were_first_seen_in_force() {
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_does_not_lead_writes_nothing_and_takes_the_policies_of_any_version() {
     let server = Arc::new(Server::default());
-    let standby = || guard_at(&server);
+    let standby = || policies_at(&server);
     let first = standby();
     first.look().await.unwrap();
     let now = first.installation().borrow().clone();
@@ -449,8 +458,8 @@ async fn a_replica_that_does_not_lead_writes_nothing_and_takes_the_policies_of_a
 async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_place_failed_half_way() {
     let server = Arc::new(Server::default());
     *server.refused.lock().unwrap() = Some("capcmi-finalizer");
-    let guard = guard_at(&server);
-    let failed = guard.since(Instant::now()).await;
+    let policies = policies_at(&server);
+    let failed = policies.since(Instant::now()).await;
     assert!(matches!(failed, Enforcement::Unguarded(_)), "{failed:?}");
     assert_eq!(
         server.refused.lock().unwrap().take(),
@@ -458,7 +467,7 @@ async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_pla
         "the write was refused"
     );
     let began = tokio::time::Instant::now();
-    assert_eq!(guard.since(Instant::now()).await, Enforcement::InForce);
+    assert_eq!(policies.since(Instant::now()).await, Enforcement::InForce);
     let looked = server.looked.lock().unwrap().clone();
     assert!(!looked.is_empty());
     assert!(

@@ -238,7 +238,8 @@ fn age(made: Timestamp, now: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::orphans::plan::{KeepReason, Key, Scope};
+    use crate::orphans::owner::{Key, Scope};
+    use crate::orphans::plan::KeepReason;
     use cmi_driver::ListedMachine;
 
     fn found(name: &str, finding: Finding) -> Found {
@@ -294,7 +295,7 @@ mod tests {
             text,
             "FINDING     DRIVER   NAMESPACE   CLUSTER   NAME   AGE   PROVIDER ID   IDENTITY   WHY\n\
              duplicate   pool     ns          c         a      2h    sim://a       m          InfraMachine ns/a has another VM\n\
-             orphan      pool     ns          c         left   2h    sim://left    m          the driver does not tell the VM's tag capcmi.io/machine\n"
+             orphan      pool     ns          c         left   2h    sim://left    m          the driver does not list the VM's tag capcmi.io/machine\n"
         );
         assert_eq!(
             age(Timestamp::UNIX_EPOCH, Timestamp::from_second(61).unwrap()),

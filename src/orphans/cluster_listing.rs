@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use kube::Client;
 
-use super::plan::{Scope, each_once};
+use super::owner::Scope;
+use super::plan::each_once;
 use super::scope::{Class, ClassId, Watched};
 use crate::configured_driver::ConfiguredDriver;
 use crate::listing::{self, ListError};

@@ -6,9 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use jiff::Timestamp;
 use kube::Resource as _;
 
-use super::plan::{Key, labelled};
-use super::retained_classes::{RetainedClass, RetainedClasses};
-use super::scope::Class;
+use super::owner::{Key, labelled};
+use super::retained_classes::RetainedClasses;
+use super::scope::{Class, RetainedClass};
 use crate::admission::EnforcementEpoch;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, labels};

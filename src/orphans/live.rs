@@ -10,7 +10,7 @@ use kube::api::ListParams;
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 
-use super::plan::{Live, LiveMachine};
+use super::owner::{Live, LiveMachine};
 use super::scope::Objects;
 use crate::api::DeserializeGuard;
 use crate::api::bounded::Bounded;

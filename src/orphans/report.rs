@@ -8,7 +8,8 @@ use kube::runtime::reflector::ObjectRef;
 use super::Scanner;
 use super::cluster_listing::ClusterListing;
 use super::deletion_log::ObservedDeletion;
-use super::plan::{Finding, Scope, Sightings};
+use super::owner::Scope;
+use super::plan::{Finding, Sightings};
 use super::scope::{Class, ClassId};
 use crate::api::conditions::reason;
 use crate::apiserver::Note;
@@ -218,7 +219,7 @@ pub(super) async fn publish(scanner: &Scanner, scope: &Scope, reason: &str, text
     else {
         return;
     };
-    let infra = super::plan::infra_cluster_of(&cluster).and_then(|key| {
+    let infra = super::owner::infra_cluster_of(&cluster).and_then(|key| {
         scanner
             .caches
             .infra_clusters
@@ -234,7 +235,8 @@ pub(super) async fn publish(scanner: &Scanner, scope: &Scope, reason: &str, text
 mod tests {
     use jiff::Timestamp;
 
-    use super::super::plan::{KeepReason, Key, Sighting};
+    use super::super::owner::Key;
+    use super::super::plan::{KeepReason, Sighting};
     use super::*;
     use crate::admission::EnforcementEpoch;
 
@@ -357,7 +359,7 @@ mod tests {
                 &[KeepReason::ReportOnly, KeepReason::NoCluster]
             ),
             "VM p of machine `n` is an orphan: its InfraMachine ns/n is gone since 1970-01-01T00:00:00Z. It is not deleted: the \
-             provider runs with --orphans=report; the driver does not tell the VM's tag kubernetes.io/cluster"
+             provider runs with --orphans=report; the driver does not list the VM's tag kubernetes.io/cluster"
         );
         assert_eq!(
             orphan(&vm(), None, &[]),

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-use super::plan::Key;
-use super::scope::Class;
+use super::owner::Key;
+use super::scope::RetainedClass;
 
 /// The most that are remembered of a Cluster.
 const MOST_OF_CLUSTER: usize = 32;
@@ -15,18 +15,6 @@ const BESIDE: usize = 1024;
 /// So many looks in a row have to find that the list can't be made: a Secret that is
 /// replaced is away for a moment.
 const MOST_FAILURES: u8 = 2;
-
-/// The class of a deleted machine: its list shows the VM that may have been left behind, also when it
-/// was the last of its class.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RetainedClass {
-    /// The configured driver.
-    pub driver: String,
-    /// The Cluster.
-    pub cluster: Key,
-    /// The class.
-    pub class: Class,
-}
 
 /// The classes of deleted machines, as many of each Cluster as there is room for.
 ///
@@ -154,6 +142,7 @@ impl RetainedClasses {
 
 #[cfg(test)]
 mod tests {
+    use super::super::scope::Class;
     use super::*;
 
     fn class(namespace: &str, cluster: &str, number: usize, bytes: usize) -> RetainedClass {

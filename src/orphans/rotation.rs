@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::plan::Key;
+use super::owner::Key;
 use super::scope::{ClassId, Watched};
 
 /// The most lists of a look and driver.
@@ -73,7 +73,7 @@ impl Rotation {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::plan::Scope;
+    use super::super::owner::Scope;
     use super::super::scope::Class;
     use super::*;
 

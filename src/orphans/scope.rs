@@ -7,8 +7,7 @@ use std::sync::Arc;
 use kube::Resource as _;
 use serde_json::{Map, Value};
 
-use super::plan::{Key, Scope, infra_cluster_of, labelled};
-use super::retained_classes::RetainedClass;
+use super::owner::{Key, Scope, infra_cluster_of, labelled};
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, labels};
@@ -23,6 +22,18 @@ pub struct Class {
     pub secret: Option<String>,
     /// The provider spec with the tags of cluster and role, without a machine's own, as JSON.
     pub spec: String,
+}
+
+/// The class of a deleted machine: its list shows the VM that may have been left behind, also when it
+/// was the last of its class.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RetainedClass {
+    /// The configured driver.
+    pub driver: String,
+    /// The Cluster.
+    pub cluster: Key,
+    /// The class.
+    pub class: Class,
 }
 
 impl Class {

@@ -163,7 +163,7 @@ impl Looks {
             drivers: ConfiguredDrivers::new(vec![configured_driver(cloud.clone())]).unwrap(),
             metrics: Arc::new(Metrics::new()),
             events: Events::new(client.clone(), "test".to_owned()),
-            guard: Arc::new(Guard::trusting(client)),
+            policies: Arc::new(AdmissionPolicies::trusting(client)),
             deletion_log: Arc::default(),
             namespace: None,
             options: Options {
@@ -196,7 +196,7 @@ impl Looks {
         }))
         .unwrap();
         let guarded = DeserializeGuard(Ok(machine));
-        let during = self.scanner.guard.epoch();
+        let during = self.scanner.policies.epoch();
         self.scanner
             .deletion_log
             .record(&guarded, false, Timestamp::now(), during);

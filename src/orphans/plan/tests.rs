@@ -7,6 +7,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::api::DeserializeGuard;
+use crate::api::cluster_api::Cluster;
+use crate::api::labels;
+use crate::api::v1alpha1::{InfraCluster, InfraMachine};
+use crate::orphans::owner::LiveMachine;
 
 const HOUR: Duration = Duration::from_hours(1);
 const GAP: Duration = Duration::from_mins(10);
@@ -274,7 +279,7 @@ fn a_second_vm_of_a_machine_is_a_duplicate_and_never_deleted() {
     assert_eq!(
         finding,
         Finding::Duplicate(key("n")),
-        "of a driver that tells names alone"
+        "of a driver that lists names alone"
     );
 }
 

@@ -406,7 +406,7 @@ impl World {
 }
 
 fn identity_of(machine: &InfraMachine) -> String {
-    let carried = identity::MachineId::of_metadata(&machine.metadata);
+    let carried = crate::identity::MachineId::of_metadata(&machine.metadata);
     let uid = machine.metadata.uid.clone().unwrap_or_default();
     carried.map_or(uid, |id| id.tag().to_owned())
 }

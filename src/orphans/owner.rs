@@ -1,0 +1,341 @@
+//! Whose is a VM that a driver lists, by what the API server has.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource as _;
+
+use crate::api::cluster_api::Cluster;
+use crate::api::labels::{self, Instance};
+use crate::api::v1alpha1::{InfraCluster, InfraMachine};
+use crate::api::{self, DeserializeGuard};
+use crate::identity;
+use cmi_driver::ListedMachine;
+
+/// Namespace and name of an object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl Key {
+    /// Of these metadata.
+    pub fn of(meta: &ObjectMeta) -> Self {
+        Self {
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            name: meta.name.clone().unwrap_or_default(),
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A Cluster whose VMs are looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Scope {
+    /// The Cluster.
+    pub cluster: Key,
+    /// Its UID: one that came later under its name is another.
+    pub uid: String,
+    /// The id that drivers know it by.
+    pub cluster_id: String,
+}
+
+/// What counts of an InfraMachine for the question whose a VM is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveMachine {
+    /// The object.
+    pub key: Key,
+    /// Its UID, which is its identity where nothing else was written down.
+    pub uid: String,
+    /// The Cluster that it is labelled with.
+    pub cluster: Option<String>,
+    /// The cluster id that it carries.
+    pub cluster_id: Option<String>,
+    /// The identity that it carries, its own or copied: to take a copy for an owner deletes nothing.
+    pub identity: Option<String>,
+    /// Whether a VM of it may exist.
+    pub may_have_vm: bool,
+    /// Its VM, where that is known.
+    pub provider_id: Option<String>,
+    /// Whether all of it could be read.
+    pub is_readable: bool,
+    /// Whether `clusterctl move` is taking it away.
+    pub is_moving: bool,
+}
+
+impl LiveMachine {
+    /// What counts of an object, also of one that can't be read.
+    pub fn of(guarded: &DeserializeGuard<InfraMachine>) -> Self {
+        let meta = guarded.meta();
+        let annotation = |key: &str| meta.annotations.as_ref()?.get(key).cloned();
+        let readable = guarded.0.as_ref().ok();
+        Self {
+            key: Key::of(meta),
+            uid: meta.uid.clone().unwrap_or_default(),
+            cluster: labelled(meta),
+            cluster_id: annotation(labels::CLUSTER_ID),
+            identity: annotation(labels::MACHINE_ID)
+                .and_then(|carried| carried.rsplit('/').next().map(str::to_owned))
+                .filter(|id| !id.is_empty()),
+            may_have_vm: readable.is_none_or(|machine| identity::instance(machine) != Instance::None),
+            provider_id: readable.and_then(|machine| machine.spec.provider_id.clone()),
+            is_readable: readable.is_some(),
+            is_moving: annotation(labels::DELETE_FOR_MOVE).is_some(),
+        }
+    }
+
+    fn is_of(&self, scope: &Scope) -> bool {
+        self.cluster_id.as_ref() == Some(&scope.cluster_id)
+            || (self.key.namespace == scope.cluster.namespace
+                && self.cluster.as_ref() == Some(&scope.cluster.name))
+    }
+
+    /// Whether a VM was made for it, by the VM's identity, or by its name where the
+    /// driver does not say that.
+    fn is_owner_of(&self, scope: &Scope, vm: &ListedMachine) -> bool {
+        match &vm.machine_id {
+            Some(id) => self.identity.as_ref() == Some(id) || self.uid == *id,
+            None => self.key.name == vm.machine_name && self.may_have_vm && self.is_of(scope),
+        }
+    }
+}
+
+/// The Cluster that an object is labelled with.
+pub fn labelled(meta: &ObjectMeta) -> Option<String> {
+    meta.labels.as_ref()?.get(labels::CLUSTER_NAME).cloned()
+}
+
+/// What counts of a Cluster and its InfraCluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveCluster {
+    /// The object.
+    pub key: Key,
+    /// Its UID.
+    pub uid: String,
+    /// Every id that drivers may know it by: what InfraCluster and InfraMachines carry, or else its UID.
+    pub ids: BTreeSet<String>,
+    /// Why nothing may follow from what is seen of it now: it is paused, or on its way to
+    /// another management cluster.
+    pub frozen: Option<String>,
+}
+
+/// What the API server has, read after the drivers listed their VMs: first the InfraMachines, then what may
+/// say that these were moved.
+#[derive(Clone, Debug, Default)]
+pub struct Live {
+    machines: Vec<LiveMachine>,
+    clusters: BTreeMap<Key, LiveCluster>,
+    /// Whether the InfraMachines are those of all namespaces, and of every label.
+    whole: bool,
+    by_provider_id: HashMap<String, Vec<usize>>,
+    by_identity: HashMap<String, Vec<usize>>,
+    by_name: HashMap<String, Vec<usize>>,
+    shared: HashMap<String, BTreeSet<Key>>,
+}
+
+impl Live {
+    /// Puts together what was read.
+    pub fn new(
+        machines: Vec<LiveMachine>,
+        infra_clusters: &[impl AsRef<DeserializeGuard<InfraCluster>>],
+        clusters: &[impl AsRef<Cluster>],
+        whole: bool,
+    ) -> Self {
+        let mut live = Self {
+            whole,
+            ..Self::default()
+        };
+        let infra: HashMap<Key, &DeserializeGuard<InfraCluster>> = infra_clusters
+            .iter()
+            .map(|guarded| (Key::of(guarded.as_ref().meta()), guarded.as_ref()))
+            .collect();
+        let mut members: HashMap<Key, Vec<&LiveMachine>> = HashMap::new();
+        for machine in &machines {
+            if let Some(name) = &machine.cluster {
+                let key = Key {
+                    namespace: machine.key.namespace.clone(),
+                    name: name.clone(),
+                };
+                members.entry(key).or_default().push(machine);
+            }
+        }
+        for cluster in clusters {
+            let cluster = cluster.as_ref();
+            let key = Key::of(&cluster.metadata);
+            let carrier = infra_cluster_of(cluster).and_then(|key| infra.get(&key).copied());
+            let members = members.get(&key).map_or([].as_slice(), Vec::as_slice);
+            let found = live_cluster(cluster, carrier, members);
+            for id in &found.ids {
+                live.shared.entry(id.clone()).or_default().insert(key.clone());
+            }
+            live.clusters.insert(key, found);
+        }
+        for (index, machine) in machines.iter().enumerate() {
+            let mut note = |map: fn(&mut Self) -> &mut HashMap<String, Vec<usize>>, value: &str| {
+                map(&mut live).entry(value.to_owned()).or_default().push(index);
+            };
+            if let Some(id) = &machine.provider_id {
+                note(|live| &mut live.by_provider_id, id);
+            }
+            if let Some(id) = &machine.identity {
+                note(|live| &mut live.by_identity, id);
+            }
+            note(|live| &mut live.by_identity, &machine.uid);
+            note(|live| &mut live.by_name, &machine.key.name);
+        }
+        live.machines = machines;
+        live
+    }
+
+    /// Whether the machines are all that there are.
+    pub fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// The Cluster of a scope, if it still is the one that it was, with the id that the VMs carry.
+    fn cluster(&self, scope: &Scope) -> Option<&LiveCluster> {
+        let cluster = self.clusters.get(&scope.cluster)?;
+        (cluster.uid == scope.uid && cluster.ids.contains(&scope.cluster_id)).then_some(cluster)
+    }
+
+    fn found<'a>(
+        &'a self,
+        map: &'a HashMap<String, Vec<usize>>,
+        value: &str,
+    ) -> impl Iterator<Item = &'a LiveMachine> {
+        map.get(value)
+            .into_iter()
+            .flatten()
+            .map(|index| &self.machines[*index])
+    }
+
+    /// A machine of the Cluster that has the name which the VM was made for.
+    pub fn namesake(&self, scope: &Scope, vm: &ListedMachine) -> Option<&Key> {
+        self.found(&self.by_name, &vm.machine_name)
+            .find(|machine| machine.is_of(scope) && !vm.machine_name.is_empty())
+            .map(|machine| &machine.key)
+    }
+
+    /// A machine in the namespace of the Cluster that can't be read.
+    pub fn unreadable(&self, scope: &Scope) -> Option<&Key> {
+        self.machines
+            .iter()
+            .find(|machine| !machine.is_readable && machine.key.namespace == scope.cluster.namespace)
+            .map(|machine| &machine.key)
+    }
+
+    /// Another Cluster with the same cluster id.
+    pub fn sharing(&self, scope: &Scope) -> Option<&Key> {
+        let mut all = self.shared.get(&scope.cluster_id).into_iter().flatten();
+        all.find(|key| **key != scope.cluster)
+    }
+
+    /// The machines that a VM was made for: one, as a rule.
+    fn owners<'a>(
+        &'a self,
+        scope: &'a Scope,
+        vm: &'a ListedMachine,
+    ) -> impl Iterator<Item = &'a LiveMachine> {
+        let candidates = match &vm.machine_id {
+            Some(id) => self.found(&self.by_identity, id),
+            None => self.found(&self.by_name, &vm.machine_name),
+        };
+        candidates.filter(|machine| machine.is_owner_of(scope, vm))
+    }
+}
+
+/// The InfraCluster that a Cluster names, if it is one of ours.
+pub fn infra_cluster_of(cluster: &Cluster) -> Option<Key> {
+    let reference = cluster.spec.infrastructure_ref.as_ref()?;
+    (reference.api_group == api::GROUP && reference.kind == "InfraCluster").then(|| Key {
+        namespace: cluster.metadata.namespace.clone().unwrap_or_default(),
+        name: reference.name.clone(),
+    })
+}
+
+fn live_cluster(
+    cluster: &Cluster,
+    carrier: Option<&DeserializeGuard<InfraCluster>>,
+    members: &[&LiveMachine],
+) -> LiveCluster {
+    let annotations = |meta: &ObjectMeta| meta.annotations.clone().unwrap_or_default();
+    let own = annotations(&cluster.metadata);
+    let notes = carrier
+        .map(|carrier| annotations(carrier.meta()))
+        .unwrap_or_default();
+    let uid = cluster.metadata.uid.clone().unwrap_or_default();
+    let mut ids: BTreeSet<String> = members
+        .iter()
+        .filter_map(|member| member.cluster_id.clone())
+        .collect();
+    ids.extend(notes.get(labels::CLUSTER_ID).cloned());
+    if ids.is_empty() {
+        ids.insert(uid.clone());
+    }
+    let is_marked = |all: &BTreeMap<String, String>| {
+        all.contains_key(labels::DELETE_FOR_MOVE) || all.contains_key(labels::BLOCK_MOVE)
+    };
+    let moving = members.iter().find(|member| member.is_moving);
+    let frozen = if cluster.is_paused() {
+        Some("the Cluster is paused".to_owned())
+    } else if notes.contains_key(labels::PAUSED) {
+        Some("its InfraCluster is paused".to_owned())
+    } else if is_marked(&own) || is_marked(&notes) {
+        Some("it is being moved to another management cluster".to_owned())
+    } else {
+        moving.map(|member| format!("InfraMachine {} is being moved", member.key))
+    };
+    LiveCluster {
+        key: Key::of(&cluster.metadata),
+        uid,
+        ids,
+        frozen,
+    }
+}
+
+/// What the API server says of a VM at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnerLookup {
+    /// An InfraMachine has it.
+    Owned(Key),
+    /// It is of a Cluster that this management cluster does not have.
+    Foreign,
+    /// Nothing may be concluded now.
+    Frozen(String),
+    /// An InfraMachine has another VM, and this is a second one.
+    Duplicate(Key),
+    /// No InfraMachine has it.
+    Unowned,
+}
+
+/// Whose a VM is. `siblings` are all VMs of the scope that were listed with it: two of them for a machine
+/// that does not say yet which one is its own are both in doubt.
+pub fn owner_of(scope: &Scope, vm: &ListedMachine, siblings: &[ListedMachine], live: &Live) -> OwnerLookup {
+    if let Some(machine) = live.found(&live.by_provider_id, vm.provider_id.as_str()).next() {
+        return OwnerLookup::Owned(machine.key.clone());
+    }
+    let is_of_another = vm.cluster_id.as_ref().is_some_and(|id| *id != scope.cluster_id);
+    let Some(cluster) = live.cluster(scope).filter(|_| !is_of_another) else {
+        return OwnerLookup::Foreign;
+    };
+    let owner = live.owners(scope, vm).next();
+    let is_only = |owner: &LiveMachine| {
+        let of_owner = |other: &&ListedMachine| owner.is_owner_of(scope, other);
+        owner.provider_id.is_none() && siblings.iter().filter(of_owner).count() <= 1
+    };
+    match (owner, &cluster.frozen) {
+        (Some(owner), _) if is_only(owner) => OwnerLookup::Owned(owner.key.clone()),
+        (_, Some(why)) => OwnerLookup::Frozen(why.clone()),
+        (Some(owner), None) => OwnerLookup::Duplicate(owner.key.clone()),
+        (None, None) => OwnerLookup::Unowned,
+    }
+}
