@@ -26,7 +26,7 @@ use serde::de::DeserializeOwned;
 
 use self::trigger::Trigger;
 use self::watch::{slim, slim_infra_machine, slim_machine, watch};
-use crate::admission::Guard;
+use crate::admission::AdmissionPolicies;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, labels};
@@ -109,8 +109,9 @@ impl Controllers {
             states: Arc::default(),
             events: Events::new(client.clone(), options.reporter.clone()),
             metrics: Arc::clone(&metrics),
-            guard: Arc::new(
-                Guard::new(client.clone(), Arc::clone(&metrics)).within(options.namespace.clone()),
+            policies: Arc::new(
+                AdmissionPolicies::new(client.clone(), Arc::clone(&metrics))
+                    .within(options.namespace.clone()),
             ),
             wake: waking(&machines),
         });
@@ -168,9 +169,9 @@ impl Controllers {
         ]
     }
 
-    /// Says whether identities may be trusted; has to be polled, see [`Guard::keep`].
-    pub fn guard(&self) -> Arc<Guard> {
-        Arc::clone(&self.context.guard)
+    /// Says whether identities may be trusted; has to be polled, see [`AdmissionPolicies::keep`].
+    pub fn policies(&self) -> Arc<AdmissionPolicies> {
+        Arc::clone(&self.context.policies)
     }
 
     /// What is watched.
@@ -316,7 +317,7 @@ impl Controllers {
             drivers: self.drivers.clone(),
             metrics: Arc::clone(&self.metrics),
             events: self.context.events.clone(),
-            guard: self.guard(),
+            policies: self.policies(),
             deletion_log: Arc::clone(&self.deletion_log),
             namespace: self.options.namespace.clone(),
             options: self.options.orphans,

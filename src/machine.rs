@@ -97,8 +97,8 @@ async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> (Gathered, Pl
 async fn trusted(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, plan: Plan) -> Plan {
     let enforcement = match plan.trust() {
         Trust::Nothing => return plan,
-        Trust::LastCheck => ctx.guard.last(),
-        Trust::CheckSinceRead => ctx.guard.since(gathered.read_before()).await,
+        Trust::LastCheck => ctx.policies.last(),
+        Trust::CheckSinceRead => ctx.policies.since(gathered.read_before()).await,
     };
     match enforcement {
         Enforcement::InForce => plan,

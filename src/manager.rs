@@ -30,7 +30,7 @@ use crate::metrics::Metrics;
 use cmi_driver::Driver;
 
 pub use client::{RequestTimedOut, reading as reading_client};
-pub use controllers::{Context, ControllerOptions, OrphanOptions, Task, all as all_controllers};
+pub use controllers::{ControllerContext, ControllerOptions, OrphanOptions, Task, all as all_controllers};
 pub use elector::{Election, Timing, TimingError, identity};
 pub use health::{Health, Pending};
 
@@ -52,7 +52,7 @@ pub struct Setup {
     /// What the controllers need to know.
     pub options: ControllerOptions,
     /// Makes the controllers: [`all_controllers`], but for tests.
-    pub controllers: fn(&Context) -> Vec<Task>,
+    pub controllers: fn(&ControllerContext) -> Vec<Task>,
     /// Where `/healthz` and `/readyz` are answered.
     pub health: TcpListener,
     /// Where `/metrics` is answered.
@@ -124,7 +124,7 @@ struct Running {
 }
 
 impl Running {
-    fn start(setup: Setup, context: Context, all: Vec<Task>) -> Result<Self, Error> {
+    fn start(setup: Setup, context: ControllerContext, all: Vec<Task>) -> Result<Self, Error> {
         let own_client = client::plain(setup.api_server).map_err(Error::Client)?;
         let leadership = context.leadership;
         let mut services = Tasks::default();
@@ -188,10 +188,10 @@ impl Running {
     }
 }
 
-fn context(setup: &mut Setup, leadership: Leadership) -> Result<Context, Error> {
+fn context(setup: &mut Setup, leadership: Leadership) -> Result<ControllerContext, Error> {
     let metrics = Arc::new(Metrics::new());
     let drivers = std::mem::take(&mut setup.drivers);
-    Ok(Context {
+    Ok(ControllerContext {
         client: client::ruled(setup.api_server.clone(), leadership.clone()).map_err(Error::Client)?,
         drivers: configured(drivers, &leadership, &metrics)?,
         metrics,

@@ -10,7 +10,7 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// An object, or what can be told of one that can't be read: one malformed object does not end a watch.
+/// An object, or what is known of one that can't be read: one malformed object does not end a watch.
 ///
 /// What [`kube::core::DeserializeGuard`] is, without its price: that one copies every object twice as
 /// a tree before it reads it, valid or not; a quarter of the provider's time was spent in the

@@ -1,4 +1,4 @@
-//! The flags by which a command is told which plugin to call: as the key `grpc` of the drivers file.
+//! The flags that name the plugin which a command calls: as the key `grpc` of the drivers file.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ impl PluginArgs {
                 sleep(KNOCK).await;
             }
         };
-        // Late or never: the call that follows tells.
+        // Late or never: the call that follows shows it.
         let _ = timeout(wait, knocking).await;
         Ok(())
     }

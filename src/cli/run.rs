@@ -102,7 +102,7 @@ struct WorkArgs {
     /// The pause between two lists of the VMs of a driver and class, which find VMs that vanished.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     inventory_interval: Duration,
-    /// For how long a driver has to be away, or back, before that is told on InfraClusters
+    /// For how long a driver has to be away, or back, before that is reported on InfraClusters
     /// and on machines that are up.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     driver_unreachable_grace: Duration,

@@ -118,7 +118,7 @@ impl Controllers {
                         context.drivers.forget(uid(&**guarded));
                         let cluster = context.caches.labelled_cluster(guarded.meta());
                         let is_frozen = cluster.is_none_or(|cluster| cluster.is_paused());
-                        deletion_log.record(guarded, is_frozen, Timestamp::now(), context.guard.epoch());
+                        deletion_log.record(guarded, is_frozen, Timestamp::now(), context.policies.epoch());
                     }
                     Change::Added(guarded) | Change::Updated { now: guarded, .. } => {
                         if matches!(change, Change::Added(_)) {

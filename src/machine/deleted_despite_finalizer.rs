@@ -25,13 +25,13 @@ use crate::apiserver::Error;
 use crate::identity::{self, MachineId};
 use crate::retry::LONG_WAIT;
 
-/// How long it is tried at most: what is left then, the report of orphans tells of.
+/// How long it is tried at most: the report of orphans shows what is left then.
 const LONGEST: Duration = Duration::from_hours(1);
 
 /// Whether an object that a watch has shown to go, and that was like this at last, was let go in spite of the
 /// finalizer. Any other way to go begins with a deletion that was asked for, or takes the finalizer away
 /// before: a move, a force, a VM that is gone. One with a providerID had the finalizer long before: it was
-/// taken out of the API server's store by hand, and its VM is for the report of orphans to tell of.
+/// taken out of the API server's store by hand, and its VM is for the report of orphans to show.
 pub fn was_deleted_despite_finalizer(last: &InfraMachine) -> bool {
     let is_marked = |mark| identity::annotation(last, mark).is_some();
     last.metadata.deletion_timestamp.is_none()

@@ -10,7 +10,7 @@ use kube::client::{Body, Client};
 use serde_json::{Value, json};
 
 use super::Context;
-use crate::admission::Guard;
+use crate::admission::AdmissionPolicies;
 use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
@@ -120,7 +120,7 @@ impl Server {
         });
         let (client, caches) = (Client::new(service, "default"), Caches::empty());
         Context {
-            guard: Arc::new(Guard::trusting(client.clone())),
+            policies: Arc::new(AdmissionPolicies::trusting(client.clone())),
             client: client.clone(),
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches,
@@ -148,7 +148,7 @@ pub struct Vms {
     calls: Arc<Mutex<Vec<Operation>>>,
 }
 
-/// A driver that finds and deletes VMs of a name by it, or by their id where it is told.
+/// A driver that finds and deletes VMs of a name by it, or by their id where the request has it.
 struct VmDriver {
     back_end: Vms,
     /// Optional calls that it makes.
@@ -156,7 +156,7 @@ struct VmDriver {
 }
 
 impl Vms {
-    /// There is a VM of this id and name; `machine` says whose it is, where lists tell.
+    /// There is a VM of this id and name; `machine` says whose it is, where lists say so.
     pub fn add(&self, id: &str, name: &str, machine: Option<&str>) {
         self.vms.lock().unwrap().push(ListedMachine {
             machine_id: machine.map(str::to_owned),

@@ -42,7 +42,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let mut object = Object::new(ctx, Arc::clone(&machine));
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     let outcome = &execution.outcome;
-    // There is no status that could tell of it later.
+    // There is no status that could report it later.
     let moment = record_failure(ctx, &machine, &gathered, outcome, None);
     let note = events::of(&machine, outcome, moment.attempts);
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {

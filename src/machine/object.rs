@@ -249,7 +249,7 @@ impl<'a> Object<'a> {
     /// is under way and since when: a person who looks must not find a machine of which nothing is known.
     ///
     /// The call goes on beside the write, which is made once. Where it can't be made, the log says so: what
-    /// the answer leads to tells the rest.
+    /// the answer leads to says the rest.
     pub async fn awaiting<T>(&mut self, operation: Operation, call: impl Future<Output = T>) -> T {
         const LONG: Duration = Duration::from_secs(5);
         let since = Timestamp::now();
@@ -312,7 +312,7 @@ impl<'a> Object<'a> {
     /// Write 3: the status that an object leads to, when it differs.
     ///
     /// When another client wrote what no plan depends on, such as a label, it is tried again: the call that
-    /// it tells of is done, and not made again before its time.
+    /// it reports is done, and not made again before its time.
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object changed in a way that another plan may follow from.

@@ -92,7 +92,7 @@ pub enum Outcome {
     RemoveFinalizer(RemovalReason),
 }
 
-/// A wait that the status tells of.
+/// A wait that the status shows.
 #[derive(Debug)]
 pub struct Blocked {
     /// The condition that says why.

@@ -87,7 +87,7 @@ pub struct Retry {
     /// What was looked at when it failed; when it differs there is no wait.
     pub inputs: u64,
     /// What failed, until it is published: the call is not made again before its time, so
-    /// nothing else would tell of it.
+    /// nothing else would report it.
     pub unpublished: Option<Arc<Outcome>>,
 }
 
@@ -208,7 +208,7 @@ impl RuntimeStates {
             .remove(uid);
     }
 
-    /// Forgets all machines that are no more: what went away while no watch ran is told by no event.
+    /// Forgets all machines that are no more: no event reports what went away while no watch ran.
     pub fn forget_all_but(&self, is_there: impl Fn(&str) -> bool) {
         self.machines
             .lock()

@@ -45,7 +45,7 @@ impl UnansweredCreates {
         self.issued.last().copied()
     }
 
-    /// With one that is issued now. Whole milliseconds are kept: it is told from others by its time.
+    /// With one that is issued now. Whole milliseconds are kept: its time distinguishes it from others.
     #[must_use]
     pub fn with(mut self, now: Timestamp) -> (Self, Timestamp) {
         let issued = Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now);
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(issued(&[3]).latest(), Some(at(3)));
         let (one, _) = UnansweredCreates::default().with(at(1));
         let (_, time) = one.with(at(1) + Duration::from_nanos(7));
-        assert_eq!(time, at(1), "a time is told from another by what is written");
+        assert_eq!(time, at(1), "two times differ in what is written");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::metrics::Metrics;
 
 /// What every controller is given.
 #[derive(Clone)]
-pub struct Context {
+pub struct ControllerContext {
     /// The client to use: it refuses writes while this replica does not lead (see
     /// [`crate::leadership::is_not_leader`]), retries nothing by itself, and has a deadline for each request.
     pub client: Client,
@@ -38,8 +38,8 @@ pub struct Context {
     pub options: Arc<ControllerOptions>,
 }
 
-/// What runs with the process: polled from the start, and until it ends by itself after [`Context::stopping`]
-/// was cancelled. One that ends before, or panics, ends the process.
+/// What runs with the process: polled from the start, and until it ends by itself after
+/// [`ControllerContext::stopping`] was cancelled. One that ends before, or panics, ends the process.
 pub struct Task {
     /// What it is called when it ends unexpectedly: `the InfraMachine controller`.
     pub name: &'static str,
@@ -49,7 +49,7 @@ pub struct Task {
 
 /// The controllers of `capcmi run`: the watches, which fill the caches before this replica leads, and the
 /// reconcilers, which begin when it does.
-pub fn all(context: &Context) -> Vec<Task> {
+pub fn all(context: &ControllerContext) -> Vec<Task> {
     let (controllers, watches) = Controllers::new(
         context.client.clone(),
         context.options.as_ref().clone(),
@@ -61,10 +61,10 @@ pub fn all(context: &Context) -> Vec<Task> {
     // The watches go on until the last reconcile is done: what it wrote has to come back to it.
     let done = CancellationToken::new();
     let caches = context.health.wait_for("the caches");
-    let (guard, leadership) = (controllers.guard(), context.leadership.clone());
-    let policies = context.health.wait_for("the admission policies to be in force");
-    let shown = show_policies(guard.installation(), policies);
-    let keep = async move { guard.keep(&leadership).await };
+    let (policies, leadership) = (controllers.policies(), context.leadership.clone());
+    let in_force = context.health.wait_for("the admission policies to be in force");
+    let shown = show_policies(policies.installation(), in_force);
+    let keep = async move { policies.keep(&leadership).await };
     vec![
         Task {
             name: "the check of the admission policies",
@@ -113,7 +113,7 @@ async fn until_done(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToke
 }
 
 /// Waits until the caches are filled and this replica leads; false where it is to end before.
-async fn is_to_begin(context: &Context, controllers: &Controllers, caches: Pending) -> bool {
+async fn is_to_begin(context: &ControllerContext, controllers: &Controllers, caches: Pending) -> bool {
     let begin = async {
         if let Err(error) = controllers.synced().await {
             tracing::error!(%error, "a cache can't be filled");
@@ -122,7 +122,7 @@ async fn is_to_begin(context: &Context, controllers: &Controllers, caches: Pendi
         caches.ready();
         context.leadership.acquired().await;
         // So that a start does not say of every machine that nothing is known of the policies.
-        controllers.guard().since(Instant::now()).await;
+        controllers.policies().since(Instant::now()).await;
         true
     };
     tokio::select! {

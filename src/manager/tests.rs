@@ -47,7 +47,7 @@ async fn get(address: std::net::SocketAddr, path: &str) -> (String, String) {
     (head.lines().next().unwrap().to_owned(), body.to_owned())
 }
 
-async fn setup(controllers: fn(&Context) -> Vec<Task>) -> Setup {
+async fn setup(controllers: fn(&ControllerContext) -> Vec<Task>) -> Setup {
     Setup {
         api_server: kube::Config::new("http://127.0.0.1:9".parse().unwrap()),
         drivers: Vec::new(),
@@ -70,7 +70,7 @@ async fn setup(controllers: fn(&Context) -> Vec<Task>) -> Setup {
     }
 }
 
-fn patient(context: &Context) -> Vec<Task> {
+fn patient(context: &ControllerContext) -> Vec<Task> {
     let (stopping, pending) = (context.stopping.clone(), context.health.wait_for("the cache"));
     let run = Box::pin(async move {
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -128,7 +128,7 @@ async fn readiness_is_not_answered_before_the_controllers_have_said_what_it_wait
     use std::io::{Read as _, Write as _};
     static HEALTH: std::sync::OnceLock<std::net::SocketAddr> = std::sync::OnceLock::new();
     static ANSWERED: AtomicBool = AtomicBool::new(false);
-    fn slow(context: &Context) -> Vec<Task> {
+    fn slow(context: &ControllerContext) -> Vec<Task> {
         let mut stream = std::net::TcpStream::connect(HEALTH.get().unwrap()).unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         stream.write_all(b"GET /readyz HTTP/1.0\r\n\r\n").unwrap();
@@ -147,7 +147,7 @@ async fn readiness_is_not_answered_before_the_controllers_have_said_what_it_wait
 
 #[tokio::test]
 async fn a_controller_that_dies_ends_the_manager_with_its_name() {
-    fn weak(_context: &Context) -> Vec<Task> {
+    fn weak(_context: &ControllerContext) -> Vec<Task> {
         let run = Box::pin(async { panic!("ouch") });
         vec![Task {
             name: "the weak controller",
@@ -168,7 +168,7 @@ async fn running_work_is_waited_for_and_dropped_after_the_grace_period() {
             DROPPED.store(true, Ordering::SeqCst);
         }
     }
-    fn endless(_context: &Context) -> Vec<Task> {
+    fn endless(_context: &ControllerContext) -> Vec<Task> {
         let run = Box::pin(async {
             let _work = Work;
             std::future::pending::<()>().await;

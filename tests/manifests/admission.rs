@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 use capcmi::{
-    admission::{Enforcement, Guard, UNCONFIRMED},
+    admission::{AdmissionPolicies, Enforcement, UNCONFIRMED},
     manifests::{self, Part},
     metrics::Metrics,
 };
@@ -47,8 +47,8 @@ async fn provider(cluster: &ManagementCluster) -> Result<Client> {
 }
 
 /// A process of the provider that has just been started.
-fn guard(client: &Client) -> Guard {
-    Guard::new(client.clone(), Arc::new(Metrics::new()))
+fn policies(client: &Client) -> AdmissionPolicies {
+    AdmissionPolicies::new(client.clone(), Arc::new(Metrics::new()))
 }
 
 fn of(client: &Client, kind: &str) -> Api<DynamicObject> {
@@ -89,7 +89,7 @@ fn unconfirmed(enforcement: &Enforcement) -> Result<()> {
 async fn the_provider_installs_its_policies_with_its_own_permissions_and_can_touch_no_others() -> Result<()> {
     let cluster = unguarded().await?;
     let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);
-    let first = guard(&client);
+    let first = policies(&client);
     in_force(&first.since(Instant::now()).await)?;
     let installed = versions(&admin).await?;
     for object in manifests::policies()? {
@@ -104,7 +104,7 @@ async fn the_provider_installs_its_policies_with_its_own_permissions_and_can_tou
         ensure!(!found.annotations().contains_key(UNCONFIRMED), "{found:?}");
     }
     // The next start, and every check: nothing is written.
-    in_force(&guard(&client).since(Instant::now()).await)?;
+    in_force(&policies(&client).since(Instant::now()).await)?;
     in_force(&first.since(Instant::now()).await)?;
     ensure!(versions(&admin).await? == installed, "written again");
 
@@ -154,7 +154,7 @@ async fn identities_that_were_unguarded_for_a_while_are_not_trusted_before_they_
 {
     let cluster = unguarded().await?;
     let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);
-    let running = guard(&client);
+    let running = policies(&client);
     in_force(&running.since(Instant::now()).await)?;
     // Where there are no identities, none can be forged: what is gone is put back.
     of(&admin, BINDING)
@@ -184,7 +184,7 @@ async fn identities_that_were_unguarded_for_a_while_are_not_trusted_before_they_
         .await?;
     unconfirmed(&running.since(Instant::now()).await)?;
     of(&admin, BINDING).get("capcmi-provider-id").await?;
-    unconfirmed(&guard(&client).since(Instant::now()).await)?;
+    unconfirmed(&policies(&client).since(Instant::now()).await)?;
     confirm().await?;
     in_force(&running.since(Instant::now()).await)?;
 
@@ -201,7 +201,7 @@ async fn identities_that_were_unguarded_for_a_while_are_not_trusted_before_they_
     of(&admin, BINDING)
         .patch(name, &PatchParams::default(), &audit)
         .await?;
-    let restarted = guard(&client);
+    let restarted = policies(&client);
     unconfirmed(&restarted.since(Instant::now()).await)?;
     let actions = of(&admin, BINDING).get(name).await?.data["spec"]["validationActions"].clone();
     ensure!(actions == json!(["Deny"]), "{actions}");
@@ -213,7 +213,7 @@ async fn identities_that_were_unguarded_for_a_while_are_not_trusted_before_they_
     of(&admin, POLICY)
         .patch(name, &PatchParams::default(), &void)
         .await?;
-    unconfirmed(&guard(&client).since(Instant::now()).await)?;
+    unconfirmed(&policies(&client).since(Instant::now()).await)?;
     let expected = manifests::policies()?
         .into_iter()
         .find(|object| object["metadata"]["name"] == name)
@@ -241,8 +241,10 @@ async fn providers_of_two_versions_keep_the_newer_ones_policies_in_force_and_nei
 {
     let cluster = unguarded().await?;
     let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);
-    let older = || -> Result<Guard> { Ok(guard(&client).of_version(&"0.0.1".parse()?, older_policies()?)) };
-    let (old, new) = (older()?, guard(&client));
+    let older = || -> Result<AdmissionPolicies> {
+        Ok(policies(&client).of_version(&"0.0.1".parse()?, older_policies()?))
+    };
+    let (old, new) = (older()?, policies(&client));
     in_force(&old.since(Instant::now()).await)?;
     let namespace = cluster.namespace("machines").await?;
     let metadata = json!({"annotations": {IDENTITY: "x"}, "namespace": namespace});
@@ -258,7 +260,7 @@ async fn providers_of_two_versions_keep_the_newer_ones_policies_in_force_and_nei
         in_force(&new.since(Instant::now()).await)?;
     }
     // Both start anew; at last the newer one is gone, as when an upgrade is taken back.
-    in_force(&guard(&client).since(Instant::now()).await)?;
+    in_force(&policies(&client).since(Instant::now()).await)?;
     in_force(&older()?.since(Instant::now()).await)?;
     ensure!(versions(&admin).await? == installed, "they were written again");
     let spec = of(&admin, POLICY).get("capcmi-reserved-annotations").await?.data["spec"].clone();
@@ -294,7 +296,7 @@ async fn clusterctl_deletes_the_provider_and_leaves_the_policies() -> Result<()>
             .args(["apply", "--server-side", "--force-conflicts", "-f"])
             .arg(&path),
     )?;
-    in_force(&guard(&provider(&cluster).await?).since(Instant::now()).await)?;
+    in_force(&policies(&provider(&cluster).await?).since(Instant::now()).await)?;
     let installed = versions(&admin).await?;
 
     let delete = || {

@@ -123,7 +123,7 @@ impl ManagementClusterBuilder {
 }
 
 impl ManagementCluster {
-    /// A management cluster with core, without an audit log, until told otherwise.
+    /// A management cluster with core, without an audit log, unless configured otherwise.
     pub fn builder() -> ManagementClusterBuilder {
         ManagementClusterBuilder {
             core: true,

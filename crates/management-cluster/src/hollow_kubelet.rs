@@ -29,7 +29,7 @@ const REGISTER_INTERVAL: Duration = Duration::from_millis(200);
 /// A guest that has booted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guest {
-    /// What the kubelet is told by `--provider-id`.
+    /// The value of the kubelet's flag `--provider-id`.
     pub provider_id: String,
     /// The guest's host name, which becomes the name of its Node.
     pub node_name: String,

@@ -138,7 +138,7 @@ const fn explanation(class: Disposition) -> Explanation {
     }
 }
 
-/// The call in words that tell it from that of another stage.
+/// The call in words that distinguish it from that of another stage.
 const fn description(stage: Stage) -> &'static str {
     match stage {
         Stage::LookUp => "GetMachineStatus before the first create",

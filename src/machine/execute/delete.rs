@@ -120,7 +120,7 @@ fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
 }
 
 /// The Secret with the credentials that the VM was made with is gone. A driver that sees the VM without
-/// them needs none, and this is written down: once the VM is deleted it could not be told any more. To
+/// them needs none, and this is written down: once the VM is deleted it could not be determined any more. To
 /// a driver that does not see it, it may be gone, or in an account that only the credentials open: that
 /// is for the operator to say.
 ///

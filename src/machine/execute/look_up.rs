@@ -95,7 +95,7 @@ async fn list(object: &mut Object<'_>, permit: &Permit<'_>, stage: Stage, class:
     }
 }
 
-/// The VMs of the machine in the driver's list, for a deletion: whatever their name, where the list tells
+/// The VMs of the machine in the driver's list, for a deletion: whatever their name, where the list says
 /// whose a VM is, and otherwise those of its name. Nothing where the driver can't list after all.
 pub async fn own_in_list(
     object: &mut Object<'_>,
@@ -128,7 +128,7 @@ fn own_among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>) -> BTr
     own.map(|machine| machine.provider_id).collect()
 }
 
-/// What a list says of the machine of this name, which drivers know as `own`. Where a list does not tell
+/// What a list says of the machine of this name, which drivers know as `own`. Where a list does not say
 /// whose a VM is, one of the name is the machine's only if a create was issued for it.
 fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Stage) -> Seen {
     let is_own = |machine: &ListedMachine| match &machine.machine_id {

@@ -41,7 +41,7 @@ pub async fn provision(
             .await?;
     // It was refused before, and no other create can have made its VM: there is nothing to look up
     // while nothing may be created.
-    if plan.trial.recalled
+    if plan.half_open.recalled
         && plan.provider_id.is_none()
         && plan.unanswered.latest().is_none()
         && let Some(circuit_open) = circuit_open(ctx, object, permit, &plan, &class)
@@ -230,7 +230,7 @@ fn circuit_open(
         provider_spec: plan.wanted.clone(),
         secrets: class.secrets.clone(),
     };
-    ctx.circuit_open(object.get(), permit, &wanted, plan.trial)
+    ctx.circuit_open(object.get(), permit, &wanted, plan.half_open)
 }
 
 async fn created(

@@ -137,7 +137,7 @@ fn after_acceptance(
             Some(shutting_down(&observation, until, again))
         }
         None => Some(shutting_down(
-            "the driver does not tell whether it runs",
+            "the driver does not say whether it runs",
             until,
             again,
         )),
@@ -288,7 +288,7 @@ mod tests {
         machine
     }
 
-    /// CMI-127: OK says that it is stopped, or that it will. A plain plugin does not tell which.
+    /// CMI-127: OK says that it is stopped, or that it will. A plain plugin does not say which.
     #[test]
     fn a_guest_that_has_accepted_to_stop_and_still_may_run_gets_its_time() {
         let running = [PowerState::Starting, PowerState::Running, PowerState::Stopping];

@@ -10,7 +10,7 @@ use cmi_driver::Code;
 #[cfg(test)]
 mod tests;
 
-/// The event that an outcome is worth, given the machine as it was before: neither the status tells of it,
+/// The event that an outcome is worth, given the machine as it was before: neither the status shows it,
 /// nor is it a repeat.
 ///
 /// `attempts` is how often the same has failed in a row, this time included.
@@ -159,7 +159,7 @@ fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bo
         return true;
     };
     // A failed recheck of a provisioned VM leaves no last operation: what is remembered, and DriverReachable,
-    // say whether this is news. An outage of the driver is told once, of the InfraCluster.
+    // say whether this is news. An outage of the driver is reported once, on the InfraCluster.
     if failure.during == OperationType::Create && before.is_provisioned() {
         if failure.is_outage() {
             return false;

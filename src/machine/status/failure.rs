@@ -12,7 +12,7 @@ use cmi_driver::Operation;
 
 /// How long a creation may take when the object does not say, in seconds.
 const CREATION_TIMEOUT: i32 = 1200;
-/// A failure that repeats is told again after this time at the latest, so that the time of the next try
+/// A failure that repeats is published again after this time at the latest, so that the time of the next try
 /// that is shown is no older.
 const REPEATS_TOLD_AFTER: SignedDuration = SignedDuration::from_mins(30);
 
@@ -32,7 +32,7 @@ impl Draft<'_> {
         }
         let is_recheck = failure.during == OperationType::Create && self.machine.is_provisioned();
         if failure.is_outage() && is_recheck {
-            // Of a VM that is up it is told when the outage lasts: a fleet is not
+            // Of a VM that is up it is reported when the outage lasts: a fleet is not
             // written for a call that fails.
         } else if failure.is_outage() {
             self.set(conditions::DRIVER_REACHABLE, State::False, code.name(), &message);
@@ -148,7 +148,7 @@ impl Draft<'_> {
         message: String,
         moment: Moment,
     ) -> String {
-        // A failed recheck is no operation on the VM, which stays provisioned; DriverReachable tells.
+        // A failed recheck is no operation on the VM, which stays provisioned; DriverReachable says so.
         if type_ == OperationType::Create && self.machine.is_provisioned() {
             return message;
         }
@@ -180,7 +180,7 @@ impl Draft<'_> {
 }
 
 /// Whether a failure need not be written since the status shows the same: a failure that repeats for ever is
-/// told ever more rarely, after 1, 2, 4, 8 … attempts and every half an hour.
+/// published ever more rarely, after 1, 2, 4, 8 … attempts and every half an hour.
 fn is_told_by(shown: &LastOperation, failed: &LastOperation) -> bool {
     let same = shown.type_ == failed.type_
         && shown.state == failed.state

@@ -414,7 +414,7 @@ fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_wher
     }
 }
 
-/// CTL-GS-14, CTL-GS-16: of a machine that is up it is told when the outage lasts,
+/// CTL-GS-14, CTL-GS-16: of a machine that is up it is reported when the outage lasts,
 /// whatever becomes of its own call.
 #[test]
 fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
@@ -677,7 +677,7 @@ fn failing_and_held() -> MachineFixture {
     )
 }
 
-/// No driver was called for it: it is told once, and as a wait.
+/// No driver was called for it: it is reported once, and as a wait.
 #[test]
 fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_refused_itself() {
     let circuit_open = || Outcome::AwaitingCapacity {

@@ -89,7 +89,7 @@ fn whatever_goes_wrong_is_said_once() {
             (machine().provisioned(), update),
             (machine().provisioned().deleted_at(now()), delete),
         ]);
-        // An outage is told of the InfraCluster.
+        // An outage is reported on the InfraCluster.
         if !code.is_outage() {
             cases.push((machine().provisioned(), refresh));
         }
@@ -135,7 +135,7 @@ fn an_outage_that_the_status_tells_of_is_no_news_for_any_machine() {
     let refresh = failed(Stage::Refresh, Code::Unavailable);
     assert_eq!(of(&known.build(), &refresh, 1), None);
     let up = machine().provisioned().build();
-    assert_eq!(of(&up, &refresh, 1), None, "it is told of the InfraCluster");
+    assert_eq!(of(&up, &refresh, 1), None, "it is reported on the InfraCluster");
 }
 
 #[test]
