@@ -5,6 +5,7 @@
 //! stream that ended without any. Taken for the plugin's word, these would end machines. So what the plugin
 //! said is noted where it passes by.
 
+use std::error::Error as _;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
@@ -36,7 +37,8 @@ pub(super) enum CallEnd {
     NoRoute,
     /// The connection or the stream broke, or something else than a gRPC server answered.
     Broken,
-    /// The connection had ended before the request was sent on it.
+    /// The connection had ended before the request was sent on it, or the plugin's server refused the stream
+    /// before it did anything with it.
     NeverSent,
     /// The stream ended as it should, but for the status.
     NoStatus,
@@ -77,10 +79,19 @@ impl TransportError {
                 ..
             } => CallEnd::NoRoute,
             // So hyper calls a request that it still held when its connection ended.
-            Self::Connection(error) if error.is_canceled() => CallEnd::NeverSent,
+            Self::Connection(error) if error.is_canceled() || is_refused(error) => CallEnd::NeverSent,
             Self::NotGrpc { .. } | Self::Connection(_) => CallEnd::Broken,
         }
     }
+}
+
+/// HTTP/2 promises that nothing was done with a stream that is refused: a server that stops, or has as many
+/// streams as it takes, does so.
+fn is_refused(error: &hyper::Error) -> bool {
+    error
+        .source()
+        .and_then(|source| source.downcast_ref::<h2::Error>())
+        .is_some_and(|error| error.is_remote() && error.reason() == Some(h2::Reason::REFUSED_STREAM))
 }
 
 impl StatusObserver {

@@ -141,6 +141,20 @@ async fn a_stream_that_the_plugin_resets_at_its_deadline_is_deadline_exceeded_an
     }
 }
 
+/// A server that stops, or has as many streams as it takes. After such a create no VM is looked for.
+#[tokio::test]
+async fn a_call_that_the_plugin_refuses_in_http2_never_reached_it_and_one_that_it_resets_may_have() {
+    let plugin = Plugin::start();
+    let driver = driver(&plugin);
+    for (ending, is_never_sent) in [(CallEnd::Refused, true), (CallEnd::Reset, false)] {
+        plugin.answers("CreateMachine", Reply::raw(vec![]).ending(ending));
+        let status = driver.create_machine(create()).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert_eq!(status.is_never_sent(), is_never_sent, "{status}");
+    }
+    assert_eq!(plugin.connections(), 1);
+}
+
 /// CLI-CR-01
 #[tokio::test]
 async fn a_call_whose_caller_no_longer_waits_is_cancelled_at_the_plugin() {

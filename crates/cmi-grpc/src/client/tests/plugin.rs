@@ -1,7 +1,6 @@
 //! A plugin that answers by a script, be it gRPC or not.
 
 use std::collections::{HashMap, VecDeque};
-use std::convert::Infallible;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -55,6 +54,8 @@ pub enum CallEnd {
     Nothing,
     /// The stream is reset.
     Reset,
+    /// The stream is refused before anything was done with it.
+    Refused,
     /// The stream is reset after this long.
     ResetAfter(std::time::Duration),
     /// It does not end.
@@ -147,7 +148,7 @@ impl Reply {
                 stream::iter([Ok(Frame::trailers(headers(&ok)))]).boxed()
             }
             CallEnd::Trailers(all) => stream::iter([Ok(Frame::trailers(headers(&all)))]).boxed(),
-            CallEnd::Nothing => stream::empty().boxed(),
+            CallEnd::Nothing | CallEnd::Refused => stream::empty().boxed(),
             CallEnd::Reset => stream::iter([Err(TransportError)]).boxed(),
             CallEnd::ResetAfter(time) => stream::once(async move {
                 tokio::time::sleep(time).await;
@@ -380,7 +381,7 @@ impl Drop for Unanswered {
     }
 }
 
-async fn answer(script: Arc<Script>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+async fn answer(script: Arc<Script>, request: Request<Incoming>) -> Result<Response<Body>, h2::Error> {
     let mut unanswered = Unanswered(Some(Arc::clone(&script)));
     let method = request.uri().path().rsplit('/').next().unwrap().to_owned();
     let headers = request.headers().clone();
@@ -398,5 +399,8 @@ async fn answer(script: Arc<Script>, request: Request<Incoming>) -> Result<Respo
         script.released.cancelled().await;
     }
     unanswered.0 = None;
+    if matches!(reply.ending, CallEnd::Refused) {
+        return Err(h2::Reason::REFUSED_STREAM.into());
+    }
     Ok(reply.response())
 }
