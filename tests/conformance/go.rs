@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cmi_driver::{
-    Code, Driver as _, GetMachineStatusRequest, MachineClass, MachineRef, Operation, ProviderSpec,
+    Code, CreateMachineRequest, Driver as _, GetMachineStatusRequest, MachineClass, MachineRef, Operation,
+    ProviderSpec, SecretValue,
 };
 use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
 use futures::{StreamExt as _, stream};
@@ -81,20 +82,18 @@ async fn deadlines_that_a_driver_in_go_keeps_are_never_taken_for_broken() -> Res
     Ok(())
 }
 
-/// The reset of grpc-go may overtake the client's own clock: 1 of 40 calls was taken for a lost connection
-/// once.
-#[tokio::test]
-async fn a_call_that_a_driver_in_go_does_not_answer_in_time_is_deadline_exceeded() -> Result<()> {
-    let folder = RunFolder::create()?;
-    let driver = Go::find().await?.driver(&folder, "go").await?;
+/// The client that the provider calls plugins with; a look-up gets so much time.
+fn client(driver: &GoDriver, look_up: Duration) -> Result<GrpcDriver> {
     let config = GrpcConfig {
         endpoint: Some(driver.endpoint.clone()),
         ..GrpcConfig::default()
     };
-    let timeouts = [(Operation::GetMachineStatus, Duration::from_millis(300))];
-    let client = GrpcDriver::new(&config, Deadlines::new(timeouts))?;
-    client.info().await?;
-    std::fs::write(driver.cloud.join("faults/slow"), "5000")?;
+    let deadlines = Deadlines::new([(Operation::GetMachineStatus, look_up)]);
+    Ok(GrpcDriver::new(&config, deadlines)?)
+}
+
+/// A machine with these secrets.
+fn machine(secrets: impl IntoIterator<Item = (String, SecretValue)>) -> MachineRef {
     let spec = json!({
         "vmPool": "default",
         "size": "small",
@@ -102,11 +101,49 @@ async fn a_call_that_a_driver_in_go_does_not_answer_in_time_is_deadline_exceeded
     });
     let class = MachineClass {
         provider_spec: ProviderSpec(spec.as_object().cloned().unwrap_or_default()),
-        ..MachineClass::default()
+        secrets: secrets.into_iter().collect(),
     };
+    MachineRef::new("a", class)
+}
+
+/// grpc-go answers before it has read such a request, and resets the stream on which the client still sends.
+#[tokio::test]
+async fn what_grpc_go_says_of_a_message_that_is_too_long_for_it_arrives() -> Result<()> {
+    let folder = RunFolder::create()?;
+    let driver = Go::find().await?.driver(&folder, "go").await?;
+    let client = client(&driver, Duration::from_mins(1))?;
+    for mebibytes in [3, 6, 16] {
+        let secret = ("userData".to_owned(), vec![b'x'; mebibytes << 20].into());
+        let created = client
+            .create_machine(CreateMachineRequest {
+                machine: machine([secret]),
+                last_known_state: None,
+            })
+            .await;
+        match (mebibytes, created) {
+            (3, created) => drop(created?),
+            (_, Ok(machine)) => anyhow::bail!("{mebibytes} MiB were taken: {machine:?}"),
+            (_, Err(status)) => ensure!(
+                status.code() == Code::ResourceExhausted && status.message().contains("larger than max"),
+                "{mebibytes} MiB: {status}"
+            ),
+        }
+    }
+    Ok(())
+}
+
+/// The reset of grpc-go may overtake the client's own clock: 1 of 40 calls was taken for a lost connection
+/// once.
+#[tokio::test]
+async fn a_call_that_a_driver_in_go_does_not_answer_in_time_is_deadline_exceeded() -> Result<()> {
+    let folder = RunFolder::create()?;
+    let driver = Go::find().await?.driver(&folder, "go").await?;
+    let client = client(&driver, Duration::from_millis(300))?;
+    client.info().await?;
+    std::fs::write(driver.cloud.join("faults/slow"), "5000")?;
     let look_up = || {
         client.get_machine_status(GetMachineStatusRequest {
-            machine: MachineRef::new("a", class.clone()),
+            machine: machine([]),
             provider_id: None,
         })
     };
