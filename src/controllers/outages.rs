@@ -14,10 +14,11 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Controllers, reference};
+use crate::api::conditions;
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 use crate::caches::uses_driver;
-use crate::configured_driver::{ConfiguredDriver, Reachability};
+use crate::configured_driver::{ConfiguredDriver, Reachability, StableReachability};
 use crate::machine::Reference;
 
 /// Machines that wait for a driver are not retried again before this time is over, twice as long each time
@@ -49,9 +50,10 @@ impl Controllers {
         let mut reachability = driver.stable_reachability();
         while reachability.changed().await.is_ok() {
             loop {
+                let now = reachability.borrow_and_update().clone();
                 self.reconcile_clusters_of(driver.name());
                 tokio::select! {
-                    () = self.reconcile_provisioned(driver.name()) => break,
+                    () = self.publish_on_machines(driver.name(), &now) => break,
                     // What is left to be published is no longer so.
                     changed = reachability.changed() => if changed.is_err() { return },
                 }
@@ -59,10 +61,12 @@ impl Controllers {
         }
     }
 
-    /// Reconciles the machines of a driver that are up, one after the other.
-    async fn reconcile_provisioned(&self, driver: &str) {
-        let up: Vec<_> = self.machines_of(driver, InfraMachine::is_provisioned).collect();
-        for machine in up {
+    /// Reconciles the machines of a driver that are up and do not say so yet, one after the other.
+    async fn publish_on_machines(&self, driver: &str, now: &StableReachability) {
+        let behind: Vec<_> = self
+            .machines_of(driver, |machine| has_to_publish(machine, now))
+            .collect();
+        for machine in behind {
             self.machines.send(machine);
             sleep(Duration::from_secs(1) / PUBLISHED_IN_A_SECOND).await;
         }
@@ -190,6 +194,21 @@ impl Controllers {
     }
 }
 
+/// Whether a machine is up, and its status does not say what is so now. A fleet that comes up, or that a new
+/// leader takes over, says it already.
+fn has_to_publish(machine: &InfraMachine, now: &StableReachability) -> bool {
+    let status = machine.status.as_ref();
+    let conditions = status.map(|status| status.conditions.as_slice());
+    machine.is_provisioned()
+        && match now {
+            StableReachability::Unsettled => false,
+            StableReachability::Reachable => {
+                !conditions::is_true(conditions.unwrap_or_default(), conditions::DRIVER_REACHABLE)
+            }
+            StableReachability::Unreachable(_) => true,
+        }
+}
+
 /// Namespace and name of the Cluster that an object's label names.
 fn named_cluster(meta: &ObjectMeta) -> Option<(&str, &str)> {
     let name = meta.labels.as_ref()?.get(labels::CLUSTER_NAME)?;
@@ -249,6 +268,41 @@ impl Retries {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::conditions::State;
+    use crate::api::v1alpha1::{InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus};
+
+    #[test]
+    fn a_machine_that_says_already_that_its_driver_is_reachable_is_not_reconciled_for_that() {
+        let machine = |shown: Option<State>| {
+            let mut status = InfraMachineStatus {
+                initialization: Some(InfraMachineInitialization {
+                    provisioned: Some(true),
+                }),
+                ..InfraMachineStatus::default()
+            };
+            if let Some(shown) = shown {
+                let (type_, now) = (conditions::DRIVER_REACHABLE, jiff::Timestamp::UNIX_EPOCH);
+                conditions::set(&mut status.conditions, type_, shown, "Test", "", Some(1), now);
+            }
+            let mut machine = InfraMachine::new("m", InfraMachineSpec::default());
+            machine.status = Some(status);
+            machine
+        };
+        let unreachable = StableReachability::Unreachable("down".into());
+        for (shown, back, away) in [
+            (None, true, true),
+            (Some(State::False), true, true),
+            (Some(State::True), false, true),
+        ] {
+            let machine = machine(shown);
+            assert_eq!(has_to_publish(&machine, &StableReachability::Reachable), back);
+            assert_eq!(has_to_publish(&machine, &unreachable), away);
+        }
+        assert!(!has_to_publish(
+            &InfraMachine::new("m", InfraMachineSpec::default()),
+            &unreachable
+        ));
+    }
 
     #[test]
     fn after_an_outage_machines_are_retried_in_doubling_numbers_and_not_each_time_a_driver_flaps() {
