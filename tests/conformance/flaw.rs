@@ -60,11 +60,28 @@ pub enum Flaw {
     ProbeAlwaysReady,
     /// A driver that starts says that it is broken.
     ProbeFailsWhileStarting,
+    /// Probe answers what the back end does.
+    ProbeAsksTheBackEnd,
+
+    /// What was made before a restart is forgotten.
+    RestartForgets,
+    /// What was made before a restart is not found, and the rest of it is as it was.
+    RestartHides,
+    /// A VM has another id after a restart.
+    RestartNewIds,
+    /// The driver can do something else after a restart.
+    RestartNewCapabilities,
+    /// The driver has another name after a restart.
+    RestartNewName,
+    /// The driver is not ready any more after a restart.
+    RestartNeverReady,
 
     /// CreateMachine makes a second VM of a machine that has one.
     CreateForgets,
     /// CreateMachine looks, waits, and makes: two at once make two.
     CreateRaces,
+    /// CreateMachine looks and makes, without a lock and without any wait between them.
+    CreateRacesAtOnce,
     /// CreateMachine looks, waits, and makes; of several it gives the first, so that
     /// they are not noticed later.
     CreateRacesUnseen,
@@ -100,6 +117,18 @@ pub enum Flaw {
     CreateClusterBlind,
     /// Names have to be short.
     CreateShortNames,
+    /// Of a name, these first characters count.
+    CutsNames(usize),
+    /// CreateMachine goes on when its caller has given it up, and keeps no deletion away.
+    CreateRunsOn,
+    /// The names of fields are read in any case.
+    ReadsKeysInAnyCase,
+    /// A spec without tags is one of a cluster of its own.
+    NeedsNoTags,
+    /// A field that is null is a broken invariant.
+    ChokesOnNull(Operation),
+    /// A list in place of a text is an error without a code.
+    ChokesOnLists(Operation),
     /// A LastKnownState that is not its own is a broken invariant.
     CreateChokesOnState,
 
@@ -161,6 +190,8 @@ pub enum Flaw {
     ListLeaks,
     /// The list ends after a page.
     ListOnePage,
+    /// The list ends after a page of 100.
+    ListOneLongPage,
     /// The list still holds what was deleted.
     ListKeepsDeleted,
     /// The list leads from ids to the names of others.
@@ -199,6 +230,16 @@ pub enum Flaw {
     UpdateDoesNothing,
     /// UpdateMachine changes the VM every time.
     UpdateWritesAgain,
+    /// UpdateMachine does nothing when the last applied spec is the new one, whatever the VM has.
+    UpdateTrustsTheLastApplied,
+    /// UpdateMachine changes the VM when there is nothing to change.
+    UpdateWritesNothing,
+    /// UpdateMachine of what is not there is OK.
+    UpdateNotThere,
+    /// UpdateMachine updates the VM of another cluster.
+    UpdateAnyCluster,
+    /// What was updated is not found by its new spec.
+    UpdateLosesTheVm,
 
     /// A failure domain is listed twice.
     ZonesTwice,
@@ -215,6 +256,10 @@ pub enum Flaw {
 
     /// The last volume is forgotten.
     VolumesForgetOne,
+    /// The first own volume alone counts.
+    VolumesFirstAlone,
+    /// What is between own volumes ends the list.
+    VolumesUntilForeign,
     /// The volumes come in another order.
     VolumesSorted,
     /// A volume of another driver gets an id.
@@ -237,8 +282,29 @@ pub enum Flaw {
     SecretOfUserData,
     /// An error holds bootstrap data, in base64.
     SecretEncoded,
+    /// An error holds bootstrap data, written so.
+    SecretWritten(Writing),
     /// A LastKnownState holds a credential.
     SecretInState,
     /// An address holds a credential.
     SecretInAddress,
+}
+
+/// How a program writes bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writing {
+    /// As Go's `%v` does.
+    Decimal,
+    /// As Go's `%x` does.
+    Hexadecimal,
+    /// As Go's `%X` does.
+    Capitals,
+    /// As an URL has them.
+    PercentEncoded,
+    /// As a JSON Web Token has them.
+    Base64Url,
+    /// As a part of something longer.
+    InBase64,
+    /// As Python's `repr` does.
+    Literal,
 }

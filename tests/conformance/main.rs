@@ -14,6 +14,7 @@ mod mutants;
 mod narrow;
 mod peculiar;
 mod python;
+mod restart;
 mod tolerance;
 mod wire;
 

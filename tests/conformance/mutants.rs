@@ -12,6 +12,7 @@ use cmi_driver::Operation::{self, *};
 use futures::stream::{self, StreamExt as _};
 
 use crate::flaw::Flaw::{self, *};
+use crate::flaw::Writing::*;
 use crate::judged;
 use crate::mutant::Mutant;
 
@@ -36,6 +37,16 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (ProbeAlwaysReady, "CMI-68"),
     (ProbeFailsWhileStarting, "CMI-69"),
     (Says(Probe, FailedPrecondition, Internal), "CMI-75"),
+    (ProbeAsksTheBackEnd, "CMI-77"),
+    // Restarts.
+    (RestartForgets, "CMI-84"),
+    (RestartForgets, "DRV-12"),
+    (RestartHides, "CMI-79"),
+    (RestartNewIds, "DRV-13"),
+    (RestartNewIds, "CMI-84"),
+    (RestartNewCapabilities, "CMI-59"),
+    (RestartNewName, "CMI-59"),
+    (RestartNeverReady, "CMI-59"),
     // Capabilities that lie.
     (Boasts(GetMachineStatus), "DRV-26"),
     (Boasts(ListMachines), "DRV-33"),
@@ -62,6 +73,8 @@ const MUTANTS: &[(Flaw, &str)] = &[
     // CreateMachine.
     (CreateForgets, "DRV-10"),
     (CreateRaces, "DRV-CR-10"),
+    (CreateRacesAtOnce, "DRV-CR-10"),
+    (CreateRacesAtOnce, "CMI-84"),
     (CreateRacesUnseen, "DRV-CR-10"),
     (CreateAdoptsAnything, "DRV-CR-06"),
     (CreateNewId, "DRV-13"),
@@ -78,6 +91,20 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (CreateWantsMore, "DRV-02"),
     (CreateClusterBlind, "DRV-08"),
     (CreateShortNames, "CMI-14"),
+    (CutsNames(20), "CMI-83"),
+    (CutsNames(63), "DRV-11"),
+    (CutsNames(252), "CMI-83"),
+    (CreateRunsOn, "DRV-23"),
+    (CreateRunsOn, "CMI-34"),
+    (CreateRunsOn, "PLG-DE-10"),
+    (ReadsKeysInAnyCase, "DRV-04"),
+    (NeedsNoTags, "CMI-48"),
+    (ChokesOnNull(CreateMachine), "PLG-CR-03"),
+    (ChokesOnNull(DeleteMachine), "DRV-DE-03"),
+    (ChokesOnNull(GetMachineStatus), "DRV-GS-03"),
+    (ChokesOnNull(ListMachines), "DRV-LM-03"),
+    (ChokesOnNull(ShutDownMachine), "PLG-SD-03"),
+    (ChokesOnLists(CreateMachine), "CMI-30"),
     (CreateChokesOnState, "CMI-91"),
     (OnlyOnce(CreateMachine), "DRV-12"),
     (FailsAtOnce(CreateMachine), "DRV-CR-10"),
@@ -173,6 +200,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     // ListMachines.
     (ListLeaks, "DRV-03"),
     (ListOnePage, "DRV-34"),
+    (ListOneLongPage, "DRV-34"),
     (ListKeepsDeleted, "DRV-34"),
     (ListSwapsNames, "DRV-36"),
     (ListNoNames, "CMI-138"),
@@ -224,6 +252,11 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (OnlyOnce(UpdateMachine), "UPD-02"),
     (UpdateDoesNothing, "UPD-03"),
     (UpdateWritesAgain, "UPD-03"),
+    (UpdateTrustsTheLastApplied, "UPD-03"),
+    (UpdateWritesNothing, "UPD-03"),
+    (UpdateNotThere, "UPD-02"),
+    (UpdateAnyCluster, "UPD-03"),
+    (UpdateLosesTheVm, "UPD-02"),
     // ListZones and DescribeClass.
     (ZonesTwice, "CMI-15"),
     (ZonesNameless, "CMI-15"),
@@ -233,6 +266,8 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (DescribesUnknownArchitecture, "CMI-15"),
     // GetVolumeIDs.
     (VolumesForgetOne, "DRV-43"),
+    (VolumesFirstAlone, "CMI-147"),
+    (VolumesUntilForeign, "CMI-147"),
     (VolumesSorted, "DRV-42"),
     (VolumesMakeUp, "DRV-44"),
     (VolumesRefuseForeign, "CMI-148"),
@@ -255,6 +290,13 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (SecretInMessage, "OPS-11"),
     (SecretOfUserData, "OPS-11"),
     (SecretEncoded, "CMI-13"),
+    (SecretWritten(Decimal), "OPS-11"),
+    (SecretWritten(Hexadecimal), "OPS-11"),
+    (SecretWritten(Capitals), "OPS-11"),
+    (SecretWritten(PercentEncoded), "OPS-11"),
+    (SecretWritten(Base64Url), "OPS-11"),
+    (SecretWritten(InBase64), "OPS-11"),
+    (SecretWritten(Literal), "OPS-11"),
     (SecretInState, "CMI-186"),
     (SecretInAddress, "CMI-165"),
 ];
@@ -290,6 +332,14 @@ async fn the_rule_that_a_mutant_breaks_is_named() {
         survivors.len(),
         survivors.join("\n")
     );
+}
+
+/// CMI-10: where the back end answers at once, two creates have to meet within microseconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_race_without_any_latency_is_found_time_after_time() {
+    for _ in 0..8 {
+        assert_eq!(survives(CreateRacesAtOnce, "PLG-CR-10").await, None);
+    }
 }
 
 /// The rules that the table names hold for the intact driver, one by one as for its mutants: what fails

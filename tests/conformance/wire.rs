@@ -6,14 +6,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base64::prelude::{BASE64_STANDARD_NO_PAD, Engine as _};
 use capcmi::cli::conformance::connect;
 use capcmi::cli::conformance::simulated::Simulated;
 use cmi_conformance::{ConnectionWire, RawResponse, Report, Selection, Target, Verdict, Wire, run};
 use cmi_driver::{Driver, Operation};
 use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
 use cmi_grpc::proto::capcmi::v1::{ListMachinesPagedRequest, ListMachinesPagedResponse};
-use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
+use cmi_grpc::proto::cmi::v1::{
+    CreateMachineRequest, CreateMachineResponse, GetMachineStatusResponse, GetPluginInfoResponse,
+    ListMachinesResponse,
+};
 use cmi_grpc::server::{Listener, serve};
+use cmi_simulated::SimulatedDriver;
 use futures::stream::{self, StreamExt as _};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use prost::Message as _;
@@ -118,6 +123,28 @@ enum Flaw {
     FirstPageAlone,
     /// A page token is not looked at.
     AnyPageToken,
+    /// The published list ends after a page.
+    ListOnePage,
+    /// A field that is not known is refused.
+    RefusesUnknownFields,
+    /// A message of more than 4 MiB is refused, as gRPC libraries do unless told otherwise.
+    TakesFourMebibytes,
+    /// A message of more than 2 MiB is refused.
+    TakesTwoMebibytes,
+    /// The names of fields are read in any case, and the last one counts.
+    ReadsKeysInAnyCase,
+    /// A VM has an id of 513 bytes.
+    LongProviderId,
+    /// A Node has a name of 254 bytes.
+    LongNodeName,
+    /// A state of more than 4 KiB is given back.
+    LongState,
+    /// A trailer has a word of the bootstrap data.
+    TrailerHoldsCanary,
+    /// A binary trailer has a word of the bootstrap data.
+    BinaryTrailerHoldsCanary,
+    /// After a restart nothing listens at the endpoint.
+    GoneAfterRestart,
     /// The manifest is beyond every limit.
     HugeManifest,
     /// Every second time nothing but create and delete is declared.
@@ -142,6 +169,7 @@ enum Flaw {
 
 struct Mutant {
     inner: Arc<ConnectionWire>,
+    driver: Arc<SimulatedDriver>,
     flaw: Flaw,
     calls: AtomicUsize,
 }
@@ -151,8 +179,29 @@ fn response(code: &str, body: &'static [u8]) -> RawResponse {
         code: Some(code.to_owned()),
         message: "because I say so".to_owned(),
         has_details: false,
+        metadata: Vec::new(),
         body: body.into(),
     }
+}
+
+/// A word of the bootstrap data in a request.
+fn canary(message: &[u8]) -> String {
+    let text = String::from_utf8_lossy(message).into_owned();
+    let word = text.split([' ', '}']).find(|word| word.starts_with("canary-"));
+    word.unwrap_or_default().to_owned()
+}
+
+/// The request as a program reads it whose JSON library takes `TAGS` for `tags`.
+fn in_any_case(message: &[u8]) -> Vec<u8> {
+    let mut request = CreateMachineRequest::decode(message).unwrap();
+    let spec: serde_json::Result<serde_json::Map<_, _>> = serde_json::from_slice(&request.provider_spec);
+    if let Ok(mut spec) = spec {
+        if let Some(tags) = spec.remove("TAGS") {
+            spec.insert("tags".to_owned(), tags);
+        }
+        request.provider_spec = serde_json::to_vec(&spec).unwrap();
+    }
+    request.encode_to_vec()
 }
 
 #[async_trait]
@@ -177,7 +226,21 @@ impl Wire for Mutant {
             }
             message = request.encode_to_vec();
         }
+        if matches!(self.flaw, Flaw::ReadsKeysInAnyCase) && path.ends_with("/CreateMachine") {
+            message = in_any_case(&message);
+        }
         let message = message.as_slice();
+        let too_long = match self.flaw {
+            Flaw::TakesFourMebibytes => message.len() > 4 << 20,
+            Flaw::TakesTwoMebibytes => message.len() > 2 << 20,
+            _ => false,
+        };
+        if too_long {
+            return Ok(response("8", b""));
+        }
+        if matches!(self.flaw, Flaw::RefusesUnknownFields) && message.ends_with(b"unknown") {
+            return Ok(response("3", b""));
+        }
         let mut answer = self.inner.call(path, message, deadline).await?;
         let failed = answer.code.as_deref() != Some("0");
         match self.flaw {
@@ -189,11 +252,33 @@ impl Wire for Mutant {
             Flaw::Breaks if failed => anyhow::bail!("the stream was reset"),
             Flaw::Details if failed => answer.has_details = true,
             Flaw::DetailsOf(code) if answer.code.as_deref() == Some(code) => answer.has_details = true,
-            Flaw::SaysCanary if failed => {
-                let text = String::from_utf8_lossy(message).into_owned();
-                let word = text.split([' ', '}']).find(|word| word.starts_with("canary-"));
-                answer.message = format!("this is why: {}", word.unwrap_or_default());
+            Flaw::SaysCanary if failed => answer.message = format!("this is why: {}", canary(message)),
+            Flaw::TrailerHoldsCanary => answer.metadata.push(canary(message)),
+            Flaw::BinaryTrailerHoldsCanary => {
+                let told = format!("of {}", canary(message));
+                answer.metadata.push(BASE64_STANDARD_NO_PAD.encode(told));
             }
+            Flaw::ListOnePage if path.ends_with("Machine/ListMachines") && !failed => {
+                let mut listed = ListMachinesResponse::decode(answer.body).unwrap();
+                listed.machine_list = listed.machine_list.into_iter().take(20).collect();
+                answer.body = listed.encode_to_vec().into();
+            }
+            Flaw::LongProviderId if path.ends_with("Machine/ListMachines") && !failed => {
+                let mut listed = ListMachinesResponse::decode(answer.body).unwrap();
+                listed.machine_list.insert("i".repeat(513), "a".to_owned());
+                answer.body = listed.encode_to_vec().into();
+            }
+            Flaw::LongNodeName if path.ends_with("/GetMachineStatus") && !failed => {
+                let mut read = GetMachineStatusResponse::decode(answer.body).unwrap();
+                read.node_name = "n".repeat(254);
+                answer.body = read.encode_to_vec().into();
+            }
+            Flaw::LongState if path.ends_with("/CreateMachine") && !failed => {
+                let mut created = CreateMachineResponse::decode(answer.body).unwrap();
+                created.last_known_state = vec![b's'; 4097];
+                answer.body = created.encode_to_vec().into();
+            }
+            Flaw::GoneAfterRestart if self.driver.restarts() > 0 => anyhow::bail!("no plugin is there"),
             Flaw::SaysPassphrase if failed => {
                 let said = format!("this is why: {PASSPHRASE}");
                 answer.message = utf8_percent_encode(&said, NON_ALPHANUMERIC).to_string();
@@ -265,6 +350,15 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::NotServed("ListMachinesPaged"), "CMI-03"),
     (Flaw::Answers("GetExtensionCapabilities", b""), "DRV-48"),
     (Flaw::Answers("GetExtensionCapabilities", b""), "CMI-36"),
+    (Flaw::ListOnePage, "CMI-137"),
+    (Flaw::RefusesUnknownFields, "CMI-154"),
+    (Flaw::TakesFourMebibytes, "CMI-14"),
+    (Flaw::TakesTwoMebibytes, "CMI-14"),
+    (Flaw::ReadsKeysInAnyCase, "CMI-49"),
+    (Flaw::LongProviderId, "CMI-14"),
+    (Flaw::LongNodeName, "CMI-14"),
+    (Flaw::LongState, "CMI-14"),
+    (Flaw::GoneAfterRestart, "CMI-157"),
     (Flaw::PagesAsLongAsItLikes, "DRV-34"),
     (Flaw::FirstPageAlone, "DRV-34"),
     (Flaw::AnyPageToken, "CMI-30"),
@@ -304,6 +398,7 @@ async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
     let served = Served::start().await;
     let wire = Arc::new(Mutant {
         inner: served.wire.clone(),
+        driver: served.simulated.driver.clone(),
         flaw,
         calls: AtomicUsize::new(0),
     });
@@ -331,10 +426,16 @@ async fn the_rule_that_is_broken_on_the_wire_is_named() {
 /// OPS-11: on the wire as well as in what the client makes of it, whichever case asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secret_in_an_answer_to_a_bare_call_is_found() {
-    for flaw in [Flaw::SaysCanary, Flaw::SaysPassphrase] {
+    for flaw in [
+        Flaw::SaysCanary,
+        Flaw::SaysPassphrase,
+        Flaw::TrailerHoldsCanary,
+        Flaw::BinaryTrailerHoldsCanary,
+    ] {
         let served = Served::start().await;
         let wire = Arc::new(Mutant {
             inner: served.wire.clone(),
+            driver: served.simulated.driver.clone(),
             flaw,
             calls: AtomicUsize::new(0),
         });

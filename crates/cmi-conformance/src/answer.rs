@@ -25,6 +25,16 @@ impl CaseError {
         Self::Failed(message.into())
     }
 
+    /// The same, with what it is about before it.
+    #[must_use]
+    pub fn after(self, about: &str) -> Self {
+        match self {
+            Self::Failed(reason) => Self::Failed(format!("{about}: {reason}")),
+            Self::Inconclusive(reason) => Self::Inconclusive(format!("{about}: {reason}")),
+            Self::Skipped(reason) => Self::Skipped(reason),
+        }
+    }
+
     /// The same, met while a case was prepared: it is no word about what the case is for.
     #[must_use]
     pub fn in_preparation(self) -> Self {

@@ -6,14 +6,19 @@ mod create;
 mod credentials;
 mod delete;
 mod faults;
+mod field_types;
+mod given_up;
 mod identity;
 mod initialize;
 mod list;
 mod migrate;
+mod names;
 mod published;
 mod requests;
+mod restart;
 mod secrets;
 mod shut_down;
+mod sizes;
 mod status;
 mod update;
 mod validation;
@@ -27,6 +32,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
     [
         identity::CASES,
         create::CASES,
+        names::CASES,
         delete::CASES,
         status::CASES,
         list::CASES,
@@ -37,12 +43,16 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         volumes::CASES,
         migrate::CASES,
         validation::CASES,
+        field_types::CASES,
         credentials::CASES,
         concurrency::CASES,
+        given_up::CASES,
         secrets::CASES,
         wire::CASES,
         published::CASES,
+        sizes::CASES,
         faults::CASES,
+        restart::CASES,
     ]
     .into_iter()
     .flatten()

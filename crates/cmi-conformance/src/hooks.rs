@@ -37,6 +37,8 @@ pub enum Hook {
     Exhaust,
     /// Undoes everything that lasts.
     Restore,
+    /// The driver's process ends without warning, and is started again at the same endpoint.
+    Restart,
     /// Makes a VM with the name `{machine}`, the cluster tag `{cluster}` and the tag
     /// `capcmi.io/machine` `{identity}`.
     Plant,
@@ -68,6 +70,7 @@ impl Hook {
             | Self::Starting
             | Self::Exhaust => true,
             Self::Restore
+            | Self::Restart
             | Self::Plant
             | Self::Lock
             | Self::Unlock
@@ -91,6 +94,7 @@ impl Hook {
             Self::Starting => "starting",
             Self::Exhaust => "exhaust",
             Self::Restore => "restore",
+            Self::Restart => "restart",
             Self::Plant => "plant",
             Self::Lock => "lock",
             Self::Unlock => "unlock",

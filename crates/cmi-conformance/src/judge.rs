@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Map, Value};
 
+use super::echo::echoes;
 use super::wire::RawAnswer;
 use cmi_driver::{
     self, Capabilities, ClassDescription, DeleteMachineResponse, LastKnownState, ListedMachine, Machine,
@@ -14,8 +14,6 @@ use cmi_driver::{
 
 /// The shortest message that can explain an error.
 const SHORTEST_MESSAGE: usize = 8;
-/// The shortest value that counts as a secret; to find a shorter one in a text means nothing.
-const SHORTEST_SECRET: usize = 6;
 /// The rows that a secret in an answer breaks.
 pub const SECRET_RULES: &[&str] = &["OPS-11", "CMI-13", "CMI-165", "CMI-186"];
 
@@ -95,11 +93,12 @@ impl Judge {
             self.note(&["CMI-40"], what);
         }
         // A secret that looks as if it were percent-encoded may be written without being so.
-        let texts = [
+        let mut texts = vec![
             answer.message(),
             answer.message_as_written().to_owned(),
             answer.text(),
         ];
+        texts.extend_from_slice(answer.metadata());
         self.keeps(path, secrets, &texts);
     }
 
@@ -147,16 +146,6 @@ pub fn problem(status: &Status) -> Option<&'static str> {
         return Some("the message says no more than the code");
     }
     None
-}
-
-/// Whether a text holds a secret, as it is, line by line, or in base64.
-pub fn echoes(text: &str, secret: &[u8]) -> bool {
-    let plain = String::from_utf8_lossy(secret);
-    let lines = plain.lines().map(str::trim);
-    let encoded = BASE64_STANDARD.encode(secret);
-    lines
-        .chain([plain.trim(), encoded.as_str()])
-        .any(|needle| needle.len() >= SHORTEST_SECRET && needle != "cloud-config" && text.contains(needle))
 }
 
 /// The rows about the message of an error, by call.
@@ -291,19 +280,5 @@ mod tests {
         }
         assert!(problem(&Status::new(Code::Internal, "")).is_some());
         assert_eq!(problem(&Status::new(Code::Internal, "the disk is missing")), None);
-    }
-
-    /// OPS-11
-    #[test]
-    fn a_secret_is_found_plain_by_line_and_in_base64() {
-        let secret = b"first canary\nsecond canary";
-        for text in [
-            "x first canary y".to_owned(),
-            "second canary".to_owned(),
-            format!("<{}>", BASE64_STANDARD.encode(secret)),
-        ] {
-            assert!(echoes(&text, secret), "{text}");
-        }
-        assert!(!echoes("nothing", secret) && !echoes("abc", b"abc"));
     }
 }

@@ -19,6 +19,7 @@ mod case;
 pub mod cases;
 mod cleanup;
 mod config;
+mod echo;
 mod hooks;
 mod judge;
 mod liveness;

@@ -106,6 +106,36 @@ impl MachineRequest {
         self.changed(&change)
     }
 
+    /// With this value in a place of the provider spec, if there is an object for it.
+    #[must_use]
+    pub fn with_value(mut self, place: &JsonPointer, value: Value) -> Self {
+        if let Some((object, key)) = self.holder(place) {
+            object.insert(key, value);
+        }
+        self
+    }
+
+    /// With the name of a field in capitals, `REGION` in place of `region`, or the other way round; none
+    /// where there is no such field, or its name has no letters.
+    #[must_use]
+    pub fn in_other_case(mut self, place: &JsonPointer) -> Option<Self> {
+        let (object, key) = self.holder(place)?;
+        let renamed = other_case(&key)?;
+        let value = object.remove(&key)?;
+        object.insert(renamed, value);
+        Some(self)
+    }
+
+    /// The object that holds the field of a place, and the field's name.
+    fn holder(&mut self, place: &JsonPointer) -> Option<(&mut Map<String, Value>, String)> {
+        let (key, parents) = place.segments().split_last()?;
+        let mut object = &mut self.class.provider_spec.0;
+        for parent in parents {
+            object = object.get_mut(parent)?.as_object_mut()?;
+        }
+        Some((object, key.clone()))
+    }
+
     /// With other credentials, and the bootstrap data of before.
     #[must_use]
     pub fn with_secrets(mut self, map: &SecretMap) -> Self {
@@ -134,6 +164,13 @@ impl MachineRequest {
     pub fn cluster(&self) -> String {
         self.tag(tags::CLUSTER)
     }
+}
+
+/// A name in capitals or, if it is, in small letters; none where both are the same.
+pub fn other_case(name: &str) -> Option<String> {
+    [name.to_uppercase(), name.to_lowercase()]
+        .into_iter()
+        .find(|other| other != name)
 }
 
 /// Bootstrap data with a secret in it that must not come back.

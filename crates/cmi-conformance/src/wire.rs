@@ -44,6 +44,8 @@ pub struct RawResponse {
     pub message: String,
     /// Whether there were status details.
     pub has_details: bool,
+    /// The values of all headers and trailers, as they were written.
+    pub metadata: Vec<String>,
     /// The message without its prefix; empty when there was none.
     pub body: Bytes,
 }
@@ -106,11 +108,15 @@ async fn exchange(
     let find = |name: &str| text(&trailers, name).or_else(|| text(&head.headers, name));
     let (code, message) = (find("grpc-status"), find("grpc-message").unwrap_or_default());
     let has_details = find("grpc-status-details-bin").is_some();
+    let values = head.headers.values().chain(trailers.values());
+    let metadata = values.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+    let metadata = metadata.collect();
     let body = collected.to_bytes();
     Ok(RawResponse {
         code,
         message,
         has_details,
+        metadata,
         body: body.slice(PREFIX.min(body.len())..),
     })
 }
@@ -237,6 +243,11 @@ impl RawAnswer {
     /// What can be read of the response.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.response.body).into_owned()
+    }
+
+    /// The values of headers and trailers, as they were written.
+    pub fn metadata(&self) -> &[String] {
+        &self.response.metadata
     }
 
     /// Whether there were status details.

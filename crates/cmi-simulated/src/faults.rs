@@ -166,6 +166,18 @@ impl Faults {
         let from_file = self.file.as_ref().is_some_and(FaultsFile::not_ready);
         from_file || self.configured.not_ready()
     }
+
+    /// Forgets how many calls have fit each, as a process does that ends.
+    pub fn forget(&self) {
+        self.configured.forget();
+        if let Some(file) = &self.file {
+            file.state
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .set
+                .forget();
+        }
+    }
 }
 
 impl FaultsFile {
@@ -233,6 +245,11 @@ impl FileVersion {
 impl Set {
     fn new(faults: Vec<Fault>) -> Self {
         Self(Mutex::new(faults.into_iter().map(|fault| (fault, 0)).collect()))
+    }
+
+    fn forget(&self) {
+        let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        faults.iter_mut().for_each(|(_, calls)| *calls = 0);
     }
 
     fn not_ready(&self) -> bool {

@@ -26,6 +26,7 @@ mod volumes;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use access::TOKEN;
@@ -51,6 +52,7 @@ pub struct SimulatedDriver {
     journal: Journal,
     faults: Faults,
     calls: CallLog,
+    restarts: AtomicU64,
 }
 
 /// What a call is about, for faults and the log.
@@ -86,7 +88,20 @@ impl SimulatedDriver {
             journal,
             faults,
             calls,
+            restarts: AtomicU64::new(0),
         })
+    }
+
+    /// Forgets what a process forgets when it ends and is started again: how often each fault has happened.
+    /// The cloud is not in the process.
+    pub fn restart(&self) {
+        self.faults.forget();
+        self.restarts.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often it was restarted.
+    pub fn restarts(&self) -> u64 {
+        self.restarts.load(Ordering::SeqCst)
     }
 
     /// The console of the driver's cloud.

@@ -40,6 +40,7 @@ pub struct Simulated {
 
 /// The hooks: a faults file that only this driver reads, and the console of its cloud.
 pub struct SimulatedHooks {
+    driver: Arc<SimulatedDriver>,
     console: CloudConsole,
     folder: TempDir,
 }
@@ -58,10 +59,15 @@ impl Simulated {
         config.logs = vec![folder.path().join("calls")];
         let driver = Arc::new(SimulatedDriver::new(cloud)?);
         let console = driver.console();
+        let hooks = SimulatedHooks {
+            driver: Arc::clone(&driver),
+            console,
+            folder,
+        };
         Ok(Self {
             driver,
             config,
-            hooks: Arc::new(SimulatedHooks { console, folder }),
+            hooks: Arc::new(hooks),
         })
     }
 }
@@ -119,6 +125,7 @@ impl Hooks for SimulatedHooks {
                 self.faults("[]")?;
                 self.console.set_quota(None)?;
             }
+            Hook::Restart => self.driver.restart(),
             Hook::Plant => {
                 let planted = PlantedVm::new(&pull.cluster, &pull.machine, &pull.identity);
                 return Ok(self.console.plant(planted)?.into_bytes());

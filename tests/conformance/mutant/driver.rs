@@ -24,6 +24,7 @@ impl Driver for Mutant {
             Flaw::InfoLongVersion => info.version = "1".repeat(129),
             Flaw::InfoNoVersion => info.version.clear(),
             Flaw::InfoNoHost => "simulated".clone_into(&mut info.name),
+            Flaw::RestartNewName if self.inner.restarts() > 0 => info.name = format!("again.{}", info.name),
             Flaw::InfoHugeManifest => drop(info.manifest.insert("a".to_owned(), "b".repeat(5000))),
             _ => {}
         }
@@ -35,6 +36,9 @@ impl Driver for Mutant {
         match self.flaw {
             Flaw::Hides(operation) => drop(capabilities.operations.remove(&operation)),
             Flaw::CapabilitiesChange => capabilities.zones = self.turn().is_multiple_of(2),
+            Flaw::RestartNewCapabilities if self.inner.restarts() > 0 => {
+                capabilities.operations.remove(&Operation::ShutDownMachine);
+            }
             Flaw::SchemaRefusesTheSample => {
                 capabilities.provider_spec_schema = Some(SpecSchema::new(json!({"required": ["colour"]})));
             }
@@ -49,9 +53,14 @@ impl Driver for Mutant {
     }
 
     async fn probe(&self) -> Result<Readiness> {
+        if self.flaw == Flaw::ProbeAsksTheBackEnd {
+            let nothing = GetVolumeIdsRequest { pv_specs: Vec::new() };
+            self.inner.get_volume_ids(nothing).await?;
+        }
         let probed = self.inner.probe().await;
         let class = MachineClass::default();
         match (self.flaw, &probed) {
+            (Flaw::RestartNeverReady, Ok(_)) if self.inner.restarts() > 0 => Ok(Readiness::NotYet),
             (Flaw::ProbeNeverReady, Ok(_)) => Ok(Readiness::NotYet),
             (Flaw::ProbeAlwaysReady, _) => Ok(Readiness::Ready),
             (Flaw::ProbeFailsWhileStarting, Ok(Readiness::NotYet)) => Err(broken("I am not there yet")),
@@ -64,14 +73,16 @@ impl Driver for Mutant {
         }
     }
 
-    async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
+    async fn create_machine(&self, mut request: CreateMachineRequest) -> Result<Machine> {
+        self.misread(&mut request.machine);
         let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.create(request);
         self.call(Operation::CreateMachine, &class, &name, call, || made_up(&name))
             .await
     }
 
-    async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+    async fn delete_machine(&self, mut request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+        self.misread(&mut request.machine);
         let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.delete(request);
         self.call(
@@ -84,7 +95,8 @@ impl Driver for Mutant {
         .await
     }
 
-    async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
+    async fn get_machine_status(&self, mut request: GetMachineStatusRequest) -> Result<Machine> {
+        self.misread(&mut request.machine);
         let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.status(request);
         self.call(Operation::GetMachineStatus, &class, &name, call, || {
@@ -100,7 +112,8 @@ impl Driver for Mutant {
             .await
     }
 
-    async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
+    async fn initialize_machine(&self, mut request: InitializeMachineRequest) -> Result<Machine> {
+        self.misread(&mut request.machine);
         let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.initialize(request);
         self.call(Operation::InitializeMachine, &class, &name, call, || {

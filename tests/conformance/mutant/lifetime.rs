@@ -9,37 +9,89 @@ use cmi_driver::{
 };
 use cmi_simulated::Vm;
 
-use super::{MOMENT, Mutant, broken, machine, tag, text};
+use super::{MOMENT, Mutant, again, broken, machine, tag, text};
 use crate::flaw::Flaw;
 
 /// When a deletion that was answered too early begins.
 const LATER: Duration = Duration::from_millis(500);
 
+/// How long a create takes that goes on by itself.
+const CREATION: Duration = Duration::from_millis(120);
+
 impl Mutant {
+    /// What a driver makes of the name and the spec before it looks at them.
+    pub(super) fn misread(&self, machine: &mut MachineRef) {
+        let spec = &mut machine.class.provider_spec.0;
+        match self.flaw {
+            Flaw::CutsNames(most) => machine.name.truncate(most),
+            Flaw::ReadsKeysInAnyCase => {
+                for field in ["vmPool", "size", "tags"] {
+                    if let Some(value) = spec.remove(&field.to_uppercase()) {
+                        spec.insert(field.to_owned(), value);
+                    }
+                }
+            }
+            Flaw::NeedsNoTags if !spec.contains_key("tags") => {
+                let none = [
+                    (tags::CLUSTER, "none"),
+                    (tags::ROLE, "node"),
+                    (tags::MACHINE, "none"),
+                ];
+                spec.insert("tags".to_owned(), none.into_iter().collect());
+            }
+            _ => {}
+        }
+    }
+
+    /// What a driver makes that does not look as it should.
+    async fn make_otherwise(&self, request: &CreateMachineRequest) -> Option<Result<Machine>> {
+        let MachineRef { name, class } = &request.machine;
+        let ours = |vm: &Vm| vm.name == *name && vm.cluster() == tag(class, tags::CLUSTER);
+        let make = || Machine::new(self.plant(class, name), name);
+        let machine = match self.flaw {
+            Flaw::CreateForgets if !self.vms(ours).is_empty() => make(),
+            Flaw::CreateRaces if self.vms(ours).is_empty() => {
+                tokio::time::sleep(MOMENT).await;
+                make()
+            }
+            Flaw::CreateRacesAtOnce => {
+                let first = self.vms(ours).first().map(super::machine);
+                // On a busy computer, something comes between sooner or later.
+                std::thread::yield_now();
+                first.unwrap_or_else(make)
+            }
+            Flaw::CreateRunsOn => {
+                let (inner, request) = (Arc::clone(&self.inner), request.clone());
+                let create = tokio::spawn(async move {
+                    tokio::time::sleep(CREATION).await;
+                    inner.create_machine(request).await
+                });
+                return Some(create.await.unwrap());
+            }
+            Flaw::RestartForgets if self.is_old(class, name) => make(),
+            Flaw::CreateRacesUnseen => {
+                let first = self.vms(ours).first().map(super::machine);
+                if first.is_none() {
+                    tokio::time::sleep(MOMENT).await;
+                }
+                first.unwrap_or_else(make)
+            }
+            Flaw::CreateNeedsNoCluster if tag(class, tags::CLUSTER).is_empty() => make(),
+            _ => return None,
+        };
+        Some(Ok(machine))
+    }
+
     pub(super) async fn create(&self, mut request: CreateMachineRequest) -> Result<Machine> {
         let CreateMachineRequest {
             machine: MachineRef { name, class },
             ..
         } = request.clone();
+        if let Some(made) = self.make_otherwise(&request).await {
+            return made;
+        }
         let ours = |vm: &Vm| vm.name == name && vm.cluster() == tag(&class, tags::CLUSTER);
         match self.flaw {
-            Flaw::CreateForgets if !self.vms(ours).is_empty() => {
-                return Ok(Machine::new(self.plant(&class, &name), name));
-            }
-            Flaw::CreateRaces if self.vms(ours).is_empty() => {
-                tokio::time::sleep(MOMENT).await;
-                return Ok(Machine::new(self.plant(&class, &name), name));
-            }
-            Flaw::CreateRacesUnseen => {
-                let first = self.vms(ours).first().map(machine);
-                if first.is_none() {
-                    tokio::time::sleep(MOMENT).await;
-                }
-                return Ok(first.unwrap_or_else(|| Machine::new(self.plant(&class, &name), name)));
-            }
-            Flaw::CreateNeedsNoCluster if tag(&class, tags::CLUSTER).is_empty() => {
-                return Ok(Machine::new(self.plant(&class, &name), name));
-            }
             Flaw::CreateAdoptsAnything => {
                 if let Some(vm) = self.vms(ours).first() {
                     return Ok(machine(vm));
@@ -90,7 +142,11 @@ impl Mutant {
                 });
             }
         };
+        self.is_made(&class, &name);
         match self.flaw {
+            Flaw::RestartNewIds if self.is_old(&class, &name) => {
+                made.provider_id = again(&made.provider_id);
+            }
             Flaw::CreateNewId => {
                 made.provider_id = format!("{}-{}", made.provider_id, self.turn()).parse().unwrap();
             }

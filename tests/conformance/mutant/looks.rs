@@ -5,7 +5,7 @@ use cmi_driver::{
     Result, Status, tags,
 };
 
-use super::{Mutant, listed, machine, tag};
+use super::{Mutant, again, listed, machine, tag};
 use crate::flaw::Flaw;
 
 impl Mutant {
@@ -25,6 +25,15 @@ impl Mutant {
         };
         if let Some(vm) = found.first() {
             return Ok(machine(vm));
+        }
+        if self.has(Flaw::RestartHides) && self.is_old(&class, &name) {
+            return Err(Status::new(Code::NotFound, "nothing is known of such a VM"));
+        }
+        if self.has(Flaw::UpdateLosesTheVm) && class.provider_spec.0.contains_key("labels") {
+            return Err(Status::new(
+                Code::NotFound,
+                "no VM has been made from such a spec",
+            ));
         }
         if self.has(Flaw::StatusForgets) && self.turn() % 3 == 2 {
             return Err(Status::new(Code::NotFound, "there was one, I think"));
@@ -50,6 +59,7 @@ impl Mutant {
             }
         };
         match self.flaw {
+            Flaw::RestartNewIds if self.is_old(&class, &name) => read.provider_id = again(&read.provider_id),
             Flaw::StatusOtherId => read.provider_id = format!("{}-b", read.provider_id).parse().unwrap(),
             Flaw::StatusOtherNodeName => read.node_name += "-b",
             Flaw::StatusWithoutPower => read.power_state = None,
@@ -70,9 +80,19 @@ impl Mutant {
             }
             _ => {}
         }
+        let request_class = request.class.clone();
         let mut list = self.inner.list_machines(request).await?;
         match self.flaw {
             Flaw::ListOnePage => list.truncate(5),
+            Flaw::ListOneLongPage => list.truncate(100),
+            Flaw::RestartNewIds => {
+                for vm in &mut list {
+                    if self.is_old(&request_class, &vm.machine_name) {
+                        vm.provider_id = again(&vm.provider_id);
+                    }
+                }
+            }
+            Flaw::RestartHides => list.retain(|vm| !self.is_old(&request_class, &vm.machine_name)),
             Flaw::ListKeepsDeleted => {
                 let late = self.memory.lock().unwrap().get(&cluster).cloned();
                 list.extend(late.map(|provider_id| ListedMachine::new(provider_id, "late")));

@@ -11,14 +11,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
+use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD, Engine as _};
 use cmi_driver::{
     Code, ListedMachine, Machine, MachineClass, Operation, ProviderId, Result, Status, USER_DATA, tags,
 };
 use cmi_simulated::{CloudConsole, PlantedVm, SimulatedDriver, Vm};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
-use crate::flaw::Flaw;
+use crate::flaw::{Flaw, Writing};
 
 /// What a flawed call gives its caller time for.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -32,6 +33,8 @@ pub struct Mutant {
     turns: AtomicU32,
     running: AtomicU32,
     memory: Mutex<BTreeMap<String, ProviderId>>,
+    /// How often the driver had been restarted when the VM of a machine was made.
+    ages: Mutex<BTreeMap<String, u64>>,
 }
 
 impl Mutant {
@@ -53,7 +56,21 @@ impl Mutant {
             turns: AtomicU32::new(0),
             running: AtomicU32::new(0),
             memory: Mutex::default(),
+            ages: Mutex::default(),
         }
+    }
+
+    /// Whether the VM of a machine was made before the last restart.
+    fn is_old(&self, class: &MachineClass, name: &str) -> bool {
+        let made = self.ages.lock().unwrap().get(&key(class, name)).copied();
+        made.is_some_and(|made| made < self.inner.restarts())
+    }
+
+    /// Notes that the VM of a machine is there, if that is new.
+    fn is_made(&self, class: &MachineClass, name: &str) {
+        let mut ages = self.ages.lock().unwrap();
+        ages.entry(key(class, name))
+            .or_insert_with(|| self.inner.restarts());
     }
 
     fn has(&self, flaw: Flaw) -> bool {
@@ -104,6 +121,12 @@ impl Mutant {
                 return Err(Status::unimplemented(operation));
             }
             Flaw::Hangs(of) if of == operation => std::future::pending().await,
+            Flaw::ChokesOnNull(of) if of == operation && has(class, Value::is_null) => {
+                return Err(broken("invalid memory address or nil pointer dereference"));
+            }
+            Flaw::ChokesOnLists(of) if of == operation && has(class, Value::is_array) => {
+                return Err(Status::new(Code::Unknown, "list object has no attribute strip"));
+            }
             Flaw::Panics(of) if of == operation => panic!("a driver that is not written well"),
             Flaw::LeavesHalf(of) if of == operation => {
                 let half = self.plant(class, &format!("{name}-half"));
@@ -149,6 +172,14 @@ impl Mutant {
                 let said = format!("{}: {}", status.message(), word.unwrap_or_default());
                 status.with_message(said)
             }
+            Flaw::SecretWritten(writing) => {
+                let said = format!(
+                    "{}: {}",
+                    status.message(),
+                    written(&text(class, USER_DATA), writing)
+                );
+                status.with_message(said)
+            }
             Flaw::SecretEncoded => {
                 let said = format!(
                     "{}: {}",
@@ -171,6 +202,29 @@ impl Drop for Running<'_> {
     }
 }
 
+/// A field of the provider spec itself.
+fn has(class: &MachineClass, what: fn(&Value) -> bool) -> bool {
+    class.provider_spec.0.values().any(what)
+}
+
+fn key(class: &MachineClass, name: &str) -> String {
+    format!("{}/{name}", tag(class, tags::CLUSTER))
+}
+
+fn written(text: &str, writing: Writing) -> String {
+    let bytes =
+        |write: fn(u8) -> String, between: &str| text.bytes().map(write).collect::<Vec<_>>().join(between);
+    match writing {
+        Writing::Decimal => format!("[{}]", bytes(|byte| byte.to_string(), " ")),
+        Writing::Hexadecimal => bytes(|byte| format!("{byte:02x}"), ""),
+        Writing::Capitals => bytes(|byte| format!("{byte:02X}"), ""),
+        Writing::PercentEncoded => utf8_percent_encode(text, NON_ALPHANUMERIC).to_string(),
+        Writing::Base64Url => BASE64_URL_SAFE_NO_PAD.encode(text),
+        Writing::InBase64 => BASE64_STANDARD.encode(format!("{{\"userData\": {text}}}")),
+        Writing::Literal => format!("b'{}'", text.escape_default()),
+    }
+}
+
 fn broken(message: &str) -> Status {
     Status::new(Code::Internal, message)
 }
@@ -184,6 +238,11 @@ fn tag(class: &MachineClass, name: &str) -> String {
 fn text(class: &MachineClass, key: &str) -> String {
     let value = class.secrets.get(key).map(|value| value.expose().to_vec());
     String::from_utf8(value.unwrap_or_default()).unwrap()
+}
+
+/// The id of a VM since the driver was restarted.
+fn again(id: &ProviderId) -> ProviderId {
+    format!("{id}-again").parse().unwrap()
 }
 
 fn machine(vm: &Vm) -> Machine {

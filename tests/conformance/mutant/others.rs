@@ -61,7 +61,7 @@ impl Mutant {
         Ok(machine)
     }
 
-    pub(super) async fn update(&self, request: UpdateMachineRequest) -> Result<()> {
+    pub(super) async fn update(&self, mut request: UpdateMachineRequest) -> Result<()> {
         match self.flaw {
             Flaw::UpdateReplaces => {
                 self.vanish(|vm| vm.name == request.machine.name);
@@ -70,6 +70,31 @@ impl Mutant {
             }
             Flaw::UpdateDoesNothing => return Ok(()),
             Flaw::UpdateWritesAgain => self.console.set_quota(None)?,
+            Flaw::UpdateTrustsTheLastApplied
+                if request.last_applied_provider_spec == request.machine.class.provider_spec =>
+            {
+                return Ok(());
+            }
+            Flaw::UpdateWritesNothing
+                if request.last_applied_provider_spec == request.machine.class.provider_spec
+                    && !request.machine.class.provider_spec.0.contains_key("labels") =>
+            {
+                self.console.set_quota(None)?;
+            }
+            Flaw::UpdateAnyCluster => {
+                let name = request.machine.name.clone();
+                if let Some(vm) = self.vms(|vm| vm.name == name).first() {
+                    let tags = request.machine.class.provider_spec.0.get_mut("tags").unwrap();
+                    tags[tags::CLUSTER] = vm.cluster().into();
+                    tags[tags::MACHINE] = vm.machine().into();
+                }
+            }
+            Flaw::UpdateNotThere => {
+                return match self.inner.update_machine(request).await {
+                    Err(status) if status.code() == Code::NotFound => Ok(()),
+                    answer => answer,
+                };
+            }
             _ => {}
         }
         self.inner.update_machine(request).await
@@ -106,6 +131,13 @@ impl Mutant {
             .collect();
         match self.flaw {
             Flaw::VolumesForgetOne => drop(ids.pop()),
+            Flaw::VolumesFirstAlone => ids.truncate(1),
+            Flaw::VolumesUntilForeign => {
+                let is_foreign = |spec: &serde_json::Value| spec.get("nfs").is_some();
+                let first = request.pv_specs.iter().position(|spec| !is_foreign(spec));
+                let mine = request.pv_specs.iter().skip(first.unwrap_or_default());
+                ids.truncate(mine.take_while(|spec| !is_foreign(spec)).count());
+            }
             Flaw::VolumesSorted => ids.sort(),
             Flaw::VolumesMakeUp => ids.extend(foreign.into_iter().map(str::to_owned)),
             Flaw::VolumesRefuseForeign if !foreign.is_empty() => {

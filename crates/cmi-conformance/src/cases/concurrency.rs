@@ -1,21 +1,36 @@
 //! Calls at once, and calls that are given up.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::future::{Future, poll_fn};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::{join, join_all};
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::cases;
-use crate::answer::{CaseResult, ensure};
+use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
 /// How many identical calls are made at once.
 const AT_ONCE: usize = 8;
+/// How often that is tried, each time for another machine: where the back end answers at once, a look and the
+/// create that follows from it are microseconds apart.
+const MOST_ROUNDS: usize = 100;
+/// For how long rounds begin. One is always made; where it takes this long, the calls wait for each other.
+const ROUNDS_BEGIN_FOR: Duration = Duration::from_millis(1500);
+/// How long the calls of a round wait for each other at most, so that none is over before the others begin.
+const TOGETHER: Duration = Duration::from_millis(5);
+/// How much later than the one before each call of every second round begins.
+const STAGGER: Duration = Duration::from_micros(5);
 /// When a call is given up: at each of its first waits, and some time later.
-const GIVE_UP: [GiveUp; 6] = [
+pub(super) const GIVE_UP: [GiveUp; 6] = [
     GiveUp::AtWait(1),
     GiveUp::AtWait(2),
     GiveUp::AtWait(3),
@@ -26,7 +41,7 @@ const GIVE_UP: [GiveUp; 6] = [
 
 /// When a call is given up.
 #[derive(Clone, Copy, Debug)]
-enum GiveUp {
+pub(super) enum GiveUp {
     /// When it waits for the so-manieth time.
     AtWait(usize),
     /// After this time.
@@ -35,7 +50,7 @@ enum GiveUp {
 
 impl GiveUp {
     /// The answer, if the call was faster.
-    async fn run<T>(self, call: impl Future<Output = T>) -> Option<T> {
+    pub(super) async fn run<T>(self, call: impl Future<Output = T>) -> Option<T> {
         match self {
             Self::After(time) => tokio::time::timeout(time, call).await.ok(),
             Self::AtWait(mut waits) => {
@@ -53,6 +68,15 @@ impl GiveUp {
                 })
                 .await
             }
+        }
+    }
+}
+
+impl fmt::Display for GiveUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtWait(wait) => write!(f, "when it waited for the {wait}. time"),
+            Self::After(time) => write!(f, "after {:.1} ms", time.as_secs_f64() * 1000.0),
         }
     }
 }
@@ -98,19 +122,86 @@ async fn at_once(t: &TestContext, operation: Operation, request: &MachineRequest
 }
 
 async fn create_at_once(t: TestContext) -> CaseResult {
-    let request = t.machine_request("a");
+    let started = Instant::now();
+    let mut made = Vec::new();
+    for round in 0..MOST_ROUNDS {
+        if round > 0 && started.elapsed() >= ROUNDS_BEGIN_FOR {
+            break;
+        }
+        let request = t.machine_request(&format!("n{round}"));
+        let id = makes_one_vm(&t, &request, round).await?;
+        made.push((request, id));
+    }
+    t.settle().await;
+    let wanted: Vec<_> = made.iter().map(|(request, id)| (request, id)).collect();
+    t.has_exactly(&made[0].0, &wanted).await?;
+    // The cleanup would take longer.
+    t.remove_all(made).await
+}
+
+/// Threads that begin at the same moment: to wake them one after the other takes longer than a create where
+/// the back end answers at once.
+#[derive(Debug, Default)]
+struct Begin {
+    arrived: AtomicUsize,
+}
+
+impl Begin {
+    /// Waits for the other threads, and then this long.
+    fn together(&self, later: Duration) {
+        let longest = Instant::now() + TOGETHER;
+        self.arrived.fetch_add(1, Ordering::SeqCst);
+        while self.arrived.load(Ordering::SeqCst) < AT_ONCE && Instant::now() < longest {
+            std::thread::yield_now();
+        }
+        let begin = Instant::now() + later;
+        while Instant::now() < begin {
+            // A timer would be late by more than the time between a look and a create.
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// The id that all of several identical creates give. Each is made by a thread of its own, so that a driver
+/// in this process has them on several processors, too, however busy these are.
+async fn makes_one_vm(t: &TestContext, request: &MachineRequest, round: usize) -> CaseResult<ProviderId> {
+    let begin = Arc::new(Begin::default());
+    let stop = CancellationToken::new();
+    let _ended = stop.clone().drop_guard();
+    let creates = (0_u32..).take(AT_ONCE).map(|number| {
+        let (t, request, stop) = (t.clone(), request.clone(), stop.clone());
+        let later = if round.is_multiple_of(2) {
+            Duration::ZERO
+        } else {
+            STAGGER * number
+        };
+        let (runtime, begin) = (Handle::current(), Arc::clone(&begin));
+        tokio::task::spawn_blocking(move || {
+            begin.together(later);
+            runtime.block_on(stop.run_until_cancelled(t.create(&request)))
+        })
+    });
+    let creates: Vec<_> = creates.collect();
     let mut ids = BTreeSet::new();
-    for answer in join_all((0..AT_ONCE).map(|_| t.create(&request))).await {
+    for create in join_all(creates).await {
+        let answer = create.map_err(|error| {
+            CaseError::Failed(format!("a create beside others did not end by itself: {error}"))
+        })?;
+        let Some(answer) = answer else { continue };
         let made = answer?.ok_or(&[Code::Aborted])?;
         ids.extend(made.map(|machine| machine.provider_id));
     }
-    let id = t.make(&request).await?.provider_id;
+    let id = t.created(request).await?.provider_id;
     ids.insert(id.clone());
     ensure(ids.len() == 1, || {
         let ids: Vec<_> = ids.iter().map(ProviderId::as_str).collect();
-        format!("{AT_ONCE} identical requests made the VMs {}", ids.join(", "))
+        format!(
+            "{AT_ONCE} identical requests for machine `{}` made the VMs {}",
+            request.name,
+            ids.join(", ")
+        )
     })?;
-    t.has_exactly(&request, &[(&request, &id)]).await
+    Ok(id)
 }
 
 async fn delete_at_once(t: TestContext) -> CaseResult {

@@ -88,10 +88,11 @@ pub(super) const CASES: &[Case] = cases! {
     "delete-locked": "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards"
         ["DRV-DE-09", "PLG-DE-09"],
         [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)] => |t| locked(t, Operation::DeleteMachine);
-    "status-locked": "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards"
+    "status-locked":
+        "a VM in a state that forbids this is FAILED_PRECONDITION; where it can be read all the same it is OK"
         ["DRV-GS-09", "PLG-GS-09"],
         [Need::Call(Operation::GetMachineStatus), Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)]
-            => |t| locked(t, Operation::GetMachineStatus);
+            => locked_and_read;
     "shut-down-locked": "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards"
         ["PLG-SD-09"],
         [Need::Call(Operation::ShutDownMachine), Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)]
@@ -197,6 +198,20 @@ async fn locked(t: TestContext, operation: Operation) -> CaseResult {
     t.pull_on(Hook::Unlock, &request).await?;
     answer?.refused(Code::FailedPrecondition)?;
     sound(&t, operation, &request, Some(&id)).await
+}
+
+/// A back end may let a VM be read that it lets nothing be done to: then the state forbids nothing.
+async fn locked_and_read(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    t.pull_on(Hook::Lock, &request).await?;
+    let answer = t.status(&request, None).await;
+    t.pull_on(Hook::Unlock, &request).await?;
+    let read = answer?.ok_or(&[Code::FailedPrecondition])?;
+    ensure(read.as_ref().is_none_or(|read| read.provider_id == id), || {
+        format!("GetMachineStatus of a locked VM, `{id}`, answered another one")
+    })?;
+    sound(&t, Operation::GetMachineStatus, &request, Some(&id)).await
 }
 
 /// Every call of the back end takes much longer than the deadline, until it is restored.

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::cases;
 use super::published::extended;
@@ -31,6 +32,9 @@ pub(super) const CASES: &[Case] = cases! {
         ["CMI-64", "CMI-70"], [] => becomes_ready;
     "probe-unhealthy": "a driver that is not healthy says FAILED_PRECONDITION"
         ["CMI-68", "CMI-72", "CMI-73", "CMI-75", "CMI-77"], [Need::Hook(Hook::Unhealthy)] => unhealthy;
+    "probe-unavailable":
+        "while the back end can't be reached, Probe answers OK or FAILED_PRECONDITION, and OK afterwards"
+        ["CMI-73", "CMI-77"], [Need::Hook(Hook::Unavailable)] => unavailable;
     "probe-starting": "a driver that still starts is healthy and not ready"
         ["CMI-69"], [Need::Hook(Hook::Starting)] => starting;
 };
@@ -108,7 +112,7 @@ fn settled(mut capabilities: Capabilities) -> Capabilities {
 
 /// What a plugin declares, without an order where it says nothing.
 #[derive(Debug, PartialEq)]
-struct Declared {
+pub(super) struct Declared {
     calls: Vec<i32>,
     extension: Option<GetExtensionCapabilitiesResponse>,
     /// The schema, whose fields may come in any order; bytes that are no JSON are compared as they are.
@@ -133,9 +137,9 @@ impl Declared {
 }
 
 async fn becomes_ready(t: TestContext) -> CaseResult {
-    let until = tokio::time::Instant::now() + t.config().call_limit();
+    let until = Instant::now() + t.config().call_limit();
     while probe(&t).await?.ok()? != Readiness::Ready {
-        ensure(tokio::time::Instant::now() < until, || {
+        ensure(Instant::now() < until, || {
             "the driver is healthy and does not become ready".to_owned()
         })?;
         tokio::time::sleep(BETWEEN_PROBES).await;
@@ -143,11 +147,70 @@ async fn becomes_ready(t: TestContext) -> CaseResult {
     Ok(())
 }
 
+/// Waits for a driver that is being started; as long as it does not serve, anything may answer in its place.
+pub(super) async fn comes_back(t: &TestContext) -> CaseResult {
+    let until = Instant::now() + t.config().call_limit();
+    loop {
+        let answer = probe(t).await?;
+        if let Ok(Readiness::Ready) = answer.result {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return answer.ok().and_then(|_| {
+                let never = "the driver is healthy and does not become ready";
+                Err(CaseError::failed(never))
+            });
+        }
+        tokio::time::sleep(BETWEEN_PROBES).await;
+    }
+}
+
+/// What a driver says of itself.
+pub(super) struct Says {
+    pub name: String,
+    pub version: String,
+    pub declared: Declaration,
+}
+
+/// What a driver declares, without an order where it says nothing.
+#[derive(Debug, PartialEq)]
+pub(super) enum Declaration {
+    InProcess(Box<Capabilities>),
+    OnTheWire(Box<Declared>),
+}
+
+pub(super) async fn says(t: &TestContext) -> CaseResult<Says> {
+    let GetPluginInfoResponse { name, version, .. } = info(t).await?;
+    let declared = if t.target().wire().is_some() {
+        let declared = Declared::new(declared(t).await?, extended(t).await?);
+        Declaration::OnTheWire(Box::new(declared))
+    } else {
+        let call = t.target().driver.capabilities();
+        let answer = ask(t, Operation::GetPluginCapabilities, call).await?;
+        Declaration::InProcess(Box::new(settled(answer.ok()?)))
+    };
+    Ok(Says {
+        name,
+        version,
+        declared,
+    })
+}
+
 async fn unhealthy(t: TestContext) -> CaseResult {
     t.pull(Pull::new(Hook::Unhealthy)).await?;
     probe(&t).await?.refused(Code::FailedPrecondition)?;
     t.restore().await?;
     probe(&t).await?.ok().map(|_| ())
+}
+
+/// A driver need not look at its back end to answer. One that does, and misses it, lacks what it depends on;
+/// only the calls about machines say UNAVAILABLE.
+async fn unavailable(t: TestContext) -> CaseResult {
+    t.pull(Pull::new(Hook::Unavailable)).await?;
+    let answer = probe(&t).await?;
+    t.restore().await?;
+    answer.ok_or(&[Code::FailedPrecondition])?;
+    becomes_ready(t).await
 }
 
 async fn starting(t: TestContext) -> CaseResult {

@@ -84,7 +84,7 @@ async fn list_answers(t: TestContext) -> CaseResult {
     lists(&t, &there, &[(&there, &other.provider_id)]).await
 }
 
-async fn lists(
+pub(super) async fn lists(
     t: &TestContext,
     machine_request: &MachineRequest,
     wanted: &[(&MachineRequest, &ProviderId)],

@@ -2,7 +2,8 @@
 
 use super::cases;
 use crate::answer::{CaseResult, ensure};
-use crate::judge::{echoes, problem};
+use crate::echo::echoes;
+use crate::judge::problem;
 use crate::{Case, CaseError, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, Status, USER_DATA, tags};
 

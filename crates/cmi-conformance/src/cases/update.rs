@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::cases;
 use super::requests::reaches_the_plugin;
 use super::status::mutations;
-use crate::answer::{CaseResult, ensure};
+use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, Hook, MachineRequest, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
@@ -23,6 +23,18 @@ pub(super) const CASES: &[Case] = cases! {
         "the back end sees each change when it is made and when it is taken back, and none when that is \
          repeated"
         ["UPD-03"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::Mutations)] => changes_once;
+    "update-any-state":
+        "what the VM really has is brought to the spec that is given, step by step, and whatever the request \
+         says was applied last"
+        ["UPD-03"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::Mutations)] => any_state;
+    "update-nothing": "an update that changes nothing makes no change"
+        ["UPD-03"], [UPDATE, Need::Hook(Hook::Mutations)] => nothing;
+    "update-status": "a VM that was updated is found, and is whole, by the spec that it was updated to"
+        ["UPD-02"], [UPDATE, HOT_UPDATES, Need::Call(Operation::GetMachineStatus)] => found_by_the_new_spec;
+    "update-never-made": "what was never made is not updated, and not made"
+        ["UPD-02"], [UPDATE] => never_made;
+    "update-other-cluster": "a VM of the same name in another cluster is not updated"
+        ["UPD-03"], [UPDATE, HOT_UPDATES, Need::Hook(Hook::Mutations)] => other_cluster;
 };
 
 async fn offered(t: TestContext) -> CaseResult {
@@ -104,4 +116,132 @@ async fn is_the_same(t: &TestContext, request: &MachineRequest, id: &ProviderId)
     ensure(again.provider_id == *id, || {
         "the VM is another one since it was updated".to_owned()
     })
+}
+
+/// Whether a spec sets anything that another has not, or has otherwise. A spec that only lacks what the other
+/// has asks for a removal, and a driver may leave alone what it can't tell from what others have set.
+fn sets_something(spec: &Value, beside: Option<&Value>) -> bool {
+    match (spec, beside) {
+        (Value::Object(fields), Some(Value::Object(others))) => fields
+            .iter()
+            .any(|(key, value)| sets_something(value, others.get(key))),
+        _ => Some(spec) != beside,
+    }
+}
+
+fn spec(request: &MachineRequest) -> Value {
+    Value::Object(request.class.provider_spec.0.clone())
+}
+
+/// From one hot update to the next, without the way back, and each by a request that says that it was
+/// applied before: the update before this one may have been cut off, and its caller knows no better.
+async fn any_state(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    let mut has = request.clone();
+    for (wanted, change) in updated(&t, &request)? {
+        if !sets_something(&spec(&wanted), Some(&spec(&has))) {
+            continue;
+        }
+        let what = format!(
+            "the change {change}, by a request that has the same spec as the last that was applied and as the \
+             one that is wanted"
+        );
+        is_made_once(&t, &wanted, &wanted, &id, &what).await?;
+        has = wanted;
+    }
+    t.update(&has, &request, &id).await?.ok()?;
+    has = request.clone();
+    for (wanted, change) in updated(&t, &request)? {
+        if sets_something(&spec(&wanted), Some(&spec(&has))) {
+            let what = format!("the change {change}, by a request whose last applied spec is an older one");
+            is_made_once(&t, &request, &wanted, &id, &what).await?;
+            has = wanted;
+        }
+    }
+    is_the_same(&t, &has, &id).await
+}
+
+async fn nothing(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    let before = mutations(&t).await?;
+    t.update(&request, &request, &id).await?.ok()?;
+    let after = mutations(&t).await?;
+    ensure(before == after, || {
+        "a VM was changed by an update to the spec that it was made from".to_owned()
+    })
+}
+
+async fn found_by_the_new_spec(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    let mut has = request.clone();
+    for (wanted, _) in updated(&t, &request)? {
+        t.update(&has, &wanted, &id).await?.ok()?;
+        t.settle().await;
+        let read = t.status(&wanted, Some(&id)).await?.ok()?;
+        ensure(read.provider_id == id, || {
+            format!(
+                "the VM was `{id}`, and is `{}` since it was updated",
+                read.provider_id
+            )
+        })?;
+        has = wanted;
+    }
+    t.update(&has, &request, &id).await?.ok()?;
+    t.settle().await;
+    t.status(&request, Some(&id)).await?.ok().map(drop)
+}
+
+async fn never_made(t: TestContext) -> CaseResult {
+    let (request, other) = (t.machine_request("a"), t.machine_request("b"));
+    // An id of the driver's own kind, whose VM is gone.
+    let id = t.prepare(&other).await?.provider_id;
+    t.remove(&other, Some(&id))
+        .await
+        .map_err(CaseError::in_preparation)?;
+    t.settle().await;
+    t.update(&request, &request, &id).await?.refused(Code::NotFound)?;
+    t.has_none(&request).await
+}
+
+async fn other_cluster(t: TestContext) -> CaseResult {
+    let there = t.machine_request("a");
+    let here = there.clone().in_cluster(&t.other_cluster());
+    let id = t.prepare(&there).await?.provider_id;
+    let before = mutations(&t).await?;
+    for (wanted, change) in updated(&t, &here)? {
+        // Whether a foreign id is refused, or leads to no VM, is the driver's choice.
+        t.update(&here, &wanted, &id).await?.refused_with(&[
+            Code::NotFound,
+            Code::InvalidArgument,
+            Code::PermissionDenied,
+        ])?;
+        ensure(mutations(&t).await? == before, || {
+            format!("the change {change} was made to the VM `{id}` of another cluster")
+        })?;
+    }
+    t.survives(&there, &id).await
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_removal_sets_nothing_and_another_value_does() {
+        let has = json!({"size": "small", "labels": {"a": "1", "b": "2"}});
+        for (spec, sets) in [
+            (json!({"size": "small", "labels": {"a": "1"}}), false),
+            (json!({"size": "small"}), false),
+            (json!({"labels": {"a": "2"}}), true),
+            (json!({"labels": {"c": "1"}}), true),
+            (json!({"labels": null}), true),
+        ] {
+            assert_eq!(sets_something(&spec, Some(&has)), sets, "{spec}");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! What every call checks before it does anything: name, provider spec, tags.
 
-use serde_json::Map;
+use serde_json::{Map, json};
 
 use super::cases;
 use super::secrets::speaks;
@@ -125,15 +125,41 @@ async fn empty_spec(t: TestContext, operation: Operation) -> CaseResult {
 async fn no_cluster(t: TestContext, operation: Operation) -> CaseResult {
     let there = t.machine_request("b");
     let id = t.prepare(&there).await?.provider_id;
-    for request in [
-        there.clone().untagged(tags::CLUSTER),
-        there.clone().in_cluster(""),
-    ] {
-        t.touch(operation, &request)
-            .await?
-            .refused(Code::InvalidArgument)?;
+    for (how, request) in without_cluster(&t, &there) {
+        let refused = t.touch(operation, &request).await?.refused(Code::InvalidArgument);
+        refused.map_err(|error| error.after(&format!("by a provider spec {how}")))?;
     }
     t.has_exactly(&there, &[(&there, &id)]).await
+}
+
+/// The ways in which a spec names no cluster.
+fn without_cluster(t: &TestContext, request: &MachineRequest) -> Vec<(String, MachineRequest)> {
+    let tags = &t.capabilities().tag_path;
+    let tag = format!("{tags}/{}", tags::CLUSTER.replace('/', "~1"));
+    let mut all = vec![
+        (
+            format!("without the tag {}", tags::CLUSTER),
+            request.clone().untagged(tags::CLUSTER),
+        ),
+        (
+            format!("with an empty tag {}", tags::CLUSTER),
+            request.clone().in_cluster(""),
+        ),
+        (format!("without {tags}"), request.clone().without(tags)),
+    ];
+    for value in [json!(null), json!("a text"), json!(["a text"]), json!(7)] {
+        let how = format!("with {value} as {tags}");
+        all.push((how, request.clone().with_value(tags, value)));
+    }
+    if let Ok(tag) = tag.parse() {
+        for value in [json!(null), json!(7), json!(["a text"]), json!({})] {
+            let how = format!("with {value} as the tag {}", tags::CLUSTER);
+            all.push((how, request.clone().with_value(&tag, value)));
+        }
+    }
+    let renamed = request.clone().in_other_case(tags);
+    all.extend(renamed.map(|request| (format!("with {tags} in another case"), request)));
+    all
 }
 
 async fn mandatory_fields(t: TestContext, operation: Operation) -> CaseResult {
@@ -145,6 +171,11 @@ async fn mandatory_fields(t: TestContext, operation: Operation) -> CaseResult {
         ensure(status.message().contains(&name), || {
             format!("the message has to name the field {field}: {}", status.message())
         })?;
+        if let Some(renamed) = request.clone().in_other_case(&field) {
+            let refused = t.touch(operation, &renamed).await?.refused(Code::InvalidArgument);
+            let what = format!("by a provider spec that has {field} in another case alone");
+            refused.map_err(|error| error.after(&what))?;
+        }
     }
     t.has_none(&request).await
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::cases;
-use crate::answer::{CaseResult, ensure};
+use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation};
 
@@ -15,7 +15,10 @@ pub(super) const CASES: &[Case] = cases! {
     "volumes-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
         ["DRV-40", "DRV-GV-12", "PLG-GV-12", "CMI-146"], [] => offered;
     "volumes-own": "the ids of own volumes come out, in order"
-        ["DRV-42", "DRV-43", "DRV-GV-00", "PLG-GV-00", "CMI-147"], [VOLUMES, OWN] => own;
+        ["DRV-42", "DRV-GV-00", "PLG-GV-00"], [VOLUMES, OWN] => own;
+    "volumes-several":
+        "of several own volumes the ids of all come out, in order, also with one twice and others between"
+        ["DRV-43", "CMI-147"], [VOLUMES, OWN] => several;
     "volumes-foreign": "volumes of others have no id here"
         ["DRV-44", "CMI-148"], [VOLUMES, OWN, FOREIGN] => foreign;
     "volumes-none": "no volumes have no ids, unless an empty list is INVALID_ARGUMENT"
@@ -58,6 +61,32 @@ async fn own(t: TestContext) -> CaseResult {
     let turned = |values: Vec<_>| values.into_iter().rev().collect::<Vec<_>>();
     let ids = t.volume_ids(specs.into_iter().rev().collect()).await?.ok()?;
     equal(&ids, &turned(wanted))
+}
+
+/// One volume does not show that the others count, so it takes two.
+async fn several(t: TestContext) -> CaseResult {
+    let (specs, wanted) = specs(&t);
+    let ([first, second, ..], [one, two, ..]) = (specs.as_slice(), wanted.as_slice()) else {
+        return Err(CaseError::Skipped(
+            "`persistentVolumes.own` has one volume; name a second one".to_owned(),
+        ));
+    };
+    let foreign = json!({"nfs": {"server": "nfs.example.com", "path": "/"}});
+    for (specs, wanted) in [
+        (vec![&foreign, first, &foreign, second], vec![one, two]),
+        (vec![second, &foreign, &foreign, first, &foreign], vec![two, one]),
+    ] {
+        let ids = t.volume_ids(specs.into_iter().cloned().collect()).await?.ok()?;
+        equal(&ids, &wanted.into_iter().cloned().collect::<Vec<_>>())?;
+    }
+    let twice = [first, second, first].map(Value::clone).to_vec();
+    let ids = t.volume_ids(twice).await?.ok()?;
+    // Whether what is asked for twice comes out twice is the driver's choice.
+    let choices = [vec![one, two, one], vec![one, two]];
+    ensure(
+        choices.iter().any(|choice| ids.iter().eq(choice.iter().copied())),
+        || format!("the ids of the volumes {one}, {two} and {one} again are {ids:?}"),
+    )
 }
 
 async fn foreign(t: TestContext) -> CaseResult {

@@ -177,6 +177,8 @@ async fn broken_spec(t: TestContext) -> CaseResult {
         for broken in [
             b"not json".as_slice(),
             b"[]",
+            b"null",
+            b"7",
             b"\"text\"",
             b"{\"a\":",
             b"\xff\xfe",
@@ -197,7 +199,15 @@ async fn broken_volumes(t: TestContext) -> CaseResult {
             "the driver does not offer GetVolumeIDs".to_owned(),
         ));
     }
-    for broken in [b"".as_slice(), b"not json", b"{}", b"[\"text\"]", b"\xff"] {
+    for broken in [
+        b"".as_slice(),
+        b"not json",
+        b"null",
+        b"{}",
+        b"[\"text\"]",
+        b"[null]",
+        b"\xff",
+    ] {
         raw(&t, VOLUMES, &volumes(broken))
             .await?
             .is(Grpc::InvalidArgument)?;

@@ -1,10 +1,17 @@
 //! VMs that a case makes and gets rid of.
 
+use std::time::Duration;
+
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+
 use super::TestContext;
 use super::repeats::Repeats;
 use crate::answer::{CaseError, CaseResult};
 use crate::machine_request::MachineRequest;
 use cmi_driver::{Code, Machine, Operation, ProviderId};
+
+/// How many VMs are deleted at once.
+const AT_ONCE: usize = 8;
 
 impl TestContext {
     /// Makes a VM that is ready to be used: created, and initialized where the driver does that.
@@ -56,10 +63,14 @@ impl TestContext {
     /// Waits as long as the driver says that the back end may answer with the state of before;
     /// not when the run is to end.
     pub async fn settle(&self) {
-        let window = self.shared.capabilities.consistency_window;
-        if !window.is_zero() {
+        self.pause(self.shared.capabilities.consistency_window).await;
+    }
+
+    /// Lets time pass; not when the run is to end.
+    pub async fn pause(&self, time: Duration) {
+        if !time.is_zero() {
             let stopped = self.shared.stop.cancelled();
-            let _either = tokio::time::timeout(window, stopped).await;
+            let _either = tokio::time::timeout(time, stopped).await;
         }
     }
 
@@ -69,6 +80,18 @@ impl TestContext {
     /// [`CaseError::Failed`] on every other answer, or when it takes too long.
     pub async fn remove(&self, request: &MachineRequest, id: Option<&ProviderId>) -> CaseResult {
         self.remove_unless(request, id, &[]).await
+    }
+
+    /// Deletes VMs side by side.
+    ///
+    /// # Errors
+    /// [`CaseError::Failed`] when one of them can't be deleted.
+    pub async fn remove_all(&self, vms: Vec<(MachineRequest, ProviderId)>) -> CaseResult {
+        let deletions = vms.into_iter().map(|(request, id)| {
+            let t = self.clone();
+            async move { t.remove(&request, Some(&id)).await }
+        });
+        stream::iter(deletions).buffered(AT_ONCE).try_collect().await
     }
 
     /// Deletes until the driver answers OK, or refuses it with one of these codes.

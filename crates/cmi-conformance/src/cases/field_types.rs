@@ -1,0 +1,98 @@
+//! Fields of the provider spec whose values are of another type than those of the sample, or null.
+
+use serde_json::{Map, Value, json};
+
+use super::cases;
+use crate::answer::CaseResult;
+use crate::{Case, Need, TestContext};
+use cmi_driver::{Code, JsonPointer, Operation};
+
+pub(super) const CASES: &[Case] = cases! {
+    "create-field-types":
+        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
+         driver"
+        ["DRV-04", "DRV-CR-03", "PLG-CR-03", "CMI-30", "CMI-48"],
+        [] => |t| field_types(t, Operation::CreateMachine);
+    "delete-field-types":
+        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
+         driver"
+        ["DRV-04", "DRV-DE-03", "PLG-DE-03", "CMI-30", "CMI-48"],
+        [] => |t| field_types(t, Operation::DeleteMachine);
+    "status-field-types":
+        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
+         driver"
+        ["DRV-04", "DRV-GS-03", "PLG-GS-03", "CMI-30", "CMI-48"],
+        [Need::Call(Operation::GetMachineStatus)] => |t| field_types(t, Operation::GetMachineStatus);
+    "list-field-types":
+        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
+         driver"
+        ["DRV-04", "DRV-LM-03", "PLG-LM-03", "CMI-30", "CMI-48"],
+        [Need::Call(Operation::ListMachines)] => |t| field_types(t, Operation::ListMachines);
+    "shut-down-field-types":
+        "null, or a value of another type, is INVALID_ARGUMENT or as good as no value, and never breaks the \
+         driver"
+        ["PLG-SD-03", "CMI-30", "CMI-48"],
+        [Need::Call(Operation::ShutDownMachine)] => |t| field_types(t, Operation::ShutDownMachine);
+};
+
+/// Every place of the sample with what it holds, but for the tags: these are the suite's.
+fn places(t: &TestContext) -> Vec<(JsonPointer, Value)> {
+    let mut all = Vec::new();
+    walk("", &t.config().provider_spec, &mut all);
+    let tags = &t.capabilities().tag_path;
+    let parsed = all
+        .into_iter()
+        .filter_map(|(place, value)| Some((place.parse().ok()?, value)));
+    parsed
+        .filter(|(place, _)| !tags.covers(place) && !place.covers(tags))
+        .collect()
+}
+
+fn walk(above: &str, object: &Map<String, Value>, all: &mut Vec<(String, Value)>) {
+    for (key, value) in object {
+        let place = format!("{above}/{}", key.replace('~', "~0").replace('/', "~1"));
+        if let Value::Object(inner) = value {
+            walk(&place, inner, all);
+        }
+        all.push((place, value.clone()));
+    }
+}
+
+/// What a field of this sample can't be, whichever way its driver reads numbers, texts and lists of one.
+fn wrong_values(sample: &Value) -> Vec<Value> {
+    let object = json!({"conformance": "a text"});
+    match sample {
+        Value::Null | Value::String(_) | Value::Number(_) | Value::Bool(_) => {
+            vec![Value::Null, object, json!(["a text", "another"])]
+        }
+        Value::Array(_) => vec![Value::Null, object, json!(true)],
+        Value::Object(_) => vec![Value::Null, json!("a text"), json!(["a text"]), json!(7)],
+    }
+}
+
+async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
+    let mandatory = t.config().mandatory();
+    let mut number = 0;
+    for (place, sample) in places(&t) {
+        for value in wrong_values(&sample) {
+            number += 1;
+            let what = format!("by a provider spec with {value} as {place}");
+            let request = t.machine_request(&format!("n{number}")).with_value(&place, value);
+            let answer = t.touch(operation, &request).await?;
+            let is_accepted = answer.result.is_ok();
+            let judged = if mandatory.contains(&place) {
+                answer.refused(Code::InvalidArgument).map(drop)
+            } else {
+                // What is never made is not found.
+                let fine = [Code::InvalidArgument, Code::OutOfRange, Code::NotFound];
+                answer.ok_or(&fine).map(drop)
+            };
+            judged.map_err(|error| error.after(&what))?;
+            if is_accepted && operation == Operation::CreateMachine {
+                let removed = t.remove(&request, None).await;
+                removed.map_err(|error| error.after(&what))?;
+            }
+        }
+    }
+    t.has_none(&t.machine_request("n1")).await
+}

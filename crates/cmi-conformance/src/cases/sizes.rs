@@ -1,0 +1,236 @@
+//! How long fields may be, in answers and in requests, and fields that a driver does not know yet.
+
+use std::collections::HashMap;
+
+use prost::Message as _;
+use tonic::Code as Grpc;
+
+use super::cases;
+use super::requests::{
+    CAPABILITIES, CREATE, DELETE, Fields, INFO, LIST, PROBE, SHUT_DOWN, STATUS, UPDATE, VOLUMES, raw, volumes,
+};
+use crate::answer::{CaseError, CaseResult, ensure};
+use crate::wire::RawAnswer;
+use crate::{Case, Need, TestContext};
+use cmi_driver::Operation;
+use cmi_grpc::proto::capcmi::v1::UpdateMachineRequest;
+use cmi_grpc::proto::cmi::v1::{
+    CreateMachineResponse, DeleteMachineResponse, GetMachineStatusResponse, GetVolumeIDsResponse,
+    ListMachinesResponse, ShutDownMachineResponse,
+};
+
+/// The longest fields, bytes.
+const PROVIDER_ID: usize = 512;
+const NAME: usize = 253;
+const STATE: usize = 4 << 10;
+const SPEC: usize = 1 << 20;
+const SECRETS: usize = 2 << 20;
+const VOLUME_SPECS: usize = 16 << 20;
+/// What a message or a map has besides its values.
+const ROOM: usize = 4 << 10;
+/// A field that no message of the interface has: number 1000, a text of 19 bytes.
+const UNKNOWN_FIELD: &[u8] = b"\xc2\x3e\x13conformance-unknown";
+
+pub(super) const CASES: &[Case] = cases! {
+    "wire-response-sizes": "no field of a response is longer than it may be"
+        ["CMI-14"], [Need::Endpoint] => response_sizes;
+    "wire-large-requests":
+        "requests whose fields are as long as they may be are taken, also where that is more than 4 MiB"
+        ["CMI-14"], [Need::Endpoint] => large_requests;
+    "wire-unknown-fields": "a field of a request that the plugin does not know changes nothing"
+        ["CMI-154"], [Need::Endpoint] => unknown_fields;
+    "wire-key-case": "a field of the provider spec whose name differs in case is another field"
+        ["DRV-03", "CMI-30", "CMI-49"], [Need::Endpoint] => key_case;
+};
+
+/// Code 17 is written as FAILED_PRECONDITION: the VM is there and waits for its initialization.
+fn made(t: &TestContext) -> &'static [Grpc] {
+    if t.offers(Operation::InitializeMachine) {
+        &[Grpc::Ok, Grpc::FailedPrecondition]
+    } else {
+        &[Grpc::Ok]
+    }
+}
+
+fn at_most(path: &str, field: &str, has: usize, most: usize) -> CaseResult {
+    ensure(has <= most, || {
+        format!("{field} in the answer of {path} has {has} bytes, and may have {most}")
+    })
+}
+
+async fn response_sizes(t: TestContext) -> CaseResult {
+    let machine_request = t.machine_request("a");
+    let fields = Fields::of(&machine_request);
+    t.track(&machine_request);
+    let answer = raw(&t, CREATE, &fields.request(CREATE)).await?;
+    answer.is_one_of(made(&t))?;
+    if answer.is_code(Grpc::Ok) {
+        let created: CreateMachineResponse = answer.ok()?;
+        at_most(CREATE, "ProviderID", created.provider_id.len(), PROVIDER_ID)?;
+        at_most(CREATE, "NodeName", created.node_name.len(), NAME)?;
+        at_most(CREATE, "LastKnownState", created.last_known_state.len(), STATE)?;
+    }
+    t.prepare(&machine_request).await?;
+    if t.offers(Operation::GetMachineStatus) {
+        let answer = raw(&t, STATUS, &fields.request(STATUS)).await?;
+        if answer.is_code(Grpc::Ok) {
+            let read: GetMachineStatusResponse = answer.ok()?;
+            at_most(STATUS, "ProviderID", read.provider_id.len(), PROVIDER_ID)?;
+            at_most(STATUS, "NodeName", read.node_name.len(), NAME)?;
+        }
+    }
+    if t.offers(Operation::ListMachines) {
+        let listed: ListMachinesResponse = raw(&t, LIST, &fields.request(LIST)).await?.ok()?;
+        for (id, name) in &listed.machine_list {
+            at_most(LIST, "a ProviderID", id.len(), PROVIDER_ID)?;
+            at_most(LIST, "a machine name", name.len(), NAME)?;
+        }
+    }
+    if t.offers(Operation::ShutDownMachine) {
+        let answer = raw(&t, SHUT_DOWN, &fields.request(SHUT_DOWN)).await?;
+        if answer.is_code(Grpc::Ok) {
+            let stopped: ShutDownMachineResponse = answer.ok()?;
+            at_most(SHUT_DOWN, "LastKnownState", stopped.last_known_state.len(), STATE)?;
+        }
+    }
+    let answer = raw(&t, DELETE, &fields.request(DELETE)).await?;
+    if answer.is_code(Grpc::Ok) {
+        let deleted: DeleteMachineResponse = answer.ok()?;
+        at_most(DELETE, "LastKnownState", deleted.last_known_state.len(), STATE)?;
+    }
+    Ok(())
+}
+
+/// JSON may have space around it: so every spec can be as long as it may be.
+fn padded(mut json: Vec<u8>, length: usize) -> Vec<u8> {
+    json.resize(json.len().max(length), b' ');
+    json
+}
+
+/// With a key of its own that fills what is left: a driver takes no notice of secrets that it does not know.
+fn filled(mut secrets: HashMap<String, Vec<u8>>) -> HashMap<String, Vec<u8>> {
+    let used: usize = secrets.iter().map(|(key, value)| key.len() + value.len()).sum();
+    let left = SECRETS.saturating_sub(used + ROOM);
+    secrets.insert("conformance-filling".to_owned(), vec![b'x'; left]);
+    secrets
+}
+
+/// Says what to do where a library refused the length of a message before the plugin saw it.
+fn taken(answer: &RawAnswer, codes: &[Grpc], length: usize) -> CaseResult {
+    answer.is_one_of(codes).map_err(|error| {
+        error.after(&format!(
+            "a request of {length} bytes, no field of which is longer than it may be (a gRPC server takes 4 MiB \
+             unless told otherwise: grpc.MaxRecvMsgSize in Go, grpc.max_receive_message_length in Python, \
+             maxInboundMessageSize in Java)"
+        ))
+    })
+}
+
+async fn large_requests(t: TestContext) -> CaseResult {
+    let machine_request = t.machine_request("a");
+    t.track(&machine_request);
+    let mut fields = Fields::of(&machine_request);
+    fields.spec = padded(fields.spec, SPEC);
+    fields.secrets = filled(fields.secrets);
+    let request = fields.request(CREATE);
+    taken(&raw(&t, CREATE, &request).await?, made(&t), request.len())?;
+    let id = t.make(&machine_request).await?.provider_id;
+    if t.offers(Operation::UpdateMachine) {
+        let request = UpdateMachineRequest {
+            machine_name: fields.name.clone(),
+            provider_id: id.to_string(),
+            last_applied_provider_spec: fields.spec.clone(),
+            provider_spec: fields.spec.clone(),
+            secrets: fields.secrets.clone(),
+            last_known_state: Vec::new(),
+        };
+        let request = request.encode_to_vec();
+        taken(&raw(&t, UPDATE, &request).await?, &[Grpc::Ok], request.len())?;
+    }
+    if t.offers(Operation::GetVolumeIds) {
+        let own = t.config().persistent_volumes.own.iter();
+        let specs: Vec<_> = own.map(|volume| volume.spec.clone()).collect();
+        let mut list = serde_json::Value::Array(specs).to_string().into_bytes();
+        list = padded(list, VOLUME_SPECS);
+        let request = volumes(&list);
+        let answer = raw(&t, VOLUMES, &request).await?;
+        taken(&answer, &[Grpc::Ok], request.len())?;
+        let ids: GetVolumeIDsResponse = answer.ok()?;
+        let own = t.config().persistent_volumes.own.iter();
+        ensure(own.map(|volume| &volume.volume_id).eq(&ids.volume_i_ds), || {
+            format!("the ids of a long list of volumes are {:?}", ids.volume_i_ds)
+        })?;
+    }
+    let request = fields.request(DELETE);
+    let codes = [Grpc::Ok, Grpc::Aborted];
+    taken(&raw(&t, DELETE, &request).await?, &codes, request.len())?;
+    t.remove(&machine_request, None).await
+}
+
+/// The same code as without the field: a later version of the interface may have it.
+async fn unknown_fields(t: TestContext) -> CaseResult {
+    let machine_request = t.machine_request("a");
+    t.prepare(&machine_request).await?;
+    let fields = Fields::of(&machine_request);
+    let mut paths = vec![INFO, CAPABILITIES, PROBE, CREATE];
+    for (operation, path) in [
+        (Operation::GetMachineStatus, STATUS),
+        (Operation::ListMachines, LIST),
+        (Operation::GetVolumeIds, VOLUMES),
+        (Operation::ShutDownMachine, SHUT_DOWN),
+        (Operation::DeleteMachine, DELETE),
+    ] {
+        if t.offers(operation) {
+            paths.push(path);
+        }
+    }
+    for path in paths {
+        let mut request = match path {
+            VOLUMES => volumes(b"[{}]"),
+            _ => fields.request(path),
+        };
+        request.extend_from_slice(UNKNOWN_FIELD);
+        let answer = raw(&t, path, &request).await?;
+        let as_usual = answer.is_one_of(&[Grpc::Ok, Grpc::Aborted]);
+        as_usual
+            .map_err(|error| error.after("a request with a field that the interface does not have yet"))?;
+    }
+    t.remove(&machine_request, None).await
+}
+
+/// Some JSON libraries read `TAGS` into `tags`, and the last one counts: then a VM is made in a cluster that
+/// the tags of its spec do not name.
+async fn key_case(t: TestContext) -> CaseResult {
+    let here = t.machine_request("a");
+    let there = here.clone().in_cluster(&t.other_cluster());
+    t.track(&here);
+    t.track(&there);
+    let top = t.capabilities().tag_path.segments().first();
+    let Some((key, other)) = top.and_then(|top| Some((top, crate::machine_request::other_case(top)?))) else {
+        return Err(CaseError::Skipped(
+            "the place of the tags has no letters".to_owned(),
+        ));
+    };
+    let foreign = there.class.provider_spec.0.get(key).cloned().unwrap_or_default();
+    let mut fields = Fields::of(&here);
+    // After all others; a map would sort it before.
+    let end = fields.spec.pop();
+    fields.spec.extend(format!(",\"{other}\":{foreign}").into_bytes());
+    fields.spec.extend(end);
+    let answer = raw(&t, CREATE, &fields.request(CREATE)).await?;
+    let codes = [made(&t), &[Grpc::InvalidArgument]].concat();
+    answer.is_one_of(&codes)?;
+    t.settle().await;
+    let nowhere = t.has_none(&there).await;
+    nowhere.map_err(|error| {
+        error.after(&format!(
+            "the spec names cluster `{}` in `{key}` and another one in `{other}`",
+            here.cluster()
+        ))
+    })?;
+    if answer.is_code(Grpc::InvalidArgument) {
+        return t.has_none(&here).await;
+    }
+    let id = t.make(&here).await?.provider_id;
+    t.has_exactly(&here, &[(&here, &id)]).await
+}

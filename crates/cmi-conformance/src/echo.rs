@@ -1,0 +1,195 @@
+//! Whether a text holds a secret, in any of the ways in which programs write bytes.
+
+use std::borrow::Cow;
+
+use base64::prelude::{BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD, Engine as _};
+use percent_encoding::percent_decode_str;
+
+/// The shortest value that counts as a secret; to find a shorter one in a text means nothing.
+pub const SHORTEST_SECRET: usize = 6;
+/// The format of bootstrap data, which stands beside it.
+const NO_SECRET: &[u8] = b"cloud-config";
+/// How many ways there are to begin in the middle of what base64 takes together.
+const SHIFTS: usize = 3;
+
+/// Whether a text holds a secret: as it is, line by line, in base64 by itself or as a part of something
+/// longer, in hexadecimal or decimal numbers, percent-encoded, or with escapes as in a literal.
+pub fn echoes(text: &str, secret: &[u8]) -> bool {
+    if secret == NO_SECRET || secret.len() < SHORTEST_SECRET {
+        return false;
+    }
+    let plain = String::from_utf8_lossy(secret);
+    let readings = readings(text);
+    let lines = plain.lines().chain([plain.as_ref()]).map(str::trim);
+    let as_text = |needle: &str| {
+        needle.len() >= SHORTEST_SECRET
+            && needle.as_bytes() != NO_SECRET
+            && readings.iter().any(|reading| reading.contains(needle))
+    };
+    lines.into_iter().any(as_text)
+        || encodings(secret)
+            .iter()
+            .any(|encoded| text.contains(encoded.as_str()))
+}
+
+/// The text as it stands, without percent-encoding, and without the escapes of literals.
+fn readings(text: &str) -> Vec<Cow<'_, str>> {
+    let mut readings = vec![Cow::Borrowed(text)];
+    if text.contains('%') {
+        readings.push(percent_decode_str(text).decode_utf8_lossy());
+        let with_spaces = text.replace('+', " ");
+        readings.push(Cow::Owned(
+            percent_decode_str(&with_spaces).decode_utf8_lossy().into_owned(),
+        ));
+    }
+    if text.contains('\\') {
+        readings.push(Cow::Owned(unescaped(text)));
+    }
+    readings
+}
+
+/// Without the escapes that Go, JSON, Python and Rust have in common. `\x` is a byte, as in Python's bytes.
+fn unescaped(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\\') {
+        bytes.extend_from_slice(&rest.as_bytes()[..at]);
+        rest = &rest[at + 1..];
+        let Some(escape) = rest.chars().next() else {
+            bytes.push(b'\\');
+            break;
+        };
+        rest = &rest[escape.len_utf8()..];
+        let hexadecimal = |digits: usize| u32::from_str_radix(rest.get(..digits)?, 16).ok();
+        let (written, digits) = match escape {
+            'n' => ("\n".into(), 0),
+            'r' => ("\r".into(), 0),
+            't' => ("\t".into(), 0),
+            'x' => match hexadecimal(2).and_then(|byte| u8::try_from(byte).ok()) {
+                Some(byte) => (vec![byte], 2),
+                None => ("\\x".into(), 0),
+            },
+            'u' => match hexadecimal(4).and_then(char::from_u32) {
+                Some(letter) => (letter.to_string().into_bytes(), 4),
+                None => ("\\u".into(), 0),
+            },
+            other => (other.to_string().into_bytes(), 0),
+        };
+        bytes.extend(written);
+        rest = &rest[digits..];
+    }
+    bytes.extend_from_slice(rest.as_bytes());
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// What programs make of bytes.
+fn encodings(secret: &[u8]) -> Vec<String> {
+    let joined = |between: &str, write: fn(&u8) -> String| {
+        let bytes: Vec<_> = secret.iter().map(write).collect();
+        bytes.join(between)
+    };
+    let mut all = vec![
+        joined(" ", u8::to_string),
+        joined(", ", u8::to_string),
+        joined(",", u8::to_string),
+    ];
+    for between in ["", " ", ":", ", "] {
+        all.push(joined(between, |byte| format!("{byte:02x}")));
+        all.push(joined(between, |byte| format!("{byte:02X}")));
+    }
+    for between in [" ", ", "] {
+        all.push(joined(between, |byte| format!("{byte:x}")));
+        all.push(joined(between, |byte| format!("0x{byte:x}")));
+        all.push(joined(between, |byte| format!("0x{byte:02x}")));
+    }
+    for shift in 0..SHIFTS {
+        all.push(in_base64(secret, shift, |bytes| {
+            BASE64_STANDARD_NO_PAD.encode(bytes)
+        }));
+        all.push(in_base64(secret, shift, |bytes| {
+            BASE64_URL_SAFE_NO_PAD.encode(bytes)
+        }));
+    }
+    all
+}
+
+/// The letters that only the secret decides, where it comes after so many bytes of something longer: a letter
+/// is six bits.
+fn in_base64(secret: &[u8], shift: usize, encode: impl Fn(&[u8]) -> String) -> String {
+    let mut bytes = vec![0; shift];
+    bytes.extend_from_slice(secret);
+    let encoded = encode(&bytes);
+    let first = (shift * 8).div_ceil(6);
+    let end = bytes.len() * 8 / 6;
+    encoded.get(first..end).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE};
+    use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+    use super::*;
+
+    const SECRET: &str = "first \"canary\", 100% schön\nsecond canary?>";
+
+    /// OPS-11
+    #[test]
+    fn a_secret_is_found_however_a_program_writes_it() {
+        let bytes = SECRET.as_bytes();
+        let hexadecimal = |upper: bool| -> String {
+            let byte = |byte: &u8| {
+                if upper {
+                    format!("{byte:02X}")
+                } else {
+                    format!("{byte:02x}")
+                }
+            };
+            bytes.iter().map(byte).collect()
+        };
+        let go = bytes.iter().map(u8::to_string).collect::<Vec<_>>().join(" ");
+        for text in [
+            format!("x {SECRET} y"),
+            "second canary?>".to_owned(),
+            BASE64_STANDARD.encode(SECRET),
+            BASE64_URL_SAFE.encode(SECRET),
+            BASE64_URL_SAFE_NO_PAD.encode(SECRET),
+            BASE64_STANDARD.encode(format!("a{SECRET}")),
+            BASE64_STANDARD.encode(format!("ab{SECRET}cde")),
+            hexadecimal(false),
+            hexadecimal(true),
+            format!("[{go}]"),
+            format!("{bytes:?}"),
+            format!("{bytes:x?}"),
+            utf8_percent_encode(SECRET, NON_ALPHANUMERIC).to_string(),
+            utf8_percent_encode(SECRET, NON_ALPHANUMERIC)
+                .to_string()
+                .replace("%20", "+"),
+            format!("{SECRET:?}"),
+            serde_json::to_string(SECRET).unwrap_or_default(),
+            // Python's bytes, and JSON of what has ASCII alone.
+            "b'first \"canary\", 100% sch\\xc3\\xb6n\\nsecond canary?>'".to_owned(),
+            "\"first \\\"canary\\\", 100% sch\\u00f6n\\nsecond canary?>\"".to_owned(),
+        ] {
+            assert!(echoes(&format!("<{text}>"), bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_secret_is_not_found() {
+        for text in [
+            "nothing",
+            "Zmlyc3Q=",
+            "[102 105 114]",
+            "a\\",
+            "%",
+            "\\x4",
+            "\\u00f",
+            "",
+        ] {
+            assert!(!echoes(text, SECRET.as_bytes()), "{text}");
+        }
+        assert!(!echoes("abc", b"abc"), "too short to mean anything");
+        assert!(!echoes("#cloud-config", b"cloud-config"));
+    }
+}
