@@ -103,3 +103,25 @@ impl PluginArgs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// grpc-go closed a connection after 41 s of a call on which it was pinged every 10 s.
+    #[test]
+    fn a_command_that_does_not_probe_pings_no_server_that_has_its_defaults() {
+        let args = PluginArgs {
+            endpoint: Some("tcp://127.0.0.1:1".to_owned()),
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
+            server_name: None,
+            insecure: false,
+            wait: None,
+        };
+        let five_minutes = 5 * 60;
+        assert!(args.config().keepalive_seconds > five_minutes);
+        assert!(args.driver(&Timeouts::default()).is_ok());
+    }
+}
