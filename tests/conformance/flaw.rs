@@ -305,6 +305,4 @@ pub enum Writing {
     Base64Url,
     /// As a part of something longer.
     InBase64,
-    /// As Python's `repr` does.
-    Literal,
 }

@@ -296,7 +296,6 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (SecretWritten(PercentEncoded), "OPS-11"),
     (SecretWritten(Base64Url), "OPS-11"),
     (SecretWritten(InBase64), "OPS-11"),
-    (SecretWritten(Literal), "OPS-11"),
     (SecretInState, "CMI-186"),
     (SecretInAddress, "CMI-165"),
 ];

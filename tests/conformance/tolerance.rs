@@ -110,6 +110,21 @@ async fn a_run_that_is_ended_early_leaves_nothing_where_the_view_is_behind() {
     assert_eq!(simulated.driver.console().vms().unwrap(), []);
 }
 
+/// Where VMs are made in no time, cases make many of them, and none of these is asked for by the author.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quota_of_a_few_vms_is_no_fault_of_the_driver() {
+    let simulated = Simulated::new().unwrap();
+    simulated.driver.console().set_quota(Some(12)).unwrap();
+    for case in ["create-at-once", "list-all"] {
+        let report = judged(&simulated, simulated.driver.clone(), &[case]).await;
+        is_compliant_and_leaves_nothing(&simulated, &report);
+        let [judged] = report.cases.as_slice() else {
+            panic!("{:?}", report.cases);
+        };
+        assert_eq!(judged.verdict, Verdict::Passed);
+    }
+}
+
 /// A driver with create and delete alone, or with everything, whose ids are made of names.
 fn named(shape: Shape, simulated: &Simulated, flaw: Flaw) -> Arc<dyn Driver> {
     let mutant = Arc::new(Mutant::offering(shape.offers(), simulated.driver.clone(), flaw));

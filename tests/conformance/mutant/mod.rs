@@ -221,7 +221,6 @@ fn written(text: &str, writing: Writing) -> String {
         Writing::PercentEncoded => utf8_percent_encode(text, NON_ALPHANUMERIC).to_string(),
         Writing::Base64Url => BASE64_URL_SAFE_NO_PAD.encode(text),
         Writing::InBase64 => BASE64_STANDARD.encode(format!("{{\"userData\": {text}}}")),
-        Writing::Literal => format!("b'{}'", text.escape_default()),
     }
 }
 

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::cases;
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
-use cmi_driver::{Code, Operation, ProviderId};
+use cmi_driver::{Code, Operation, ProviderId, Status};
 
 /// How many identical calls are made at once.
 const AT_ONCE: usize = 8;
@@ -129,7 +129,10 @@ async fn create_at_once(t: TestContext) -> CaseResult {
             break;
         }
         let request = t.machine_request(&format!("n{round}"));
-        let id = makes_one_vm(&t, &request, round).await?;
+        let Some(id) = makes_one_vm(&t, &request, round).await? else {
+            // What was made so far has used up the quota.
+            break;
+        };
         made.push((request, id));
     }
     t.settle().await;
@@ -162,9 +165,14 @@ impl Begin {
     }
 }
 
-/// The id that all of several identical creates give. Each is made by a thread of its own, so that a driver
-/// in this process has them on several processors, too, however busy these are.
-async fn makes_one_vm(t: &TestContext, request: &MachineRequest, round: usize) -> CaseResult<ProviderId> {
+/// The id that all of several identical creates give; none where there is no room for one more VM. Each is
+/// made by a thread of its own, so that a driver in this process has them on several processors, too,
+/// however busy these are.
+async fn makes_one_vm(
+    t: &TestContext,
+    request: &MachineRequest,
+    round: usize,
+) -> CaseResult<Option<ProviderId>> {
     let begin = Arc::new(Begin::default());
     let stop = CancellationToken::new();
     let _ended = stop.clone().drop_guard();
@@ -182,14 +190,23 @@ async fn makes_one_vm(t: &TestContext, request: &MachineRequest, round: usize) -
         })
     });
     let creates: Vec<_> = creates.collect();
-    let mut ids = BTreeSet::new();
+    let (mut ids, mut is_full) = (BTreeSet::new(), false);
     for create in join_all(creates).await {
         let answer = create.map_err(|error| {
             CaseError::Failed(format!("a create beside others did not end by itself: {error}"))
         })?;
         let Some(answer) = answer else { continue };
-        let made = answer?.ok_or(&[Code::Aborted])?;
-        ids.extend(made.map(|machine| machine.provider_id));
+        let answer = answer?;
+        let code = answer.result.as_ref().err().map(Status::code);
+        is_full |= round > 0 && code == Some(Code::ResourceExhausted);
+        if !is_full {
+            let made = answer.ok_or(&[Code::Aborted])?;
+            ids.extend(made.map(|machine| machine.provider_id));
+        }
+    }
+    if is_full {
+        t.remove(request, None).await?;
+        return Ok(None);
     }
     let id = t.created(request).await?.provider_id;
     ids.insert(id.clone());
@@ -201,7 +218,7 @@ async fn makes_one_vm(t: &TestContext, request: &MachineRequest, round: usize) -
             ids.join(", ")
         )
     })?;
-    Ok(id)
+    Ok(Some(id))
 }
 
 async fn delete_at_once(t: TestContext) -> CaseResult {
