@@ -56,7 +56,8 @@ pub enum Tagged {
     Not,
     /// `kubernetes.io/cluster`: it is about a cluster.
     Cluster,
-    /// That, `kubernetes.io/role` and `capcmi.io/machine`: it is about one machine.
+    /// That and `kubernetes.io/role`: it is about one machine. `capcmi.io/machine` says whose it is; a client
+    /// of the published interface alone does not send it, and finds what it made by the name.
     Machine,
 }
 
@@ -65,7 +66,7 @@ impl Tagged {
         match self {
             Self::Not => &[],
             Self::Cluster => &[tags::CLUSTER],
-            Self::Machine => &[tags::CLUSTER, tags::ROLE, tags::MACHINE],
+            Self::Machine => &[tags::CLUSTER, tags::ROLE],
         }
     }
 }
@@ -104,6 +105,11 @@ impl VmSpec {
                     "is required and has to be a text",
                 ));
             }
+        }
+        let is_blank = |value: &String| value.trim().is_empty();
+        if tagged == Tagged::Machine && tags.get(tags::MACHINE).is_some_and(is_blank) {
+            let place = format!("/{TAGS}/{}", tags::MACHINE.replace('/', "~1"));
+            return Err(invalid(&place, "may be left out, and is blank"));
         }
         Ok(Self {
             pool: text(object, VM_POOL)?.ok_or_else(|| missing(VM_POOL))?,

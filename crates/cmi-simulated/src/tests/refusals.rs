@@ -20,7 +20,7 @@ async fn every_call_checks_name_spec_and_tags_and_changes_nothing() {
         class("c", "a", &json!({"unknown": 1})),
         without(tags::CLUSTER),
         without(tags::ROLE),
-        without(tags::MACHINE),
+        class("c", " ", &json!({})),
     ];
     let refused = Some(Code::InvalidArgument);
     for class in broken {

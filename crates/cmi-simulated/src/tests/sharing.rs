@@ -50,6 +50,33 @@ async fn a_vm_of_another_cluster_or_machine_object_is_never_touched() {
     );
 }
 
+/// A client of the published interface alone does not know the tag `capcmi.io/machine`.
+#[tokio::test(start_paused = true)]
+async fn a_machine_without_an_identity_is_found_by_its_name_and_is_no_other_machine_objects() {
+    let driver = driver("{}");
+    let bare = || {
+        let mut class = plain("a");
+        let all = class.provider_spec.0["tags"].as_object_mut().unwrap();
+        all.remove(tags::MACHINE);
+        class
+    };
+    let made = driver.create("a", bare()).await.unwrap().provider_id;
+    assert_eq!(driver.create("a", bare()).await.unwrap().provider_id, made);
+    assert_eq!(driver.status("a", None, bare()).await.unwrap().provider_id, made);
+    assert_eq!(
+        code(driver.status("a", None, plain("a")).await),
+        Some(Code::NotFound)
+    );
+    assert_eq!(
+        code(driver.create("a", plain("a")).await),
+        Some(Code::AlreadyExists)
+    );
+    assert_eq!(code(driver.remove("a", None, plain("a")).await), None);
+    assert_eq!(driver.console().vms().unwrap().len(), 1);
+    assert_eq!(code(driver.remove("a", None, bare()).await), None);
+    assert_eq!(driver.console().vms().unwrap(), []);
+}
+
 /// DRV-30: a cloud that can't be read has not confirmed that there is no VM.
 #[tokio::test(start_paused = true)]
 async fn two_drivers_on_one_state_file_share_the_cloud_and_a_damaged_file_is_no_absence() {
