@@ -1,29 +1,39 @@
 //! `capcmi conformance`: whether a driver keeps the rules, one by one.
 
+mod output;
+mod signals;
 pub mod simulated;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
+use super::CommandError;
 use super::plugin_args::PluginArgs;
-use super::{CommandError, signals};
 use crate::configured_driver::Timeouts;
 use cmi_conformance::rules::{self, Proof};
 use cmi_conformance::{
-    Case, CaseReport, CommandHooks, Config, Connect, ConnectionWire, Hooks, NoHooks, Progress, Report, Rule,
-    Selection, Target, cases, report, run,
+    Case, CaseReport, CommandHooks, Config, Connect, ConnectionWire, Hooks, Layer, Ledger, NoHooks, Progress,
+    Report, Rule, Selection, Standing, Target, Waiting, cases, report, run,
 };
 use cmi_grpc::client::Connector;
+use output::{ReportFile, say};
+use signals::Signals;
 
-/// Test a driver against the rules of the driver contract, one by one.
+/// How much longer than the suite the client waits for a call, so that it is the suite that names a hang.
+const LATER: Duration = Duration::from_secs(5);
+
+/// Test a driver against the published rules (cmi.v1) and this provider's own (capcmi), one by one.
 ///
-/// Exit code 0: compliant, 1: not, 2: used or configured wrongly, and nothing was tested.
+/// Exit code 0: compliant as far as --require asks, 1: not, 2: used or configured wrongly, and nothing was
+/// tested.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("tested").required(true).args(["endpoint", "driver", "list"]))]
 pub(super) struct ConformanceArgs {
@@ -38,6 +48,10 @@ pub(super) struct ConformanceArgs {
     /// Run only the cases that prove these rows, or have these names.
     #[arg(long, value_name = "ID", value_delimiter = ',')]
     only: Vec<String>,
+    /// What exit code 0 takes: the published rules alone, this provider's as far as the configuration lets
+    /// them be tried, or all of them tried.
+    #[arg(long, value_enum, default_value_t = Required::Basic, conflicts_with = "only")]
+    require: Required,
     /// Print the rules and the cases that prove them, and test nothing.
     #[arg(long)]
     list: bool,
@@ -49,6 +63,28 @@ pub(super) struct ConformanceArgs {
     json: Option<PathBuf>,
 }
 
+/// What exit code 0 takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Required {
+    /// `cmi.v1: yes`.
+    #[value(name = "cmi.v1")]
+    Published,
+    /// `capcmi: basic`, or `full`.
+    Basic,
+    /// `capcmi: full`.
+    Full,
+}
+
+impl Required {
+    fn is_met(self, report: &Report) -> bool {
+        match self {
+            Self::Published => report.standing(Layer::Published) == Standing::Yes,
+            Self::Basic => report.passed,
+            Self::Full => report.standing(Layer::Provider) == Standing::Full,
+        }
+    }
+}
+
 /// The drivers that can be tested in this process.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum BuiltIn {
@@ -57,11 +93,28 @@ enum BuiltIn {
 }
 
 /// A line per case, as it ends.
-struct Lines;
+#[derive(Default)]
+struct Lines {
+    /// What the run may have made, once it has begun.
+    ledger: Arc<OnceLock<Arc<Ledger>>>,
+}
 
 impl Progress for Lines {
+    fn begins(&self, ledger: Arc<Ledger>) {
+        // A run begins once.
+        let _first = self.ledger.set(ledger);
+    }
+
+    fn waits(&self, call: &Waiting, limit: Duration) {
+        let (time, limit) = (call.time.as_secs(), limit.as_secs_f64());
+        say(&format!(
+            "{:>17}{call} for {time} s now; it may take {limit} s",
+            "... "
+        ));
+    }
+
     fn ended(&self, case: &CaseReport, done: usize, of: usize) {
-        println!("{}", report::line(case, done, of));
+        say(&report::line(case, done, of));
     }
 }
 
@@ -74,51 +127,51 @@ struct Subject {
 
 pub(super) async fn execute(args: ConformanceArgs) -> Result<(), CommandError> {
     if args.list {
-        println!("{}", list());
+        say(&list());
         return Ok(());
     }
     let subject = subject(&args)?;
+    let open = |path: &Option<PathBuf>| path.as_deref().map(ReportFile::create).transpose();
+    let junit = open(&args.junit).map_err(CommandError::Misconfigured)?;
+    let json = open(&args.json).map_err(CommandError::Misconfigured)?;
     args.plugin.awaited().await?;
-    let stop = CancellationToken::new();
-    let asked = signals::asked_to_stop().map_err(CommandError::failed)?;
-    let signalled = stop.clone();
-    let waiting = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(async move {
-        asked.await;
-        eprintln!("capcmi: ending early; what was made is deleted, a second signal does not wait for that");
-        signalled.cancel();
-    }));
+    let (stop, lines) = (CancellationToken::new(), Lines::default());
+    let signals = Signals::listen().map_err(CommandError::failed)?;
+    let signalled = signals.end(stop.clone(), Arc::clone(&lines.ledger));
+    let waiting = AbortOnDropHandle::new(tokio::spawn(signalled));
     let selection = Selection { only: args.only };
     let Subject {
         target,
         config,
         hooks,
     } = subject;
-    let report = run(target, config, hooks, &selection, &Lines, stop)
+    let report = run(target, config, hooks, &selection, &lines, stop)
         .await
         .map_err(CommandError::misconfigured)?;
     drop(waiting);
-    print!("\n{}", report::text(&report));
-    if let Some(path) = &args.junit {
+    say(&format!("\n{}", report::text(&report).trim_end()));
+    if let Some(file) = junit {
         let xml = report::junit(&report).map_err(CommandError::failed)?;
-        write(path, &xml).map_err(CommandError::Failed)?;
+        file.write(&xml).map_err(CommandError::Failed)?;
     }
-    if let Some(path) = &args.json {
+    if let Some(file) = json {
         let json = serde_json::to_string_pretty(&report).map_err(CommandError::failed)?;
-        write(path, &json).map_err(CommandError::Failed)?;
+        file.write(&json).map_err(CommandError::Failed)?;
     }
-    if report.compliant {
+    if args.require.is_met(&report) {
         Ok(())
     } else {
         Err(CommandError::Failed(anyhow::anyhow!(verdict(&report))))
     }
 }
 
+/// Why the exit code is not 0.
 fn verdict(report: &Report) -> String {
     let broken: Vec<_> = report.broken().map(|rule| rule.id).collect();
     if broken.is_empty() {
         format!("{} was not shown to be compliant", report.target)
     } else {
-        format!("{} breaks {}", report.target, broken.join(", "))
+        format!("{} breaks {}", report.target, report::rows(&broken))
     }
 }
 
@@ -151,7 +204,7 @@ fn subject(args: &ConformanceArgs) -> Result<Subject, CommandError> {
 /// A plugin behind an endpoint: the client that the provider calls it with, and a bare connection.
 fn plugin(args: &PluginArgs, config: Config) -> Result<Subject, CommandError> {
     let timeouts = Timeouts {
-        default: config.call_limit(),
+        default: config.call_limit() + LATER,
         by_operation: BTreeMap::new(),
     };
     let wire = Arc::new(ConnectionWire::new(connect(args.connector()?)));
@@ -183,10 +236,6 @@ fn read(path: &Path) -> anyhow::Result<Config> {
     Config::read(&yaml).with_context(|| format!("in {}", path.display()))
 }
 
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    fs::write(path, text).with_context(|| format!("writing {}", path.display()))
-}
-
 /// The rules with their cases, and the cases with what they show.
 fn list() -> String {
     let rule = |rule: &Rule| {
@@ -197,8 +246,8 @@ fn list() -> String {
             }
             Proof::NotTested(reason) => format!("not tested: {reason}"),
         };
-        let (id, level, says) = (rule.id, rule.level.name(), rule.says);
-        format!("{id:<10} {level:<7} {says}\n{:19}{proof}", "")
+        let (id, layer, levels, says) = (rule.id, rule.layer, rule.levels(), rule.says);
+        format!("{id:<10} {layer:<7} {levels:<11} {says}\n{:31}{proof}", "")
     };
     let case = |case: &Case| format!("{:<32} {}", case.name, case.title);
     let lines: Vec<_> = rules::all()

@@ -63,7 +63,7 @@ async fn a_capability_that_lies_is_blamed_alone_and_what_needs_it_is_not_judged(
 async fn a_run_in_which_something_could_not_be_judged_is_not_compliant() {
     let report = mutant(Boasts(Operation::ListMachines), &["delete-deletes"]).await;
     assert_eq!(report.broken().count(), 0);
-    assert!(!report.compliant);
+    assert!(!report.passed);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,7 +85,7 @@ async fn nothing_is_tried_when_the_configuration_makes_no_vm() {
         reason.contains("create-makes-a-vm") && reason.contains("a-typo"),
         "{reason}"
     );
-    assert!(!report.compliant);
+    assert!(!report.passed);
 }
 
 /// DRV-02: the cluster's tag is mandatory, and is not the author's to name.
@@ -127,7 +127,7 @@ async fn a_driver_that_answers_ok_when_the_guest_has_accepted_to_stop_keeps_the_
     for rule in rules {
         assert_eq!(report.rule(rule).unwrap().verdict, Verdict::Passed, "{rule}");
     }
-    assert!(report.compliant);
+    assert!(report.passed);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -163,7 +163,7 @@ async fn a_driver_that_refuses_an_empty_list_of_volumes_keeps_the_rules() {
     for case in &report.cases {
         assert_eq!(case.verdict, Verdict::Passed, "{}", case.name);
     }
-    assert!(report.compliant && report.cases.len() == cases.len());
+    assert!(report.passed && report.cases.len() == cases.len());
 }
 
 /// OPS-11, CMI-165: an account's id stands among the credentials and in every provider id.
@@ -183,7 +183,7 @@ async fn what_is_public_among_the_credentials_may_come_back() {
 async fn a_driver_that_is_gone_in_the_middle_ends_the_run() {
     let run = mutant(DiesAfter(60), &[]);
     let report = tokio::time::timeout(Duration::from_secs(15), run).await.unwrap();
-    assert!(report.interrupted && !report.compliant);
+    assert!(report.interrupted && !report.passed);
     assert!(!report.leftovers.is_empty());
     let reason = report.cases.last().unwrap().verdict.reason();
     assert!(

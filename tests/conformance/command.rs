@@ -16,7 +16,7 @@ fn printed(output: &Output) -> String {
 }
 
 #[test]
-fn a_compliant_driver_exits_with_0_and_its_reports_are_written() {
+fn a_part_of_the_rules_that_holds_exits_with_0_without_a_yes_and_its_reports_are_written() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let output = capcmi(&[
@@ -32,7 +32,7 @@ fn a_compliant_driver_exits_with_0_and_its_reports_are_written() {
     let text = printed(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(
-        text.contains("create-again") && text.contains("compliant: yes"),
+        text.contains("create-again") && text.contains("part of the rules: ") && !text.contains(": yes"),
         "{text}"
     );
     assert!(
@@ -42,9 +42,55 @@ fn a_compliant_driver_exits_with_0_and_its_reports_are_written() {
     );
     let json: serde_json::Value = serde_json::from_str(&fs::read_to_string(path("j.json")).unwrap()).unwrap();
     assert_eq!(
-        (&json["compliant"], json["cases"].as_array().unwrap().len()),
-        (&true.into(), 2)
+        (
+            &json["passed"],
+            &json["compliant"],
+            json["cases"].as_array().unwrap().len()
+        ),
+        (&true.into(), &false.into(), 2)
     );
+}
+
+#[test]
+fn a_driver_that_keeps_every_rule_of_both_layers_exits_with_0_and_says_so_in_the_last_lines() {
+    let output = capcmi(&["--driver", "simulated", "--require", "full"]);
+    let text = printed(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.ends_with("cmi.v1: yes\ncapcmi: full\n"), "{text}");
+}
+
+/// A configuration of two lines can't show what a driver does when its back end is away.
+#[test]
+fn a_run_without_hooks_is_basic_says_what_is_missing_and_is_not_enough_for_full() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("suite.yaml");
+    let yaml = "providerSpec: {vmPool: default, size: small}\nsecrets: {token: conformance-token-of-an-operator}\n\
+                hooks: {restore: [\"true\"]}\n";
+    fs::write(&config, yaml).unwrap();
+    let config = config.display().to_string();
+    let arguments = ["--driver", "simulated", "--config", &config];
+    let basic = capcmi(&arguments);
+    let text = printed(&basic);
+    assert_eq!(basic.status.code(), Some(0), "{text}");
+    assert!(text.ends_with("cmi.v1: yes\ncapcmi: basic\n"), "{text}");
+    assert!(
+        text.contains("may be broken: ") && text.contains("hook `unavailable`"),
+        "{text}"
+    );
+    let full = capcmi(&[&arguments[..], &["--require", "full"]].concat());
+    assert_eq!(full.status.code(), Some(1), "{}", printed(&full));
+}
+
+/// A report that can't be written is found out before there is a VM.
+#[test]
+fn a_report_that_can_not_be_written_ends_the_run_before_it_begins() {
+    for flag in ["--junit", "--json"] {
+        let output = capcmi(&["--driver", "simulated", flag, "/does/not/exist/report"]);
+        assert_eq!(output.status.code(), Some(2), "{flag}");
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(error.contains("/does/not/exist/report"), "{error}");
+        assert_eq!(printed(&output), "", "no case was run");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod flaw;
 mod go;
 mod intact;
 mod interruption;
+mod layers;
 mod mutant;
 mod mutants;
 mod narrow;

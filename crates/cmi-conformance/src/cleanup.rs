@@ -15,7 +15,11 @@ use std::time::Duration;
 
 use futures::stream::{self, StreamExt as _};
 
+use super::config::Config;
+use super::ledger::Ledger;
+use super::leftover::Leftover;
 use super::liveness::Liveness;
+use super::machine_request::MachineRequest;
 use super::tracker::Noted;
 use cmi_driver::{Capabilities, Code, DeleteMachineRequest, Driver, Operation, ProviderId};
 use repeat::Repeat;
@@ -32,6 +36,11 @@ pub struct Cleanup<'a> {
     pub driver: &'a dyn Driver,
     /// What the driver said that it can do, and for how long it may be behind.
     pub capabilities: &'a Capabilities,
+    /// What makes a VM there: its spec names every machine, whatever was wrong with the one it was asked for
+    /// with.
+    pub config: &'a Config,
+    /// What the run may have made.
+    pub ledger: &'a Ledger,
     /// How long a call, with its repeats, may take.
     pub limit: Duration,
     /// Whether the driver can still be reached.
@@ -60,7 +69,7 @@ struct Cleared {
     /// What should be gone.
     gone: Vec<Noted>,
     /// What is left, by cluster and name.
-    left: BTreeMap<(String, String), String>,
+    left: BTreeMap<(String, String), Leftover>,
 }
 
 impl Cleanup<'_> {
@@ -74,14 +83,18 @@ impl Cleanup<'_> {
                 Repeat::Any
             };
             let first = self.remove(&noted, noted.id.as_ref(), repeat).await;
+            let is_final = self.capabilities.consistency_window.is_zero() && noted.under_way == 0;
+            if first.is_ok() && is_final {
+                self.ledger.gone(&noted.request);
+            }
             Deleted { noted, first }
         });
         stream::iter(deletions).buffered(AT_ONCE).collect().await
     }
 
     /// Deletes once more what could come back or was not found, and looks for all of it: case by case, so
-    /// many at once. Answers a sentence for each VM that may be left.
-    pub async fn confirm(&self, cases: Vec<Vec<Deleted>>, parallel: usize) -> Vec<String> {
+    /// many at once. Answers each VM that may be left.
+    pub async fn confirm(&self, cases: Vec<Vec<Deleted>>, parallel: usize) -> Vec<Leftover> {
         let window = self.capabilities.consistency_window;
         let is_open = cases.iter().flatten().any(|deleted| deleted.noted.under_way > 0);
         let pause = window.max(if is_open { ON_ITS_WAY } else { Duration::ZERO });
@@ -108,12 +121,15 @@ impl Cleanup<'_> {
         let mut cleared = Cleared::default();
         for (noted, kept) in ended {
             match kept {
-                Ok(()) => cleared.gone.push(noted),
-                Err(Kept::Refused(_)) if !noted.was_made => {}
+                Ok(()) => {
+                    self.ledger.gone(&noted.request);
+                    cleared.gone.push(noted);
+                }
+                Err(Kept::Refused(_)) if !noted.was_made => self.ledger.gone(&noted.request),
                 Err(Kept::Refused(reason) | Kept::Stuck(reason)) => {
-                    let sentence = format!("{}: {reason}", about(&noted));
+                    let left = leftover(&noted, reason);
                     let key = (noted.request.cluster(), noted.request.name);
-                    let _same = cleared.left.insert(key, sentence);
+                    let _same = cleared.left.insert(key, left);
                 }
             }
         }
@@ -137,18 +153,37 @@ impl Cleanup<'_> {
         (noted, kept)
     }
 
-    /// Deletes one machine until it is gone, or is not going to be.
+    /// Deletes one machine until it is gone, or is not going to be. What no create was seen to make may have
+    /// been asked for with a spec that the driver refuses, here too: then the spec that makes VMs decides.
     async fn remove(&self, noted: &Noted, id: Option<&ProviderId>, repeat: Repeat) -> Result<(), Kept> {
+        let (asked_for, sample) = (&noted.request, self.looked_for(noted));
+        if asked_for.class.provider_spec == sample.class.provider_spec {
+            return self.remove_by(asked_for, noted, id, repeat).await;
+        }
+        match self.remove_by(asked_for, noted, id, Repeat::Transient).await {
+            Ok(()) => Ok(()),
+            Err(Kept::Refused(_) | Kept::Stuck(_)) => self.remove_by(&sample, noted, id, repeat).await,
+        }
+    }
+
+    async fn remove_by(
+        &self,
+        request: &MachineRequest,
+        noted: &Noted,
+        id: Option<&ProviderId>,
+        repeat: Repeat,
+    ) -> Result<(), Kept> {
         let delete = || {
             self.driver.delete_machine(DeleteMachineRequest {
-                machine: noted.request.reference(),
+                machine: request.reference(),
                 provider_id: id.cloned(),
                 last_known_state: noted.state.clone(),
             })
         };
         match self.repeat(Operation::DeleteMachine, repeat, delete).await {
             Ok(_) | Err((Some(Code::NotFound), _)) => Ok(()),
-            Err((Some(Code::InvalidArgument), reason)) => Err(Kept::Refused(reason)),
+            // A spec that makes no VM may not be one to delete by, either.
+            Err((Some(Code::InvalidArgument | Code::OutOfRange), reason)) => Err(Kept::Refused(reason)),
             // It may be the id that is wrong.
             Err((Some(code), reason)) if id.is_some() && !repeat.is_worth_it(code) => {
                 Err(Kept::Refused(reason))
@@ -156,9 +191,18 @@ impl Cleanup<'_> {
             Err((_, reason)) => Err(Kept::Stuck(reason)),
         }
     }
+
+    /// By which spec a machine is looked for.
+    fn looked_for(&self, noted: &Noted) -> MachineRequest {
+        if noted.was_made {
+            noted.request.clone()
+        } else {
+            noted.request.clone().with_sample_spec(self.config)
+        }
+    }
 }
 
-fn about(noted: &Noted) -> String {
+fn leftover(noted: &Noted, reason: impl Into<String>) -> Leftover {
     let request = &noted.request;
-    format!("machine `{}` of cluster `{}`", request.name, request.cluster())
+    Leftover::of(&request.cluster(), &request.name, noted.id.as_ref(), reason)
 }

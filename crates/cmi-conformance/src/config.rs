@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 pub use setting::Setting;
 
+use super::echo::{SHORTEST_SECRET, is_long_enough};
 use super::hooks::Hook;
 use cmi_driver::{JsonPointer, MachineClassKind, Secrets};
 
@@ -25,11 +26,12 @@ pub type SecretMap = BTreeMap<String, SecretString>;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[garde(allow_unvalidated)]
 #[garde(custom(public_keys_exist))]
+#[garde(custom(secrets_can_be_found))]
 pub struct Config {
     /// A spec that makes a VM, as small as it can be had. The suite adds the tags. Required.
     #[garde(custom(not_empty))]
     pub provider_spec: Map<String, Value>,
-    /// The credentials that go with every call. Default: none.
+    /// The credentials that go with every call, each of 6 bytes or more. Default: none.
     #[serde(default)]
     pub secrets: SecretMap,
     /// Keys of `secrets` whose values are no secrets, and may come back: the id of an account that is part of
@@ -265,6 +267,20 @@ fn public_keys_exist<C>(config: &Config, _: &C) -> garde::Result {
     }
 }
 
+/// What is too short to be told from other text could leak without being noticed.
+fn secrets_can_be_found<C>(config: &Config, _: &C) -> garde::Result {
+    let too_short = |(key, value): &(&String, &SecretString)| {
+        !config.public_secret_keys.contains(*key) && !is_long_enough(value.expose_secret().as_bytes())
+    };
+    match config.secrets.iter().find(too_short) {
+        Some((key, _)) => Err(garde::Error::new(format!(
+            "secrets: the value of `{key}` is too short to be told from other text where it leaks: it takes \
+             {SHORTEST_SECRET} bytes; if it is no secret, name the key in `publicSecretKeys`"
+        ))),
+        None => Ok(()),
+    }
+}
+
 fn pointers<C>(fields: &[String], _: &C) -> garde::Result {
     fields.iter().try_for_each(|field| {
         field
@@ -293,7 +309,8 @@ mod tests {
     #[test]
     fn five_lines_are_a_configuration() {
         let config =
-            Config::read("providerSpec:\n  region: eu-1\n  size: small\nsecrets:\n  token: abc\n").unwrap();
+            Config::read("providerSpec:\n  region: eu-1\n  size: small\nsecrets:\n  token: abcdef\n")
+                .unwrap();
         assert_eq!(
             (config.longest_name, config.parallel, config.many_machines),
             (63, 8, 25)
@@ -313,6 +330,15 @@ mod tests {
                 "providerSpec: {a: b}\nsecrets: {id: a}\npublicSecretKeys: [ids]",
                 "`ids` is no key",
             ),
+            (
+                "providerSpec: {a: b}\nsecrets: {pin: '12345'}",
+                "`pin` is too short",
+            ),
+            ("providerSpec: {a: b}\nsecrets: {pin: '12345'}", "6 bytes"),
+            (
+                "providerSpec: {a: b}\nsecrets: {pin: '12345'}",
+                "publicSecretKeys",
+            ),
             ("providerSpec: {a: b}\nhooks: {explode: [a]}", "explode"),
             ("providerSpec: {a: b}\nhooks: {plant: []}", "plant"),
             ("providerSpec: {a: b}\nhooks: {unavailable: [a]}", "restore"),
@@ -320,6 +346,11 @@ mod tests {
             let error = Config::read(text).unwrap_err();
             assert!(error.to_string().contains(path), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn what_is_public_may_be_short() {
+        Config::read("providerSpec: {a: b}\nsecrets: {pin: '12345'}\npublicSecretKeys: [pin]").unwrap();
     }
 
     /// OPS-11

@@ -12,6 +12,11 @@ const NO_SECRET: &[u8] = b"cloud-config";
 /// How many ways there are to begin in the middle of what base64 takes together.
 const SHIFTS: usize = 3;
 
+/// Whether a secret can be told from other text.
+pub fn is_long_enough(secret: &[u8]) -> bool {
+    secret.trim_ascii().len() >= SHORTEST_SECRET
+}
+
 /// Whether a text holds a secret: as it is, line by line, in base64 by itself or as a part of something
 /// longer, in hexadecimal or decimal numbers, percent-encoded, or with escapes as in a literal.
 pub fn echoes(text: &str, secret: &[u8]) -> bool {

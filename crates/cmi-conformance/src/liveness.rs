@@ -1,6 +1,6 @@
 //! Whether the driver can still be reached: a run against one that is gone has to end.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -16,6 +16,8 @@ const LONGEST_OUTAGE: Duration = Duration::from_secs(30);
 pub struct Liveness {
     timeout: Duration,
     state: Mutex<State>,
+    /// What the driver went away in, until it answers again.
+    gone: Mutex<Option<String>>,
     end: CancellationToken,
 }
 
@@ -37,6 +39,7 @@ impl Liveness {
         Self {
             timeout: call_limit.min(LONGEST_OUTAGE),
             state: Mutex::new(State::Reachable),
+            gone: Mutex::default(),
             end,
         }
     }
@@ -49,9 +52,30 @@ impl Liveness {
                 let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
                 if *state != State::Lost {
                     *state = State::Reachable;
+                    *self.gone() = None;
                 }
             }
         }
+    }
+
+    /// The driver itself is gone, not its back end: what it went away in, and whether that is said for the
+    /// first time.
+    pub fn died(&self, call: &str) -> (String, bool) {
+        let mut gone = self.gone();
+        let is_new = gone.is_none();
+        let call = gone.get_or_insert_with(|| call.to_owned()).clone();
+        drop(gone);
+        self.unreachable();
+        (call, is_new)
+    }
+
+    /// What the driver went away in, if it has not answered since.
+    pub fn gone_since(&self) -> Option<String> {
+        self.gone().clone()
+    }
+
+    fn gone(&self) -> MutexGuard<'_, Option<String>> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A call was not answered. An outage is as long as from the first to the last of them,

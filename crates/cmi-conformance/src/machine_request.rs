@@ -97,6 +97,20 @@ impl MachineRequest {
         self
     }
 
+    /// Of the configuration's spec, with the tags of this one: the same machine, whatever was wrong with what
+    /// it was asked for with.
+    #[must_use]
+    pub fn with_sample_spec(mut self, config: &Config) -> Self {
+        let tags = self.class.provider_spec.get(&self.tag_path).cloned();
+        self.class.provider_spec = ProviderSpec(config.provider_spec.clone());
+        if let Some(Value::Object(own)) = tags
+            && let Ok(tags) = self.class.provider_spec.object_at(&self.tag_path)
+        {
+            tags.extend(own);
+        }
+        self
+    }
+
     /// Without a field of the provider spec.
     #[must_use]
     pub fn without(self, field: &JsonPointer) -> Self {

@@ -1,6 +1,8 @@
 //! What a run found.
 
 mod junit;
+mod layers;
+mod telling;
 mod text;
 
 use std::collections::BTreeMap;
@@ -10,11 +12,13 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::case::Case;
-use super::rules::{self, Level, Proof, Rule};
+use super::leftover::Leftover;
+use super::rules::{self, Layer, Level, Proof, Rule};
 use cmi_driver::PluginInfo;
 
 pub use junit::{JunitError, junit};
-pub use text::{line, text};
+pub use layers::{LayerReport, Standing};
+pub use text::{line, rows, standing, text};
 
 /// How something ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -57,6 +61,9 @@ pub struct CaseReport {
     /// How it ended.
     #[serde(flatten)]
     pub verdict: Verdict,
+    /// The hooks and settings for want of which it was skipped.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
     /// What is worth a look and breaks no rule.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
@@ -71,8 +78,13 @@ pub struct CaseReport {
 pub struct RuleReport {
     /// The row.
     pub id: &'static str,
-    /// How binding it is.
+    /// Whose it is.
+    pub layer: Layer,
+    /// How binding it is, as its source says.
     pub level: Level,
+    /// How binding it is for this provider, where that is more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provider_level: Option<Level>,
     /// What it asks for.
     pub says: &'static str,
     /// How it fared.
@@ -94,12 +106,40 @@ pub struct Report {
     pub cases: Vec<CaseReport>,
     /// The rules that the run was about, in the order of the specifications.
     pub rules: Vec<RuleReport>,
+    /// What is said of each layer.
+    pub layers: Vec<LayerReport>,
     /// VMs that could not be deleted.
-    pub leftovers: Vec<String>,
+    pub leftovers: Vec<Leftover>,
     /// Whether it was ended early.
     pub interrupted: bool,
-    /// Whether no binding rule was broken, and nothing speaks against believing that.
+    /// Which rules it was about.
+    pub scope: Scope,
+    /// Whether no binding rule that the run was about is broken, and nothing speaks against believing that.
+    pub passed: bool,
+    /// Whether the whole run passed, on every layer. Never of a part.
     pub compliant: bool,
+}
+
+/// What a run was, besides its cases.
+#[derive(Clone, Debug, Default)]
+pub struct Circumstances {
+    /// VMs that could not be deleted.
+    pub leftovers: Vec<Leftover>,
+    /// Whether it was ended early.
+    pub interrupted: bool,
+    /// Which rules it was about.
+    pub scope: Scope,
+}
+
+/// Which rules a run was about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Scope {
+    /// All there are.
+    #[default]
+    Whole,
+    /// Those that were chosen: nothing is said of the others.
+    Part,
 }
 
 /// How many ended how.
@@ -193,22 +233,34 @@ impl CaseReport {
             title: case.title.to_owned(),
             proves: case.proves.to_vec(),
             verdict,
+            missing: Vec::new(),
             warnings,
             took,
         }
     }
 }
 
+impl RuleReport {
+    /// Its level, and this provider's where that is another: `SHOULD/MUST`.
+    pub fn levels(&self) -> String {
+        rules::levels(self.level, self.provider_level)
+    }
+}
+
 impl Report {
-    /// Judges the rules by the cases.
+    /// Judges the rules by the cases, and the layers by the rules.
     pub fn new(
         target: &str,
         info: Option<&PluginInfo>,
         cases: Vec<CaseReport>,
         about: &[&'static Rule],
-        leftovers: Vec<String>,
-        interrupted: bool,
+        circumstances: Circumstances,
     ) -> Self {
+        let Circumstances {
+            leftovers,
+            interrupted,
+            scope,
+        } = circumstances;
         let mut by_rule: BTreeMap<&str, Vec<&CaseReport>> = BTreeMap::new();
         for case in &cases {
             for id in &case.proves {
@@ -219,23 +271,30 @@ impl Report {
             .iter()
             .map(|rule| judge(rule, by_rule.get(rule.id).map_or(&[], Vec::as_slice)))
             .collect();
-        let broken = rules
-            .iter()
-            .any(|rule| rule.verdict.is_failure() && rule.level.is_binding());
-        let tested = cases.iter().any(|case| case.verdict == Verdict::Passed);
-        let inconclusive = cases.iter().any(|case| case.verdict.is_inconclusive());
+        let doubts = doubts(&cases, &leftovers, interrupted);
+        let layers = layers::judge(&cases, &rules, about, scope, &doubts);
+        let passed = layers.iter().all(|layer| layer.standing != Standing::No);
         Self {
             target: target.to_owned(),
             driver: info.map_or_else(
                 || "unknown".to_owned(),
                 |info| format!("{} {}", info.name, info.version),
             ),
-            compliant: tested && !broken && !inconclusive && leftovers.is_empty() && !interrupted,
             cases,
             rules,
+            layers,
             leftovers,
             interrupted,
+            scope,
+            passed,
+            compliant: passed && scope == Scope::Whole,
         }
+    }
+
+    /// What is said of a layer.
+    pub fn standing(&self, layer: Layer) -> Standing {
+        let found = self.layers.iter().find(|report| report.layer == layer);
+        found.map_or(Standing::No, |report| report.standing)
     }
 
     /// How the rule of this id fared, when the run was about it.
@@ -243,9 +302,15 @@ impl Report {
         self.rules.iter().find(|rule| rule.id == id)
     }
 
-    /// The rules that are broken.
+    /// The rules that are broken, the most telling first.
     pub fn broken(&self) -> impl Iterator<Item = &RuleReport> {
-        self.rules.iter().filter(|rule| rule.verdict.is_failure())
+        let mut broken: Vec<_> = self
+            .rules
+            .iter()
+            .filter(|rule| rule.verdict.is_failure())
+            .collect();
+        broken.sort_by_key(|rule| telling::of_rule(rule.id, &self.cases));
+        broken.into_iter()
     }
 
     /// Whether anything was tried at all.
@@ -256,10 +321,32 @@ impl Report {
     }
 }
 
+/// Why no layer is believed though no rule was seen broken.
+fn doubts(cases: &[CaseReport], leftovers: &[Leftover], interrupted: bool) -> Vec<String> {
+    let doubts = [
+        (interrupted, "the run was ended early".to_owned()),
+        (
+            !leftovers.is_empty(),
+            format!("{} VMs may be left behind", leftovers.len()),
+        ),
+        (
+            !cases.iter().any(|case| case.verdict == Verdict::Passed),
+            "nothing was shown to hold".to_owned(),
+        ),
+    ];
+    doubts
+        .into_iter()
+        .filter_map(|(is_one, doubt)| is_one.then_some(doubt))
+        .collect()
+}
+
 /// A rule is broken when one of its cases failed; it holds when one passed, none failed
 /// and each could be judged.
 fn judge(rule: &Rule, cases: &[&CaseReport]) -> RuleReport {
-    let find = |wanted: fn(&Verdict) -> bool| cases.iter().find(|case| wanted(&case.verdict));
+    let find = |wanted: fn(&Verdict) -> bool| {
+        let fitting = cases.iter().filter(|case| wanted(&case.verdict));
+        fitting.min_by_key(|case| telling::of_case(&case.name))
+    };
     let because = |case: &CaseReport| format!("{}: {}", case.name, case.verdict.reason().unwrap_or_default());
     let verdict = if let Some(failed) = find(Verdict::is_failure) {
         Verdict::Failed {
@@ -287,7 +374,9 @@ fn judge(rule: &Rule, cases: &[&CaseReport]) -> RuleReport {
     };
     RuleReport {
         id: rule.id,
+        layer: rule.layer,
         level: rule.level,
+        provider_level: rule.provider_level,
         says: rule.says,
         verdict,
         cases: rules::proofs(rule.id).map(|case| case.name.to_owned()).collect(),

@@ -1,29 +1,37 @@
 //! The rules: one row for each requirement on a driver or a plugin, with what proves it.
 //!
 //! The ids are those of the requirements: DRV of the driver contract, OPS of its chapter on operation, CMI
-//! and PLG of the Common Machine Interface, INI and UPD of post-create initialization. What concerns the
-//! caller's side has no row here.
+//! and PLG of the Common Machine Interface, INI and UPD of post-create initialization. CAP rows are this
+//! provider's own. What concerns the caller's side has no row here.
 
-/// A table of rules, one to a line: `"DRV-10" Must "what it asks for";`, and with
-/// `untested "why"` what no case proves.
+/// A table of rules of a layer, one to a line: `"DRV-10" Must "what it asks for";`, with `Should / Must` where
+/// this provider has a level of its own, and with `untested "why"` what no case proves.
 macro_rules! rules {
-    ($($id:literal $level:ident $says:literal $(untested $reason:expr)?;)*) => {
+    ($layer:ident: $($id:literal $level:ident $(/ $here:ident)? $says:literal $(untested $reason:expr)?;)*) => {
         &[$(Rule {
             id: $id,
+            layer: $crate::rules::Layer::$layer,
             level: $crate::rules::Level::$level,
+            provider_level: rules!(@here $($here)?),
             says: $says,
             proof: rules!(@proof $($reason)?),
         }),*]
     };
+    (@here) => { None };
+    (@here $here:ident) => { Some($crate::rules::Level::$here) };
     (@proof) => { $crate::rules::Proof::Cases };
     (@proof $reason:expr) => { $crate::rules::Proof::NotTested($reason) };
 }
 
 mod driver;
 mod driver_errors;
+mod migration;
 mod plugin;
 mod plugin_errors;
 mod post_create;
+mod provider;
+
+use std::fmt;
 
 use serde::Serialize;
 
@@ -35,19 +43,54 @@ use super::cases;
 pub struct Rule {
     /// Its row.
     pub id: &'static str,
-    /// How binding it is.
+    /// Whose it is.
+    pub layer: Layer,
+    /// How binding it is, as its source says.
     pub level: Level,
+    /// How binding it is for this provider, where that is more.
+    pub provider_level: Option<Level>,
     /// What it asks for.
     pub says: &'static str,
     /// What proves it.
     pub proof: Proof,
 }
 
+/// Whose requirement it is. A caller of the published calls alone sees the first layer; the second is what
+/// this provider needs besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum Layer {
+    /// The published specification's.
+    #[serde(rename = "cmi.v1")]
+    Published,
+    /// This provider's own: the identity tag, and the calls of its extension.
+    #[serde(rename = "capcmi")]
+    Provider,
+}
+
+impl Layer {
+    /// Every layer, each on top of the one before.
+    pub const ALL: [Self; 2] = [Self::Published, Self::Provider];
+
+    /// As the report has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Published => "cmi.v1",
+            Self::Provider => "capcmi",
+        }
+    }
+}
+
+impl fmt::Display for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// How binding a requirement is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Level {
-    /// MUST, SHALL, REQUIRED: a driver that breaks it is not compliant (DRV-01).
+    /// MUST, SHALL, REQUIRED: a driver that breaks it is not compliant with its layer (DRV-01).
     Must,
     /// SHOULD, in either spelling, or recommended.
     Should,
@@ -83,6 +126,38 @@ impl Level {
     }
 }
 
+impl Rule {
+    /// Whether a driver that breaks it is not compliant with a layer.
+    pub fn binds(&self, layer: Layer) -> bool {
+        let by_source = self.layer == layer && self.level.is_binding();
+        let by_provider = layer == Layer::Provider && self.provider_level.is_some_and(Level::is_binding);
+        by_source || by_provider
+    }
+
+    /// Whether a layer is about it, binding or not.
+    pub fn is_of(&self, layer: Layer) -> bool {
+        self.layer == layer || self.binds(layer)
+    }
+
+    /// Whether a driver that breaks it is not compliant with some layer.
+    pub fn is_binding(&self) -> bool {
+        Layer::ALL.into_iter().any(|layer| self.binds(layer))
+    }
+
+    /// Its level, and this provider's where that is another: `SHOULD/MUST`.
+    pub fn levels(&self) -> String {
+        levels(self.level, self.provider_level)
+    }
+}
+
+/// The level of a source, and this provider's where that is another.
+pub(crate) fn levels(source: Level, provider: Option<Level>) -> String {
+    match provider {
+        None => source.name().to_owned(),
+        Some(here) => format!("{}/{}", source.name(), here.name()),
+    }
+}
+
 /// Every rule, in the order of the specifications.
 pub fn all() -> impl Iterator<Item = &'static Rule> {
     [
@@ -91,6 +166,8 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
         plugin::RULES,
         plugin_errors::RULES,
         post_create::RULES,
+        migration::RULES,
+        provider::RULES,
     ]
     .into_iter()
     .flatten()
@@ -126,6 +203,16 @@ mod tests {
 
     #[test]
     fn the_rules_that_bind_are_most_of_them() {
-        assert!(all().filter(|rule| rule.level.is_binding()).count() > 200);
+        assert!(all().filter(|rule| rule.is_binding()).count() > 200);
+    }
+
+    #[test]
+    fn what_the_provider_asks_for_besides_decides_its_own_layer_alone() {
+        let secret = find("OPS-11").unwrap();
+        assert!(!secret.binds(Layer::Published) && secret.binds(Layer::Provider));
+        assert_eq!(secret.levels(), "SHOULD/MUST");
+        let identity = find("CAP-01").unwrap();
+        assert!(!identity.binds(Layer::Published) && identity.binds(Layer::Provider));
+        assert!(find("DRV-10").unwrap().binds(Layer::Published));
     }
 }

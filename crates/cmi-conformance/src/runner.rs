@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::stream::{self, StreamExt as _};
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -15,17 +16,22 @@ use super::cleanup::{Cleanup, Deleted};
 use super::config::Config;
 use super::hooks::{Hook, Hooks};
 use super::judge::{Judge, Violation};
+use super::ledger::Ledger;
+use super::leftover::Leftover;
 use super::liveness::Liveness;
-use super::report::{CaseReport, Report, Verdict};
+use super::report::{CaseReport, Circumstances, Report, Scope, Verdict};
 use super::rules::{self, Rule};
 use super::target::Target;
 use super::test_context::{Shared, TestContext, canary};
+use super::under_way::{UnderWay, Waiting};
 use cmi_driver::Status;
 
 /// Why a case was not run to its end.
 const ENDED_EARLY: &str = "the run was ended early";
 /// Why a case was not run to its end.
 const LOST: &str = "the driver can't be reached any more";
+/// Between two looks at the calls that take long.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// The case that all others build upon.
 const FIRST: &str = "create-makes-a-vm";
 /// How long a call that is under way when the run is stopped may still take: what it makes has to be known.
@@ -33,6 +39,12 @@ const GRACE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Is notified while a run goes on.
 pub trait Progress: Send + Sync {
+    /// The run begins; the ledger says at any time what it may have made and not deleted yet.
+    fn begins(&self, _ledger: Arc<Ledger>) {}
+
+    /// A call takes long, and may take so long in all.
+    fn waits(&self, _call: &Waiting, _limit: Duration) {}
+
     /// A case ended; `done` of `of` have by now.
     fn ended(&self, case: &CaseReport, done: usize, of: usize);
 }
@@ -124,14 +136,20 @@ pub async fn run(
     let info = target.driver.info().await.ok();
     let name = target.name.clone();
     let parallel = config.parallel;
+    let limit = config.call_limit();
     let stop = stop.child_token();
     let run = run_id();
+    let (ledger, under_way) = (Arc::new(Ledger::default()), Arc::new(UnderWay::default()));
+    progress.begins(Arc::clone(&ledger));
     let shared = Arc::new(Shared {
         target,
         hooks,
         capabilities,
         judge: Judge::new(canary(&run), config.public_secret_keys.clone()),
-        liveness: Liveness::new(config.call_limit(), stop.clone()),
+        liveness: Liveness::new(limit, stop.clone()),
+        under_way: Arc::clone(&under_way),
+        ledger,
+        stranger: OnceCell::new(),
         stop: stop.clone(),
         run,
         config,
@@ -147,8 +165,21 @@ pub async fn run(
         left.extend(ended.problem);
     };
     let (first, others): (Vec<_>, Vec<_>) = chosen.iter().copied().partition(|case| case.name == FIRST);
+    let mut looks = tokio::time::interval(BETWEEN_LOOKS);
+    let say_what_takes_long = || {
+        for call in under_way.overdue() {
+            progress.waits(&call, limit);
+        }
+    };
     for case in first {
-        note(one(Arc::clone(&shared), case, None).await, &mut reports);
+        let mut only = std::pin::pin!(one(Arc::clone(&shared), case, None));
+        let ended = loop {
+            tokio::select! {
+                ended = &mut only => break ended,
+                _ = looks.tick() => say_what_takes_long(),
+            }
+        };
+        note(ended, &mut reports);
     }
     let hopeless = reports.iter().find_map(hopeless);
     let (disturbing, quiet): (Vec<_>, Vec<_>) = others.into_iter().partition(|case| case.disturbs());
@@ -156,8 +187,14 @@ pub async fn run(
     let side_by_side = stream::iter(quiet).map(run_case).buffer_unordered(parallel);
     let one_by_one = stream::iter(disturbing).then(run_case);
     let mut all = std::pin::pin!(side_by_side.chain(one_by_one));
-    while let Some(ended) = all.next().await {
-        note(ended, &mut reports);
+    loop {
+        tokio::select! {
+            ended = all.next() => match ended {
+                Some(ended) => note(ended, &mut reports),
+                None => break,
+            },
+            _ = looks.tick() => say_what_takes_long(),
+        }
     }
     left.extend(cleanup(&shared).confirm(deleted, parallel).await);
     reports.sort_by_key(|report| chosen.iter().position(|case| case.name == report.name));
@@ -167,8 +204,15 @@ pub async fn run(
         info.as_ref(),
         reports,
         &about,
-        left,
-        stop.is_cancelled(),
+        Circumstances {
+            leftovers: left,
+            interrupted: stop.is_cancelled(),
+            scope: if selection.only.is_empty() {
+                Scope::Whole
+            } else {
+                Scope::Part
+            },
+        },
     ))
 }
 
@@ -184,13 +228,15 @@ struct Ended {
     /// What it made, deleted once.
     deleted: Vec<Deleted>,
     /// Why the back end may not be as it was before.
-    problem: Option<String>,
+    problem: Option<Leftover>,
 }
 
 fn cleanup(shared: &Shared) -> Cleanup<'_> {
     Cleanup {
         driver: &*shared.target.driver,
         capabilities: &shared.capabilities,
+        config: &shared.config,
+        ledger: &shared.ledger,
         limit: shared.config.call_limit(),
         liveness: &shared.liveness,
     }
@@ -202,32 +248,43 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
     let started = Instant::now();
     let test_context = TestContext::new(Arc::clone(&shared), case.name);
     let stop = &shared.stop;
-    let ended = stop.is_cancelled().then(|| ended_early(&shared).to_owned());
-    let skipped = ended
-        .or_else(|| missing(&test_context, case))
-        .map(|reason| Verdict::Skipped { reason });
-    let inconclusive = hopeless.map(|reason| Verdict::Inconclusive { reason });
-    if let Some(verdict) = skipped.or(inconclusive) {
+    let lacking = missing(&test_context, case);
+    let verdict = if stop.is_cancelled() {
+        Some(ended_early(&shared, None))
+    } else if let Some(lacking) = &lacking {
+        Some(Verdict::Skipped {
+            reason: lacking.reason.clone(),
+        })
+    } else {
+        hopeless.map(|reason| Verdict::Inconclusive { reason })
+    };
+    if let Some(verdict) = verdict {
+        let mut report = CaseReport::new(case, verdict, Vec::new(), started.elapsed());
+        report.missing = lacking.map(|lacking| lacking.can_be_added).unwrap_or_default();
         return Ended {
-            report: CaseReport::new(case, verdict, Vec::new(), started.elapsed()),
+            report,
             deleted: Vec::new(),
             problem: None,
         };
     }
-    let outcome = guarded((case.run)(test_context.clone()), &shared).await;
+    let outcome = guarded((case.run)(test_context.clone()), &test_context, &shared).await;
     let problem = if case.disturbs() && test_context.has(Hook::Restore) {
-        test_context.restore().await.err().map(|error| error.to_string())
+        let restored = test_context.restore().await;
+        restored.err().map(|error| Leftover::back_end(error.to_string()))
     } else {
         None
     };
     let deleted = cleanup(&shared).delete(test_context.tracker().take()).await;
     let verdict = match outcome {
         Ok(()) => Verdict::Passed,
-        Err(CaseError::Failed(reason)) => Verdict::Failed { reason },
-        Err(CaseError::Inconclusive(reason)) => Verdict::Inconclusive { reason },
-        Err(CaseError::Skipped(_)) if stop.is_cancelled() => Verdict::Skipped {
-            reason: ended_early(&shared).to_owned(),
+        Err(CaseError::Failed(reason)) => Verdict::Failed {
+            reason: match test_context.unimpressed() {
+                Some(hint) => format!("{reason}; {hint}"),
+                None => reason,
+            },
         },
+        Err(CaseError::Inconclusive(reason)) => Verdict::Inconclusive { reason },
+        Err(CaseError::Skipped(reason)) if stop.is_cancelled() => ended_early(&shared, Some(&reason)),
         Err(CaseError::Skipped(reason)) => Verdict::Skipped { reason },
     };
     Ended {
@@ -238,18 +295,33 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
 }
 
 /// The outcome of a case that may panic, or be stopped; it does not run any more when this answers.
-async fn guarded(case: impl Future<Output = CaseResult> + Send + 'static, shared: &Shared) -> CaseResult {
+async fn guarded(
+    case: impl Future<Output = CaseResult> + Send + 'static,
+    test_context: &TestContext,
+    shared: &Shared,
+) -> CaseResult {
     let mut task = AbortOnDropHandle::new(tokio::spawn(case));
     tokio::select! {
         biased;
         () = shared.stop.cancelled() => {
             // The case makes no further call, and ends by itself unless the one that is under way does not.
-            let grace_period = if shared.liveness.is_lost() { Duration::ZERO } else { GRACE_PERIOD };
+            let grace_period = if shared.liveness.is_lost() {
+                Duration::ZERO
+            } else {
+                GRACE_PERIOD.min(shared.config.call_limit())
+            };
+            let mut reason = ENDED_EARLY.to_owned();
             if tokio::time::timeout(grace_period, &mut task).await.is_err() {
+                let calls = test_context.under_way();
                 task.abort();
                 let _aborted = task.await;
+                for call in calls {
+                    reason.extend(["; ", &call.what, " was still under way"]);
+                    // If the driver answers nothing at all, the deletions that follow are not waited for as long.
+                    test_context.is_alive(&call.what, "it is frozen").await?;
+                }
             }
-            Err(CaseError::Skipped(ENDED_EARLY.to_owned()))
+            Err(CaseError::Skipped(reason))
         }
         joined = &mut task => joined.unwrap_or_else(|error| {
             Err(CaseError::Failed(format!("the case did not end by itself: {error}")))
@@ -257,29 +329,61 @@ async fn guarded(case: impl Future<Output = CaseResult> + Send + 'static, shared
     }
 }
 
-fn ended_early(shared: &Shared) -> &'static str {
-    if shared.liveness.is_lost() {
-        LOST
-    } else {
-        ENDED_EARLY
+/// The verdict of a case that the end of the run kept from its own: nothing that was meant to be tried is
+/// passed over in silence when it is the driver that ended it.
+fn ended_early(shared: &Shared, reason: Option<&str>) -> Verdict {
+    if !shared.liveness.is_lost() {
+        return Verdict::Skipped {
+            reason: reason.unwrap_or(ENDED_EARLY).to_owned(),
+        };
+    }
+    let since = shared.liveness.gone_since();
+    let since = since.map(|call| format!(", since {call}")).unwrap_or_default();
+    Verdict::Inconclusive {
+        reason: format!("{LOST}{since}"),
     }
 }
 
+/// Why a case can't be run here.
+struct Lacking {
+    reason: String,
+    /// The hooks and settings that would let it run: none when it can't be run against this driver at all.
+    can_be_added: Vec<String>,
+}
+
 /// What a case needs and can't have here.
-fn missing(test_context: &TestContext, case: &Case) -> Option<String> {
-    case.needs.iter().find_map(|need| match *need {
-        Need::Call(operation) if !test_context.offers(operation) => {
-            Some(format!("the driver does not offer {operation}"))
-        }
-        Need::Hook(hook) if !test_context.has(hook) => Some(format!("there is no hook `{hook}`")),
-        Need::Setting(setting) if !test_context.config().says(setting) => {
-            Some(format!("the configuration has no `{}`", setting.path()))
-        }
-        Need::Endpoint if test_context.target().wire().is_none() => {
-            Some("the driver is not behind an endpoint".to_owned())
-        }
-        Need::Call(_) | Need::Hook(_) | Need::Setting(_) | Need::Endpoint => None,
+fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
+    let unmet: Vec<_> = case
+        .needs
+        .iter()
+        .filter(|need| !is_met(**need, test_context))
+        .collect();
+    let first = unmet.first()?;
+    let reason = match first {
+        Need::Call(operation) => format!("the driver does not offer {operation}"),
+        Need::Hook(hook) => format!("there is no hook `{hook}`"),
+        Need::Setting(setting) => format!("the configuration has no `{}`", setting.path()),
+        Need::Endpoint => "the driver is not behind an endpoint".to_owned(),
+    };
+    let can_be_added = |need: &&&Need| matches!(need, Need::Hook(_) | Need::Setting(_));
+    let all_can = unmet.iter().all(|need| can_be_added(&need));
+    Some(Lacking {
+        reason,
+        can_be_added: unmet
+            .iter()
+            .filter(|_| all_can)
+            .map(ToString::to_string)
+            .collect(),
     })
+}
+
+fn is_met(need: Need, test_context: &TestContext) -> bool {
+    match need {
+        Need::Call(operation) => test_context.offers(operation),
+        Need::Hook(hook) => test_context.has(hook),
+        Need::Setting(setting) => test_context.config().says(setting),
+        Need::Endpoint => test_context.target().wire().is_some(),
+    }
 }
 
 fn watched(violation: Violation) -> CaseReport {
@@ -290,6 +394,7 @@ fn watched(violation: Violation) -> CaseReport {
         verdict: Verdict::Failed {
             reason: violation.message,
         },
+        missing: Vec::new(),
         warnings: Vec::new(),
         took: Duration::ZERO,
     }

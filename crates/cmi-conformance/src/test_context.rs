@@ -1,24 +1,31 @@
 //! What a case works with: the driver, machines of a cluster of its own, and the hooks.
 
 mod calls;
+mod faults;
 mod observation;
 mod repeats;
 mod vms;
+mod watch;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{CaseError, CaseResult};
 use super::config::{Config, secrets};
 use super::hooks::{Hook, Hooks, Pull};
 use super::judge::{Judge, SECRET_RULES};
+use super::ledger::Ledger;
 use super::liveness::Liveness;
 use super::machine_request::MachineRequest;
 use super::target::Target;
 use super::tracker::Tracker;
+use super::under_way::{UnderWay, Waiting};
 use super::wire::RawAnswer;
 use cmi_driver::{Capabilities, LastKnownState, MachineClass, Operation, ProviderId, ProviderSpec, tags};
+use faults::Fault;
+pub use observation::Stranger;
 
 /// What all cases of a run share.
 pub struct Shared {
@@ -36,6 +43,12 @@ pub struct Shared {
     pub judge: Judge,
     /// Whether the driver can still be reached.
     pub liveness: Liveness,
+    /// The calls that are under way.
+    pub under_way: Arc<UnderWay>,
+    /// What the run may have made.
+    pub ledger: Arc<Ledger>,
+    /// By what a machine can be seen where nothing shows it: asked once.
+    pub stranger: OnceCell<Stranger>,
     /// Cancelled when the run is to end early.
     pub stop: CancellationToken,
 }
@@ -49,20 +62,25 @@ pub fn canary(run: &str) -> String {
 #[derive(Clone)]
 pub struct TestContext {
     shared: Arc<Shared>,
+    case: String,
     cluster: String,
     tracker: Arc<Tracker>,
     warnings: Arc<Mutex<Vec<String>>>,
+    fault: Arc<Mutex<Option<Fault>>>,
 }
 
 impl TestContext {
     /// For one case, in a cluster that no other case has.
     pub fn new(shared: Arc<Shared>, case: &str) -> Self {
         let cluster = format!("{}-{case}", shared.run);
+        let tracker = Tracker::new(Arc::clone(&shared.ledger));
         Self {
             shared,
+            case: case.to_owned(),
             cluster,
-            tracker: Arc::default(),
+            tracker: Arc::new(tracker),
             warnings: Arc::default(),
+            fault: Arc::default(),
         }
     }
 
@@ -163,6 +181,11 @@ impl TestContext {
         self.tracker.made(&self.with_own_secrets(request), id, state);
     }
 
+    /// The calls of this case that are under way.
+    pub fn under_way(&self) -> Vec<Waiting> {
+        self.shared.under_way.of(&self.case)
+    }
+
     /// Ends a case when the run is to end early.
     ///
     /// # Errors
@@ -194,6 +217,7 @@ impl TestContext {
     pub async fn pull(&self, pull: Pull) -> CaseResult<Vec<u8>> {
         let name = pull.hook;
         let pulled = self.shared.hooks.pull(&pull).await;
+        self.pulled(name);
         pulled.map_err(|error| CaseError::Inconclusive(format!("the hook `{name}` does not work: {error:#}")))
     }
 

@@ -1,13 +1,18 @@
 //! Every VM that a case may have made, so that nothing stays behind.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::ledger::Ledger;
 use super::machine_request::MachineRequest;
 use cmi_driver::{Code, LastKnownState, Machine, ProviderId};
 
 /// The machines of one case, in the order in which they were asked for.
 #[derive(Debug, Default)]
-pub struct Tracker(Mutex<Vec<Noted>>);
+pub struct Tracker {
+    noted: Mutex<Vec<Noted>>,
+    /// What the whole run may have made.
+    ledger: Arc<Ledger>,
+}
 
 /// A machine that may have a VM.
 #[derive(Clone, Debug)]
@@ -49,6 +54,14 @@ impl Noted {
 }
 
 impl Tracker {
+    /// For a case of the run that this ledger is of.
+    pub fn new(ledger: Arc<Ledger>) -> Self {
+        Self {
+            noted: Mutex::default(),
+            ledger,
+        }
+    }
+
     /// Notes a machine; has to be done before the call that may make it.
     pub fn note(&self, request: &MachineRequest) {
         self.last(request, |_| ());
@@ -99,16 +112,18 @@ impl Tracker {
         let before = all.iter().position(|noted| noted.is(request));
         let mut noted = before.map_or_else(|| Noted::new(request), |at| all.remove(at));
         change(&mut noted);
+        self.ledger.note(&noted.request, noted.id.as_ref());
         all.push(noted);
     }
 
     fn update(&self, request: &MachineRequest, change: impl FnOnce(&mut Noted)) {
         if let Some(noted) = self.noted().iter_mut().find(|noted| noted.is(request)) {
             change(noted);
+            self.ledger.note(&noted.request, noted.id.as_ref());
         }
     }
 
     fn noted(&self) -> MutexGuard<'_, Vec<Noted>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::markdown;
 use cmi_conformance::rules::{self, Proof, Rule};
-use cmi_conformance::{Case, Level, cases};
+use cmi_conformance::{Case, cases};
 
 /// Which rows a table has.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub(crate) fn table(of: Rows) -> String {
         .map(|rule| {
             [
                 rule.id.to_owned(),
-                rule.level.name().to_owned(),
+                rule.levels(),
                 rule.says.to_owned(),
                 proof(rule),
             ]
@@ -66,7 +66,7 @@ pub(crate) fn summary() -> String {
     format!(
         "{} rows, {} of them binding; {} cases prove {}, and {} are not tested, each for the reason beside it.\n",
         count(|_| true),
-        count(|rule| rule.level == Level::Must),
+        count(Rule::is_binding),
         cases::all().count(),
         count(|rule| rule.proof == Proof::Cases),
         count(|rule| rule.proof != Proof::Cases),
@@ -98,6 +98,7 @@ mod tests {
             Rows::Prose(&["CMI"]),
             Rows::Codes("PLG"),
             Rows::Prose(&["INI", "UPD"]),
+            Rows::Prose(&["CAP"]),
         ]
         .map(table)
         .concat();

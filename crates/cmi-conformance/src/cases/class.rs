@@ -20,19 +20,19 @@ const LONGEST_QUANTITY: usize = 64;
 pub(super) const CASES: &[Case] = cases! {
     "schema-takes-the-sample":
         "the published schema takes the sample spec, also with the changes that UpdateMachine can make"
-        ["DRV-04", "DRV-CR-00", "PLG-CR-00"], [] => |t: TestContext| async move { schema(&t) };
+        ["CAP-07"], [] => |t: TestContext| async move { schema(&t) };
     "zones-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
-        ["CMI-03", "CMI-36"], [] => |t| offered(t, Operation::ListZones);
+        ["CAP-05"], [] => |t| offered(t, Operation::ListZones);
     "zones-are-sound": "each failure domain has a name of its own, and the next answer is the same"
-        ["CMI-14", "CMI-15"], [ZONES] => zones_are_sound;
+        ["CAP-08"], [ZONES] => zones_are_sound;
     "zones-can-be-asked-for": "a machine that asks for a failure domain of the list is made there"
-        ["CMI-02"], [ZONES] => zones_can_be_asked_for;
+        ["CAP-09"], [ZONES] => zones_can_be_asked_for;
     "class-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
-        ["CMI-03", "CMI-36"], [] => |t| offered(t, Operation::DescribeClass);
+        ["CAP-05"], [] => |t| offered(t, Operation::DescribeClass);
     "class-is-sound":
         "capacities are quantities, architecture and operating system are known ones, and the next answer \
          is the same"
-        ["CMI-14", "CMI-15"], [DESCRIBE] => class_is_sound;
+        ["CAP-10"], [DESCRIBE] => class_is_sound;
 };
 
 fn schema(t: &TestContext) -> CaseResult {

@@ -32,7 +32,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-CR-06", "PLG-CR-06", "CMI-02"],
         [Need::Setting(Setting::IncompatibleChange)] => other_parameters;
     "create-other-identity": "a VM of this name that belongs to another machine object is ALREADY_EXISTS"
-        ["DRV-CR-06", "PLG-CR-06"], [] => other_identity;
+        ["CAP-01"], [] => other_identity;
     "create-after-delete":
         "after a deletion nothing is left of the VM, and another can be made under its name"
         ["DRV-DE-00", "PLG-DE-00", "DRV-23", "CMI-111"], [] => after_delete;
@@ -44,7 +44,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-05"], [Need::Hook(Hook::UserData)] => user_data;
     "create-finds-a-planted-vm":
         "a VM of another machine object that was made behind the driver's back is not adopted"
-        ["DRV-CR-06", "PLG-CR-06"], [STATUS, Need::Hook(Hook::Plant)] => planted;
+        ["CAP-01"], [STATUS, Need::Hook(Hook::Plant)] => planted;
 };
 
 async fn makes_a_vm(t: TestContext) -> CaseResult {

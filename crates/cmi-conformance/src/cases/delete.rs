@@ -28,7 +28,7 @@ pub(super) const CASES: &[Case] = cases! {
     "delete-other-machine-id": "the id of another machine's VM deletes no VM but that of the name"
         ["DRV-07", "DRV-20", "DRV-22", "CMI-79", "CMI-101"], [] => other_machine_id;
     "delete-other-identity": "a VM of the same name that belongs to another machine object stays"
-        ["DRV-20", "CMI-101"], [] => other_identity;
+        ["CAP-02"], [] => other_identity;
     "delete-planted-vm": "a VM of another machine that was made behind the driver's back stays"
         ["DRV-20", "CMI-101"], [STATUS, Need::Hook(Hook::Plant)] => planted;
     "delete-vanished-vm": "to delete what is gone without the driver is OK"

@@ -13,7 +13,7 @@ const FAILURES: u64 = 3;
 
 pub(super) const CASES: &[Case] = cases! {
     "initialize-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
-        ["INI-11"], [] => offered;
+        ["INI-11", "CAP-05"], [] => offered;
     "initialize-ten-times": "to initialize ten more times is OK, and it is the same VM"
         ["INI-22"], [INITIALIZE] => ten_times;
     "initialize-changes-once": "a VM that is initialized is not changed again"

@@ -31,7 +31,7 @@ pub(super) const CASES: &[Case] = cases! {
     "list-other-cluster": "two clusters have no VM in common"
         ["DRV-03", "CMI-49", "CMI-137"], [LIST] => other_cluster;
     "list-tags": "a list that tells whose a VM is tells the tags that it was made with"
-        ["DRV-03", "DRV-07", "CMI-49", "CMI-79"], [LIST] => tags_of_each;
+        ["CAP-04"], [LIST] => tags_of_each;
     "list-planted-vm": "a VM of another cluster that was made behind the driver's back is not in the list"
         ["DRV-03", "CMI-49"], [LIST, Need::Hook(Hook::Plant)] => planted;
 };

@@ -57,11 +57,16 @@ pub(super) async fn before(
             "the driver is not behind an endpoint".to_owned(),
         ));
     };
-    t.goes_on()?;
-    let answered = call(wire, path, request, deadline);
-    let answer = tokio::time::timeout(t.config().call_limit(), answered)
-        .await
-        .map_err(|_| CaseError::Failed(format!("{path} did not answer in time")))??;
+    let answer = match t.watched(path, call(wire, path, request, deadline)).await? {
+        Ok(answer) => answer,
+        Err(error) => {
+            t.is_alive(path, &error.to_string()).await?;
+            return Err(error);
+        }
+    };
+    if answer.is_code(tonic::Code::Ok) {
+        t.answered_ok(path);
+    }
     t.look_raw(&answer);
     Ok(answer)
 }

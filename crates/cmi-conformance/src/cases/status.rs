@@ -22,7 +22,7 @@ pub(super) const CASES: &[Case] = cases! {
     "status-other-machine-id": "the id of another machine's VM does not lead to that VM"
         ["DRV-27", "CMI-79", "CMI-115"], [STATUS] => other_machine_id;
     "status-other-identity": "a VM of the same name that belongs to another machine object is NOT_FOUND"
-        ["DRV-28", "CMI-116"], [STATUS] => other_identity;
+        ["CAP-03"], [STATUS] => other_identity;
     "status-ten-times": "ten questions have one answer"
         ["DRV-29", "CMI-117"], [STATUS] => ten_times;
     "status-changes-nothing": "the back end sees no change when a VM is read"

@@ -14,7 +14,7 @@ const HOT_UPDATES: Need = Need::Setting(Setting::HotUpdates);
 
 pub(super) const CASES: &[Case] = cases! {
     "update-offered": "the call works when it is declared, and is UNIMPLEMENTED when it is not"
-        ["UPD-02"], [] => offered;
+        ["UPD-02", "CAP-05"], [] => offered;
     "update-there-and-back":
         "each change is answered OK and taken back, also when it was half done, on the same VM, and may be \
          repeated"

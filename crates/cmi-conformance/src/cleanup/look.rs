@@ -5,19 +5,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures::stream::{self, StreamExt as _};
 
 use super::repeat::Repeat;
-use super::{Cleanup, Cleared, about};
+use super::{Cleanup, Cleared, leftover};
+use crate::leftover::Leftover;
 use crate::tracker::Noted;
 use cmi_driver::{Code, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Operation};
 
 impl Cleanup<'_> {
     /// What the machines of the cases still have, as far as the driver lets one see.
-    pub(super) async fn look(&self, cases: &[Cleared], parallel: usize) -> BTreeSet<String> {
+    pub(super) async fn look(&self, cases: &[Cleared], parallel: usize) -> BTreeSet<Leftover> {
         let looks = cases.iter().map(|case| self.look_at(case));
         let seen: Vec<_> = stream::iter(looks).buffered(parallel).collect().await;
         seen.into_iter().flatten().collect()
     }
 
-    async fn look_at(&self, case: &Cleared) -> BTreeSet<String> {
+    async fn look_at(&self, case: &Cleared) -> BTreeSet<Leftover> {
         if self.capabilities.offers(Operation::ListMachines) {
             self.listed(case).await
         } else if self.capabilities.offers(Operation::GetMachineStatus) {
@@ -28,7 +29,7 @@ impl Cleanup<'_> {
     }
 
     /// Whatever the clusters have: only this run uses them.
-    async fn listed(&self, case: &Cleared) -> BTreeSet<String> {
+    async fn listed(&self, case: &Cleared) -> BTreeSet<Leftover> {
         let mut clusters: BTreeMap<String, Vec<&Noted>> = BTreeMap::new();
         for noted in &case.gone {
             clusters.entry(noted.request.cluster()).or_default().push(noted);
@@ -38,7 +39,7 @@ impl Cleanup<'_> {
             let Some(one) = all.iter().find(|noted| noted.was_made).or(all.first()) else {
                 continue;
             };
-            let class = &one.request.class;
+            let class = &self.looked_for(one).class;
             let list = || {
                 let class = class.clone();
                 self.driver.list_machines(ListMachinesRequest { class })
@@ -61,32 +62,35 @@ impl Cleanup<'_> {
                     seen.extend(self.found(all.into_iter()).await);
                 }
                 Err((_, reason)) => {
-                    seen.insert(format!("whatever is left of cluster `{cluster}`: {reason}"));
+                    seen.insert(Leftover::cluster(&cluster, reason));
                 }
             }
         }
         seen
     }
 
-    async fn found(&self, case: impl Iterator<Item = &Noted>) -> BTreeSet<String> {
+    async fn found(&self, case: impl Iterator<Item = &Noted>) -> BTreeSet<Leftover> {
         let mut seen = BTreeSet::new();
         for noted in case {
+            let request = self.looked_for(noted);
             let status = || {
                 self.driver.get_machine_status(GetMachineStatusRequest {
-                    machine: noted.request.reference(),
+                    machine: request.reference(),
                     provider_id: None,
                 })
             };
             let operation = Operation::GetMachineStatus;
             match self.repeat(operation, Repeat::Transient, status).await {
                 Ok(vm) => {
-                    let id = vm.provider_id;
-                    seen.insert(format!("{}: `{id}` is there after its deletion", about(noted)));
+                    seen.insert(Leftover {
+                        provider_id: Some(vm.provider_id.to_string()),
+                        ..leftover(noted, "it is there after its deletion")
+                    });
                 }
                 Err((Some(Code::NotFound), _)) => {}
                 Err((Some(Code::InvalidArgument), _)) if !noted.was_made => {}
                 Err((_, reason)) => {
-                    seen.insert(format!("{}: {reason}", about(noted)));
+                    seen.insert(leftover(noted, reason));
                 }
             }
         }
@@ -94,11 +98,7 @@ impl Cleanup<'_> {
     }
 }
 
-fn still_listed(cluster: &str, vm: &ListedMachine) -> String {
-    let ListedMachine {
-        provider_id,
-        machine_name,
-        ..
-    } = vm;
-    format!("machine `{machine_name}` of cluster `{cluster}`: `{provider_id}` is listed after its deletion")
+fn still_listed(cluster: &str, vm: &ListedMachine) -> Leftover {
+    let reason = "it is listed after its deletion";
+    Leftover::of(cluster, &vm.machine_name, Some(&vm.provider_id), reason)
 }

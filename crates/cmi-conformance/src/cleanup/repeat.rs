@@ -11,6 +11,8 @@ use super::Cleanup;
 use cmi_driver::{Code, Operation};
 
 const FIRST_WAIT: Duration = Duration::from_millis(20);
+/// How long a driver that is gone has to come back.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// Which errors are worth a repeat.
@@ -27,14 +29,13 @@ impl Repeat {
     pub const fn is_worth_it(self, code: Code) -> bool {
         match code {
             Code::Canceled | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => true,
-            Code::NotFound | Code::InvalidArgument | Code::Unimplemented => false,
+            Code::NotFound | Code::InvalidArgument | Code::OutOfRange | Code::Unimplemented => false,
             // UNKNOWN is what an exception in a driver's first draft becomes: it does not pass.
             Code::Unknown
             | Code::AlreadyExists
             | Code::PermissionDenied
             | Code::ResourceExhausted
             | Code::FailedPrecondition
-            | Code::OutOfRange
             | Code::Internal
             | Code::DataLoss
             | Code::Unauthenticated
@@ -58,7 +59,14 @@ impl Cleanup<'_> {
         if self.liveness.is_lost() {
             return Err((None, "the driver can't be reached any more".to_owned()));
         }
-        let until = Instant::now() + self.limit;
+        // A driver that is gone is not waited for again with each machine.
+        let is_gone = self.liveness.gone_since().is_some();
+        let until = Instant::now()
+            + if is_gone {
+                self.limit.min(SIGN_OF_LIFE)
+            } else {
+                self.limit
+            };
         let mut wait = FIRST_WAIT;
         loop {
             // A driver in this process may panic, and what else there is has to be deleted all the same.

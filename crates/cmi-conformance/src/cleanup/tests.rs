@@ -6,8 +6,6 @@ use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::config::Config;
-use crate::machine_request::MachineRequest;
 use crate::tracker::Tracker;
 use cmi_driver::{
     CreateMachineRequest, DeleteMachineResponse, LastKnownState, Machine, PluginInfo, Readiness, Result,
@@ -56,7 +54,7 @@ async fn cleared(
     tracker: &Tracker,
     window: Duration,
     answers: &[std::result::Result<(), Code>],
-) -> (Vec<String>, Vec<DeleteMachineRequest>) {
+) -> (Vec<Leftover>, Vec<DeleteMachineRequest>) {
     let driver = Scripted {
         asked: Mutex::default(),
         answers: Mutex::new(answers.to_vec()),
@@ -67,9 +65,12 @@ async fn cleared(
     };
     let limit = Duration::from_mins(1);
     let liveness = Liveness::new(limit, CancellationToken::new());
+    let (config, ledger) = (config(), Ledger::default());
     let cleanup = Cleanup {
         driver: &driver,
         capabilities: &capabilities,
+        config: &config,
+        ledger: &ledger,
         limit,
         liveness: &liveness,
     };
@@ -78,9 +79,12 @@ async fn cleared(
     (left, driver.asked.into_inner().unwrap())
 }
 
+fn config() -> Config {
+    Config::read("providerSpec: {size: small}").unwrap()
+}
+
 fn machine_request() -> MachineRequest {
-    let config = Config::read("providerSpec: {size: small}").unwrap();
-    MachineRequest::new(&config, &Capabilities::minimal(), "c", "a", "canary")
+    MachineRequest::new(&config(), &Capabilities::minimal(), "c", "a", "canary")
 }
 
 fn made() -> Machine {
@@ -96,7 +100,7 @@ async fn a_vm_is_deleted_by_all_that_its_create_gave_and_again_by_its_name() {
     tracker.asked(&machine_request());
     tracker.answered(&machine_request(), &Ok(made()));
     let (left, asked) = cleared(&tracker, Duration::ZERO, &[Ok(())]).await;
-    assert_eq!(left, Vec::<String>::new());
+    assert_eq!(left, Vec::<Leftover>::new());
     let ids: Vec<_> = asked.iter().map(|request| request.provider_id.clone()).collect();
     assert_eq!(ids, [Some(made().provider_id), None]);
     assert!(
@@ -176,11 +180,33 @@ async fn a_deletion_that_never_ends_is_reported_once_with_what_it_answers() {
         "{:?}",
         before.elapsed()
     );
-    let [sentence] = left.as_slice() else {
+    let [left] = left.as_slice() else {
         panic!("{left:?}");
     };
+    let sentence = left.to_string();
     assert!(
-        sentence.contains("machine `a`") && sentence.contains("Aborted"),
+        sentence.contains("`a` of cluster `c`") && sentence.contains("Aborted"),
         "{sentence}"
     );
+}
+
+/// What a driver refuses to make it may refuse to delete, by whichever code.
+#[tokio::test(start_paused = true)]
+async fn what_was_refused_and_never_made_is_not_left_where_its_spec_is_refused_again() {
+    for refusal in [Code::OutOfRange, Code::ResourceExhausted, Code::Internal] {
+        let tracker = Tracker::default();
+        let wrong = machine_request().changed(&serde_json::json!({"size": "of-the-moon"}));
+        tracker.asked(&wrong);
+        tracker.answered(&wrong, &Err(Status::new(refusal, "there is no such size")));
+        let before = tokio::time::Instant::now();
+        let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(refusal), Ok(())]).await;
+        assert_eq!((left.len(), asked.len()), (0, 2), "{refusal}");
+        let sample = &asked[1].machine.class.provider_spec;
+        assert_eq!(
+            sample,
+            &machine_request().class.provider_spec,
+            "the tags stay, too"
+        );
+        assert_eq!(before.elapsed(), Duration::ZERO);
+    }
 }

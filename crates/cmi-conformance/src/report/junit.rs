@@ -2,27 +2,30 @@
 
 use quick_junit::{NonSuccessKind, Report as Junit, TestCase, TestCaseStatus, TestSuite};
 
-use super::{CaseReport, Report, Verdict};
+use super::{CaseReport, LayerReport, Report, Standing, Verdict};
 
 /// The report can't be written as XML.
 #[derive(Debug, thiserror::Error)]
 #[error("writing the report as JUnit XML failed")]
 pub struct JunitError(#[from] quick_junit::SerializeError);
 
-/// JUnit XML: one test per case, with its rows as properties, and one for what was left behind.
+/// JUnit XML: one test per case, with its rows as properties, one for each layer, and one for what was left
+/// behind.
 ///
 /// # Errors
 /// [`JunitError`] when a text can't be put into XML.
 pub fn junit(report: &Report) -> Result<String, JunitError> {
     let mut suite = TestSuite::new(format!("conformance of {}", report.target));
     suite.add_test_cases(report.cases.iter().map(test));
+    suite.add_test_cases(report.layers.iter().map(layer));
     let mut whole = TestCaseStatus::success();
     if !report.leftovers.is_empty() || report.interrupted || !report.tested_something() {
         whole = TestCaseStatus::non_success(NonSuccessKind::Failure);
-        whole.set_message(if report.leftovers.is_empty() {
+        let left: Vec<_> = report.leftovers.iter().map(ToString::to_string).collect();
+        whole.set_message(if left.is_empty() {
             "the run was ended early, or tested nothing".to_owned()
         } else {
-            format!("left behind: {}", report.leftovers.join("; "))
+            format!("left behind: {}", left.join("; "))
         });
     }
     suite.add_test_case(TestCase::new("the run was whole and left nothing behind", whole));
@@ -45,5 +48,24 @@ fn test(case: &CaseReport) -> TestCase {
     test.set_classname("conformance").set_time(case.took);
     test.add_property(("title", case.title.as_str()));
     test.add_property(("rules", case.proves.join(" ").as_str()));
+    test
+}
+
+fn layer(layer: &LayerReport) -> TestCase {
+    let mut status = match layer.standing {
+        Standing::Yes | Standing::Basic | Standing::Full => TestCaseStatus::success(),
+        Standing::No => TestCaseStatus::non_success(NonSuccessKind::Failure),
+        Standing::Part => TestCaseStatus::skipped(),
+    };
+    if !layer.reasons.is_empty() {
+        status.set_message(layer.reasons.join("; "));
+    }
+    let mut test = TestCase::new(layer.layer.name(), status);
+    test.set_classname("verdict");
+    test.add_property(("standing", layer.standing.name()));
+    if !layer.missing.is_empty() {
+        let missing: Vec<_> = layer.missing.iter().map(String::as_str).collect();
+        test.add_property(("not tried without", missing.join(", ").as_str()));
+    }
     test
 }

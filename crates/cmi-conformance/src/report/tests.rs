@@ -19,8 +19,12 @@ fn skipped() -> Verdict {
 }
 
 fn report(cases: Vec<CaseReport>) -> Report {
+    report_of(cases, Circumstances::default())
+}
+
+fn report_of(cases: Vec<CaseReport>, circumstances: Circumstances) -> Report {
     let about: Vec<_> = rules::all().collect();
-    Report::new("x", None, cases, &about, Vec::new(), false)
+    Report::new("x", None, cases, &about, circumstances)
 }
 
 #[test]
@@ -60,11 +64,127 @@ fn a_rule_whose_cases_were_all_skipped_says_what_was_missing() {
 #[test]
 fn a_run_that_tested_nothing_or_left_something_or_was_ended_early_is_not_compliant() {
     assert!(!report(vec![case("create-locked", skipped())]).compliant);
-    let about: Vec<_> = rules::all().collect();
     let passed = || vec![case("create-makes-a-vm", Verdict::Passed)];
-    assert!(Report::new("x", None, passed(), &about, Vec::new(), false).compliant);
-    assert!(!Report::new("x", None, passed(), &about, vec!["a".to_owned()], false).compliant);
-    assert!(!Report::new("x", None, passed(), &about, Vec::new(), true).compliant);
+    let left = Circumstances {
+        leftovers: vec![Leftover::back_end("it is not as it was")],
+        ..Circumstances::default()
+    };
+    let early = Circumstances {
+        interrupted: true,
+        ..Circumstances::default()
+    };
+    assert!(report(passed()).compliant);
+    for circumstances in [left, early] {
+        let report = report_of(passed(), circumstances);
+        assert!(!report.compliant && !report.passed);
+        assert!(report.layers.iter().all(|layer| layer.standing == Standing::No));
+    }
+}
+
+#[test]
+fn a_part_of_the_rules_is_never_a_yes() {
+    let part = Circumstances {
+        scope: Scope::Part,
+        ..Circumstances::default()
+    };
+    let report = report_of(vec![case("create-again", Verdict::Passed)], part);
+    assert!(report.passed && !report.compliant);
+    let text = text(&report);
+    assert!(
+        text.contains("part of the rules: ") && !text.contains(": yes"),
+        "{text}"
+    );
+    assert!(report.layers.iter().all(|layer| layer.standing == Standing::Part));
+}
+
+/// The tag is this provider's own: a plugin that has never heard of it keeps what is published.
+#[test]
+fn what_breaks_a_rule_of_the_provider_says_nothing_against_the_published_ones() {
+    let report = report(vec![
+        case("create-makes-a-vm", Verdict::Passed),
+        case("delete-other-identity", failed()),
+    ]);
+    assert_eq!(report.standing(Layer::Published), Standing::Yes);
+    assert_eq!(report.standing(Layer::Provider), Standing::No);
+    assert!(!report.compliant);
+    let text = text(&report);
+    assert!(
+        text.ends_with("cmi.v1: yes\ncapcmi: no (identity tag not kept: CAP-02)\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_breaks_a_published_rule_breaks_what_is_built_upon_it() {
+    let report = report(vec![
+        case("create-makes-a-vm", Verdict::Passed),
+        case("create-again", failed()),
+    ]);
+    let text = text(&report);
+    assert!(
+        text.ends_with("cmi.v1: no (breaks DRV-10, CMI-82)\ncapcmi: no (it takes cmi.v1: yes)\n"),
+        "{text}"
+    );
+}
+
+/// OPS-11 is a SHOULD of its source.
+#[test]
+fn a_secret_that_leaks_is_not_taken_by_this_provider_whatever_its_source_says() {
+    let report = report(vec![
+        case("create-makes-a-vm", Verdict::Passed),
+        case("secrets-do-not-come-back", failed()),
+    ]);
+    assert_eq!(report.standing(Layer::Published), Standing::Yes);
+    let text = text(&report);
+    assert!(
+        text.contains("SHOULD/MUST") && text.contains("capcmi: no (secrets leak: "),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_the_configuration_kept_from_being_tried_makes_it_basic_and_what_the_driver_lacks_does_not() {
+    let without_hook = CaseReport {
+        missing: vec!["hook `lock`".to_owned()],
+        ..case("create-locked", skipped())
+    };
+    let without_call = case("status-never-made", skipped());
+    let passed = || case("create-makes-a-vm", Verdict::Passed);
+    let basic = report(vec![passed(), without_hook]);
+    assert_eq!(basic.standing(Layer::Published), Standing::Yes);
+    assert_eq!(basic.standing(Layer::Provider), Standing::Basic);
+    let text = text(&basic);
+    assert!(
+        text.contains("hook `lock`") && text.ends_with("capcmi: basic\n"),
+        "{text}"
+    );
+    assert!(basic.compliant);
+    assert_eq!(
+        report(vec![passed(), without_call]).standing(Layer::Provider),
+        Standing::Full
+    );
+}
+
+#[test]
+fn the_failure_that_explains_the_others_comes_first() {
+    let report = report(vec![
+        case("create-makes-a-vm", Verdict::Passed),
+        case("create-again", failed()),
+        case("delete-deletes", failed()),
+        case("list-other-cluster", failed()),
+        case("volumes-none", failed()),
+    ]);
+    let text = text(&report);
+    let (_, summary) = text.split_once("the most telling first").unwrap();
+    let places = [
+        "list-other-cluster",
+        "create-again",
+        "delete-deletes",
+        "volumes-none",
+    ]
+    .map(|name| summary.find(name).unwrap());
+    assert!(places.is_sorted(), "{summary}");
+    assert_eq!(report.broken().next().unwrap().id, "DRV-03");
 }
 
 #[test]
@@ -79,12 +199,10 @@ fn the_forms_name_cases_reasons_and_the_verdict() {
         "{xml}"
     );
     let text = text(&report);
-    assert!(
-        text.contains("compliant: no") && text.contains("DRV-10"),
-        "{text}"
-    );
-    assert!(text.contains("could not be tried"), "{text}");
+    assert!(text.contains("cmi.v1: no") && text.contains("DRV-10"), "{text}");
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["cases"][0]["verdict"], "failed");
     assert_eq!(json["compliant"], false);
+    assert_eq!(json["layers"][0]["standing"], "no");
+    assert!(xml.contains("\"cmi.v1\"") && xml.contains("\"capcmi\""), "{xml}");
 }

@@ -2,7 +2,14 @@
 
 use std::fmt::Write as _;
 
-use super::{CaseReport, Report, RuleReport, Tally, Verdict};
+use super::{CaseReport, LayerReport, Report, Scope, Standing, Tally, telling};
+use crate::leftover;
+use crate::rules;
+
+/// How many failures the summary names; the table has all.
+const MOST_FAILURES: usize = 5;
+/// How many rows a line names; the table has all.
+const MOST_ROWS: usize = 12;
 
 /// A case, in a line: what is printed while a run goes on.
 pub fn line(case: &CaseReport, done: usize, of: usize) -> String {
@@ -28,51 +35,97 @@ pub fn text(report: &Report) -> String {
     for rule in &report.rules {
         let _infallible = writeln!(
             text,
-            "{:<10} {:<8} {:<10} {}",
+            "{:<10} {:<11} {:<10} {}",
             rule.id,
-            rule.level.name(),
+            rule.levels(),
             rule.verdict.to_string(),
             rule.says
         );
         if let Some(reason) = rule.verdict.reason() {
-            let _infallible = writeln!(text, "{:>31}{reason}", "");
+            let _infallible = writeln!(text, "{:>34}{reason}", "");
         }
     }
     let cases = Tally::of(report.cases.iter().map(|case| &case.verdict));
     let rules = Tally::of(report.rules.iter().map(|rule| &rule.verdict));
     let _infallible = write!(text, "\ncases: {cases}\nrules: {rules}\n");
-    let untried = |rule: &&RuleReport| {
-        rule.level.is_binding() && matches!(rule.verdict, Verdict::Skipped { .. } | Verdict::NotTested { .. })
-    };
-    let untried = report.rules.iter().filter(untried).count();
-    if untried > 0 {
-        let _infallible = writeln!(
-            text,
-            "binding rules that could not be tried, and may be broken: {untried}"
-        );
+    text += &failures(report);
+    for line in leftover::lines(&report.leftovers) {
+        let _infallible = writeln!(text, "{line}");
     }
-    for left in &report.leftovers {
-        let _infallible = writeln!(text, "left behind: {left}");
+    if report.cases.iter().any(|case| case.verdict.is_inconclusive()) {
+        text += "what could not be judged may be broken: mend what the reasons name, and run again\n";
     }
-    for reason in doubts(report) {
-        let _infallible = writeln!(text, "{reason}");
-    }
-    let answer = if report.compliant { "yes" } else { "no" };
-    let _infallible = writeln!(text, "compliant: {answer}");
+    text += &untried(report);
+    text += &verdict(report);
     text
 }
 
-/// Why the answer is no though no rule was seen broken.
-fn doubts(report: &Report) -> Vec<&'static str> {
-    let mut doubts = Vec::new();
-    if report.interrupted {
-        doubts.push("the run was ended early");
+/// What to mend first.
+fn failures(report: &Report) -> String {
+    let failed = telling::failures(&report.cases);
+    if failed.is_empty() {
+        return String::new();
     }
-    if report.cases.iter().any(|case| case.verdict.is_inconclusive()) {
-        doubts.push("what could not be judged may be broken: mend what the reasons name, and run again");
+    let mut text = "\nfailed, the most telling first:\n".to_owned();
+    for case in failed.iter().take(MOST_FAILURES) {
+        let reason = case.verdict.reason().unwrap_or_default();
+        let _infallible = writeln!(text, "  {}: {reason}", case.name);
     }
-    if !report.cases.iter().any(|case| case.verdict == Verdict::Passed) {
-        doubts.push("nothing was shown to hold");
+    if let Some(more) = failed.len().checked_sub(MOST_FAILURES).filter(|more| *more > 0) {
+        let _infallible = writeln!(text, "  and {more} more, which may follow from these");
     }
-    doubts
+    text.push('\n');
+    text
+}
+
+/// What a yes is no word about, and how it becomes one.
+fn untried(report: &Report) -> String {
+    let Some(top) = report.layers.last().filter(|top| !top.untried.is_empty()) else {
+        return String::new();
+    };
+    let missing: Vec<_> = top.missing.iter().map(String::as_str).collect();
+    format!(
+        "binding rules that were not tried, and may be broken: {}; to try them, add {}\n",
+        top.untried.len(),
+        missing.join(", ")
+    )
+}
+
+/// The last lines.
+fn verdict(report: &Report) -> String {
+    if report.scope == Scope::Part {
+        let tried = format!("{} of {}", report.rules.len(), rules::all().count());
+        let mut reasons: Vec<String> = Vec::new();
+        for layer in &report.layers {
+            let own = layer.reasons.iter().filter(|reason| !reasons.contains(reason));
+            reasons.extend(own.cloned().collect::<Vec<_>>());
+        }
+        let found = if reasons.is_empty() {
+            "none of them is seen broken".to_owned()
+        } else {
+            reasons.join("; ")
+        };
+        return format!("part of the rules: {tried}: {found}; a verdict takes a run without --only\n");
+    }
+    let lines: Vec<_> = report.layers.iter().map(standing).collect();
+    lines.join("\n") + "\n"
+}
+
+/// What is said of a layer, in a line: `cmi.v1: yes`.
+pub fn standing(layer: &LayerReport) -> String {
+    let word = layer.standing.name();
+    match layer.standing {
+        Standing::No => format!("{}: {word} ({})", layer.layer, layer.reasons.join("; ")),
+        Standing::Yes | Standing::Basic | Standing::Full | Standing::Part => {
+            format!("{}: {word}", layer.layer)
+        }
+    }
+}
+
+/// These rows, or the first of them.
+pub fn rows(ids: &[&str]) -> String {
+    match ids.split_at_checked(MOST_ROWS) {
+        Some((first, more)) if !more.is_empty() => format!("{} and {} more", first.join(", "), more.len()),
+        Some(_) | None => ids.join(", "),
+    }
 }

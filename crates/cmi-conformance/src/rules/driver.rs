@@ -2,7 +2,7 @@
 
 use super::Rule;
 
-pub(super) const RULES: &[Rule] = rules! {
+pub(super) const RULES: &[Rule] = rules! { Published:
     "DRV-02"     Said   "Fields that are not mandatory may be left out";
     "DRV-03"     Should "The VMs of one cluster can be told from those of another";
     "DRV-04"     Said   "Every call that takes a provider spec checks it first";
@@ -50,20 +50,13 @@ pub(super) const RULES: &[Rule] = rules! {
     "DRV-44"     May    "Volumes of others may be left out, and never get an id that is made up";
     "DRV-45"     Must   "GetVolumeIDs can be repeated";
     "DRV-46"     Must   "An error of GetVolumeIDs says in words what is wrong";
-    "DRV-47"     Should "GenerateMachineClassForMigration is recommended"
-                        untested "a recommendation: the report shows whether the call is offered";
-    "DRV-48"     Must   "A driver without migration answers UNIMPLEMENTED";
-    "DRV-49"     Must   "A class that can be migrated is OK";
-    "DRV-50"     Said   "Migration fills the class that is given, and does no more";
-    "DRV-51"     Must   "Migration can be repeated";
-    "DRV-52"     Must   "An error of the migration says in words what is wrong";
     "OPS-03"     Must   "Nothing is taken for granted about the image manifest"
                         untested "about how the program is started and what it writes, which no call \
                             shows; `capcmi driver serve` has tests of its own for it";
     "OPS-08"     Should "Logs go to standard output and standard error alone"
                         untested "about how the program is started and what it writes, which no call \
                             shows; `capcmi driver serve` has tests of its own for it";
-    "OPS-11"     Should "No secret is written to logs, messages or answers";
+    "OPS-11"     Should / Must "No secret is written to logs, messages or answers";
     "OPS-13"     Should "What is configured wrongly fails at once, with an exit code"
                         untested "about how the program is started and what it writes, which no call \
                             shows; `capcmi driver serve` has tests of its own for it";

@@ -2,7 +2,7 @@
 
 use super::Rule;
 
-pub(super) const RULES: &[Rule] = rules! {
+pub(super) const RULES: &[Rule] = rules! { Published:
     "DRV-CR-00"  Must   "CreateMachine answers OK when it is done";
     "DRV-CR-01"  Must   "CreateMachine answers CANCELLED, or nothing, when its caller gives it up, and can \
                         be repeated";
@@ -74,7 +74,4 @@ pub(super) const RULES: &[Rule] = rules! {
     "DRV-GV-12"  Said   "GetVolumeIDs answers UNIMPLEMENTED when, and only when, it is not offered";
     "DRV-GV-13"  Said   "GetVolumeIDs answers INTERNAL when an invariant of the back end is broken";
     "DRV-GV-14"  Said   "GetVolumeIDs answers UNAVAILABLE when the back end can't be reached";
-    "DRV-MG-00"  Said   "Migration answers OK when it is done";
-    "DRV-MG-12"  Said   "Migration answers UNIMPLEMENTED when, and only when, it is not offered";
-    "DRV-MG-13"  Said   "Migration answers INTERNAL when the class can't be converted";
 };

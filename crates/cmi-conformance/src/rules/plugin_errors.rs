@@ -2,7 +2,7 @@
 
 use super::Rule;
 
-pub(super) const RULES: &[Rule] = rules! {
+pub(super) const RULES: &[Rule] = rules! { Published:
     "PLG-CR-00"  Must   "CreateMachine answers OK when it is done";
     "PLG-CR-01"  Must   "CreateMachine answers CANCELLED, or nothing, when its caller gives it up, and can \
                         be repeated";

@@ -1,8 +1,8 @@
-//! Post-create initialization, and updates.
+//! Post-create initialization, and updates: calls that only the extension has.
 
 use super::Rule;
 
-pub(super) const RULES: &[Rule] = rules! {
+pub(super) const RULES: &[Rule] = rules! { Provider:
     "INI-01"     Said   "GetMachineStatus only reads";
     "INI-11"     Said   "InitializeMachine works, or is UNIMPLEMENTED";
     "INI-12"     Said   "An initialization that fails may answer code 17";
@@ -10,6 +10,6 @@ pub(super) const RULES: &[Rule] = rules! {
     "INI-21"     Said   "Every step of the initialization that fails answers code 17";
     "INI-22"     Said   "InitializeMachine can be repeated";
     "INI-23"     Said   "GetMachineStatus compares the VM with what initialization should have made of it";
-    "UPD-02"     Said   "UpdateMachine works, or is UNIMPLEMENTED";
-    "UPD-03"     Said   "UpdateMachine brings the VM from any half-done state to the spec that is given";
+    "UPD-02"     Said / Must "UpdateMachine works, or is UNIMPLEMENTED";
+    "UPD-03"     Said / Must "UpdateMachine brings the VM from any half-done state to the spec that is given";
 };

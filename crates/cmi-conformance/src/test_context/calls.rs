@@ -232,14 +232,15 @@ impl TestContext {
         secrets: &Secrets,
         call: impl Future<Output = cmi_driver::Result<T>>,
     ) -> CaseResult<Answer<T>> {
-        self.goes_on()?;
-        let limit = self.shared.config.call_limit();
-        let Ok(result) = tokio::time::timeout(limit, call).await else {
-            return Err(CaseError::Failed(format!(
-                "{operation} of {about} did not answer within {} s",
-                limit.as_secs_f64()
-            )));
-        };
+        let what = format!("{operation} of {about}");
+        let result = self.watched(&what, call).await?;
+        match &result {
+            Ok(_) => self.answered_ok(&what),
+            Err(status) if status.code() == Code::Unavailable => {
+                self.is_alive(&what, &format!("it answered {status}")).await?;
+            }
+            Err(_) => {}
+        }
         self.shared.judge.look(operation, secrets, &result);
         Ok(Answer {
             operation,

@@ -1,0 +1,171 @@
+//! What a run says of each layer: the published specification, and this provider's own rules on top of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::{CaseReport, RuleReport, Scope, Verdict, telling, text};
+use crate::rules::{Layer, Rule};
+
+/// What is said of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Standing {
+    /// No binding rule is broken, as far as this run could try them.
+    Yes,
+    /// As yes; and there are rules that the run could not try for want of a hook, or of a setting.
+    Basic,
+    /// As yes; and every binding rule was tried that the driver's calls allow.
+    Full,
+    /// A binding rule is broken, or something speaks against believing that none is.
+    No,
+    /// A part of the rules was chosen, and none of them is broken: no word about the others.
+    Part,
+}
+
+impl Standing {
+    /// As the report has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Yes => "yes",
+            Self::Basic => "basic",
+            Self::Full => "full",
+            Self::No => "no",
+            Self::Part => "part",
+        }
+    }
+}
+
+/// How a layer fared.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LayerReport {
+    /// Which.
+    pub layer: Layer,
+    /// What is said of it.
+    pub standing: Standing,
+    /// Why it is no.
+    pub reasons: Vec<String>,
+    /// The binding rows that are broken, the most telling first.
+    pub broken: Vec<&'static str>,
+    /// The binding rows that were not tried, and can be.
+    pub untried: Vec<&'static str>,
+    /// The hooks and settings that would let them be tried.
+    pub missing: BTreeSet<String>,
+}
+
+/// Every layer, each on top of the one before.
+pub(super) fn judge(
+    cases: &[CaseReport],
+    rules: &[RuleReport],
+    about: &[&'static Rule],
+    scope: Scope,
+    doubts: &[String],
+) -> Vec<LayerReport> {
+    let mut layers: Vec<LayerReport> = Vec::new();
+    for layer in Layer::ALL {
+        let below = layers.last();
+        layers.push(of(layer, below, cases, rules, about, scope, doubts));
+    }
+    layers
+}
+
+fn of(
+    layer: Layer,
+    below: Option<&LayerReport>,
+    cases: &[CaseReport],
+    rules: &[RuleReport],
+    about: &[&'static Rule],
+    scope: Scope,
+    doubts: &[String],
+) -> LayerReport {
+    let binding: Vec<_> = about
+        .iter()
+        .zip(rules)
+        .filter(|(rule, _)| rule.binds(layer))
+        .map(|(_, report)| report)
+        .collect();
+    let mut broken: Vec<_> = binding.iter().filter(|rule| rule.verdict.is_failure()).collect();
+    broken.sort_by_key(|rule| telling::of_rule(rule.id, cases));
+    let mut reasons = faults(broken.iter().map(|rule| rule.id));
+    if let Some(below) = below.filter(|below| below.standing == Standing::No) {
+        reasons.push(format!("it takes {}: yes", below.layer));
+    } else {
+        let is_ours = |id: &str| about.iter().any(|rule| rule.id == id && rule.is_of(layer));
+        let unclear = cases
+            .iter()
+            .filter(|case| case.verdict.is_inconclusive() && case.proves.iter().any(|id| is_ours(id)));
+        match unclear.count() {
+            0 => {}
+            count => reasons.push(format!("{count} cases could not be judged")),
+        }
+        reasons.extend_from_slice(doubts);
+    }
+    let untried: Vec<_> = binding
+        .iter()
+        .filter(|rule| !lacks(rule, cases).is_empty())
+        .collect();
+    let missing: BTreeSet<String> = untried.iter().flat_map(|rule| lacks(rule, cases)).collect();
+    let mut untried: Vec<_> = untried.into_iter().map(|rule| rule.id).collect();
+    if let Some(below) = below {
+        untried.splice(0..0, below.untried.iter().copied());
+    }
+    let missing = missing
+        .into_iter()
+        .chain(below.into_iter().flat_map(|below| below.missing.clone()));
+    let standing = match (reasons.is_empty(), layer) {
+        (false, _) => Standing::No,
+        (true, _) if scope == Scope::Part => Standing::Part,
+        (true, Layer::Published) => Standing::Yes,
+        (true, Layer::Provider) if untried.is_empty() => Standing::Full,
+        (true, Layer::Provider) => Standing::Basic,
+    };
+    LayerReport {
+        layer,
+        standing,
+        reasons,
+        broken: broken.into_iter().map(|rule| rule.id).collect(),
+        missing: missing.collect(),
+        untried,
+    }
+}
+
+/// What a rule could not be tried for want of, and its author can add.
+fn lacks(rule: &RuleReport, cases: &[CaseReport]) -> BTreeSet<String> {
+    if !matches!(rule.verdict, Verdict::Skipped { .. }) {
+        return BTreeSet::new();
+    }
+    let of_rule = cases.iter().filter(|case| case.proves.contains(&rule.id));
+    of_rule.flat_map(|case| case.missing.clone()).collect()
+}
+
+/// The broken rows by what they are about, where that says more than their ids.
+fn faults(broken: impl Iterator<Item = &'static str>) -> Vec<String> {
+    let mut order: Vec<Option<&'static str>> = Vec::new();
+    let mut by_fault: BTreeMap<Option<&'static str>, Vec<&'static str>> = BTreeMap::new();
+    for id in broken {
+        let fault = fault(id);
+        if !order.contains(&fault) {
+            order.push(fault);
+        }
+        by_fault.entry(fault).or_default().push(id);
+    }
+    let written = |fault: Option<&str>, ids: &[&str]| match fault {
+        Some(fault) => format!("{fault}: {}", text::rows(ids)),
+        None => format!("breaks {}", text::rows(ids)),
+    };
+    let sorted = order
+        .into_iter()
+        .filter_map(|fault| Some((fault, by_fault.remove(&fault)?)));
+    sorted.map(|(fault, ids)| written(fault, &ids)).collect()
+}
+
+/// What a driver does that breaks a row of this provider's.
+fn fault(id: &str) -> Option<&'static str> {
+    match id {
+        "CAP-01" | "CAP-02" | "CAP-03" | "CAP-04" => Some("identity tag not kept"),
+        "OPS-11" | "CMI-13" | "CMI-165" | "CMI-186" => Some("secrets leak"),
+        "UPD-02" | "UPD-03" => Some("UpdateMachine does not update"),
+        _ => None,
+    }
+}

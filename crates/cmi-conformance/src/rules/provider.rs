@@ -1,0 +1,21 @@
+//! This provider's own rules: the identity tag `capcmi.io/machine`, and the extension.
+//!
+//! What the published specification does not ask for has a row here. A plugin that keeps every published row
+//! and knows nothing of these is `cmi.v1: yes`.
+
+use super::Rule;
+
+pub(super) const RULES: &[Rule] = rules! { Provider:
+    "CAP-01"     Must   "CreateMachine answers ALREADY_EXISTS when the VM of this name has another tag \
+                        `capcmi.io/machine`";
+    "CAP-02"     Must   "DeleteMachine touches no VM with another tag `capcmi.io/machine`";
+    "CAP-03"     Must   "GetMachineStatus sees no VM with another tag `capcmi.io/machine`";
+    "CAP-04"     Must   "A list that tells whose a VM is tells the tags that the VM was made with";
+    "CAP-05"     Must   "Every call of the extension that is declared is served, and no other";
+    "CAP-06"     Must   "ListMachinesPaged: no page is longer than asked for, and all pages together hold \
+                        every VM once";
+    "CAP-07"     Must   "The published schema takes the specs that CreateMachine takes";
+    "CAP-08"     Must   "ListZones names each failure domain once, and the same each time";
+    "CAP-09"     Must   "A failure domain of ListZones can be asked for";
+    "CAP-10"     Must   "DescribeClass answers quantities, and what Cluster API knows";
+};

@@ -1,0 +1,105 @@
+//! Every call of a case is watched: one that hangs is named, and so is one in which the driver goes away.
+
+use std::future::Future;
+use std::time::Duration;
+
+use super::TestContext;
+use crate::answer::{CaseError, CaseResult};
+use cmi_driver::Code;
+
+/// How long a driver may take to say that it is there.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
+/// Between two looks at a driver that is gone.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+
+impl TestContext {
+    /// The outcome of a call, within the limit.
+    ///
+    /// # Errors
+    /// [`CaseError::Failed`] when it hangs; [`CaseError::Skipped`] when the run is to end early;
+    /// [`CaseError::Inconclusive`] when the driver is gone.
+    pub async fn watched<T>(&self, what: &str, call: impl Future<Output = T>) -> CaseResult<T> {
+        self.goes_on()?;
+        self.is_back().await?;
+        let limit = self.shared.config.call_limit();
+        let entry = self.shared.under_way.begin(&self.case, what);
+        let outcome = tokio::time::timeout(limit, call).await;
+        if let Ok(outcome) = outcome {
+            drop(entry);
+            return Ok(outcome);
+        }
+        let hang = format!("{what} did not answer within {} s", limit.as_secs_f64());
+        self.is_alive(
+            what,
+            &format!("{hang}, and Probe does not answer either: the driver hangs"),
+        )
+        .await?;
+        Err(CaseError::Failed(hang))
+    }
+
+    /// Ends the case when a call failed since the driver itself is gone, and not its back end. The case that
+    /// saw it first fails with the request; what any other shows means nothing.
+    ///
+    /// # Errors
+    /// [`CaseError::Failed`] for the first, [`CaseError::Inconclusive`] for the others.
+    pub async fn is_alive(&self, what: &str, otherwise: &str) -> CaseResult {
+        if self.is_disturbed() {
+            return Ok(());
+        }
+        let others = self.shared.under_way.all().into_iter();
+        let others = others.filter(|other| other.what != what).map(|other| other.what);
+        let others: Vec<_> = others.collect();
+        if self.shows_life().await {
+            return Ok(());
+        }
+        let (call, is_first) = self.shared.liveness.died(what);
+        if !is_first {
+            return Err(gone(&call));
+        }
+        let beside = match others.as_slice() {
+            [] => String::new(),
+            others => format!(
+                "; or it was one of those that were under way beside it: {}",
+                others.join(", ")
+            ),
+        };
+        Err(CaseError::Failed(format!(
+            "the driver is gone since {what}: {otherwise}{beside}"
+        )))
+    }
+
+    /// Waits for a driver that is gone until it is given up.
+    async fn is_back(&self) -> CaseResult {
+        while let Some(call) = self.shared.liveness.gone_since() {
+            if self.is_disturbed() || self.shows_life().await {
+                break;
+            }
+            self.shared.liveness.unreachable();
+            if self.shared.stop.is_cancelled() {
+                return Err(gone(&call));
+            }
+            tokio::time::sleep(BETWEEN_LOOKS).await;
+        }
+        Ok(())
+    }
+
+    /// Whether the driver answers Probe, whatever it says.
+    async fn shows_life(&self) -> bool {
+        let limit = self.shared.config.call_limit().min(SIGN_OF_LIFE);
+        let probed = tokio::time::timeout(limit, self.shared.target.driver.probe()).await;
+        match probed {
+            Ok(answer) => {
+                let is_there = !matches!(&answer, Err(status) if status.code() == Code::Unavailable);
+                if is_there {
+                    self.shared.liveness.observe(&answer);
+                }
+                is_there
+            }
+            Err(_) => false,
+        }
+    }
+}
+
+fn gone(call: &str) -> CaseError {
+    CaseError::Inconclusive(format!("the driver is gone since {call}"))
+}

@@ -1,0 +1,142 @@
+//! The calls that are under way: which one a hang is in, and which one a driver went away in.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long a call may take before it is worth a line.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How much longer until the next line about the same call.
+const TIMES: u32 = 3;
+
+/// The calls that are under way.
+#[derive(Debug, Default)]
+pub struct UnderWay(Mutex<Calls>);
+
+#[derive(Debug, Default)]
+struct Calls {
+    next: u64,
+    all: BTreeMap<u64, Call>,
+}
+
+#[derive(Debug)]
+struct Call {
+    case: String,
+    what: String,
+    since: Instant,
+    notice: Duration,
+}
+
+/// A call that is waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The case that makes it.
+    pub case: String,
+    /// The call and what it is about.
+    pub what: String,
+    /// For how long by now.
+    pub time: Duration,
+}
+
+/// Ends the entry of a call.
+#[derive(Debug)]
+pub struct Entry {
+    under_way: Arc<UnderWay>,
+    number: u64,
+}
+
+impl UnderWay {
+    /// Notes a call until the entry is dropped.
+    pub fn begin(self: &Arc<Self>, case: &str, what: &str) -> Entry {
+        let mut calls = self.calls();
+        let number = calls.next;
+        calls.next += 1;
+        let call = Call {
+            case: case.to_owned(),
+            what: what.to_owned(),
+            since: Instant::now(),
+            notice: PATIENCE,
+        };
+        let _new = calls.all.insert(number, call);
+        Entry {
+            under_way: Arc::clone(self),
+            number,
+        }
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Waiting> {
+        self.calls().all.values().map(Call::waiting).collect()
+    }
+
+    /// Those of a case.
+    pub fn of(&self, case: &str) -> Vec<Waiting> {
+        let mut all = self.all();
+        all.retain(|call| call.case == case);
+        all
+    }
+
+    /// Those that have taken so long that it is time for a line.
+    pub fn overdue(&self) -> Vec<Waiting> {
+        let mut calls = self.calls();
+        let overdue = calls
+            .all
+            .values_mut()
+            .filter(|call| call.since.elapsed() >= call.notice);
+        overdue
+            .map(|call| {
+                call.notice = call.notice.saturating_mul(TIMES);
+                call.waiting()
+            })
+            .collect()
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Call {
+    fn waiting(&self) -> Waiting {
+        Waiting {
+            case: self.case.clone(),
+            what: self.what.clone(),
+            time: self.since.elapsed(),
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.under_way.calls().all.remove(&self.number);
+    }
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` waits for {}", self.case, self.what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_takes_long_is_worth_a_line_now_and_then() {
+        let under_way = Arc::new(UnderWay::default());
+        let entry = under_way.begin("create-again", "CreateMachine of machine `a`");
+        assert!(under_way.overdue().is_empty());
+        tokio::time::advance(PATIENCE).await;
+        let [waiting] = under_way.overdue().try_into().unwrap();
+        assert_eq!((waiting.case.as_str(), waiting.time), ("create-again", PATIENCE));
+        assert!(under_way.overdue().is_empty());
+        tokio::time::advance(PATIENCE * 2).await;
+        assert_eq!(under_way.overdue().len(), 1);
+        drop(entry);
+        assert!(under_way.all().is_empty());
+    }
+}

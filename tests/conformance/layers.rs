@@ -1,0 +1,220 @@
+//! Two layers, told apart: what is published, and what this provider asks for besides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use capcmi::cli::conformance::connect;
+use capcmi::cli::conformance::simulated::Simulated;
+use cmi_conformance::{
+    ConnectionWire, Hook, Hooks, Layer, NoHooks, Pull, Report, Selection, Standing, Target, report, run,
+};
+use cmi_driver::{
+    Capabilities, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
+    GetMachineStatusRequest, GetVolumeIdsRequest, ListMachinesRequest, ListedMachine, Machine, MachineRef,
+    Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, tags,
+};
+use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
+use cmi_grpc::server::{Listener, serve};
+use serde_json::Value;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::flaw::Flaw;
+use crate::mutant::Mutant;
+
+/// A driver of the published interface alone: a machine is known by cluster and name, and no tag of this
+/// provider's says anything to it.
+struct Plain {
+    inner: Arc<dyn Driver>,
+    offered: Vec<Operation>,
+}
+
+/// The calls that are published and need not be there.
+const OPTIONAL: [Operation; 4] = [
+    Operation::GetMachineStatus,
+    Operation::ListMachines,
+    Operation::ShutDownMachine,
+    Operation::GetVolumeIds,
+];
+
+/// The machine without the tag.
+fn untagged(mut machine: MachineRef) -> MachineRef {
+    if let Some(Value::Object(tags)) = machine.class.provider_spec.0.get_mut("tags") {
+        tags.remove(tags::MACHINE);
+    }
+    machine
+}
+
+#[async_trait]
+impl Driver for Plain {
+    async fn info(&self) -> Result<PluginInfo> {
+        self.inner.info().await
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities> {
+        let mut capabilities = Capabilities::minimal();
+        capabilities.operations.extend(self.offered.iter().copied());
+        Ok(capabilities)
+    }
+
+    async fn probe(&self) -> Result<Readiness> {
+        self.inner.probe().await
+    }
+
+    async fn create_machine(&self, mut request: CreateMachineRequest) -> Result<Machine> {
+        request.machine = untagged(request.machine);
+        self.inner.create_machine(request).await
+    }
+
+    async fn delete_machine(&self, mut request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+        request.machine = untagged(request.machine);
+        self.inner.delete_machine(request).await
+    }
+
+    async fn get_machine_status(&self, mut request: GetMachineStatusRequest) -> Result<Machine> {
+        if !self.offered.contains(&Operation::GetMachineStatus) {
+            return Err(cmi_driver::Status::unimplemented(Operation::GetMachineStatus));
+        }
+        request.machine = untagged(request.machine);
+        self.inner.get_machine_status(request).await
+    }
+
+    async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
+        if !self.offered.contains(&Operation::ListMachines) {
+            return Err(cmi_driver::Status::unimplemented(Operation::ListMachines));
+        }
+        self.inner.list_machines(request).await
+    }
+
+    async fn shut_down_machine(
+        &self,
+        mut request: ShutDownMachineRequest,
+    ) -> Result<ShutDownMachineResponse> {
+        if !self.offered.contains(&Operation::ShutDownMachine) {
+            return Err(cmi_driver::Status::unimplemented(Operation::ShutDownMachine));
+        }
+        request.machine = untagged(request.machine);
+        self.inner.shut_down_machine(request).await
+    }
+
+    async fn get_volume_ids(&self, request: GetVolumeIdsRequest) -> Result<Vec<String>> {
+        if !self.offered.contains(&Operation::GetVolumeIds) {
+            return Err(cmi_driver::Status::unimplemented(Operation::GetVolumeIds));
+        }
+        self.inner.get_volume_ids(request).await
+    }
+}
+
+/// What its author would have for hooks: no VM of the back end has the tag.
+struct PlainHooks(Arc<dyn Hooks>);
+
+#[async_trait]
+impl Hooks for PlainHooks {
+    fn offers(&self, hook: Hook) -> bool {
+        self.0.offers(hook)
+    }
+
+    async fn pull(&self, pull: &Pull) -> anyhow::Result<Vec<u8>> {
+        let mut pull = pull.clone();
+        pull.identity.clear();
+        self.0.pull(&pull).await
+    }
+}
+
+/// Behind an endpoint; what it is served by ends with the guard.
+async fn served(driver: Arc<dyn Driver>) -> (Target, DropGuard) {
+    let endpoint = "tcp://127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(&endpoint, None).await.unwrap();
+    let config = GrpcConfig {
+        endpoint: Some(listener.endpoint().unwrap().to_string()),
+        ..GrpcConfig::default()
+    };
+    let stop = CancellationToken::new();
+    let stopped = stop.clone().cancelled_owned();
+    tokio::spawn(serve(driver, listener, stopped, Duration::from_secs(1)));
+    let timeouts = Operation::ALL.map(|operation| (operation, Duration::from_secs(25)));
+    let client = GrpcDriver::new(&config, Deadlines::new(timeouts)).unwrap();
+    let wire = ConnectionWire::new(connect(config.connector().unwrap()));
+    let target = Target::plugin("plain", Arc::new(client), Arc::new(wire));
+    (target, stop.drop_guard())
+}
+
+async fn judged(offered: Vec<Operation>, hooks: bool) -> (Simulated, Report) {
+    let simulated = Simulated::new().unwrap();
+    let inner = simulated.driver.clone();
+    let (target, _served) = served(Arc::new(Plain { inner, offered })).await;
+    let mut config = simulated.config.clone();
+    // Without InitializeMachine nothing switches the check.
+    config.provider_spec.remove("sourceDestCheck");
+    config.many_machines = 8;
+    let hooks: Arc<dyn Hooks> = if hooks {
+        Arc::new(PlainHooks(Arc::clone(&simulated.hooks)))
+    } else {
+        Arc::new(NoHooks)
+    };
+    let everything = Selection::default();
+    let stop = CancellationToken::new();
+    let report = run(target, config, hooks, &everything, &(), stop).await.unwrap();
+    (simulated, report)
+}
+
+fn keeps_what_is_published_and_not_the_tag(simulated: &Simulated, report: &Report) {
+    let broken: Vec<_> = report.broken().collect();
+    assert_eq!(report.standing(Layer::Published), Standing::Yes, "{broken:#?}");
+    assert_eq!(report.standing(Layer::Provider), Standing::No, "{broken:#?}");
+    assert!(
+        broken.iter().all(|rule| rule.id.starts_with("CAP-")),
+        "{broken:#?}"
+    );
+    let text = report::text(report);
+    let (_, last) = text.split_once("\ncmi.v1: yes\n").unwrap();
+    assert!(
+        last.starts_with("capcmi: no (identity tag not kept: CAP-01, CAP-02"),
+        "{last}"
+    );
+    assert!(report.leftovers.is_empty(), "{:?}", report.leftovers);
+    assert_eq!(simulated.driver.console().vms().unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_of_the_published_interface_alone_keeps_it_and_is_told_what_this_provider_needs_besides() {
+    let (simulated, report) = judged(OPTIONAL.to_vec(), true).await;
+    keeps_what_is_published_and_not_the_tag(&simulated, &report);
+}
+
+/// Its VMs can't be seen: what it is asked for shows them.
+#[tokio::test(flavor = "multi_thread")]
+async fn so_does_one_with_create_and_delete_alone() {
+    let (simulated, report) = judged(Vec::new(), false).await;
+    keeps_what_is_published_and_not_the_tag(&simulated, &report);
+}
+
+async fn mutant(flaw: Flaw, only: &[&str]) -> Report {
+    let simulated = Simulated::new().unwrap();
+    let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
+    crate::judged(&simulated, mutant, only).await
+}
+
+/// OPS-11 is a SHOULD of its source, UPD-03 said without a keyword.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_that_leaks_and_an_update_that_does_nothing_are_not_taken_by_this_provider() {
+    for (flaw, rule) in [
+        (Flaw::SecretInAddress, "OPS-11"),
+        (Flaw::UpdateDoesNothing, "UPD-03"),
+    ] {
+        let report = mutant(flaw, &[rule, "DRV-10"]).await;
+        assert!(!report.passed, "{flaw:?}");
+        assert_eq!(report.standing(Layer::Provider), Standing::No, "{flaw:?}");
+        assert_ne!(report.standing(Layer::Published), Standing::No, "{flaw:?}");
+    }
+}
+
+/// Half of what such a list breaks is about other calls.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_all_that_a_list_of_every_cluster_breaks_the_list_is_named_first() {
+    let report = mutant(Flaw::ListLeaks, &[]).await;
+    assert!(report.broken().count() > 20);
+    let text = report::text(&report);
+    let (_, summary) = text.split_once("failed, the most telling first:\n").unwrap();
+    assert!(summary.trim_start().starts_with("list-"), "{summary}");
+}
