@@ -10,6 +10,7 @@ mod go;
 mod intact;
 mod interruption;
 mod layers;
+mod messages;
 mod mutant;
 mod mutants;
 mod narrow;

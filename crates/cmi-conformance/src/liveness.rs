@@ -52,7 +52,6 @@ impl Liveness {
                 let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
                 if *state != State::Lost {
                     *state = State::Reachable;
-                    *self.gone() = None;
                 }
             }
         }
@@ -67,6 +66,12 @@ impl Liveness {
         drop(gone);
         self.unreachable();
         (call, is_new)
+    }
+
+    /// The driver was asked whether it is there, and is. A call that was under way when it went away may be
+    /// answered later than others, which says nothing.
+    pub fn is_back(&self) {
+        *self.gone() = None;
     }
 
     /// What the driver went away in, if it has not answered since.

@@ -233,8 +233,8 @@ impl TestContext {
         })
     }
 
-    /// Finds out by a VM of its own whether the driver keeps the identity tag: whatever it does instead, but to
-    /// adopt the VM, is for the cases about identity.
+    /// Finds out by a VM of its own whether the driver keeps the identity tag: whatever it does instead, but
+    /// to adopt the VM, is for the cases about identity.
     async fn find_stranger(&self) -> CaseResult<Stranger> {
         let request = self.machine_request("stranger");
         let made = self.created(&request).await.map_err(CaseError::in_preparation)?;

@@ -92,6 +92,7 @@ impl TestContext {
                 let is_there = !matches!(&answer, Err(status) if status.code() == Code::Unavailable);
                 if is_there {
                     self.shared.liveness.observe(&answer);
+                    self.shared.liveness.is_back();
                 }
                 is_there
             }

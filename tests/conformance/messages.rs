@@ -1,0 +1,147 @@
+//! What a run says leads to the mistake, and leaves nothing unnamed.
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use capcmi::cli::conformance::simulated::Simulated;
+use cmi_conformance::{Hook, Hooks, Pull, Report, Selection, Target, Verdict, run};
+use cmi_driver::Operation;
+use cmi_grpc::server::{Listener, serve};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+use tokio_util::sync::CancellationToken;
+
+use crate::flaw::Flaw;
+use crate::judged;
+use crate::mutant::Mutant;
+
+/// Hooks that end well and do nothing.
+struct Idle;
+
+#[async_trait]
+impl Hooks for Idle {
+    fn offers(&self, _hook: Hook) -> bool {
+        true
+    }
+
+    async fn pull(&self, _pull: &Pull) -> anyhow::Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+}
+
+fn reasons(report: &Report, of: fn(&Verdict) -> bool) -> Vec<&str> {
+    let cases = report.cases.iter().filter(|case| of(&case.verdict));
+    cases.filter_map(|case| case.verdict.reason()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hook_after_which_the_driver_answers_ok_is_named() {
+    let simulated = Simulated::new().unwrap();
+    let target = Target::in_process("simulated", simulated.driver.clone());
+    let only = Selection::only(["create-unavailable"]);
+    let (config, stop) = (simulated.config.clone(), CancellationToken::new());
+    let report = run(target, config, Arc::new(Idle), &only, &(), stop)
+        .await
+        .unwrap();
+    let [reason] = reasons(&report, Verdict::is_failure).try_into().unwrap();
+    assert!(
+        reason.contains("hook `unavailable`") && reason.contains("may have done nothing"),
+        "{reason}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_goes_away_is_reported_once_with_the_request() {
+    let simulated = Simulated::new().unwrap();
+    let mutant = Mutant::new(simulated.driver.clone(), Flaw::DiesAfter(60));
+    let report = judged(&simulated, Arc::new(mutant), &[]).await;
+    let failed = reasons(&report, Verdict::is_failure);
+    let gone = failed
+        .iter()
+        .filter(|reason| reason.starts_with("the driver is gone since "));
+    assert_eq!(gone.count(), 1, "{failed:#?}");
+    assert!(
+        !failed
+            .iter()
+            .any(|reason| reason.contains("has to answer OK, and answered Unavailable")),
+        "{failed:#?}"
+    );
+    let unclear = reasons(&report, Verdict::is_inconclusive);
+    assert!(unclear.len() > 20, "{unclear:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_hangs_is_named_with_its_machine_and_the_limit() {
+    let simulated = Simulated::new().unwrap();
+    let flaw = Flaw::Hangs(Operation::GetMachineStatus);
+    let mutant = Mutant::new(simulated.driver.clone(), flaw);
+    let report = judged(&simulated, Arc::new(mutant), &["status-like-create"]).await;
+    let [reason] = reasons(&report, Verdict::is_failure).try_into().unwrap();
+    assert!(
+        reason.contains("GetMachineStatus of machine `") && reason.contains("did not answer within 2 s"),
+        "{reason}"
+    );
+}
+
+/// The deletions hang: the run can't end by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_the_command_after_it_has_named_what_may_be_left() {
+    let simulated = Simulated::new().unwrap();
+    let flaw = Flaw::Hangs(Operation::DeleteMachine);
+    let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
+    let listener = Listener::bind(&"tcp://127.0.0.1:0".parse().unwrap(), None)
+        .await
+        .unwrap();
+    let endpoint = listener.endpoint().unwrap().to_string();
+    let stop = CancellationToken::new();
+    let _served = stop.clone().drop_guard();
+    tokio::spawn(serve(
+        mutant,
+        listener,
+        stop.cancelled_owned(),
+        Duration::from_secs(1),
+    ));
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("suite.yaml");
+    std::fs::write(&config, include_str!("../../src/cli/conformance/simulated.yaml")).unwrap();
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_capcmi"))
+        .args(["conformance", "--endpoint", &endpoint, "--config"])
+        .arg(&config)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let made = async {
+        while simulated.driver.console().vms().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), made).await.unwrap();
+    let pid = command.id().unwrap().to_string();
+    let signal = |name: &str| {
+        let sent = std::process::Command::new("kill").args([name, &pid]).status();
+        assert!(sent.unwrap().success());
+    };
+    let mut errors = BufReader::new(command.stderr.take().unwrap());
+    let mut first = String::new();
+    signal("-HUP");
+    let said = errors.read_line(&mut first);
+    tokio::time::timeout(Duration::from_secs(10), said)
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(first.contains("ending early"), "{first}");
+    signal("-TERM");
+    let ended = tokio::time::timeout(Duration::from_secs(10), command.wait()).await;
+    assert_eq!(ended.unwrap().unwrap().code(), Some(130));
+    let mut named = String::new();
+    errors.read_to_string(&mut named).await.unwrap();
+    for vm in simulated.driver.console().vms().unwrap() {
+        assert!(
+            named.contains(&vm.name) && named.contains(vm.cluster()),
+            "{named}"
+        );
+    }
+}
