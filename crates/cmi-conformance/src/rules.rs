@@ -4,10 +4,11 @@
 //! and PLG of the Common Machine Interface, INI and UPD of post-create initialization. CAP rows are this
 //! provider's own. What concerns the caller's side has no row here.
 
-/// A table of rules of a layer, one to a line: `"DRV-10" Must "what it asks for";`, with `Should / Must` where
-/// this provider has a level of its own, and with `untested "why"` what no case proves.
+/// A table of rules of a layer, one to a line: `"DRV-10" Must "what it asks for";`, with `Should / Must`
+/// where this provider has a level of its own, and with `untested "why"` what no case proves.
 macro_rules! rules {
-    ($layer:ident: $($id:literal $level:ident $(/ $here:ident)? $says:literal $(untested $reason:expr)?;)*) => {
+    ($layer:ident:
+        $($id:literal $level:ident $(/ $here:ident)? $says:literal $(untested $reason:expr)?;)*) => {
         &[$(Rule {
             id: $id,
             layer: $crate::rules::Layer::$layer,

@@ -317,7 +317,7 @@ async fn guarded(
                 let _aborted = task.await;
                 for call in calls {
                     reason.extend(["; ", &call.what, " was still under way"]);
-                    // If the driver answers nothing at all, the deletions that follow are not waited for as long.
+                    // A driver that answers nothing at all is not waited for with each deletion.
                     test_context.is_alive(&call.what, "it is frozen").await?;
                 }
             }
