@@ -8,6 +8,9 @@ pub enum CaseError {
     /// A rule is broken: a sentence for the driver's author.
     #[error("{0}")]
     Failed(String),
+    /// The driver went away in a call of this case: that is a failure, whatever the call was for.
+    #[error("{0}")]
+    DriverGone(String),
     /// What the case is for was not reached: something else, that it needs, does not work.
     #[error("{0}")]
     Inconclusive(String),
@@ -31,7 +34,7 @@ impl CaseError {
         match self {
             Self::Failed(reason) => Self::Failed(format!("{about}: {reason}")),
             Self::Inconclusive(reason) => Self::Inconclusive(format!("{about}: {reason}")),
-            Self::Skipped(reason) => Self::Skipped(reason),
+            Self::DriverGone(_) | Self::Skipped(_) => self,
         }
     }
 
@@ -40,7 +43,7 @@ impl CaseError {
     pub fn in_preparation(self) -> Self {
         match self {
             Self::Failed(reason) => Self::Inconclusive(format!("preparation failed: {reason}")),
-            Self::Inconclusive(_) | Self::Skipped(_) => self,
+            Self::DriverGone(_) | Self::Inconclusive(_) | Self::Skipped(_) => self,
         }
     }
 }

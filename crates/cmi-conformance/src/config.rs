@@ -27,6 +27,7 @@ pub type SecretMap = BTreeMap<String, SecretString>;
 #[garde(allow_unvalidated)]
 #[garde(custom(public_keys_exist))]
 #[garde(custom(secrets_can_be_found))]
+#[garde(custom(credentials_are_taken))]
 pub struct Config {
     /// A spec that makes a VM, as small as it can be had. The suite adds the tags. Required.
     #[garde(custom(not_empty))]
@@ -45,6 +46,10 @@ pub struct Config {
     /// Credentials that are known and may do nothing: PERMISSION_DENIED. Default: none.
     #[serde(default)]
     pub restricted_secrets: Option<SecretMap>,
+    /// Whether the driver takes no credentials, so that the rules about wrong ones are not about it.
+    /// Default: false.
+    #[serde(default)]
+    pub no_credentials: bool,
     /// The fields of `providerSpec` that have to be there, as JSON pointers: `/region`. Default: none.
     #[serde(default)]
     #[garde(custom(pointers))]
@@ -70,7 +75,7 @@ pub struct Config {
     /// A sample class of the back end's own kind. Default: none.
     #[serde(default)]
     pub migration: Option<Migration>,
-    /// The most characters of a machine's name, 1–253. Default: 63.
+    /// The most characters of a machine's name, 20–253. Default: 63.
     #[serde(default = "Config::default_longest_name")]
     #[garde(range(min = 20, max = 253))]
     pub longest_name: usize,
@@ -199,6 +204,11 @@ impl Config {
             .collect()
     }
 
+    /// Whether a setting can be made for this driver.
+    pub fn can_say(&self, setting: Setting) -> bool {
+        !(self.no_credentials && matches!(setting, Setting::BadSecrets | Setting::RestrictedSecrets))
+    }
+
     /// Whether the configuration says something.
     pub fn says(&self, setting: Setting) -> bool {
         match setting {
@@ -267,7 +277,18 @@ fn public_keys_exist<C>(config: &Config, _: &C) -> garde::Result {
     }
 }
 
-/// What is too short to be told from other text could leak without being noticed.
+fn credentials_are_taken<C>(config: &Config, _: &C) -> garde::Result {
+    let has_some =
+        !config.secrets.is_empty() || !config.bad_secrets.is_empty() || config.restricted_secrets.is_some();
+    if config.no_credentials && has_some {
+        return Err(garde::Error::new(
+            "noCredentials: a driver that takes no credentials has no `secrets`, `badSecrets` or `restrictedSecrets`",
+        ));
+    }
+    Ok(())
+}
+
+/// What is too short to be found in other text could leak without being noticed.
 fn secrets_can_be_found<C>(config: &Config, _: &C) -> garde::Result {
     let too_short = |(key, value): &(&String, &SecretString)| {
         !config.public_secret_keys.contains(*key) && !is_long_enough(value.expose_secret().as_bytes())
@@ -335,6 +356,10 @@ mod tests {
                 "`pin` is too short",
             ),
             ("providerSpec: {a: b}\nsecrets: {pin: '12345'}", "6 bytes"),
+            (
+                "providerSpec: {a: b}\nsecrets: {pin: '123456'}\nnoCredentials: true",
+                "noCredentials",
+            ),
             (
                 "providerSpec: {a: b}\nsecrets: {pin: '12345'}",
                 "publicSecretKeys",

@@ -283,6 +283,7 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
                 None => reason,
             },
         },
+        Err(CaseError::DriverGone(reason)) => Verdict::Failed { reason },
         Err(CaseError::Inconclusive(reason)) => Verdict::Inconclusive { reason },
         Err(CaseError::Skipped(reason)) if stop.is_cancelled() => ended_early(&shared, Some(&reason)),
         Err(CaseError::Skipped(reason)) => Verdict::Skipped { reason },
@@ -362,10 +363,17 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
     let reason = match first {
         Need::Call(operation) => format!("the driver does not offer {operation}"),
         Need::Hook(hook) => format!("there is no hook `{hook}`"),
+        Need::Setting(setting) if !test_context.config().can_say(*setting) => {
+            "the driver takes no credentials".to_owned()
+        }
         Need::Setting(setting) => format!("the configuration has no `{}`", setting.path()),
         Need::Endpoint => "the driver is not behind an endpoint".to_owned(),
     };
-    let can_be_added = |need: &&&Need| matches!(need, Need::Hook(_) | Need::Setting(_));
+    let can_be_added = |need: &&&Need| match need {
+        Need::Setting(setting) => test_context.config().can_say(*setting),
+        Need::Hook(_) => true,
+        Need::Call(_) | Need::Endpoint => false,
+    };
     let all_can = unmet.iter().all(|need| can_be_added(&need));
     Some(Lacking {
         reason,

@@ -41,7 +41,7 @@ impl TestContext {
     /// saw it first fails with the request; what any other shows means nothing.
     ///
     /// # Errors
-    /// [`CaseError::Failed`] for the first, [`CaseError::Inconclusive`] for the others.
+    /// [`CaseError::DriverGone`] for the first, [`CaseError::Inconclusive`] for the others.
     pub async fn is_alive(&self, what: &str, otherwise: &str) -> CaseResult {
         if self.is_disturbed() {
             return Ok(());
@@ -63,7 +63,7 @@ impl TestContext {
                 others.join(", ")
             ),
         };
-        Err(CaseError::Failed(format!(
+        Err(CaseError::DriverGone(format!(
             "the driver is gone since {what}: {otherwise}{beside}"
         )))
     }
