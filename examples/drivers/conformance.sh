@@ -3,7 +3,8 @@
 #
 #   conformance.sh suite.yaml COMMAND [ARGUMENT…]
 #
-# The exit code is that of `capcmi conformance`; conformance.xml has the cases as JUnit XML.
+# The exit code is that of `capcmi conformance`; conformance.xml has the cases as JUnit XML, and driver.pid the
+# driver's process, for the hook `restart: [restart.sh, driver.pid, …]`.
 # Environment: CAPCMI, the program (default: capcmi); CMI_ENDPOINT, where the driver is to listen.
 set -eu
 
@@ -16,7 +17,9 @@ export CMI_ENDPOINT="${CMI_ENDPOINT:-tcp://127.0.0.1:27051}"
 # In a session of its own: Ctrl-C is for the suite, which needs the driver to remove what it has made.
 if command -v setsid >/dev/null; then setsid "$@" & else "$@" & fi
 driver=$!
-trap 'kill "$driver" 2>/dev/null || true; wait "$driver" || true' EXIT
+# Where the hook `restart` looks for the process, and leaves the next one's id; see restart.sh.
+echo "$driver" >driver.pid
+trap 'kill "$(cat driver.pid)" 2>/dev/null || true; wait "$driver" || true; rm -f driver.pid' EXIT
 
 tries=0
 until "$capcmi" driver info --endpoint "$CMI_ENDPOINT" >/dev/null 2>&1; do

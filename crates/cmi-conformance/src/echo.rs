@@ -7,6 +7,8 @@ use percent_encoding::percent_decode_str;
 
 /// The shortest value that counts as a secret; to find a shorter one in a text means nothing.
 pub const SHORTEST_SECRET: usize = 6;
+/// The shortest line of a longer secret that counts as one by itself.
+const SHORTEST_LINE: usize = 20;
 /// The format of bootstrap data, which stands beside it.
 const NO_SECRET: &[u8] = b"cloud-config";
 /// How many ways there are to begin in the middle of what base64 takes together.
@@ -25,7 +27,8 @@ pub fn echoes(text: &str, secret: &[u8]) -> bool {
     }
     let plain = String::from_utf8_lossy(secret);
     let readings = readings(text);
-    let lines = plain.lines().chain([plain.as_ref()]).map(str::trim);
+    let lines = plain.lines().map(str::trim).filter(|line| is_telling(line));
+    let lines = lines.chain([plain.trim()]);
     let as_text = |needle: &str| {
         needle.len() >= SHORTEST_SECRET
             && needle.as_bytes() != NO_SECRET
@@ -35,6 +38,12 @@ pub fn echoes(text: &str, secret: &[u8]) -> bool {
         || encodings(secret)
             .iter()
             .any(|encoded| text.contains(encoded.as_str()))
+}
+
+/// Whether a line of a longer secret is one by itself: `kind: Config` and `-----BEGIN CERTIFICATE-----` stand
+/// in many.
+fn is_telling(line: &str) -> bool {
+    line.len() >= SHORTEST_LINE && !line.starts_with("-----")
 }
 
 /// The text as it stands, without percent-encoding, and without the escapes of literals.
@@ -136,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    const SECRET: &str = "first \"canary\", 100% schön\nsecond canary?>";
+    const SECRET: &str = "first \"canary\", 100% schön\nsecond and last canary?>";
 
     /// OPS-11
     #[test]
@@ -155,7 +164,7 @@ mod tests {
         let go = bytes.iter().map(u8::to_string).collect::<Vec<_>>().join(" ");
         for text in [
             format!("x {SECRET} y"),
-            "second canary?>".to_owned(),
+            "second and last canary?>".to_owned(),
             BASE64_STANDARD.encode(SECRET),
             BASE64_URL_SAFE.encode(SECRET),
             BASE64_URL_SAFE_NO_PAD.encode(SECRET),
@@ -173,8 +182,8 @@ mod tests {
             format!("{SECRET:?}"),
             serde_json::to_string(SECRET).unwrap_or_default(),
             // Python's bytes, and JSON of what has ASCII alone.
-            "b'first \"canary\", 100% sch\\xc3\\xb6n\\nsecond canary?>'".to_owned(),
-            "\"first \\\"canary\\\", 100% sch\\u00f6n\\nsecond canary?>\"".to_owned(),
+            "b'first \"canary\", 100% sch\\xc3\\xb6n\\nsecond and last canary?>'".to_owned(),
+            "\"first \\\"canary\\\", 100% sch\\u00f6n\\nsecond and last canary?>\"".to_owned(),
         ] {
             assert!(echoes(&format!("<{text}>"), bytes), "{text}");
         }

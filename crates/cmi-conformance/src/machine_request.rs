@@ -40,7 +40,7 @@ impl MachineRequest {
         request
             .tagged(tags::CLUSTER, cluster)
             .tagged(tags::ROLE, "node")
-            .tagged(tags::MACHINE, &format!("{cluster}.{name}"))
+            .tagged(tags::MACHINE, &format!("{cluster}-{name}"))
     }
 
     /// The machine of a driver's request.

@@ -44,7 +44,7 @@ match sys.argv[2:]:
         (faults / "loseDelete").touch()
     case ["restore"]:
         for fault in faults.iterdir():
-            fault.unlink()
+            fault.unlink(missing_ok=True)
     case ["plant", machine, cluster, identity]:
         name = uuid.uuid4().hex
         spec = {"vmPool": "default", "size": "small", "rootFsSize": 10, "tags": {CLUSTER: cluster, IDENTITY: identity}}
@@ -55,7 +55,7 @@ match sys.argv[2:]:
             write(path, vm | {"locked": change == "lock"})
     case ["vanish", machine, cluster]:
         for path, _ in of(machine, cluster):
-            path.unlink()
+            path.unlink(missing_ok=True)
     case ["mutations"]:
         changes = cloud / "changes"
         print(changes.stat().st_size if changes.exists() else 0)

@@ -42,7 +42,7 @@ pub(super) const GIVE_UP: [GiveUp; 6] = [
 /// When a call is given up.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum GiveUp {
-    /// When it waits for the so-manieth time.
+    /// When it waits for the nth time.
     AtWait(usize),
     /// After this time.
     After(Duration),
@@ -75,7 +75,7 @@ impl GiveUp {
 impl fmt::Display for GiveUp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AtWait(wait) => write!(f, "when it waited for the {wait}. time"),
+            Self::AtWait(wait) => write!(f, "at its wait number {wait}"),
             Self::After(time) => write!(f, "after {:.1} ms", time.as_secs_f64() * 1000.0),
         }
     }

@@ -207,11 +207,9 @@ async fn after_delete(t: TestContext) -> CaseResult {
 async fn any_state(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let state = LastKnownState::new(vec![0, 159, 146, 150, 255]);
-    let refused = t
-        .create_with(&request, state)
-        .await?
-        .ok_or(&[Code::InvalidArgument])?
-        .is_none();
+    let answer = t.create_with(&request, state).await?;
+    let refused = matches!(&answer.result, Err(status) if status.code() == Code::InvalidArgument);
+    answer.ok_or(&[Code::InvalidArgument, Code::Aborted])?;
     let machine = t.make(&request).await?;
     if refused {
         t.warn("a LastKnownState that is not the driver's own is refused");

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::cases;
 use crate::answer::CaseResult;
 use crate::{Case, Need, TestContext};
-use cmi_driver::{Code, JsonPointer, Operation};
+use cmi_driver::{Code, JsonPointer, Operation, Status};
 
 pub(super) const CASES: &[Case] = cases! {
     "create-field-types":
@@ -79,20 +79,28 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
             let what = format!("by a provider spec with {value} as {place}");
             let request = t.machine_request(&format!("n{number}")).with_value(&place, value);
             let answer = t.touch(operation, &request).await?;
-            let is_accepted = answer.result.is_ok();
+            let code = answer.result.as_ref().err().map(Status::code);
+            let is_accepted = matches!(code, None | Some(Code::Aborted));
             let judged = if mandatory.contains(&place) {
                 answer.refused(Code::InvalidArgument).map(drop)
             } else {
                 // What is never made is not found.
-                let fine = [Code::InvalidArgument, Code::OutOfRange, Code::NotFound];
+                let fine = [
+                    Code::InvalidArgument,
+                    Code::OutOfRange,
+                    Code::NotFound,
+                    Code::Aborted,
+                ];
                 answer.ok_or(&fine).map(drop)
             };
             judged.map_err(|error| error.after(&what))?;
             if is_accepted && operation == Operation::CreateMachine {
+                t.settle().await;
                 let removed = t.remove(&request, None).await;
                 removed.map_err(|error| error.after(&what))?;
             }
         }
     }
+    t.settle().await;
     t.has_none(&t.machine_request("n1")).await
 }

@@ -162,7 +162,7 @@ async fn other_cluster(t: TestContext) -> CaseResult {
 async fn tags_of_each(t: TestContext) -> CaseResult {
     let (one, two) = (
         t.machine_request("a"),
-        t.machine_request("b").with_identity("conformance.of-b"),
+        t.machine_request("b").with_identity("conformance-of-b"),
     );
     let (first, second) = (t.prepare(&one).await?, t.prepare(&two).await?);
     let owners = [(&one, &first.provider_id), (&two, &second.provider_id)];
@@ -174,7 +174,7 @@ async fn tags_of_each(t: TestContext) -> CaseResult {
     // What comes under the name of a VM that is gone is another machine's.
     t.remove(&one, Some(&first.provider_id)).await?;
     t.settle().await;
-    let after = t.machine_request("a").with_identity("conformance.of-another");
+    let after = t.machine_request("a").with_identity("conformance-of-another");
     let third = t.prepare(&after).await?;
     let owners = [(&after, &third.provider_id), (&two, &second.provider_id)];
     tells_owners(&t, &after, &owners).await.map(drop)

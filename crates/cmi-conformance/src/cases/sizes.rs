@@ -43,12 +43,13 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-03", "CMI-30", "CMI-49"], [Need::Endpoint] => key_case;
 };
 
-/// Code 17 is written as FAILED_PRECONDITION: the VM is there and waits for its initialization.
+/// Code 17 is written as FAILED_PRECONDITION: the VM is there and waits for its initialization. ABORTED says
+/// that it is being made.
 fn made(t: &TestContext) -> &'static [Grpc] {
     if t.offers(Operation::InitializeMachine) {
-        &[Grpc::Ok, Grpc::FailedPrecondition]
+        &[Grpc::Ok, Grpc::Aborted, Grpc::FailedPrecondition]
     } else {
-        &[Grpc::Ok]
+        &[Grpc::Ok, Grpc::Aborted]
     }
 }
 

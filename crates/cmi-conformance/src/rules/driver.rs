@@ -6,7 +6,7 @@ pub(super) const RULES: &[Rule] = rules! { Published:
     "DRV-02"     Said   "Fields that are not mandatory may be left out";
     "DRV-03"     Should "The VMs of one cluster can be told from those of another";
     "DRV-04"     Said   "Every call that takes a provider spec checks it first";
-    "DRV-05"     Said   "Credentials and bootstrap data reach the VM as they are";
+    "DRV-05"     Said / Must "Credentials and bootstrap data reach the VM as they are";
     "DRV-06"     Must   "Every failure has a machine code and a message";
     "DRV-07"     Must   "A machine leads to one VM, so that deleting it deletes just that";
     "DRV-08"     Should "A class leads to one cluster";
