@@ -11,10 +11,10 @@ use cmi_driver::Operation;
 use cmi_simulated::{SimulatedConfig, SimulatedDriver};
 use tokio_util::sync::CancellationToken;
 
-use crate::judged;
+use crate::judged_patiently;
 
 async fn whole(simulated: &Simulated) -> Report {
-    judged(simulated, simulated.driver.clone(), &[]).await
+    judged_patiently(simulated, simulated.driver.clone(), &[]).await
 }
 
 /// The ids of the rules that fared so.

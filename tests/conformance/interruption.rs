@@ -18,7 +18,7 @@ async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
     let watch = tokio::spawn(async move {
         // Many VMs are there and many calls under way.
         while driver.calls().count(Operation::CreateMachine) < 20 {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
         stopping.cancel();
     });
@@ -32,7 +32,7 @@ async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
         stop,
     );
     // No case begins any more, and those that ran are cleared up side by side.
-    let report = tokio::time::timeout(Duration::from_secs(10), run)
+    let report = tokio::time::timeout(Duration::from_mins(1), run)
         .await
         .unwrap()
         .unwrap();
@@ -53,7 +53,7 @@ async fn a_create_that_is_under_way_when_the_run_is_ended_is_waited_for() {
     let (running, stopping) = (Arc::clone(&driver), stop.clone());
     let watch = tokio::spawn(async move {
         while running.under_way() < few.len() {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
         stopping.cancel();
     });
@@ -66,7 +66,7 @@ async fn a_create_that_is_under_way_when_the_run_is_ended_is_waited_for() {
         &(),
         stop,
     );
-    let report = tokio::time::timeout(Duration::from_secs(40), run).await;
+    let report = tokio::time::timeout(Duration::from_mins(2), run).await;
     let report = report.unwrap().unwrap();
     watch.await.unwrap();
     while driver.under_way() > 0 {

@@ -23,16 +23,36 @@ mod wire;
 use std::sync::Arc;
 
 use capcmi::cli::conformance::simulated::Simulated;
-use cmi_conformance::{Report, Selection, Target, run};
+use cmi_conformance::{Config, Report, Selection, Target, run};
 use cmi_driver::Driver;
 use tokio_util::sync::CancellationToken;
 
-/// Runs the suite against a driver on the simulated cloud.
+/// Runs the suite against a driver on the simulated cloud, which may hang.
 async fn judged(simulated: &Simulated, driver: Arc<dyn Driver>, only: &[&str]) -> Report {
+    judged_with(simulated, driver, only, |_| {}).await
+}
+
+/// The same of a driver that keeps the rules, however busy the computer is.
+async fn judged_patiently(simulated: &Simulated, driver: Arc<dyn Driver>, only: &[&str]) -> Report {
+    judged_with(simulated, driver, only, patiently).await
+}
+
+fn patiently(config: &mut Config) {
+    config.call_seconds = 60.0;
+    config.shut_down_seconds = 60.0;
+}
+
+async fn judged_with(
+    simulated: &Simulated,
+    driver: Arc<dyn Driver>,
+    only: &[&str],
+    change: impl FnOnce(&mut Config),
+) -> Report {
     let mut config = simulated.config.clone();
     config.many_machines = 8;
     config.call_seconds = 2.0;
     config.shut_down_seconds = 1.0;
+    change(&mut config);
     let target = Target::in_process("the driver", driver);
     let selection = Selection::only(only.iter().copied());
     let hooks = Arc::clone(&simulated.hooks);

@@ -115,10 +115,10 @@ async fn a_second_signal_ends_the_command_after_it_has_named_what_may_be_left() 
         .unwrap();
     let made = async {
         while simulated.driver.console().vms().unwrap().is_empty() {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), made).await.unwrap();
+    tokio::time::timeout(Duration::from_mins(1), made).await.unwrap();
     let pid = command.id().unwrap().to_string();
     let signal = |name: &str| {
         let sent = std::process::Command::new("kill").args([name, &pid]).status();
@@ -128,13 +128,13 @@ async fn a_second_signal_ends_the_command_after_it_has_named_what_may_be_left() 
     let mut first = String::new();
     signal("-HUP");
     let said = errors.read_line(&mut first);
-    tokio::time::timeout(Duration::from_secs(10), said)
+    tokio::time::timeout(Duration::from_mins(1), said)
         .await
         .unwrap()
         .unwrap();
     assert!(first.contains("ending early"), "{first}");
     signal("-TERM");
-    let ended = tokio::time::timeout(Duration::from_secs(10), command.wait()).await;
+    let ended = tokio::time::timeout(Duration::from_mins(1), command.wait()).await;
     assert_eq!(ended.unwrap().unwrap().code(), Some(130));
     let mut named = String::new();
     errors.read_to_string(&mut named).await.unwrap();

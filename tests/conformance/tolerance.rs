@@ -11,9 +11,9 @@ use futures::stream::{self, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 
 use crate::flaw::Flaw::{self, *};
-use crate::judged;
 use crate::mutant::Mutant;
 use crate::peculiar::Peculiar;
+use crate::{judged, judged_patiently};
 
 /// The calls that a driver need not have, and has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ fn is_compliant_and_leaves_nothing(simulated: &Simulated, report: &Report) {
 async fn a_driver_whose_calls_run_on_and_keep_others_away_is_compliant() {
     let simulated = Simulated::new().unwrap();
     let driver = Arc::new(Peculiar::runs_on(simulated.driver.clone()));
-    let report = judged(&simulated, driver, &[]).await;
+    let report = judged_patiently(&simulated, driver, &[]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
 
@@ -62,7 +62,7 @@ async fn a_driver_whose_view_is_behind_is_compliant_and_the_run_leaves_nothing()
     let simulated = Simulated::new().unwrap();
     let window = Duration::from_millis(60);
     let driver = Arc::new(Peculiar::behind(simulated.driver.clone(), window));
-    let report = judged(&simulated, driver, &[]).await;
+    let report = judged_patiently(&simulated, driver, &[]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
 
@@ -72,7 +72,7 @@ async fn a_vm_that_was_made_a_moment_ago_is_not_left_where_the_view_is_behind() 
     let simulated = Simulated::new().unwrap();
     let window = Duration::from_secs(1);
     let driver = Arc::new(Peculiar::behind(simulated.driver.clone(), window));
-    let report = judged(&simulated, driver, &["create-and-status-at-once"]).await;
+    let report = judged_patiently(&simulated, driver, &["create-and-status-at-once"]).await;
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
 
@@ -83,7 +83,7 @@ async fn a_run_that_is_ended_early_leaves_nothing_where_the_view_is_behind() {
     let (driver, stopping) = (simulated.driver.clone(), stop.clone());
     let watch = tokio::spawn(async move {
         while driver.calls().count(Operation::CreateMachine) < 20 {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
         stopping.cancel();
     });
@@ -97,7 +97,7 @@ async fn a_run_that_is_ended_early_leaves_nothing_where_the_view_is_behind() {
         &(),
         stop,
     );
-    let report = tokio::time::timeout(Duration::from_secs(20), report)
+    let report = tokio::time::timeout(Duration::from_mins(1), report)
         .await
         .unwrap()
         .unwrap();
@@ -116,7 +116,7 @@ async fn a_quota_of_a_few_vms_is_no_fault_of_the_driver() {
     let simulated = Simulated::new().unwrap();
     simulated.driver.console().set_quota(Some(12)).unwrap();
     for case in ["create-at-once", "list-all"] {
-        let report = judged(&simulated, simulated.driver.clone(), &[case]).await;
+        let report = judged_patiently(&simulated, simulated.driver.clone(), &[case]).await;
         is_compliant_and_leaves_nothing(&simulated, &report);
         let [judged] = report.cases.as_slice() else {
             panic!("{:?}", report.cases);
@@ -137,7 +137,7 @@ fn named(shape: Shape, simulated: &Simulated, flaw: Flaw) -> Arc<dyn Driver> {
 async fn a_driver_whose_ids_are_made_of_names_is_compliant() {
     for shape in [Shape::Full, Shape::Required] {
         let simulated = Simulated::new().unwrap();
-        let report = judged(&simulated, named(shape, &simulated, Nothing), &[]).await;
+        let report = judged_patiently(&simulated, named(shape, &simulated, Nothing), &[]).await;
         is_compliant_and_leaves_nothing(&simulated, &report);
         let again = report
             .cases
@@ -183,7 +183,7 @@ async fn a_mutant_whose_ids_are_made_of_names_is_found_out() {
     for shape in [Shape::Full, Shape::Required] {
         let simulated = Simulated::new().unwrap();
         let rules: Vec<_> = MUTANTS.iter().map(|(.., rule)| *rule).collect();
-        let report = judged(&simulated, named(shape, &simulated, Nothing), &rules).await;
+        let report = judged_patiently(&simulated, named(shape, &simulated, Nothing), &rules).await;
         for rule in rules {
             assert_eq!(
                 report.rule(rule).unwrap().verdict,

@@ -526,17 +526,15 @@ async fn ctrl_c_ends_the_command_after_it_has_deleted_what_it_made() {
     let driver = &served.simulated.driver;
     let begun = async {
         while driver.calls().count(Operation::CreateMachine) < 20 {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), begun)
-        .await
-        .unwrap();
+    tokio::time::timeout(Duration::from_mins(1), begun).await.unwrap();
     let interrupted = std::process::Command::new("kill")
         .args(["-INT", &command.id().unwrap().to_string()])
         .status();
     assert!(interrupted.unwrap().success());
-    let ended = tokio::time::timeout(Duration::from_secs(20), command.wait_with_output()).await;
+    let ended = tokio::time::timeout(Duration::from_mins(1), command.wait_with_output()).await;
     let output = ended.unwrap().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");

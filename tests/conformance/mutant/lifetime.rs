@@ -1,7 +1,7 @@
 //! Create and delete, with their flaws.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cmi_driver::{
     Address, AddressType, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
@@ -13,10 +13,10 @@ use super::{MOMENT, Mutant, again, broken, machine, tag, text};
 use crate::flaw::Flaw;
 
 /// When a deletion that was answered too early begins.
-const LATER: Duration = Duration::from_millis(500);
+const LATER: Duration = Duration::from_secs(3);
 
 /// How long a create takes that goes on by itself.
-const CREATION: Duration = Duration::from_millis(120);
+const CREATION: Duration = Duration::from_secs(1);
 
 impl Mutant {
     /// What a driver makes of the name and the spec before it looks at them.
@@ -56,8 +56,11 @@ impl Mutant {
             }
             Flaw::CreateRacesAtOnce => {
                 let first = self.vms(ours).first().map(super::machine);
-                // On a busy computer, something comes between sooner or later.
-                std::thread::yield_now();
+                // What the fastest back end takes between a look and a change.
+                let until = Instant::now() + Duration::from_micros(50);
+                while Instant::now() < until {
+                    std::hint::spin_loop();
+                }
                 first.unwrap_or_else(make)
             }
             Flaw::CreateRunsOn => {
