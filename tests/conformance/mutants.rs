@@ -265,6 +265,11 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (ZonesMadeUp, "CAP-09"),
     (DescribesGarbage, "CAP-10"),
     (DescribesUnknownArchitecture, "CAP-10"),
+    // What only hooks show.
+    (OnlyOnce(CreateMachine), "CAP-11"),
+    (OnlyOnce(DeleteMachine), "CAP-11"),
+    (DeleteNotFound, "CAP-12"),
+    (StatusWrites, "CAP-13"),
     // GetVolumeIDs.
     (VolumesForgetOne, "DRV-43"),
     (VolumesFirstAlone, "CMI-147"),

@@ -1,5 +1,6 @@
 //! What a call answered, and what a case makes of it.
 
+use super::config::Setting;
 use cmi_driver::{Code, Operation, Status};
 
 /// Why a case ends early.
@@ -17,6 +18,14 @@ pub enum CaseError {
     /// The case can't be run here.
     #[error("{0}")]
     Skipped(String),
+    /// The case can't be run as long as the configuration does not say more.
+    #[error("{reason}")]
+    Unconfigured {
+        /// What can't be seen without it.
+        reason: String,
+        /// What has to be configured.
+        setting: Setting,
+    },
 }
 
 /// How a case ends.
@@ -34,7 +43,7 @@ impl CaseError {
         match self {
             Self::Failed(reason) => Self::Failed(format!("{about}: {reason}")),
             Self::Inconclusive(reason) => Self::Inconclusive(format!("{about}: {reason}")),
-            Self::DriverGone(_) | Self::Skipped(_) => self,
+            Self::DriverGone(_) | Self::Skipped(_) | Self::Unconfigured { .. } => self,
         }
     }
 
@@ -43,7 +52,9 @@ impl CaseError {
     pub fn in_preparation(self) -> Self {
         match self {
             Self::Failed(reason) => Self::Inconclusive(format!("preparation failed: {reason}")),
-            Self::DriverGone(_) | Self::Inconclusive(_) | Self::Skipped(_) => self,
+            Self::DriverGone(_) | Self::Inconclusive(_) | Self::Skipped(_) | Self::Unconfigured { .. } => {
+                self
+            }
         }
     }
 }

@@ -275,6 +275,7 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
         None
     };
     let deleted = cleanup(&shared).delete(test_context.tracker().take()).await;
+    let mut missing = Vec::new();
     let verdict = match outcome {
         Ok(()) => Verdict::Passed,
         Err(CaseError::Failed(reason)) => Verdict::Failed {
@@ -287,9 +288,15 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
         Err(CaseError::Inconclusive(reason)) => Verdict::Inconclusive { reason },
         Err(CaseError::Skipped(reason)) if stop.is_cancelled() => ended_early(&shared, Some(&reason)),
         Err(CaseError::Skipped(reason)) => Verdict::Skipped { reason },
+        Err(CaseError::Unconfigured { reason, setting }) => {
+            missing.push(Need::Setting(setting).to_string());
+            Verdict::Skipped { reason }
+        }
     };
+    let mut report = CaseReport::new(case, verdict, test_context.warnings(), started.elapsed());
+    report.missing = missing;
     Ended {
-        report: CaseReport::new(case, verdict, test_context.warnings(), started.elapsed()),
+        report,
         deleted,
         problem,
     }

@@ -32,7 +32,7 @@ pub(super) const CASES: &[Case] = cases! {
     "delete-planted-vm": "a VM of another machine that was made behind the driver's back stays"
         ["DRV-20", "CMI-101"], [STATUS, Need::Hook(Hook::Plant)] => planted;
     "delete-vanished-vm": "to delete what is gone without the driver is OK"
-        ["DRV-19", "CMI-100"], [Need::Hook(Hook::Vanish)] => vanished;
+        ["DRV-19", "CMI-100", "CAP-12"], [Need::Hook(Hook::Vanish)] => vanished;
     "delete-uninitialized": "a VM that was never initialized can be deleted"
         ["DRV-DE-00", "PLG-DE-00"], [Need::Hook(Hook::Uninitialize)] => uninitialized;
 };

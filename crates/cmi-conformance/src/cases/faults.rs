@@ -118,9 +118,9 @@ pub(super) const CASES: &[Case] = cases! {
         [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Slow)]
             => |t| deadline(t, Operation::GetVolumeIds);
     "create-lost-response": "a VM whose answer was lost is the one that a repeat gives"
-        ["DRV-12", "CMI-22", "CMI-84"], [Need::Hook(Hook::LoseResponse)] => create_lost;
+        ["DRV-12", "CMI-22", "CMI-84", "CAP-11"], [Need::Hook(Hook::LoseResponse)] => create_lost;
     "delete-lost-response": "a deletion whose answer was lost is OK when it is repeated"
-        ["DRV-21", "CMI-22", "CMI-102"], [Need::Hook(Hook::LoseResponse)] => delete_lost;
+        ["DRV-21", "CMI-22", "CMI-102", "CAP-11"], [Need::Hook(Hook::LoseResponse)] => delete_lost;
     "create-exhausted":
         "a back end without room is RESOURCE_EXHAUSTED, and makes one VM when it has room again"
         ["DRV-CR-08", "PLG-CR-08"], [Need::Hook(Hook::Exhaust)] => exhausted;

@@ -26,9 +26,9 @@ pub(super) const CASES: &[Case] = cases! {
     "status-ten-times": "ten questions have one answer"
         ["DRV-29", "CMI-117"], [STATUS] => ten_times;
     "status-changes-nothing": "the back end sees no change when a VM is read"
-        ["DRV-29", "CMI-117", "INI-01"], [STATUS, Need::Hook(Hook::Mutations)] => changes_nothing;
+        ["DRV-29", "CMI-117", "INI-01", "CAP-13"], [STATUS, Need::Hook(Hook::Mutations)] => changes_nothing;
     "status-vanished-vm": "a VM that is gone without the driver is NOT_FOUND"
-        ["DRV-GS-05", "PLG-GS-05"], [STATUS, Need::Hook(Hook::Vanish)] => vanished;
+        ["DRV-GS-05", "PLG-GS-05", "CAP-12"], [STATUS, Need::Hook(Hook::Vanish)] => vanished;
     "status-several-vms": "several VMs of one machine are OUT_OF_RANGE, and the message names them"
         ["DRV-GS-11", "PLG-GS-11"], [STATUS, Need::Hook(Hook::Plant)] => several;
 };

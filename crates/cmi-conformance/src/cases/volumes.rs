@@ -67,9 +67,10 @@ async fn own(t: TestContext) -> CaseResult {
 async fn several(t: TestContext) -> CaseResult {
     let (specs, wanted) = specs(&t);
     let ([first, second, ..], [one, two, ..]) = (specs.as_slice(), wanted.as_slice()) else {
-        return Err(CaseError::Skipped(
-            "`persistentVolumes.own` has one volume; name a second one".to_owned(),
-        ));
+        return Err(CaseError::Unconfigured {
+            reason: "`persistentVolumes.own` has one volume; name a second one".to_owned(),
+            setting: Setting::OwnVolumes,
+        });
     };
     let foreign = json!({"nfs": {"server": "nfs.example.com", "path": "/"}});
     for (specs, wanted) in [

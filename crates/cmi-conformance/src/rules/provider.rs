@@ -18,4 +18,7 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "CAP-08"     Must   "ListZones names each failure domain once, and the same each time";
     "CAP-09"     Must   "A failure domain of ListZones can be asked for";
     "CAP-10"     Must   "DescribeClass answers quantities, and what Cluster API knows";
+    "CAP-11"     Must   "A call whose answer was lost is found done when it is repeated";
+    "CAP-12"     Must   "A VM that is gone without the driver is NOT_FOUND, and its deletion is OK";
+    "CAP-13"     Must   "GetMachineStatus changes nothing at the back end";
 };

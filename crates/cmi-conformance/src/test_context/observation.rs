@@ -2,6 +2,7 @@
 
 use super::TestContext;
 use crate::answer::{CaseError, CaseResult, ensure};
+use crate::config::Setting;
 use crate::machine_request::MachineRequest;
 use cmi_driver::{Code, ListedMachine, Operation, ProviderId, Status};
 
@@ -203,11 +204,12 @@ impl TestContext {
     /// Fails when a VM has the request's name.
     async fn gives_way(&self, request: &MachineRequest) -> CaseResult {
         let Some(stranger) = self.stranger_of(request).await? else {
-            return Err(CaseError::Skipped(
-                "the driver offers neither GetMachineStatus nor ListMachines and keeps no identity tag, and the \
-                 configuration has no `incompatibleChange`: whether a VM is there can't be seen"
+            return Err(CaseError::Unconfigured {
+                reason: "the driver offers neither GetMachineStatus nor ListMachines and keeps no identity tag, and \
+                         the configuration has no `incompatibleChange`: whether a VM is there can't be seen"
                     .to_owned(),
-            ));
+                setting: Setting::IncompatibleChange,
+            });
         };
         let stands = self.stands_in_the_way(request, &stranger).await?;
         ensure(!stands, || {
