@@ -1,26 +1,21 @@
 //! Two layers, told apart: what is published, and what this provider asks for besides.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
-use capcmi::cli::conformance::connect;
 use capcmi::cli::conformance::simulated::Simulated;
-use cmi_conformance::{
-    ConnectionWire, Hook, Hooks, Layer, NoHooks, Pull, Report, Selection, Standing, Target, report, run,
-};
+use cmi_conformance::{Hook, Hooks, Layer, NoHooks, Pull, Report, Selection, Standing, report, run};
 use cmi_driver::{
     Capabilities, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
     GetMachineStatusRequest, GetVolumeIdsRequest, ListMachinesRequest, ListedMachine, Machine, MachineRef,
     Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, tags,
 };
-use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
-use cmi_grpc::server::{Listener, serve};
 use serde_json::Value;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
 use crate::flaw::Flaw;
 use crate::mutant::Mutant;
+use crate::served::served;
 
 /// A driver of the published interface alone: a machine is known by cluster and name, and no tag of this
 /// provider's says anything to it.
@@ -119,24 +114,6 @@ impl Hooks for PlainHooks {
         pull.identity.clear();
         self.0.pull(&pull).await
     }
-}
-
-/// Behind an endpoint; what it is served by ends with the guard.
-async fn served(driver: Arc<dyn Driver>) -> (Target, DropGuard) {
-    let endpoint = "tcp://127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(&endpoint, None).await.unwrap();
-    let config = GrpcConfig {
-        endpoint: Some(listener.endpoint().unwrap().to_string()),
-        ..GrpcConfig::default()
-    };
-    let stop = CancellationToken::new();
-    let stopped = stop.clone().cancelled_owned();
-    tokio::spawn(serve(driver, listener, stopped, Duration::from_secs(1)));
-    let timeouts = Operation::ALL.map(|operation| (operation, Duration::from_secs(25)));
-    let client = GrpcDriver::new(&config, Deadlines::new(timeouts)).unwrap();
-    let wire = ConnectionWire::new(connect(config.connector().unwrap()));
-    let target = Target::plugin("plain", Arc::new(client), Arc::new(wire));
-    (target, stop.drop_guard())
 }
 
 async fn judged(offered: Vec<Operation>, hooks: bool) -> (Simulated, Report) {

@@ -2,19 +2,16 @@
 //! broken is named all the same.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use capcmi::cli::conformance::connect;
 use capcmi::cli::conformance::simulated::Simulated;
-use cmi_conformance::{ConnectionWire, NoHooks, Report, Selection, Target, Verdict, run};
-use cmi_driver::{Capabilities, Driver, Operation};
-use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
-use cmi_grpc::server::{Listener, serve};
+use cmi_conformance::{NoHooks, Report, Selection, Target, Verdict, run};
+use cmi_driver::{Capabilities, Operation};
 use futures::stream::{self, StreamExt as _};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::flaw::Flaw::{self, *};
 use crate::mutant::Mutant;
+use crate::served::served;
 
 /// What the driver offers, and where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,22 +82,8 @@ async fn target(shape: Shape, mutant: Arc<Mutant>) -> (Target, Option<DropGuard>
     if shape != Shape::Plugin {
         return (Target::in_process("the driver", mutant), None);
     }
-    let endpoint = "tcp://127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(&endpoint, None).await.unwrap();
-    let config = GrpcConfig {
-        endpoint: Some(listener.endpoint().unwrap().to_string()),
-        ..GrpcConfig::default()
-    };
-    let stop = CancellationToken::new();
-    let stopped = stop.clone().cancelled_owned();
-    tokio::spawn(serve(mutant, listener, stopped, Duration::from_secs(1)));
-    let timeouts = Operation::ALL.map(|operation| (operation, Duration::from_secs(20)));
-    let client: Arc<dyn Driver> = Arc::new(GrpcDriver::new(&config, Deadlines::new(timeouts)).unwrap());
-    let wire = Arc::new(ConnectionWire::new(connect(config.connector().unwrap())));
-    (
-        Target::plugin("the plugin", client, wire),
-        Some(stop.drop_guard()),
-    )
+    let (target, served) = served(mutant).await;
+    (target, Some(served))
 }
 
 /// Without hooks: no fault can be caused in its back end.
