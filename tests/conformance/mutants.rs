@@ -133,6 +133,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     ),
     (Pretends(CreateMachine, Unavailable), "DRV-15"),
     (Pretends(CreateMachine, OutOfRange), "DRV-CR-11"),
+    (Pretends(CreateMachine, FailedPrecondition), "DRV-CR-09"),
     // DeleteMachine.
     (DeleteTooEarly, "DRV-23"),
     (DeleteDoesNothing, "DRV-DE-00"),

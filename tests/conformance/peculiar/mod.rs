@@ -15,7 +15,7 @@ use cmi_driver::{
     MachineRef, PluginInfo, ProviderId, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse,
     UpdateMachineRequest, Zone, tags,
 };
-use cmi_simulated::CloudConsole;
+use cmi_simulated::{Cloud, CloudConsole};
 use serde_json::{Map, Value};
 
 use behind::Behind;
@@ -38,6 +38,8 @@ enum Way {
     Named(Named),
     /// CreateMachine says of a new VM that it waits for its initialization.
     Unfinished,
+    /// CreateMachine adopts a VM to which nothing may be done.
+    AdoptsLocked(CloudConsole),
 }
 
 /// A machine: its cluster, its name, and the machine object that it belongs to.
@@ -79,7 +81,7 @@ impl Peculiar {
     pub fn under_way(&self) -> usize {
         match &self.way {
             Way::RunsOn(running) => running.count(),
-            Way::Behind(_) | Way::Named(_) | Way::Unfinished => 0,
+            Way::Behind(_) | Way::Named(_) | Way::Unfinished | Way::AdoptsLocked(_) => 0,
         }
     }
 
@@ -90,6 +92,11 @@ impl Peculiar {
 
     pub fn named(inner: Arc<dyn Driver>, console: CloudConsole) -> Self {
         let way = Way::Named(Named { console });
+        Self { inner, way }
+    }
+
+    pub fn adopts_locked(inner: Arc<dyn Driver>, console: CloudConsole) -> Self {
+        let way = Way::AdoptsLocked(console);
         Self { inner, way }
     }
 
@@ -145,6 +152,16 @@ impl Driver for Peculiar {
                     _ => Ok(made),
                 }
             }
+            Way::AdoptsLocked(console) => match call.await {
+                Err(status) if status.code() == Code::FailedPrecondition => {
+                    let locked = |cloud: &Cloud, now| {
+                        let mut found = cloud.named(&key.cluster, &key.name);
+                        found.next().map(|vm| vm.describe(now).unwrap())
+                    };
+                    console.look(locked).unwrap().ok_or(status)
+                }
+                answer => answer,
+            },
             Way::RunsOn(running) => running.create(key, call).await,
             Way::Behind(behind) => behind.create(key, call).await,
             Way::Named(named) => named.answer(&key, call.await),
@@ -164,7 +181,7 @@ impl Driver for Peculiar {
                     .delete(key, self.inner.get_machine_status(look), call)
                     .await
             }
-            Way::Named(_) | Way::Unfinished => call.await,
+            Way::Named(_) | Way::Unfinished | Way::AdoptsLocked(_) => call.await,
         }
     }
 
@@ -177,7 +194,7 @@ impl Driver for Peculiar {
         match &self.way {
             Way::RunsOn(running) => running.run(key, call).await,
             Way::Behind(behind) => behind.status(&key, id.as_ref(), call).await,
-            Way::Unfinished => call.await,
+            Way::Unfinished | Way::AdoptsLocked(_) => call.await,
             Way::Named(named) => named.answer(&key, call.await),
         }
     }
@@ -186,7 +203,7 @@ impl Driver for Peculiar {
         let key = Key::of(&request.class, "");
         let listed = self.inner.list_machines(request).await?;
         Ok(match &self.way {
-            Way::RunsOn(_) | Way::Unfinished => listed,
+            Way::RunsOn(_) | Way::Unfinished | Way::AdoptsLocked(_) => listed,
             Way::Behind(behind) => behind.list(&key.cluster, listed),
             Way::Named(named) => named.list(listed),
         })
@@ -199,7 +216,7 @@ impl Driver for Peculiar {
         let call = async move { inner.initialize_machine(request).await };
         match &self.way {
             Way::RunsOn(running) => running.run(key, call).await,
-            Way::Behind(_) | Way::Unfinished => call.await,
+            Way::Behind(_) | Way::Unfinished | Way::AdoptsLocked(_) => call.await,
             Way::Named(named) => named.answer(&key, call.await),
         }
     }
@@ -214,7 +231,7 @@ impl Driver for Peculiar {
         let call = async move { inner.shut_down_machine(request).await };
         match &self.way {
             Way::RunsOn(running) => running.run(key, call).await,
-            Way::Behind(_) | Way::Named(_) | Way::Unfinished => call.await,
+            Way::Behind(_) | Way::Named(_) | Way::Unfinished | Way::AdoptsLocked(_) => call.await,
         }
     }
 

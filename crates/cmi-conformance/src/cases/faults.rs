@@ -82,9 +82,10 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-GV-13", "PLG-GV-13"],
         [Need::Call(Operation::GetVolumeIds), Need::Hook(Hook::Internal)]
             => |t| internal(t, Operation::GetVolumeIds);
-    "create-locked": "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards"
+    "create-locked":
+        "a VM in a state that forbids this is FAILED_PRECONDITION; where it can be adopted all the same it is OK"
         ["DRV-CR-09", "PLG-CR-09"],
-        [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)] => |t| locked(t, Operation::CreateMachine);
+        [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)] => locked_and_adopted;
     "delete-locked": "a VM in a state that forbids this is FAILED_PRECONDITION, and all is well afterwards"
         ["DRV-DE-09", "PLG-DE-09"],
         [Need::Hook(Hook::Lock), Need::Hook(Hook::Unlock)] => |t| locked(t, Operation::DeleteMachine);
@@ -198,6 +199,20 @@ async fn locked(t: TestContext, operation: Operation) -> CaseResult {
     t.pull_on(Hook::Unlock, &request).await?;
     answer?.refused(Code::FailedPrecondition)?;
     sound(&t, operation, &request, Some(&id)).await
+}
+
+/// To adopt a VM that is there, some back ends are asked for nothing that its state forbids.
+async fn locked_and_adopted(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    let id = t.prepare(&request).await?.provider_id;
+    t.pull_on(Hook::Lock, &request).await?;
+    let answer = t.create(&request).await;
+    t.pull_on(Hook::Unlock, &request).await?;
+    let adopted = answer?.ok_or(&[Code::FailedPrecondition])?;
+    ensure(adopted.as_ref().is_none_or(|vm| vm.provider_id == id), || {
+        format!("CreateMachine of a machine whose VM, `{id}`, is locked answered another one")
+    })?;
+    sound(&t, Operation::CreateMachine, &request, Some(&id)).await
 }
 
 /// A back end may let a VM be read that it lets nothing be done to: then the state forbids nothing.
