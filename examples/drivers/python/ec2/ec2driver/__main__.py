@@ -14,6 +14,7 @@ import grpc
 
 from . import services
 from .driver import Driver, Settings
+from .health import Health
 
 # The provider makes up to 32 calls at a time: there have to be threads left that answer probes.
 _THREADS = 64
@@ -46,6 +47,12 @@ def settings(environment: Mapping[str, str]) -> Settings:
         consistency_window=seconds("EC2_DRIVER_CONSISTENCY_WINDOW_SECONDS", Settings.consistency_window),
         patience=seconds("EC2_DRIVER_PATIENCE_SECONDS", Settings.patience),
     )
+
+
+def health(environment: Mapping[str, str]) -> Health:
+    """What the process can't do without."""
+    bundle = environment.get("AWS_CA_BUNDLE")
+    return Health(Path(bundle) if bundle else None)
 
 
 def listen(server: grpc.Server, environment: Mapping[str, str]) -> None:
@@ -101,7 +108,7 @@ def main() -> int:
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MOST_RECEIVED)],
     )
     try:
-        services.add_to(server, Driver(settings(os.environ)))
+        services.add_to(server, Driver(settings(os.environ)), health(os.environ))
         listen(server, os.environ)
     except Misconfigured as error:
         print(f"ec2driver: {error}", file=sys.stderr)

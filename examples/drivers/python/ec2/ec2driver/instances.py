@@ -63,6 +63,14 @@ class Instance:
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Instance:
         """From EC2's words."""
+        try:
+            return cls._read(raw)
+        except KeyError as missing:
+            name = raw.get("InstanceId", "an instance")
+            raise Failure(Code.INTERNAL, f"EC2 describes {name} without its {missing.args[0]}") from missing
+
+    @classmethod
+    def _read(cls, raw: Mapping[str, Any]) -> Instance:
         private = raw.get("PrivateDnsName", "")
         addresses = (
             ("InternalIP", raw.get("PrivateIpAddress")),

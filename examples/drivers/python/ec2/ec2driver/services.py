@@ -17,6 +17,7 @@ from . import spec as specs
 from . import volumes, wire
 from .contract import Code, Failure
 from .driver import Driver, Request
+from .health import Health
 
 NAME, VERSION = "ec2.capcmi.io", "0.1.0"
 
@@ -27,6 +28,9 @@ _Extension = ext.GetExtensionCapabilitiesResponse
 
 class Identity(cmi_services.IdentityServicer):
     """The driver's name, what it can do, and whether it can now."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
 
     @wire.call
     def GetPluginInfo(self, request: Any, context: Context) -> cmi.GetPluginInfoResponse:
@@ -50,7 +54,7 @@ class Identity(cmi_services.IdentityServicer):
     def Probe(self, request: Any, context: Context) -> cmi.ProbeResponse:
         # The driver has no credentials of its own: what it could ask EC2 now says
         # nothing about the next call.
-        return cmi.ProbeResponse(ready=BoolValue(value=True))
+        return cmi.ProbeResponse(ready=BoolValue(value=self._health.is_ready()))
 
 
 class Machine(cmi_services.MachineServicer):
@@ -168,9 +172,9 @@ class Extension(ext_services.MachineExtensionServicer):
         )
 
 
-def add_to(server: grpc.Server, driver: Driver) -> None:
+def add_to(server: grpc.Server, driver: Driver, health: Health) -> None:
     """Puts the services on a server."""
-    cmi_services.add_IdentityServicer_to_server(Identity(), server)
+    cmi_services.add_IdentityServicer_to_server(Identity(health), server)
     cmi_services.add_MachineServicer_to_server(Machine(driver), server)
     ext_services.add_MachineExtensionServicer_to_server(Extension(driver), server)
 

@@ -73,6 +73,11 @@ class Cloud:
         """Takes from an instance the tag with the machine's name."""
         self.ec2.delete_tags(Resources=[instance], Tags=[{"Key": "capcmi.io/machine-name"}])
 
+    def protect(self, instance: str, on: bool) -> None:
+        """Has EC2 refuse to stop or to terminate an instance, or lets it again."""
+        for protection in ("DisableApiStop", "DisableApiTermination"):
+            self.ec2.modify_instance_attribute(InstanceId=instance, **{protection: {"Value": on}})
+
     def plant(self, cluster: str, name: str, identity: str) -> str:
         """An instance that the driver has not made."""
         tags = {"kubernetes.io/cluster": cluster, "capcmi.io/machine-name": name, "capcmi.io/machine": identity}

@@ -17,6 +17,7 @@ from client_tokens import Tokens
 from cloud import Cloud
 from ec2driver import services
 from ec2driver.driver import Driver, Settings
+from ec2driver.health import Health
 from faults import Calls, WatchedClients
 from plugin import Plugin
 
@@ -62,7 +63,7 @@ def serve(
 
         def start(settings: Settings) -> Plugin:
             server = grpc.server(ThreadPoolExecutor(16))
-            services.add_to(server, Driver(settings, clients))
+            services.add_to(server, Driver(settings, clients), Health())
             address = f"unix:{tmp_path}/{uuid.uuid4().hex[:8]}.sock"
             server.add_insecure_port(address)
             server.start()

@@ -1,6 +1,8 @@
 """EC2 as moto serves it, as a process for tests from outside: with client tokens, faults and a console.
 
-    python ec2_server.py 127.0.0.1:5000
+    python ec2_server.py 127.0.0.1:5000 [AUTHORITIES]
+
+AUTHORITIES is the file that the driver's AWS_CA_BUNDLE names.
 
 `/console/HOOK?machine=&cluster=&identity=&amount=` does what the conformance suite asks of a hook of that name, and
 `/console/guests` says as JSON which instances run, with their user data in base64, and `/console/subnets` which subnets
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import threading
 import time
@@ -18,9 +21,11 @@ from base64 import b64decode
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import certifi
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
@@ -30,6 +35,17 @@ from cloud import Cloud
 StartResponse = Callable[..., Any]
 
 _ERROR = "<Response><Errors><Error><Code>{0}</Code><Message>{0}, as asked for</Message></Error></Errors></Response>"
+# An instance, as EC2 describes none.
+_CONTRADICTION = b"""<DescribeInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><reservationSet><item>
+<reservationId>r-0123456789abcdef0</reservationId>
+<instancesSet><item><instanceId>i-0123456789abcdef0</instanceId></item></instancesSet>
+</item></reservationSet></DescribeInstancesResponse>"""
+# What EC2 says to those whom it does not let in, by the id of their access key. The signature of others is theirs.
+_REFUSED = {
+    "AKIAEXAMPLERESTRICTED": ("UnauthorizedOperation", 403),
+    "AKIAEXAMPLESTRANGER": ("AuthFailure", 401),
+}
+_ACCESS_KEY = re.compile(r"Credential=(\w+)/")
 _MAKES_OR_ENDS = ("RunInstances", "TerminateInstances")
 
 
@@ -47,13 +63,39 @@ class Faults:
     failing_initializations: int = 0
     # Operations whose next answer gets lost.
     lost: tuple[str, ...] = ()
+    # Whether what is described contradicts itself.
+    contradicting: bool = False
+
+
+class Authorities:
+    """The file by which the driver knows EC2."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # One is enough, and read sooner than all.
+        first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
+        self._sound = first + end
+        self.restore()
+
+    def restore(self) -> None:
+        """Puts it in its place."""
+        self._path.write_text(self._sound)
+
+    def spoil(self) -> None:
+        """Leaves nothing in it that is a certificate."""
+        self._path.write_text("a page of a proxy\n")
+
+    def remove(self) -> None:
+        """As before it is written."""
+        self._path.unlink(missing_ok=True)
 
 
 class Server:
     """A WSGI application in front of moto's."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, authorities: Authorities | None) -> None:
         self._url = url
+        self._authorities = authorities
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
         self._faults = Faults()
@@ -71,9 +113,11 @@ class Server:
         if "X-Console" in environ.get("HTTP_USER_AGENT", ""):
             return self._moto(environ, start_response)
         operation = parse_qs(body.decode()).get("Action", [""])[0]
-        refusal = self._refusal(operation)
+        refusal = self._refusal(operation, environ.get("HTTP_AUTHORIZATION", ""))
         if refusal:
             return _answer(start_response, refusal[1], _ERROR.format(refusal[0]).encode())
+        if operation == "DescribeInstances" and self._faults.contradicting:
+            return _answer(start_response, 200, _CONTRADICTION)
         answer = self._moto(environ, start_response if operation not in self._faults.lost else lambda *_: None)
         if not operation.startswith("Describe"):
             with self._lock:
@@ -83,11 +127,14 @@ class Server:
             return _answer(start_response, 502, b"the answer got lost")
         return answer
 
-    def _refusal(self, operation: str) -> tuple[str, int] | None:
+    def _refusal(self, operation: str, authorization: str) -> tuple[str, int] | None:
         faults = self._faults
         time.sleep(faults.seconds)
         if faults.refusal:
             return faults.refusal, faults.http_status
+        key = _ACCESS_KEY.search(authorization)
+        if key and key[1] in _REFUSED:
+            return _REFUSED[key[1]]
         if operation == "RunInstances" and faults.exhausted:
             return "InsufficientInstanceCapacity", 500
         with self._lock:
@@ -103,6 +150,8 @@ class Server:
                 faults.refusal = "ServiceUnavailable"
             case "unknown":
                 faults.refusal, faults.http_status = "AnUnheardOfError", 400
+            case "internal":
+                faults.contradicting = True
             case "slow":
                 faults.seconds = int(amount) / 1000
             case "loseResponse":
@@ -111,8 +160,13 @@ class Server:
                 faults.failing_initializations = int(amount)
             case "exhaust":
                 faults.exhausted = True
+            case "unhealthy" if self._authorities:
+                self._authorities.spoil()
+            case "starting" if self._authorities:
+                self._authorities.remove()
             case "restore":
-                pass
+                if self._authorities:
+                    self._authorities.restore()
             case "mutations":
                 return str(self._changes).encode()
             case _:
@@ -135,6 +189,8 @@ class Server:
         if not found:
             raise LookupError(f"there is no VM {machine} in {cluster}")
         match hook:
+            case "lock" | "unlock":
+                console.protect(found[0], hook == "lock")
             case "vanish":
                 console.ec2.terminate_instances(InstanceIds=found)
             case "uninitialize":
@@ -166,13 +222,14 @@ def _answer(start_response: StartResponse, status: int, body: bytes) -> Iterable
     return [body]
 
 
-def main(address: str) -> None:
+def main(address: str, authorities: str = "") -> None:
     """Serves until it is ended."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     Tokens().install()
     host, port = address.split(":")
-    make_server(host, int(port), Server(f"http://{address}"), threaded=True).serve_forever()
+    server = Server(f"http://{address}", Authorities(Path(authorities)) if authorities else None)
+    make_server(host, int(port), server, threaded=True).serve_forever()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

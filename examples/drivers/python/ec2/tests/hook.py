@@ -1,4 +1,5 @@
-"""A hook of the conformance suite: `hook.py CONSOLE HOOK [MACHINE CLUSTER IDENTITY AMOUNT]`. See ec2_server.py.
+#!/usr/bin/env python3
+"""A hook of the conformance suite, at the console of ec2_server.py: `hook.py CONSOLE HOOK [NAME=VALUE…]`.
 
 The suite starts it some hundred times: a library for HTTP would take longer to load than all the rest.
 """
@@ -8,7 +9,7 @@ import sys
 from urllib.parse import urlencode
 
 console, hook, *about = sys.argv[1:]
-query = urlencode({key: value for key, value in zip(("machine", "cluster", "identity", "amount"), about, strict=False)})
+query = urlencode(dict(pair.split("=", 1) for pair in about))
 host, port = console.removeprefix("http://").split(":")
 with socket.create_connection((host, int(port)), timeout=60) as connection:
     connection.sendall(f"GET /console/{hook}?{query} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())

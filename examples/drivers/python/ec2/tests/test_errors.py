@@ -300,6 +300,40 @@ def test_an_answer_without_an_instance_is_internal(plugin: Plugin, cloud: Cloud,
     assert plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster)).code == "INTERNAL"
 
 
+def test_an_instance_that_is_described_in_part_is_internal_to_every_call(
+    plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls
+) -> None:
+    """DRV-CR-13, DRV-DE-13, DRV-GS-13, DRV-LM-13: the message says what is missing of which."""
+    described = {"Reservations": [{"Instances": [{"InstanceId": "i-0123456789abcdef0"}]}]}
+    calls.faults.append(Fault("DescribeInstances", answer=described, http_status=200))
+    spec = cloud.spec(cluster)
+    answers = [getattr(plugin, call)(MachineName="m-1", ProviderSpec=spec) for call in MACHINE_CALLS]
+    for answer in (*answers, plugin.ListMachines(ProviderSpec=spec)):
+        assert answer.code == "INTERNAL", answer.message
+        assert "i-0123456789abcdef0 without its Placement" in answer.message
+    assert not cloud.instances(cluster)
+
+
+def test_a_vm_that_its_owner_protects_is_neither_stopped_nor_deleted_and_can_be_read_and_adopted(
+    plugin: Plugin, cloud: Cloud, cluster: str
+) -> None:
+    """DRV-DE-09, PLG-SD-09: until the protection is taken back."""
+    spec = cloud.spec(cluster)
+    made = plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec).response
+    instance = cloud.alive(cluster)[0]["InstanceId"]
+    cloud.protect(instance, True)
+    for call in ("DeleteMachine", "ShutDownMachine"):
+        refused = getattr(plugin, call)(MachineName="m-1", ProviderSpec=spec)
+        assert refused.code == "FAILED_PRECONDITION"
+        assert instance in refused.message
+    assert [raw["State"]["Name"] for raw in cloud.alive(cluster)] == ["running"]
+    for call in ("GetMachineStatus", "CreateMachine"):
+        assert getattr(plugin, call)(MachineName="m-1", ProviderSpec=spec).response.ProviderID == made.ProviderID
+    cloud.protect(instance, False)
+    assert plugin.DeleteMachine(MachineName="m-1", ProviderSpec=spec).code == "OK"
+    assert not cloud.alive(cluster)
+
+
 def test_a_call_whose_caller_has_gone_does_not_go_on_waiting(
     serve: Callable[[Settings], Plugin], cloud: Cloud, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

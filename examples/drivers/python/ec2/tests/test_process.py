@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import certifi
 import grpc
 import pytest
 from cmi.v1 import cmi_pb2 as cmi
@@ -126,6 +127,23 @@ def test_a_second_start_takes_the_socket_of_one_that_was_killed(start: Process, 
         process.kill()
         process.wait()
         assert Path(address).exists()
+
+
+def test_it_is_ready_once_its_authorities_are_there(start: Process, cloud: Cloud, tmp_path: Path) -> None:
+    """CMI-68, CMI-69, CMI-75: a volume may be filled after the start, and be spoiled later on."""
+    file = tmp_path / "authorities.pem"
+    start(CMI_ENDPOINT=f"unix://{tmp_path}/driver.sock", AWS_CA_BUNDLE=str(file))
+    with grpc.insecure_channel(f"unix:{tmp_path}/driver.sock") as channel:
+        plugin = ready(channel)
+        assert plugin.Probe().response.ready.value is False
+        file.write_text(Path(certifi.where()).read_text())
+        assert plugin.Probe().response.ready.value is True
+        file.write_text("a page of a proxy")
+        refused = plugin.Probe()
+        assert refused.code == "FAILED_PRECONDITION"
+        assert "AWS_CA_BUNDLE" in refused.message
+        file.unlink()
+        assert plugin.Probe().response.ready.value is False
 
 
 def test_probe_is_answered_while_as_many_calls_as_the_provider_makes_wait_for_ec2(

@@ -1,0 +1,25 @@
+"""What the driver needs of its own: the authorities by which it knows EC2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ec2driver.contract import Code, Failure
+from ec2driver.health import Health
+
+
+def test_without_authorities_of_its_own_it_is_ready() -> None:
+    assert Health().is_ready()
+
+
+@pytest.mark.parametrize("content", ["", "a page of a proxy", "-----BEGIN CERTIFICATE-----\nAAAA\n"])
+def test_authorities_that_are_none_are_named(tmp_path: Path, content: str) -> None:
+    """CMI-75, CMI-77"""
+    file = tmp_path / "authorities.pem"
+    file.write_text(content)
+    with pytest.raises(Failure) as failed:
+        Health(file).is_ready()
+    assert failed.value.code == Code.FAILED_PRECONDITION
+    assert f"AWS_CA_BUNDLE {file}" in failed.value.message
