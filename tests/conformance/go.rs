@@ -1,8 +1,7 @@
 //! A driver on grpc-go keeps every rule, seen from outside. grpc-go is the library of most drivers, and ends
 //! calls in other ways than the one that the provider is built with.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -12,12 +11,12 @@ use cmi_driver::{
 };
 use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
 use futures::{StreamExt as _, stream};
-use management_cluster::{RunFolder, eventually};
+use management_cluster::RunFolder;
 use serde_json::{Value, json};
 use testbed::{Go, GoDriver, go_driver};
-use tokio::net::UnixStream;
 
 use crate::python::{judged, rules};
+use crate::restarted::{self, Restarted};
 
 /// How often the cases about deadlines are run. Of a driver that keeps its deadlines, more than half of the
 /// runs failed once.
@@ -32,72 +31,24 @@ const DEADLINES: [&str; 5] = [
     "wire-shut-down-deadline",
 ];
 
-/// What the driver's author wrote of it, with the folder of this run. The hook `restart` is for a driver that
-/// is started by it.
-fn configuration(cloud: &Path) -> Result<Value> {
+/// What the driver's author wrote of it, with the folder of this run.
+fn configuration(cloud: &Path, driver: Option<&Restarted>) -> Result<Value> {
     let folder = go_driver();
-    let path = folder.join("conformance.yaml");
-    let yaml = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let mut config: Value = serde_saphyr::from_str(&yaml).with_context(|| path.display().to_string())?;
-    let hooks = config["hooks"].as_object_mut().context("there are hooks")?;
-    hooks.remove("restart").context("there is a hook `restart`")?;
-    for command in hooks.values_mut() {
-        let command = command.as_array_mut().context("a hook is a list")?;
-        ensure!(
-            command[..2] == [json!("./hook.py"), json!("cloud")],
-            "{command:?}"
-        );
-        command[0] = json!(folder.join("hook.py"));
-        command[1] = json!(cloud);
-    }
-    Ok(config)
-}
-
-/// The processes that the hook `restart` started, one after the other. The last one ends with this.
-struct Restarted {
-    pid_file: PathBuf,
-}
-
-impl Drop for Restarted {
-    fn drop(&mut self) {
-        if let Ok(pid) = std::fs::read_to_string(&self.pid_file) {
-            let _ended = Command::new("kill").args(["-KILL", pid.trim()]).status();
-        }
-    }
+    let hook = folder.join("../hook.py");
+    let words = [
+        ("../hook.py", &*hook.to_string_lossy()),
+        ("cloud", &*cloud.to_string_lossy()),
+    ];
+    restarted::configuration(&folder, &words, driver)
 }
 
 #[tokio::test]
 async fn the_driver_in_go_is_compliant_also_when_its_back_end_fails_and_when_it_is_killed() -> Result<()> {
     let folder = RunFolder::create()?;
-    let path = |name: &str| folder.path().join(name);
-    let endpoint = format!("unix://{}", path("go.sock").display());
-    let program = Go::find().await?.command(&endpoint, &path("cloud"));
-    let restart = json!([
-        go_driver().join("../restart.sh"),
-        path("pid"),
-        path("log"),
-        "env",
-        format!("CMI_ENDPOINT={endpoint}"),
-        format!("GO_DRIVER_CLOUD={}", path("cloud").display()),
-        Path::new(program.get_program()),
-    ]);
-    let command: Vec<String> = serde_json::from_value(restart.clone())?;
-    let _driver = Restarted {
-        pid_file: path("pid"),
-    };
-    let started = tokio::process::Command::new(&command[0])
-        .args(&command[1..])
-        .status();
-    ensure!(started.await?.success(), "it was not started");
-    eventually(Duration::from_mins(1), "the driver serves", async || {
-        Ok(UnixStream::connect(path("go.sock")).await?)
-    })
-    .await?;
-    let mut config = configuration(&path("cloud"))?;
-    config["hooks"]["restart"] = restart;
-    config["logs"] = json!([path("log")]);
-    let report = judged(&folder, &endpoint, &config, &[]).await?;
-    ensure!(report["layers"][1]["standing"] == "full", "{}", report["layers"]);
+    let cloud = folder.path().join("cloud");
+    let driver = Restarted::start(&folder, "go", &Go::find().await?.command(&cloud)).await?;
+    let config = configuration(&cloud, Some(&driver))?;
+    let report = judged(&folder, &driver.endpoint, &config, &[]).await?;
     ensure!(
         rules(&report, "passed") > 250,
         "{} passed",
@@ -112,7 +63,7 @@ async fn the_driver_in_go_is_compliant_also_when_its_back_end_fails_and_when_it_
 async fn deadlines_that_a_driver_in_go_keeps_are_never_taken_for_broken() -> Result<()> {
     let folder = RunFolder::create()?;
     let driver = Go::find().await?.driver(&folder, "go").await?;
-    let config = configuration(&driver.cloud)?;
+    let config = configuration(&driver.cloud, None)?;
     for round in 0..ROUNDS {
         let report = judged(&folder, &driver.endpoint, &config, &DEADLINES)
             .await
@@ -211,9 +162,9 @@ async fn the_driver_in_go_takes_over_the_socket_of_one_that_was_killed_and_of_no
         cloud,
         process,
     } = go.driver(&folder, "go").await?;
-    let refused = tokio::process::Command::from(go.command(&endpoint, &cloud))
-        .output()
-        .await?;
+    let mut second = go.command(&cloud);
+    second.env("CMI_ENDPOINT", &endpoint);
+    let refused = tokio::process::Command::from(second).output().await?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(
         refused.status.code() == Some(1) && said.contains("another process listens"),

@@ -17,6 +17,7 @@ mod narrow;
 mod peculiar;
 mod python;
 mod restart;
+mod restarted;
 mod served;
 mod tolerance;
 mod wire;

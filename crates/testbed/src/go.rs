@@ -57,12 +57,10 @@ impl Go {
         })
     }
 
-    /// The command that starts the driver at an endpoint, with a folder for its back end.
-    pub fn command(&self, endpoint: &str, cloud: &Path) -> Command {
+    /// The command that starts the driver with a folder for its back end; it lacks `CMI_ENDPOINT`.
+    pub fn command(&self, cloud: &Path) -> Command {
         let mut command = Command::new(&self.program);
-        command
-            .env("CMI_ENDPOINT", endpoint)
-            .env("GO_DRIVER_CLOUD", cloud);
+        command.env("GO_DRIVER_CLOUD", cloud);
         command
     }
 
@@ -74,7 +72,9 @@ impl Go {
         let socket = folder.path().join(format!("{name}.sock"));
         let endpoint = format!("unix://{}", socket.display());
         let cloud = folder.path().join(format!("{name}-cloud"));
-        let mut process = Process::start(folder, name, &self.command(&endpoint, &cloud))?;
+        let mut command = self.command(&cloud);
+        command.env("CMI_ENDPOINT", &endpoint);
+        let mut process = Process::start(folder, name, &command)?;
         process
             .wait_until(START_DEADLINE, async || {
                 UnixStream::connect(&socket).await.is_ok()

@@ -41,6 +41,8 @@ pub struct PythonDriver {
 pub struct Ec2 {
     /// `127.0.0.1:port`.
     pub address: String,
+    /// By which the driver would know it if it served with TLS.
+    authorities: PathBuf,
     _process: Process,
 }
 
@@ -77,18 +79,28 @@ impl Python {
         &self.interpreter
     }
 
-    fn command(&self, folder: &str, arguments: &[&str]) -> Command {
+    /// The command that starts the minimal driver with a folder for its back end; it lacks `CMI_ENDPOINT`.
+    pub fn minimal_command(&self, cloud: &Path) -> Command {
         let mut command = Command::new(&self.interpreter);
-        command.args(arguments).current_dir(python_drivers().join(folder));
+        command
+            .arg(python_drivers().join("minimal/driver.py"))
+            .env("MINIMAL_CLOUD", cloud);
         command
     }
 
-    /// Starts the minimal driver at a socket in the folder, and waits until it serves.
-    ///
-    /// # Errors
-    /// When it ends instead, or takes too long.
-    pub async fn minimal(&self, folder: &RunFolder, name: &str) -> Result<PythonDriver> {
-        serve(folder, name, self.command("minimal", &["driver.py"])).await
+    /// The command that starts the EC2 driver; it lacks `CMI_ENDPOINT`.
+    pub fn ec2_driver_command(&self, ec2: &Ec2) -> Command {
+        let mut command = Command::new(&self.interpreter);
+        command
+            .args(["-m", "ec2driver"])
+            .env("PYTHONPATH", python_drivers().join("ec2"))
+            .env("AWS_CA_BUNDLE", &ec2.authorities)
+            .env("AWS_REGION", "eu-central-1")
+            .env("AWS_ENDPOINT_URL_EC2", format!("http://{}", ec2.address))
+            // moto is never behind. The suite waits for as long after each VM that it makes.
+            .env("EC2_DRIVER_CONSISTENCY_WINDOW_SECONDS", "0.05")
+            .env("EC2_DRIVER_PATIENCE_SECONDS", "2");
+        command
     }
 
     /// Starts the EC2 driver at a socket in the folder, and waits until it serves.
@@ -96,14 +108,7 @@ impl Python {
     /// # Errors
     /// When it ends instead, or takes too long.
     pub async fn ec2_driver(&self, folder: &RunFolder, name: &str, ec2: &Ec2) -> Result<PythonDriver> {
-        let mut command = self.command("ec2", &["-m", "ec2driver"]);
-        command
-            .env("AWS_REGION", "eu-central-1")
-            .env("AWS_ENDPOINT_URL_EC2", format!("http://{}", ec2.address))
-            // moto is never behind. The suite waits for as long after each VM that it makes.
-            .env("EC2_DRIVER_CONSISTENCY_WINDOW_SECONDS", "0.05")
-            .env("EC2_DRIVER_PATIENCE_SECONDS", "2");
-        serve(folder, name, command).await
+        serve(folder, name, self.ec2_driver_command(ec2)).await
     }
 
     /// Starts EC2, and waits until it answers.
@@ -112,7 +117,12 @@ impl Python {
     /// When it ends instead, or takes too long.
     pub async fn ec2(&self, folder: &RunFolder, name: &str) -> Result<Ec2> {
         let address = free_address()?;
-        let command = self.command("ec2/tests", &["ec2_server.py", &address]);
+        let authorities = folder.path().join(format!("{name}-authorities.pem"));
+        let mut command = Command::new(&self.interpreter);
+        command
+            .current_dir(python_drivers().join("ec2/tests"))
+            .args(["ec2_server.py", &address])
+            .arg(&authorities);
         let mut process = Process::start(folder, name, &command)?;
         process
             .wait_until(START_DEADLINE, async || {
@@ -121,6 +131,7 @@ impl Python {
             .await?;
         Ok(Ec2 {
             address,
+            authorities,
             _process: process,
         })
     }

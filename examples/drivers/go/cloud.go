@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The faults that hook.py causes: each is a file of this name.
+// The faults that ../hook.py causes: each is a file of this name.
 const (
 	faultUnavailable = "unavailable"
 	faultUnknown     = "unknown"

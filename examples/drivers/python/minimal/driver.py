@@ -1,19 +1,19 @@
-"""A driver in one file, built step by step in docs/driver-authors.md. Its VMs are entries of a dictionary."""
+"""A driver in one file, built step by step in docs/driver-authors.md. Its back end, a folder, is backend.py."""
 
 import json
 import os
 import re
 import signal
 import sys
-import threading
-import uuid
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from functools import wraps
 
 import grpc
 from cmi.v1 import cmi_pb2 as cmi
 from cmi.v1 import cmi_pb2_grpc as services
 from grpc import StatusCode
+
+import backend
 
 # The tags that say which cluster a VM belongs to, and which machine object.
 CLUSTER, IDENTITY = "kubernetes.io/cluster", "capcmi.io/machine"
@@ -24,22 +24,46 @@ NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])
 STOP = {signal.SIGINT, signal.SIGTERM}
 PROVIDER_ID = re.compile(r"minimal:///[0-9a-f]{32}")
 
+# What the failures of the back end are to the provider. None of them is NOT_FOUND, upon which it would make a VM.
+CODES = {
+    backend.Away: StatusCode.UNAVAILABLE,
+    backend.Broken: StatusCode.INTERNAL,
+    backend.Busy: StatusCode.ABORTED,
+    backend.Full: StatusCode.RESOURCE_EXHAUSTED,
+    backend.Unfit: StatusCode.FAILED_PRECONDITION,
+    TimeoutError: StatusCode.DEADLINE_EXCEEDED,
+}
 
-class Vm(NamedTuple):
-    """A VM: its id, and what it was made from. The tags in there say whose it is."""
 
-    provider_id: str
-    spec: dict
+class Refused(Exception):
+    """Ends a call with a code, and a sentence for a person."""
 
 
-def read_spec(request, context, *tags):
+def call(method):
+    """A call that ends with the code of what it raises. What is not foreseen is UNKNOWN, and may hold secrets."""
+
+    @wraps(method)
+    def answered(self, request, context):
+        try:
+            return method(self, request, context)
+        except Refused as refused:
+            code, why = refused.args
+        except Exception as error:
+            code = CODES.get(type(error), StatusCode.UNKNOWN)
+            why = str(error) if type(error) in CODES else f"the driver failed with a {type(error).__name__}"
+        context.abort(code, why)
+
+    return answered
+
+
+def read_spec(raw, *tags):
     """The ProviderSpec, checked in full before anything is done: what is misread makes the wrong VM."""
 
     def refuse(why):
-        context.abort(StatusCode.INVALID_ARGUMENT, f"ProviderSpec {why}")
+        raise Refused(StatusCode.INVALID_ARGUMENT, f"ProviderSpec {why}")
 
     try:
-        spec = json.loads(request.ProviderSpec)
+        spec = json.loads(raw)
     except ValueError as error:
         refuse(f"is no JSON: {error}")
     if not isinstance(spec, dict):
@@ -54,19 +78,35 @@ def read_spec(request, context, *tags):
     for tag in tags:
         if not spec["tags"].get(tag, "").strip():
             refuse(f"needs the tag {tag} in /tags")
-    return spec
+    return {"rootFsSize": 10} | spec
 
 
-def check_size(spec, context):
+def check_size(size, disk):
     """What there is may change: a VM that was made before has to be found and deleted all the same."""
-    size, disk = spec["size"], spec.get("rootFsSize", 10)
     if size not in SIZES or disk < 0:
-        context.abort(StatusCode.INVALID_ARGUMENT, f"ProviderSpec has the /size {size} or a negative /rootFsSize")
+        raise Refused(StatusCode.INVALID_ARGUMENT, f"ProviderSpec has the /size {size} or a negative /rootFsSize")
     if disk not in SIZES[size]:
-        context.abort(StatusCode.OUT_OF_RANGE, f"ProviderSpec has the /rootFsSize {disk}; no VM of /size {size} has it")
+        raise Refused(StatusCode.OUT_OF_RANGE, f"ProviderSpec has the /rootFsSize {disk}; no VM of /size {size} has it")
+
+
+def read(request):
+    """The checked spec of a request about one machine, whose name and id are checked, too."""
+    if not NAME.fullmatch(request.MachineName) or len(request.MachineName) > 253:
+        raise Refused(StatusCode.INVALID_ARGUMENT, "MachineName has to be a DNS subdomain of 1 to 253 bytes")
+    provider_id = getattr(request, "ProviderID", "")
+    if provider_id and not PROVIDER_ID.fullmatch(provider_id):
+        raise Refused(StatusCode.INVALID_ARGUMENT, f"ProviderID does not read {PROVIDER_ID.pattern}")
+    return read_spec(request.ProviderSpec, CLUSTER, IDENTITY)
+
+
+def several(request, vms):
+    return f"the machine {request.MachineName} has several VMs: {', '.join(vm.id for vm in vms)}"
 
 
 class Identity(services.IdentityServicer):
+    def __init__(self, folder):
+        self.backend = folder
+
     def GetPluginInfo(self, request, context):
         return cmi.GetPluginInfoResponse(name="minimal.example.com", version="0.1.0")
 
@@ -74,70 +114,77 @@ class Identity(services.IdentityServicer):
         calls = ("CREATE_MACHINE", "DELETE_MACHINE", "GET_MACHINE_STATUS", "LIST_MACHINES")
         return cmi.GetPluginCapabilitiesResponse(capabilities=[{"rpc": {"type": call}} for call in calls])
 
+    @call
     def Probe(self, request, context):
-        return cmi.ProbeResponse(ready={"value": True})
+        return cmi.ProbeResponse(ready={"value": self.backend.is_ready()})
 
 
 class Machine(services.MachineServicer):
     """The calls that are not here answer UNIMPLEMENTED: the generated class sees to that."""
 
-    def __init__(self):
-        self.vms = {}  # by cluster and machine name
-        self.lock = threading.Lock()  # what was looked up must still be so when it is acted on
+    def __init__(self, folder):
+        self.backend = folder
 
-    def find(self, request, context):
-        """The checked spec, the key of the VM, and the VM when it is the one that the request is about."""
-        if not NAME.fullmatch(request.MachineName) or len(request.MachineName) > 253:
-            context.abort(StatusCode.INVALID_ARGUMENT, "MachineName has to be a DNS subdomain of 1 to 253 bytes")
-        provider_id = getattr(request, "ProviderID", "")
-        if provider_id and not PROVIDER_ID.fullmatch(provider_id):
-            context.abort(StatusCode.INVALID_ARGUMENT, f"ProviderID does not read {PROVIDER_ID.pattern}")
-        spec = read_spec(request, context, CLUSTER, IDENTITY)
-        key = (spec["tags"][CLUSTER], request.MachineName)
-        vm = self.vms.get(key)
-        is_meant = vm and vm.spec["tags"][IDENTITY] == spec["tags"][IDENTITY] and provider_id in ("", vm.provider_id)
-        return spec, key, vm if is_meant else None
+    def find(self, request, spec, context):
+        """The VMs of the name, and those of them that are meant: of this machine object, with the id of the request."""
+        every = self.backend.vms(spec["tags"][CLUSTER], context.time_remaining())
+        named = [vm for vm in every if vm.machine == request.MachineName]
+        ours = [vm for vm in named if vm.spec["tags"].get(IDENTITY) == spec["tags"][IDENTITY]]
+        meant = [vm for vm in ours if getattr(request, "ProviderID", "") in ("", vm.id)]
+        if any(vm.locked for vm in meant):
+            raise Refused(StatusCode.FAILED_PRECONDITION, f"the VM {meant[0].id} is locked at the back end")
+        return named, meant
 
+    @call
     def CreateMachine(self, request, context):
-        with self.lock:
-            spec, key, vm = self.find(request, context)
-            check_size(spec, context)
-            if key in self.vms and (vm is None or vm.spec != spec):
-                context.abort(StatusCode.ALREADY_EXISTS, f"{key[1]} exists and is another machine's or of another spec")
-            if vm is None:
-                vm = self.vms[key] = Vm(f"minimal:///{uuid.uuid4().hex}", spec)
-        return cmi.CreateMachineResponse(ProviderID=vm.provider_id, NodeName=key[1])
+        spec = read(request)
+        check_size(spec["size"], spec["rootFsSize"])
+        with self.backend.held(spec["tags"][CLUSTER], request.MachineName):
+            named, ours = self.find(request, spec, context)
+            if len(ours) > 1:
+                raise Refused(StatusCode.FAILED_PRECONDITION, several(request, ours))
+            if named and (not ours or ours[0].spec != spec):
+                raise Refused(StatusCode.ALREADY_EXISTS, f"{named[0].id} is of another machine or another spec")
+            data = request.Secrets.get("userData", b"")
+            vm = ours[0] if ours else self.backend.create(request.MachineName, spec, data, context.time_remaining())
+        return cmi.CreateMachineResponse(ProviderID=vm.id, NodeName=vm.machine)
 
+    @call
     def DeleteMachine(self, request, context):
-        with self.lock:
-            _, key, vm = self.find(request, context)
-            if vm:
-                del self.vms[key]
+        spec = read(request)
+        with self.backend.held(spec["tags"][CLUSTER], request.MachineName):
+            for vm in self.find(request, spec, context)[1]:
+                self.backend.delete(vm, context.time_remaining())
         return cmi.DeleteMachineResponse()
 
+    @call
     def GetMachineStatus(self, request, context):
-        with self.lock:
-            _, key, vm = self.find(request, context)
-        if vm is None:
-            context.abort(StatusCode.NOT_FOUND, f"cluster {key[0]} has no VM of machine {key[1]}")
-        return cmi.GetMachineStatusResponse(ProviderID=vm.provider_id, NodeName=key[1])
+        _, found = self.find(request, read(request), context)
+        if not found:
+            raise Refused(StatusCode.NOT_FOUND, f"the cluster has no VM of machine {request.MachineName}")
+        if len(found) > 1:
+            raise Refused(StatusCode.OUT_OF_RANGE, several(request, found))
+        return cmi.GetMachineStatusResponse(ProviderID=found[0].id, NodeName=found[0].machine)
 
+    @call
     def ListMachines(self, request, context):
-        cluster = read_spec(request, context, CLUSTER)["tags"][CLUSTER]
-        with self.lock:
-            found = {vm.provider_id: key[1] for key, vm in self.vms.items() if key[0] == cluster}
-        return cmi.ListMachinesResponse(MachineList=found)
+        cluster = read_spec(request.ProviderSpec, CLUSTER)["tags"][CLUSTER]
+        found = self.backend.vms(cluster, context.time_remaining())
+        return cmi.ListMachinesResponse(MachineList={vm.id: vm.machine for vm in found})
 
 
 def main():
-    endpoint = os.environ.get("CMI_ENDPOINT", "")
+    endpoint, folder = os.environ.get("CMI_ENDPOINT", ""), os.environ.get("MINIMAL_CLOUD")
     if not endpoint.startswith(("tcp://", "unix:///")):
         sys.exit("CMI_ENDPOINT has to be tcp://HOST:PORT or unix:///PATH")
+    if not folder:
+        sys.exit("MINIMAL_CLOUD has to name the folder that the VMs are kept in")
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)  # before there are threads that they could be sent to
     options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 5 << 20)]  # ours alone, and whole
     server = grpc.server(ThreadPoolExecutor(64), options=options)
-    services.add_IdentityServicer_to_server(Identity(), server)
-    services.add_MachineServicer_to_server(Machine(), server)
+    vms = backend.Folder(folder)
+    services.add_IdentityServicer_to_server(Identity(vms), server)
+    services.add_MachineServicer_to_server(Machine(vms), server)
     server.add_insecure_port(endpoint.removeprefix("tcp://"))
     server.start()
     print(f"serving at {endpoint}", file=sys.stderr)

@@ -18,6 +18,7 @@ from cmi.v1 import cmi_pb2 as cmi
 from cmi.v1 import cmi_pb2_grpc as services
 
 DRIVER = Path(__file__).with_name("driver.py")
+HOOK = DRIVER.parents[2] / "hook.py"
 
 
 def run(**environment: str) -> subprocess.Popen[str]:
@@ -31,10 +32,16 @@ def run(**environment: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[grpc.Channel]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The back end."""
+    return tmp_path_factory.mktemp("cloud")
+
+
+@pytest.fixture(scope="module")
+def channel(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[grpc.Channel]:
     """A driver that runs, and ends well when it is asked to."""
     endpoint = f"unix://{tmp_path_factory.mktemp('minimal')}/driver.sock"
-    with run(CMI_ENDPOINT=endpoint) as process:
+    with run(CMI_ENDPOINT=endpoint, MINIMAL_CLOUD=str(folder)) as process:
         try:
             with grpc.insecure_channel(endpoint) as channel:
                 grpc.channel_ready_future(channel).result(timeout=60)
@@ -75,8 +82,15 @@ def code(call: Any, request: Any) -> str:
     return "OK"
 
 
-def test_it_has_less_than_150_lines() -> None:
-    assert len(DRIVER.read_text().splitlines()) < 150
+def hook(folder: Path, *arguments: str) -> str:
+    """What the conformance suite does to the back end."""
+    command = [sys.executable, HOOK, folder, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_it_has_less_than_200_lines_and_its_back_end_less_than_150() -> None:
+    assert len(DRIVER.read_text().splitlines()) < 200
+    assert len(DRIVER.with_name("backend.py").read_text().splitlines()) < 150
 
 
 def test_the_tutorial_builds_it_piece_by_piece() -> None:
@@ -116,10 +130,12 @@ def test_the_recipe_for_ci_generates_the_code_and_starts_the_driver_with_it(tmp_
         program.parent.mkdir(exist_ok=True)
         program.write_text(f"#!/bin/sh\nset -e\n{script}\n")
         program.chmod(0o755)
-    (tmp_path / "driver.py").write_text(DRIVER.read_text())
+    for name in ("driver.py", "backend.py"):
+        (tmp_path / name).write_text(DRIVER.with_name(name).read_text())
     environment = {
         "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
         "CMI_ENDPOINT": f"unix://{tmp_path}/driver.sock",
+        "MINIMAL_CLOUD": f"{tmp_path}/cloud",
         "FILES": files,
     }
     for step in steps:
@@ -143,13 +159,17 @@ def test_a_call_that_is_not_declared_is_not_implemented(machine: services.Machin
     assert code(machine.GetVolumeIDs, cmi.GetVolumeIDsRequest(PVSpecList=b"[]")) == "UNIMPLEMENTED"
 
 
-def test_a_vm_is_made_once_found_listed_and_gone(machine: services.MachineStub, cluster: str) -> None:
-    """DRV-10, DRV-12, DRV-19, DRV-21, DRV-27, DRV-36"""
+def test_a_vm_is_made_once_found_listed_and_gone(machine: services.MachineStub, folder: Path, cluster: str) -> None:
+    """DRV-10, DRV-12, DRV-19, DRV-21, DRV-27, DRV-36, DRV-CR-10"""
     create = cmi.CreateMachineRequest(
         MachineName="m", ProviderSpec=spec(cluster), Secrets={"userData": b"canary\xff"}, LastKnownState=b"\xff"
     )
+    before = int(hook(folder, "mutations"))
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: machine.CreateMachine(create), range(16)))
+        ended = set(pool.map(lambda _: code(machine.CreateMachine, create), range(16)))
+    assert "OK" in ended <= {"OK", "ABORTED"}
+    made = [machine.CreateMachine(create) for _ in range(2)]
+    assert int(hook(folder, "mutations")) == before + 1
     assert len({answer.ProviderID for answer in made}) == 1
     assert {answer.NodeName for answer in made} == {"m"}
     status = cmi.GetMachineStatusRequest(MachineName="m", ProviderSpec=spec(cluster), ProviderID=made[0].ProviderID)
@@ -244,10 +264,131 @@ def test_a_provider_id_of_another_kind_is_refused(machine: services.MachineStub)
     assert code(machine.DeleteMachine, request) == "INVALID_ARGUMENT"
 
 
+def calls(machine: services.MachineStub, **fields: Any) -> dict[str, str]:
+    """How each call about a machine ends."""
+    listed = cmi.ListMachinesRequest(ProviderSpec=fields["ProviderSpec"])
+    return {
+        "create": code(machine.CreateMachine, cmi.CreateMachineRequest(**fields)),
+        "status": code(machine.GetMachineStatus, cmi.GetMachineStatusRequest(**fields)),
+        "list": code(machine.ListMachines, listed),
+        "delete": code(machine.DeleteMachine, cmi.DeleteMachineRequest(**fields)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "wanted"),
+    [
+        (["unavailable"], "UNAVAILABLE"),
+        (["internal"], "INTERNAL"),
+        (["unknown"], "UNKNOWN"),
+    ],
+)
+def test_a_back_end_that_fails_is_never_taken_for_one_that_has_no_vm(
+    machine: services.MachineStub, folder: Path, cluster: str, fault: list[str], wanted: str
+) -> None:
+    """DRV-30, DRV-CR-14, DRV-DE-14, DRV-GS-14, DRV-LM-14"""
+    made = machine.CreateMachine(cmi.CreateMachineRequest(MachineName="m", ProviderSpec=spec(cluster)))
+    hook(folder, *fault)
+    try:
+        assert set(calls(machine, MachineName="m", ProviderSpec=spec(cluster)).values()) == {wanted}
+    finally:
+        hook(folder, "restore")
+    found = machine.GetMachineStatus(cmi.GetMachineStatusRequest(MachineName="m", ProviderSpec=spec(cluster)))
+    assert found.ProviderID == made.ProviderID
+
+
+def test_a_call_ends_at_its_deadline_and_the_next_one_on_the_machine_is_aborted_meanwhile(
+    machine: services.MachineStub, folder: Path, cluster: str
+) -> None:
+    """DRV-CR-04, DRV-CR-10: the one that goes on has the machine until it ends, so there is one VM in the end."""
+    create = cmi.CreateMachineRequest(MachineName="m", ProviderSpec=spec(cluster))
+    hook(folder, "slow", "3000")
+    try:
+        first = machine.CreateMachine.future(create)
+        with pytest.raises(grpc.RpcError) as late:
+            machine.GetMachineStatus(
+                cmi.GetMachineStatusRequest(MachineName="m", ProviderSpec=spec(cluster)), timeout=0.3
+            )
+        assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert code(machine.CreateMachine, create) == "ABORTED"
+    finally:
+        hook(folder, "restore")
+    made = first.result(timeout=60)
+    assert machine.CreateMachine(create).ProviderID == made.ProviderID
+
+
+def test_a_create_without_an_answer_is_repeated_and_makes_nothing_more(
+    machine: services.MachineStub, folder: Path, cluster: str
+) -> None:
+    """DRV-12, DRV-CR-08"""
+    create = cmi.CreateMachineRequest(MachineName="m", ProviderSpec=spec(cluster))
+    before = int(hook(folder, "mutations"))
+    hook(folder, "exhaust")
+    assert code(machine.CreateMachine, create) == "RESOURCE_EXHAUSTED"
+    hook(folder, "restore")
+    hook(folder, "loseResponse")
+    assert code(machine.CreateMachine, create) == "UNAVAILABLE"
+    assert code(machine.CreateMachine, create) == "OK"
+    hook(folder, "restore")
+    assert int(hook(folder, "mutations")) == before + 1
+
+
+def test_a_locked_vm_and_several_of_a_machine_are_for_a_person_to_look_at(
+    machine: services.MachineStub, folder: Path, cluster: str
+) -> None:
+    """DRV-CR-09, DRV-DE-09, DRV-GS-11; a deletion leaves none of several."""
+    fields = {"MachineName": "m", "ProviderSpec": spec(cluster)}
+    assert code(machine.CreateMachine, cmi.CreateMachineRequest(**fields)) == "OK"
+    hook(folder, "lock", "m", cluster)
+    refused = "FAILED_PRECONDITION"
+    assert calls(machine, **fields) == {"create": refused, "status": refused, "list": "OK", "delete": refused}
+    hook(folder, "unlock", "m", cluster)
+    hook(folder, "plant", "m", cluster, "uid-1")
+    assert calls(machine, **fields) == {"create": refused, "status": "OUT_OF_RANGE", "list": "OK", "delete": "OK"}
+    assert not machine.ListMachines(cmi.ListMachinesRequest(ProviderSpec=spec(cluster))).MachineList
+
+
+def test_it_says_whether_it_starts_or_is_broken(channel: grpc.Channel, folder: Path) -> None:
+    """CMI-68, CMI-69, CMI-75"""
+    identity = services.IdentityStub(channel)
+    hook(folder, "starting")
+    assert identity.Probe(cmi.ProbeRequest()).ready.value is False
+    hook(folder, "restore")
+    hook(folder, "unhealthy")
+    assert code(identity.Probe, cmi.ProbeRequest()) == "FAILED_PRECONDITION"
+    hook(folder, "restore")
+    assert identity.Probe(cmi.ProbeRequest()).ready.value is True
+
+
+def test_its_vms_outlive_it(tmp_path: Path) -> None:
+    """CMI-79, CMI-84: also when it is killed, and two may use them at a time."""
+    create = cmi.CreateMachineRequest(
+        MachineName="m", ProviderSpec=spec("c"), Secrets={"userData": b"canary\xff"}, LastKnownState=b""
+    )
+    ids = set()
+    for name in ("first", "second"):
+        endpoint = f"unix://{tmp_path}/{name}.sock"
+        with run(CMI_ENDPOINT=endpoint, MINIMAL_CLOUD=f"{tmp_path}/cloud") as process:
+            with grpc.insecure_channel(endpoint) as channel:
+                grpc.channel_ready_future(channel).result(timeout=60)
+                ids.add(services.MachineStub(channel).CreateMachine(create).ProviderID)
+            process.kill()
+    assert len(ids) == 1
+    assert (tmp_path / "cloud/vms").stat().st_mode & 0o077 == 0
+
+
 @pytest.mark.parametrize("endpoint", ["", "127.0.0.1:1", "unix:///nowhere/driver.sock"])
-def test_an_endpoint_that_can_not_be_served_ends_it(endpoint: str) -> None:
+def test_an_endpoint_that_can_not_be_served_ends_it(endpoint: str, tmp_path: Path) -> None:
     """OPS-13, CMI-181"""
-    with run(CMI_ENDPOINT=endpoint) as process:
+    with run(CMI_ENDPOINT=endpoint, MINIMAL_CLOUD=str(tmp_path)) as process:
         _, said = process.communicate(timeout=60)
     assert process.returncode != 0
     assert said.strip()
+
+
+def test_without_a_folder_it_ends(tmp_path: Path) -> None:
+    """OPS-03"""
+    with run(CMI_ENDPOINT=f"unix://{tmp_path}/driver.sock") as process:
+        _, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "MINIMAL_CLOUD" in said

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The hooks of the conformance suite (docs/conformance.md) for the back end of the driver in Go, a folder.
+"""The hooks of the conformance suite (docs/conformance.md) for back ends that are a folder: go/ and python/minimal/.
 
     hook.py FOLDER NAME [ARGUMENT…]
 
-conformance.yaml has the arguments of each. To have hooks for a back end of your own, copy this file and put its API in the
-place of the files. A hook that can't do what it is asked to has to fail: what follows would be judged for nothing.
+The conformance.yaml of each has the arguments. To have hooks for a back end of your own, copy this file and put its
+API in the place of the files. A hook that can't do what it is asked to has to fail: what follows would be judged for nothing.
 """
 
 import base64
