@@ -40,6 +40,15 @@ impl Caches {
         })
     }
 
+    /// The Machine that owns an object as its controller, if it is there.
+    pub fn owner_machine(&self, meta: &ObjectMeta) -> Option<Arc<Machine>> {
+        let owner = machine_owner(meta)?;
+        let key = ObjectRef::new(&owner.name).within(meta.namespace.as_deref()?);
+        let found = self.machines.get(&key)?;
+        // A Machine of the same name that came later is another one.
+        (found.metadata.uid.as_deref() == Some(owner.uid.as_str())).then_some(found)
+    }
+
     /// The Clusters that a template is for: that own it, or that it is labelled with.
     pub fn clusters_of_template(&self, meta: &ObjectMeta) -> Vec<Arc<Cluster>> {
         self.owning_clusters(meta)
@@ -79,6 +88,14 @@ impl Caches {
 /// Whether a driver has made the VM of a machine, or was about to.
 pub fn uses_driver(machine: &InfraMachine, driver: &str) -> bool {
     identity::annotation(machine, labels::DRIVER) == Some(driver)
+}
+
+/// The controller owner of kind Machine, whatever version it is written in, and whether it is there or not.
+pub fn machine_owner(meta: &ObjectMeta) -> Option<&OwnerReference> {
+    meta.owner_references.iter().flatten().find(|owner| {
+        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+        owner.controller == Some(true) && owner.kind == "Machine" && group == cluster_api::GROUP
+    })
 }
 
 /// The Clusters that own an object, whether they are there or not.

@@ -35,11 +35,18 @@ use crate::apiserver::pages::PAGE;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::inventory::Presence;
+use crate::leadership::Leadership;
 use crate::machine::LookUpHint;
 use crate::metrics::{Kind, MachineCount, Metrics};
+use crate::not_ready_taint::ChangedNodes;
 pub use crate::orphans::Options as OrphanOptions;
 use crate::reconciler::Reconciler;
-use crate::{cluster, inventory, machine, orphans, template};
+use crate::workload_cluster::WorkloadClusters;
+use crate::{cluster, inventory, machine, not_ready_taint, orphans, template};
+
+/// Nodes at a time. Each waits for a workload cluster, which has few visits at a time: so many have to hang
+/// at once before one that answers is held up, and each for seconds in minutes.
+const NODE_CONCURRENCY: u16 = 128;
 
 /// How the controllers run.
 #[derive(Clone, Debug)]
@@ -74,7 +81,9 @@ pub struct Controllers {
     machines: Trigger<DeserializeGuard<InfraMachine>>,
     clusters: Trigger<DeserializeGuard<InfraCluster>>,
     templates: Trigger<DeserializeGuard<InfraMachineTemplate>>,
+    nodes: Trigger<DeserializeGuard<InfraMachine>>,
     context: Arc<machine::Context>,
+    taints: Arc<not_ready_taint::Context>,
     deletion_log: Arc<orphans::DeletionLog>,
 }
 
@@ -86,9 +95,10 @@ impl Controllers {
         options: Options,
         drivers: ConfiguredDrivers,
         metrics: Arc<Metrics>,
+        leadership: Leadership,
     ) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let (caches, writers) = caches();
-        let this = Self::on(caches, client, options, drivers, metrics);
+        let this = Self::on(caches, client, options, drivers, metrics, leadership);
         let watches = this.watches(writers);
         (this, watches)
     }
@@ -99,15 +109,32 @@ impl Controllers {
         options: Options,
         drivers: ConfiguredDrivers,
         metrics: Arc<Metrics>,
+        leadership: Leadership,
     ) -> Self {
         let machines = Trigger::default();
+        let events = Events::new(client.clone(), options.reporter.clone());
+        let taints = Arc::new(not_ready_taint::Context {
+            client: client.clone(),
+            caches: caches.clone(),
+            workload_clusters: WorkloadClusters::new(client.clone()),
+            leadership,
+            events: events.clone(),
+            // It calls no driver: a place in the queue of one is the machine's reconciler's to give up.
+            reconciler: Reconciler::new(
+                Kind::Node,
+                Arc::clone(&metrics),
+                ConfiguredDrivers::default(),
+                events.clone(),
+            ),
+            changed_nodes: ChangedNodes::default(),
+        });
         let context = Arc::new(machine::Context {
             client: client.clone(),
             cluster_ids: Arc::new(ClusterIds::new(&caches)),
             caches: caches.clone(),
             drivers: drivers.clone(),
             states: Arc::default(),
-            events: Events::new(client.clone(), options.reporter.clone()),
+            events,
             metrics: Arc::clone(&metrics),
             policies: Arc::new(
                 AdmissionPolicies::new(client.clone(), Arc::clone(&metrics))
@@ -124,7 +151,9 @@ impl Controllers {
             machines,
             clusters: Trigger::default(),
             templates: Trigger::default(),
+            nodes: Trigger::default(),
             context,
+            taints,
             deletion_log: Arc::default(),
         }
     }
@@ -233,15 +262,32 @@ impl Controllers {
             caches.infra_machine_templates.clone(),
             &self.templates,
             workers(options.template_concurrency),
-            shutdown,
+            shutdown.clone(),
         )
         .run(
             template::reconcile,
             template::error_policy,
             self.template_context(),
         );
+        let nodes = on_trigger(
+            caches.infra_machines.clone(),
+            &self.nodes,
+            NODE_CONCURRENCY,
+            shutdown,
+        )
+        .run(
+            not_ready_taint::reconcile,
+            not_ready_taint::error_policy,
+            Arc::clone(&self.taints),
+        );
         self.ask_about_nodes();
-        let controllers = futures::future::join3(drained(machines), drained(clusters), drained(templates));
+        self.look_at_tainted_nodes();
+        let controllers = futures::future::join4(
+            drained(machines),
+            drained(clusters),
+            drained(templates),
+            drained(nodes),
+        );
         let background =
             futures::future::join3(self.run_inventory(), self.run_orphans(), self.follow_drivers());
         tokio::select! {
@@ -392,9 +438,23 @@ fn reference(machine: &InfraMachine) -> ObjectRef<DeserializeGuard<InfraMachine>
     ObjectRef::new(&machine.name_any()).within(&machine.namespace().unwrap_or_default())
 }
 
+/// A controller of all objects, once, and then of what the trigger sends.
+fn triggered<K>(
+    store: Store<K>,
+    trigger: &Trigger<K>,
+    concurrency: u16,
+    shutdown: impl Future<Output = ()> + Send + Sync + 'static,
+) -> Controller<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    on_trigger(store, trigger, concurrency, shutdown)
+        .reconcile_all_on(futures::stream::once(futures::future::ready(())))
+}
+
 /// A controller of what the trigger sends. Its own stream of objects never yields: the watches fill the
 /// caches and pull the trigger, see [`watch()`].
-fn triggered<K>(
+fn on_trigger<K>(
     store: Store<K>,
     trigger: &Trigger<K>,
     concurrency: u16,
@@ -406,7 +466,6 @@ where
     let changed = trigger.receive();
     Controller::for_stream(futures::stream::pending(), store)
         .with_config(controller::Config::default().concurrency(concurrency))
-        .reconcile_all_on(futures::stream::once(futures::future::ready(())))
         .reconcile_on(changed)
         .graceful_shutdown_on(shutdown)
 }

@@ -6,7 +6,8 @@
 //! driver. Arrows go one way; a test guards them:
 //!
 //! ```text
-//! main → cli → manager → controllers → machine, template, cluster, inventory, orphans
+//! main → cli → manager → controllers → machine, template, cluster, inventory, orphans, not_ready_taint
+//!                                → workload_cluster → apiserver
 //!                                → listing, driver_query → credentials → configured_driver, apiserver
 //!                                → admission → manifests, metrics, leadership, apiserver
 //!                                → reconciler → configured_driver, caches, identity, apiserver → retry, api
@@ -32,11 +33,13 @@ pub mod manifests; // what is installed beside the provider
 pub mod metrics; // what is counted and timed
 pub mod reconciler; // what is around every reconcile
 pub mod telemetry; // logs
+pub mod workload_cluster; // visits of the API servers of workload clusters
 
 // Layer 1: reconcilers. None knows another.
 pub mod cluster; // InfraClusters
 pub mod inventory; // VMs that vanished, found by lists
 pub mod machine; // InfraMachines
+pub mod not_ready_taint; // the taint of Nodes whose VM is not initialized
 pub mod orphans; // VMs that no InfraMachine has
 pub mod template; // InfraMachineTemplates
 

@@ -44,6 +44,8 @@ pub enum Kind {
     InfraMachineTemplate,
     /// A cluster.
     InfraCluster,
+    /// The Node of a machine.
+    Node,
 }
 
 /// How a reconcile ended.
@@ -106,6 +108,7 @@ impl Kind {
             Self::InfraMachine => "InfraMachine",
             Self::InfraMachineTemplate => "InfraMachineTemplate",
             Self::InfraCluster => "InfraCluster",
+            Self::Node => "Node",
         }
     }
 }

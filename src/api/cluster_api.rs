@@ -32,11 +32,11 @@ pub struct MachineSpec {
 }
 
 /// What is read of `Machine.status`: of all conditions, only what they say of the Node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(from = "WrittenMachineStatus")]
 pub struct MachineStatus {
-    /// Whether the Machine's Node was found.
-    pub has_node: bool,
+    /// The Machine's Node, once it was found by the providerID.
+    pub node_name: Option<Box<str>>,
     /// Whether the condition `NodeHealthy` is True.
     pub node_is_healthy: bool,
 }
@@ -45,8 +45,14 @@ pub struct MachineStatus {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct WrittenMachineStatus {
-    node_ref: Option<serde::de::IgnoredAny>,
+    node_ref: Option<WrittenNodeReference>,
     conditions: Vec<WrittenCondition>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WrittenNodeReference {
+    name: Box<str>,
 }
 
 #[derive(Default, Deserialize)]
@@ -62,7 +68,7 @@ impl From<WrittenMachineStatus> for MachineStatus {
         let is_healthy =
             |condition: &WrittenCondition| condition.type_ == "NodeHealthy" && condition.status == "True";
         Self {
-            has_node: written.node_ref.is_some(),
+            node_name: written.node_ref.map(|node| node.name),
             node_is_healthy: written.conditions.iter().any(is_healthy),
         }
     }

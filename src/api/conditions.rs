@@ -20,6 +20,8 @@ pub const FAILURE_DOMAINS_UP_TO_DATE: &str = "FailureDomainsUpToDate";
 /// Whether `clusterctl move` moves the Secret with the credentials. Only of machines whose
 /// Secret it once left behind.
 pub const CREDENTIALS_MOVABLE: &str = "CredentialsMovable";
+/// Whether the Node was freed of its not-ready taint. Only of machines whose spec names one.
+pub const NOT_READY_TAINT_REMOVED: &str = "NotReadyTaintRemoved";
 /// Where a deletion stands.
 pub const DELETING: &str = "Deleting";
 
@@ -109,6 +111,14 @@ pub mod reason {
     pub const IDENTITY_NOT_GUARDED: &str = "IdentityNotGuarded";
     /// The object's identity annotation belongs to another object.
     pub const FOREIGN_IDENTITY: &str = "ForeignIdentity";
+    /// The VM is initialized, and its Node does not have the not-ready taint, or not any more.
+    pub const NOT_READY_TAINT_REMOVED: &str = "NotReadyTaintRemoved";
+    /// The Secret with the kubeconfig of the workload cluster is missing, can't be read, or can't be used.
+    pub const INVALID_KUBECONFIG: &str = "InvalidKubeconfig";
+    /// The API server of the workload cluster can't be reached, or refuses.
+    pub const WORKLOAD_CLUSTER_UNREACHABLE: &str = "WorkloadClusterUnreachable";
+    /// The Node that the Machine names is another machine's by its providerID.
+    pub const FOREIGN_NODE: &str = "ForeignNode";
     /// Created, initialized, and known to Cluster API.
     pub const PROVISIONED: &str = "Provisioned";
 }

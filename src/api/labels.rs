@@ -26,12 +26,16 @@ pub const CREATE_ISSUED_AT: &str = "infrastructure.capcmi.io/create-issued-at";
 /// Annotation: when the driver first accepted to shut the guest down, RFC 3339: the guest's time
 /// runs from then. Reserved.
 pub const SHUT_DOWN_ACCEPTED_AT: &str = "infrastructure.capcmi.io/shut-down-accepted-at";
+/// Annotation: the UID of the Node from which the not-ready taint was removed, so that a taint of that key
+/// which comes later is left alone. Not reserved: a forged one keeps a taint on a Node of the user's own
+/// cluster.
+pub const NOT_READY_TAINT_REMOVED_FROM: &str = "infrastructure.capcmi.io/not-ready-taint-removed-from";
 /// Annotation: `true` lets an InfraMachine go without a confirmation that its VM is gone. The last resort,
 /// and the administrator's: reserved, and in a template it would lose every VM.
 pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
 
 /// The annotations that the provider writes.
-pub const OWN_ANNOTATIONS: [&str; 9] = [
+pub const OWN_ANNOTATIONS: [&str; 10] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
@@ -41,6 +45,7 @@ pub const OWN_ANNOTATIONS: [&str; 9] = [
     SECRET,
     CREATE_ISSUED_AT,
     SHUT_DOWN_ACCEPTED_AT,
+    NOT_READY_TAINT_REMOVED_FROM,
 ];
 
 /// The annotations that only the provider and the administrator may write: a user with forged ones could

@@ -73,6 +73,9 @@ pub enum InvalidSecret {
     /// It has no bootstrap data.
     #[error("the Secret `{0}` has no key `value` with the bootstrap data")]
     NoBootstrapData(String),
+    /// It has no kubeconfig.
+    #[error("the Secret `{0}` has no key `value` with the kubeconfig")]
+    NoKubeconfig(String),
     /// The credentials use a key that the bootstrap data need.
     #[error(
         "the Secret `{name}` with the credentials has the key `{key}`, which is kept for the bootstrap data"
@@ -167,6 +170,23 @@ pub async fn bootstrap_data(
         }
     }
     Ok(Ok(secrets))
+}
+
+/// The kubeconfig of the workload cluster of a Cluster, as Cluster API keeps it.
+///
+/// # Errors
+/// As [`credentials`].
+pub async fn kubeconfig(
+    client: &Client,
+    namespace: &str,
+    cluster: &str,
+) -> Result<Result<Vec<u8>, InvalidSecret>, Error> {
+    let (name, action) = (format!("{cluster}-kubeconfig"), "reading the kubeconfig Secret");
+    let data = match read(client, namespace, &name, "Cluster API", action).await? {
+        Ok(secret) => secret.data.unwrap_or_default().remove(VALUE),
+        Err(invalid) => return Ok(Err(invalid)),
+    };
+    Ok(data.map(|value| value.0).ok_or(InvalidSecret::NoKubeconfig(name)))
 }
 
 /// A name that a Secret can have. The client puts names into the path of a request as they are: one with a

@@ -17,14 +17,18 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::api::{self, DeserializeGuard, labels};
 use crate::caches::cluster_owners;
 use crate::machine::{self, LookUpHint};
+use crate::not_ready_taint;
 
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
-        let (trigger, ask) = (self.machines.clone(), self.ask_about());
+        let (trigger, ask, look) = (self.machines.clone(), self.ask_about(), self.look_at_node());
         move |update| {
             for change in &update.changes {
                 if let Some(node_change) = NodeChange::of_change(change) {
                     ask(change.object(), node_change);
+                }
+                if change.there().is_some() && change.concerns(what_counts_of_a_node) {
+                    look(change);
                 }
                 let infra = &change.object().spec.infrastructure_ref;
                 if change.concerns(what_counts_of_a_machine)
@@ -69,14 +73,44 @@ impl Controllers {
         }
     }
 
+    /// Has the Node of a Machine looked at, where it may have a taint to remove.
+    fn look_at_node(&self) -> impl Fn(&Change<Machine>) + Send + 'static {
+        let (trigger, taints) = (self.nodes.clone(), Arc::clone(&self.taints));
+        move |change| {
+            let reference = infra_machine_of(change.object());
+            let Some(found) = taints.caches.infra_machines.get(&reference) else {
+                return;
+            };
+            if let Ok(infra) = &found.0
+                && infra.spec.not_ready_taint.is_some()
+            {
+                if matches!(change, Change::Updated { .. }) {
+                    taints.changed_nodes.insert(uid(infra));
+                }
+                trigger.send(reference);
+            }
+        }
+    }
+
+    /// Has the Nodes looked at that were not freed of their taint before this replica led.
+    pub(super) fn look_at_tainted_nodes(&self) {
+        for guarded in self.caches.infra_machines.state() {
+            if guarded.0.as_ref().is_ok_and(not_ready_taint::awaits_removal) {
+                self.nodes.send(ObjectRef::from_obj(&*guarded));
+            }
+        }
+    }
+
     pub(super) fn on_cluster(&self) -> impl Fn(&CacheUpdate<Cluster>) + Send + 'static {
         let (machines, clusters) = (self.machines.clone(), self.clusters.clone());
         let (templates, caches) = (self.templates.clone(), self.caches.clone());
         let cluster_ids = Arc::clone(&self.context.cluster_ids);
+        let (nodes, taints) = (self.nodes.clone(), Arc::clone(&self.taints));
         move |update| {
             if update.listed || update.changes.iter().any(|change| change.there().is_none()) {
                 let there = uids(caches.clusters.state().iter().map(|cluster| &cluster.metadata));
                 cluster_ids.forget_all_but(|uid| there.contains(uid));
+                taints.workload_clusters.forget_all_but(|uid| there.contains(uid));
             }
             let concerned = Concerned::by(&update.changes);
             if concerned.is_empty() {
@@ -99,6 +133,9 @@ impl Controllers {
             for guarded in caches.infra_machines.state() {
                 if concerned.labels(guarded.meta()) {
                     machines.send(ObjectRef::from_obj(&*guarded));
+                    if guarded.0.as_ref().is_ok_and(not_ready_taint::awaits_removal) {
+                        nodes.send(ObjectRef::from_obj(&*guarded));
+                    }
                 }
             }
         }
@@ -109,12 +146,14 @@ impl Controllers {
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachine>>) + Send + 'static {
         let (on_own, context) = (on_own(self.machines.clone()), Arc::clone(&self.context));
         let deletion_log = Arc::clone(&self.deletion_log);
+        let (nodes, taints) = (self.nodes.clone(), Arc::clone(&self.taints));
         move |update| {
             let states = &context.states;
             for change in &update.changes {
                 match change {
                     Change::Deleted(guarded) => {
                         states.forget(uid(&**guarded));
+                        taints.changed_nodes.remove(uid(&**guarded));
                         context.drivers.forget(uid(&**guarded));
                         let cluster = context.caches.labelled_cluster(guarded.meta());
                         let is_frozen = cluster.is_none_or(|cluster| cluster.is_paused());
@@ -126,6 +165,9 @@ impl Controllers {
                         }
                         if let Ok(machine) = &guarded.0 {
                             states.caught_up(uid(machine), machine);
+                            if not_ready_taint::awaits_removal(machine) {
+                                nodes.send(ObjectRef::from_obj(&**guarded));
+                            }
                         }
                     }
                 }
@@ -180,6 +222,11 @@ fn what_counts_of_a_machine(machine: &Machine) -> u64 {
         &spec.infrastructure_ref.name,
         control_plane,
     ))
+}
+
+fn what_counts_of_a_node(machine: &Machine) -> u64 {
+    let node = machine.status.as_ref();
+    fingerprint(node.map(|node| (&node.node_name, node.node_is_healthy)))
 }
 
 fn what_counts_of_a_cluster(cluster: &Cluster) -> u64 {

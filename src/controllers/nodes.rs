@@ -31,8 +31,8 @@ impl NodeChange {
 
     /// What a Machine says of its Node as it is.
     pub(super) fn of(machine: &Machine) -> Option<Self> {
-        let node = machine.status.unwrap_or_default();
-        match (node.has_node, node.node_is_healthy) {
+        let node = machine.status.as_ref()?;
+        match (node.node_name.is_some(), node.node_is_healthy) {
             (true, false) => Some(Self::Lost),
             (true, true) => Some(Self::Back),
             (false, _) => None,
@@ -49,7 +49,10 @@ impl NodeChange {
 }
 
 fn is_healthy(machine: &Machine) -> bool {
-    machine.status.unwrap_or_default().node_is_healthy
+    machine
+        .status
+        .as_ref()
+        .is_some_and(|status| status.node_is_healthy)
 }
 
 #[cfg(test)]
@@ -64,7 +67,7 @@ mod tests {
     fn machine((has_node, node_is_healthy): (bool, bool)) -> Arc<Machine> {
         let mut machine = Machine::new("m", MachineSpec::default());
         machine.status = Some(MachineStatus {
-            has_node,
+            node_name: has_node.then(|| "n".into()),
             node_is_healthy,
         });
         Arc::new(machine)

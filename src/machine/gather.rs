@@ -6,17 +6,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
 use super::outcome::Outcome;
 use super::plan::{Observed, Owner, restored};
 use super::runtime_state::{RuntimeState, Until};
 use super::status::Moment;
-use crate::api::cluster_api::{self, Cluster, Machine};
+use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
+use crate::caches::machine_owner;
 use crate::configured_driver::{ConfiguredDriver, DriverState, ResolveError};
 use crate::identity;
 use cmi_driver::{Operation, ProviderSpec};
@@ -44,8 +43,7 @@ type Resolved = Result<(Arc<ConfiguredDriver>, DriverState), ResolveError>;
 
 /// Reads the caches.
 pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
-    let reference = owner_reference(machine);
-    let owner = reference.and_then(|reference| owner_machine(ctx, machine, reference));
+    let owner = ctx.caches.owner_machine(&machine.metadata);
     let cluster = cluster_of(ctx, machine, owner.as_deref());
     let cluster_id = cluster.as_deref().and_then(|cluster| ctx.cluster_ids.of(cluster));
     let driver = resolve(ctx, machine).await;
@@ -57,7 +55,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
         .states
         .get_or_restore(uid, || restored(machine, now, instant, inputs));
     Gathered {
-        named_owner: reference.is_some(),
+        named_owner: machine_owner(&machine.metadata).is_some(),
         inputs,
         owner,
         cluster,
@@ -170,24 +168,6 @@ impl Gathered {
     }
 }
 
-/// The controller owner of kind Machine, whatever version it is written in.
-pub fn owner_reference(machine: &InfraMachine) -> Option<&OwnerReference> {
-    machine.metadata.owner_references.iter().flatten().find(|owner| {
-        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
-        owner.controller == Some(true) && owner.kind == "Machine" && group == cluster_api::GROUP
-    })
-}
-
-fn owner_machine(ctx: &Context, machine: &InfraMachine, owner: &OwnerReference) -> Option<Arc<Machine>> {
-    let namespace = machine.metadata.namespace.as_deref()?;
-    let found = ctx
-        .caches
-        .machines
-        .get(&ObjectRef::new(&owner.name).within(namespace))?;
-    // A Machine of the same name that came later is another one.
-    (found.metadata.uid.as_deref() == Some(owner.uid.as_str())).then_some(found)
-}
-
 fn cluster_of(ctx: &Context, machine: &InfraMachine, owner: Option<&Machine>) -> Option<Arc<Cluster>> {
     let meta = &machine.metadata;
     match owner {
@@ -257,6 +237,7 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
         secret_ref,
         creation_timeout_seconds,
         shutdown_timeout_seconds,
+        not_ready_taint: _,
     } = &machine.spec;
     let secret = secret_ref.as_ref().map(|secret| &secret.name);
     (driver, provider_spec, secret).hash(&mut hasher);

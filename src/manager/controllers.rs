@@ -55,6 +55,7 @@ pub fn all(context: &ControllerContext) -> Vec<Task> {
         context.options.as_ref().clone(),
         context.drivers.clone(),
         Arc::clone(&context.metrics),
+        context.leadership.clone(),
     );
     context.metrics.machines(controllers.machine_counter());
     let context = context.clone();

@@ -16,6 +16,7 @@ mod leadership;
 mod lifecycle;
 mod memory;
 mod moving;
+mod not_ready_taint;
 mod orphans;
 mod pacing;
 mod pause;

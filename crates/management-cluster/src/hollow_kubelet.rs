@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use anyhow::{Context, Result, bail};
 use futures::{Stream, StreamExt};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
@@ -60,9 +60,9 @@ pub struct HollowKubelet {
 
 impl HollowKubelet {
     /// Follows `guests` until it ends. Each guest that boots is registered as a Node with the credentials
-    /// of its bootstrap data; the Node has the provider id, addresses, a kubelet version and the
-    /// conditions of a healthy node. A guest whose bootstrap data is unfit does not register, as with a
-    /// real one; a warning is logged.
+    /// of its bootstrap data; the Node has the provider id, addresses, a kubelet version, the conditions
+    /// of a healthy node, and the taints that the kubelet's configuration names. A guest whose bootstrap
+    /// data is unfit does not register, as with a real one; a warning is logged.
     pub fn start(guests: impl Stream<Item = GuestEvent> + Send + 'static) -> Self {
         Self::with_version(KUBERNETES_VERSION, guests)
     }
@@ -90,9 +90,9 @@ async fn follow(version: String, guests: impl Stream<Item = GuestEvent>) {
     while let Some(event) = guests.next().await {
         match event {
             GuestEvent::Booted(guest) => {
-                let client = clients.get(&guest.user_data).await;
+                let boot = clients.boot(&guest.user_data).await;
                 let provider_id = guest.provider_id.clone();
-                let kubelet = kubelets.spawn(run(client, version.clone(), guest));
+                let kubelet = kubelets.spawn(run(boot, version.clone(), guest));
                 // A guest that boots again has one kubelet, not two.
                 if let Some(previous) = running.insert(provider_id, kubelet) {
                     previous.abort();
@@ -116,26 +116,38 @@ async fn follow(version: String, guests: impl Stream<Item = GuestEvent>) {
 struct Clients(HashMap<String, Client>);
 
 impl Clients {
-    async fn get(&mut self, user_data: &[u8]) -> Result<Client> {
-        let document = kubeconfig_of(user_data)?;
+    /// What the bootstrap data of a guest have its kubelet start with.
+    async fn boot(&mut self, user_data: &[u8]) -> Result<Boot> {
+        let files = files_of(user_data)?;
+        let taints = taints_of(&files)?;
+        let document = kubeconfig_of(files)?;
         if let Some(client) = self.0.get(&document) {
-            return Ok(client.clone());
+            let client = client.clone();
+            return Ok(Boot { client, taints });
         }
         let client = kubeconfig::client(&document).await?;
         self.0.insert(document, client.clone());
-        Ok(client)
+        Ok(Boot { client, taints })
     }
 }
 
-async fn run(client: Result<Client>, version: String, guest: Guest) {
-    if let Err(error) = join_and_stay(client, &version, &guest).await {
+/// What a kubelet starts with.
+struct Boot {
+    client: Client,
+    /// The taints that its Node registers with.
+    taints: Vec<Taint>,
+}
+
+async fn run(boot: Result<Boot>, version: String, guest: Guest) {
+    if let Err(error) = join_and_stay(boot, &version, &guest).await {
         tracing::warn!("the kubelet of {} ended: {error:#}", guest.node_name);
     }
 }
 
-async fn join_and_stay(client: Result<Client>, version: &str, guest: &Guest) -> Result<()> {
-    let nodes: Api<Node> = Api::all(client?);
-    register(&nodes, version, guest).await?;
+async fn join_and_stay(boot: Result<Boot>, version: &str, guest: &Guest) -> Result<()> {
+    let Boot { client, taints } = boot?;
+    let nodes: Api<Node> = Api::all(client);
+    register(&nodes, version, guest, &taints).await?;
     let mut heartbeat = interval(HEARTBEAT_INTERVAL);
     heartbeat.tick().await;
     loop {
@@ -153,9 +165,9 @@ async fn join_and_stay(client: Result<Client>, version: &str, guest: &Guest) -> 
     }
 }
 
-async fn register(nodes: &Api<Node>, version: &str, guest: &Guest) -> Result<()> {
+async fn register(nodes: &Api<Node>, version: &str, guest: &Guest, taints: &[Taint]) -> Result<()> {
     let params = PatchParams::apply(FIELD_MANAGER).force();
-    let node = node(guest);
+    let node = node(guest, taints);
     let status = status(version, guest);
     let expiry = Instant::now() + REGISTER_DEADLINE;
     loop {
@@ -176,12 +188,16 @@ async fn register(nodes: &Api<Node>, version: &str, guest: &Guest) -> Result<()>
     }
 }
 
-fn node(guest: &Guest) -> Value {
-    json!({
+fn node(guest: &Guest, taints: &[Taint]) -> Value {
+    let mut node = json!({
         "apiVersion": "v1", "kind": "Node",
         "metadata": {"name": guest.node_name, "labels": {"kubernetes.io/hostname": guest.node_name}},
         "spec": {"providerID": guest.provider_id},
-    })
+    });
+    if !taints.is_empty() {
+        node["spec"]["taints"] = json!(taints);
+    }
+    node
 }
 
 fn status(version: &str, guest: &Guest) -> Value {
@@ -228,15 +244,38 @@ struct CloudConfigFile {
     content: String,
 }
 
-/// The kubeconfig that a cloud-config writes for the kubelet.
-fn kubeconfig_of(user_data: &[u8]) -> Result<String> {
+/// The part of a kubelet's configuration that matters here.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct KubeletConfiguration {
+    #[serde(default)]
+    register_with_taints: Vec<Taint>,
+}
+
+/// The files that a cloud-config writes.
+fn files_of(user_data: &[u8]) -> Result<Vec<CloudConfigFile>> {
     let text = std::str::from_utf8(user_data).context("the bootstrap data is not text")?;
     if !text.starts_with("#cloud-config") {
         bail!("the bootstrap data is no cloud-config");
     }
     let config: CloudConfig = serde_saphyr::from_str(text).context("reading the cloud-config")?;
+    Ok(config.write_files)
+}
+
+/// The taints that the kubelet's configuration has its Node register with; none without a configuration.
+fn taints_of(files: &[CloudConfigFile]) -> Result<Vec<Taint>> {
+    let Some(file) = files.iter().find(|file| file.path == crate::KUBELET_CONFIG) else {
+        return Ok(Vec::new());
+    };
+    let config: KubeletConfiguration =
+        serde_saphyr::from_str(&file.content).context("reading the kubelet's configuration")?;
+    Ok(config.register_with_taints)
+}
+
+/// The kubeconfig that a cloud-config writes for the kubelet.
+fn kubeconfig_of(files: Vec<CloudConfigFile>) -> Result<String> {
     let is_kubeconfig = |file: &CloudConfigFile| file.path == crate::BOOTSTRAP_KUBECONFIG;
-    let file = config.write_files.into_iter().find(is_kubeconfig);
+    let file = files.into_iter().find(is_kubeconfig);
     Ok(file
         .with_context(|| {
             format!(
@@ -255,14 +294,26 @@ mod tests {
     fn the_kubeconfig_is_found_in_a_cloud_config() -> Result<()> {
         let user_data = "#cloud-config\nwrite_files:\n- path: /etc/motd\n  content: hello\n\
                          - path: /etc/kubernetes/bootstrap-kubelet.conf\n  content: |\n    kind: Config\n";
-        assert_eq!(kubeconfig_of(user_data.as_bytes())?, "kind: Config\n");
+        assert_eq!(kubeconfig_of(files_of(user_data.as_bytes())?)?, "kind: Config\n");
+        Ok(())
+    }
+
+    #[test]
+    fn a_node_registers_with_the_taints_of_the_kubelets_configuration() -> Result<()> {
+        let user_data = "#cloud-config\nwrite_files:\n- path: /var/lib/kubelet/config.yaml\n  content: |\n    \
+                         registerWithTaints: [{key: k, effect: NoSchedule}]\n";
+        let taints = taints_of(&files_of(user_data.as_bytes())?)?;
+        let keys: Vec<_> = taints.iter().map(|taint| taint.key.as_str()).collect();
+        assert_eq!(keys, ["k"]);
+        assert!(taints_of(&[])?.is_empty());
         Ok(())
     }
 
     #[test]
     fn data_without_credentials_is_refused_with_the_reason() {
         let reason = |data: &[u8]| {
-            kubeconfig_of(data)
+            files_of(data)
+                .and_then(kubeconfig_of)
                 .expect_err("there is no kubeconfig")
                 .to_string()
         };

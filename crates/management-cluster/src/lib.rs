@@ -35,5 +35,5 @@ pub use self::{
     process::Process,
     programs::{CLUSTER_API_VERSION, KUBERNETES_VERSION, Programs},
     run_folder::RunFolder,
-    workload::{BOOTSTRAP_KUBECONFIG, Workload},
+    workload::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, Workload},
 };

@@ -3,7 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{Secret, Taint},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use kube::Client;
 use serde_json::json;
 use uuid::Uuid;
@@ -19,6 +23,9 @@ use crate::{
 
 /// Where the bootstrap data puts the kubeconfig of a kubelet that joins.
 pub const BOOTSTRAP_KUBECONFIG: &str = "/etc/kubernetes/bootstrap-kubelet.conf";
+
+/// Where the bootstrap data puts the configuration of the kubelet.
+pub const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
 /// A workload cluster without any controller: an API server that has the Nodes of machines.
 ///
@@ -72,15 +79,27 @@ impl Workload {
     /// # Errors
     /// When the document cannot be rendered, which would be a fault of this crate.
     pub fn bootstrap_data(&self) -> Result<String> {
+        self.bootstrap_data_with_taints(&[])
+    }
+
+    /// As [`Workload::bootstrap_data`], with taints that the Node registers with.
+    ///
+    /// # Errors
+    /// As [`Workload::bootstrap_data`].
+    pub fn bootstrap_data_with_taints(&self, taints: &[Taint]) -> Result<String> {
         let server = &self.api_server;
         let document = kubeconfig::render(&server.url, &server.authority, &self.bootstrap_token)?;
+        let file = |path: &str, content: String| json!({"path": path, "owner": "root:root", "permissions": "0600", "content": content});
+        let mut files = vec![file(BOOTSTRAP_KUBECONFIG, document)];
+        if !taints.is_empty() {
+            let config = json!({
+                "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+                "registerWithTaints": taints,
+            });
+            files.push(file(KUBELET_CONFIG, serde_saphyr::to_string(&config)?));
+        }
         let cloud_config = json!({
-            "write_files": [{
-                "path": BOOTSTRAP_KUBECONFIG,
-                "owner": "root:root",
-                "permissions": "0600",
-                "content": document,
-            }],
+            "write_files": files,
             "runcmd": [["systemctl", "start", "kubelet"]],
         });
         Ok(format!(

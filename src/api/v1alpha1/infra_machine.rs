@@ -156,6 +156,13 @@ pub struct InfraMachineSpec {
     #[schemars(range(min = 0, max = 86400))]
     #[garde(range(min = 0, max = 86400))]
     pub shutdown_timeout_seconds: Option<i32>,
+
+    /// The taint that the Node registers with so that no workload is scheduled before the VM is initialized.
+    /// The provider removes it from the Node, once, when the VM is. Without it no Node is touched. The
+    /// kubelet has to register with the taint: the provider never adds it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[garde(dive)]
+    pub not_ready_taint: Option<NotReadyTaint>,
 }
 
 impl InfraMachine {
@@ -213,6 +220,51 @@ fn is_small_enough(spec: &Map<String, Value>, _: &()) -> garde::Result {
     }
     let json = serde_json::to_string(spec).map_err(|error| garde::Error::new(error.to_string()))?;
     bounded::too_large(&json).map_or(Ok(()), |why| Err(garde::Error::new(why)))
+}
+
+/// The taint of a Node whose VM is not initialized (INI-04).
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema, Validate)]
+pub struct NotReadyTaint {
+    /// The taint's key; it is removed with every value and effect. Keys of `kubernetes.io`, `k8s.io` and
+    /// `x-k8s.io` belong to Kubernetes and Cluster API, and are refused.
+    #[serde(default = "default_not_ready_taint_key")]
+    #[schemars(
+        length(min = 1, max = 317),
+        regex(pattern = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"),
+        extend("x-kubernetes-validations" = [{
+            "rule": r"!self.matches('^([^/]+\\.)?(kubernetes\\.io|k8s\\.io|x-k8s\\.io)/')",
+            "message": "taints of kubernetes.io, k8s.io and x-k8s.io belong to Kubernetes and Cluster API, which remove them; name one of your own"
+        }])
+    )]
+    #[garde(length(bytes, min = 1, max = 317), custom(is_not_kubernetes_own))]
+    pub key: String,
+}
+
+/// The key that the specification names (INI-04).
+fn default_not_ready_taint_key() -> String {
+    "node.machine.sapcloud.io/instance-not-ready".to_owned()
+}
+
+impl Default for NotReadyTaint {
+    fn default() -> Self {
+        Self {
+            key: default_not_ready_taint_key(),
+        }
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // garde's signature
+fn is_not_kubernetes_own(key: &str, _: &()) -> garde::Result {
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    let is_own = ["kubernetes.io", "k8s.io", "x-k8s.io"]
+        .iter()
+        .any(|own| domain == *own || domain.ends_with(&format!(".{own}")));
+    if is_own {
+        return Err(garde::Error::new(format!(
+            "is {key}, a taint of Kubernetes or Cluster API; name one of your own"
+        )));
+    }
+    Ok(())
 }
 
 /// A Secret in the same namespace.
@@ -368,6 +420,9 @@ mod tests {
             secret_ref: Some(SecretReference::default()),
             creation_timeout_seconds: Some(0),
             shutdown_timeout_seconds: Some(-1),
+            not_ready_taint: Some(NotReadyTaint {
+                key: "node.kubernetes.io/unreachable".to_owned(),
+            }),
         };
         let violations = spec.violations();
         let places: Vec<_> = violations
@@ -377,6 +432,7 @@ mod tests {
         let expected = [
             "creationTimeoutSeconds",
             "driver",
+            "notReadyTaint.key",
             "providerID",
             "providerSpec",
             "secretRef.name",
@@ -385,7 +441,7 @@ mod tests {
         ];
         assert_eq!(places, expected, "{violations:?}");
         assert!(
-            violations[3].contains("257 fields; at most 256"),
+            violations[4].contains("257 fields; at most 256"),
             "{violations:?}"
         );
         assert_eq!(InfraMachineSpec::default().violations(), Vec::<String>::new());

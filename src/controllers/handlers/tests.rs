@@ -13,6 +13,7 @@ use super::*;
 use crate::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
 use crate::configured_driver::tests::{FakeDriver, driver_with_one_permit};
 use crate::configured_driver::{ConfiguredDrivers, Priority, Requester, Waker};
+use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 
 /// The handlers of a process that leads, and what they wake.
@@ -42,7 +43,14 @@ fn watched() -> Watched {
     let client = kube::Client::try_from(config).unwrap();
     let pool = driver_with_one_permit(FakeDriver::default());
     let drivers = ConfiguredDrivers::new(vec![pool]).unwrap();
-    let controllers = Controllers::on(caches, client, options, drivers, Arc::new(Metrics::new()));
+    let controllers = Controllers::on(
+        caches,
+        client,
+        options,
+        drivers,
+        Arc::new(Metrics::new()),
+        Leadership::unelected(),
+    );
     let mut machines = Box::pin(controllers.machines.receive());
     let mut clusters = Box::pin(controllers.clusters.receive());
     let mut templates = Box::pin(controllers.templates.receive());

@@ -229,9 +229,9 @@ fn a_machine_that_failed_for_good_says_that_it_is_paused_and_that_it_is_not_any_
 
 #[test]
 fn only_a_controller_of_kind_machine_and_cluster_apis_group_is_the_owner() {
-    use crate::machine::gather::owner_reference;
+    use crate::caches::machine_owner;
     let owned = |api_version, kind, controller| {
-        owner_reference(&machine().owned_by(api_version, kind, controller).build()).is_some()
+        machine_owner(&machine().owned_by(api_version, kind, controller).build().metadata).is_some()
     };
     assert!(owned("cluster.x-k8s.io/v1beta2", "Machine", true));
     assert!(owned("cluster.x-k8s.io/v1beta3", "Machine", true), "any version");

@@ -1,0 +1,215 @@
+//! Whether there is a taint to remove. Pure.
+
+use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::conditions;
+use crate::api::labels;
+use crate::api::paused_by;
+use crate::api::v1alpha1::InfraMachine;
+use crate::identity::MachineId;
+
+/// What was read for one reconcile.
+#[derive(Clone, Copy)]
+pub struct Observed<'a> {
+    /// The Machine that owns it, when it is there.
+    pub owner: Option<&'a Machine>,
+    /// The Cluster it belongs to, when it is there.
+    pub cluster: Option<&'a Cluster>,
+    /// Whether the Node came back, or is another, since it was last looked at.
+    pub node_changed: bool,
+}
+
+/// What has to be done.
+#[derive(Debug)]
+pub enum Plan<'a> {
+    /// Nothing is asked for, nothing can be done yet, or all is done.
+    NoOp,
+    /// The taint is removed from the Node, in the workload cluster of this Cluster.
+    Remove(Removal, &'a Cluster),
+}
+
+/// What is removed, and from which Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Removal {
+    /// The taint's key.
+    pub key: String,
+    /// The Node's name.
+    pub node: String,
+    /// The Node's providerID, else it is another machine's.
+    pub provider_id: String,
+    /// The UID of the Node from which it was removed before.
+    pub removed_from: Option<String>,
+}
+
+/// Whether the Node of a machine has to be looked at as soon as there is one. Known without its Machine.
+///
+/// A record without the condition is that of a process which was killed between the two, or of a machine that
+/// was moved without its status.
+pub fn awaits_removal(machine: &InfraMachine) -> bool {
+    let is_done = removed_from(machine).is_some() && holds(machine, conditions::NOT_READY_TAINT_REMOVED);
+    machine.spec.not_ready_taint.is_some() && machine.is_provisioned() && !is_done
+}
+
+/// What has to be done for the Node of a machine.
+///
+/// # Guarantees
+/// The taint goes when the VM was initialized (INI-05), which is what provisioned says, and is up; not from
+/// the Node of a machine that is paused, on its way out, or that another client gave its providerID.
+pub fn plan<'a>(machine: &InfraMachine, seen: &Observed<'a>) -> Plan<'a> {
+    let (Some(taint), Some(owner), Some(cluster)) = (&machine.spec.not_ready_taint, seen.owner, seen.cluster)
+    else {
+        return Plan::NoOp;
+    };
+    let is_up = machine.is_provisioned() && holds(machine, conditions::READY);
+    let is_leaving =
+        machine.metadata.deletion_timestamp.is_some() || owner.metadata.deletion_timestamp.is_some();
+    let is_paused = paused_by(machine, cluster.is_paused()).is_some();
+    if !is_up || is_leaving || is_paused || MachineId::of(machine).is_none() {
+        return Plan::NoOp;
+    }
+    if !awaits_removal(machine) && !seen.node_changed {
+        return Plan::NoOp;
+    }
+    let node = owner
+        .status
+        .as_ref()
+        .and_then(|status| status.node_name.as_deref());
+    let (Some(node), Some(provider_id)) = (node, &machine.spec.provider_id) else {
+        return Plan::NoOp;
+    };
+    let removal = Removal {
+        key: taint.key.clone(),
+        node: node.to_owned(),
+        provider_id: provider_id.clone(),
+        removed_from: removed_from(machine).map(str::to_owned),
+    };
+    Plan::Remove(removal, cluster)
+}
+
+fn holds(machine: &InfraMachine, condition: &str) -> bool {
+    let status = machine.status.as_ref();
+    status.is_some_and(|status| conditions::is_true(&status.conditions, condition))
+}
+
+fn removed_from(machine: &InfraMachine) -> Option<&str> {
+    let annotations = machine.metadata.annotations.as_ref()?;
+    annotations
+        .get(labels::NOT_READY_TAINT_REMOVED_FROM)
+        .map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::cluster_api::MachineSpec;
+    use crate::api::conditions::{State, reason};
+
+    fn machine() -> InfraMachine {
+        let mut machine: InfraMachine = serde_json::from_value(json!({
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
+            "metadata": {"name": "m", "namespace": "ns", "uid": "u",
+                "annotations": {labels::MACHINE_ID: "ns/m/1"}},
+            "spec": {"providerID": "p", "notReadyTaint": {}},
+            "status": {"initialization": {"provisioned": true}},
+        }))
+        .unwrap();
+        set(&mut machine, conditions::READY, State::True);
+        machine
+    }
+
+    fn set(machine: &mut InfraMachine, condition: &str, state: State) {
+        let conditions = &mut machine.status.get_or_insert_default().conditions;
+        let now = Timestamp::UNIX_EPOCH;
+        conditions::set(conditions, condition, state, reason::READY, "", None, now);
+    }
+
+    fn owner() -> Machine {
+        let mut owner = Machine::new("m", MachineSpec::default());
+        owner.status.get_or_insert_default().node_name = Some("n".into());
+        owner
+    }
+
+    fn removed_from_node(change: impl FnOnce(&mut InfraMachine, &mut Machine, &mut Cluster) -> bool) -> bool {
+        let mut cluster: Cluster = serde_json::from_value(json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": {"name": "c"}, "spec": {},
+        }))
+        .unwrap();
+        let (mut machine, mut owner) = (machine(), owner());
+        let node_changed = change(&mut machine, &mut owner, &mut cluster);
+        let seen = Observed {
+            owner: Some(&owner),
+            cluster: Some(&cluster),
+            node_changed,
+        };
+        matches!(plan(&machine, &seen), Plan::Remove(..))
+    }
+
+    /// INI-05: only from the Node of a machine that is up, and only once.
+    #[test]
+    fn the_taint_goes_from_the_node_of_a_machine_that_is_up_and_of_no_other() {
+        assert!(removed_from_node(|_, _, _| false));
+        let deleted = || {
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+                Timestamp::UNIX_EPOCH,
+            ))
+        };
+        assert!(!removed_from_node(|machine, _, _| {
+            machine.spec.not_ready_taint = None;
+            false
+        }));
+        assert!(!removed_from_node(|machine, _, _| {
+            machine.status.get_or_insert_default().initialization = None;
+            false
+        }));
+        assert!(!removed_from_node(|machine, _, _| {
+            set(machine, conditions::READY, State::False);
+            false
+        }));
+        assert!(!removed_from_node(|machine, _, _| {
+            machine.metadata.deletion_timestamp = deleted();
+            false
+        }));
+        assert!(!removed_from_node(|_, owner, _| {
+            owner.metadata.deletion_timestamp = deleted();
+            false
+        }));
+        assert!(!removed_from_node(|_, owner, _| {
+            owner.status = None;
+            false
+        }));
+        assert!(!removed_from_node(|_, _, cluster| {
+            cluster.spec.paused = Some(true);
+            false
+        }));
+        // A providerID of another client's making.
+        assert!(!removed_from_node(|machine, _, _| {
+            machine.metadata.annotations = None;
+            false
+        }));
+    }
+
+    #[test]
+    fn a_node_that_was_freed_is_looked_at_again_when_it_came_back_or_is_another() {
+        let record = |machine: &mut InfraMachine| {
+            set(machine, conditions::NOT_READY_TAINT_REMOVED, State::True);
+            let annotations = machine.metadata.annotations.get_or_insert_default();
+            annotations.insert(labels::NOT_READY_TAINT_REMOVED_FROM.to_owned(), "n-1".to_owned());
+        };
+        assert!(!removed_from_node(|machine, _, _| {
+            record(machine);
+            false
+        }));
+        assert!(removed_from_node(|machine, _, _| {
+            record(machine);
+            true
+        }));
+        // Killed between the record and the condition, or moved without its status.
+        assert!(removed_from_node(|machine, _, _| {
+            record(machine);
+            set(machine, conditions::NOT_READY_TAINT_REMOVED, State::False);
+            false
+        }));
+    }
+}

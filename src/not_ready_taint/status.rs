@@ -1,0 +1,103 @@
+//! What the status and the events of a machine say of its Node's taint. Pure.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::plan::Removal;
+use crate::api::conditions::{self, State, reason};
+use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
+use crate::apiserver::Note;
+use crate::workload_cluster::Unreachable;
+
+/// How far it has come.
+#[derive(Debug)]
+pub enum Progress {
+    /// Removed from the Node of this UID.
+    Removed(String),
+    /// Removed before, from this very Node.
+    RemovedBefore,
+    /// The Node of this UID has no such taint.
+    NotTainted(String),
+    /// The Node has another providerID, or none.
+    ForeignNode(Option<String>),
+    /// The workload cluster can't be visited.
+    Unreachable(Arc<Unreachable>),
+}
+
+/// The status after it.
+pub fn after(
+    machine: &InfraMachine,
+    removal: &Removal,
+    progress: &Progress,
+    now: Timestamp,
+) -> InfraMachineStatus {
+    let mut status = machine.status.clone().unwrap_or_default();
+    let (state, reason, message) = condition(removal, progress);
+    conditions::set(
+        &mut status.conditions,
+        conditions::NOT_READY_TAINT_REMOVED,
+        state,
+        reason,
+        &message,
+        machine.metadata.generation,
+        now,
+    );
+    status
+}
+
+/// The event that it is worth: neither does the status show it, nor is it a repeat.
+pub fn event(machine: &InfraMachine, removal: &Removal, progress: &Progress) -> Option<Note> {
+    let (state, reason, text) = condition(removal, progress);
+    let status = machine.status.as_ref();
+    let shown =
+        status.and_then(|status| conditions::get(&status.conditions, conditions::NOT_READY_TAINT_REMOVED));
+    let is_new = match progress {
+        Progress::Removed(_) => true,
+        Progress::RemovedBefore | Progress::NotTainted(_) => false,
+        Progress::ForeignNode(_) | Progress::Unreachable(_) => {
+            shown.is_none_or(|shown| shown.reason != reason)
+        }
+    };
+    is_new.then(|| Note {
+        warning: state != State::True,
+        reason: reason.to_owned(),
+        action: "RemoveTaint",
+        text,
+    })
+}
+
+fn condition(removal: &Removal, progress: &Progress) -> (State, &'static str, String) {
+    let Removal { key, node, .. } = removal;
+    match progress {
+        Progress::Removed(_) | Progress::RemovedBefore => (
+            State::True,
+            reason::NOT_READY_TAINT_REMOVED,
+            format!("the taint {key} was removed from the Node {node}"),
+        ),
+        Progress::NotTainted(_) => (
+            State::True,
+            reason::NOT_READY_TAINT_REMOVED,
+            format!("the Node {node} has no taint {key}"),
+        ),
+        Progress::ForeignNode(found) => (
+            State::False,
+            reason::FOREIGN_NODE,
+            format!(
+                "the Node {node} has the providerID {} and not {}: its taints are left alone",
+                found.as_deref().unwrap_or("of none"),
+                removal.provider_id
+            ),
+        ),
+        Progress::Unreachable(cause) => {
+            let reason = match **cause {
+                Unreachable::Secret(_) | Unreachable::Kubeconfig(_) => reason::INVALID_KUBECONFIG,
+                Unreachable::TimedOut | Unreachable::Refused { .. } | Unreachable::Failed(_) => {
+                    reason::WORKLOAD_CLUSTER_UNREACHABLE
+                }
+            };
+            let message = format!("the taint {key} is still on the Node {node}: {cause}");
+            (State::False, reason, message)
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Workload clusters: their API servers, by the kubeconfig that Cluster API keeps of each.
+//!
+//! A client lives for one visit. A workload cluster is its user's: it may be away for weeks, answer never, or
+//! answer without end. So a visit has a deadline, answers have a size, and a cluster has few visits at a time
+//! and none before the back-off of the last that failed is over.
+
+mod kubeconfig;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::Response;
+use http_body_util::Limited;
+use kube::Client;
+use kube::client::ClientBuilder;
+use tokio::time::timeout;
+use tower::util::MapResponseLayer;
+
+use crate::api::cluster_api::Cluster;
+use crate::apiserver::{Error, InvalidSecret, secrets};
+use crate::retry;
+
+pub use self::kubeconfig::InvalidKubeconfig;
+
+/// Visits of one workload cluster at the same time.
+const MOST_VISITS: usize = 2;
+/// How long a visit may take, the connection included.
+const VISIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The most bytes of one answer: a Node is a few KiB, and large with 4 MiB of images.
+const MOST_BYTES: usize = 8 << 20;
+
+/// The workload clusters, as one management cluster knows them.
+pub struct WorkloadClusters {
+    management: Client,
+    known: Mutex<HashMap<String, State>>,
+}
+
+/// What is known of one workload cluster. There is none of one that answers and is not visited.
+#[derive(Clone, Debug, Default)]
+struct State {
+    visits: usize,
+    failure: Option<Failure>,
+}
+
+/// Why the last visit failed, and when there is another.
+#[derive(Clone, Debug)]
+struct Failure {
+    cause: Arc<Unreachable>,
+    count: u32,
+    until: Instant,
+}
+
+/// Why a workload cluster can't be visited.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreachable {
+    /// The Secret with its kubeconfig can't be read, or has none.
+    #[error(transparent)]
+    Secret(#[from] InvalidSecret),
+    /// The kubeconfig can't be used.
+    #[error("the kubeconfig of the workload cluster can't be used: {0}")]
+    Kubeconfig(#[from] InvalidKubeconfig),
+    /// The API server answered too late, or never.
+    #[error("the API server of the workload cluster did not answer within {} s", VISIT_TIMEOUT.as_secs())]
+    TimedOut,
+    /// The API server refused.
+    #[error("the API server of the workload cluster answered {code} {reason}")]
+    Refused {
+        /// The HTTP status.
+        code: u16,
+        /// Kubernetes' word for it.
+        reason: String,
+    },
+    /// No answer came, or none that is one of an API server.
+    #[error("the API server of the workload cluster can't be reached: {0}")]
+    Failed(String),
+}
+
+/// What came of a visit.
+#[derive(Debug)]
+pub enum Visit<T> {
+    /// It was made.
+    Made(T),
+    /// It was not made: so many are under way.
+    Busy,
+    /// It failed, or was not made because the last one failed.
+    Failed {
+        /// Why.
+        cause: Arc<Unreachable>,
+        /// When to try again.
+        again: Duration,
+    },
+}
+
+impl WorkloadClusters {
+    /// Finds the kubeconfigs in this management cluster.
+    pub fn new(management: Client) -> Self {
+        Self {
+            management,
+            known: Mutex::default(),
+        }
+    }
+
+    /// Visits the API server of a workload cluster.
+    ///
+    /// An error of `visit` is one of the whole workload cluster: what one object is answered, `visit` has to
+    /// tell from it.
+    ///
+    /// # Errors
+    /// The API server of the management cluster can't be asked for the kubeconfig.
+    pub async fn visit<T>(
+        &self,
+        cluster: &Cluster,
+        visit: impl AsyncFnOnce(Client) -> Result<T, kube::Error>,
+    ) -> Result<Visit<T>, Error> {
+        let uid = cluster.metadata.uid.as_deref().unwrap_or_default();
+        let _visitor = match self.admit(uid, Instant::now()) {
+            Ok(visitor) => visitor,
+            Err(turned_away) => return Ok(turned_away.into()),
+        };
+        let made = timeout(VISIT_TIMEOUT, self.attempt(cluster, visit)).await;
+        match made.unwrap_or(Ok(Err(Unreachable::TimedOut)))? {
+            Ok(made) => {
+                self.lock().entry(uid.to_owned()).or_default().failure = None;
+                Ok(Visit::Made(made))
+            }
+            Err(cause) => Ok(self.record_failure(uid, cause, Instant::now())),
+        }
+    }
+
+    async fn attempt<T>(
+        &self,
+        cluster: &Cluster,
+        visit: impl AsyncFnOnce(Client) -> Result<T, kube::Error>,
+    ) -> Result<Result<T, Unreachable>, Error> {
+        let meta = &cluster.metadata;
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let name = meta.name.as_deref().unwrap_or_default();
+        let document = match secrets::kubeconfig(&self.management, namespace, name).await? {
+            Ok(document) => document,
+            Err(invalid) => return Ok(Err(invalid.into())),
+        };
+        let client = match client(&document).await {
+            Ok(client) => client,
+            Err(invalid) => return Ok(Err(invalid.into())),
+        };
+        Ok(visit(client).await.map_err(Unreachable::from))
+    }
+
+    /// A place among the visitors of a workload cluster.
+    fn admit<'a>(&'a self, uid: &str, now: Instant) -> Result<Visitor<'a>, TurnedAway> {
+        let mut known = self.lock();
+        let state = known.entry(uid.to_owned()).or_default();
+        if let Some(failure) = state.failure.as_ref().filter(|failure| failure.until > now) {
+            return Err(TurnedAway::BackingOff {
+                cause: Arc::clone(&failure.cause),
+                again: failure.until.saturating_duration_since(now),
+            });
+        }
+        if state.visits >= MOST_VISITS {
+            return Err(TurnedAway::Busy);
+        }
+        state.visits += 1;
+        Ok(Visitor {
+            clusters: self,
+            uid: uid.to_owned(),
+        })
+    }
+
+    fn record_failure<T>(&self, uid: &str, cause: Unreachable, now: Instant) -> Visit<T> {
+        let mut known = self.lock();
+        let state = known.entry(uid.to_owned()).or_default();
+        let count = state.failure.as_ref().map_or(0, |failure| failure.count);
+        let count = match &state.failure {
+            // Another visit that began before the same outage was noticed.
+            Some(failure) if failure.until > now => count,
+            Some(_) | None => count.saturating_add(1),
+        };
+        let (cause, again) = (Arc::new(cause), retry::backoff(count, 0.0));
+        state.failure = Some(Failure {
+            cause: Arc::clone(&cause),
+            count,
+            until: now + again,
+        });
+        Visit::Failed { cause, again }
+    }
+
+    /// Forgets the failures of workload clusters that are gone.
+    pub fn forget_all_but(&self, there: impl Fn(&str) -> bool) {
+        self.lock().retain(|uid, state| state.visits > 0 || there(uid));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, State>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why a visit is not made.
+#[derive(Debug)]
+enum TurnedAway {
+    Busy,
+    BackingOff {
+        cause: Arc<Unreachable>,
+        again: Duration,
+    },
+}
+
+impl<T> From<TurnedAway> for Visit<T> {
+    fn from(turned_away: TurnedAway) -> Self {
+        match turned_away {
+            TurnedAway::Busy => Self::Busy,
+            TurnedAway::BackingOff { cause, again } => Self::Failed { cause, again },
+        }
+    }
+}
+
+/// A visit under way.
+#[derive(Debug)]
+struct Visitor<'a> {
+    clusters: &'a WorkloadClusters,
+    uid: String,
+}
+
+impl std::fmt::Debug for WorkloadClusters {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("WorkloadClusters")
+    }
+}
+
+impl Drop for Visitor<'_> {
+    fn drop(&mut self) {
+        let mut known = self.clusters.lock();
+        if let Some(state) = known.get_mut(&self.uid) {
+            state.visits = state.visits.saturating_sub(1);
+            if state.visits == 0 && state.failure.is_none() {
+                known.remove(&self.uid);
+            }
+        }
+    }
+}
+
+impl From<kube::Error> for Unreachable {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            // Its message may be anything that a stranger's server says.
+            kube::Error::Api(status) => Self::Refused {
+                code: status.code,
+                reason: status.reason.chars().take(64).collect(),
+            },
+            other => Self::Failed(chain(&other)),
+        }
+    }
+}
+
+/// An error with what led to it.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes: Vec<_> = std::iter::successors(Some(error), |&error| error.source())
+        .map(ToString::to_string)
+        .collect();
+    causes.join(": ")
+}
+
+async fn client(document: &[u8]) -> Result<Client, InvalidKubeconfig> {
+    let config = kubeconfig::config(document).await?;
+    let builder =
+        ClientBuilder::try_from(config).map_err(|error| InvalidKubeconfig::Unusable(chain(&error)))?;
+    let bounded =
+        MapResponseLayer::new(|response: Response<_>| response.map(|body| Limited::new(body, MOST_BYTES)));
+    Ok(builder.with_layer(&bounded).build())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clusters() -> WorkloadClusters {
+        let config = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
+        WorkloadClusters::new(Client::try_from(config).unwrap())
+    }
+
+    fn failed(clusters: &WorkloadClusters, uid: &str, now: Instant) -> Duration {
+        let Visit::<()>::Failed { again, .. } = clusters.record_failure(uid, Unreachable::TimedOut, now)
+        else {
+            panic!("a failure is none")
+        };
+        again
+    }
+
+    #[tokio::test]
+    async fn a_workload_cluster_has_two_visits_at_a_time_and_another_has_its_own() {
+        let (clusters, now) = (clusters(), Instant::now());
+        let first = clusters.admit("a", now).unwrap();
+        let _second = clusters.admit("a", now).unwrap();
+        assert!(matches!(clusters.admit("a", now), Err(TurnedAway::Busy)));
+        let other = clusters.admit("b", now).unwrap();
+        drop(first);
+        assert!(clusters.admit("a", now).is_ok());
+        drop(other);
+        assert!(
+            !clusters.lock().contains_key("b"),
+            "one that is not visited is kept"
+        );
+    }
+
+    /// However many machines ask: they share one back-off, and what they are told.
+    #[tokio::test]
+    async fn one_that_failed_is_visited_again_after_a_back_off_that_grows_once_for_each_outage_seen() {
+        let (clusters, start) = (clusters(), Instant::now());
+        let first = failed(&clusters, "a", start);
+        // A second visit, which began before.
+        assert_eq!(failed(&clusters, "a", start), first);
+        let Err(TurnedAway::BackingOff { cause, again }) = clusters.admit("a", start) else {
+            panic!("visited")
+        };
+        assert!(matches!(*cause, Unreachable::TimedOut) && again == first);
+        assert!(clusters.admit("b", start).is_ok());
+        assert!(clusters.admit("a", start + first).is_ok());
+        assert_eq!(failed(&clusters, "a", start + first), first * 2);
+        clusters.forget_all_but(|_| false);
+        assert!(clusters.lock().is_empty());
+    }
+}

@@ -1,0 +1,130 @@
+//! A kubeconfig from a Secret, which any user with rights in its namespace may have written: it may name a
+//! server and credentials, and nothing of the machine that this process runs on.
+
+use http::header::{HeaderValue, USER_AGENT};
+use kube::Config;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+
+use super::chain;
+
+/// Why a kubeconfig can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidKubeconfig {
+    /// It is no kubeconfig, or names nothing that can be used.
+    #[error("{0}")]
+    Unusable(String),
+    /// It leads to what only the provider's own machine has.
+    #[error(
+        "{0} is not allowed: the provider takes what is in the Secret alone, and reads no file and runs no program that it names"
+    )]
+    NotAllowed(&'static str),
+}
+
+/// The configuration of a client.
+pub(super) async fn config(document: &[u8]) -> Result<Config, InvalidKubeconfig> {
+    let text = str::from_utf8(document)
+        .map_err(|_not_text| InvalidKubeconfig::Unusable("it is not UTF-8".to_owned()))?;
+    // What a parser says may quote the document, and the document has credentials.
+    let kubeconfig = Kubeconfig::from_yaml(text)
+        .map_err(|_quotes| InvalidKubeconfig::Unusable("it is not a kubeconfig in YAML".to_owned()))?;
+    if let Some(field) = leads_elsewhere(&kubeconfig) {
+        return Err(InvalidKubeconfig::NotAllowed(field));
+    }
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+    let mut config = config.map_err(|error| InvalidKubeconfig::Unusable(chain(&error)))?;
+    config.default_retry = false;
+    // The visit has a deadline, which says more.
+    config.connect_timeout = None;
+    let agent = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
+    config.headers.push((USER_AGENT, HeaderValue::from_static(agent)));
+    Ok(config)
+}
+
+/// The field that names a file or a program, if one does.
+fn leads_elsewhere(kubeconfig: &Kubeconfig) -> Option<&'static str> {
+    let clusters = kubeconfig
+        .clusters
+        .iter()
+        .filter_map(|named| named.cluster.as_ref());
+    let of_clusters = clusters
+        .filter(|cluster| cluster.certificate_authority.is_some())
+        .map(|_| "clusters[].cluster.certificate-authority");
+    let users = kubeconfig
+        .auth_infos
+        .iter()
+        .filter_map(|named| named.auth_info.as_ref());
+    let of_users = users.flat_map(|user| {
+        let fields = [
+            (user.exec.is_some(), "users[].user.exec"),
+            (user.auth_provider.is_some(), "users[].user.auth-provider"),
+            (user.token_file.is_some(), "users[].user.tokenFile"),
+            (
+                user.client_certificate.is_some(),
+                "users[].user.client-certificate",
+            ),
+            (user.client_key.is_some(), "users[].user.client-key"),
+        ];
+        fields
+            .into_iter()
+            .filter(|(is_set, _)| *is_set)
+            .map(|(_, field)| field)
+    });
+    of_clusters.chain(of_users).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn document(cluster: &Value, user: &Value) -> String {
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": user}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        })
+        .to_string()
+    }
+
+    async fn refusal(document: &str) -> String {
+        config(document.as_bytes()).await.unwrap_err().to_string()
+    }
+
+    /// Else a tenant could read the provider's files, or run a program in its container.
+    #[tokio::test]
+    async fn a_kubeconfig_that_names_a_file_or_a_program_is_refused_and_names_the_field() {
+        let (server, token) = (json!({"server": "https://127.0.0.1:1"}), json!({"token": "t"}));
+        assert!(config(document(&server, &token).as_bytes()).await.is_ok());
+        let exec = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "touch"}});
+        let provider = json!({"auth-provider": {"name": "oidc", "config": {}}});
+        for (user, field) in [
+            (exec, "users[].user.exec"),
+            (provider, "users[].user.auth-provider"),
+            (json!({"tokenFile": "/etc/passwd"}), "users[].user.tokenFile"),
+            (
+                json!({"client-certificate": "/c"}),
+                "users[].user.client-certificate",
+            ),
+            (json!({"client-key": "/k"}), "users[].user.client-key"),
+        ] {
+            let refused = refusal(&document(&server, &user)).await;
+            assert!(
+                refused.starts_with(&format!("{field} is not allowed")),
+                "{refused}"
+            );
+        }
+        let authority = json!({"server": "https://127.0.0.1:1", "certificate-authority": "/ca"});
+        let refused = refusal(&document(&authority, &token)).await;
+        assert!(refused.contains("certificate-authority"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_kubeconfig_is_refused_and_none_of_it_quoted() {
+        for text in ["token: s3cret: [", "s3cret", "{}", "kind: Config\nusers: s3cret"] {
+            let refused = refusal(text).await;
+            assert!(!refused.contains("s3cret"), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! The taint with which a Node registers until its VM is initialized.
+
+use std::net::TcpListener;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use capcmi::api::conditions::NOT_READY_TAINT_REMOVED;
+use capcmi::api::labels;
+use capcmi::api::v1alpha1::InfraMachine;
+use cmi_driver::Operation;
+use http::Method;
+use k8s_openapi::api::core::v1::{Node, Taint};
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use management_cluster::eventually;
+use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
+use serde_json::{Value, json};
+
+use crate::support::by_hand::{condition, message, says};
+use crate::support::fleet::objects;
+use crate::support::provider::service_account;
+use crate::support::{ByHand, Cloud, DEADLINE, Fleet, Provider, Stage, World};
+
+/// The key that the specification names.
+const KEY: &str = "node.machine.sapcloud.io/instance-not-ready";
+
+fn taint(key: &str, effect: &str) -> Taint {
+    Taint {
+        key: key.to_owned(),
+        effect: effect.to_owned(),
+        ..Taint::default()
+    }
+}
+
+/// INI-02, INI-04, INI-05: the taint that a Node registered with goes when its VM is initialized, once, and
+/// nothing else of the Node. A Node that registers anew under the name is another one.
+#[tokio::test]
+async fn a_node_is_freed_of_its_taint_when_its_vm_is_initialized_and_no_sooner() -> Result<()> {
+    let world = World::new("taint").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    world.cluster("md").await?;
+    let taints = [
+        taint("theirs", "NoSchedule"),
+        taint(KEY, "NoSchedule"),
+        taint(KEY, "NoExecute"),
+    ];
+    let data = world
+        .management
+        .workload()
+        .await?
+        .bootstrap_data_with_taints(&taints)?;
+    world
+        .apply(&serde_json::to_string(&json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
+            "metadata": {"name": "boot", "namespace": "$NS"},
+            "stringData": {"value": data},
+        }))?)
+        .await?;
+    cloud.fail(json!([{"operation": "InitializeMachine", "code": "Uninitialized", "retryAfterMs": 200}]))?;
+    let fleet = Fleet::of(&world, "md");
+    let spec = json!({
+        "driver": "simulated", "shutdownTimeoutSeconds": 0, "notReadyTaint": {},
+        "providerSpec": {"vmPool": "default", "size": "small", "tags": {}, "sourceDestCheck": false},
+    });
+    fleet.template_with("md-1", spec).await?;
+    fleet.deployment("md-1", 1).await?;
+    let nodes = Api::<Node>::all(world.management.workload().await?.admin_client().await?);
+    let name = eventually(DEADLINE, "three failed initializations", async || {
+        let machine = only(fleet.infra_machines().await?)?;
+        let name = machine.name_any();
+        let failed = cloud.count(Operation::InitializeMachine, &name)?;
+        ensure!(failed >= 3, "{failed}");
+        Ok(name)
+    })
+    .await?;
+    let before = registered(&nodes, &name).await?;
+    ensure!(keys(&before) == ["theirs", KEY, KEY], "{:?}", keys(&before));
+
+    cloud.fail(json!([]))?;
+    fleet.running(1).await?;
+    let freed = freed(&nodes, &name).await?;
+    let machine = recorded(&fleet, &freed).await?;
+    ensure!(
+        message(&machine, NOT_READY_TAINT_REMOVED)
+            == format!("the taint {KEY} was removed from the Node {name}"),
+        "{:?}",
+        condition(&machine, NOT_READY_TAINT_REMOVED)
+    );
+    ensure!(keys(&freed) == ["theirs"], "{:?}", keys(&freed));
+    let events = world.kubectl(&["get", "events.events.k8s.io", "-o", "jsonpath={.items[*].reason}"])?;
+    ensure!(
+        events
+            .split(' ')
+            .filter(|reason| *reason == "NotReadyTaintRemoved")
+            .count()
+            == 1,
+        "{events}"
+    );
+
+    // One that comes later is another's: it is looked at when the Node comes back, and left alone.
+    let tainted = json!([{"op": "add", "path": "/spec/taints/-", "value": taint(KEY, "NoSchedule")}]);
+    patch_node(&nodes, &name, tainted).await?;
+    healthy(&world, &nodes, &name, "False").await?;
+    healthy(&world, &nodes, &name, "True").await?;
+    // The proof that it was looked at: the next Node of the name is freed.
+    let kept = nodes.get(&name).await?;
+    ensure!(keys(&kept).contains(&KEY), "{:?}", keys(&kept));
+    nodes.delete(&name, &DeleteParams::default()).await?;
+    let mut anew = kept.clone();
+    anew.metadata = kube::api::ObjectMeta {
+        name: Some(name.clone()),
+        ..Default::default()
+    };
+    nodes.create(&PostParams::default(), &anew).await?;
+    let status =
+        Patch::Merge(json!({"status": {"conditions": kept.status.and_then(|status| status.conditions)}}));
+    nodes
+        .patch_status(&name, &PatchParams::default(), &status)
+        .await?;
+    let other = self::freed(&nodes, &name).await?;
+    ensure!(other.uid() != kept.metadata.uid, "the same Node");
+    recorded(&fleet, &other).await?;
+    Ok(())
+}
+
+/// INI-05: a workload cluster that takes connections and never answers, a kubeconfig that would have the
+/// provider run a program, and a Node of another machine are each shown, and hold up no other machine.
+#[tokio::test]
+async fn a_workload_cluster_that_never_answers_holds_up_no_other_and_is_shown() -> Result<()> {
+    let world = World::new("taint-away").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    let away = kubeconfig(
+        &json!({"server": format!("https://{}", silent.local_addr()?)}),
+        &json!({"token": "t"}),
+    )?;
+    let program = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "touch",
+        "args": [world.folder.join("touched")], "interactiveMode": "Never"}});
+    let runs = kubeconfig(&json!({"server": "https://127.0.0.1:1"}), &program)?;
+    let here = world
+        .management
+        .workload()
+        .await?
+        .kubeconfig_secret(&world.namespace, "here");
+    let nodes = Api::<Node>::all(world.management.workload().await?.admin_client().await?);
+
+    let stage = Stage::set(&world).await?;
+    let machine = |name: &str| tainted(&stage, &format!("{}-{name}", world.namespace));
+    secret(&world, &json!({"value": away})).await?;
+    let mut waiting = Vec::new();
+    for name in ["one", "two", "three", "four"] {
+        waiting.push(up(&world, machine(name)).await?);
+    }
+    for one in &waiting {
+        let shown = one
+            .until("a workload cluster that does not answer", |machine| {
+                says(
+                    machine,
+                    NOT_READY_TAINT_REMOVED,
+                    "False",
+                    "WorkloadClusterUnreachable",
+                )
+            })
+            .await?;
+        let text = message(&shown, NOT_READY_TAINT_REMOVED);
+        ensure!(text.contains("did not answer within 10 s"), "{text}");
+    }
+    secret(&world, &json!({"value": runs})).await?;
+    for one in &waiting {
+        let shown = one
+            .until("a kubeconfig that runs a program", |machine| {
+                says(machine, NOT_READY_TAINT_REMOVED, "False", "InvalidKubeconfig")
+            })
+            .await?;
+        let text = message(&shown, NOT_READY_TAINT_REMOVED);
+        ensure!(text.contains("users[].user.exec is not allowed"), "{text}");
+    }
+    ensure!(!world.folder.join("touched").exists(), "the program was run");
+
+    // The Nodes: one is another machine's.
+    for (number, one) in waiting.iter().enumerate() {
+        let provider_id = one.get().await?.spec.provider_id.context("no providerID")?;
+        let provider_id = if number == 0 {
+            "simulated:///another".to_owned()
+        } else {
+            provider_id
+        };
+        node(&nodes, &one.name, &provider_id).await?;
+    }
+    let value = here
+        .data
+        .and_then(|mut data| data.remove("value"))
+        .context("no kubeconfig")?;
+    secret(&world, &json!({"value": String::from_utf8(value.0)?})).await?;
+    for one in &waiting[1..] {
+        freed(&nodes, &one.name).await?;
+    }
+    let foreign = waiting[0]
+        .until("the Node of another machine", |machine| {
+            says(machine, NOT_READY_TAINT_REMOVED, "False", "ForeignNode")
+        })
+        .await?;
+    let text = message(&foreign, NOT_READY_TAINT_REMOVED);
+    ensure!(text.contains("simulated:///another"), "{text}");
+    let left = nodes.get(&waiting[0].name).await?;
+    ensure!(keys(&left) == [KEY], "{:?}", keys(&left));
+    for one in &waiting {
+        nodes.delete(&one.name, &DeleteParams::default()).await?;
+    }
+    Ok(())
+}
+
+/// INI-05: killed before or after it records the removal, the provider finds the taint gone, records that,
+/// and does not write the Node a second time.
+#[tokio::test]
+async fn killed_around_the_record_of_its_removal_the_provider_does_not_write_the_node_again() -> Result<()> {
+    for side in [Fault::HoldBefore, Fault::HoldAfter] {
+        let world = World::new("taint-killed").await?;
+        let cloud = Cloud::new(&world);
+        let (gate, armed) = (Gate::new(), Arc::new(AtomicBool::new(false)));
+        let fault = Mutex::new(Some(side(gate.clone())));
+        let hook = {
+            let armed = Arc::clone(&armed);
+            move |request: &ProxiedRequest| {
+                // Of a machine that is up, nothing but this is written besides the status.
+                let is_record = request.method == Method::PATCH
+                    && request.path.contains("/inframachines/")
+                    && !request.path.ends_with("/status");
+                let mut fault = fault.lock().unwrap_or_else(PoisonError::into_inner);
+                let sprung = fault.take_if(|_| is_record && armed.load(Ordering::SeqCst));
+                sprung.unwrap_or(Fault::None)
+            }
+        };
+        let proxy = Proxy::start(&world.management, hook).await?;
+        let provider = Provider::new(cloud.drivers(json!({})))
+            .through(proxy.kubeconfig(&service_account(&world).await?)?);
+        let replica = provider.start(&world).await?;
+        let nodes = Api::<Node>::all(world.management.workload().await?.admin_client().await?);
+        let here = world
+            .management
+            .workload()
+            .await?
+            .kubeconfig_secret(&world.namespace, "here");
+        let value = here
+            .data
+            .and_then(|mut data| data.remove("value"))
+            .context("no kubeconfig")?;
+        let stage = Stage::set(&world).await?;
+        secret(&world, &json!({"value": String::from_utf8(value.0)?})).await?;
+        let machine = tainted(&stage, &format!("{}-m", world.namespace))
+            .create()
+            .await?;
+        let provider_id = machine
+            .provisioned()
+            .await?
+            .spec
+            .provider_id
+            .context("no providerID")?;
+        node(&nodes, &machine.name, &provider_id).await?;
+        armed.store(true, Ordering::SeqCst);
+        found(&world, &machine).await?;
+        tokio::time::timeout(DEADLINE, gate.reached())
+            .await
+            .context("nothing was recorded")?;
+        drop(replica);
+        armed.store(false, Ordering::SeqCst);
+        let removed = nodes.get(&machine.name).await?;
+        ensure!(keys(&removed).is_empty(), "{:?}", keys(&removed));
+
+        let _again = provider.named("again").start(&world).await?;
+        let recorded = machine
+            .until("the record of the removal", |machine| {
+                says(machine, NOT_READY_TAINT_REMOVED, "True", "NotReadyTaintRemoved")
+            })
+            .await?;
+        ensure!(
+            record(&recorded) == removed.metadata.uid.as_deref(),
+            "{:?}",
+            recorded.metadata
+        );
+        let now = nodes.get(&machine.name).await?;
+        ensure!(
+            now.resource_version() == removed.resource_version(),
+            "written again"
+        );
+        nodes.delete(&machine.name, &DeleteParams::default()).await?;
+    }
+    Ok(())
+}
+
+/// A machine whose Node has the taint. Nothing is made yet.
+fn tainted(stage: &Stage, name: &str) -> ByHand {
+    stage
+        .machine(name)
+        .infra("/spec/notReadyTaint", json!({"key": KEY}))
+        .infra("/spec/shutdownTimeoutSeconds", json!(0))
+}
+
+/// A provisioned machine whose Node Cluster API has found, as the case says in its place.
+async fn up(world: &World, machine: ByHand) -> Result<ByHand> {
+    let machine = machine.create().await?;
+    machine.provisioned().await?;
+    found(world, &machine).await?;
+    Ok(machine)
+}
+
+/// Says in Cluster API's place that the Node of a machine was found.
+async fn found(world: &World, machine: &ByHand) -> Result<()> {
+    let found = Patch::Merge(json!({"status": {"nodeRef": {"name": machine.name}}}));
+    objects(world, "cluster.x-k8s.io", "v1beta2", "Machine")
+        .patch_status(&machine.name, &PatchParams::default(), &found)
+        .await?;
+    Ok(())
+}
+
+/// A Node that has registered with the taint.
+async fn node(nodes: &Api<Node>, name: &str, provider_id: &str) -> Result<()> {
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+        "spec": {"providerID": provider_id, "taints": [taint(KEY, "NoSchedule")]},
+    });
+    nodes
+        .create(&PostParams::default(), &serde_json::from_value(node)?)
+        .await?;
+    Ok(())
+}
+
+/// The kubeconfig Secret of the Cluster `c`.
+async fn secret(world: &World, data: &Value) -> Result<()> {
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
+        "metadata": {"name": "c-kubeconfig", "namespace": world.namespace}, "stringData": data,
+    });
+    management_cluster::apply(&world.admin, secret).await?;
+    Ok(())
+}
+
+fn kubeconfig(cluster: &Value, user: &Value) -> Result<String> {
+    Ok(serde_json::to_string(&json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }))?)
+}
+
+fn only(mut machines: Vec<InfraMachine>) -> Result<InfraMachine> {
+    ensure!(machines.len() == 1, "{} machines", machines.len());
+    machines.pop().context("no machine")
+}
+
+fn keys(node: &Node) -> Vec<&str> {
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
+    let mut keys: Vec<_> = taints
+        .unwrap_or_default()
+        .iter()
+        .map(|taint| taint.key.as_str())
+        .collect();
+    // Kubernetes and Cluster API have some of their own.
+    keys.retain(|key| [KEY, "theirs"].contains(key));
+    keys
+}
+
+fn record(machine: &InfraMachine) -> Option<&str> {
+    machine
+        .annotations()
+        .get(labels::NOT_READY_TAINT_REMOVED_FROM)
+        .map(String::as_str)
+}
+
+async fn registered(nodes: &Api<Node>, name: &str) -> Result<Node> {
+    eventually(DEADLINE, "a Node that has registered", async || {
+        Ok(nodes.get(name).await?)
+    })
+    .await
+}
+
+/// Waits until the Node has the taint no more.
+async fn freed(nodes: &Api<Node>, name: &str) -> Result<Node> {
+    eventually(
+        DEADLINE,
+        &format!("a Node without the taint ({name})"),
+        async || {
+            let node = nodes.get(name).await?;
+            ensure!(!keys(&node).contains(&KEY), "{:?}", keys(&node));
+            Ok(node)
+        },
+    )
+    .await
+}
+
+/// Waits until it is recorded that this Node was freed.
+async fn recorded(fleet: &Fleet<'_>, node: &Node) -> Result<InfraMachine> {
+    eventually(DEADLINE, "the record of the removal", async || {
+        let machine = only(fleet.infra_machines().await?)?;
+        ensure!(
+            record(&machine) == node.metadata.uid.as_deref(),
+            "{:?}",
+            machine.metadata.annotations
+        );
+        ensure!(
+            says(&machine, NOT_READY_TAINT_REMOVED, "True", "NotReadyTaintRemoved"),
+            "{:?}",
+            machine.status
+        );
+        Ok(machine)
+    })
+    .await
+}
+
+async fn patch_node(nodes: &Api<Node>, name: &str, patch: Value) -> Result<()> {
+    let patch: json_patch::Patch = serde_json::from_value(patch)?;
+    nodes
+        .patch(name, &PatchParams::default(), &Patch::Json::<()>(patch))
+        .await?;
+    Ok(())
+}
+
+/// Has the kubelet say whether the Node is ready, and waits until Cluster API has seen it.
+async fn healthy(world: &World, nodes: &Api<Node>, name: &str, status: &str) -> Result<()> {
+    let ready = Patch::Strategic(json!({"status": {"conditions": [{"type": "Ready", "status": status}]}}));
+    nodes.patch_status(name, &PatchParams::default(), &ready).await?;
+    let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
+    eventually(DEADLINE, "a Machine that knows of its Node", async || {
+        let machine = machines.get(name).await?;
+        let conditions = machine.data["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let seen = conditions
+            .iter()
+            .find(|condition| condition["type"] == "NodeHealthy");
+        ensure!(seen.is_some_and(|seen| seen["status"] == status), "{seen:?}");
+        Ok(())
+    })
+    .await
+}
