@@ -32,7 +32,7 @@ const DEADLINES: [&str; 5] = [
 ];
 
 /// What the driver's author wrote of it, with the folder of this run.
-fn configuration(cloud: &Path, driver: Option<&Restarted>) -> Result<Value> {
+pub fn configuration(cloud: &Path, driver: Option<&Restarted>) -> Result<Value> {
     let folder = go_driver();
     let hook = folder.join("../hook.py");
     let words = [

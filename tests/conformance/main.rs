@@ -7,6 +7,7 @@ mod blame;
 mod command;
 mod flaw;
 mod go;
+mod go_tls;
 mod intact;
 mod interruption;
 mod layers;

@@ -48,14 +48,23 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	listener, err := listen(os.Getenv("CMI_ENDPOINT"))
+	endpoint := os.Getenv("CMI_ENDPOINT")
+	options := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(mostRequestBytes),
+		grpc.UnaryInterceptor(guarded),
+	}
+	if strings.HasPrefix(endpoint, "tls://") {
+		credentials, err := mutualTLS()
+		if err != nil {
+			return err
+		}
+		options = append(options, grpc.Creds(credentials))
+	}
+	listener, err := listen(endpoint)
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(
-		grpc.MaxRecvMsgSize(mostRequestBytes),
-		grpc.UnaryInterceptor(guarded),
-	)
+	server := grpc.NewServer(options...)
 	machines := &machineServer{cloud: cloud}
 	cmi.RegisterIdentityServer(server, &identityServer{cloud: cloud})
 	cmi.RegisterMachineServer(server, machines)
@@ -83,12 +92,14 @@ func run() error {
 
 // listen takes the address that CMI_ENDPOINT names.
 func listen(endpoint string) (net.Listener, error) {
-	if address, ok := strings.CutPrefix(endpoint, "tcp://"); ok {
-		return net.Listen("tcp", address)
+	for _, scheme := range []string{"tcp://", "tls://"} {
+		if address, ok := strings.CutPrefix(endpoint, scheme); ok {
+			return net.Listen("tcp", address)
+		}
 	}
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok || !strings.HasPrefix(path, "/") {
-		return nil, errors.New("CMI_ENDPOINT has to be tcp://HOST:PORT or unix:///PATH")
+		return nil, errors.New("CMI_ENDPOINT has to be unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT")
 	}
 	if err := removeStale(path); err != nil {
 		return nil, err
