@@ -12,7 +12,7 @@ mod pause;
 pub(crate) mod schema;
 pub mod v1alpha1;
 
-pub use deserialize_guard::{DeserializeGuard, metadata};
+pub use deserialize_guard::{DeserializeGuard, MetadataOnly, Parts, metadata};
 pub use pause::paused_by;
 
 /// API group of the kinds that this provider serves.

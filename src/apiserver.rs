@@ -12,6 +12,6 @@ pub use error::Error;
 #[cfg(test)]
 pub(crate) use events::tests::recorded;
 pub use events::{Events, Note};
-pub use merge_patch::{FIELD_MANAGER, merge_difference, patch_params};
+pub use merge_patch::{FIELD_MANAGER, merge_difference, patch_metadata, patch_params};
 pub use secrets::InvalidSecret;
 pub use status::publish_status;

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Client;
-use kube::api::{Api, Patch};
+use kube::api::Api;
 use kube::runtime::controller::Action;
 use serde_json::json;
 
@@ -26,7 +26,7 @@ use crate::api::DeserializeGuard;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
-use crate::apiserver::{Error, Events, patch_params, publish_status};
+use crate::apiserver::{Error, Events, patch_metadata, publish_status};
 use crate::caches::Caches;
 use crate::leadership::Leadership;
 use crate::reconciler::{Again, Reconciler};
@@ -184,11 +184,8 @@ async fn record(machine: &mut InfraMachine, ctx: &Context, node_uid: &str) -> Re
         "annotations": {labels::NOT_READY_TAINT_REMOVED_FROM: node_uid},
     }});
     let name = machine.metadata.name.clone().unwrap_or_default();
-    let written = api(machine, ctx)
-        .patch(&name, &patch_params(), &Patch::Merge(&body))
-        .await
-        .map_err(|error| Error::api(action, error))?;
-    *machine = written;
+    let patched = patch_metadata(&api(machine, ctx), &name, &body).await;
+    machine.metadata = patched.map_err(|error| Error::api(action, error))?;
     Ok(())
 }
 

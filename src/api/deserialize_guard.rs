@@ -19,17 +19,97 @@ use serde_json::value::RawValue;
 #[derive(Clone, Debug)]
 pub struct DeserializeGuard<K>(pub Result<K, InvalidObject>);
 
-impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for DeserializeGuard<K> {
+/// A kind whose objects are read part by part.
+///
+/// Managed fields are half of an object, and a tree of maps for each writer: to read them, only to drop them,
+/// was a tenth of the provider's time.
+pub trait Parts: Sized {
+    /// What is wanted.
+    type Spec: DeserializeOwned;
+    /// What is.
+    type Status: DeserializeOwned;
+
+    /// The object of these parts.
+    fn from_parts(metadata: ObjectMeta, spec: Self::Spec, status: Option<Self::Status>) -> Self;
+}
+
+impl<'de, K: Parts + DeserializeOwned> Deserialize<'de> for DeserializeGuard<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
-        if let Ok(object) = serde_json::from_str(text.get()) {
-            return Ok(Self(Ok(object)));
+        let text = text.get();
+        if let Ok(object) = serde_json::from_str::<Object<K::Spec, K::Status>>(text) {
+            let Object {
+                metadata,
+                spec,
+                status,
+            } = object;
+            return Ok(Self(Ok(K::from_parts(metadata.into(), spec, status))));
         }
-        let metadata = metadata(text.get()).map_err(D::Error::custom)?;
         Ok(Self(Err(InvalidObject {
-            error: what_is_wrong::<K>(text.get()),
-            metadata,
+            error: what_is_wrong::<K>(text),
+            metadata: metadata(text).map_err(D::Error::custom)?,
         })))
+    }
+}
+
+#[derive(Deserialize)]
+struct Object<S, T> {
+    #[serde(default)]
+    metadata: Metadata,
+    spec: S,
+    #[serde(default = "Option::default")]
+    status: Option<T>,
+}
+
+/// Metadata without managed fields.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Metadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    generation: Option<i64>,
+    creation_timestamp: Option<Time>,
+    deletion_timestamp: Option<Time>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    finalizers: Option<Vec<String>>,
+    owner_references: Option<Vec<OwnerReference>>,
+}
+
+impl From<Metadata> for ObjectMeta {
+    fn from(metadata: Metadata) -> Self {
+        Self {
+            name: metadata.name,
+            namespace: metadata.namespace,
+            uid: metadata.uid,
+            resource_version: metadata.resource_version,
+            generation: metadata.generation,
+            creation_timestamp: metadata.creation_timestamp,
+            deletion_timestamp: metadata.deletion_timestamp,
+            labels: metadata.labels,
+            annotations: metadata.annotations,
+            finalizers: metadata.finalizers,
+            owner_references: metadata.owner_references,
+            ..Self::default()
+        }
+    }
+}
+
+/// The metadata of an object, whatever else it holds, but for its managed fields.
+#[derive(Clone, Debug, Default)]
+pub struct MetadataOnly(pub ObjectMeta);
+
+impl<'de> Deserialize<'de> for MetadataOnly {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Object {
+            #[serde(default)]
+            metadata: Metadata,
+        }
+        let Object { metadata } = Object::deserialize(deserializer)?;
+        Ok(Self(metadata.into()))
     }
 }
 
@@ -41,41 +121,8 @@ impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for DeserializeGuard<
 /// # Errors
 /// It is no object, or its metadata are malformed.
 pub fn metadata(text: &str) -> serde_json::Result<ObjectMeta> {
-    #[derive(Deserialize)]
-    struct Object {
-        #[serde(default)]
-        metadata: Metadata,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "camelCase", default)]
-    struct Metadata {
-        name: Option<String>,
-        namespace: Option<String>,
-        uid: Option<String>,
-        resource_version: Option<String>,
-        generation: Option<i64>,
-        creation_timestamp: Option<Time>,
-        deletion_timestamp: Option<Time>,
-        labels: Option<BTreeMap<String, String>>,
-        annotations: Option<BTreeMap<String, String>>,
-        finalizers: Option<Vec<String>>,
-        owner_references: Option<Vec<OwnerReference>>,
-    }
-    let Object { metadata } = serde_json::from_str(text)?;
-    Ok(ObjectMeta {
-        name: metadata.name,
-        namespace: metadata.namespace,
-        uid: metadata.uid,
-        resource_version: metadata.resource_version,
-        generation: metadata.generation,
-        creation_timestamp: metadata.creation_timestamp,
-        deletion_timestamp: metadata.deletion_timestamp,
-        labels: metadata.labels,
-        annotations: metadata.annotations,
-        finalizers: metadata.finalizers,
-        owner_references: metadata.owner_references,
-        ..ObjectMeta::default()
-    })
+    let MetadataOnly(metadata) = serde_json::from_str(text)?;
+    Ok(metadata)
 }
 
 /// Where reading the object fails, as `spec.providerSpec`, and why. Read again for that: to keep track of the

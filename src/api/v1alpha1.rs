@@ -4,15 +4,38 @@ mod infra_cluster;
 mod infra_machine;
 mod template;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::Parts;
+
 pub use infra_cluster::{
     FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterSpec, InfraClusterStatus,
     InfraClusterTemplate, InfraClusterTemplateResource, InfraClusterTemplateSpec,
 };
 pub use infra_machine::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
-    MachineAddress, OperationState, OperationType, SecretReference,
+    MachineAddress, NotReadyTaint, OperationState, OperationType, SecretReference,
 };
 pub use template::{
     Architecture, InfraMachineTemplate, InfraMachineTemplateResource, InfraMachineTemplateSpec,
     InfraMachineTemplateStatus, NodeInfo, OperatingSystem, TemplateMetadata,
 };
+
+macro_rules! parts {
+    ($($kind:ident: $spec:ident, $status:ident;)*) => {$(
+        impl Parts for $kind {
+            type Spec = $spec;
+            type Status = $status;
+
+            fn from_parts(metadata: ObjectMeta, spec: $spec, status: Option<$status>) -> Self {
+                Self { metadata, spec, status }
+            }
+        }
+    )*};
+}
+
+parts! {
+    InfraMachine: InfraMachineSpec, InfraMachineStatus;
+    InfraMachineTemplate: InfraMachineTemplateSpec, InfraMachineTemplateStatus;
+    InfraCluster: InfraClusterSpec, InfraClusterStatus;
+}

@@ -1,7 +1,11 @@
 //! Patches: what changed, and nothing else.
 
-use kube::api::PatchParams;
+use kube::Resource;
+use kube::api::{Api, ObjectMeta, Patch, PatchParams};
+use kube::core::Request;
 use serde_json::Value;
+
+use crate::api::MetadataOnly;
 
 /// Field manager of every write, so that Cluster API's server-side apply leaves our fields alone.
 pub const FIELD_MANAGER: &str = "capcmi";
@@ -12,6 +16,23 @@ pub fn patch_params() -> PatchParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PatchParams::default()
     }
+}
+
+/// Patches an object, and answers its metadata as they are then: all that is new to the caller, in an answer
+/// that can be read where the spec can't.
+///
+/// # Errors
+/// The API server refused or could not be reached.
+pub async fn patch_metadata<K: Clone + Resource>(
+    api: &Api<K>,
+    name: &str,
+    body: &Value,
+) -> Result<ObjectMeta, kube::Error> {
+    let request = Request::new(api.resource_url())
+        .patch_metadata(name, &patch_params(), &Patch::Merge(body))
+        .map_err(kube::Error::BuildRequest)?;
+    let MetadataOnly(metadata) = api.clone().into_client().request(request).await?;
+    Ok(metadata)
 }
 
 /// The JSON merge patch that makes `old` into `new` (RFC 7386).

@@ -1,12 +1,14 @@
 //! Writing a status: what differs, on the version that it was made from.
 
-use std::fmt::Debug;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
 use kube::api::{Api, Patch};
+use kube::core::Request;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
 use serde_json::json;
+
+use crate::api::{DeserializeGuard, Parts};
 
 use super::{Error, merge_difference, patch_params};
 
@@ -21,7 +23,7 @@ pub async fn publish_status<K, S>(
     after: &S,
 ) -> Result<Option<K>, Error>
 where
-    K: Clone + DeserializeOwned + Debug,
+    K: Clone + Resource + Parts + DeserializeOwned,
     S: Serialize,
 {
     let action = "writing status";
@@ -33,8 +35,13 @@ where
     }
     let body = json!({"metadata": {"resourceVersion": metadata.resource_version}, "status": difference});
     let name = metadata.name.as_deref().unwrap_or_default();
-    api.patch_status(name, &patch_params(), &Patch::Merge(&body))
-        .await
-        .map(Some)
-        .map_err(|error| Error::api(action, error))
+    let patched = async {
+        let request = Request::new(api.resource_url())
+            .patch_subresource("status", name, &patch_params(), &Patch::Merge(&body))
+            .map_err(kube::Error::BuildRequest)?;
+        let DeserializeGuard(written) = api.clone().into_client().request(request).await?;
+        written.map_err(|invalid| kube::Error::SerdeError(serde_json::Error::custom(invalid)))
+    };
+    let patched = patched.await;
+    patched.map(Some).map_err(|error| Error::api(action, error))
 }

@@ -14,8 +14,7 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::{
-    ConfiguredDriver, ConfiguredDrivers, DriverState, HalfOpenReason, PERMIT_WAIT, Permit, Priority,
-    Requester, Waker,
+    ConfiguredDriver, ConfiguredDrivers, DriverState, HalfOpenReason, Permit, Priority, Requester, Waker,
 };
 use crate::metrics::Metrics;
 use crate::retry::LONG_WAIT;
@@ -132,7 +131,8 @@ impl Context {
             name = machine.metadata.name,
             "the driver is busy: waiting for a permit"
         );
-        let again = PERMIT_WAIT.mul_f64(1.0 - 0.5 * jitter(uid, 0));
+        // It is woken when there is a permit: a fleet that waits asks no more often than that.
+        let again = LONG_WAIT.mul_f64(1.0 - 0.5 * jitter(uid, 0));
         if driver.should_report_wait(uid) {
             Outcome::Queued { again }
         } else {

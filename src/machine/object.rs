@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kube::api::{Api, Patch};
+use kube::api::Api;
 use kube::runtime::reflector::ObjectRef;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
@@ -18,7 +18,7 @@ use crate::api::MACHINE_FINALIZER;
 use crate::api::bounded;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
-use crate::apiserver::{Error, patch_params, publish_status};
+use crate::apiserver::{Error, patch_metadata, publish_status};
 use crate::identity::{self, MachineId};
 use crate::machine::ownership::{Ownership, has_finalizer};
 use crate::machine::status::under_way;
@@ -362,10 +362,7 @@ impl<'a> Object<'a> {
         let mut rest = self.finalizers(action).await?;
         rest.retain(|name| name != MACHINE_FINALIZER);
         let body = self.with_resource_version(json!({"metadata": {"finalizers": rest}}));
-        // Metadata is enough for an answer, and can be read where the spec can't.
-        let released = self
-            .api
-            .patch_metadata(self.name(), &patch_params(), &Patch::Merge(&body))
+        let released = patch_metadata(&self.api, self.name(), &body)
             .await
             .map_err(|error| Error::api(action, error));
         match released {
@@ -390,15 +387,12 @@ impl<'a> Object<'a> {
             body["spec"] = json!({"providerID": provider_id});
         }
         let body = self.with_resource_version(body);
-        // Metadata is enough for an answer, and can be read where the spec can't. The rest is as it was: the
-        // patch holds for this resource version alone.
-        let patched = self
-            .api
-            .patch_metadata(self.name(), &patch_params(), &Patch::Merge(&body))
+        // The rest is as it was: the patch holds for this resource version alone.
+        let patched = patch_metadata(&self.api, self.name(), &body)
             .await
             .map_err(|error| Error::api(action, error))?;
         let mut written = InfraMachine::clone(&self.latest);
-        written.metadata = patched.metadata;
+        written.metadata = patched;
         if let Some(provider_id) = provider_id {
             written.spec.provider_id = Some(provider_id.to_owned());
         }
