@@ -4,23 +4,25 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
-use capcmi::api::conditions::{READY, VIRTUAL_MACHINE_UP_TO_DATE};
+use capcmi::api::conditions::{NOT_READY_TAINT_REMOVED, READY, VIRTUAL_MACHINE_UP_TO_DATE};
 use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use capcmi::manifests;
 use cmi_driver::Operation;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
+use management_cluster::eventually;
 use management_cluster::stand_in::StandInController;
 use serde_json::json;
 
-use crate::support::by_hand::says;
+use crate::support::by_hand::{says, small};
 use crate::support::fleet::objects;
 use crate::support::world::run;
-use crate::support::{ByHand, Cloud, Fleet, Provider, World};
+use crate::support::{ByHand, Cloud, DEADLINE, Fleet, Provider, World};
 
 /// DRV-07, DRV-08, INI-08: identity and cluster id live in what is moved, so the provider at the target finds
-/// the VMs, makes none, and a machine that is made later belongs to the same cluster.
+/// the VMs, makes none, and a machine that is made later belongs to the same cluster. INI-05: that a Node was
+/// freed of its taint is moved as well, and shown again.
 #[tokio::test]
 async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<()> {
     let source = World::new("move").await?;
@@ -31,9 +33,13 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     let _at_target = provider.clone().named("target").start(&target).await?;
     let _control_planes = StandInController::start(&target.management).await?;
     let _kubelets = cloud.kubelets();
-    let fleet = Fleet::create(&source, "md", 2).await?;
+    source.cluster("md").await?;
+    let fleet = Fleet::of(&source, "md");
+    let spec = json!({"driver": "simulated", "providerSpec": small(), "shutdownTimeoutSeconds": 0, "notReadyTaint": {}});
+    fleet.template_with("md-1", spec).await?;
+    fleet.deployment("md-1", 2).await?;
     fleet.running(2).await?;
-    let before = by_name(fleet.infra_machines().await?);
+    let before = by_name(nodes_are_looked_at(&fleet).await?);
     let vms = cloud.holds(2).await?;
 
     // clusterctl labels what it installs, and moves what has the label. Cluster API was installed without it;
@@ -62,7 +68,7 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     ensure!(left.is_empty(), "left at the source: {left}");
     let moved = Fleet::of(&target, "md");
     moved.running(2).await?;
-    let after = by_name(moved.infra_machines().await?);
+    let after = by_name(nodes_are_looked_at(&moved).await?);
     ensure!(
         after.keys().eq(before.keys()),
         "{:?} became {:?}",
@@ -78,6 +84,7 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
             labels::MACHINE_ID,
             labels::INSTANCE,
             labels::APPLIED_PROVIDER_SPEC,
+            labels::NOT_READY_TAINT_REMOVED_FROM,
         ] {
             let (old, new) = (old.annotations().get(key), new.annotations().get(key));
             ensure!(old.is_some() && old == new, "{key}: {old:?} became {new:?}");
@@ -245,6 +252,22 @@ async fn what_clusterctl_deletes_at_the_source_keeps_its_vm_though_no_pause_is_s
     }
     cloud.holds(2).await?;
     Ok(())
+}
+
+/// Waits until of every machine it is said that its Node does not have the not-ready taint.
+async fn nodes_are_looked_at(fleet: &Fleet<'_>) -> Result<Vec<InfraMachine>> {
+    eventually(DEADLINE, "Nodes that were looked at", async || {
+        let machines = fleet.infra_machines().await?;
+        for machine in &machines {
+            ensure!(
+                says(machine, NOT_READY_TAINT_REMOVED, "True", "NotReadyTaintRemoved"),
+                "{:?}",
+                machine.status
+            );
+        }
+        Ok(machines)
+    })
+    .await
 }
 
 fn by_name(machines: Vec<InfraMachine>) -> BTreeMap<String, InfraMachine> {
