@@ -66,6 +66,18 @@ async fn a_run_in_which_something_could_not_be_judged_is_not_compliant() {
     assert!(!report.passed);
 }
 
+/// OPS-11: it is the configuration that is wrong, and no driver leaks into a file that is not there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_is_not_where_it_is_looked_for_is_no_leak() {
+    let missing = |config: &mut Config| config.logs.push("/nowhere/driver.log".into());
+    let report = run_with(Nothing, missing, &["secrets-are-not-logged"]).await;
+    let Verdict::Inconclusive { reason } = &report.rule("OPS-11").unwrap().verdict else {
+        panic!("{:?}", report.rule("OPS-11"));
+    };
+    assert!(reason.contains("`logs`: /nowhere/driver.log"), "{reason}");
+    assert!(!report.passed);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_tried_when_the_configuration_makes_no_vm() {
     let report = configured(&json!({"vmPool": "a-typo"}), &[]).await;

@@ -63,10 +63,15 @@ async fn do_not_come_back(t: TestContext) -> CaseResult {
 async fn are_not_logged(t: TestContext) -> CaseResult {
     calls(&t).await.map_err(CaseError::in_preparation)?;
     let request = t.machine_request("a");
+    let mut unread = None;
     for path in &t.config().logs {
-        let log = std::fs::read(path).map_err(|error| {
-            CaseError::Failed(format!("the log {} can't be read: {error}", path.display()))
-        })?;
+        let log = match std::fs::read(path) {
+            Ok(log) => log,
+            Err(error) => {
+                unread = Some(format!("`logs`: {} can't be read: {error}", path.display()));
+                continue;
+            }
+        };
         let log = String::from_utf8_lossy(&log);
         ensure(!log.contains(&t.canary()), || {
             format!("the log {} holds the value of `{USER_DATA}`", path.display())
@@ -79,5 +84,6 @@ async fn are_not_logged(t: TestContext) -> CaseResult {
             })?;
         }
     }
-    Ok(())
+    // A file that is not where its author looks for it leaks nothing.
+    unread.map_or(Ok(()), |reason| Err(CaseError::Inconclusive(reason)))
 }
