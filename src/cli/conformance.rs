@@ -105,8 +105,8 @@ impl Progress for Lines {
         let _first = self.ledger.set(ledger);
     }
 
-    fn waits(&self, call: &Waiting, limit: Duration) {
-        let (time, limit) = (call.time.as_secs(), limit.as_secs_f64());
+    fn waits(&self, call: &Waiting) {
+        let (time, limit) = (call.time.as_secs(), call.limit.as_secs_f64());
         say(&format!(
             "{:>17}{call} for {time} s now; it may take {limit} s",
             "... "
@@ -240,7 +240,7 @@ fn read(path: &Path) -> anyhow::Result<Config> {
 fn list() -> String {
     let rule = |rule: &Rule| {
         let proof = match rule.proof {
-            Proof::Cases => {
+            Proof::Cases | Proof::EveryCase => {
                 let cases: Vec<_> = rules::proofs(rule.id).map(|case| case.name).collect();
                 cases.join(", ")
             }

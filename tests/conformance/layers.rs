@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::flaw::Flaw;
 use crate::mutant::Mutant;
-use crate::served::served;
+use crate::served::{RestartingHooks, served};
 
 /// A driver of the published interface alone: a machine is known by cluster and name, and no tag of this
 /// provider's says anything to it.
@@ -119,13 +119,14 @@ impl Hooks for PlainHooks {
 async fn judged(offered: Vec<Operation>, hooks: bool) -> (Simulated, Report) {
     let simulated = Simulated::new().unwrap();
     let inner = simulated.driver.clone();
-    let (target, _served) = served(Arc::new(Plain { inner, offered })).await;
+    let (target, server) = served(Arc::new(Plain { inner, offered })).await;
     let mut config = simulated.config.clone();
     // Without InitializeMachine nothing switches the check.
     config.provider_spec.remove("sourceDestCheck");
     config.many_machines = 8;
     let hooks: Arc<dyn Hooks> = if hooks {
-        Arc::new(PlainHooks(Arc::clone(&simulated.hooks)))
+        let cloud = Arc::new(PlainHooks(Arc::clone(&simulated.hooks)));
+        Arc::new(RestartingHooks { cloud, server })
     } else {
         Arc::new(NoHooks)
     };

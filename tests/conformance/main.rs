@@ -6,10 +6,13 @@
 mod blame;
 mod command;
 mod flaw;
+mod frozen;
 mod go;
 mod go_tls;
+mod hooks;
 mod intact;
 mod interruption;
+mod introduction;
 mod layers;
 mod messages;
 mod mutant;

@@ -7,11 +7,11 @@ use capcmi::cli::conformance::simulated::Simulated;
 use cmi_conformance::{NoHooks, Report, Selection, Target, Verdict, run};
 use cmi_driver::{Capabilities, Operation};
 use futures::stream::{self, StreamExt as _};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
 use crate::flaw::Flaw::{self, *};
 use crate::mutant::Mutant;
-use crate::served::served;
+use crate::served::{Server, served};
 
 /// What the driver offers, and where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ const MUTANTS: &[(Shape, Flaw, &str)] = &[
 ];
 
 /// A mutant as the suite meets it; what it is served by ends with it.
-async fn target(shape: Shape, mutant: Arc<Mutant>) -> (Target, Option<DropGuard>) {
+async fn target(shape: Shape, mutant: Arc<Mutant>) -> (Target, Option<Arc<Server>>) {
     if shape != Shape::Plugin {
         return (Target::in_process("the driver", mutant), None);
     }

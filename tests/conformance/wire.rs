@@ -7,31 +7,29 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use base64::prelude::{BASE64_STANDARD_NO_PAD, Engine as _};
-use capcmi::cli::conformance::connect;
 use capcmi::cli::conformance::simulated::Simulated;
 use cmi_conformance::{ConnectionWire, RawResponse, Report, Selection, Target, Verdict, Wire, run};
 use cmi_driver::{Driver, Operation};
-use cmi_grpc::client::{Deadlines, GrpcConfig, GrpcDriver};
 use cmi_grpc::proto::capcmi::v1::{ListMachinesPagedRequest, ListMachinesPagedResponse};
 use cmi_grpc::proto::cmi::v1::{
     CreateMachineRequest, CreateMachineResponse, GetMachineStatusResponse, GetPluginInfoResponse,
     ListMachinesResponse,
 };
-use cmi_grpc::server::{Listener, serve};
 use cmi_simulated::SimulatedDriver;
+use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::peculiar::Peculiar;
+use crate::served::{RestartingHooks, Server};
 
 /// A plugin on the simulated cloud, and the way to it.
 struct Served {
     simulated: Simulated,
     wire: Arc<ConnectionWire>,
-    config: GrpcConfig,
-    stop: CancellationToken,
+    server: Arc<Server>,
 }
 
 impl Served {
@@ -41,26 +39,11 @@ impl Served {
 
     async fn serving(driver: impl FnOnce(&Simulated) -> Arc<dyn Driver>) -> Self {
         let simulated = Simulated::new().unwrap();
-        let listener = Listener::bind(&"tcp://127.0.0.1:0".parse().unwrap(), None)
-            .await
-            .unwrap();
-        let config = GrpcConfig {
-            endpoint: Some(listener.endpoint().unwrap().to_string()),
-            ..GrpcConfig::default()
-        };
-        let stop = CancellationToken::new();
-        let stopped = stop.clone().cancelled_owned();
-        tokio::spawn(serve(
-            driver(&simulated),
-            listener,
-            stopped,
-            Duration::from_secs(1),
-        ));
+        let server = Server::start(driver(&simulated)).await;
         Self {
+            wire: Arc::new(server.wire()),
             simulated,
-            wire: Arc::new(ConnectionWire::new(connect(config.connector().unwrap()))),
-            config,
-            stop,
+            server,
         }
     }
 
@@ -71,9 +54,8 @@ impl Served {
 
     /// All that a user sees: by the client that the provider calls plugins with.
     async fn judged_from_outside(&self, only: &[&str]) -> Report {
-        let timeouts = Operation::ALL.map(|operation| (operation, Duration::from_secs(20)));
-        let client = GrpcDriver::new(&self.config, Deadlines::new(timeouts)).unwrap();
-        self.run(Arc::new(client), self.wire.clone(), only).await
+        self.run(Arc::new(self.server.client()), self.wire.clone(), only)
+            .await
     }
 
     async fn run(&self, driver: Arc<dyn Driver>, wire: Arc<dyn Wire>, only: &[&str]) -> Report {
@@ -81,17 +63,14 @@ impl Served {
         let mut config = self.simulated.config.clone();
         let passphrase = ("passphrase".to_owned(), PASSPHRASE.into());
         config.secrets.extend([passphrase]);
-        let hooks = Arc::clone(&self.simulated.hooks);
+        let hooks = Arc::new(RestartingHooks {
+            cloud: Arc::clone(&self.simulated.hooks),
+            server: Arc::clone(&self.server),
+        });
         let selection = Selection::only(only.iter().copied());
         run(target, config, hooks, &selection, &(), CancellationToken::new())
             .await
             .unwrap()
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stop.cancel();
     }
 }
 
@@ -127,6 +106,10 @@ enum Flaw {
     ListOnePage,
     /// A field that is not known is refused.
     RefusesUnknownFields,
+    /// A field that is not known is ABORTED.
+    AbortsUnknownFields,
+    /// A volume that is none is INVALID_ARGUMENT. That breaks no rule.
+    RefusesEmptyVolumes,
     /// A message of more than 4 MiB is refused, as gRPC libraries do unless told otherwise.
     TakesFourMebibytes,
     /// A message of more than 2 MiB is refused.
@@ -172,6 +155,22 @@ struct Mutant {
     driver: Arc<SimulatedDriver>,
     flaw: Flaw,
     calls: AtomicUsize,
+}
+
+impl Mutant {
+    /// The code of a request that is refused before the driver has seen it.
+    fn refusal(&self, path: &str, message: &[u8]) -> Option<&'static str> {
+        let is_unknown = message.ends_with(b"unknown");
+        let is_empty_volume = path.ends_with("GetVolumeIDs") && message.ends_with(b"[{}]");
+        match self.flaw {
+            Flaw::TakesFourMebibytes if message.len() > 4 << 20 => Some("8"),
+            Flaw::TakesTwoMebibytes if message.len() > 2 << 20 => Some("8"),
+            Flaw::RefusesUnknownFields if is_unknown => Some("3"),
+            Flaw::AbortsUnknownFields if is_unknown => Some("10"),
+            Flaw::RefusesEmptyVolumes if is_empty_volume => Some("3"),
+            _ => None,
+        }
+    }
 }
 
 fn response(code: &str, body: &'static [u8]) -> RawResponse {
@@ -230,16 +229,8 @@ impl Wire for Mutant {
             message = in_any_case(&message);
         }
         let message = message.as_slice();
-        let too_long = match self.flaw {
-            Flaw::TakesFourMebibytes => message.len() > 4 << 20,
-            Flaw::TakesTwoMebibytes => message.len() > 2 << 20,
-            _ => false,
-        };
-        if too_long {
-            return Ok(response("8", b""));
-        }
-        if matches!(self.flaw, Flaw::RefusesUnknownFields) && message.ends_with(b"unknown") {
-            return Ok(response("3", b""));
+        if let Some(code) = self.refusal(path, message) {
+            return Ok(response(code, b""));
         }
         let mut answer = self.inner.call(path, message, deadline).await?;
         let failed = answer.code.as_deref() != Some("0");
@@ -309,6 +300,10 @@ impl Wire for Mutant {
         }
         Ok(answer)
     }
+
+    async fn hold(&self) -> anyhow::Result<BoxFuture<'static, ()>> {
+        self.inner.hold().await
+    }
 }
 
 /// One capability on the wire: `capabilities { rpc { type } }`.
@@ -318,6 +313,8 @@ const BOTH: &[u8] = &[10, 4, 10, 2, 8, 1, 10, 4, 10, 2, 8, 2];
 /// Name and version.
 const BAD_NAME: &[u8] = b"\x0a\x09-bad_name\x12\x050.1.0";
 const EMPTY_LABEL: &[u8] = b"\x0a\x08foo..bar\x12\x050.1.0";
+/// The place of the tags: no JSON pointer.
+const BAD_TAG_PATH: &[u8] = b"\x22\x01a";
 /// Provider id and node name of a VM that was not asked for.
 const ANOTHER_MACHINES: &[u8] = b"\x0a\x0fanother-machine\x12\x01x";
 
@@ -352,6 +349,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::Answers("GetExtensionCapabilities", b""), "CAP-05"),
     (Flaw::ListOnePage, "CMI-137"),
     (Flaw::RefusesUnknownFields, "CMI-154"),
+    (Flaw::AbortsUnknownFields, "CMI-154"),
     (Flaw::TakesFourMebibytes, "CMI-14"),
     (Flaw::TakesTwoMebibytes, "CMI-14"),
     (Flaw::ReadsKeysInAnyCase, "CMI-49"),
@@ -394,15 +392,25 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::NoDeadlines, "PLG-SD-04"),
 ];
 
-async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
-    let served = Served::start().await;
+async fn judged_mutant(flaw: Flaw, only: &[&str]) -> Report {
+    let mut served = Served::start().await;
+    match flaw {
+        Flaw::AbortsUnknownFields => served.simulated.config.call_seconds = 3.0,
+        // Its own volumes would be taken.
+        Flaw::RefusesEmptyVolumes => served.simulated.config.persistent_volumes.own.clear(),
+        _ => {}
+    }
     let wire = Arc::new(Mutant {
         inner: served.wire.clone(),
         driver: served.simulated.driver.clone(),
         flaw,
         calls: AtomicUsize::new(0),
     });
-    let report = served.judged(wire, &[rule]).await;
+    served.judged(wire, only).await
+}
+
+async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
+    let report = judged_mutant(flaw, &[rule]).await;
     let found = report.rule(rule).unwrap();
     (!found.verdict.is_failure()).then(|| format!("{flaw:?}: {rule} {}", found.verdict))
 }
@@ -443,6 +451,27 @@ async fn a_secret_in_an_answer_to_a_bare_call_is_found() {
         let verdict = &report.rule("OPS-11").unwrap().verdict;
         assert!(verdict.is_failure(), "{flaw:?}: {verdict:?}");
     }
+}
+
+/// CAP-05: the client takes no plugin that declares what can't be read.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_extension_that_can_not_be_read_is_found() {
+    let case = "wire-extension-capabilities";
+    for flaw in [
+        Flaw::Answers("GetExtensionCapabilities", BAD_TAG_PATH),
+        Flaw::Answers("GetExtensionCapabilities", b"\xff"),
+    ] {
+        let report = judged_mutant(flaw, &[case]).await;
+        assert!(report.cases[0].verdict.is_failure(), "{:?}", report.cases[0]);
+    }
+}
+
+/// CMI-154: what is refused without the field as well says nothing about it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_refused_for_another_reason_blames_no_driver_for_an_unknown_field() {
+    let case = "wire-unknown-fields";
+    let report = judged_mutant(Flaw::RefusesEmptyVolumes, &[case]).await;
+    assert_eq!(report.cases[0].verdict, Verdict::Passed);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -511,12 +540,7 @@ async fn ctrl_c_ends_the_command_after_it_has_deleted_what_it_made() {
     let yaml = include_str!("../../src/cli/conformance/simulated.yaml");
     std::fs::write(&config, yaml).unwrap();
     let command = tokio::process::Command::new(env!("CARGO_BIN_EXE_capcmi"))
-        .args([
-            "conformance",
-            "--endpoint",
-            served.config.endpoint.as_deref().unwrap(),
-            "--config",
-        ])
+        .args(["conformance", "--endpoint", served.server.endpoint(), "--config"])
         .arg(&config)
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())

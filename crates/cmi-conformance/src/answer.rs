@@ -47,6 +47,16 @@ impl CaseError {
         }
     }
 
+    /// The same, with what to do about it behind it.
+    #[must_use]
+    pub fn before(self, advice: &str) -> Self {
+        match self {
+            Self::Failed(reason) => Self::Failed(reason + advice),
+            Self::Inconclusive(reason) => Self::Inconclusive(reason + advice),
+            Self::DriverGone(_) | Self::Skipped(_) | Self::Unconfigured { .. } => self,
+        }
+    }
+
     /// The same, met while a case was prepared: it is no word about what the case is for.
     #[must_use]
     pub fn in_preparation(self) -> Self {

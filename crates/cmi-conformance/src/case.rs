@@ -35,12 +35,19 @@ pub enum Need {
     Setting(Setting),
     /// The driver is a plugin behind an endpoint.
     Endpoint,
+    /// The back end takes a second VM of a name.
+    SecondVm,
 }
 
 impl Case {
     /// Whether it disturbs every call of the back end, so that nothing else may run meanwhile.
     pub fn disturbs(&self) -> bool {
         self.needs.iter().any(|need| matches!(need, Need::Hook(_)))
+    }
+
+    /// Whether it is about what the driver has written in the whole run: it has to come after all others.
+    pub fn looks_back(&self) -> bool {
+        self.needs.contains(&Need::Setting(Setting::Logs))
     }
 }
 
@@ -51,6 +58,7 @@ impl fmt::Display for Need {
             Self::Hook(hook) => write!(f, "hook `{hook}`"),
             Self::Setting(setting) => write!(f, "`{}`", setting.path()),
             Self::Endpoint => f.write_str("an endpoint"),
+            Self::SecondVm => f.write_str("no `uniqueNames`"),
         }
     }
 }

@@ -52,6 +52,8 @@ pub struct Cleanup<'a> {
 pub struct Deleted {
     noted: Noted,
     first: Result<(), Kept>,
+    /// That was answered OK, and nothing can make the VM again: the driver has promised that it is gone.
+    is_settled: bool,
 }
 
 /// Why a VM may still be there.
@@ -84,10 +86,15 @@ impl Cleanup<'_> {
             };
             let first = self.remove(&noted, noted.id.as_ref(), repeat).await;
             let is_final = self.capabilities.consistency_window.is_zero() && noted.under_way == 0;
-            if first.is_ok() && is_final {
+            let is_settled = first.is_ok() && is_final;
+            if is_settled {
                 self.ledger.gone(&noted.request);
             }
-            Deleted { noted, first }
+            Deleted {
+                noted,
+                first,
+                is_settled,
+            }
         });
         stream::iter(deletions).buffered(AT_ONCE).collect().await
     }
@@ -119,8 +126,10 @@ impl Cleanup<'_> {
             .map(|deleted| self.delete_by_name(deleted, pause));
         let ended: Vec<_> = stream::iter(again).buffered(AT_ONCE).collect().await;
         let mut cleared = Cleared::default();
-        for (noted, kept) in ended {
+        for (noted, is_settled, kept) in ended {
             match kept {
+                // Of a driver that has gone away since, this is all that there will be to go by.
+                Err(Kept::Stuck(_)) if is_settled && !self.liveness.answers() => {}
                 Ok(()) => {
                     self.ledger.gone(&noted.request);
                     cleared.gone.push(noted);
@@ -137,8 +146,12 @@ impl Cleanup<'_> {
     }
 
     /// By name alone, which takes all VMs of a machine that has several.
-    async fn delete_by_name(&self, deleted: Deleted, pause: Duration) -> (Noted, Result<(), Kept>) {
-        let Deleted { noted, first } = deleted;
+    async fn delete_by_name(&self, deleted: Deleted, pause: Duration) -> (Noted, bool, Result<(), Kept>) {
+        let Deleted {
+            noted,
+            first,
+            is_settled,
+        } = deleted;
         let only_once = noted.id.is_none() && pause.is_zero();
         let kept = match first {
             Err(Kept::Stuck(_)) => first,
@@ -150,7 +163,7 @@ impl Cleanup<'_> {
             },
             Err(Kept::Refused(_)) => self.remove(&noted, None, Repeat::Any).await,
         };
-        (noted, kept)
+        (noted, is_settled, kept)
     }
 
     /// Deletes one machine until it is gone, or is not going to be. What no create was seen to make may have

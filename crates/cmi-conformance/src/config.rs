@@ -75,6 +75,9 @@ pub struct Config {
     /// A sample class of the back end's own kind. Default: none.
     #[serde(default)]
     pub migration: Option<Migration>,
+    /// Whether the back end has one VM of a name at most: no machine can have several. Default: false.
+    #[serde(default)]
+    pub unique_names: bool,
     /// The most characters of a machine's name, 20–253. Default: 63.
     #[serde(default = "Config::default_longest_name")]
     #[garde(range(min = 20, max = 253))]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
 /// How long a command may take.
-const LONGEST_COMMAND: Duration = Duration::from_mins(1);
+pub(crate) const LONGEST_COMMAND: Duration = Duration::from_mins(1);
 
 /// Something that can be done to a back end behind the driver's back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -71,6 +71,31 @@ impl Hook {
             | Self::Exhaust => true,
             Self::Restore
             | Self::Restart
+            | Self::Plant
+            | Self::Lock
+            | Self::Unlock
+            | Self::Vanish
+            | Self::Uninitialize
+            | Self::Mutations
+            | Self::UserData => false,
+        }
+    }
+
+    /// Whether the driver itself may be out of reach after it, or answer as if it were. What is done to a
+    /// single VM, or to the room for them, is no reason for that.
+    pub const fn reaches_the_driver(self) -> bool {
+        match self {
+            Self::Unavailable
+            | Self::Unknown
+            | Self::Internal
+            | Self::Slow
+            | Self::LoseResponse
+            | Self::Unhealthy
+            | Self::Starting
+            | Self::Restart => true,
+            Self::FailInitialize
+            | Self::Exhaust
+            | Self::Restore
             | Self::Plant
             | Self::Lock
             | Self::Unlock

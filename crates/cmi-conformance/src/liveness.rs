@@ -1,5 +1,6 @@
 //! Whether the driver can still be reached: a run against one that is gone has to end.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ pub struct Liveness {
     state: Mutex<State>,
     /// What the driver went away in, until it answers again.
     gone: Mutex<Option<String>>,
+    /// Whether there is one, without a lock: creates at once have to meet within microseconds.
+    is_gone: AtomicBool,
     end: CancellationToken,
 }
 
@@ -40,6 +43,7 @@ impl Liveness {
             timeout: call_limit.min(LONGEST_OUTAGE),
             state: Mutex::new(State::Reachable),
             gone: Mutex::default(),
+            is_gone: AtomicBool::new(false),
             end,
         }
     }
@@ -63,6 +67,7 @@ impl Liveness {
         let mut gone = self.gone();
         let is_new = gone.is_none();
         let call = gone.get_or_insert_with(|| call.to_owned()).clone();
+        self.is_gone.store(true, Ordering::SeqCst);
         drop(gone);
         self.unreachable();
         (call, is_new)
@@ -71,7 +76,14 @@ impl Liveness {
     /// The driver was asked whether it is there, and is. A call that was under way when it went away may be
     /// answered later than others, which says nothing.
     pub fn is_back(&self) {
-        *self.gone() = None;
+        let mut gone = self.gone();
+        *gone = None;
+        self.is_gone.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether the driver itself is gone.
+    pub fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::SeqCst)
     }
 
     /// What the driver went away in, if it has not answered since.
@@ -95,6 +107,12 @@ impl Liveness {
             }
             State::UnreachableSince(_) | State::Lost => *state,
         };
+    }
+
+    /// Whether the last that was heard of the driver was an answer.
+    pub fn answers(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        *state == State::Reachable && self.gone().is_none()
     }
 
     /// Whether the driver was given up.

@@ -340,6 +340,20 @@ fn doubts(cases: &[CaseReport], leftovers: &[Leftover], interrupted: bool) -> Ve
         .collect()
 }
 
+/// Why a rule that takes every one of its cases was not looked at in every place: one was not run.
+fn unseen(rule: &Rule, cases: &[&CaseReport]) -> Option<String> {
+    if rule.proof != Proof::EveryCase {
+        return None;
+    }
+    rules::proofs(rule.id).find_map(|proof| {
+        let Some(case) = cases.iter().find(|case| case.name == proof.name) else {
+            return Some(format!("`{}` was not chosen", proof.name));
+        };
+        let is_skipped = matches!(case.verdict, Verdict::Skipped { .. });
+        is_skipped.then(|| case.verdict.reason().unwrap_or_default().to_owned())
+    })
+}
+
 /// A rule is broken when one of its cases failed; it holds when one passed, none failed
 /// and each could be judged.
 fn judge(rule: &Rule, cases: &[&CaseReport]) -> RuleReport {
@@ -356,6 +370,8 @@ fn judge(rule: &Rule, cases: &[&CaseReport]) -> RuleReport {
         Verdict::Inconclusive {
             reason: because(inconclusive),
         }
+    } else if let Some(reason) = unseen(rule, cases) {
+        Verdict::Skipped { reason }
     } else if find(|verdict| *verdict == Verdict::Passed).is_some() {
         Verdict::Passed
     } else {
@@ -363,7 +379,7 @@ fn judge(rule: &Rule, cases: &[&CaseReport]) -> RuleReport {
             Proof::NotTested(reason) => Verdict::NotTested {
                 reason: reason.to_owned(),
             },
-            Proof::Cases => Verdict::Skipped {
+            Proof::Cases | Proof::EveryCase => Verdict::Skipped {
                 reason: cases
                     .first()
                     .and_then(|case| case.verdict.reason())

@@ -5,22 +5,25 @@
 //! provider's own. What concerns the caller's side has no row here.
 
 /// A table of rules of a layer, one to a line: `"DRV-10" Must "what it asks for";`, with `Should / Must`
-/// where this provider has a level of its own, and with `untested "why"` what no case proves.
+/// where this provider has a level of its own, with `untested "why"` what no case proves, and with
+/// `, by_every_case` what none of its cases proves alone.
 macro_rules! rules {
     ($layer:ident:
-        $($id:literal $level:ident $(/ $here:ident)? $says:literal $(untested $reason:expr)?;)*) => {
+        $($id:literal $level:ident $(/ $here:ident)? $says:literal
+            $(untested $reason:expr)? $(, $how:ident)?;)*) => {
         &[$(Rule {
             id: $id,
             layer: $crate::rules::Layer::$layer,
             level: $crate::rules::Level::$level,
             provider_level: rules!(@here $($here)?),
             says: $says,
-            proof: rules!(@proof $($reason)?),
+            proof: rules!(@proof $($reason)? $($how)?),
         }),*]
     };
     (@here) => { None };
     (@here $here:ident) => { Some($crate::rules::Level::$here) };
     (@proof) => { $crate::rules::Proof::Cases };
+    (@proof by_every_case) => { $crate::rules::Proof::EveryCase };
     (@proof $reason:expr) => { $crate::rules::Proof::NotTested($reason) };
 }
 
@@ -106,8 +109,21 @@ pub enum Level {
 pub enum Proof {
     /// The cases that name its row.
     Cases,
+    /// All the cases that name its row, each of which looks where the others do not: it does not hold before
+    /// every one of them has.
+    EveryCase,
     /// Nothing, for this reason.
     NotTested(&'static str),
+}
+
+impl Proof {
+    /// Whether there are cases that prove it.
+    pub const fn is_by_cases(self) -> bool {
+        match self {
+            Self::Cases | Self::EveryCase => true,
+            Self::NotTested(_) => false,
+        }
+    }
 }
 
 impl Level {
@@ -196,7 +212,9 @@ mod tests {
         for rule in all() {
             assert!(ids.insert(rule.id), "{} is there twice", rule.id);
             match rule.proof {
-                Proof::Cases => assert!(proofs(rule.id).next().is_some(), "no case proves {}", rule.id),
+                Proof::Cases | Proof::EveryCase => {
+                    assert!(proofs(rule.id).next().is_some(), "no case proves {}", rule.id);
+                }
                 Proof::NotTested(reason) => assert!(reason.len() > 10, "{}: {reason}", rule.id),
             }
         }

@@ -24,7 +24,7 @@ use super::rules::{self, Rule};
 use super::target::Target;
 use super::test_context::{Shared, TestContext, canary};
 use super::under_way::{UnderWay, Waiting};
-use cmi_driver::Status;
+use cmi_driver::{Capabilities, Status};
 
 /// Why a case was not run to its end.
 const ENDED_EARLY: &str = "the run was ended early";
@@ -34,6 +34,26 @@ const LOST: &str = "the driver can't be reached any more";
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// The case that all others build upon.
 const FIRST: &str = "create-makes-a-vm";
+/// How long a case may take to say that the driver is gone when that ends the run.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+/// The cases about what a plugin says of itself. They take no VM, and may say why there is none.
+const INTRODUCTION: [&str; 6] = [
+    "info-names-the-driver",
+    "info-has-a-host-name",
+    "capabilities-stay",
+    "wire-services",
+    "wire-required-capabilities",
+    "wire-extension-capabilities",
+];
+/// The calls by which a plugin is told from any other gRPC server.
+const CALLS_OF_A_PLUGIN: [&str; 4] = [
+    "/cmi.v1.Identity/GetPluginInfo",
+    "/cmi.v1.Identity/GetPluginCapabilities",
+    "/cmi.v1.Identity/Probe",
+    "/cmi.v1.Machine/CreateMachine",
+];
+/// How long any of them may take.
+const INTRODUCED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a call that is under way when the run is stopped may still take: what it makes has to be known.
 const GRACE_PERIOD: Duration = Duration::from_secs(10);
 
@@ -42,8 +62,8 @@ pub trait Progress: Send + Sync {
     /// The run begins; the ledger says at any time what it may have made and not deleted yet.
     fn begins(&self, _ledger: Arc<Ledger>) {}
 
-    /// A call takes long, and may take so long in all.
-    fn waits(&self, _call: &Waiting, _limit: Duration) {}
+    /// A call, or something else that a case waits for, takes long.
+    fn waits(&self, _call: &Waiting) {}
 
     /// A case ended; `done` of `of` have by now.
     fn ended(&self, case: &CaseReport, done: usize, of: usize);
@@ -91,7 +111,7 @@ impl Selection {
         for name in &self.only {
             let by_name = cases::all().any(|case| case.name == name);
             match (by_name, rules::find(name).map(|rule| (rule.id, rule.proof))) {
-                (true, _) | (false, Some((_, rules::Proof::Cases))) => {}
+                (true, _) | (false, Some((_, rules::Proof::Cases | rules::Proof::EveryCase))) => {}
                 (false, Some((id, rules::Proof::NotTested(reason)))) => {
                     return Err(RunError::NotTested { id, reason });
                 }
@@ -128,11 +148,12 @@ pub async fn run(
 ) -> Result<Report, RunError> {
     let chosen = selection.cases()?;
     let about = selection.rules(&chosen);
-    let capabilities = target
-        .driver
-        .capabilities()
-        .await
-        .map_err(RunError::Capabilities)?;
+    let (capabilities, refusal) = match target.driver.capabilities().await {
+        Ok(capabilities) => (capabilities, None),
+        // What is wrong with it has rows of its own.
+        Err(status) if is_plugin(&target).await => (Capabilities::minimal(), Some(untaken(&status))),
+        Err(status) => return Err(RunError::Capabilities(status)),
+    };
     let info = target.driver.info().await.ok();
     let name = target.name.clone();
     let parallel = config.parallel;
@@ -168,11 +189,11 @@ pub async fn run(
     let mut looks = tokio::time::interval(BETWEEN_LOOKS);
     let say_what_takes_long = || {
         for call in under_way.overdue() {
-            progress.waits(&call, limit);
+            progress.waits(&call);
         }
     };
     for case in first {
-        let mut only = std::pin::pin!(one(Arc::clone(&shared), case, None));
+        let mut only = std::pin::pin!(one(Arc::clone(&shared), case, refusal.clone()));
         let ended = loop {
             tokio::select! {
                 ended = &mut only => break ended,
@@ -181,11 +202,15 @@ pub async fn run(
         };
         note(ended, &mut reports);
     }
-    let hopeless = reports.iter().find_map(hopeless);
+    let hopeless = refusal.clone().or_else(|| reports.iter().find_map(hopeless));
+    let (last, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|case| case.looks_back());
     let (disturbing, quiet): (Vec<_>, Vec<_>) = others.into_iter().partition(|case| case.disturbs());
-    let run_case = |case| one(Arc::clone(&shared), case, hopeless.clone());
+    let run_case = |case: &'static Case| {
+        let hopeless = hopeless.clone().filter(|_| !INTRODUCTION.contains(&case.name));
+        one(Arc::clone(&shared), case, hopeless)
+    };
     let side_by_side = stream::iter(quiet).map(run_case).buffer_unordered(parallel);
-    let one_by_one = stream::iter(disturbing).then(run_case);
+    let one_by_one = stream::iter(disturbing.into_iter().chain(last)).then(run_case);
     let mut all = std::pin::pin!(side_by_side.chain(one_by_one));
     loop {
         tokio::select! {
@@ -220,6 +245,27 @@ pub async fn run(
 fn hopeless(first: &CaseReport) -> Option<String> {
     let reason = first.verdict.is_failure().then(|| first.verdict.reason())??;
     Some(format!("nothing else is tried before `{FIRST}` passes: {reason}"))
+}
+
+/// Whether a plugin serves there, though the client does not take what it says of itself. Any gRPC server
+/// answers UNIMPLEMENTED.
+async fn is_plugin(target: &Target) -> bool {
+    let Some(wire) = target.wire() else {
+        return false;
+    };
+    let unknown = (tonic::Code::Unimplemented as i32).to_string();
+    for path in CALLS_OF_A_PLUGIN {
+        let answer = tokio::time::timeout(INTRODUCED_WITHIN, wire.call(path, &[], None)).await;
+        let code = answer.ok().and_then(Result::ok).and_then(|answer| answer.code);
+        if code.is_some_and(|code| code != unknown) {
+            return true;
+        }
+    }
+    false
+}
+
+fn untaken(status: &Status) -> String {
+    format!("nothing else is tried before the client takes what the plugin says of itself: {status}")
 }
 
 /// A case that ended.
@@ -314,12 +360,17 @@ async fn guarded(
         () = shared.stop.cancelled() => {
             // The case makes no further call, and ends by itself unless the one that is under way does not.
             let grace_period = if shared.liveness.is_lost() {
-                Duration::ZERO
+                LAST_WORDS
             } else {
                 GRACE_PERIOD.min(shared.config.call_limit())
             };
             let mut reason = ENDED_EARLY.to_owned();
-            if tokio::time::timeout(grace_period, &mut task).await.is_err() {
+            let ended = tokio::time::timeout(grace_period, &mut task).await;
+            if let Ok(Ok(Err(gone @ CaseError::DriverGone(_)))) = ended {
+                // It is what ends the run that this case has found out.
+                return Err(gone);
+            }
+            if ended.is_err() {
                 let calls = test_context.under_way();
                 task.abort();
                 let _aborted = task.await;
@@ -375,11 +426,12 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
         }
         Need::Setting(setting) => format!("the configuration has no `{}`", setting.path()),
         Need::Endpoint => "the driver is not behind an endpoint".to_owned(),
+        Need::SecondVm => "the back end takes no second VM of a name (`uniqueNames`)".to_owned(),
     };
     let can_be_added = |need: &&&Need| match need {
         Need::Setting(setting) => test_context.config().can_say(*setting),
         Need::Hook(_) => true,
-        Need::Call(_) | Need::Endpoint => false,
+        Need::Call(_) | Need::Endpoint | Need::SecondVm => false,
     };
     let all_can = unmet.iter().all(|need| can_be_added(&need));
     Some(Lacking {
@@ -398,6 +450,7 @@ fn is_met(need: Need, test_context: &TestContext) -> bool {
         Need::Hook(hook) => test_context.has(hook),
         Need::Setting(setting) => test_context.config().says(setting),
         Need::Endpoint => test_context.target().wire().is_some(),
+        Need::SecondVm => !test_context.config().unique_names,
     }
 }
 

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer::{CaseError, CaseResult};
 use super::config::{Config, secrets};
-use super::hooks::{Hook, Hooks, Pull};
+use super::hooks::{Hook, Hooks, LONGEST_COMMAND, Pull};
 use super::judge::{Judge, SECRET_RULES};
 use super::ledger::Ledger;
 use super::liveness::Liveness;
@@ -216,7 +216,9 @@ impl TestContext {
     /// [`CaseError::Inconclusive`] when the hook does not work.
     pub async fn pull(&self, pull: Pull) -> CaseResult<Vec<u8>> {
         let name = pull.hook;
+        let named = self.waits_for(&format!("the hook `{name}` to end"), LONGEST_COMMAND);
         let pulled = self.shared.hooks.pull(&pull).await;
+        drop(named);
         self.pulled(name);
         pulled.map_err(|error| CaseError::Inconclusive(format!("the hook `{name}` does not work: {error:#}")))
     }

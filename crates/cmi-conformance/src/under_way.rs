@@ -26,6 +26,7 @@ struct Calls {
 struct Call {
     case: String,
     what: String,
+    limit: Duration,
     since: Instant,
     notice: Duration,
 }
@@ -39,6 +40,8 @@ pub struct Waiting {
     pub what: String,
     /// For how long by now.
     pub time: Duration,
+    /// How long it may take in all.
+    pub limit: Duration,
 }
 
 /// Ends the entry of a call.
@@ -49,14 +52,15 @@ pub struct Entry {
 }
 
 impl UnderWay {
-    /// Notes a call until the entry is dropped.
-    pub fn begin(self: &Arc<Self>, case: &str, what: &str) -> Entry {
+    /// Notes a call, which may take so long, until the entry is dropped.
+    pub fn begin(self: &Arc<Self>, case: &str, what: &str, limit: Duration) -> Entry {
         let mut calls = self.calls();
         let number = calls.next;
         calls.next += 1;
         let call = Call {
             case: case.to_owned(),
             what: what.to_owned(),
+            limit,
             since: Instant::now(),
             notice: PATIENCE,
         };
@@ -105,6 +109,7 @@ impl Call {
             case: self.case.clone(),
             what: self.what.clone(),
             time: self.since.elapsed(),
+            limit: self.limit,
         }
     }
 }
@@ -128,7 +133,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_call_that_takes_long_is_worth_a_line_now_and_then() {
         let under_way = Arc::new(UnderWay::default());
-        let entry = under_way.begin("create-again", "CreateMachine of machine `a`");
+        let entry = under_way.begin("create-again", "CreateMachine of machine `a`", PATIENCE * 9);
         assert!(under_way.overdue().is_empty());
         tokio::time::advance(PATIENCE).await;
         let [waiting] = under_way.overdue().try_into().unwrap();

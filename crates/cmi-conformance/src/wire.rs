@@ -18,6 +18,10 @@ use tonic::body::Body;
 
 use super::answer::{CaseError, CaseResult};
 
+/// The call that shows whether a plugin is there.
+pub const PROBE: &str = "/cmi.v1.Identity/Probe";
+/// Between two looks at a connection that is held.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// Bytes before a message: whether it is compressed, and its length.
 const PREFIX: usize = 5;
 
@@ -33,6 +37,10 @@ pub trait Wire: Send + Sync + 'static {
         message: &[u8],
         deadline: Option<Duration>,
     ) -> anyhow::Result<RawResponse>;
+
+    /// Opens a connection and makes no call on it. What is answered ends when the other end has closed it, as
+    /// the end of a process does.
+    async fn hold(&self) -> anyhow::Result<BoxFuture<'static, ()>>;
 }
 
 /// What a plugin answered, byte for byte.
@@ -94,6 +102,15 @@ impl Wire for ConnectionWire {
             Err(error) if was_late && is_reset(&error) => Ok(RawResponse::too_late()),
             answer => Ok(answer?),
         }
+    }
+
+    async fn hold(&self) -> anyhow::Result<BoxFuture<'static, ()>> {
+        let (connection, _) = (self.0)().await?;
+        Ok(Box::pin(async move {
+            while !connection.is_closed() {
+                tokio::time::sleep(BETWEEN_LOOKS).await;
+            }
+        }))
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn table(of: Rows) -> String {
 fn proof(rule: &Rule) -> String {
     match rule.proof {
         Proof::NotTested(reason) => format!("not tested: {reason}"),
-        Proof::Cases => {
+        Proof::Cases | Proof::EveryCase => {
             let cases: Vec<_> = rules::proofs(rule.id)
                 .map(|case| format!("`{}`", case.name))
                 .collect();
@@ -68,8 +68,8 @@ pub(crate) fn summary() -> String {
         count(|_| true),
         count(Rule::is_binding),
         cases::all().count(),
-        count(|rule| rule.proof == Proof::Cases),
-        count(|rule| rule.proof != Proof::Cases),
+        count(|rule| rule.proof.is_by_cases()),
+        count(|rule| !rule.proof.is_by_cases()),
     )
 }
 

@@ -2,9 +2,10 @@
 
 use super::cases;
 use crate::answer::{CaseResult, ensure};
-use crate::{Case, Hook, Need, TestContext};
+use crate::{Case, CaseError, Hook, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation};
 
+const INITIALIZE: Need = Need::Call(Operation::InitializeMachine);
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 
 pub(super) const CASES: &[Case] = cases! {
@@ -34,7 +35,7 @@ pub(super) const CASES: &[Case] = cases! {
     "delete-vanished-vm": "to delete what is gone without the driver is OK"
         ["DRV-19", "CMI-100", "CAP-12"], [Need::Hook(Hook::Vanish)] => vanished;
     "delete-uninitialized": "a VM that was never initialized can be deleted"
-        ["DRV-DE-00", "PLG-DE-00"], [Need::Hook(Hook::Uninitialize)] => uninitialized;
+        ["DRV-DE-00", "PLG-DE-00"], [INITIALIZE, Need::Hook(Hook::Uninitialize)] => uninitialized;
 };
 
 async fn deletes(t: TestContext, by_id: bool) -> CaseResult {
@@ -132,6 +133,11 @@ async fn vanished(t: TestContext) -> CaseResult {
     let id = t.prepare(&request).await?.provider_id;
     t.pull_on(Hook::Vanish, &request).await?;
     t.settle().await;
+    // Or the deletion below would do what the hook has not done.
+    t.has_none(&request).await.map_err(|error| match error {
+        CaseError::Failed(seen) => t.changed_nothing(Hook::Vanish, &seen),
+        other => other,
+    })?;
     t.delete(&request, Some(&id)).await?.ok()?;
     t.has_none(&request).await
 }
@@ -140,6 +146,23 @@ async fn uninitialized(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     t.pull_on(Hook::Uninitialize, &request).await?;
+    is_uninitialized(&t, &request).await?;
     t.remove(&request, Some(&id)).await?;
     t.is_gone(&request).await
+}
+
+/// Whether the hook has done anything, as far as the driver tells.
+async fn is_uninitialized(t: &TestContext, request: &MachineRequest) -> CaseResult {
+    if !t.offers(Operation::GetMachineStatus) {
+        t.warn_of_no_effect(Hook::Uninitialize, "without GetMachineStatus nothing shows it");
+        return Ok(());
+    }
+    let read = t.status(request, None).await?.ok_or(&[Code::Uninitialized]);
+    match read.map_err(CaseError::in_preparation)? {
+        None => Ok(()),
+        Some(_) => Err(t.changed_nothing(
+            Hook::Uninitialize,
+            "GetMachineStatus takes the VM for initialized; `initialize-status` tells whether it looks",
+        )),
+    }
 }

@@ -196,8 +196,10 @@ async fn locked(t: TestContext, operation: Operation) -> CaseResult {
     let id = t.prepare(&request).await?.provider_id;
     t.pull_on(Hook::Lock, &request).await?;
     let answer = t.touch(operation, &request).await;
-    t.pull_on(Hook::Unlock, &request).await?;
+    let unlocked = t.pull_on(Hook::Unlock, &request).await;
+    // What was done to a VM that was not locked may keep it from being unlocked.
     answer?.refused(Code::FailedPrecondition)?;
+    unlocked?;
     sound(&t, operation, &request, Some(&id)).await
 }
 
@@ -267,17 +269,27 @@ async fn deadline(t: TestContext, operation: Operation) -> CaseResult {
 async fn create_lost(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.pull(Pull::new(Hook::LoseResponse)).await?;
-    t.create(&request).await?.ok_or(TRANSIENT)?;
+    let answer = t.create(&request).await?.ok_or(TRANSIENT)?;
+    was_lost(&t, Operation::CreateMachine, answer.is_none());
     t.restore().await?;
     let id = t.make(&request).await?.provider_id;
     t.has_exactly(&request, &[(&request, &id)]).await
+}
+
+/// A driver whose library repeats a call by itself answers OK, and so does one that has lost nothing.
+fn was_lost(t: &TestContext, operation: Operation, is_error: bool) {
+    if !is_error {
+        let seen = format!("{operation} answered OK, as that of a driver does which repeats what was lost");
+        t.warn_of_no_effect(Hook::LoseResponse, &seen);
+    }
 }
 
 async fn delete_lost(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
     t.pull(Pull::new(Hook::LoseResponse)).await?;
-    t.delete(&request, Some(&id)).await?.ok_or(TRANSIENT)?;
+    let answer = t.delete(&request, Some(&id)).await?.ok_or(TRANSIENT)?;
+    was_lost(&t, Operation::DeleteMachine, answer.is_none());
     t.restore().await?;
     t.remove(&request, Some(&id)).await?;
     t.is_gone(&request).await

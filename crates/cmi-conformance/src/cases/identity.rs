@@ -17,7 +17,7 @@ use cmi_driver::{Capabilities, Code, Operation, PluginInfo, Readiness, Secrets};
 use cmi_grpc::proto::capcmi::v1::GetExtensionCapabilitiesResponse;
 use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
 
-const BETWEEN_PROBES: Duration = Duration::from_millis(100);
+pub(super) const BETWEEN_PROBES: Duration = Duration::from_millis(100);
 
 pub(super) const CASES: &[Case] = cases! {
     "info-names-the-driver":
@@ -58,7 +58,7 @@ async fn info(t: &TestContext) -> CaseResult<GetPluginInfoResponse> {
     info.ok().map(Into::into)
 }
 
-async fn probe(t: &TestContext) -> CaseResult<Answer<Readiness>> {
+pub(super) async fn probe(t: &TestContext) -> CaseResult<Answer<Readiness>> {
     ask(t, Operation::Probe, t.target().driver.probe()).await
 }
 
@@ -145,24 +145,6 @@ async fn becomes_ready(t: TestContext) -> CaseResult {
         tokio::time::sleep(BETWEEN_PROBES).await;
     }
     Ok(())
-}
-
-/// Waits for a driver that is being started; as long as it does not serve, anything may answer in its place.
-pub(super) async fn comes_back(t: &TestContext) -> CaseResult {
-    let until = Instant::now() + t.config().call_limit();
-    loop {
-        let answer = probe(t).await?;
-        if let Ok(Readiness::Ready) = answer.result {
-            return Ok(());
-        }
-        if Instant::now() >= until {
-            return answer.ok().and_then(|_| {
-                let never = "the driver is healthy and does not become ready";
-                Err(CaseError::failed(never))
-            });
-        }
-        tokio::time::sleep(BETWEEN_PROBES).await;
-    }
 }
 
 /// What a driver says of itself.

@@ -2,7 +2,7 @@
 
 use super::cases;
 use super::requests::reaches_the_plugin;
-use super::status::mutations;
+use super::status::{counted, mutations};
 use crate::answer::{CaseResult, ensure};
 use crate::{Case, CaseError, Hook, Need, Pull, TestContext};
 use cmi_driver::{Code, Operation};
@@ -56,7 +56,7 @@ async fn ten_times(t: TestContext) -> CaseResult {
 
 async fn changes_once(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
-    t.prepare(&request).await?;
+    counted(&t, &request).await?;
     let before = mutations(&t).await?;
     t.initialize(&request).await?.ok()?;
     let after = mutations(&t).await?;

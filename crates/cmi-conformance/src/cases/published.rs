@@ -10,7 +10,8 @@ use super::requests::{
 };
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
-use cmi_driver::{Operation, ProviderId};
+use cmi_driver::{Capabilities, Operation, ProviderId};
+use cmi_grpc::convert::Declaration;
 use cmi_grpc::proto::capcmi::v1::get_extension_capabilities_response::Call as ExtensionCall;
 use cmi_grpc::proto::capcmi::v1::{
     DescribeClassRequest, GenerateMachineClassForMigrationRequest, GetExtensionCapabilitiesResponse,
@@ -39,6 +40,9 @@ pub(super) const CASES: &[Case] = cases! {
         "a call of the extension that is not declared is UNIMPLEMENTED, and one that is declared is not"
         ["INI-11", "UPD-02", "DRV-48", "DRV-MG-12", "CAP-05"],
         [Need::Endpoint] => undeclared_extension;
+    "wire-extension-capabilities":
+        "what the extension declares can be read: places are JSON pointers, and the schema is an object"
+        ["CAP-05"], [Need::Endpoint] => extension_capabilities;
     "wire-list-pages": "no page of a list is longer than asked for, and all pages together hold every VM once"
         ["CAP-06"], [Need::Endpoint, CALLED_LIST] => list_pages;
 };
@@ -120,6 +124,19 @@ pub(super) async fn extended(t: &TestContext) -> CaseResult<Option<GetExtensionC
         return Ok(None);
     }
     answer.ok().map(Some)
+}
+
+/// The rules are those of the client, which takes no plugin that breaks them.
+async fn extension_capabilities(t: TestContext) -> CaseResult {
+    let declaration = Declaration {
+        extension: extended(&t).await?,
+        ..Declaration::default()
+    };
+    Capabilities::try_from(declaration).map(drop).map_err(|error| {
+        CaseError::failed(format!(
+            "the client refuses the answer of {EXTENSION}, and with it the plugin: {error}"
+        ))
+    })
 }
 
 async fn undeclared_extension(t: TestContext) -> CaseResult {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use prost::Message as _;
 
 use crate::answer::{CaseError, CaseResult};
+pub(super) use crate::wire::PROBE;
 use crate::wire::{RawAnswer, call};
 use crate::{MachineRequest, TestContext};
 use cmi_driver::Operation;
@@ -15,7 +16,6 @@ use cmi_grpc::proto::cmi::v1::{
 
 pub(super) const INFO: &str = "/cmi.v1.Identity/GetPluginInfo";
 pub(super) const CAPABILITIES: &str = "/cmi.v1.Identity/GetPluginCapabilities";
-pub(super) const PROBE: &str = "/cmi.v1.Identity/Probe";
 pub(super) const CREATE: &str = "/cmi.v1.Machine/CreateMachine";
 pub(super) const DELETE: &str = "/cmi.v1.Machine/DeleteMachine";
 pub(super) const STATUS: &str = "/cmi.v1.Machine/GetMachineStatus";

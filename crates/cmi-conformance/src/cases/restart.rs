@@ -1,13 +1,20 @@
 //! The process of the driver ends, without warning, and is started again.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use super::cases;
-use super::identity::{comes_back, says};
+use super::identity::{BETWEEN_PROBES, probe, says};
 use super::requests::{INFO, raw};
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, Hook, Need, Pull, TestContext};
-use cmi_driver::Operation;
+use cmi_driver::{Code, Operation, Readiness};
 use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
 
+const AFTER: &str = "after the hook `restart`";
+/// How long the end of a process may take to show in its connections.
+const NOTICE: Duration = Duration::from_secs(5);
 const RESTART: Need = Need::Hook(Hook::Restart);
 
 pub(super) const CASES: &[Case] = cases! {
@@ -24,12 +31,58 @@ pub(super) const CASES: &[Case] = cases! {
         ["CMI-157", "CMI-159", "CMI-182"], [Need::Endpoint, RESTART] => serves_again;
 };
 
-/// The driver as it is after a restart.
+/// The driver as it is after a restart. Whether there was one shows from outside in a connection that was
+/// open before: the end of a process closes it.
 async fn restarted(t: &TestContext) -> CaseResult {
+    let connection = match t.target().wire() {
+        Some(wire) => Some(wire.hold().await.map_err(|error| {
+            CaseError::Inconclusive(format!(
+                "preparation failed: the plugin takes no connection: {error:#}"
+            ))
+        })?),
+        None => None,
+    };
     t.pull(Pull::new(Hook::Restart)).await?;
-    comes_back(t)
-        .await
-        .map_err(|error| error.after("after the hook `restart`"))
+    ready_again(t).await.map_err(|error| error.after(AFTER))?;
+    t.is_over(Hook::Restart);
+    let Some(closed) = connection else {
+        return Ok(());
+    };
+    tokio::time::timeout(NOTICE, closed).await.map_err(|_elapsed| {
+        t.changed_nothing(
+            Hook::Restart,
+            "a connection that was open before it still is: either the process was not killed, or the \
+             endpoint is that of a proxy in front of it",
+        )
+    })
+}
+
+/// Waits for a driver that is being started; as long as it does not serve, anything may answer in its place.
+async fn ready_again(t: &TestContext) -> CaseResult {
+    let limit = t.config().call_limit();
+    let _named = t.waits_for("the driver to serve again after the hook `restart`", limit);
+    let until = Instant::now() + limit;
+    loop {
+        let answer = probe(t).await?;
+        match &answer.result {
+            Ok(Readiness::Ready) => return Ok(()),
+            Ok(Readiness::NotYet) | Err(_) if Instant::now() < until => {}
+            Ok(Readiness::NotYet) => {
+                return Err(CaseError::failed(
+                    "the driver is healthy and does not become ready",
+                ));
+            }
+            Err(status) if status.code() == Code::Unavailable => {
+                let reason = format!(
+                    "it did not serve again within {} s: {status}",
+                    limit.as_secs_f64()
+                );
+                return Err(t.never_came_back("the hook `restart`", &reason));
+            }
+            Err(_) => return answer.ok().map(drop),
+        }
+        tokio::time::sleep(BETWEEN_PROBES).await;
+    }
 }
 
 async fn finds_the_vm(t: TestContext) -> CaseResult {

@@ -2,16 +2,22 @@
 
 use super::cases;
 use crate::answer::{CaseResult, ensure};
-use crate::echo::echoes;
+use crate::config::secrets;
+use crate::echo::{SHORTEST_SECRET, echoes};
 use crate::judge::problem;
-use crate::{Case, CaseError, Need, Setting, TestContext};
+use crate::{Case, CaseError, Need, SecretMap, Setting, TestContext};
 use cmi_driver::{Code, Operation, Status, USER_DATA, tags};
+
+/// The fewest bytes of refused credentials that are searched for.
+const SHORTEST_REFUSED: usize = 12;
+/// Logs are read after all other cases.
+const LOGS: Need = Need::Setting(Setting::Logs);
 
 pub(super) const CASES: &[Case] = cases! {
     "secrets-do-not-come-back": "no answer and no message holds credentials or bootstrap data"
         ["OPS-11", "CMI-13", "CMI-165", "CMI-186"], [] => do_not_come_back;
     "secrets-are-not-logged": "no log holds credentials or bootstrap data"
-        ["OPS-11", "CMI-13", "CMI-165", "CMI-186"], [Need::Setting(Setting::Logs)] => are_not_logged;
+        ["OPS-11", "CMI-13", "CMI-165", "CMI-186"], [LOGS] => are_not_logged;
 };
 
 /// Fails unless an error says in words what is wrong, and can be written as text and
@@ -60,9 +66,10 @@ async fn do_not_come_back(t: TestContext) -> CaseResult {
     }
 }
 
+/// The case runs after all others: what a driver writes when its back end fails is in there, too.
 async fn are_not_logged(t: TestContext) -> CaseResult {
     calls(&t).await.map_err(CaseError::in_preparation)?;
-    let request = t.machine_request("a");
+    let secrets = all_secrets(&t);
     let mut unread = None;
     for path in &t.config().logs {
         let log = match std::fs::read(path) {
@@ -72,18 +79,44 @@ async fn are_not_logged(t: TestContext) -> CaseResult {
                 continue;
             }
         };
+        if log.is_empty() {
+            t.warn(format!(
+                "the log {} is empty, so that no secret could be found there: is it the one that the driver \
+                 writes?",
+                path.display()
+            ));
+        }
         let log = String::from_utf8_lossy(&log);
-        ensure(!log.contains(&t.canary()), || {
-            format!("the log {} holds the value of `{USER_DATA}`", path.display())
-        })?;
-        let public = &t.config().public_secret_keys;
-        let secret = |key: &str| key != USER_DATA && !public.contains(key);
-        for (key, value) in request.class.secrets.iter().filter(|(key, _)| secret(key)) {
-            ensure(!echoes(&log, value.expose()), || {
+        for (key, secret) in &secrets {
+            ensure(!echoes(&log, secret), || {
                 format!("the log {} holds the value of `{key}`", path.display())
             })?;
         }
     }
     // A file that is not where its author looks for it leaks nothing.
     unread.map_or(Ok(()), |reason| Err(CaseError::Inconclusive(reason)))
+}
+
+/// What the driver was given in this run and has to keep to itself. Credentials that it refused may be good
+/// elsewhere; those that are short, such as `wrong` and `invalid`, are found in any log.
+fn all_secrets(t: &TestContext) -> Vec<(String, Vec<u8>)> {
+    let config = t.config();
+    let kept = |map: &SecretMap, shortest: usize| {
+        let all = secrets(map);
+        let kept = all.iter().filter(|(key, value)| {
+            !config.public_secret_keys.contains(*key) && value.expose().len() >= shortest
+        });
+        kept.map(|(key, value)| (key.to_owned(), value.expose().to_vec()))
+            .collect::<Vec<_>>()
+    };
+    let mut all = kept(&config.secrets, SHORTEST_SECRET);
+    let refused = config.bad_secrets.iter().chain(&config.restricted_secrets);
+    all.extend(refused.flat_map(|map| kept(map, SHORTEST_REFUSED)));
+    let own = t.machine_request("a").class.secrets;
+    all.extend(
+        own.get(USER_DATA)
+            .map(|data| (USER_DATA.to_owned(), data.expose().to_vec())),
+    );
+    all.push((USER_DATA.to_owned(), t.canary().into_bytes()));
+    all
 }

@@ -2,9 +2,11 @@
 
 use super::cases;
 use crate::answer::{CaseResult, ensure};
-use crate::{Case, CaseError, Hook, Need, TestContext};
-use cmi_driver::{Code, Operation};
+use crate::{Case, CaseError, Hook, MachineRequest, Need, TestContext};
+use cmi_driver::{Code, Operation, ProviderId};
 
+/// What to do about a hook that can't make a second VM.
+const UNIQUE_NAMES: &str = "; if the back end takes no second VM of a name, say `uniqueNames: true`";
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 
 pub(super) const CASES: &[Case] = cases! {
@@ -15,6 +17,8 @@ pub(super) const CASES: &[Case] = cases! {
         [STATUS] => like_create;
     "status-never-made": "what was never made is NOT_FOUND"
         ["DRV-GS-05", "PLG-GS-05"], [STATUS] => never_made;
+    "status-after-create": "what was NOT_FOUND before it was made is found afterwards"
+        ["DRV-27", "DRV-GS-00", "PLG-GS-00", "CMI-115"], [STATUS] => after_create;
     "status-after-delete": "what is deleted is NOT_FOUND, also by its id"
         ["DRV-GS-05", "PLG-GS-05"], [STATUS] => after_delete;
     "status-other-cluster": "a VM of another cluster is NOT_FOUND, whether by name or by its id"
@@ -30,7 +34,7 @@ pub(super) const CASES: &[Case] = cases! {
     "status-vanished-vm": "a VM that is gone without the driver is NOT_FOUND"
         ["DRV-GS-05", "PLG-GS-05", "CAP-12"], [STATUS, Need::Hook(Hook::Vanish)] => vanished;
     "status-several-vms": "several VMs of one machine are OUT_OF_RANGE, and the message names them"
-        ["DRV-GS-11", "PLG-GS-11"], [STATUS, Need::Hook(Hook::Plant)] => several;
+        ["DRV-GS-11", "PLG-GS-11"], [STATUS, Need::SecondVm, Need::Hook(Hook::Plant)] => several;
 };
 
 async fn offered(t: TestContext) -> CaseResult {
@@ -76,6 +80,32 @@ async fn never_made(t: TestContext) -> CaseResult {
         .await?
         .refused(Code::NotFound)
         .map(|_| ())
+}
+
+/// The order in which a controller asks: before each create, and after it.
+async fn after_create(t: TestContext) -> CaseResult {
+    let request = t.machine_request("a");
+    for _ in 0..2 {
+        // That it is NOT_FOUND is for the cases about that.
+        let before = t.status(&request, None).await?;
+        before
+            .refused(Code::NotFound)
+            .map_err(CaseError::in_preparation)?;
+        let id = t.prepare(&request).await?.provider_id;
+        for known in [None, Some(&id)] {
+            let read = t.status(&request, known).await?.ok()?;
+            ensure(read.provider_id == id, || {
+                format!(
+                    "CreateMachine made `{id}`, and GetMachineStatus reads `{}`",
+                    read.provider_id
+                )
+            })?;
+        }
+        let removed = t.remove(&request, Some(&id)).await;
+        removed.map_err(CaseError::in_preparation)?;
+        t.settle().await;
+    }
+    Ok(())
 }
 
 async fn after_delete(t: TestContext) -> CaseResult {
@@ -148,9 +178,21 @@ pub(super) async fn mutations(t: &TestContext) -> CaseResult<u64> {
     })
 }
 
+/// Makes the VM of a case that counts changes: a hook that does not see this one sees none.
+pub(super) async fn counted(t: &TestContext, request: &MachineRequest) -> CaseResult<ProviderId> {
+    let before = mutations(t).await?;
+    let id = t.prepare(request).await?.provider_id;
+    let after = mutations(t).await?;
+    if after == before {
+        let seen = format!("it printed {before} before a VM was made, and {after} after");
+        return Err(t.changed_nothing(Hook::Mutations, &seen));
+    }
+    Ok(id)
+}
+
 async fn changes_nothing(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let id = counted(&t, &request).await?;
     let before = mutations(&t).await?;
     for _ in 0..5 {
         t.status(&request, Some(&id)).await?.ok()?;
@@ -178,8 +220,17 @@ async fn vanished(t: TestContext) -> CaseResult {
 async fn several(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = t.prepare(&request).await?.provider_id;
-    t.pull_on(Hook::Plant, &request).await?;
+    t.pull_on(Hook::Plant, &request)
+        .await
+        .map_err(|error| error.before(UNIQUE_NAMES))?;
     t.settle().await;
+    if t.offers(Operation::ListMachines) {
+        let listed = t.list(&request).await?.ok().map_err(CaseError::in_preparation)?;
+        if listed.len() < 2 {
+            let seen = format!("{} VM of the name is listed after it", listed.len());
+            return Err(t.changed_nothing(Hook::Plant, &seen).before(UNIQUE_NAMES));
+        }
+    }
     let status = t.status(&request, None).await?.refused(Code::OutOfRange)?;
     ensure(status.message().contains(id.as_str()), || {
         format!(

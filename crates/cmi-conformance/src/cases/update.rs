@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::cases;
 use super::requests::reaches_the_plugin;
-use super::status::mutations;
+use super::status::{counted, mutations};
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, Hook, MachineRequest, Need, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
@@ -80,7 +80,7 @@ async fn there_and_back(t: TestContext) -> CaseResult {
 /// What UpdateMachine does can't be seen by its answers: one that does nothing gives the same.
 async fn changes_once(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let id = counted(&t, &request).await?;
     for (wanted, change) in updated(&t, &request)? {
         is_made_once(&t, &request, &wanted, &id, &format!("the change {change}")).await?;
         let back = format!("what takes the change {change} back");
@@ -138,7 +138,7 @@ fn spec(request: &MachineRequest) -> Value {
 /// update before it has set may stay on the VM, so that it is no change any more.
 async fn any_state(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let id = counted(&t, &request).await?;
     let mut has = request.clone();
     for (wanted, change) in updated(&t, &request)? {
         if !sets_something(&spec(&wanted), Some(&spec(&has))) {
@@ -167,7 +167,7 @@ async fn any_state(t: TestContext) -> CaseResult {
 
 async fn nothing(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
-    let id = t.prepare(&request).await?.provider_id;
+    let id = counted(&t, &request).await?;
     let before = mutations(&t).await?;
     t.update(&request, &request, &id).await?.ok()?;
     let after = mutations(&t).await?;
@@ -212,7 +212,7 @@ async fn never_made(t: TestContext) -> CaseResult {
 async fn other_cluster(t: TestContext) -> CaseResult {
     let there = t.machine_request("a");
     let here = there.clone().in_cluster(&t.other_cluster());
-    let id = t.prepare(&there).await?.provider_id;
+    let id = counted(&t, &there).await?;
     let before = mutations(&t).await?;
     for (wanted, change) in updated(&t, &here)? {
         // Whether a foreign id is refused, or leads to no VM, is the driver's choice.

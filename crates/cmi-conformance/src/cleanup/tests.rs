@@ -210,3 +210,21 @@ async fn what_was_refused_and_never_made_is_not_left_where_its_spec_is_refused_a
         assert_eq!(before.elapsed(), Duration::ZERO);
     }
 }
+
+/// An OK is a promise where the back end is never behind.
+#[tokio::test(start_paused = true)]
+async fn what_was_deleted_before_the_driver_went_away_is_not_named_unless_it_may_come_back() {
+    let tracker = Tracker::default();
+    for (window, left_behind) in [(Duration::ZERO, 0), (Duration::from_secs(1), 1)] {
+        tracker.asked(&machine_request());
+        tracker.answered(&machine_request(), &Ok(made()));
+        let answers = [Ok(()), Err(Code::Unavailable)];
+        let (left, _) = cleared(&tracker, window, &answers).await;
+        assert_eq!(left.len(), left_behind, "{window:?}: {left:?}");
+    }
+    // A driver that answers, and can't delete it any more, is no reason to believe its first answer.
+    tracker.asked(&machine_request());
+    tracker.answered(&machine_request(), &Ok(made()));
+    let (left, _) = cleared(&tracker, Duration::ZERO, &[Ok(()), Err(Code::Internal)]).await;
+    assert_eq!(left.len(), 1, "{left:?}");
+}

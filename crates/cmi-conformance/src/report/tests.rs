@@ -206,3 +206,36 @@ fn the_forms_name_cases_reasons_and_the_verdict() {
     assert_eq!(json["layers"][0]["standing"], "no");
     assert!(xml.contains("\"cmi.v1\"") && xml.contains("\"capcmi\""), "{xml}");
 }
+
+/// CMI-186: what no log was searched for is not shown to be in none.
+#[test]
+fn a_rule_that_takes_every_case_does_not_hold_when_one_was_not_run() {
+    let passed = || {
+        vec![
+            case("create-makes-a-vm", Verdict::Passed),
+            case("secrets-do-not-come-back", Verdict::Passed),
+        ]
+    };
+    let logged = |verdict| CaseReport {
+        missing: vec!["`logs`".to_owned()],
+        ..case("secrets-are-not-logged", verdict)
+    };
+    let mut cases = passed();
+    cases.push(logged(skipped()));
+    let basic = report(cases);
+    for id in ["OPS-11", "CMI-13", "CMI-165", "CMI-186"] {
+        assert_eq!(basic.rule(id).unwrap().verdict, skipped(), "{id}");
+    }
+    assert_eq!(basic.standing(Layer::Provider), Standing::Basic);
+    assert!(
+        basic.layers[1].missing.contains("`logs`"),
+        "{:?}",
+        basic.layers[1]
+    );
+    let unchosen = report(passed());
+    let verdict = &unchosen.rule("CMI-186").unwrap().verdict;
+    assert!(matches!(verdict, Verdict::Skipped { .. }), "{verdict:?}");
+    let mut cases = passed();
+    cases.push(case("secrets-are-not-logged", Verdict::Passed));
+    assert_eq!(report(cases).rule("CMI-186").unwrap().verdict, Verdict::Passed);
+}

@@ -56,7 +56,7 @@ pub(super) const RULES: &[Rule] = rules! { Published:
     "OPS-08"     Should "Logs go to standard output and standard error alone"
                         untested "about how the program is started and what it writes, which no call \
                             shows; `capcmi driver serve` has tests of its own for it";
-    "OPS-11"     Should / Must "No secret is written to logs, messages or answers";
+    "OPS-11"     Should / Must "No secret is written to logs, messages or answers", by_every_case;
     "OPS-13"     Should "What is configured wrongly fails at once, with an exit code"
                         untested "about how the program is started and what it writes, which no call \
                             shows; `capcmi driver serve` has tests of its own for it";

@@ -10,7 +10,7 @@ pub(super) const RULES: &[Rule] = rules! { Published:
     "CMI-08"     Must   "Identity and Machine are both served";
     "CMI-10"     Should "Calls at once for one machine do no harm";
     "CMI-11"     May    "The second of two calls at once may be ABORTED";
-    "CMI-13"     Said / Must "Nothing sensitive in plain text or in logs";
+    "CMI-13"     Said / Must "Nothing sensitive in plain text or in logs", by_every_case;
     "CMI-14"     Must   "Fields keep to their size limits";
     "CMI-15"     Must   "A REQUIRED field is there";
     "CMI-17"     Must   "A REQUIRED list may be empty only where none is an answer";
@@ -135,7 +135,7 @@ pub(super) const RULES: &[Rule] = rules! { Published:
                         untested "a unix socket is an endpoint of this project, too: the extension says so";
     "CMI-159"    Must   "All services are at one address";
     "CMI-161"    Must   "The transport is a network socket";
-    "CMI-165"    Should / Must "Nothing sensitive leaks";
+    "CMI-165"    Should / Must "Nothing sensitive leaks", by_every_case;
     "CMI-174"    Must   "Nothing is taken for granted about the image manifest"
                         untested "about how the program is started and what it writes, which no call \
                             shows; `capcmi driver serve` has tests of its own for it";
@@ -152,7 +152,7 @@ pub(super) const RULES: &[Rule] = rules! { Published:
     "CMI-183"    Should "Logs go to standard output and standard error alone"
                         untested "about how the program is started and what it writes, which no call \
                             shows; `capcmi driver serve` has tests of its own for it";
-    "CMI-186"    Should / Must "No secret is written to logs";
+    "CMI-186"    Should / Must "No secret is written to logs", by_every_case;
     "CMI-188"    Should "What is configured wrongly fails at once, with an exit code"
                         untested "about how the program is started and what it writes, which no call \
                             shows; `capcmi driver serve` has tests of its own for it";

@@ -32,6 +32,10 @@ impl TestContext {
     ) -> CaseResult<Answer<Machine>> {
         let tracked = self.with_own_secrets(machine_request);
         self.goes_on()?;
+        // What is never sent makes no VM.
+        if self.shared.liveness.is_gone() {
+            self.is_back().await?;
+        }
         self.tracker.asked(&tracked);
         let request = CreateMachineRequest {
             machine: machine_request.reference(),

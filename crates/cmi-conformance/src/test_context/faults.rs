@@ -3,6 +3,7 @@
 use std::sync::PoisonError;
 
 use super::TestContext;
+use crate::answer::CaseError;
 use crate::hooks::Hook;
 
 /// A fault that a case has caused.
@@ -58,10 +59,19 @@ impl TestContext {
         }
     }
 
-    /// Whether the driver may have a reason of its own to be out of reach.
-    pub(super) fn is_disturbed(&self) -> bool {
+    /// Notes that what a hook did has passed by itself.
+    pub(crate) fn is_over(&self, hook: Hook) {
+        let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(fault) = fault.as_mut().filter(|fault| fault.hook == hook) {
+            fault.is_on = false;
+        }
+    }
+
+    /// The fault that the driver may have for a reason to be out of reach, or to answer as if it were.
+    pub(super) fn disturbance(&self) -> Option<Hook> {
         let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
-        fault.as_ref().is_some_and(|fault| fault.is_on)
+        let hook = fault.as_ref().filter(|fault| fault.is_on)?.hook;
+        hook.reaches_the_driver().then_some(hook)
     }
 
     /// What to look at when a case fails after a fault that the driver took no notice of.
@@ -72,13 +82,37 @@ impl TestContext {
             .unwrap_or_else(PoisonError::into_inner)
             .clone()?;
         let (hook, call) = (fault.hook, fault.unimpressed?);
-        let by_hand = match self.config().hooks.get(&hook) {
-            Some(command) => format!("run `{}` by hand, and look at the back end", command.join(" ")),
-            None => "look at the back end after it".to_owned(),
-        };
         Some(format!(
             "{call} answered OK after the hook `{hook}`: the driver hides that fault, or the hook may have done \
-             nothing: {by_hand}"
+             nothing: {}",
+            self.by_hand(hook)
         ))
+    }
+
+    /// A case that shows nothing, since all is as it was before the hook.
+    pub fn changed_nothing(&self, hook: Hook, seen: &str) -> CaseError {
+        CaseError::Inconclusive(format!(
+            "the hook `{hook}` seems to have done nothing: {seen}; {}",
+            self.by_hand(hook)
+        ))
+    }
+
+    /// Warns of a case that passes and would do so as well if the hook had done nothing.
+    pub fn warn_of_no_effect(&self, hook: Hook, seen: &str) {
+        self.warn(format!(
+            "the hook `{hook}` may have done nothing, and then nothing was shown here: {seen}; {}",
+            self.by_hand(hook)
+        ));
+    }
+
+    fn by_hand(&self, hook: Hook) -> String {
+        let place = match hook {
+            Hook::Restart => "the driver's process",
+            _ => "the back end",
+        };
+        match self.config().hooks.get(&hook) {
+            Some(command) => format!("run `{}` by hand, and look at {place}", command.join(" ")),
+            None => format!("look at {place} after it"),
+        }
     }
 }

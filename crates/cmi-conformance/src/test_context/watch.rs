@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use super::TestContext;
 use crate::answer::{CaseError, CaseResult};
+use crate::hooks::Hook;
+use crate::under_way::Entry;
+use crate::wire::PROBE;
 use cmi_driver::Code;
 
 /// How long a driver may take to say that it is there.
@@ -22,7 +25,7 @@ impl TestContext {
         self.goes_on()?;
         self.is_back().await?;
         let limit = self.shared.config.call_limit();
-        let entry = self.shared.under_way.begin(&self.case, what);
+        let entry = self.waits_for(what, limit);
         let outcome = tokio::time::timeout(limit, call).await;
         if let Ok(outcome) = outcome {
             drop(entry);
@@ -43,9 +46,6 @@ impl TestContext {
     /// # Errors
     /// [`CaseError::DriverGone`] for the first, [`CaseError::Inconclusive`] for the others.
     pub async fn is_alive(&self, what: &str, otherwise: &str) -> CaseResult {
-        if self.is_disturbed() {
-            return Ok(());
-        }
         let others = self.shared.under_way.all().into_iter();
         let others = others.filter(|other| other.what != what).map(|other| other.what);
         let others: Vec<_> = others.collect();
@@ -69,9 +69,9 @@ impl TestContext {
     }
 
     /// Waits for a driver that is gone until it is given up.
-    async fn is_back(&self) -> CaseResult {
+    pub(super) async fn is_back(&self) -> CaseResult {
         while let Some(call) = self.shared.liveness.gone_since() {
-            if self.is_disturbed() || self.shows_life().await {
+            if self.shows_life().await {
                 break;
             }
             self.shared.liveness.unreachable();
@@ -85,6 +85,9 @@ impl TestContext {
 
     /// Whether the driver answers Probe, whatever it says.
     async fn shows_life(&self) -> bool {
+        if let Some(hook) = self.disturbance() {
+            return self.may_be_there(hook).await;
+        }
         let limit = self.shared.config.call_limit().min(SIGN_OF_LIFE);
         let probed = tokio::time::timeout(limit, self.shared.target.driver.probe()).await;
         match probed {
@@ -97,6 +100,30 @@ impl TestContext {
                 is_there
             }
             Err(_) => false,
+        }
+    }
+
+    /// Under a fault, UNAVAILABLE may be the driver's answer, and no answer what the fault does: only a
+    /// plugin that takes no connection is gone, or one that breaks it.
+    async fn may_be_there(&self, hook: Hook) -> bool {
+        let wire = self.shared.target.wire().filter(|_| hook != Hook::Restart);
+        let Some(wire) = wire else { return true };
+        let probed = tokio::time::timeout(SIGN_OF_LIFE, wire.call(PROBE, &[], None)).await;
+        !matches!(probed, Ok(Err(_)))
+    }
+
+    /// Has it named when it takes long, until the entry is dropped.
+    pub fn waits_for(&self, what: &str, limit: Duration) -> Entry {
+        self.shared.under_way.begin(&self.case, what, limit)
+    }
+
+    /// The end of a case in which a driver that was to come back has not, and of those after it.
+    pub fn never_came_back(&self, since: &str, reason: &str) -> CaseError {
+        let (call, is_first) = self.shared.liveness.died(since);
+        if is_first {
+            CaseError::DriverGone(format!("the driver is gone since {since}: {reason}"))
+        } else {
+            gone(&call)
         }
     }
 }
