@@ -119,6 +119,20 @@ pub enum Flaw {
     CreateShortNames,
     /// Of a name, these first characters count.
     CutsNames(usize),
+    /// A machine is known by its cluster and its name in one text, which others may give, too.
+    CreateJoinsClusterAndName,
+    /// `.` in a name is `-`.
+    DotsAreDashes,
+    /// CreateMachine keeps the name of a machine whose spec it refused.
+    CreateRemembersRefused,
+    /// Bootstrap data is read as text: what is none is replaced.
+    UserDataAsText,
+    /// Of bootstrap data, the first bytes count.
+    UserDataCut,
+    /// A log holds bootstrap data, in base64, when the back end is broken.
+    LogsWhenBroken,
+    /// A log holds credentials that were refused.
+    LogsRefused,
     /// CreateMachine goes on when its caller has given it up, and keeps no deletion away.
     CreateRunsOn,
     /// The names of fields are read in any case.
@@ -152,6 +166,8 @@ pub enum Flaw {
     DeleteAll,
     /// DeleteMachine deletes another VM of the cluster.
     DeleteAnother,
+    /// DeleteMachine deletes every VM of the cluster whose name begins so.
+    DeleteByBeginning,
     /// DeleteMachine wants an id.
     DeleteWantsId,
     /// DeleteMachine refuses an id.
@@ -171,6 +187,10 @@ pub enum Flaw {
     StatusAnyIdOfCluster,
     /// GetMachineStatus finds the VM of another machine object.
     StatusAnyIdentity,
+    /// GetMachineStatus finds a VM whose name begins so.
+    StatusByBeginning,
+    /// What GetMachineStatus did not find once it does not find any more.
+    StatusRemembersAbsence,
     /// GetMachineStatus changes the back end.
     StatusWrites,
     /// GetMachineStatus answers NOT_FOUND every third time.

@@ -163,6 +163,15 @@ impl MachineRequest {
         self
     }
 
+    /// With other bootstrap data.
+    #[must_use]
+    pub fn with_user_data(mut self, data: Vec<u8>) -> Self {
+        let others = self.class.secrets.iter().filter(|(key, _)| *key != USER_DATA);
+        let others = others.map(|(key, value)| (key.to_owned(), value.clone()));
+        self.class.secrets = others.chain([(USER_DATA.to_owned(), data.into())]).collect();
+        self
+    }
+
     /// A tag's value; empty when there is none.
     pub fn tag(&self, tag: &str) -> String {
         self.class

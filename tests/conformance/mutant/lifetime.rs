@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cmi_driver::{
     Address, AddressType, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    Driver as _, LastKnownState, Machine, MachineRef, Result, Status, USER_DATA, tags,
+    Driver as _, LastKnownState, Machine, MachineRef, Result, Secrets, Status, USER_DATA, tags,
 };
 use cmi_simulated::Vm;
 
@@ -24,6 +24,7 @@ impl Mutant {
         let spec = &mut machine.class.provider_spec.0;
         match self.flaw {
             Flaw::CutsNames(most) => machine.name.truncate(most),
+            Flaw::DotsAreDashes => machine.name = machine.name.replace('.', "-"),
             Flaw::ReadsKeysInAnyCase => {
                 for field in ["vmPool", "size", "tags"] {
                     if let Some(value) = spec.remove(&field.to_uppercase()) {
@@ -72,6 +73,18 @@ impl Mutant {
                 return Some(create.await.unwrap());
             }
             Flaw::RestartForgets if self.is_old(class, name) => make(),
+            Flaw::CreateJoinsClusterAndName => {
+                let joined = |cluster: &str, name: &str| format!("{cluster}-{name}");
+                let wanted = joined(&tag(class, tags::CLUSTER), name);
+                let same = self.vms(|vm| joined(vm.cluster(), &vm.name) == wanted);
+                super::machine(same.first()?)
+            }
+            Flaw::CreateRemembersRefused
+                if self.memory.lock().unwrap().contains_key(&super::key(class, name)) =>
+            {
+                let message = "the name is kept for another VM";
+                return Some(Err(Status::new(Code::AlreadyExists, message)));
+            }
             Flaw::CreateRacesUnseen => {
                 let first = self.vms(ours).first().map(super::machine);
                 if first.is_none() {
@@ -83,6 +96,22 @@ impl Mutant {
             _ => return None,
         };
         Some(Ok(machine))
+    }
+
+    /// What a driver makes of bootstrap data.
+    fn mistaken(&self, secrets: &Secrets) -> Secrets {
+        let data = secrets
+            .get(USER_DATA)
+            .map_or_else(Vec::new, |data| data.expose().to_vec());
+        let data = match self.flaw {
+            Flaw::UserDataCut => Some(data.into_iter().take(4096).collect()),
+            Flaw::UserDataAsText => Some(String::from_utf8_lossy(&data).into_owned().into_bytes()),
+            _ => None,
+        };
+        let others = secrets.iter().filter(|(key, _)| *key != USER_DATA);
+        let others = others.map(|(key, value)| (key.to_owned(), value.clone()));
+        let data = data.map(|data: Vec<u8>| (USER_DATA.to_owned(), data.into()));
+        others.chain(data).collect()
     }
 
     pub(super) async fn create(&self, mut request: CreateMachineRequest) -> Result<Machine> {
@@ -100,10 +129,8 @@ impl Mutant {
                     return Ok(machine(vm));
                 }
             }
-            Flaw::CreateDropsUserData => {
-                let kept = class.secrets.iter().filter(|(key, _)| *key != USER_DATA);
-                request.machine.class.secrets =
-                    kept.map(|(key, value)| (key.to_owned(), value.clone())).collect();
+            Flaw::CreateDropsUserData | Flaw::UserDataAsText | Flaw::UserDataCut => {
+                request.machine.class.secrets = self.mistaken(&class.secrets);
             }
             Flaw::CreateMakesUpFields => {
                 for (field, value) in [("vmPool", "default"), ("size", "small")] {
@@ -137,6 +164,13 @@ impl Mutant {
                 };
                 if half_made {
                     self.plant(&class, &name);
+                }
+                if self.has(Flaw::CreateRemembersRefused) && status.code() == Code::InvalidArgument {
+                    let kept = "simulated://zone-a/kept".parse().unwrap();
+                    self.memory
+                        .lock()
+                        .unwrap()
+                        .insert(super::key(&class, &name), kept);
                 }
                 return Err(if self.has(Flaw::CreateVagueMessage) {
                     status.with_message("something is not as it has to be")
@@ -195,6 +229,9 @@ impl Mutant {
             }
             Flaw::DeleteAnyIdentity => self.vanish(ours),
             Flaw::DeleteAll => self.vanish(|vm| vm.cluster() == cluster),
+            Flaw::DeleteByBeginning => {
+                self.vanish(|vm| vm.cluster() == cluster && vm.name.starts_with(&name));
+            }
             Flaw::DeleteAnother => {
                 if let Some(other) = self.vms(|vm| vm.cluster() == cluster && vm.name != name).first() {
                     self.console.vanish(other.id).unwrap();

@@ -20,11 +20,25 @@ impl Mutant {
                 self.vms(|vm| Some(vm.provider_id()) == known && vm.cluster() == cluster)
             }
             Flaw::StatusAnyIdentity => self.vms(|vm| vm.name == name && vm.cluster() == cluster),
+            Flaw::StatusByBeginning => self.vms(|vm| vm.cluster() == cluster && vm.name.starts_with(&name)),
             Flaw::StatusFindsAnother => self.vms(|vm| vm.cluster() == cluster),
             _ => Vec::new(),
         };
         if let Some(vm) = found.first() {
             return Ok(machine(vm));
+        }
+        if self.has(Flaw::StatusRemembersAbsence) {
+            let mut absent = self.memory.lock().unwrap();
+            let key = super::key(&class, &name);
+            let exists = !self
+                .vms(|vm| vm.name == name && vm.cluster() == cluster)
+                .is_empty();
+            if !exists {
+                absent.insert(key.clone(), "simulated://zone-a/absent".parse().unwrap());
+            }
+            if absent.contains_key(&key) {
+                return Err(Status::new(Code::NotFound, "the cache has no such VM"));
+            }
         }
         if self.has(Flaw::RestartHides) && self.is_old(&class, &name) {
             return Err(Status::new(Code::NotFound, "nothing is known of such a VM"));

@@ -7,6 +7,8 @@ mod others;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -35,6 +37,8 @@ pub struct Mutant {
     memory: Mutex<BTreeMap<String, ProviderId>>,
     /// How often the driver had been restarted when the VM of a machine was made.
     ages: Mutex<BTreeMap<String, u64>>,
+    /// What it writes to beside the log of calls.
+    log: Option<PathBuf>,
 }
 
 impl Mutant {
@@ -57,7 +61,20 @@ impl Mutant {
             running: AtomicU32::new(0),
             memory: Mutex::default(),
             ages: Mutex::default(),
+            log: None,
         }
+    }
+
+    /// With a log.
+    pub fn logging_to(mut self, log: &Path) -> Self {
+        self.log = Some(log.to_owned());
+        self
+    }
+
+    fn logs(&self, line: &str) {
+        let mut options = std::fs::OpenOptions::new();
+        let log = options.append(true).create(true).open(self.log.as_ref().unwrap());
+        writeln!(log.unwrap(), "{line}").unwrap();
     }
 
     /// Whether the VM of a machine was made before the last restart.
@@ -155,6 +172,13 @@ impl Mutant {
             Err(status) => status,
         };
         let code = status.code();
+        match self.flaw {
+            Flaw::LogsWhenBroken if code == Code::Internal => {
+                self.logs(&BASE64_STANDARD.encode(text(class, USER_DATA)));
+            }
+            Flaw::LogsRefused if code == Code::Unauthenticated => self.logs(&text(class, "token")),
+            _ => {}
+        }
         Err(match self.flaw {
             Flaw::Says(of, wrong, said) if of == operation && code == wrong => {
                 Status::new(said, status.message())

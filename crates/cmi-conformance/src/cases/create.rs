@@ -4,10 +4,14 @@ use futures::future::try_join_all;
 
 use super::cases;
 use crate::answer::{CaseResult, ensure};
-use crate::{Case, CaseError, Hook, Need, Setting, TestContext};
-use cmi_driver::{Code, LastKnownState, Machine, Operation, is_dns_subdomain};
+use crate::{Case, CaseError, Hook, MachineRequest, Need, Setting, TestContext};
+use cmi_driver::{Code, LastKnownState, Machine, Operation, SecretValue, USER_DATA, is_dns_subdomain};
 
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
+/// As long as what kubeadm needs, and less than any back end takes.
+const LONG_USER_DATA: usize = 12 << 10;
+/// Not UTF-8, with a NUL and with white space at both ends.
+const NO_TEXT: &[u8] = b"\x1f\x8b\x08\x00\xff\xfe\xc3\x28 conformance \r\n\x00\x80 ";
 
 pub(super) const CASES: &[Case] = cases! {
     "create-makes-a-vm": "a valid request makes a VM"
@@ -42,6 +46,12 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-CR-08", "PLG-CR-08", "DRV-15", "CMI-95"], [Need::Setting(Setting::QuotaBreakingSpec)] => quota;
     "create-user-data": "the VM gets the bootstrap data byte for byte"
         ["DRV-05"], [Need::Hook(Hook::UserData)] => user_data;
+    "create-user-data-of-any-bytes":
+        "the VM gets bootstrap data byte for byte that is long or has characters that mean something to \
+         programs, and what is no text, too, unless that is INVALID_ARGUMENT"
+        ["DRV-05", "CMI-44"], [Need::Hook(Hook::UserData)] => user_data_of_any_bytes;
+    "create-after-a-refusal": "a machine whose spec was refused is made when its spec is corrected"
+        ["DRV-CR-00", "PLG-CR-00"], [Need::Setting(Setting::InvalidSpecs)] => after_a_refusal;
     "create-finds-a-planted-vm":
         "a VM of another machine object that was made behind the driver's back is not adopted"
         ["CAP-01"], [STATUS, Need::Hook(Hook::Plant)] => planted;
@@ -226,18 +236,74 @@ async fn quota(t: TestContext) -> CaseResult {
 
 async fn user_data(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
-    let wanted = request.class.secrets.get(cmi_driver::USER_DATA).cloned();
     t.prepare(&request).await?;
-    let found = t.pull_on(Hook::UserData, &request).await?;
-    match wanted {
-        Some(wanted) if wanted.expose() == found => Ok(()),
-        Some(wanted) => Err(CaseError::failed(format!(
-            "the VM was given other user data: {} bytes instead of {}",
+    was_given(&t, &request).await
+}
+
+/// Fails unless the VM was given the bootstrap data of its request.
+async fn was_given(t: &TestContext, request: &MachineRequest) -> CaseResult {
+    let found = t.pull_on(Hook::UserData, request).await?;
+    let Some(wanted) = request.class.secrets.get(USER_DATA).map(SecretValue::expose) else {
+        return Err(CaseError::failed("the suite gave no user data"));
+    };
+    let differ = wanted
+        .iter()
+        .zip(&found)
+        .position(|(wanted, found)| wanted != found);
+    ensure(wanted == found, || {
+        format!(
+            "the VM was given other user data: {} bytes instead of {}, which differ from byte {} on",
             found.len(),
-            wanted.expose().len()
-        ))),
-        None => Err(CaseError::failed("the suite gave no user data")),
+            wanted.len(),
+            differ.unwrap_or(wanted.len().min(found.len()))
+        )
+    })
+}
+
+async fn user_data_of_any_bytes(t: TestContext) -> CaseResult {
+    let long = "# what kubeadm needs is longer than this\n".repeat(LONG_USER_DATA / 40);
+    let odd = "#cloud-config\n# ${HOME} $(id) %s {{ name }} \\n 'a' \"b\" schön \t\r\n \n\n".to_owned();
+    for (label, what, data) in [
+        ("long", "long user data", format!("#cloud-config\n{long}")),
+        (
+            "odd",
+            "user data with characters that mean something to programs",
+            odd,
+        ),
+    ] {
+        let request = t.machine_request(label).with_user_data(data.into_bytes());
+        t.prepare(&request).await?;
+        was_given(&t, &request).await.map_err(|error| error.after(what))?;
     }
+    let request = t.machine_request("bytes").with_user_data(NO_TEXT.to_vec());
+    t.track(&request);
+    let answer = t.create(&request).await?;
+    if matches!(&answer.result, Err(status) if status.code() == Code::InvalidArgument) {
+        t.warn("user data that is no text, such as what gzip writes, is refused");
+        return t.has_none(&t.machine_request("bytes")).await;
+    }
+    answer.ok_or(&[Code::Aborted])?;
+    t.make(&request).await?;
+    was_given(&t, &request)
+        .await
+        .map_err(|error| error.after("user data that is no text"))
+}
+
+/// What a driver has reserved for a spec that it refuses must not be in the way of the next one.
+async fn after_a_refusal(t: TestContext) -> CaseResult {
+    let right = t.machine_request("a");
+    for change in t.config().invalid_specs.clone() {
+        let wrong = right.clone().changed(&change);
+        // One that is refused for the one before it shows below what is wrong.
+        let codes = [Code::InvalidArgument, Code::AlreadyExists];
+        let refused = t.create(&wrong).await?.refused_with(&codes);
+        refused.map_err(CaseError::in_preparation)?;
+    }
+    let made = t
+        .make(&right)
+        .await
+        .map_err(|error| error.after("after refusals of other specs"))?;
+    t.has_exactly(&right, &[(&right, &made.provider_id)]).await
 }
 
 async fn planted(t: TestContext) -> CaseResult {

@@ -7,6 +7,7 @@ use futures::future::try_join_all;
 use super::cases;
 use crate::answer::{CaseResult, ensure};
 use crate::{Case, MachineRequest, TestContext};
+use cmi_driver::{Code, Operation, ProviderId};
 
 /// After how many characters names begin to differ: back ends cut names at such places. The most that there
 /// are but one is tried besides.
@@ -17,6 +18,15 @@ pub(super) const CASES: &[Case] = cases! {
         "names that differ in one character, the first or a late one, are different machines, and each is \
          found and deleted by its own"
         ["DRV-07", "DRV-11", "DRV-22", "CMI-79", "CMI-83", "CMI-103"], [] => similar_names;
+    "create-name-that-begins-another":
+        "a name that is the beginning of another one is another machine, and each is found and deleted by \
+         its own"
+        ["DRV-07", "DRV-11", "DRV-22", "CMI-79", "CMI-83", "CMI-103"], [] => beginnings;
+    "create-dotted-name": "names that differ in `.` and `-` alone are different machines"
+        ["DRV-07", "DRV-11", "DRV-22", "CMI-79", "CMI-83", "CMI-103"], [] => dots;
+    "create-joined-names":
+        "machines whose cluster and name are the same text one after the other are different machines"
+        ["DRV-08", "DRV-11", "DRV-20", "CMI-79", "CMI-80", "CMI-83", "CMI-101"], [] => joined;
 };
 
 async fn similar_names(t: TestContext) -> CaseResult {
@@ -27,7 +37,7 @@ async fn similar_names(t: TestContext) -> CaseResult {
     let pairs = places.into_iter().map(|place| {
         let t = &t;
         async move {
-            let apart = are_apart(t, place).await;
+            let apart = are_apart(t, &pair(t, place)).await;
             apart.map_err(|error| {
                 error.after(&format!(
                     "two names that differ in the character after the first {place} alone"
@@ -58,16 +68,86 @@ fn pair(t: &TestContext, place: usize) -> [MachineRequest; 2] {
     })
 }
 
-async fn are_apart(t: &TestContext, place: usize) -> CaseResult {
-    let [one, other] = pair(t, place);
-    let (first, second) = (t.make(&one).await?.provider_id, t.make(&other).await?.provider_id);
+/// Makes the second one first: a driver that takes the first for it adopts its VM, or deletes both.
+async fn are_apart(t: &TestContext, [one, other]: &[MachineRequest; 2]) -> CaseResult {
+    let (second, first) = (t.make(other).await?.provider_id, t.make(one).await?.provider_id);
     ensure(first != second, || {
-        format!("`{}` and `{}` share the VM `{first}`", one.name, other.name)
+        format!(
+            "`{}` of cluster `{}` and `{}` of cluster `{}` share the VM `{first}`",
+            one.name,
+            one.cluster(),
+            other.name,
+            other.cluster()
+        )
     })?;
-    t.has_exactly(&one, &[(&one, &first), (&other, &second)]).await?;
-    t.remove(&one, Some(&first)).await?;
-    t.survives(&other, &second).await?;
-    t.has_exactly(&other, &[(&other, &second)]).await?;
-    t.remove(&other, None).await?;
-    t.is_gone(&other).await
+    has_its_own(t, one, &[(one, &first), (other, &second)]).await?;
+    has_its_own(t, other, &[(one, &first), (other, &second)]).await?;
+    t.remove(one, Some(&first)).await?;
+    t.survives(other, &second).await?;
+    has_its_own(t, other, &[(other, &second)]).await?;
+    if t.offers(Operation::GetMachineStatus) {
+        t.status(one, None).await?.refused(Code::NotFound)?;
+    }
+    // By its name alone, while the other one is there.
+    t.make(one).await?;
+    t.remove(one, None).await?;
+    t.survives(other, &second).await?;
+    t.remove(other, None).await?;
+    t.is_gone(other).await?;
+    t.is_gone(one).await
+}
+
+/// The machine's cluster has those of these VMs that are its own.
+async fn has_its_own(
+    t: &TestContext,
+    machine_request: &MachineRequest,
+    vms: &[(&MachineRequest, &ProviderId)],
+) -> CaseResult {
+    let own = vms
+        .iter()
+        .filter(|(owner, _)| owner.cluster() == machine_request.cluster());
+    t.has_exactly(machine_request, &own.copied().collect::<Vec<_>>())
+        .await
+}
+
+/// A name that is the beginning of another one: a filter of many back ends takes what begins so.
+async fn beginnings(t: TestContext) -> CaseResult {
+    let short = t.machine_request("a");
+    let long = t.machine_request("a-b");
+    are_apart(&t, &[short, long]).await
+}
+
+/// `.` is no letter of many back ends, and becomes `-` there.
+async fn dots(t: TestContext) -> CaseResult {
+    let [dotted, dashed] = ["a.b", "a-b"].map(|label| t.machine_request(label));
+    t.track(&dotted);
+    let first = t.create(&dotted).await?;
+    if matches!(&first.result, Err(status) if status.code() == Code::InvalidArgument) {
+        t.warn("a name with a dot is refused, which is one that Kubernetes has");
+        return t.has_none(&dotted).await;
+    }
+    first.ok_or(&[Code::Aborted])?;
+    t.make(&dotted).await?;
+    t.remove(&dotted, None).await?;
+    t.settle().await;
+    are_apart(&t, &[dotted, dashed]).await
+}
+
+/// Cluster and name as one text may be those of another cluster and another name.
+async fn joined(t: TestContext) -> CaseResult {
+    for (number, between) in ["-", ""].into_iter().enumerate() {
+        let plain = t.machine_request(&format!("n{number}"));
+        let part = format!("b{number}");
+        let here = plain.clone().named(format!("{part}{between}{}", plain.name));
+        let there = plain
+            .clone()
+            .in_cluster(&format!("{}{between}{part}", plain.cluster()));
+        let apart = are_apart(&t, &[here, there]).await;
+        apart.map_err(|error| {
+            error.after(&format!(
+                "clusters and names that are the same text when joined by `{between}`"
+            ))
+        })?;
+    }
+    Ok(())
 }
