@@ -20,8 +20,8 @@ use super::plugin_args::PluginArgs;
 use crate::configured_driver::Timeouts;
 use cmi_conformance::rules::{self, Proof};
 use cmi_conformance::{
-    Case, CaseReport, CommandHooks, Config, Connect, ConnectionWire, Hooks, Layer, Ledger, NoHooks, Progress,
-    Report, Rule, Selection, Standing, Target, Waiting, cases, report, run,
+    Case, CaseReport, CommandHooks, Compliance, Config, Connect, ConnectionWire, Hooks, Layer, Ledger,
+    NoHooks, Progress, Report, Rule, Selection, Target, Waiting, cases, report, run,
 };
 use cmi_grpc::client::Connector;
 use output::{ReportFile, say};
@@ -78,9 +78,9 @@ enum Required {
 impl Required {
     fn is_met(self, report: &Report) -> bool {
         match self {
-            Self::Published => report.standing(Layer::Published) == Standing::Yes,
+            Self::Published => report.compliance(Layer::Published) == Compliance::Yes,
             Self::Basic => report.passed,
-            Self::Full => report.standing(Layer::Provider) == Standing::Full,
+            Self::Full => report.compliance(Layer::Provider) == Compliance::Full,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use capcmi::cli::conformance::simulated::Simulated;
 use cmi_conformance::{
-    CaseReport, Config, Hook, Hooks, Layer, Ledger, Progress, Pull, Report, Selection, Standing, Target,
+    CaseReport, Compliance, Config, Hook, Hooks, Layer, Ledger, Progress, Pull, Report, Selection, Target,
     Verdict, Waiting, run,
 };
 use tokio_util::sync::CancellationToken;
@@ -261,7 +261,7 @@ async fn a_back_end_that_takes_no_second_vm_of_a_name_is_full_when_its_author_sa
     let fared = &report.rule("DRV-GS-11").unwrap().verdict;
     assert!(matches!(fared, Verdict::Skipped { .. }), "{fared:?}");
     let top = report.layers.last().unwrap();
-    assert_eq!(report.standing(Layer::Provider), Standing::Full, "{top:#?}");
+    assert_eq!(report.compliance(Layer::Provider), Compliance::Full, "{top:#?}");
 }
 
 /// The hooks of a cloud that has one VM of a name, in each cluster.

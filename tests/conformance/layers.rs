@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use capcmi::cli::conformance::simulated::Simulated;
-use cmi_conformance::{Hook, Hooks, Layer, NoHooks, Pull, Report, Selection, Standing, report, run};
+use cmi_conformance::{Compliance, Hook, Hooks, Layer, NoHooks, Pull, Report, Selection, report, run};
 use cmi_driver::{
     Capabilities, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, Driver,
     GetMachineStatusRequest, GetVolumeIdsRequest, ListMachinesRequest, ListedMachine, Machine, MachineRef,
@@ -138,8 +138,12 @@ async fn judged(offered: Vec<Operation>, hooks: bool) -> (Simulated, Report) {
 
 fn keeps_what_is_published_and_not_the_tag(simulated: &Simulated, report: &Report) {
     let broken: Vec<_> = report.broken().collect();
-    assert_eq!(report.standing(Layer::Published), Standing::Yes, "{broken:#?}");
-    assert_eq!(report.standing(Layer::Provider), Standing::No, "{broken:#?}");
+    assert_eq!(
+        report.compliance(Layer::Published),
+        Compliance::Yes,
+        "{broken:#?}"
+    );
+    assert_eq!(report.compliance(Layer::Provider), Compliance::No, "{broken:#?}");
     assert!(
         broken.iter().all(|rule| rule.id.starts_with("CAP-")),
         "{broken:#?}"
@@ -182,8 +186,8 @@ async fn a_secret_that_leaks_and_an_update_that_does_nothing_are_not_taken_by_th
     ] {
         let report = mutant(flaw, &[rule, "DRV-10"]).await;
         assert!(!report.passed, "{flaw:?}");
-        assert_eq!(report.standing(Layer::Provider), Standing::No, "{flaw:?}");
-        assert_ne!(report.standing(Layer::Published), Standing::No, "{flaw:?}");
+        assert_eq!(report.compliance(Layer::Provider), Compliance::No, "{flaw:?}");
+        assert_ne!(report.compliance(Layer::Published), Compliance::No, "{flaw:?}");
     }
 }
 

@@ -42,7 +42,7 @@ pub use hooks::{CommandHooks, Hook, Hooks, NoHooks, Pull};
 pub use ledger::Ledger;
 pub use leftover::Leftover;
 pub use machine_request::MachineRequest;
-pub use report::{CaseReport, LayerReport, Report, RuleReport, Standing, Verdict};
+pub use report::{CaseReport, Compliance, LayerReport, Report, RuleReport, Verdict};
 pub use rules::{Layer, Level, Rule};
 pub use runner::{Progress, RunError, Selection, run};
 pub use target::Target;

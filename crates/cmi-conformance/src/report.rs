@@ -17,8 +17,8 @@ use super::rules::{self, Layer, Level, Proof, Rule};
 use cmi_driver::PluginInfo;
 
 pub use junit::{JunitError, junit};
-pub use layers::{LayerReport, Standing};
-pub use text::{line, rows, standing, text};
+pub use layers::{Compliance, LayerReport};
+pub use text::{compliance, line, rows, text};
 
 /// How something ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -273,7 +273,7 @@ impl Report {
             .collect();
         let doubts = doubts(&cases, &leftovers, interrupted);
         let layers = layers::judge(&cases, &rules, about, scope, &doubts);
-        let passed = layers.iter().all(|layer| layer.standing != Standing::No);
+        let passed = layers.iter().all(|layer| layer.compliance != Compliance::No);
         Self {
             target: target.to_owned(),
             driver: info.map_or_else(
@@ -292,9 +292,9 @@ impl Report {
     }
 
     /// What is said of a layer.
-    pub fn standing(&self, layer: Layer) -> Standing {
+    pub fn compliance(&self, layer: Layer) -> Compliance {
         let found = self.layers.iter().find(|report| report.layer == layer);
-        found.map_or(Standing::No, |report| report.standing)
+        found.map_or(Compliance::No, |report| report.compliance)
     }
 
     /// How the rule of this id fared, when the run was about it.

@@ -170,7 +170,7 @@ pub async fn run(
         liveness: Liveness::new(limit, stop.clone()),
         under_way: Arc::clone(&under_way),
         ledger,
-        stranger: OnceCell::new(),
+        conflict: OnceCell::new(),
         stop: stop.clone(),
         run,
         config,
@@ -325,7 +325,7 @@ async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>)
     let verdict = match outcome {
         Ok(()) => Verdict::Passed,
         Err(CaseError::Failed(reason)) => Verdict::Failed {
-            reason: match test_context.unimpressed() {
+            reason: match test_context.without_effect() {
                 Some(hint) => format!("{reason}; {hint}"),
                 None => reason,
             },

@@ -25,7 +25,7 @@ use super::under_way::{UnderWay, Waiting};
 use super::wire::RawAnswer;
 use cmi_driver::{Capabilities, LastKnownState, MachineClass, Operation, ProviderId, ProviderSpec, tags};
 use faults::Fault;
-pub use observation::Stranger;
+pub use observation::Conflict;
 
 /// What all cases of a run share.
 pub struct Shared {
@@ -48,7 +48,7 @@ pub struct Shared {
     /// What the run may have made.
     pub ledger: Arc<Ledger>,
     /// By what a machine can be seen where nothing shows it: asked once.
-    pub stranger: OnceCell<Stranger>,
+    pub conflict: OnceCell<Conflict>,
     /// Cancelled when the run is to end early.
     pub stop: CancellationToken,
 }

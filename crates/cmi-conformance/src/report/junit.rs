@@ -2,7 +2,7 @@
 
 use quick_junit::{NonSuccessKind, Report as Junit, TestCase, TestCaseStatus, TestSuite};
 
-use super::{CaseReport, LayerReport, Report, Standing, Verdict};
+use super::{CaseReport, Compliance, LayerReport, Report, Verdict};
 
 /// The report can't be written as XML.
 #[derive(Debug, thiserror::Error)]
@@ -52,17 +52,17 @@ fn test(case: &CaseReport) -> TestCase {
 }
 
 fn layer(layer: &LayerReport) -> TestCase {
-    let mut status = match layer.standing {
-        Standing::Yes | Standing::Basic | Standing::Full => TestCaseStatus::success(),
-        Standing::No => TestCaseStatus::non_success(NonSuccessKind::Failure),
-        Standing::Part => TestCaseStatus::skipped(),
+    let mut status = match layer.compliance {
+        Compliance::Yes | Compliance::Basic | Compliance::Full => TestCaseStatus::success(),
+        Compliance::No => TestCaseStatus::non_success(NonSuccessKind::Failure),
+        Compliance::Part => TestCaseStatus::skipped(),
     };
     if !layer.reasons.is_empty() {
         status.set_message(layer.reasons.join("; "));
     }
     let mut test = TestCase::new(layer.layer.name(), status);
     test.set_classname("verdict");
-    test.add_property(("standing", layer.standing.name()));
+    test.add_property(("compliance", layer.compliance.name()));
     if !layer.missing.is_empty() {
         let missing: Vec<_> = layer.missing.iter().map(String::as_str).collect();
         test.add_property(("not tried without", missing.join(", ").as_str()));

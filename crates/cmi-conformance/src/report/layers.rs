@@ -10,7 +10,7 @@ use crate::rules::{Layer, Rule};
 /// What is said of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Standing {
+pub enum Compliance {
     /// No binding rule is broken, as far as this run could try them.
     Yes,
     /// As yes; and there are rules that the run could not try for want of a hook, or of a setting.
@@ -23,7 +23,7 @@ pub enum Standing {
     Part,
 }
 
-impl Standing {
+impl Compliance {
     /// As the report has it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ pub struct LayerReport {
     /// Which.
     pub layer: Layer,
     /// What is said of it.
-    pub standing: Standing,
+    pub compliance: Compliance,
     /// Why it is no.
     pub reasons: Vec<String>,
     /// The binding rows that are broken, the most telling first.
@@ -88,7 +88,7 @@ fn of(
     let mut broken: Vec<_> = binding.iter().filter(|rule| rule.verdict.is_failure()).collect();
     broken.sort_by_key(|rule| telling::of_rule(rule.id, cases));
     let mut reasons = faults(broken.iter().map(|rule| rule.id));
-    if let Some(below) = below.filter(|below| below.standing == Standing::No) {
+    if let Some(below) = below.filter(|below| below.compliance == Compliance::No) {
         reasons.push(format!("it takes {}: yes", below.layer));
     } else {
         let is_ours = |id: &str| about.iter().any(|rule| rule.id == id && rule.is_of(layer));
@@ -113,16 +113,16 @@ fn of(
     let missing = missing
         .into_iter()
         .chain(below.into_iter().flat_map(|below| below.missing.clone()));
-    let standing = match (reasons.is_empty(), layer) {
-        (false, _) => Standing::No,
-        (true, _) if scope == Scope::Part => Standing::Part,
-        (true, Layer::Published) => Standing::Yes,
-        (true, Layer::Provider) if untried.is_empty() => Standing::Full,
-        (true, Layer::Provider) => Standing::Basic,
+    let compliance = match (reasons.is_empty(), layer) {
+        (false, _) => Compliance::No,
+        (true, _) if scope == Scope::Part => Compliance::Part,
+        (true, Layer::Published) => Compliance::Yes,
+        (true, Layer::Provider) if untried.is_empty() => Compliance::Full,
+        (true, Layer::Provider) => Compliance::Basic,
     };
     LayerReport {
         layer,
-        standing,
+        compliance,
         reasons,
         broken: broken.into_iter().map(|rule| rule.id).collect(),
         missing: missing.collect(),

@@ -77,7 +77,12 @@ fn a_run_that_tested_nothing_or_left_something_or_was_ended_early_is_not_complia
     for circumstances in [left, early] {
         let report = report_of(passed(), circumstances);
         assert!(!report.compliant && !report.passed);
-        assert!(report.layers.iter().all(|layer| layer.standing == Standing::No));
+        assert!(
+            report
+                .layers
+                .iter()
+                .all(|layer| layer.compliance == Compliance::No)
+        );
     }
 }
 
@@ -94,7 +99,12 @@ fn a_part_of_the_rules_is_never_a_yes() {
         text.contains("part of the rules: ") && !text.contains(": yes"),
         "{text}"
     );
-    assert!(report.layers.iter().all(|layer| layer.standing == Standing::Part));
+    assert!(
+        report
+            .layers
+            .iter()
+            .all(|layer| layer.compliance == Compliance::Part)
+    );
 }
 
 /// The tag is this provider's own: a plugin that has never heard of it keeps what is published.
@@ -104,8 +114,8 @@ fn what_breaks_a_rule_of_the_provider_says_nothing_against_the_published_ones() 
         case("create-makes-a-vm", Verdict::Passed),
         case("delete-other-identity", failed()),
     ]);
-    assert_eq!(report.standing(Layer::Published), Standing::Yes);
-    assert_eq!(report.standing(Layer::Provider), Standing::No);
+    assert_eq!(report.compliance(Layer::Published), Compliance::Yes);
+    assert_eq!(report.compliance(Layer::Provider), Compliance::No);
     assert!(!report.compliant);
     let text = text(&report);
     assert!(
@@ -134,7 +144,7 @@ fn a_secret_that_leaks_is_not_taken_by_this_provider_whatever_its_source_says() 
         case("create-makes-a-vm", Verdict::Passed),
         case("secrets-do-not-come-back", failed()),
     ]);
-    assert_eq!(report.standing(Layer::Published), Standing::Yes);
+    assert_eq!(report.compliance(Layer::Published), Compliance::Yes);
     let text = text(&report);
     assert!(
         text.contains("SHOULD/MUST") && text.contains("capcmi: no (secrets leak: "),
@@ -151,8 +161,8 @@ fn what_the_configuration_kept_from_being_tried_makes_it_basic_and_what_the_driv
     let without_call = case("status-never-made", skipped());
     let passed = || case("create-makes-a-vm", Verdict::Passed);
     let basic = report(vec![passed(), without_hook]);
-    assert_eq!(basic.standing(Layer::Published), Standing::Yes);
-    assert_eq!(basic.standing(Layer::Provider), Standing::Basic);
+    assert_eq!(basic.compliance(Layer::Published), Compliance::Yes);
+    assert_eq!(basic.compliance(Layer::Provider), Compliance::Basic);
     let text = text(&basic);
     assert!(
         text.contains("hook `lock`") && text.ends_with("capcmi: basic\n"),
@@ -160,8 +170,8 @@ fn what_the_configuration_kept_from_being_tried_makes_it_basic_and_what_the_driv
     );
     assert!(basic.compliant);
     assert_eq!(
-        report(vec![passed(), without_call]).standing(Layer::Provider),
-        Standing::Full
+        report(vec![passed(), without_call]).compliance(Layer::Provider),
+        Compliance::Full
     );
 }
 
@@ -203,7 +213,7 @@ fn the_forms_name_cases_reasons_and_the_verdict() {
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["cases"][0]["verdict"], "failed");
     assert_eq!(json["compliant"], false);
-    assert_eq!(json["layers"][0]["standing"], "no");
+    assert_eq!(json["layers"][0]["compliance"], "no");
     assert!(xml.contains("\"cmi.v1\"") && xml.contains("\"capcmi\""), "{xml}");
 }
 
@@ -226,7 +236,7 @@ fn a_rule_that_takes_every_case_does_not_hold_when_one_was_not_run() {
     for id in ["OPS-11", "CMI-13", "CMI-165", "CMI-186"] {
         assert_eq!(basic.rule(id).unwrap().verdict, skipped(), "{id}");
     }
-    assert_eq!(basic.standing(Layer::Provider), Standing::Basic);
+    assert_eq!(basic.compliance(Layer::Provider), Compliance::Basic);
     assert!(
         basic.layers[1].missing.contains("`logs`"),
         "{:?}",

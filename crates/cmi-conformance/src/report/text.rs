@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{CaseReport, LayerReport, Report, Scope, Standing, Tally, telling};
+use super::{CaseReport, Compliance, LayerReport, Report, Scope, Tally, telling};
 use crate::leftover;
 use crate::rules;
 
@@ -107,16 +107,16 @@ fn verdict(report: &Report) -> String {
         };
         return format!("part of the rules: {tried}: {found}; a verdict takes a run without --only\n");
     }
-    let lines: Vec<_> = report.layers.iter().map(standing).collect();
+    let lines: Vec<_> = report.layers.iter().map(compliance).collect();
     lines.join("\n") + "\n"
 }
 
 /// What is said of a layer, in a line: `cmi.v1: yes`.
-pub fn standing(layer: &LayerReport) -> String {
-    let word = layer.standing.name();
-    match layer.standing {
-        Standing::No => format!("{}: {word} ({})", layer.layer, layer.reasons.join("; ")),
-        Standing::Yes | Standing::Basic | Standing::Full | Standing::Part => {
+pub fn compliance(layer: &LayerReport) -> String {
+    let word = layer.compliance.name();
+    match layer.compliance {
+        Compliance::No => format!("{}: {word} ({})", layer.layer, layer.reasons.join("; ")),
+        Compliance::Yes | Compliance::Basic | Compliance::Full | Compliance::Part => {
             format!("{}: {word}", layer.layer)
         }
     }

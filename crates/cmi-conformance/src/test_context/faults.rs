@@ -13,7 +13,7 @@ pub struct Fault {
     /// Whether it was not undone yet.
     is_on: bool,
     /// A call that answered OK in spite of it.
-    unimpressed: Option<String>,
+    unaffected: Option<String>,
 }
 
 impl TestContext {
@@ -44,7 +44,7 @@ impl TestContext {
                 *fault = Some(Fault {
                     hook,
                     is_on: true,
-                    unimpressed: None,
+                    unaffected: None,
                 });
             }
         }
@@ -55,7 +55,7 @@ impl TestContext {
         let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
         let meant_to_fail = |fault: &&mut Fault| fault.is_on && fault.hook != Hook::Restart;
         if let Some(fault) = fault.as_mut().filter(meant_to_fail) {
-            fault.unimpressed.get_or_insert_with(|| call.to_owned());
+            fault.unaffected.get_or_insert_with(|| call.to_owned());
         }
     }
 
@@ -75,13 +75,13 @@ impl TestContext {
     }
 
     /// What to look at when a case fails after a fault that the driver took no notice of.
-    pub fn unimpressed(&self) -> Option<String> {
+    pub fn without_effect(&self) -> Option<String> {
         let fault = self
             .fault
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()?;
-        let (hook, call) = (fault.hook, fault.unimpressed?);
+        let (hook, call) = (fault.hook, fault.unaffected?);
         Some(format!(
             "{call} answered OK after the hook `{hook}`: the driver hides that fault, or the hook may have done \
              nothing: {}",

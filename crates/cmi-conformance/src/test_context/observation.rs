@@ -19,7 +19,7 @@ enum Observation {
 
 /// By what another request can be told from that of a VM which stands in its way, where nothing shows VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stranger {
+pub enum Conflict {
     /// By another identity tag: the driver keeps it.
     Identity,
     /// By another spec, which the VM of the name does not fit: published, and so for every driver.
@@ -94,8 +94,8 @@ impl TestContext {
         match self.observation() {
             Observation::List | Observation::Status => self.is_there(request, id).await,
             Observation::Blind => {
-                if let Some(stranger) = self.stranger_of(request).await? {
-                    let stands = self.stands_in_the_way(request, &stranger).await?;
+                if let Some(other) = self.conflicting(request).await? {
+                    let stands = self.stands_in_the_way(request, &other).await?;
                     ensure(stands, || {
                         let name = &request.name;
                         format!("the VM `{id}` of `{name}` is gone: another was made under its name")
@@ -203,7 +203,7 @@ impl TestContext {
 
     /// Fails when a VM has the request's name.
     async fn gives_way(&self, request: &MachineRequest) -> CaseResult {
-        let Some(stranger) = self.stranger_of(request).await? else {
+        let Some(other) = self.conflicting(request).await? else {
             return Err(CaseError::Unconfigured {
                 reason: "the driver offers neither GetMachineStatus nor ListMachines and keeps no identity tag, and \
                          the configuration has no `incompatibleChange`: whether a VM is there can't be seen"
@@ -211,7 +211,7 @@ impl TestContext {
                 setting: Setting::IncompatibleChange,
             });
         };
-        let stands = self.stands_in_the_way(request, &stranger).await?;
+        let stands = self.stands_in_the_way(request, &other).await?;
         ensure(!stands, || {
             format!(
                 "there has to be no VM of `{}`, and there is one in the way of another request",
@@ -221,47 +221,45 @@ impl TestContext {
     }
 
     /// A request for the same name that a VM of the request stands in the way of.
-    async fn stranger_of(&self, request: &MachineRequest) -> CaseResult<Option<MachineRequest>> {
-        let stranger = self
+    async fn conflicting(&self, request: &MachineRequest) -> CaseResult<Option<MachineRequest>> {
+        let conflict = self
             .shared
-            .stranger
-            .get_or_try_init(|| self.find_stranger())
+            .conflict
+            .get_or_try_init(|| self.find_conflict())
             .await?;
         let change = self.config().incompatible_change.as_ref();
-        Ok(match stranger {
-            Stranger::Identity => Some(request.clone().with_identity("a-stranger")),
-            Stranger::Spec => change.map(|change| request.clone().changed(change)),
-            Stranger::Nothing => None,
+        Ok(match conflict {
+            Conflict::Identity => Some(request.clone().with_identity("conflicting-machine")),
+            Conflict::Spec => change.map(|change| request.clone().changed(change)),
+            Conflict::Nothing => None,
         })
     }
 
     /// Finds out by a VM of its own whether the driver keeps the identity tag: whatever it does instead, but
     /// to adopt the VM, is for the cases about identity.
-    async fn find_stranger(&self) -> CaseResult<Stranger> {
-        let request = self.machine_request("stranger");
+    async fn find_conflict(&self) -> CaseResult<Conflict> {
+        let request = self.machine_request("conflict");
         let made = self.created(&request).await.map_err(CaseError::in_preparation)?;
         self.settle().await;
-        let other = self.create(&request.clone().with_identity("a-stranger")).await?;
+        let other = self
+            .create(&request.clone().with_identity("conflicting-machine"))
+            .await?;
         let adopts = matches!(&other.result, Ok(other) if other.provider_id == made.provider_id);
         let removed = self.remove(&request, Some(&made.provider_id)).await;
         removed.map_err(CaseError::in_preparation)?;
         self.settle().await;
         Ok(match (adopts, &self.config().incompatible_change) {
-            (false, _) => Stranger::Identity,
-            (true, Some(_)) => Stranger::Spec,
-            (true, None) => Stranger::Nothing,
+            (false, _) => Conflict::Identity,
+            (true, Some(_)) => Conflict::Spec,
+            (true, None) => Conflict::Nothing,
         })
     }
 
-    /// Whether a VM has the request's name: then none can be made for a stranger.
-    async fn stands_in_the_way(
-        &self,
-        request: &MachineRequest,
-        stranger: &MachineRequest,
-    ) -> CaseResult<bool> {
+    /// Whether a VM has the request's name: then none can be made for the other request.
+    async fn stands_in_the_way(&self, request: &MachineRequest, other: &MachineRequest) -> CaseResult<bool> {
         let mut repeats = self.repeats();
         let made = loop {
-            let answer = self.create(stranger).await?;
+            let answer = self.create(other).await?;
             let code = answer.result.as_ref().err().map(Status::code);
             match code {
                 Some(Code::AlreadyExists) => return Ok(true),
@@ -272,7 +270,7 @@ impl TestContext {
                 Some(_) | None => break answer.ok().map_err(CaseError::in_preparation)?,
             }
         };
-        let removed = self.remove(stranger, Some(&made.provider_id)).await;
+        let removed = self.remove(other, Some(&made.provider_id)).await;
         removed.map_err(CaseError::in_preparation)?;
         self.settle().await;
         Ok(false)
