@@ -261,6 +261,19 @@ pub enum Flaw {
     /// What was updated is not found by its new spec.
     UpdateLosesTheVm,
 
+    /// RestartMachine answers OK and does nothing.
+    RestartDoesNothing,
+    /// RestartMachine makes the VM anew.
+    RestartReplaces,
+    /// RestartMachine of what is not there is OK.
+    RestartNotThere,
+    /// RestartMachine makes what is not there.
+    RestartMakes,
+    /// RestartMachine restarts the VM of another cluster.
+    RestartAnyCluster,
+    /// RestartMachine restarts the VM of another machine object.
+    RestartAnyIdentity,
+
     /// A failure domain is listed twice.
     ZonesTwice,
     /// A failure domain has no name.

@@ -343,6 +343,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::NotServed("UpdateMachine"), "UPD-02"),
     (Flaw::NotServed("ListZones"), "CAP-05"),
     (Flaw::NotServed("DescribeClass"), "CAP-05"),
+    (Flaw::NotServed("RestartMachine"), "CAP-05"),
     (Flaw::NotServed("GetMachine"), "CAP-05"),
     (Flaw::NotServed("ListMachinesPaged"), "CAP-05"),
     (Flaw::Answers("GetExtensionCapabilities", b""), "DRV-48"),

@@ -47,6 +47,7 @@ async fn every_optional_call_may_be_missing(backing: Backing) -> Result<()> {
                 "ListMachines",
                 "ShutDownMachine",
                 "UpdateMachine",
+                "RestartMachine",
                 "GetVolumeIDs",
                 "GenerateMachineClassForMigration",
                 "ListZones",

@@ -16,6 +16,7 @@ mod names;
 mod published;
 mod requests;
 mod restart;
+mod restart_machine;
 mod secrets;
 mod shut_down;
 mod sizes;
@@ -39,6 +40,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         shut_down::CASES,
         initialize::CASES,
         update::CASES,
+        restart_machine::CASES,
         class::CASES,
         volumes::CASES,
         migrate::CASES,

@@ -160,6 +160,7 @@ pub const fn message_rules(operation: Operation) -> &'static [&'static str] {
         Operation::GenerateMachineClassForMigration => &["DRV-52"],
         Operation::InitializeMachine
         | Operation::UpdateMachine
+        | Operation::RestartMachine
         | Operation::ListZones
         | Operation::DescribeClass
         | Operation::Probe

@@ -36,6 +36,9 @@ macro_rules! for_each_call {
             /// Changes hot-updatable fields of a VM.
             UpdateMachine "UpdateMachine"
                 update_machine(UpdateMachineRequest) -> (), optional, writes, [machine.class];
+            /// Restarts a VM that exists.
+            RestartMachine "RestartMachine"
+                restart_machine(RestartMachineRequest) -> (), optional, writes, [machine.class];
             /// Reads volume ids out of PersistentVolume specs.
             GetVolumeIds "GetVolumeIDs"
                 get_volume_ids(GetVolumeIdsRequest) -> Vec<String>, optional, reads, [];

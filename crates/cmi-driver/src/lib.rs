@@ -44,7 +44,8 @@ pub use messages::{
     DeleteMachineResponse, DescribeClassRequest, GenerateMachineClassRequest, GetMachineStatusRequest,
     GetVolumeIdsRequest, InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListZonesRequest,
     ListedMachine, Machine, MachineClassKind, MachineRef, PluginInfo, PowerState, ProviderId,
-    ProviderIdError, Readiness, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest, Zone,
+    ProviderIdError, Readiness, RestartMachineRequest, ShutDownMachineRequest, ShutDownMachineResponse,
+    UpdateMachineRequest, Zone,
 };
 pub use names::{is_dns_label, is_dns_subdomain};
 pub use operation::Operation;
@@ -125,6 +126,17 @@ pub trait Driver: Send + Sync + 'static {
     /// provider spec (UPD-01..UPD-03).
     async fn update_machine(&self, _request: UpdateMachineRequest) -> Result<()> {
         Err(Status::unimplemented(Operation::UpdateMachine))
+    }
+
+    /// Restarts the VM whose Node has fallen silent, by force if that is what it takes: its guest may hang, so
+    /// that asking it is not enough. One that is off is switched on. OK when the back end has taken the order;
+    /// nothing waits for the guest to be up again. ABORTED while an earlier restart is under way is as good.
+    ///
+    /// The VM is the same afterwards: its id, its Node's name, its tags and its disks stay, and its addresses
+    /// may be others. NOT_FOUND when there is none, or one with another identity tag: none is made. A repeat
+    /// may restart once more, and does no other harm.
+    async fn restart_machine(&self, _request: RestartMachineRequest) -> Result<()> {
+        Err(Status::unimplemented(Operation::RestartMachine))
     }
 
     /// Volume ids of the given PersistentVolume specs; those of others are left out (DRV-42..DRV-45).

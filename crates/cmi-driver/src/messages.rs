@@ -297,6 +297,17 @@ pub struct UpdateMachineRequest {
     pub last_known_state: Option<LastKnownState>,
 }
 
+/// Restart a VM that exists.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RestartMachineRequest {
+    /// The machine that it was made for.
+    pub machine: MachineRef,
+    /// The id of the VM.
+    pub provider_id: ProviderId,
+    /// What an earlier call on this machine left.
+    pub last_known_state: Option<LastKnownState>,
+}
+
 /// Read volume ids out of PersistentVolume specs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GetVolumeIdsRequest {

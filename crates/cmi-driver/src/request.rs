@@ -6,7 +6,8 @@ use super::{
     ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass,
-    Operation, Result, Secrets, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest, Zone,
+    Operation, RestartMachineRequest, Result, Secrets, ShutDownMachineRequest, ShutDownMachineResponse,
+    UpdateMachineRequest, Zone,
 };
 
 /// The request of a call, so that code can treat all calls alike.

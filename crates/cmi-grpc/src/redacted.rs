@@ -60,6 +60,9 @@ macro_rules! messages_with_secrets {
             capcmi::v1::ListMachinesPagedRequest { page_size, page_token; provider_spec }
             capcmi::v1::ListZonesRequest { ; provider_spec }
             capcmi::v1::DescribeClassRequest { ; provider_spec }
+            capcmi::v1::RestartMachineRequest {
+                machine_name, provider_id; provider_spec, last_known_state
+            }
         }
     };
 }

@@ -29,6 +29,7 @@ macro_rules! extension_rpcs {
             ) -> GenerateMachineClassForMigrationResponse, plain;
             ListZonesRequest: list_zones(ListZonesRequest) -> ListZonesResponse, plain;
             DescribeClassRequest: describe_class(DescribeClassRequest) -> DescribeClassResponse, plain;
+            RestartMachineRequest: restart_machine(RestartMachineRequest) -> RestartMachineResponse, plain;
         }
     };
 }

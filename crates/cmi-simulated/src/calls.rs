@@ -15,8 +15,8 @@ use cmi_driver::{
     Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, JsonPointer, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine,
-    Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema,
-    Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone,
+    Operation, PluginInfo, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
+    ShutDownMachineResponse, SpecSchema, Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone,
 };
 
 impl SimulatedDriver {
@@ -190,6 +190,16 @@ impl Driver for SimulatedDriver {
                 .change(|cloud, now| orders::update(cloud, now, &self.config, &selector, &spec))
         };
         self.run_on(Operation::UpdateMachine, &request.machine, id, state, work)
+            .await
+    }
+
+    async fn restart_machine(&self, request: RestartMachineRequest) -> Result<()> {
+        let (id, state) = (Some(&request.provider_id), request.last_known_state);
+        let work = |selector, _| async move {
+            self.journal
+                .change(|cloud, now| orders::restart(cloud, now, &self.config, &selector))
+        };
+        self.run_on(Operation::RestartMachine, &request.machine, id, state, work)
             .await
     }
 

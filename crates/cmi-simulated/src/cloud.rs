@@ -23,6 +23,13 @@ pub enum Event {
         /// From when it is stopped.
         stops_at: Instant,
     },
+    /// A VM was restarted.
+    Restarted {
+        /// Which VM.
+        id: VmId,
+        /// From when its guest runs again.
+        boots_at: Instant,
+    },
     /// A VM is to be deleted.
     DeletionOrdered {
         /// Which VM.
@@ -246,6 +253,10 @@ impl Cloud {
         match entry.event {
             Event::Ordered(vm) => self.add(*vm),
             Event::StopOrdered { id, stops_at } => self.change(id, |vm| vm.stops_at = Some(stops_at)),
+            Event::Restarted { id, boots_at } => self.change(id, |vm| {
+                vm.boots_at = boots_at;
+                vm.stops_at = None;
+            }),
             Event::DeletionOrdered { id, gone_at } => {
                 self.change(id, |vm| vm.gone_at = Some(gone_at));
                 self.departures.push(Reverse((gone_at, id)));

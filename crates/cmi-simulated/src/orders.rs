@@ -193,7 +193,6 @@ fn order(
             .cloned()
     };
     let id = VmId::unique();
-    let boot = config.boot_seconds + config.boot_jitter_seconds * id.share();
     Ok(Vm {
         id,
         name: selector.name.clone(),
@@ -209,7 +208,7 @@ fn order(
         user_data: bootstrap.user_data,
         user_data_format: bootstrap.format,
         ordered_at: now,
-        boots_at: now.after(Duration::from_secs_f64(boot)),
+        boots_at: now.after(boot_time(id, config)),
         stops_at: None,
         gone_at: None,
         condition: Condition::Sound,
@@ -310,6 +309,33 @@ pub fn shut_down(
         events: vec![Event::StopOrdered { id: vm.id, stops_at }],
         answer: stops_at,
     })
+}
+
+/// Restarts a VM, whatever its guest does; one that is off is switched on. The VM stays the same.
+pub fn restart(
+    cloud: &Cloud,
+    now: Instant,
+    config: &SimulatedConfig,
+    selector: &VmSelector,
+) -> Result<Decision<()>> {
+    let vm = selector.one(cloud)?;
+    not_deleted(vm, now)?;
+    if vm.condition == Condition::Crashed {
+        let message = format!("VM {} crashed and will not run again", vm.provider_id());
+        return Err(Status::new(Code::FailedPrecondition, message));
+    }
+    Ok(Decision {
+        events: vec![Event::Restarted {
+            id: vm.id,
+            boots_at: now.after(boot_time(vm.id, config)),
+        }],
+        answer: (),
+    })
+}
+
+/// How long a VM takes from its order until its guest runs.
+fn boot_time(id: VmId, config: &SimulatedConfig) -> Duration {
+    Duration::from_secs_f64(config.boot_seconds + config.boot_jitter_seconds * id.share())
 }
 
 /// Replaces the labels. What the VM really has counts, not what was applied before, so that an update that

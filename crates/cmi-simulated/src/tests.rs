@@ -16,7 +16,7 @@ use super::*;
 use cmi_driver::{
     CreateMachineRequest, DeleteMachineRequest, Driver as _, GetMachineStatusRequest,
     InitializeMachineRequest, ListMachinesRequest, MachineClass, MachineRef, PowerState, ProviderId,
-    SecretValue, ShutDownMachineRequest, UpdateMachineRequest, tags,
+    RestartMachineRequest, SecretValue, ShutDownMachineRequest, UpdateMachineRequest, tags,
 };
 
 const CANARY: &str = "canary-4711";
@@ -112,6 +112,15 @@ impl SimulatedDriver {
             last_known_state: None,
         };
         self.update_machine(request).await
+    }
+
+    async fn restart_vm(&self, name: &str, provider_id: ProviderId, class: MachineClass) -> Result<()> {
+        let request = RestartMachineRequest {
+            machine: MachineRef::new(name, class),
+            provider_id,
+            last_known_state: None,
+        };
+        self.restart_machine(request).await
     }
 
     async fn list(&self, class: MachineClass) -> Result<Vec<(String, String)>> {

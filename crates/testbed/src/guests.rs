@@ -16,15 +16,22 @@ pub(crate) const LOOK: Duration = Duration::from_millis(50);
 /// What happens to the guests of the cloud that lives in this state file.
 pub fn guests(state: &Path) -> impl Stream<Item = GuestEvent> + Send + 'static {
     let view = CloudView::open(state, Arc::new(WallClock));
-    let start = (view, Seen::default(), VecDeque::new());
-    futures::stream::unfold(start, |(mut view, mut seen, mut news)| async move {
+    let start = (view, Seen::default(), BTreeMap::new(), VecDeque::new());
+    futures::stream::unfold(start, |(mut view, mut seen, mut boots, mut news)| async move {
         loop {
             if let Some(event) = news.pop_front() {
-                return Some((event, (view, seen, news)));
+                return Some((event, (view, seen, boots, news)));
             }
             if let Ok((cloud, now)) = view.now() {
                 let running = cloud.vms().filter(|vm| vm.is_running(now));
-                let running = running.map(|vm| (vm.provider_id(), vm)).collect();
+                let running: BTreeMap<_, _> = running.map(|vm| (vm.provider_id(), vm)).collect();
+                // Between two looks a VM may have been restarted.
+                for (id, vm) in &running {
+                    let before = boots.insert(id.clone(), vm.boots_at);
+                    if before.is_some_and(|before| before != vm.boots_at) {
+                        seen.forget(id);
+                    }
+                }
                 news.extend(seen.news(&running, |vm| guest(vm)));
             }
             if news.is_empty() {
@@ -53,6 +60,11 @@ impl Seen {
         }));
         self.0 = running.keys().cloned().collect();
         news
+    }
+
+    /// Has a guest boot anew, though it runs as it did at the last look.
+    fn forget(&mut self, id: &str) {
+        self.0.remove(id);
     }
 }
 

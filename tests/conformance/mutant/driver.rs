@@ -5,8 +5,8 @@ use cmi_driver::{
     Capabilities, ClassDescription, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass,
-    Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema,
-    UpdateMachineRequest, Zone,
+    Operation, PluginInfo, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
+    ShutDownMachineResponse, SpecSchema, UpdateMachineRequest, Zone,
 };
 use serde_json::{Map, Value, json};
 
@@ -139,6 +139,13 @@ impl Driver for Mutant {
         let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.update(request);
         self.call(Operation::UpdateMachine, &class, &name, call, || ())
+            .await
+    }
+
+    async fn restart_machine(&self, request: RestartMachineRequest) -> Result<()> {
+        let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
+        let call = self.restart(request);
+        self.call(Operation::RestartMachine, &class, &name, call, || ())
             .await
     }
 

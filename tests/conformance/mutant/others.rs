@@ -2,8 +2,8 @@
 
 use cmi_driver::{
     ClassDescription, Code, DescribeClassRequest, Driver as _, GetVolumeIdsRequest, InitializeMachineRequest,
-    ListZonesRequest, Machine, MachineRef, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
-    UpdateMachineRequest, Zone, tags,
+    ListZonesRequest, Machine, MachineRef, RestartMachineRequest, Result, ShutDownMachineRequest,
+    ShutDownMachineResponse, Status, UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::Vm;
 
@@ -98,6 +98,47 @@ impl Mutant {
             _ => {}
         }
         self.inner.update_machine(request).await
+    }
+
+    pub(super) async fn restart(&self, mut request: RestartMachineRequest) -> Result<()> {
+        let name = request.machine.name.clone();
+        let is_it = |vm: &Vm| vm.name == name && vm.provider_id() == request.provider_id.as_str();
+        let found = self.vms(is_it).first().cloned();
+        let mut as_tagged = |cluster: bool, identity: bool| {
+            let tags = request.machine.class.provider_spec.0.get_mut("tags").unwrap();
+            if let Some(vm) = &found {
+                let same = (
+                    tags[tags::CLUSTER] == vm.cluster(),
+                    tags[tags::MACHINE] == vm.machine(),
+                );
+                if cluster && same.1 || identity && same.0 {
+                    tags[tags::CLUSTER] = vm.cluster().into();
+                    tags[tags::MACHINE] = vm.machine().into();
+                }
+            }
+        };
+        match self.flaw {
+            Flaw::RestartDoesNothing if found.is_some() => return Ok(()),
+            Flaw::RestartReplaces if found.is_some() => {
+                self.vanish(|vm| vm.name == name);
+                self.plant(&request.machine.class, &name);
+                return Ok(());
+            }
+            Flaw::RestartMakes if found.is_none() => {
+                self.plant(&request.machine.class, &name);
+                return Err(Status::new(Code::NotFound, "it was not there, and is now"));
+            }
+            Flaw::RestartAnyCluster => as_tagged(true, false),
+            Flaw::RestartAnyIdentity => as_tagged(false, true),
+            Flaw::RestartNotThere => {
+                return match self.inner.restart_machine(request).await {
+                    Err(status) if status.code() == Code::NotFound => Ok(()),
+                    answer => answer,
+                };
+            }
+            _ => {}
+        }
+        self.inner.restart_machine(request).await
     }
 
     pub(super) async fn failure_domains(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {

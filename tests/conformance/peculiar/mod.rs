@@ -12,8 +12,8 @@ use cmi_driver::{
     Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass,
-    MachineRef, PluginInfo, ProviderId, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse,
-    UpdateMachineRequest, Zone, tags,
+    MachineRef, PluginInfo, ProviderId, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
+    ShutDownMachineResponse, UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::{Cloud, CloudConsole};
 use serde_json::{Map, Value};
@@ -240,6 +240,13 @@ impl Driver for Peculiar {
             request.provider_id = named.real(request.provider_id);
         }
         self.inner.update_machine(request).await
+    }
+
+    async fn restart_machine(&self, mut request: RestartMachineRequest) -> Result<()> {
+        if let Way::Named(named) = &self.way {
+            request.provider_id = named.real(request.provider_id);
+        }
+        self.inner.restart_machine(request).await
     }
 
     async fn get_volume_ids(&self, request: GetVolumeIdsRequest) -> Result<Vec<String>> {

@@ -71,6 +71,7 @@ impl Ledger {
                 None
             }
             Event::StopOrdered { .. }
+            | Event::Restarted { .. }
             | Event::SourceDestCheckSet { .. }
             | Event::LabelsSet { .. }
             | Event::ConditionSet { .. }

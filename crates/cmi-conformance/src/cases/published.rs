@@ -5,8 +5,8 @@ use tonic::Code as Grpc;
 
 use super::cases;
 use super::requests::{
-    DESCRIBE, EXTENSION, Fields, GET_MACHINE, INITIALIZE, LIST, LIST_PAGED, MIGRATE, STATUS, UPDATE, ZONES,
-    of_machine, raw,
+    DESCRIBE, EXTENSION, Fields, GET_MACHINE, INITIALIZE, LIST, LIST_PAGED, MIGRATE, RESTART, STATUS, UPDATE,
+    ZONES, of_machine, raw,
 };
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
@@ -16,7 +16,7 @@ use cmi_grpc::proto::capcmi::v1::get_extension_capabilities_response::Call as Ex
 use cmi_grpc::proto::capcmi::v1::{
     DescribeClassRequest, GenerateMachineClassForMigrationRequest, GetExtensionCapabilitiesResponse,
     GetMachineRequest, InitializeMachineRequest, ListMachinesPagedRequest, ListMachinesPagedResponse,
-    ListZonesRequest, UpdateMachineRequest,
+    ListZonesRequest, RestartMachineRequest, UpdateMachineRequest,
 };
 use cmi_grpc::proto::cmi::v1::{GetMachineStatusResponse, ListMachinesResponse};
 
@@ -150,6 +150,7 @@ async fn undeclared_extension(t: TestContext) -> CaseResult {
         (ExtensionCall::ListMachinesPaged, LIST_PAGED),
         (ExtensionCall::ListZones, ZONES),
         (ExtensionCall::DescribeClass, DESCRIBE),
+        (ExtensionCall::RestartMachine, RESTART),
     ] {
         let answer = raw(&t, path, &extension_request(&machine_request, call)).await?;
         let wanted = declared.contains(&(call as i32));
@@ -193,6 +194,14 @@ fn extension_request(machine_request: &MachineRequest, call: ExtensionCall) -> V
         ExtensionCall::DescribeClass => DescribeClassRequest {
             provider_spec: fields.spec,
             secrets: fields.secrets,
+        }
+        .encode_to_vec(),
+        ExtensionCall::RestartMachine => RestartMachineRequest {
+            machine_name: fields.name,
+            provider_spec: fields.spec,
+            secrets: fields.secrets,
+            provider_id: "conformance:///missing".to_owned(),
+            last_known_state: Vec::new(),
         }
         .encode_to_vec(),
     }

@@ -29,6 +29,7 @@ pub(super) const MIGRATE: &str = "/capcmi.v1.MachineExtension/GenerateMachineCla
 pub(super) const GET_MACHINE: &str = "/capcmi.v1.MachineExtension/GetMachine";
 pub(super) const LIST_PAGED: &str = "/capcmi.v1.MachineExtension/ListMachinesPaged";
 pub(super) const ZONES: &str = "/capcmi.v1.MachineExtension/ListZones";
+pub(super) const RESTART: &str = "/capcmi.v1.MachineExtension/RestartMachine";
 pub(super) const DESCRIBE: &str = "/capcmi.v1.MachineExtension/DescribeClass";
 
 /// Skips a case about a call that the client answers itself, since the plugin did not declare it.

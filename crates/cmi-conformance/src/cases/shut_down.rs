@@ -29,7 +29,7 @@ pub(super) const CASES: &[Case] = cases! {
 };
 
 /// Repeats while the guest is stopping.
-async fn until_accepted(t: &TestContext, request: &MachineRequest) -> CaseResult {
+pub(super) async fn until_accepted(t: &TestContext, request: &MachineRequest) -> CaseResult {
     let until = tokio::time::Instant::now() + t.config().shut_down_limit();
     while t.shut_down(request).await?.ok_or(&[Code::Aborted])?.is_none() {
         ensure(tokio::time::Instant::now() < until, || {
@@ -42,7 +42,7 @@ async fn until_accepted(t: &TestContext, request: &MachineRequest) -> CaseResult
 
 /// Whether the guest runs, as far as the driver can tell. That it can't be asked is for the
 /// cases about GetMachineStatus.
-async fn is_up(t: &TestContext, request: &MachineRequest) -> CaseResult<bool> {
+pub(super) async fn is_up(t: &TestContext, request: &MachineRequest) -> CaseResult<bool> {
     let read = t.status(request, None).await?.ok();
     match read.map_err(CaseError::in_preparation)?.power_state {
         Some(PowerState::Starting | PowerState::Running) => Ok(true),
@@ -55,7 +55,7 @@ async fn is_up(t: &TestContext, request: &MachineRequest) -> CaseResult<bool> {
 }
 
 /// Waits until the guest runs, or does not run any more: it takes its own time for either.
-async fn until(
+pub(super) async fn until(
     t: &TestContext,
     request: &MachineRequest,
     up: bool,
@@ -72,13 +72,13 @@ async fn until(
     Ok(())
 }
 
-async fn until_down(t: &TestContext, request: &MachineRequest) -> CaseResult {
+pub(super) async fn until_down(t: &TestContext, request: &MachineRequest) -> CaseResult {
     let otherwise = "ShutDownMachine answered OK, and the guest still runs";
     until(t, request, false, t.config().shut_down_limit(), otherwise).await
 }
 
 /// A VM whose guest runs.
-async fn running(t: &TestContext, request: &MachineRequest) -> CaseResult {
+pub(super) async fn running(t: &TestContext, request: &MachineRequest) -> CaseResult {
     t.prepare(request).await?;
     let up = until(
         t,

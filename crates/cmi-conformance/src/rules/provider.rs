@@ -21,4 +21,9 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "CAP-11"     Must   "A call whose answer was lost is found done when it is repeated";
     "CAP-12"     Must   "A VM that is gone without the driver is NOT_FOUND, and its deletion is OK";
     "CAP-13"     Must   "GetMachineStatus changes nothing at the back end";
+    "CAP-14"     Must   "RestartMachine restarts the VM, one that is off too, and may be repeated";
+    "CAP-15"     Must   "A VM that was restarted is the same: its id, its Node's name, its tags";
+    "CAP-16"     Must   "RestartMachine of what is not there is NOT_FOUND, and makes nothing";
+    "CAP-17"     Must   "RestartMachine touches no VM of another cluster or with another tag \
+                        `capcmi.io/machine`";
 };

@@ -10,8 +10,8 @@ use cmi_driver::{
     self, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     DescribeClassRequest, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine,
-    Operation, ProviderId, Request, Secrets, ShutDownMachineRequest, ShutDownMachineResponse,
-    UpdateMachineRequest, Zone,
+    Operation, ProviderId, Request, RestartMachineRequest, Secrets, ShutDownMachineRequest,
+    ShutDownMachineResponse, UpdateMachineRequest, Zone,
 };
 
 /// What a call about no machine is about.
@@ -132,6 +132,16 @@ impl TestContext {
         self.of_machine(to, request).await
     }
 
+    /// Restarts.
+    pub async fn restart(&self, machine_request: &MachineRequest, id: &ProviderId) -> CaseResult<Answer<()>> {
+        let request = RestartMachineRequest {
+            machine: machine_request.reference(),
+            provider_id: id.clone(),
+            last_known_state: None,
+        };
+        self.of_machine(machine_request, request).await
+    }
+
     /// Asks for volume ids. An empty list may be refused as one that is missing (CMI-150),
     /// and has no ids either way.
     pub async fn volume_ids(&self, pv_specs: Vec<serde_json::Value>) -> CaseResult<Answer<Vec<String>>> {
@@ -189,6 +199,7 @@ impl TestContext {
             Operation::ListZones => Ok(self.zones().await?.bare()),
             Operation::DescribeClass => Ok(self.describe_class().await?.bare()),
             Operation::UpdateMachine
+            | Operation::RestartMachine
             | Operation::GenerateMachineClassForMigration
             | Operation::Probe
             | Operation::GetPluginInfo

@@ -24,7 +24,7 @@ const PLUGIN_CALLS: [(Operation, rpc::Type); 6] = [
     (Operation::GetVolumeIds, rpc::Type::GetVolumeIds),
 ];
 /// The calls, and what stands for them in the capabilities of the extension.
-const EXTENSION_CALLS: [(Operation, ExtensionCall); 7] = [
+const EXTENSION_CALLS: [(Operation, ExtensionCall); 8] = [
     (Operation::InitializeMachine, ExtensionCall::InitializeMachine),
     (Operation::GetMachineStatus, ExtensionCall::GetMachine),
     (Operation::ListMachines, ExtensionCall::ListMachinesPaged),
@@ -35,6 +35,7 @@ const EXTENSION_CALLS: [(Operation, ExtensionCall); 7] = [
     ),
     (Operation::ListZones, ExtensionCall::ListZones),
     (Operation::DescribeClass, ExtensionCall::DescribeClass),
+    (Operation::RestartMachine, ExtensionCall::RestartMachine),
 ];
 
 /// The answers of a plugin's services to what they offer.

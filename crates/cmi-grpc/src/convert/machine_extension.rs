@@ -10,19 +10,26 @@ use cmi_driver::{
     PowerState, Zone,
 };
 
-impl From<()> for v1::UpdateMachineResponse {
-    fn from((): ()) -> Self {
-        Self {}
-    }
+/// Both ways between nothing and a message without fields.
+macro_rules! empty_responses {
+    ($($message:ident),+) => {$(
+        impl From<()> for v1::$message {
+            fn from((): ()) -> Self {
+                Self {}
+            }
+        }
+
+        impl TryFrom<v1::$message> for () {
+            type Error = FieldError;
+
+            fn try_from(_response: v1::$message) -> Result<Self, FieldError> {
+                Ok(())
+            }
+        }
+    )+};
 }
 
-impl TryFrom<v1::UpdateMachineResponse> for () {
-    type Error = FieldError;
-
-    fn try_from(_response: v1::UpdateMachineResponse) -> Result<Self, FieldError> {
-        Ok(())
-    }
-}
+empty_responses!(UpdateMachineResponse, RestartMachineResponse);
 
 impl From<GenerateMachineClassRequest> for v1::GenerateMachineClassForMigrationRequest {
     fn from(request: GenerateMachineClassRequest) -> Self {

@@ -5,7 +5,8 @@ use crate::proto::{capcmi::v1 as capcmi, cmi::v1 as cmi};
 use cmi_driver::{
     CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, DescribeClassRequest,
     GetMachineStatusRequest, InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, MachineClass,
-    MachineRef, ProviderSpec, ShutDownMachineRequest, ShutDownMachineResponse, UpdateMachineRequest,
+    MachineRef, ProviderSpec, RestartMachineRequest, ShutDownMachineRequest, ShutDownMachineResponse,
+    UpdateMachineRequest,
 };
 
 /// The names of the fields in `proto/`: each service writes them in its own way.
@@ -131,4 +132,7 @@ messages! {
     }
     CAPCMI: ListZonesRequest = capcmi::ListZonesRequest { class: class }
     CAPCMI: DescribeClassRequest = capcmi::DescribeClassRequest { class: class }
+    CAPCMI: RestartMachineRequest = capcmi::RestartMachineRequest {
+        machine: machine, provider_id: provider_id, last_known_state: state
+    }
 }

@@ -89,6 +89,43 @@ async fn a_guest_boots_stops_and_is_stopped() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_vm_that_is_restarted_boots_anew_and_stays_the_same_also_when_it_was_off() {
+    let driver = driver("{bootSeconds: 2, bootJitterSeconds: 0, shutDownSeconds: 0}");
+    let id = driver.create("a", plain("a")).await.unwrap().provider_id;
+    let vm = async || driver.status("a", None, plain("a")).await.unwrap();
+    for off in [false, true] {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        if off {
+            driver.shut_down("a", plain("a")).await.unwrap();
+        }
+        let before = vm().await;
+        driver.restart_vm("a", id.clone(), plain("a")).await.unwrap();
+        let after = vm().await;
+        assert_eq!(after.power_state, Some(PowerState::Starting));
+        assert_eq!(
+            (after.provider_id, after.node_name, after.addresses),
+            (before.provider_id, before.node_name, before.addresses)
+        );
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(vm().await.power_state, Some(PowerState::Running));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_that_is_not_there_or_will_not_run_again_is_not_restarted() {
+    let driver = driver("{bootSeconds: 0}");
+    let id = driver.create("a", plain("a")).await.unwrap().provider_id;
+    let refused = async |name: &str| code(driver.restart_vm(name, id.clone(), plain(name)).await);
+    assert_eq!(refused("b").await, Some(Code::NotFound));
+    let vm = driver.console().vms().unwrap()[0].id;
+    driver.console().set_condition(vm, Condition::Crashed).unwrap();
+    assert_eq!(refused("a").await, Some(Code::FailedPrecondition));
+    driver.console().vanish(vm).unwrap();
+    assert_eq!(refused("a").await, Some(Code::NotFound));
+    assert!(driver.console().vms().unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_class_is_described_without_tags() {
     let driver = driver("{}");
     let bare = || class("", "", &json!({"tags": null}));

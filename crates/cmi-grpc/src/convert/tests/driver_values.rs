@@ -166,6 +166,16 @@ pub(super) fn update() -> impl Strategy<Value = UpdateMachineRequest> {
     )
 }
 
+pub(super) fn restart() -> impl Strategy<Value = RestartMachineRequest> {
+    (name(), provider_id(), class(), state()).prop_map(
+        |(machine_name, provider_id, class, last_known_state)| RestartMachineRequest {
+            machine: MachineRef::new(machine_name, class),
+            provider_id,
+            last_known_state,
+        },
+    )
+}
+
 pub(super) fn list() -> impl Strategy<Value = ListMachinesRequest> {
     class().prop_map(|class| ListMachinesRequest { class })
 }

@@ -67,6 +67,7 @@ go_through! {
     initialize_requests: any_driver::initialize(),
         InitializeMachineRequest => capcmi::v1::InitializeMachineRequest;
     update_requests: any_driver::update(), UpdateMachineRequest => capcmi::v1::UpdateMachineRequest;
+    restart_requests: any_driver::restart(), RestartMachineRequest => capcmi::v1::RestartMachineRequest;
     get_requests: any_driver::status(), GetMachineStatusRequest => capcmi::v1::GetMachineRequest;
     page_requests: any_driver::page_request(), PageRequest => capcmi::v1::ListMachinesPagedRequest;
     zone_requests: any_driver::zones_of(), ListZonesRequest => capcmi::v1::ListZonesRequest;
