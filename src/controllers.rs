@@ -28,7 +28,7 @@ use self::trigger::Trigger;
 use self::watch::{slim, slim_infra_machine, slim_machine, watch};
 use crate::admission::AdmissionPolicies;
 use crate::api::cluster_api::{Cluster, Machine};
-use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
+use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, labels};
 use crate::apiserver::Events;
 use crate::apiserver::pages::PAGE;
@@ -42,7 +42,7 @@ use crate::not_ready_taint::ChangedNodes;
 pub use crate::orphans::Options as OrphanOptions;
 use crate::reconciler::Reconciler;
 use crate::workload_cluster::WorkloadClusters;
-use crate::{cluster, inventory, machine, not_ready_taint, orphans, template};
+use crate::{cluster, inventory, machine, not_ready_taint, orphans, remediation, template};
 
 /// Nodes at a time. Each waits for a workload cluster, which has few visits at a time: so many have to hang
 /// at once before one that answers is held up, and each for seconds in minutes.
@@ -67,6 +67,8 @@ pub struct Options {
     pub driver_unreachable_grace: Duration,
     /// How VMs are dealt with that no InfraMachine has.
     pub orphans: orphans::Options,
+    /// Whether InfraMachineRemediations are looked at.
+    pub remediation: bool,
     /// The publisher of events: the pod's name, as a rule.
     pub reporter: String,
 }
@@ -82,9 +84,17 @@ pub struct Controllers {
     clusters: Trigger<DeserializeGuard<InfraCluster>>,
     templates: Trigger<DeserializeGuard<InfraMachineTemplate>>,
     nodes: Trigger<DeserializeGuard<InfraMachine>>,
+    remediations: Option<Remediations>,
     context: Arc<machine::Context>,
     taints: Arc<not_ready_taint::Context>,
     deletion_log: Arc<orphans::DeletionLog>,
+}
+
+/// The remediations, where they are looked at.
+#[derive(Clone)]
+struct Remediations {
+    cache: Store<DeserializeGuard<InfraMachineRemediation>>,
+    trigger: Trigger<DeserializeGuard<InfraMachineRemediation>>,
 }
 
 impl Controllers {
@@ -98,8 +108,14 @@ impl Controllers {
         leadership: Leadership,
     ) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let (caches, writers) = caches();
-        let this = Self::on(caches, client, options, drivers, metrics, leadership);
-        let watches = this.watches(writers);
+        let mut this = Self::on(caches, client, options, drivers, metrics, leadership);
+        let remediations = this.options.remediation.then(Writer::default);
+        this.remediations = remediations.as_ref().map(|writer| Remediations {
+            cache: writer.as_reader(),
+            trigger: Trigger::default(),
+        });
+        let mut watches = this.watches(writers);
+        watches.extend(remediations.and_then(|writer| this.remediation_watch(writer)));
         (this, watches)
     }
 
@@ -152,6 +168,7 @@ impl Controllers {
             clusters: Trigger::default(),
             templates: Trigger::default(),
             nodes: Trigger::default(),
+            remediations: None,
             context,
             taints,
             deletion_log: Arc::default(),
@@ -198,6 +215,15 @@ impl Controllers {
         ]
     }
 
+    fn remediation_watch(
+        &self,
+        writer: Writer<DeserializeGuard<InfraMachineRemediation>>,
+    ) -> Option<BoxFuture<'static, ()>> {
+        let trigger = self.remediations.as_ref()?.trigger.clone();
+        let notify = self.on_waiting(trigger);
+        Some(watch(self.api(), self.filtered(), writer, slim, notify).boxed())
+    }
+
     /// Says whether identities may be trusted; has to be polled, see [`AdmissionPolicies::keep`].
     pub fn policies(&self) -> Arc<AdmissionPolicies> {
         Arc::clone(&self.context.policies)
@@ -231,6 +257,9 @@ impl Controllers {
         self.caches.clusters.wait_until_ready().await?;
         self.caches.infra_machines.wait_until_ready().await?;
         self.caches.infra_machine_templates.wait_until_ready().await?;
+        if let Some(remediations) = &self.remediations {
+            remediations.cache.wait_until_ready().await?;
+        }
         self.caches.infra_clusters.wait_until_ready().await
     }
 
@@ -273,21 +302,33 @@ impl Controllers {
             caches.infra_machines.clone(),
             &self.nodes,
             NODE_CONCURRENCY,
-            shutdown,
+            shutdown.clone(),
         )
         .run(
             not_ready_taint::reconcile,
             not_ready_taint::error_policy,
             Arc::clone(&self.taints),
         );
+        let remediations = self.remediations.as_ref().map(|remediations| {
+            let controller = triggered(
+                remediations.cache.clone(),
+                &remediations.trigger,
+                workers(options.machine_concurrency),
+                shutdown,
+            );
+            let context = self.remediation_context(remediations);
+            drained(controller.run(remediation::reconcile, remediation::error_policy, context))
+        });
         self.ask_about_nodes();
         self.look_at_tainted_nodes();
-        let controllers = futures::future::join4(
+        let mut controllers = vec![
             drained(machines),
             drained(clusters),
             drained(templates),
             drained(nodes),
-        );
+        ];
+        controllers.extend(remediations);
+        let controllers = futures::future::join_all(controllers);
         let background =
             futures::future::join3(self.run_inventory(), self.run_orphans(), self.follow_drivers());
         tokio::select! {
@@ -315,6 +356,19 @@ impl Controllers {
             drivers: self.drivers.clone(),
             reconciler: self.reconciler(Kind::InfraMachineTemplate),
             wake: waking(&self.templates),
+        })
+    }
+
+    fn remediation_context(&self, remediations: &Remediations) -> Arc<remediation::Context> {
+        Arc::new(remediation::Context {
+            client: self.client.clone(),
+            caches: self.caches.clone(),
+            remediations: remediations.cache.clone(),
+            drivers: self.drivers.clone(),
+            events: self.context.events.clone(),
+            policies: self.policies(),
+            reconciler: self.reconciler(Kind::InfraMachineRemediation),
+            wake: waking(&remediations.trigger),
         })
     }
 

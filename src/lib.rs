@@ -6,7 +6,8 @@
 //! driver. Arrows go one way; a test guards them:
 //!
 //! ```text
-//! main → cli → manager → controllers → machine, template, cluster, inventory, orphans, not_ready_taint
+//! main → cli → manager → controllers → machine, template, cluster, remediation, inventory, orphans,
+//!                                        not_ready_taint
 //!                                → workload_cluster → apiserver
 //!                                → listing, driver_query → credentials → configured_driver, apiserver
 //!                                → admission → manifests, metrics, leadership, apiserver
@@ -41,6 +42,7 @@ pub mod inventory; // VMs that vanished, found by lists
 pub mod machine; // InfraMachines
 pub mod not_ready_taint; // the taint of Nodes whose VM is not initialized
 pub mod orphans; // VMs that no InfraMachine has
+pub mod remediation; // InfraMachineRemediations
 pub mod template; // InfraMachineTemplates
 
 // What puts them together, and runs them.

@@ -36,11 +36,15 @@ pub enum Part {
     Rbac,
     /// ValidatingAdmissionPolicies.
     Policy,
+    /// What `--enable-remediation` needs besides; not among what is printed by default.
+    Remediation,
 }
 
 impl Part {
-    /// Every part, in the order in which they are applied.
+    /// Every part of each installation, in the order in which they are applied.
     pub const ALL: [Self; 3] = [Self::Crd, Self::Rbac, Self::Policy];
+    /// Those that an administrator has to ask for.
+    pub const OPTIONAL: [Self; 1] = [Self::Remediation];
 
     /// Folder in `config/`.
     pub const fn folder(self) -> &'static str {
@@ -48,6 +52,7 @@ impl Part {
             Self::Crd => "crd",
             Self::Rbac => "rbac",
             Self::Policy => "policy",
+            Self::Remediation => "components/remediation",
         }
     }
 
@@ -60,6 +65,7 @@ impl Part {
             Self::Crd => crds::files(),
             Self::Rbac => roles::files(),
             Self::Policy => policies::files(),
+            Self::Remediation => roles::remediation_files(),
         }
     }
 }

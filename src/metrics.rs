@@ -46,6 +46,8 @@ pub enum Kind {
     InfraCluster,
     /// The Node of a machine.
     Node,
+    /// The remediation of a machine.
+    InfraMachineRemediation,
 }
 
 /// How a reconcile ended.
@@ -109,6 +111,7 @@ impl Kind {
             Self::InfraMachineTemplate => "InfraMachineTemplate",
             Self::InfraCluster => "InfraCluster",
             Self::Node => "Node",
+            Self::InfraMachineRemediation => "InfraMachineRemediation",
         }
     }
 }

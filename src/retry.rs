@@ -45,6 +45,8 @@ pub enum Stage {
     Refresh,
     /// The update.
     Update,
+    /// The restart of a VM whose Machine is unhealthy.
+    Restart,
     /// The guest is asked to stop, before the delete.
     ShutDown,
     /// The delete.
@@ -85,6 +87,8 @@ pub enum Disposition {
     LookUp,
     /// The VM that should be there is gone.
     Vanished,
+    /// The VM can't be restarted: its Machine is left to its owner, which replaces it.
+    Replace,
     /// The guest can't be asked to stop: delete its VM now.
     Delete,
     /// The driver refuses the spec of a delete, as it may have refused the create: when its look-up says that
@@ -110,7 +114,7 @@ pub enum Delay {
 
 impl Stage {
     /// Every stage, in the order of a machine's life.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::LookUp,
         Self::LookUpAgain,
         Self::List,
@@ -120,6 +124,7 @@ impl Stage {
         Self::FinishInitialization,
         Self::Refresh,
         Self::Update,
+        Self::Restart,
         Self::ShutDown,
         Self::Delete,
         Self::ConfirmGone,
@@ -138,6 +143,7 @@ impl Stage {
             Self::Create => Operation::CreateMachine,
             Self::Initialize | Self::FinishInitialization => Operation::InitializeMachine,
             Self::Update => Operation::UpdateMachine,
+            Self::Restart => Operation::RestartMachine,
             Self::ShutDown => Operation::ShutDownMachine,
             Self::Delete => Operation::DeleteMachine,
             Self::ListZones => Operation::ListZones,
@@ -148,7 +154,7 @@ impl Stage {
 
 impl Disposition {
     /// Every outcome, in the order of the documentation's table.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Retry,
         Self::Initialize,
         Self::AwaitCapacity,
@@ -159,6 +165,7 @@ impl Disposition {
         Self::Create,
         Self::LookUp,
         Self::Vanished,
+        Self::Replace,
         Self::Delete,
         Self::VerifyDeleted,
         Self::StillThere,
@@ -168,7 +175,7 @@ impl Disposition {
     /// When the call is made again; for what is gone on from at once, when that has failed too.
     pub const fn delay(self) -> Delay {
         match self {
-            Self::Terminal | Self::AwaitDriver => Delay::UntilChange,
+            Self::Terminal | Self::AwaitDriver | Self::Replace => Delay::UntilChange,
             Self::Retry
             | Self::Initialize
             | Self::LookUp
@@ -191,13 +198,21 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
         Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => {
             Disposition::Retry
         }
-        Code::PermissionDenied
-        | Code::Unauthenticated
-        | Code::FailedPrecondition
-        | Code::Internal
-        | Code::DataLoss => courtesy_or(stage, Disposition::NeedsIntervention),
-        Code::ResourceExhausted => courtesy_or(stage, Disposition::AwaitCapacity),
+        Code::PermissionDenied | Code::Unauthenticated | Code::Internal | Code::DataLoss => match stage {
+            // It was one of the restarts that there may be, whatever came of it.
+            Stage::Restart => Disposition::Retry,
+            _ => courtesy_or(stage, Disposition::NeedsIntervention),
+        },
+        Code::FailedPrecondition => match stage {
+            Stage::Restart => Disposition::Replace,
+            _ => courtesy_or(stage, Disposition::NeedsIntervention),
+        },
+        Code::ResourceExhausted => match stage {
+            Stage::Restart => Disposition::Retry,
+            _ => courtesy_or(stage, Disposition::AwaitCapacity),
+        },
         Code::InvalidArgument => match stage {
+            Stage::Restart => Disposition::Replace,
             // A look-up that refuses the spec refuses the create, unless a VM may be there.
             Stage::LookUp | Stage::List | Stage::Create => Disposition::Terminal,
             Stage::Delete => Disposition::VerifyDeleted,
@@ -205,6 +220,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
         },
         Code::AlreadyExists | Code::OutOfRange => match stage {
             Stage::Create => Disposition::Terminal,
+            Stage::Restart => Disposition::Replace,
             _ => courtesy_or(stage, Disposition::NeedsIntervention),
         },
         Code::NotFound => match stage {
@@ -213,6 +229,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
                 Disposition::LookUp
             }
             Stage::Refresh => Disposition::Vanished,
+            Stage::Restart => Disposition::Replace,
             Stage::ShutDown => Disposition::Delete,
             Stage::Delete | Stage::ConfirmGone => Disposition::Gone,
             // Only a list without the VM says that there is none.
@@ -231,6 +248,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             | Stage::ListAfterDelete
             | Stage::ListZones
             | Stage::DescribeClass => Disposition::Fallback,
+            Stage::Restart => Disposition::Replace,
             Stage::ShutDown => Disposition::Delete,
             // Required, or offered and not answered, which says nothing about a VM that may exist.
             Stage::LookUpAgain
@@ -254,6 +272,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             | Stage::ListAgain
             | Stage::ListAfterDelete
             | Stage::Update
+            | Stage::Restart
             | Stage::ShutDown
             | Stage::Delete
             | Stage::ListZones
@@ -374,6 +393,21 @@ mod tests {
                 Disposition::Delete
             };
             assert_eq!(disposition(Stage::ShutDown, code), expected, "{code}");
+        }
+    }
+
+    /// An outage of the driver, or a permission that it lacks, says nothing about the VM; that it can't be
+    /// restarted does.
+    #[test]
+    fn a_machine_is_replaced_at_once_only_where_its_vm_cannot_be_restarted() {
+        use Code::*;
+        for code in Code::ALL {
+            let expected = match code {
+                NotFound | Unimplemented | FailedPrecondition | InvalidArgument | AlreadyExists
+                | OutOfRange => Disposition::Replace,
+                _ => Disposition::Retry,
+            };
+            assert_eq!(disposition(Stage::Restart, code), expected, "{code}");
         }
     }
 

@@ -154,6 +154,22 @@ const MAP: &[Rule] = &[
     rule("cluster", TOOLS, WIRE),
     rule("template", TOOLS, WIRE),
     rule(
+        "remediation",
+        &[
+            "admission",
+            "api",
+            "retry",
+            "identity",
+            "apiserver",
+            "caches",
+            "credentials",
+            "configured_driver",
+            "driver_query",
+            "reconciler",
+        ],
+        WIRE,
+    ),
+    rule(
         "inventory",
         &["api", "identity", "caches", "configured_driver", "listing"],
         WIRE,
@@ -189,6 +205,7 @@ const MAP: &[Rule] = &[
             "workload_cluster",
             "cluster",
             "template",
+            "remediation",
             "inventory",
             "orphans",
         ],
@@ -249,6 +266,10 @@ const PURE: &[&str] = &[
     "orphans/owner.rs",
     "orphans/deletion_log.rs",
     "orphans/scope.rs",
+    "remediation/owner.rs",
+    "remediation/plan.rs",
+    "remediation/plan",
+    "remediation/record.rs",
     "template/status.rs",
 ];
 

@@ -119,6 +119,16 @@ pub mod reason {
     pub const WORKLOAD_CLUSTER_UNREACHABLE: &str = "WorkloadClusterUnreachable";
     /// The Node that the Machine names is another machine's by its providerID.
     pub const FOREIGN_NODE: &str = "ForeignNode";
+    /// The driver was asked to restart the VM, and its Node has time to come back.
+    pub const RESTARTED: &str = "Restarted";
+    /// The VM was restarted as often as it may be, and the Machine is still unhealthy.
+    pub const RESTARTS_EXHAUSTED: &str = "RestartsExhausted";
+    /// The driver can't restart VMs, or not this one.
+    pub const RESTART_NOT_POSSIBLE: &str = "RestartNotPossible";
+    /// The Machine has no VM of this provider that is up.
+    pub const WAITING_FOR_VIRTUAL_MACHINE: &str = "WaitingForVirtualMachine";
+    /// The Machine's owner replaces it.
+    pub const LEFT_TO_OWNER: &str = "LeftToOwner";
     /// Created, initialized, and known to Cluster API.
     pub const PROVISIONED: &str = "Provisioned";
 }

@@ -34,7 +34,14 @@ pub const NOT_READY_TAINT_REMOVED_FROM: &str = "infrastructure.capcmi.io/not-rea
 /// and the administrator's: reserved, and in a template it would lose every VM.
 pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
 
-/// The annotations that the provider writes.
+/// Annotation of an InfraMachineRemediation: how often the driver was asked to restart the VM. In the
+/// metadata, since `clusterctl move` leaves a status behind.
+pub const RESTARTS: &str = "infrastructure.capcmi.io/restarts";
+/// Annotation of an InfraMachineRemediation: when the driver was asked the last time, RFC 3339. Written
+/// before the call: the Node's time runs from then.
+pub const RESTART_ISSUED_AT: &str = "infrastructure.capcmi.io/restart-issued-at";
+
+/// The annotations that the provider writes to what says which VM is whose.
 pub const OWN_ANNOTATIONS: [&str; 10] = [
     CLUSTER_ID,
     MACHINE_ID,

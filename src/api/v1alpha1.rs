@@ -2,6 +2,7 @@
 
 mod infra_cluster;
 mod infra_machine;
+mod remediation;
 mod template;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -15,6 +16,11 @@ pub use infra_cluster::{
 pub use infra_machine::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
     MachineAddress, NotReadyTaint, OperationState, OperationType, SecretReference,
+};
+pub use remediation::{
+    InfraMachineRemediation, InfraMachineRemediationSpec, InfraMachineRemediationStatus,
+    InfraMachineRemediationTemplate, InfraMachineRemediationTemplateResource,
+    InfraMachineRemediationTemplateSpec, RemediationPhase, RemediationStrategy, RemediationType,
 };
 pub use template::{
     Architecture, InfraMachineTemplate, InfraMachineTemplateResource, InfraMachineTemplateSpec,
@@ -38,4 +44,5 @@ parts! {
     InfraMachine: InfraMachineSpec, InfraMachineStatus;
     InfraMachineTemplate: InfraMachineTemplateSpec, InfraMachineTemplateStatus;
     InfraCluster: InfraClusterSpec, InfraClusterStatus;
+    InfraMachineRemediation: InfraMachineRemediationSpec, InfraMachineRemediationStatus;
 }

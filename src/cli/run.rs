@@ -106,6 +106,11 @@ struct WorkArgs {
     /// and on machines that are up.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     driver_unreachable_grace: Duration,
+    /// Restart the VMs of unhealthy Machines as InfraMachineRemediations say, and have the Machines replaced
+    /// where that does not help. Needs the permissions of config/components/remediation.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
+    enable_remediation: bool,
     #[command(flatten)]
     orphans: OrphanArgs,
     /// How long running reconciles may take to end after SIGTERM.
@@ -257,6 +262,7 @@ impl WorkArgs {
             inventory_interval: self.inventory_interval,
             driver_unreachable_grace: self.driver_unreachable_grace,
             orphans: self.orphans.options(),
+            remediation: self.enable_remediation,
             reporter: host_name(),
         }
     }

@@ -8,10 +8,10 @@ use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
-use super::Controllers;
 use super::nodes::NodeChange;
 use super::trigger::Trigger;
 use super::watch::{CacheUpdate, Change, fingerprint, on_own, uid};
+use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{self, DeserializeGuard, labels};
@@ -22,8 +22,12 @@ use crate::not_ready_taint;
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
         let (trigger, ask, look) = (self.machines.clone(), self.ask_about(), self.look_at_node());
+        let remediations = self.remediations.clone();
         move |update| {
             for change in &update.changes {
+                if let Some(remediations) = &remediations {
+                    remediations.wake_that_of(change.object());
+                }
                 if let Some(node_change) = NodeChange::of_change(change) {
                     ask(change.object(), node_change);
                 }
@@ -106,6 +110,7 @@ impl Controllers {
         let (templates, caches) = (self.templates.clone(), self.caches.clone());
         let cluster_ids = Arc::clone(&self.context.cluster_ids);
         let (nodes, taints) = (self.nodes.clone(), Arc::clone(&self.taints));
+        let remediations = self.remediations.clone();
         move |update| {
             if update.listed || update.changes.iter().any(|change| change.there().is_none()) {
                 let there = uids(caches.clusters.state().iter().map(|cluster| &cluster.metadata));
@@ -138,6 +143,9 @@ impl Controllers {
                     }
                 }
             }
+            if let Some(remediations) = &remediations {
+                remediations.wake_those_of(&concerned);
+            }
         }
     }
 
@@ -147,9 +155,13 @@ impl Controllers {
         let (on_own, context) = (on_own(self.machines.clone()), Arc::clone(&self.context));
         let deletion_log = Arc::clone(&self.deletion_log);
         let (nodes, taints) = (self.nodes.clone(), Arc::clone(&self.taints));
+        let remediations = self.remediations.clone();
         move |update| {
             let states = &context.states;
             for change in &update.changes {
+                if let Some(remediations) = &remediations {
+                    remediations.wake_that_of_owner(change.object().meta());
+                }
                 match change {
                     Change::Deleted(guarded) => {
                         states.forget(uid(&**guarded));
@@ -197,6 +209,41 @@ impl Controllers {
                 }
             }
             on_own(update);
+        }
+    }
+}
+
+impl Remediations {
+    /// Has the remediation of a Machine reconciled: whatever changes of it may concern that.
+    fn wake_that_of(&self, machine: &Machine) {
+        let meta = &machine.metadata;
+        self.wake(
+            meta.name.as_deref().unwrap_or_default(),
+            meta.namespace.as_deref(),
+        );
+    }
+
+    /// The same of the Machine that owns an InfraMachine.
+    fn wake_that_of_owner(&self, infra: &ObjectMeta) {
+        let owners = infra.owner_references.iter().flatten();
+        for owner in owners.filter(|owner| owner.kind == "Machine") {
+            self.wake(&owner.name, infra.namespace.as_deref());
+        }
+    }
+
+    /// A MachineHealthCheck gives a remediation the name of its Machine.
+    fn wake(&self, name: &str, namespace: Option<&str>) {
+        let reference = ObjectRef::new(name).within(namespace.unwrap_or_default());
+        if self.cache.get(&reference).is_some() {
+            self.trigger.send(reference);
+        }
+    }
+
+    fn wake_those_of(&self, concerned: &Concerned<'_>) {
+        for guarded in self.cache.state() {
+            if concerned.labels(guarded.meta()) {
+                self.trigger.send(ObjectRef::from_obj(&*guarded));
+            }
         }
     }
 }

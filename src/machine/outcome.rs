@@ -323,7 +323,7 @@ const fn during(stage: Stage) -> OperationType {
         | Stage::Refresh
         | Stage::ListZones
         | Stage::DescribeClass => OperationType::Create,
-        Stage::Update => OperationType::Update,
+        Stage::Update | Stage::Restart => OperationType::Update,
         Stage::ShutDown | Stage::Delete | Stage::ConfirmGone | Stage::ListAfterDelete => {
             OperationType::Delete
         }

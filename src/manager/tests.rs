@@ -59,6 +59,7 @@ async fn setup(controllers: fn(&ControllerContext) -> Vec<Task>) -> Setup {
             template_concurrency: 1,
             cluster_concurrency: 1,
             inventory_interval: Duration::from_mins(1),
+            remediation: false,
             driver_unreachable_grace: Duration::from_mins(1),
             orphans: OrphanOptions::default(),
             reporter: "test".to_owned(),

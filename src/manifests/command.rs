@@ -13,10 +13,11 @@ use super::{Part, stream};
 /// Prints what is to be installed beside the provider, ready for `kubectl apply --server-side -f -`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Manifests {
-    /// Which parts. Default: all of them.
+    /// Which parts. Default: those of each installation, which is all but remediation.
     #[arg(value_enum)]
     parts: Vec<Part>,
-    /// Writes the files into this folder, one subfolder for each part, instead of printing them.
+    /// Writes the files into this folder, one subfolder for each part, instead of printing them; all
+    /// of them unless parts are named.
     #[arg(long, value_name = "FOLDER")]
     write: Option<PathBuf>,
 }
@@ -27,18 +28,21 @@ impl Manifests {
     /// # Errors
     /// When the output or the folder can't be written.
     pub fn run(&self, out: &mut impl Write) -> Result<()> {
-        let parts = if self.parts.is_empty() {
-            &Part::ALL
-        } else {
-            self.parts.as_slice()
-        };
-        match &self.write {
-            Some(folder) => parts.iter().try_for_each(|part| write(*part, folder)),
-            None => out
-                .write_all(stream(parts)?.as_bytes())
-                .context("printing the manifests"),
+        match (&self.write, self.parts.as_slice()) {
+            (Some(folder), []) => Part::ALL
+                .iter()
+                .chain(&Part::OPTIONAL)
+                .try_for_each(|part| write(*part, folder)),
+            (Some(folder), parts) => parts.iter().try_for_each(|part| write(*part, folder)),
+            (None, []) => print(&Part::ALL, out),
+            (None, parts) => print(parts, out),
         }
     }
+}
+
+fn print(parts: &[Part], out: &mut impl Write) -> Result<()> {
+    out.write_all(stream(parts)?.as_bytes())
+        .context("printing the manifests")
 }
 
 fn write(part: Part, folder: &Path) -> Result<()> {

@@ -4,7 +4,10 @@ use kube::CustomResourceExt;
 use serde_json::Value;
 
 use super::{Error, File, tidy, yaml};
-use crate::api::v1alpha1::{InfraCluster, InfraClusterTemplate, InfraMachine, InfraMachineTemplate};
+use crate::api::v1alpha1::{
+    InfraCluster, InfraClusterTemplate, InfraMachine, InfraMachineRemediation,
+    InfraMachineRemediationTemplate, InfraMachineTemplate,
+};
 
 /// One file for each kind, named as controller-gen names them.
 pub(super) fn files() -> Result<Vec<File>, Error> {
@@ -27,6 +30,8 @@ pub fn definitions() -> Result<Vec<Value>, Error> {
         InfraMachineTemplate::crd(),
         InfraCluster::crd(),
         InfraClusterTemplate::crd(),
+        InfraMachineRemediation::crd(),
+        InfraMachineRemediationTemplate::crd(),
     ];
     let tidied = |definition| {
         let mut definition = serde_json::to_value(definition)?;

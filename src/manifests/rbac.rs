@@ -161,5 +161,61 @@ pub const EDIT: &[Rule] = &[Rule {
           claim the VM of another cluster.",
 }];
 
+const REMEDIATION_KINDS: &[&str] = &["inframachineremediations", "inframachineremediationtemplates"];
+
+/// The provider where it runs with `--enable-remediation`, in all namespaces that it serves.
+pub const REMEDIATION: &[Rule] = &[
+    Rule {
+        group: GROUP,
+        resources: &["inframachineremediations"],
+        verbs: &["list", "watch", "patch"],
+        why: "A restart is written down by a merge patch before the driver is called. The provider makes and deletes none of \
+              them.",
+    },
+    Rule {
+        group: GROUP,
+        resources: &["inframachineremediations/status"],
+        verbs: &["patch"],
+        why: "One status write ends a reconcile.",
+    },
+    Rule {
+        group: cluster_api::GROUP,
+        resources: &["machines"],
+        verbs: &["get"],
+        why: "What core's controllers say of the Machine decides, and is not cached.",
+    },
+    Rule {
+        group: cluster_api::GROUP,
+        resources: &["machines/status"],
+        verbs: &["patch"],
+        why: "The conditions ExternallyRemediated and OwnerRemediated, by which the Machine's owner knows when to replace it.",
+    },
+];
+
+/// Cluster API's core controllers there, by aggregation.
+pub const REMEDIATION_CLUSTER_API: &[Rule] = &[Rule {
+    group: GROUP,
+    resources: REMEDIATION_KINDS,
+    verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
+    why: "MachineHealthChecks read templates, and make and delete remediations.",
+}];
+
+/// The right to look there (aggregated to `view`, and by it to `edit` and `admin`).
+pub const REMEDIATION_VIEW: &[Rule] = &[Rule {
+    group: GROUP,
+    resources: REMEDIATION_KINDS,
+    verbs: READ,
+    why: "Nothing in these objects is secret.",
+}];
+
+/// The right to change there (aggregated to `edit`, and by it to `admin`).
+pub const REMEDIATION_EDIT: &[Rule] = &[Rule {
+    group: GROUP,
+    resources: REMEDIATION_KINDS,
+    verbs: &["create", "delete", "deletecollection", "patch", "update"],
+    why: "Templates for the MachineHealthChecks of one's own clusters. A remediation restarts no VM but that of a Machine in \
+          its own namespace.",
+}];
+
 /// The right to read metrics; bind it to the monitoring's ServiceAccount.
 pub const METRICS_PATHS: &[&str] = &["/metrics"];

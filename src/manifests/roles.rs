@@ -70,6 +70,31 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
     ])
 }
 
+/// The file of `config/components/remediation` beside the kustomization.
+pub(super) fn remediation_files() -> Result<Vec<File>, Error> {
+    let aggregated = |name: &str, to: &str, rules| role("ClusterRole", name, Some(to), rules);
+    let documents = [
+        role("ClusterRole", "remediation-role", None, rbac::REMEDIATION)?,
+        binding("ClusterRole", "remediation-role")?,
+        aggregated(
+            "capi-remediation-aggregated-role",
+            "cluster.x-k8s.io/aggregate-to-manager",
+            rbac::REMEDIATION_CLUSTER_API,
+        )?,
+        aggregated(
+            "remediation-view",
+            "rbac.authorization.k8s.io/aggregate-to-view",
+            rbac::REMEDIATION_VIEW,
+        )?,
+        aggregated(
+            "remediation-edit",
+            "rbac.authorization.k8s.io/aggregate-to-edit",
+            rbac::REMEDIATION_EDIT,
+        )?,
+    ];
+    Ok(vec![File::new("roles.yaml", &documents)])
+}
+
 /// Name, label and, for what is namespaced, the namespace.
 fn metadata(kind: &str, name: &str) -> Value {
     let mut metadata = json!({

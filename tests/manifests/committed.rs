@@ -10,7 +10,7 @@ use crate::objects::{parse, repository};
 #[test]
 fn committed_files_are_what_the_code_prints() -> Result<()> {
     let mut faults = Vec::new();
-    for part in Part::ALL {
+    for part in Part::ALL.into_iter().chain(Part::OPTIONAL) {
         for file in part.files()? {
             let path = repository().join("config").join(part.folder()).join(&file.name);
             if fs::read_to_string(&path).ok().as_ref() != Some(&file.text) {
@@ -28,7 +28,7 @@ fn committed_files_are_what_the_code_prints() -> Result<()> {
 
 #[test]
 fn no_committed_file_is_left_over_or_left_out() -> Result<()> {
-    for part in Part::ALL {
+    for part in Part::ALL.into_iter().chain(Part::OPTIONAL) {
         let folder = repository().join("config").join(part.folder());
         let printed: BTreeSet<String> = part.files()?.into_iter().map(|file| file.name).collect();
         let kustomization = fs::read_to_string(folder.join("kustomization.yaml"))?;

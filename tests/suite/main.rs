@@ -24,6 +24,7 @@ mod permissions;
 mod plugin;
 mod process;
 mod quickstart;
+mod remediation;
 mod replicas;
 mod scope;
 mod secrets;

@@ -16,7 +16,7 @@ pub(crate) const WAY_UP: &[Stage] = &[
 /// What stands for a look-up, where a driver lists and can't look up.
 pub(crate) const LISTS: &[Stage] = &[Stage::List, Stage::ListAgain, Stage::ListAfterDelete];
 /// The calls about a VM that is up.
-pub(crate) const UP: &[Stage] = &[Stage::Refresh, Stage::Update];
+pub(crate) const UP: &[Stage] = &[Stage::Refresh, Stage::Update, Stage::Restart];
 /// The calls of a deletion.
 pub(crate) const WAY_DOWN: &[Stage] = &[Stage::ShutDown, Stage::Delete, Stage::ConfirmGone];
 /// The calls that need no machine.
@@ -115,6 +115,11 @@ const fn explanation(class: Disposition) -> Explanation {
             wait: "`Ready` changes once the driver's consistency window has passed",
             remedy: "Delete the Machine, unless a MachineHealthCheck does.",
         },
+        Disposition::Replace => Explanation {
+            meaning: "The VM can't be restarted: the Machine is left to its owner, which replaces it.",
+            wait: "not needed",
+            remedy: "Nothing.",
+        },
         Disposition::Delete => Explanation {
             meaning: "The guest can't be asked to stop: its VM is deleted.",
             wait: "at once",
@@ -150,6 +155,7 @@ const fn description(stage: Stage) -> &'static str {
         Stage::FinishInitialization => "InitializeMachine of a VM that is `Uninitialized`",
         Stage::Refresh => "GetMachineStatus of a provisioned VM",
         Stage::Update => "UpdateMachine",
+        Stage::Restart => "RestartMachine",
         Stage::ShutDown => "ShutDownMachine",
         Stage::Delete => "DeleteMachine",
         Stage::ConfirmGone => "GetMachineStatus after a delete",

@@ -35,6 +35,7 @@ fn watched() -> Watched {
         cluster_concurrency: 1,
         template_concurrency: 1,
         inventory_interval: std::time::Duration::from_mins(1),
+        remediation: false,
         driver_unreachable_grace: std::time::Duration::from_mins(1),
         orphans: crate::orphans::Options::default(),
         reporter: "test".to_owned(),

@@ -135,6 +135,10 @@ fn only_what_can_never_be_absent_is_required() {
             "InfraClusterTemplate.spec.template: spec",
             "InfraClusterTemplate.spec.template.spec.controlPlaneEndpoint: host port",
             "InfraClusterTemplate.spec.template.spec.secretRef: name",
+            "InfraMachineRemediation: spec",
+            "InfraMachineRemediationTemplate: spec",
+            "InfraMachineRemediationTemplate.spec: template",
+            "InfraMachineRemediationTemplate.spec.template: spec",
         ]
     );
 }

@@ -1,0 +1,212 @@
+//! What a MachineHealthCheck makes for a Machine that it finds unhealthy: Cluster API's external remediation.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::TemplateMetadata;
+use crate::api::schema;
+
+/// How often a VM is restarted where the strategy does not say.
+const RETRY_LIMIT: i32 = 1;
+/// How many seconds a Node has to come back where the strategy does not say.
+const TIMEOUT_SECONDS: i32 = 300;
+
+/// How the Machine of the same name is remediated.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[kube(
+    group = "infrastructure.capcmi.io",
+    version = "v1alpha1",
+    kind = "InfraMachineRemediation",
+    namespaced,
+    status = "InfraMachineRemediationStatus",
+    shortname = "imr",
+    category = "cluster-api",
+    label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
+    label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    label("clusterctl.cluster.x-k8s.io", ""),
+    doc = "InfraMachineRemediation is made by a MachineHealthCheck for a Machine that it finds unhealthy, and deleted by it when the Machine is healthy: the VM is restarted, and the Machine replaced when that does not help.",
+    printcolumn(
+        name = "Cluster",
+        type_ = "string",
+        json_path = ".metadata.labels['cluster\\.x-k8s\\.io/cluster-name']",
+        description = "Cluster the Machine belongs to"
+    ),
+    printcolumn(
+        name = "Phase",
+        type_ = "string",
+        json_path = ".status.phase",
+        description = "Waiting, Restarting or Replacing"
+    ),
+    printcolumn(
+        name = "Restarts",
+        type_ = "integer",
+        json_path = ".status.retryCount",
+        description = "How often the VM was restarted"
+    ),
+    printcolumn(
+        name = "Last Restart",
+        type_ = "date",
+        json_path = ".status.lastRemediated",
+        description = "When it was restarted last"
+    ),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status",
+        description = "Whether the remediation goes on"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
+        description = "Why, or why not"
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        description = "What exactly",
+        priority = "1"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct InfraMachineRemediationSpec {
+    /// What is done, how often, and how long it may take to help.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<RemediationStrategy>,
+}
+
+/// What is done, how often, and how long it may take to help.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("minProperties" = 1))]
+pub struct RemediationStrategy {
+    /// What is done. Restart, which is the default: the driver restarts the VM. A driver that can't restart
+    /// leaves the Machine to be replaced at once.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<RemediationType>,
+    /// How often the VM is restarted before the Machine is replaced. Default 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100))]
+    pub retry_limit: Option<i32>,
+    /// Seconds that the Node has after a restart to be healthy again. Default 300.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86400))]
+    pub timeout_seconds: Option<i32>,
+}
+
+/// What is done for a Machine that is unhealthy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum RemediationType {
+    /// Its VM is restarted.
+    #[default]
+    Restart,
+}
+
+impl InfraMachineRemediationSpec {
+    /// How often the VM is restarted before the Machine is replaced.
+    pub fn retry_limit(&self) -> u32 {
+        let limit = self.strategy.as_ref().and_then(|strategy| strategy.retry_limit);
+        u32::try_from(limit.unwrap_or(RETRY_LIMIT)).unwrap_or_default()
+    }
+
+    /// How long the Node has after a restart to be healthy again.
+    pub fn timeout(&self) -> Duration {
+        let seconds = self
+            .strategy
+            .as_ref()
+            .and_then(|strategy| strategy.timeout_seconds);
+        Duration::from_secs(u64::try_from(seconds.unwrap_or(TIMEOUT_SECONDS)).unwrap_or_default())
+    }
+}
+
+/// How far a remediation has come.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InfraMachineRemediationStatus {
+    /// Waiting, Restarting or Replacing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<RemediationPhase>,
+    /// How often the VM was restarted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub retry_count: Option<i32>,
+    /// When the VM was restarted last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::time")]
+    pub last_remediated: Option<Time>,
+    /// Ready and Paused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::conditions")]
+    pub conditions: Vec<Condition>,
+    /// The generation that this status was made from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub observed_generation: Option<i64>,
+}
+
+/// How far a remediation has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum RemediationPhase {
+    /// Nothing was done yet; the condition Ready says what for.
+    Waiting,
+    /// The VM was restarted, and its Node has time to come back.
+    Restarting,
+    /// The Machine is left to its owner, which replaces it.
+    Replacing,
+}
+
+/// A template of InfraMachineRemediations.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[kube(
+    group = "infrastructure.capcmi.io",
+    version = "v1alpha1",
+    kind = "InfraMachineRemediationTemplate",
+    namespaced,
+    shortname = "imrt",
+    category = "cluster-api",
+    label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
+    label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    label("clusterctl.cluster.x-k8s.io", ""),
+    label("clusterctl.cluster.x-k8s.io/move", ""),
+    doc = "InfraMachineRemediationTemplate is what a MachineHealthCheck makes InfraMachineRemediations from: its spec.remediation.templateRef names one.",
+    printcolumn(
+        name = "Type",
+        type_ = "string",
+        json_path = ".spec.template.spec.strategy.type",
+        description = "What is done"
+    ),
+    printcolumn(
+        name = "Limit",
+        type_ = "integer",
+        json_path = ".spec.template.spec.strategy.retryLimit",
+        description = "How often"
+    ),
+    printcolumn(
+        name = "Timeout",
+        type_ = "integer",
+        json_path = ".spec.template.spec.strategy.timeoutSeconds",
+        description = "Seconds that a Node has to come back"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct InfraMachineRemediationTemplateSpec {
+    /// The InfraMachineRemediation to be made.
+    pub template: InfraMachineRemediationTemplateResource,
+}
+
+/// The InfraMachineRemediation to be made.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+pub struct InfraMachineRemediationTemplateResource {
+    /// Labels and annotations of the InfraMachineRemediation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<TemplateMetadata>,
+    /// Spec of the InfraMachineRemediation.
+    pub spec: InfraMachineRemediationSpec,
+}

@@ -1,0 +1,104 @@
+//! InfraMachineRemediation: a VM whose Machine is unhealthy is restarted, so often, and then the Machine is
+//! left to its owner, which replaces it. Cluster API's contract of external remediation: a MachineHealthCheck
+//! makes the object, with the name of the Machine, and deletes it when the Machine is healthy.
+//!
+//! There is no finalizer: nothing is left to be done when the object goes.
+//!
+//! # Guarantees
+//! * A VM is restarted no more often than the strategy says, whenever the provider ends and wherever the
+//!   object is moved to: each restart is written down before the driver is called.
+//! * Only a VM is restarted that this provider has made for this Machine, by an identity that may be trusted.
+
+mod execute;
+mod gather;
+mod owner;
+mod plan;
+mod publish;
+mod record;
+
+use std::sync::Arc;
+
+use kube::Client;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::Store;
+
+use self::gather::gather;
+use self::plan::{Plan, plan};
+use self::publish::{publish, publish_pause, publish_resumption};
+use self::record::Record;
+use crate::admission::AdmissionPolicies;
+use crate::api::DeserializeGuard;
+use crate::api::v1alpha1::InfraMachineRemediation;
+use crate::apiserver::{Error, Events};
+use crate::caches::Caches;
+use crate::configured_driver::ConfiguredDrivers;
+use crate::driver_query::Wake;
+use crate::reconciler::{Again, Reconciler};
+
+/// What every reconcile works with.
+pub struct Context {
+    /// Writes and live reads.
+    pub client: Client,
+    /// What is watched besides.
+    pub caches: Caches,
+    /// The remediations.
+    pub remediations: Store<DeserializeGuard<InfraMachineRemediation>>,
+    /// The configured drivers.
+    pub drivers: ConfiguredDrivers,
+    /// Events.
+    pub events: Events,
+    /// Says whether identities may be trusted.
+    pub policies: Arc<AdmissionPolicies>,
+    /// Failures and metrics.
+    pub reconciler: Reconciler,
+    /// Has a remediation reconciled.
+    pub wake: Wake<DeserializeGuard<InfraMachineRemediation>>,
+}
+
+/// One reconcile of one remediation.
+///
+/// # Errors
+/// The API server refused or could not be reached.
+pub async fn reconcile(
+    guarded: Arc<DeserializeGuard<InfraMachineRemediation>>,
+    ctx: Arc<Context>,
+) -> Result<Action, Error> {
+    let run = ctx
+        .reconciler
+        .run(&guarded, |remediation| reconcile_remediation(remediation, &ctx));
+    run.await
+}
+
+/// What happens after a reconcile that could not be finished.
+#[allow(clippy::needless_pass_by_value)] // the controller's signature
+pub fn error_policy(
+    guarded: Arc<DeserializeGuard<InfraMachineRemediation>>,
+    error: &Error,
+    ctx: Arc<Context>,
+) -> Action {
+    ctx.reconciler.error_policy(&*guarded, error)
+}
+
+async fn reconcile_remediation(queued: &InfraMachineRemediation, ctx: &Context) -> Result<Again, Error> {
+    let gathered = gather(queued, ctx).await?;
+    let remediation = &gathered.remediation;
+    let plan = plan(remediation, &gathered.observed());
+    tracing::debug!(name = remediation.metadata.name, ?plan, "planned");
+    match plan {
+        Plan::NoOp => Ok(Again::OnChange),
+        Plan::Later(again) => {
+            publish_resumption(remediation, ctx).await?;
+            Ok(again)
+        }
+        Plan::Pause(by) => {
+            publish_pause(remediation, ctx, &by).await?;
+            Ok(Again::OnChange)
+        }
+        Plan::Report(report) => {
+            let record = Record::of(remediation.metadata.annotations.as_ref());
+            publish(&gathered, &remediation.metadata, ctx, record, &report).await?;
+            Ok(report.again)
+        }
+        Plan::Restart(restart) => execute::restart(&gathered, ctx, *restart).await,
+    }
+}

@@ -1,0 +1,188 @@
+//! The restart: the one call of a driver.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::Api;
+use serde_json::json;
+
+use super::Context;
+use super::gather::{Gathered, waker};
+use super::plan::{Report, Restart, hand_over, not_done, restarted, unanswered};
+use super::publish::publish;
+use super::record::Record;
+use crate::admission::{self, Enforcement};
+use crate::api::conditions::reason;
+use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
+use crate::apiserver::secrets::{self, SECRET_REF};
+use crate::apiserver::{Error, InvalidSecret, Note, patch_metadata};
+use crate::configured_driver::{PERMIT_WAIT, Permit, Priority, Requester};
+use crate::credentials;
+use crate::identity;
+use crate::reconciler::Again;
+use crate::retry::{self, Disposition, Stage};
+use cmi_driver::{Code, MachineClass, MachineRef, Operation, RestartMachineRequest, Secrets, Status};
+
+/// Stands for a driver's message that may hold what must not be shown.
+const UNSAFE_TO_SHOW: &str =
+    "the driver's message is withheld: it may contain bootstrap data, which could not be read to remove it";
+
+/// Restarts the VM, as far as that may be done now, and says how it went.
+///
+/// # Guarantees
+/// The restart is written down before the driver is called, on the version of the object that the plan was made
+/// from: neither a crash nor a cache that is behind makes one more. It is taken back only where the call never
+/// left this process.
+pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Result<Again, Error> {
+    let remediation = &gathered.remediation;
+    let Some((infra, driver)) = gathered.infra_and_driver() else {
+        return Ok(Again::After(PERMIT_WAIT));
+    };
+    let requester = Requester {
+        key: remediation.metadata.uid.as_deref().unwrap_or_default(),
+        namespace: gathered.namespace(),
+    };
+    let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker(ctx, remediation)) else {
+        return Ok(Again::After(PERMIT_WAIT));
+    };
+    let unwritten = &remediation.metadata;
+    let class = match prepared(gathered, ctx, infra, &permit, &restart).await? {
+        Ok(class) => class,
+        Err(report) => {
+            publish(gathered, unwritten, ctx, restart.before, &report).await?;
+            return Ok(report.again);
+        }
+    };
+    let noted = note(ctx, gathered.namespace(), unwritten, restart.record).await?;
+    let request = RestartMachineRequest {
+        machine: MachineRef::new(infra.metadata.name.clone().unwrap_or_default(), class),
+        provider_id: restart.provider_id.clone(),
+        last_known_state: identity::last_known_state(infra),
+    };
+    let answer = permit.driver().restart_machine(request).await;
+    let answer = match answer {
+        Err(status) => Err(without_bootstrap_data(gathered, ctx, status).await),
+        Ok(()) => Ok(()),
+    };
+    let (record, metadata) = match &answer {
+        Err(status) if status.is_never_sent() => {
+            let taken_back = note(ctx, gathered.namespace(), &noted, restart.before).await?;
+            (restart.before, taken_back)
+        }
+        Ok(()) | Err(_) => (restart.record, noted),
+    };
+    let report = outcome(remediation, restart.record, answer, Timestamp::now());
+    if report.phase != RemediationPhase::Replacing {
+        ctx.events.publish(remediation, event(&report)).await;
+    }
+    publish(gathered, &metadata, ctx, record, &report).await?;
+    Ok(report.again)
+}
+
+/// The class for the call, when it may be made and would leave this process; else what is to be said.
+async fn prepared(
+    gathered: &Gathered,
+    ctx: &Context,
+    infra: &InfraMachine,
+    permit: &Permit<'_>,
+    restart: &Restart,
+) -> Result<Result<MachineClass, Report>, Error> {
+    if let Enforcement::Unguarded(why) = ctx.policies.since(gathered.read_before).await {
+        let again = Again::After(admission::EVERY);
+        return Ok(Err(not_done(
+            reason::IDENTITY_NOT_GUARDED,
+            why.to_string(),
+            again,
+        )));
+    }
+    let name = identity::credentials(infra);
+    let driver = permit.configured_driver();
+    let secrets = match credentials::of(&ctx.client, driver, gathered.namespace(), name, SECRET_REF).await? {
+        Ok(secrets) => secrets,
+        Err(invalid) => {
+            // Secrets are not watched.
+            let again = Again::BackOff(Duration::ZERO);
+            return Ok(Err(not_done(reason::INVALID_SECRET, invalid.to_string(), again)));
+        }
+    };
+    let class = MachineClass {
+        provider_spec: restart.spec.clone(),
+        secrets,
+    };
+    match permit.driver().prepare_create(&class).await {
+        Ok(()) => Ok(Ok(class)),
+        Err(status) => Ok(Err(not_sent(&status))),
+    }
+}
+
+/// Writes down which restarts there were, over the version that was read.
+async fn note(
+    ctx: &Context,
+    namespace: &str,
+    metadata: &ObjectMeta,
+    record: Record,
+) -> Result<ObjectMeta, Error> {
+    let name = metadata.name.as_deref().unwrap_or_default();
+    let body = json!({"metadata": {
+        "resourceVersion": metadata.resource_version, "annotations": record.annotations(),
+    }});
+    let api = Api::<InfraMachineRemediation>::namespaced(ctx.client.clone(), namespace);
+    let written = patch_metadata(&api, name, &body).await;
+    written.map_err(|error| Error::api("noting that the VM is restarted", error))
+}
+
+/// What came of the call.
+fn outcome(
+    remediation: &InfraMachineRemediation,
+    record: Record,
+    answer: Result<(), Status>,
+    now: Timestamp,
+) -> Report {
+    let status = match answer {
+        Ok(()) => return restarted(remediation, record, now),
+        // It is restarting already.
+        Err(status) if status.code() == Code::Aborted && !status.is_never_sent() => {
+            return restarted(remediation, record, now);
+        }
+        Err(status) if status.is_never_sent() => return not_sent(&status),
+        Err(status) => status,
+    };
+    match retry::disposition(Stage::Restart, status.code()) {
+        Disposition::Replace => hand_over(reason::RESTART_NOT_POSSIBLE, said(&status)),
+        _ => unanswered(remediation, record, (status.code().name(), &said(&status)), now),
+    }
+}
+
+fn not_sent(status: &Status) -> Report {
+    let again = Again::BackOff(retry::asked(status).unwrap_or_default());
+    not_done(status.code().name(), said(status), again)
+}
+
+fn said(status: &Status) -> String {
+    format!("{}: {}", Operation::RestartMachine, status.message())
+}
+
+fn event(report: &Report) -> Note {
+    Note {
+        warning: report.reason != reason::RESTARTED,
+        reason: report.reason.clone(),
+        action: Operation::RestartMachine.name(),
+        text: report.message.clone(),
+    }
+}
+
+/// The status without the bootstrap data that a driver may have kept from the create (OPS-11).
+async fn without_bootstrap_data(gathered: &Gathered, ctx: &Context, status: Status) -> Status {
+    let machine = gathered.machine();
+    let Some(name) = machine.and_then(|machine| machine.spec.bootstrap.data_secret_name.as_deref()) else {
+        return status;
+    };
+    let read = secrets::bootstrap_data(&ctx.client, gathered.namespace(), name, Secrets::default()).await;
+    let message = match read {
+        Ok(Ok(secrets)) => secrets.scrub(status.message()),
+        Ok(Err(InvalidSecret::Missing { .. } | InvalidSecret::NoBootstrapData(_))) => return status,
+        Ok(Err(_)) | Err(_) => UNSAFE_TO_SHOW.to_owned(),
+    };
+    status.with_message(message)
+}

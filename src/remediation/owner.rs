@@ -1,0 +1,268 @@
+//! The Machine that a remediation is for, as core's controllers see it: what is read of it, and the conditions
+//! by which they are told how its remediation stands. Pure.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::api::cluster_api::{self, ObjectReference};
+
+/// Whether the MachineHealthCheck finds the Machine healthy.
+pub const HEALTH_CHECK_SUCCEEDED: &str = "HealthCheckSucceeded";
+/// Whether the Machine's owner has remediated it, which means replaced.
+pub const OWNER_REMEDIATED: &str = "OwnerRemediated";
+/// Whether another than the owner has.
+pub const EXTERNALLY_REMEDIATED: &str = "ExternallyRemediated";
+/// What Cluster API says of the Machine's Node.
+const NODE_HEALTHY: &str = "NodeHealthy";
+/// The reason by which the owner knows that it is its turn.
+const WAITING_FOR_REMEDIATION: &str = "WaitingForRemediation";
+
+/// What is read of a Machine. It is read for each reconcile and not cached: few are remediated at a time.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct RemediatedMachine {
+    /// Its metadata.
+    pub metadata: ObjectMeta,
+    /// Its spec.
+    #[serde(default)]
+    pub spec: RemediatedMachineSpec,
+    /// Its status.
+    #[serde(default)]
+    pub status: RemediatedMachineStatus,
+}
+
+/// What is read of its spec.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RemediatedMachineSpec {
+    /// The Cluster that it belongs to.
+    pub cluster_name: String,
+    /// The InfraMachine.
+    pub infrastructure_ref: ObjectReference,
+    /// Where its bootstrap data is.
+    pub bootstrap: cluster_api::Bootstrap,
+}
+
+/// What is read of its status.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RemediatedMachineStatus {
+    /// Its conditions, with all that others wrote into them.
+    pub conditions: Vec<Map<String, Value>>,
+}
+
+/// How the remediation of a Machine stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Whether it is the owner's turn, as nothing is left to be done for the VM.
+    pub is_owners_turn: bool,
+    /// Why.
+    pub reason: &'static str,
+    /// In words.
+    pub message: String,
+}
+
+/// The Machine that owns an object, of whatever version. A MachineHealthCheck makes it no controller.
+pub fn owner_reference(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+    metadata.owner_references.iter().flatten().find(|owner| {
+        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+        owner.kind == "Machine" && group == cluster_api::GROUP
+    })
+}
+
+impl RemediatedMachine {
+    fn status_of(&self, type_: &str) -> Option<&str> {
+        self.condition(type_)?.get("status")?.as_str()
+    }
+
+    fn condition(&self, type_: &str) -> Option<&Map<String, Value>> {
+        let mut all = self.status.conditions.iter();
+        all.find(|condition| condition.get("type").and_then(Value::as_str) == Some(type_))
+    }
+
+    /// Whether the owner knows that it has to replace the Machine: it looks at both conditions.
+    pub fn is_left_to_its_owner(&self) -> bool {
+        [HEALTH_CHECK_SUCCEEDED, OWNER_REMEDIATED]
+            .iter()
+            .all(|type_| self.status_of(type_) == Some("False"))
+    }
+
+    /// Whether the MachineHealthCheck has just found it healthy: it deletes the remediation before it says so.
+    pub fn is_healthy(&self) -> bool {
+        self.status_of(HEALTH_CHECK_SUCCEEDED) == Some("True")
+    }
+
+    /// Since when the Machine's Node is healthy, if it is.
+    pub fn node_is_healthy_since(&self) -> Option<Timestamp> {
+        let healthy = self
+            .condition(NODE_HEALTHY)
+            .filter(|condition| condition.get("status").and_then(Value::as_str) == Some("True"))?;
+        healthy.get("lastTransitionTime")?.as_str()?.parse().ok()
+    }
+
+    /// All conditions with those that say how the remediation stands; nothing where they say so already.
+    ///
+    /// A MachineHealthCheck says that a Machine is unhealthy when it makes the remediation, and never again as
+    /// long as that is there. `clusterctl move` takes the remediation along and not the condition, and without
+    /// it no owner replaces the Machine. So a condition that is missing is put back.
+    pub fn with(&self, verdict: &Verdict, now: Timestamp) -> Option<Vec<Map<String, Value>>> {
+        let mut all = self.status.conditions.clone();
+        let holds = if verdict.is_owners_turn { "False" } else { "True" };
+        set(
+            &mut all,
+            EXTERNALLY_REMEDIATED,
+            holds,
+            verdict.reason,
+            &verdict.message,
+            now,
+        );
+        if verdict.is_owners_turn && !self.is_left_to_its_owner() {
+            set(
+                &mut all,
+                OWNER_REMEDIATED,
+                "False",
+                WAITING_FOR_REMEDIATION,
+                &verdict.message,
+                now,
+            );
+            if self.condition(HEALTH_CHECK_SUCCEEDED).is_none() {
+                let message = "a MachineHealthCheck has asked for a remediation";
+                set(
+                    &mut all,
+                    HEALTH_CHECK_SUCCEEDED,
+                    "False",
+                    WAITING_FOR_REMEDIATION,
+                    message,
+                    now,
+                );
+            }
+        }
+        (all != self.status.conditions).then_some(all)
+    }
+}
+
+/// Sets a condition; its time moves with its status alone.
+fn set(
+    all: &mut Vec<Map<String, Value>>,
+    type_: &str,
+    status: &str,
+    reason: &str,
+    message: &str,
+    now: Timestamp,
+) {
+    let present = all
+        .iter_mut()
+        .find(|condition| condition.get("type").and_then(Value::as_str) == Some(type_));
+    let wanted = [
+        ("type", type_),
+        ("status", status),
+        ("reason", reason),
+        ("message", message),
+    ];
+    let is_same = |condition: &Map<String, Value>, field: &str, value: &str| {
+        condition.get(field).and_then(Value::as_str).unwrap_or_default() == value
+    };
+    let Some(present) = present else {
+        let fields = wanted.map(|(field, value)| (field.to_owned(), json!(value)));
+        let time = ("lastTransitionTime".to_owned(), json!(seconds(now)));
+        all.push(fields.into_iter().chain([time]).collect());
+        return;
+    };
+    if !is_same(present, "status", status) {
+        present.insert("lastTransitionTime".to_owned(), json!(seconds(now)));
+    }
+    for (field, value) in wanted {
+        if !is_same(present, field, value) {
+            present.insert(field.to_owned(), json!(value));
+        }
+    }
+}
+
+/// A time as conditions have it.
+fn seconds(now: Timestamp) -> String {
+    now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(conditions: &Value) -> RemediatedMachine {
+        let machine = json!({"metadata": {"name": "m"}, "status": {"conditions": conditions}});
+        serde_json::from_value(machine).unwrap()
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn verdict(is_owners_turn: bool) -> Verdict {
+        Verdict {
+            is_owners_turn,
+            reason: "Why",
+            message: "because".to_owned(),
+        }
+    }
+
+    fn statuses(machine: &RemediatedMachine, verdict: &Verdict) -> Vec<(String, String)> {
+        let text =
+            |condition: &Map<String, Value>, field: &str| condition[field].as_str().unwrap().to_owned();
+        let all = machine.with(verdict, at(9)).unwrap_or_default();
+        all.iter()
+            .map(|condition| (text(condition, "type"), text(condition, "status")))
+            .collect()
+    }
+
+    #[test]
+    fn a_restart_is_shown_on_the_machine_and_leaves_its_owner_out_of_it() {
+        let unhealthy = machine(&json!([
+            {"type": "Ready", "status": "False", "reason": "R", "message": "", "lastTransitionTime": "t"},
+            {"type": EXTERNALLY_REMEDIATED, "status": "False", "reason": "W", "lastTransitionTime": "t"},
+        ]));
+        let shown = statuses(&unhealthy, &verdict(false));
+        let expected = [("Ready", "False"), (EXTERNALLY_REMEDIATED, "True")];
+        assert_eq!(shown, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+    }
+
+    #[test]
+    fn an_owner_is_told_that_it_is_its_turn_also_where_the_move_has_lost_that_the_machine_is_unhealthy() {
+        let failed = json!({"type": HEALTH_CHECK_SUCCEEDED, "status": "False", "reason": "UnhealthyNode",
+            "message": "silent", "lastTransitionTime": "t"});
+        for (conditions, is_put_back) in [(json!([failed]), false), (json!([]), true)] {
+            let before = machine(&conditions);
+            assert!(!before.is_left_to_its_owner());
+            let after = machine(&json!(before.with(&verdict(true), at(9)).unwrap()));
+            assert!(after.is_left_to_its_owner(), "{after:?}");
+            assert_eq!(
+                after.condition(HEALTH_CHECK_SUCCEEDED).unwrap()["reason"] == WAITING_FOR_REMEDIATION,
+                is_put_back
+            );
+            assert_eq!(after.with(&verdict(true), at(10)), None, "it is said once");
+        }
+    }
+
+    /// MachineSets defer remediations, and say so there.
+    #[test]
+    fn what_the_owner_says_of_its_turn_stays() {
+        let deferred = machine(&json!([
+            {"type": HEALTH_CHECK_SUCCEEDED, "status": "False", "reason": "U", "lastTransitionTime": "t"},
+            {"type": OWNER_REMEDIATED, "status": "False", "reason": "RemediationDeferred", "lastTransitionTime": "t"},
+        ]));
+        let after = machine(&json!(deferred.with(&verdict(true), at(9)).unwrap()));
+        let owner = after.condition(OWNER_REMEDIATED).unwrap();
+        assert_eq!(owner["reason"], "RemediationDeferred");
+    }
+
+    #[test]
+    fn the_time_of_a_condition_moves_with_its_status_alone() {
+        let before = machine(&json!([
+            {"type": EXTERNALLY_REMEDIATED, "status": "True", "reason": "Old", "lastTransitionTime": "t"},
+        ]));
+        let after = before.with(&verdict(false), at(9)).unwrap();
+        assert_eq!(
+            (&after[0]["lastTransitionTime"], &after[0]["reason"]),
+            (&json!("t"), &json!("Why"))
+        );
+    }
+}

@@ -1,0 +1,400 @@
+//! What has to be done for a remediation. Pure and total.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::Resource as _;
+
+use super::owner::{RemediatedMachine, Verdict};
+use super::record::Record;
+use crate::api::cluster_api::Cluster;
+use crate::api::conditions::{State, reason};
+use crate::api::labels::{self, Instance};
+use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
+use crate::api::{GROUP, paused_by};
+use crate::configured_driver::{DriverState, PERMIT_WAIT, ResolveError};
+use crate::identity::{self, MachineId};
+use crate::reconciler::Again;
+use crate::retry::LONG_WAIT;
+use cmi_driver::{Operation, ProviderId, ProviderSpec};
+
+#[cfg(test)]
+mod tests;
+
+/// For how long a Node has to be healthy before its Machine is left to its owner all the same: a
+/// MachineHealthCheck looks every 15 s at the earliest, and may be about to find it healthy.
+const NOTICE: Duration = Duration::from_secs(30);
+
+/// What was read for one reconcile.
+pub struct Observed<'a> {
+    /// The Machine that the remediation is for.
+    pub owner: Owner<'a>,
+    /// The Cluster that the Machine belongs to, when it is there.
+    pub cluster: Option<&'a Cluster>,
+    /// The InfraMachine that the Machine refers to, when it is there.
+    pub infra: Option<&'a InfraMachine>,
+    /// What is known of the driver that has its VM; nothing without an InfraMachine.
+    pub driver: Option<Result<&'a DriverState, &'a ResolveError>>,
+    /// The wall clock.
+    pub now: Timestamp,
+}
+
+/// The Machine that a remediation is for.
+pub enum Owner<'a> {
+    /// None is named.
+    None,
+    /// One is named and not there.
+    Missing,
+    /// It is there.
+    Found(&'a RemediatedMachine),
+}
+
+/// What has to be done.
+#[derive(Debug, PartialEq)]
+pub enum Plan {
+    /// Nothing, and nothing is written.
+    NoOp,
+    /// Nothing before then; what is shown stays.
+    Later(Again),
+    /// Paused; the status says by what.
+    Pause(String),
+    /// To say how it stands, here and on the Machine.
+    Report(Report),
+    /// The VM is restarted.
+    Restart(Box<Restart>),
+}
+
+/// How a remediation stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// How far it has come.
+    pub phase: RemediationPhase,
+    /// Whether it goes on.
+    pub ready: State,
+    /// Why, or why not.
+    pub reason: String,
+    /// In words.
+    pub message: String,
+    /// What is to be said of it on the Machine, if anything is.
+    pub verdict: Option<Verdict>,
+    /// When it is looked at again.
+    pub again: Again,
+}
+
+/// A restart that may be made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Restart {
+    /// The restarts with this one.
+    pub record: Record,
+    /// Those before it.
+    pub before: Record,
+    /// The id of the VM.
+    pub provider_id: ProviderId,
+    /// What the VM was made from, with the tags by which the driver knows whose it is.
+    pub spec: ProviderSpec,
+}
+
+/// What is known of a VM that may be restarted.
+struct Vm {
+    provider_id: ProviderId,
+    spec: ProviderSpec,
+}
+
+/// What has to be done for a remediation.
+pub fn plan(remediation: &InfraMachineRemediation, seen: &Observed<'_>) -> Plan {
+    if remediation.metadata.deletion_timestamp.is_some() {
+        return Plan::NoOp;
+    }
+    let machine = match seen.owner {
+        Owner::Found(machine) => machine,
+        Owner::None => {
+            return waiting(
+                reason::WAITING_FOR_OWNER,
+                "no Machine owns it: MachineHealthChecks make remediations, and no person",
+            );
+        }
+        Owner::Missing => {
+            return waiting(
+                reason::WAITING_FOR_OWNER,
+                "the Machine that owns it can't be found",
+            );
+        }
+    };
+    let Some(cluster) = seen.cluster else {
+        return Plan::Later(Again::OnChange);
+    };
+    if let Some(by) = paused(remediation, machine, cluster, seen.infra) {
+        return Plan::Pause(by);
+    }
+    if machine.metadata.deletion_timestamp.is_some() || machine.is_left_to_its_owner() {
+        return left_to_owner(remediation);
+    }
+    // It is about to be deleted, or the Machine is about to be called unhealthy: both wake it.
+    if machine.is_healthy() {
+        return Plan::Later(Again::OnChange);
+    }
+    let vm = match vm_of(machine, seen.infra) {
+        Ok(vm) => vm,
+        Err(why) => return without_vm(remediation, machine, why, seen.now),
+    };
+    let record = Record::of(remediation.metadata.annotations.as_ref());
+    if let Some(left) = record
+        .issued_at
+        .and_then(|at| rest(at, remediation.spec.timeout(), seen.now))
+    {
+        return restarting(remediation, record, left);
+    }
+    if record.count >= remediation.spec.retry_limit() {
+        return exhausted(remediation, machine, seen.now);
+    }
+    let driver = match seen.driver {
+        Some(Ok(DriverState::Known(driver))) => driver,
+        Some(Ok(DriverState::Unknown(status))) => {
+            let message = format!("nothing is known of the driver: {}", status.message());
+            return refused(status.code().name(), message, Again::BackOff(Duration::ZERO));
+        }
+        Some(Ok(DriverState::Pending)) | None => return Plan::Later(Again::After(PERMIT_WAIT)),
+        Some(Err(unresolved)) => {
+            let again = Again::After(LONG_WAIT);
+            return refused(reason::DRIVER_NOT_CONFIGURED, unresolved.to_string(), again);
+        }
+    };
+    if !driver.capabilities.offers(Operation::RestartMachine) {
+        return if driver.is_current {
+            let message = format!("the driver `{}` does not offer RestartMachine", driver.name);
+            Plan::Report(hand_over(reason::RESTART_NOT_POSSIBLE, message))
+        } else {
+            Plan::Later(Again::After(PERMIT_WAIT))
+        };
+    }
+    Plan::Restart(Box::new(Restart {
+        record: record.and_one_at(seen.now),
+        before: record,
+        provider_id: vm.provider_id,
+        spec: vm.spec,
+    }))
+}
+
+/// The Machine is left to its owner.
+pub fn hand_over(reason: &'static str, message: String) -> Report {
+    Report {
+        phase: RemediationPhase::Replacing,
+        ready: State::True,
+        reason: reason.to_owned(),
+        message: format!("{message}; the Machine is left to its owner, which replaces it"),
+        verdict: Some(Verdict {
+            is_owners_turn: true,
+            reason,
+            message,
+        }),
+        again: Again::OnChange,
+    }
+}
+
+/// The restart of this number was asked for.
+pub fn restarted(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Report {
+    let message = format!("{}; {}", number(remediation, record), until(remediation, record));
+    Report {
+        phase: RemediationPhase::Restarting,
+        ready: State::True,
+        reason: reason::RESTARTED.to_owned(),
+        verdict: Some(Verdict {
+            is_owners_turn: false,
+            reason: reason::RESTARTED,
+            message: message.clone(),
+        }),
+        message,
+        again: after_timeout(remediation, record, now),
+    }
+}
+
+/// The restart of this number may or may not have been carried out.
+pub fn unanswered(
+    remediation: &InfraMachineRemediation,
+    record: Record,
+    (reason, why): (&str, &str),
+    now: Timestamp,
+) -> Report {
+    Report {
+        phase: RemediationPhase::Restarting,
+        ready: State::False,
+        reason: reason.to_owned(),
+        message: format!(
+            "{}: {why}; {}",
+            number(remediation, record),
+            until(remediation, record)
+        ),
+        verdict: None,
+        again: after_timeout(remediation, record, now),
+    }
+}
+
+/// Nothing was done, and why.
+pub fn not_done(reason: &str, message: String, again: Again) -> Report {
+    Report {
+        phase: RemediationPhase::Waiting,
+        ready: State::False,
+        reason: reason.to_owned(),
+        message,
+        verdict: None,
+        again,
+    }
+}
+
+fn refused(reason: &str, message: String, again: Again) -> Plan {
+    Plan::Report(not_done(reason, message, again))
+}
+
+fn waiting(reason: &str, message: &str) -> Plan {
+    refused(reason, message.to_owned(), Again::OnChange)
+}
+
+fn left_to_owner(remediation: &InfraMachineRemediation) -> Plan {
+    let status = remediation.status.as_ref();
+    if status.and_then(|status| status.phase) == Some(RemediationPhase::Replacing) {
+        return Plan::Later(Again::OnChange);
+    }
+    Plan::Report(Report {
+        phase: RemediationPhase::Replacing,
+        ready: State::True,
+        reason: reason::LEFT_TO_OWNER.to_owned(),
+        message: "the Machine's owner replaces it, or it is being deleted".to_owned(),
+        verdict: None,
+        again: Again::OnChange,
+    })
+}
+
+/// A Machine without a VM that could be restarted has as much time for one as a restart gets.
+fn without_vm(
+    remediation: &InfraMachineRemediation,
+    machine: &RemediatedMachine,
+    why: &str,
+    now: Timestamp,
+) -> Plan {
+    let created = remediation
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .map(|time| time.0);
+    match created.and_then(|created| rest(created, remediation.spec.timeout(), now)) {
+        Some(left) => refused(
+            reason::WAITING_FOR_VIRTUAL_MACHINE,
+            why.to_owned(),
+            Again::After(left),
+        ),
+        None => unless_healthy(machine, now, || {
+            hand_over(reason::RESTART_NOT_POSSIBLE, why.to_owned())
+        }),
+    }
+}
+
+fn exhausted(remediation: &InfraMachineRemediation, machine: &RemediatedMachine, now: Timestamp) -> Plan {
+    unless_healthy(machine, now, || {
+        let message = format!(
+            "the VM was restarted as often as it may be ({}), and the Machine is not healthy {} s after the last time",
+            remediation.spec.retry_limit(),
+            remediation.spec.timeout().as_secs()
+        );
+        hand_over(reason::RESTARTS_EXHAUSTED, message)
+    })
+}
+
+/// The report, unless the Node has just become healthy.
+fn unless_healthy(machine: &RemediatedMachine, now: Timestamp, report: impl FnOnce() -> Report) -> Plan {
+    match machine
+        .node_is_healthy_since()
+        .and_then(|since| rest(since, NOTICE, now))
+    {
+        Some(left) => Plan::Later(Again::After(left)),
+        None => Plan::Report(report()),
+    }
+}
+
+/// A restart is under way. What is shown of it stays; where nothing is, the provider ended in the middle.
+fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Duration) -> Plan {
+    let status = remediation.status.as_ref();
+    let shown = status.and_then(|status| u32::try_from(status.retry_count?).ok());
+    let phase = status.and_then(|status| status.phase);
+    if shown == Some(record.count) && phase == Some(RemediationPhase::Restarting) {
+        return Plan::Later(Again::After(left));
+    }
+    let message = format!(
+        "{}, and its answer is not known; {}",
+        number(remediation, record),
+        until(remediation, record)
+    );
+    Plan::Report(Report {
+        phase: RemediationPhase::Restarting,
+        ready: State::Unknown,
+        reason: reason::RESTARTED.to_owned(),
+        message,
+        verdict: None,
+        again: Again::After(left),
+    })
+}
+
+fn number(remediation: &InfraMachineRemediation, record: Record) -> String {
+    format!(
+        "RestartMachine was called {} of at most {} times",
+        record.count,
+        remediation.spec.retry_limit()
+    )
+}
+
+fn until(remediation: &InfraMachineRemediation, record: Record) -> String {
+    let until = record
+        .issued_at
+        .and_then(|at| at.checked_add(remediation.spec.timeout()).ok());
+    match until {
+        Some(until) => format!("the Node has until {until:.0} to come back"),
+        None => "the Node has no time to come back".to_owned(),
+    }
+}
+
+fn after_timeout(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> Again {
+    let left = record
+        .issued_at
+        .and_then(|at| rest(at, remediation.spec.timeout(), now));
+    Again::After(left.unwrap_or_default())
+}
+
+/// What is left of a time that began then. A clock that was set back does not make it longer than it is.
+fn rest(began: Timestamp, time: Duration, now: Timestamp) -> Option<Duration> {
+    let lasted = Duration::try_from(now.duration_since(began)).unwrap_or_default();
+    time.checked_sub(lasted).filter(|left| !left.is_zero())
+}
+
+fn paused(
+    remediation: &InfraMachineRemediation,
+    machine: &RemediatedMachine,
+    cluster: &Cluster,
+    infra: Option<&InfraMachine>,
+) -> Option<String> {
+    let mut by: Vec<String> = paused_by(remediation, cluster.is_paused()).into_iter().collect();
+    let annotations = machine.metadata.annotations.as_ref();
+    if annotations.is_some_and(|all| all.contains_key(labels::PAUSED)) {
+        by.push(format!("Machine has the {} annotation", labels::PAUSED));
+    }
+    by.extend(infra.and_then(|infra| paused_by(infra, false)));
+    (!by.is_empty()).then(|| by.join(", "))
+}
+
+/// The VM of a Machine, if it is one that this provider has made and that is up; else why not.
+fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm, &'static str> {
+    let reference = &machine.spec.infrastructure_ref;
+    if reference.api_group != GROUP || reference.kind != InfraMachine::kind(&()) {
+        return Err("spec.infrastructureRef of the Machine names no InfraMachine");
+    }
+    let infra = infra.ok_or("the InfraMachine that the Machine refers to can't be found")?;
+    if infra.metadata.deletion_timestamp.is_some() {
+        return Err("the InfraMachine is being deleted");
+    }
+    let provider_id = infra.spec.provider_id.as_deref().and_then(|id| id.parse().ok());
+    let provider_id = provider_id.ok_or("the Machine has no VM yet that could be restarted")?;
+    // What is not the provider's own is left alone.
+    if MachineId::of(infra).is_none() || identity::instance(infra) != Instance::MayExist {
+        return Err("the VM was not made by this provider");
+    }
+    let spec = identity::applied_spec(infra).ok_or("it is not written down what the VM was made from")?;
+    Ok(Vm { provider_id, spec })
+}

@@ -1,0 +1,313 @@
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::api::cluster_api::ClusterSpec;
+use crate::api::v1alpha1::{InfraMachineRemediationSpec, InfraMachineRemediationStatus, RemediationStrategy};
+use crate::configured_driver::KnownDriver;
+use cmi_driver::{Capabilities, Code, Status};
+
+const TIMEOUT: i64 = 60;
+const LIMIT: u32 = 2;
+const CREATED: i64 = 1_000;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+/// A remediation of a Machine that is unhealthy, whose VM may be restarted, and all around it.
+#[derive(Debug)]
+struct World {
+    remediation: InfraMachineRemediation,
+    machine: Option<Value>,
+    cluster: Option<Cluster>,
+    infra: Option<InfraMachine>,
+    driver: Result<DriverState, ResolveError>,
+}
+
+fn world() -> World {
+    let strategy = RemediationStrategy {
+        retry_limit: Some(2),
+        timeout_seconds: Some(60),
+        ..RemediationStrategy::default()
+    };
+    let spec = InfraMachineRemediationSpec {
+        strategy: Some(strategy),
+    };
+    let mut remediation = InfraMachineRemediation::new("m", spec);
+    remediation.metadata.creation_timestamp = Some(Time(at(CREATED)));
+    let machine = json!({
+        "metadata": {"name": "m", "uid": "u"},
+        "spec": {
+            "clusterName": "c",
+            "infrastructureRef": {"apiGroup": GROUP, "kind": "InfraMachine", "name": "m"},
+        },
+        "status": {"conditions": [{"type": "HealthCheckSucceeded", "status": "False"}]},
+    });
+    let infra = json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
+        "metadata": {"name": "m", "namespace": "ns", "annotations": {
+            labels::MACHINE_ID: "ns/m/u-1", labels::INSTANCE: "may-exist",
+            labels::APPLIED_PROVIDER_SPEC: r#"{"size":"small"}"#,
+        }},
+        "spec": {"providerID": "simulated://a/1"},
+    });
+    World {
+        remediation,
+        machine: Some(machine),
+        cluster: Some(Cluster::new("c", ClusterSpec::default())),
+        infra: Some(serde_json::from_value(infra).unwrap()),
+        driver: Ok(driver(true, true)),
+    }
+}
+
+fn driver(offers: bool, is_current: bool) -> DriverState {
+    let mut capabilities = Capabilities::minimal();
+    capabilities
+        .operations
+        .extend(offers.then_some(Operation::RestartMachine));
+    DriverState::Known(KnownDriver {
+        name: Arc::from("simulated"),
+        capabilities: Arc::new(capabilities),
+        is_current,
+        create_timeout: Duration::from_secs(1),
+        create_settle_time: Duration::from_secs(1),
+        reachable: Some(true),
+    })
+}
+
+impl World {
+    fn restarted(mut self, count: u32, issued_at: i64) -> Self {
+        let annotations = [
+            (labels::RESTARTS.to_owned(), count.to_string()),
+            (labels::RESTART_ISSUED_AT.to_owned(), at(issued_at).to_string()),
+        ];
+        self.remediation.metadata.annotations = Some(annotations.into());
+        self
+    }
+
+    fn machine(mut self, path: &str, value: Value) -> Self {
+        *self.machine.as_mut().unwrap().pointer_mut(path).unwrap() = value;
+        self
+    }
+
+    fn plan(&self, now: i64) -> Plan {
+        let machine: Option<RemediatedMachine> = self
+            .machine
+            .clone()
+            .map(|machine| serde_json::from_value(machine).unwrap());
+        plan(
+            &self.remediation,
+            &Observed {
+                owner: machine.as_ref().map_or(Owner::Missing, Owner::Found),
+                cluster: self.cluster.as_ref(),
+                infra: self.infra.as_ref(),
+                driver: Some(self.driver.as_ref()),
+                now: at(now),
+            },
+        )
+    }
+
+    /// Phase, reason, and whether it is the owner's turn.
+    #[track_caller]
+    fn report(&self, now: i64) -> (RemediationPhase, String, bool) {
+        match self.plan(now) {
+            Plan::Report(report) => (
+                report.phase,
+                report.reason,
+                report.verdict.is_some_and(|verdict| verdict.is_owners_turn),
+            ),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn waiting_for(reason: &str) -> (RemediationPhase, String, bool) {
+    (RemediationPhase::Waiting, reason.to_owned(), false)
+}
+
+fn replaced_for(reason: &str) -> (RemediationPhase, String, bool) {
+    (RemediationPhase::Replacing, reason.to_owned(), true)
+}
+
+#[test]
+fn a_vm_is_restarted_so_often_each_time_when_its_node_has_had_its_time_and_then_left_to_the_owner() {
+    let count = |plan: Plan| match plan {
+        Plan::Restart(restart) => Some((
+            restart.before.count,
+            restart.record.count,
+            restart.record.issued_at,
+        )),
+        _ => None,
+    };
+    let mut issued = CREATED + 5;
+    assert_eq!(count(world().plan(issued)), Some((0, 1, Some(at(issued)))));
+    for number in 1..=LIMIT {
+        let restarted = || world().restarted(number, issued);
+        assert_eq!(count(restarted().plan(issued + TIMEOUT - 1)), None);
+        let now = issued + TIMEOUT;
+        if number < LIMIT {
+            assert_eq!(
+                count(restarted().plan(now)),
+                Some((number, number + 1, Some(at(now))))
+            );
+        } else {
+            assert_eq!(restarted().report(now), replaced_for(reason::RESTARTS_EXHAUSTED));
+        }
+        issued = now;
+    }
+}
+
+/// A crash after the note, or a move: the restart counts, whether or not it was made.
+#[test]
+fn a_restart_that_is_written_down_and_not_shown_gets_its_time_and_is_shown() {
+    let unshown = world().restarted(1, CREATED);
+    let (phase, reason, _) = unshown.report(CREATED + 1);
+    assert_eq!(
+        (phase, reason.as_str()),
+        (RemediationPhase::Restarting, reason::RESTARTED)
+    );
+    let mut shown = world().restarted(1, CREATED);
+    shown.remediation.status = Some(InfraMachineRemediationStatus {
+        phase: Some(RemediationPhase::Restarting),
+        retry_count: Some(1),
+        ..InfraMachineRemediationStatus::default()
+    });
+    let left = Again::After(Duration::from_secs(59));
+    assert_eq!(shown.plan(CREATED + 1), Plan::Later(left));
+}
+
+#[test]
+fn a_clock_that_was_set_back_gives_a_node_no_more_than_its_time() {
+    let ahead = world().restarted(1, CREATED + 1_000_000);
+    match ahead.plan(CREATED) {
+        Plan::Report(report) => assert_eq!(report.again, Again::After(Duration::from_mins(1))),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn whatever_pauses_it_keeps_its_vm_as_it_is() {
+    let annotation = || Some([(labels::PAUSED.to_owned(), String::new())].into());
+    let mut paused = [world(), world(), world(), world()];
+    paused[0].remediation.metadata.annotations = annotation();
+    paused[1].cluster.as_mut().unwrap().spec.paused = Some(true);
+    paused[2]
+        .infra
+        .as_mut()
+        .unwrap()
+        .metadata
+        .annotations
+        .as_mut()
+        .unwrap()
+        .extend(annotation().unwrap());
+    paused[3].machine.as_mut().unwrap()["metadata"]["annotations"] = json!({labels::PAUSED: ""});
+    for (world, by) in paused
+        .iter()
+        .zip(["InfraMachineRemediation", "Cluster", "InfraMachine ", "Machine "])
+    {
+        match world.plan(CREATED + 1) {
+            Plan::Pause(what) => assert!(what.starts_with(by), "{what}"),
+            other => panic!("{by}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn nothing_is_done_for_what_goes_or_is_well_or_is_replaced_already() {
+    let now = CREATED + 1;
+    let mut deleted = world();
+    deleted.remediation.metadata.deletion_timestamp = Some(Time(at(now)));
+    assert_eq!(deleted.plan(now), Plan::NoOp);
+    let healthy = world().machine("/status/conditions/0/status", json!("True"));
+    assert_eq!(healthy.plan(now), Plan::Later(Again::OnChange));
+    let failed = json!({"type": "HealthCheckSucceeded", "status": "False"});
+    let replaced = json!({"type": "OwnerRemediated", "status": "False", "reason": "RemediationDeferred"});
+    let told = world().machine("/status/conditions", json!([failed, replaced]));
+    let mut going = world();
+    going.machine.as_mut().unwrap()["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    for world in [told, going] {
+        let left = (
+            RemediationPhase::Replacing,
+            reason::LEFT_TO_OWNER.to_owned(),
+            false,
+        );
+        assert_eq!(world.report(now), left);
+    }
+    let mut without = world();
+    without.machine = None;
+    assert_eq!(without.report(now), waiting_for(reason::WAITING_FOR_OWNER));
+    let mut moving = world();
+    moving.cluster = None;
+    assert_eq!(moving.plan(now), Plan::Later(Again::OnChange));
+}
+
+/// Only a VM that this provider has made, and that is up.
+#[test]
+fn what_has_no_vm_of_its_own_is_not_restarted_and_is_left_to_its_owner_after_a_while() {
+    let mut worlds = [world(), world(), world(), world(), world()];
+    worlds[0].infra = None;
+    worlds[1].infra.as_mut().unwrap().spec.provider_id = None;
+    let foreign = "ns/other/u-1".to_owned();
+    let annotations = worlds[2]
+        .infra
+        .as_mut()
+        .unwrap()
+        .metadata
+        .annotations
+        .as_mut()
+        .unwrap();
+    annotations.insert(labels::MACHINE_ID.to_owned(), foreign);
+    worlds[3].infra.as_mut().unwrap().metadata.deletion_timestamp = Some(Time(at(CREATED)));
+    worlds[4].machine.as_mut().unwrap()["spec"]["infrastructureRef"]["kind"] = json!("DevMachine");
+    for world in &worlds {
+        let reason = reason::WAITING_FOR_VIRTUAL_MACHINE;
+        assert_eq!(world.report(CREATED + TIMEOUT - 1), waiting_for(reason));
+        assert_eq!(
+            world.report(CREATED + TIMEOUT),
+            replaced_for(reason::RESTART_NOT_POSSIBLE)
+        );
+    }
+}
+
+#[test]
+fn a_driver_that_cannot_restart_leaves_the_machine_to_its_owner_and_one_that_is_away_does_not() {
+    let of = |driver| World { driver, ..world() };
+    let now = CREATED + 1;
+    assert_eq!(
+        of(Ok(driver(false, true))).report(now),
+        replaced_for(reason::RESTART_NOT_POSSIBLE)
+    );
+    let wait = Plan::Later(Again::After(PERMIT_WAIT));
+    assert_eq!(of(Ok(driver(false, false))).plan(now), wait);
+    assert_eq!(of(Ok(DriverState::Pending)).plan(now), wait);
+    let away = Status::new(Code::Unavailable, "connection refused");
+    assert_eq!(
+        of(Ok(DriverState::Unknown(away))).report(now),
+        waiting_for("Unavailable")
+    );
+}
+
+/// The MachineHealthCheck may be about to find it healthy.
+#[test]
+fn a_machine_whose_node_has_just_come_back_is_not_left_to_its_owner() {
+    let end = CREATED + TIMEOUT;
+    let failed = json!({"type": "HealthCheckSucceeded", "status": "False"});
+    let back = |since: i64| {
+        let healthy =
+            json!({"type": "NodeHealthy", "status": "True", "lastTransitionTime": at(since).to_string()});
+        world()
+            .restarted(LIMIT, CREATED)
+            .machine("/status/conditions", json!([failed, healthy]))
+    };
+    assert_eq!(
+        back(end - 1).plan(end),
+        Plan::Later(Again::After(Duration::from_secs(29)))
+    );
+    assert_eq!(
+        back(end - 30).report(end),
+        replaced_for(reason::RESTARTS_EXHAUSTED)
+    );
+}

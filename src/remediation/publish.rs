@@ -1,0 +1,169 @@
+//! The writes of a reconcile: on the Machine, for core's controllers, and the status.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{Api, Patch};
+use serde_json::json;
+
+use super::Context;
+use super::gather::{Gathered, machine_of, machines};
+use super::owner::{RemediatedMachine, Verdict};
+use super::plan::Report;
+use super::record::Record;
+use crate::api::conditions::{self, PAUSED, READY, State, reason};
+use crate::api::v1alpha1::{InfraMachineRemediation, InfraMachineRemediationStatus};
+use crate::apiserver::{Error, Note, patch_params, publish_status};
+
+/// How often a write to a Machine is tried.
+const TRIES: u32 = 3;
+
+/// Says how a remediation stands: on the Machine first, since its owner waits for that, and then here, over
+/// the version of `metadata`.
+pub async fn publish(
+    gathered: &Gathered,
+    metadata: &ObjectMeta,
+    ctx: &Context,
+    record: Record,
+    report: &Report,
+) -> Result<(), Error> {
+    if let (Some(machine), Some(verdict)) = (gathered.machine(), &report.verdict) {
+        let is_told = tell_machine(ctx, gathered.namespace(), machine, verdict).await?;
+        if is_told && verdict.is_owners_turn {
+            ctx.events.publish(&gathered.remediation, given_up(report)).await;
+        }
+    }
+    let status = status(&gathered.remediation, record, report, Timestamp::now());
+    write(&gathered.remediation, metadata, ctx, &status).await
+}
+
+/// The event of a Machine that its owner is told to replace.
+fn given_up(report: &Report) -> Note {
+    Note {
+        warning: true,
+        reason: report.reason.clone(),
+        action: "Replace",
+        text: report.message.clone(),
+    }
+}
+
+/// Says that it is paused, and by what.
+pub async fn publish_pause(
+    remediation: &InfraMachineRemediation,
+    ctx: &Context,
+    by: &str,
+) -> Result<(), Error> {
+    let now = Timestamp::now();
+    let mut status = remediation.status.clone().unwrap_or_default();
+    let generation = remediation.metadata.generation;
+    let paused = reason::PAUSED;
+    conditions::set(
+        &mut status.conditions,
+        PAUSED,
+        State::True,
+        paused,
+        by,
+        generation,
+        now,
+    );
+    status.observed_generation = generation;
+    write(remediation, &remediation.metadata, ctx, &status).await
+}
+
+/// Says that it is not paused any more, where it says that it is. What else is shown stays.
+pub async fn publish_resumption(remediation: &InfraMachineRemediation, ctx: &Context) -> Result<(), Error> {
+    let Some(mut status) = remediation.status.clone() else {
+        return Ok(());
+    };
+    if !conditions::is_true(&status.conditions, PAUSED) {
+        return Ok(());
+    }
+    let (generation, now) = (remediation.metadata.generation, Timestamp::now());
+    let (holds, reason) = (State::False, reason::NOT_PAUSED);
+    conditions::set(&mut status.conditions, PAUSED, holds, reason, "", generation, now);
+    write(remediation, &remediation.metadata, ctx, &status).await
+}
+
+/// Writes the conditions of the Machine that say how its remediation stands. Others write to it at the same
+/// time, its MachineHealthCheck first of all: what they wrote is read, and one that is found to be healthy is
+/// not left to its owner. False where they said so before.
+async fn tell_machine(
+    ctx: &Context,
+    namespace: &str,
+    machine: &RemediatedMachine,
+    verdict: &Verdict,
+) -> Result<bool, Error> {
+    let mut machine = machine.clone();
+    let mut tries = 1;
+    loop {
+        let written = write_conditions(ctx, namespace, &machine, verdict).await;
+        let Err(Error::Conflict { action }) = written else {
+            return written;
+        };
+        let meta = &machine.metadata;
+        let (name, uid) = (meta.name.as_deref(), meta.uid.as_deref());
+        let found = machine_of(ctx, namespace, name.unwrap_or_default(), uid.unwrap_or_default()).await?;
+        machine = found.ok_or(Error::Gone { action })?;
+        tries += 1;
+        if tries > TRIES || verdict.is_owners_turn && machine.is_healthy() {
+            return Err(Error::Conflict { action });
+        }
+    }
+}
+
+async fn write_conditions(
+    ctx: &Context,
+    namespace: &str,
+    machine: &RemediatedMachine,
+    verdict: &Verdict,
+) -> Result<bool, Error> {
+    let Some(conditions) = machine.with(verdict, Timestamp::now()) else {
+        return Ok(false);
+    };
+    let body = json!({
+        "metadata": {"resourceVersion": machine.metadata.resource_version},
+        "status": {"conditions": conditions},
+    });
+    let name = machine.metadata.name.as_deref().unwrap_or_default();
+    let action = "writing the conditions of the Machine that is remediated";
+    machines(ctx, namespace)
+        .patch_status(name, &patch_params(), &Patch::Merge(&body))
+        .await
+        .map_err(|error| Error::api(action, error))?;
+    Ok(true)
+}
+
+async fn write(
+    remediation: &InfraMachineRemediation,
+    metadata: &ObjectMeta,
+    ctx: &Context,
+    status: &InfraMachineRemediationStatus,
+) -> Result<(), Error> {
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    let api = Api::<InfraMachineRemediation>::namespaced(ctx.client.clone(), namespace);
+    publish_status(&api, metadata, remediation.status.as_ref(), status).await?;
+    Ok(())
+}
+
+/// The status after a reconcile.
+fn status(
+    remediation: &InfraMachineRemediation,
+    record: Record,
+    report: &Report,
+    now: Timestamp,
+) -> InfraMachineRemediationStatus {
+    let before = remediation.status.clone().unwrap_or_default();
+    let generation = remediation.metadata.generation;
+    let mut conditions = before.conditions;
+    let mut set = |type_: &str, state, reason: &str, message: &str| {
+        conditions::set(&mut conditions, type_, state, reason, message, generation, now);
+    };
+    set(READY, report.ready, &report.reason, &report.message);
+    set(PAUSED, State::False, reason::NOT_PAUSED, "");
+    InfraMachineRemediationStatus {
+        phase: Some(report.phase),
+        retry_count: Some(i32::try_from(record.count).unwrap_or(i32::MAX)),
+        last_remediated: record.issued_at.map(Time),
+        conditions,
+        observed_generation: generation,
+    }
+}

@@ -1,0 +1,72 @@
+//! How often the VM was restarted, and when. It is written before the call, so that no crash leads to a restart
+//! more, and into the metadata, so that `clusterctl move` takes it along. Pure.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::api::labels;
+
+/// The restarts that the driver was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// How many.
+    pub count: u32,
+    /// When the last of them was asked for.
+    pub issued_at: Option<Timestamp>,
+}
+
+impl Record {
+    /// What the annotations say. What this provider never writes is taken for the careful answer: the VM was
+    /// restarted often enough.
+    pub fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
+        let value = |key: &str| annotations.and_then(|all| all.get(key));
+        Self {
+            count: value(labels::RESTARTS).map_or(0, |count| count.parse().unwrap_or(u32::MAX)),
+            issued_at: value(labels::RESTART_ISSUED_AT).and_then(|time| time.parse().ok()),
+        }
+    }
+
+    /// With one more.
+    pub fn and_one_at(self, now: Timestamp) -> Self {
+        Self {
+            count: self.count.saturating_add(1),
+            issued_at: Some(now),
+        }
+    }
+
+    /// The annotations that say so, as a merge patch.
+    pub fn annotations(self) -> Value {
+        let count = (self.count > 0).then(|| self.count.to_string());
+        json!({
+            labels::RESTARTS: count,
+            labels::RESTART_ISSUED_AT: self.issued_at.map(|time| time.to_string()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(annotations: &Value) -> Record {
+        let fields = annotations.as_object().unwrap().iter();
+        let given = fields.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
+        Record::of(Some(&given.collect()))
+    }
+
+    #[test]
+    fn a_record_is_read_back_as_it_was_written() {
+        let none = Record::default();
+        assert_eq!(Record::of(None), none);
+        assert_eq!(read(&none.annotations()), none);
+        let one = none.and_one_at(Timestamp::from_second(7).unwrap());
+        assert_eq!(read(&one.annotations()), one);
+    }
+
+    #[test]
+    fn a_count_that_cannot_be_read_lets_nothing_be_restarted_again() {
+        assert_eq!(read(&json!({labels::RESTARTS: "many"})).count, u32::MAX);
+    }
+}

@@ -1,0 +1,340 @@
+//! MachineHealthChecks that restart a VM before its Machine is replaced: Cluster API's external remediation,
+//! with core's own controllers.
+
+use anyhow::{Context, Result, ensure};
+use capcmi::api::conditions::{PAUSED, READY, reason};
+use capcmi::api::labels;
+use capcmi::api::v1alpha1::{InfraMachineRemediation, RemediationPhase};
+use capcmi::manifests::{self, Part};
+use cmi_driver::Operation;
+use cmi_simulated::Vm;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use management_cluster::eventually;
+use serde_json::{Value, json};
+
+use crate::support::fleet::objects;
+use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
+
+/// What the opt-in grants, to the provider and to core.
+async fn permitted(world: &World) -> Result<()> {
+    let roles = manifests::stream(&[Part::Remediation])?;
+    world.management.apply_yaml(&roles).await.map(drop)
+}
+
+fn provider(cloud: &Cloud, config: Value) -> Provider {
+    Provider::new(cloud.drivers(config)).flag("--enable-remediation")
+}
+
+#[tokio::test]
+async fn a_machine_whose_node_falls_silent_is_restarted_and_keeps_its_vm() -> Result<()> {
+    let world = World::new("restart").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let _provider = provider(&cloud, json!({})).start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    let fleet = Fleet::create(&world, "md", 2).await?;
+    let before = uids(&fleet.running(2).await?);
+    let vms = cloud.holds(2).await?;
+    health_check(&world, &json!({"retryLimit": 2, "timeoutSeconds": 600})).await?;
+
+    fall_silent(&world, &vms[0]).await?;
+    let name = &vms[0].name;
+    restarts(&cloud, name, 1).await?;
+    // The guest boots, and its kubelet registers anew.
+    eventually(DEADLINE, "a Machine that is healthy again", async || {
+        let machine = machine(&world, name).await?;
+        let status = |type_: &str| of(&machine, type_)["status"].clone();
+        ensure!(status("HealthCheckSucceeded") == "True", "{:#}", machine.data);
+        let remediated = of(&machine, "ExternallyRemediated");
+        ensure!(
+            remediated["status"] == "True" && remediated["reason"] == reason::RESTARTED,
+            "{remediated:#}"
+        );
+        ensure!(of(&machine, "OwnerRemediated").is_null(), "{:#}", machine.data);
+        ensure!(
+            remediation(&world, name).await?.is_none(),
+            "the remediation is there"
+        );
+        Ok(())
+    })
+    .await?;
+    ensure!(uids(&fleet.running(2).await?) == before, "a Machine was replaced");
+    let ids = |vms: &[Vm]| vms.iter().map(|vm| vm.id).collect::<Vec<_>>();
+    ensure!(ids(&cloud.holds(2).await?) == ids(&vms), "a VM was replaced");
+    restarts(&cloud, name, 1).await?;
+    restarts(&cloud, &vms[1].name, 0).await
+}
+
+#[tokio::test]
+async fn a_machine_that_no_restart_helps_is_replaced_after_as_many_as_there_may_be() -> Result<()> {
+    let world = World::new("restart-limit").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let _provider = provider(&cloud, json!({})).start(&world).await?;
+    let kubelets = cloud.kubelets();
+    let fleet = Fleet::create(&world, "md", 2).await?;
+    fleet.running(2).await?;
+    let vms = cloud.holds(2).await?;
+    health_check(&world, &json!({"retryLimit": 2, "timeoutSeconds": 2})).await?;
+
+    // No guest comes back.
+    drop(kubelets);
+    fall_silent(&world, &vms[0]).await?;
+    let name = &vms[0].name;
+    replaced(&world, name).await?;
+    restarts(&cloud, name, 2).await?;
+    told(&world, name, reason::RESTARTS_EXHAUSTED).await?;
+    let _kubelets = cloud.kubelets();
+    fleet.running(2).await?;
+    ensure!(
+        cloud.holds(2).await?.iter().any(|vm| vm.id == vms[1].id),
+        "the other VM was touched"
+    );
+    restarts(&cloud, &vms[1].name, 0).await
+}
+
+#[tokio::test]
+async fn a_driver_that_cannot_restart_has_the_machine_replaced_at_once() -> Result<()> {
+    let world = World::new("restart-without").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let without = json!({"disabledCalls": ["RestartMachine"]});
+    let _provider = provider(&cloud, without).start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    let fleet = Fleet::create(&world, "md", 2).await?;
+    fleet.running(2).await?;
+    let vms = cloud.holds(2).await?;
+    health_check(&world, &json!({"timeoutSeconds": 3600})).await?;
+    fall_silent(&world, &vms[0]).await?;
+    let name = &vms[0].name;
+    replaced(&world, name).await?;
+    restarts(&cloud, name, 0).await?;
+    told(&world, name, reason::RESTART_NOT_POSSIBLE).await?;
+    fleet.running(2).await.map(drop)
+}
+
+/// What pauses it keeps its VM as it is; what was restarted before is not restarted again.
+#[tokio::test]
+async fn nothing_is_restarted_that_is_paused() -> Result<()> {
+    let world = World::new("restart-paused").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let _provider = provider(&cloud, json!({})).start(&world).await?;
+    let _kubelets = cloud.kubelets();
+    let fleet = Fleet::create(&world, "md", 1).await?;
+    let machines = fleet.running(1).await?;
+    let name = machines[0].name_any();
+    for (kind, pause, unpause) in [
+        ("machines.cluster.x-k8s.io", annotated(true), annotated(false)),
+        ("inframachines", annotated(true), annotated(false)),
+        ("inframachineremediations", annotated(true), annotated(false)),
+        (
+            "clusters.cluster.x-k8s.io",
+            json!({"spec": {"paused": true}}),
+            json!({"spec": {"paused": false}}),
+        ),
+    ] {
+        let calls = cloud.count(Operation::RestartMachine, &name)?;
+        let object = if kind.starts_with("clusters") { "md" } else { &name };
+        let patch =
+            |patch: &Value| world.kubectl(&["patch", kind, object, "--type=merge", "-p", &patch.to_string()]);
+        let mut made = json!({
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineRemediation",
+            "metadata": {
+                "name": name, "namespace": world.namespace,
+                "labels": {"cluster.x-k8s.io/cluster-name": "md"},
+                "ownerReferences": [{
+                    "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": name,
+                    "uid": machines[0].uid(),
+                }],
+            },
+            "spec": {},
+        });
+        if kind == "inframachineremediations" {
+            made["metadata"]["annotations"] = json!({labels::PAUSED: ""});
+        } else {
+            patch(&pause)?;
+        }
+        management_cluster::apply(&world.admin, made).await?;
+        eventually(
+            DEADLINE,
+            "a remediation that says that it is paused",
+            async || {
+                let status = remediation(&world, &name).await?.and_then(|found| found.status);
+                let conditions = status.context("no status")?.conditions;
+                let paused = conditions.iter().find(|condition| condition.type_ == PAUSED);
+                ensure!(
+                    paused.is_some_and(|paused| paused.status == "True"),
+                    "{conditions:?}"
+                );
+                Ok(())
+            },
+        )
+        .await?;
+        ensure!(
+            cloud.count(Operation::RestartMachine, &name)? == calls,
+            "{kind}: restarted"
+        );
+        patch(&unpause)?;
+        restarts(&cloud, &name, calls + 1).await?;
+        eventually(DEADLINE, "a remediation that is not paused", async || {
+            let found = remediation(&world, &name).await?.context("it is gone")?;
+            let status = found.status.context("no status")?;
+            ensure!(status.phase == Some(RemediationPhase::Restarting), "{status:?}");
+            let of = |type_: &str| {
+                status
+                    .conditions
+                    .iter()
+                    .find(|condition| condition.type_ == type_)
+            };
+            ensure!(
+                of(PAUSED).is_some_and(|paused| paused.status == "False"),
+                "{status:?}"
+            );
+            ensure!(
+                of(READY).is_some_and(|ready| ready.reason == reason::RESTARTED),
+                "{status:?}"
+            );
+            Ok(())
+        })
+        .await?;
+        world.kubectl(&["delete", "inframachineremediation", &name])?;
+    }
+    Ok(())
+}
+
+fn annotated(paused: bool) -> Value {
+    let value = if paused { json!("") } else { Value::Null };
+    json!({"metadata": {"annotations": {labels::PAUSED: value}}})
+}
+
+/// Waits until a VM was restarted so often.
+async fn restarts(cloud: &Cloud, machine: &str, times: usize) -> Result<()> {
+    eventually(DEADLINE, "the restarts", async || {
+        let calls = cloud.count(Operation::RestartMachine, machine)?;
+        ensure!(
+            calls == times,
+            "{machine} was restarted {calls} times, and not {times}"
+        );
+        Ok(())
+    })
+    .await
+}
+
+/// Waits until a Machine is gone.
+async fn replaced(world: &World, name: &str) -> Result<()> {
+    let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
+    eventually(DEADLINE, "the end of the Machine", async || {
+        let found = machines.get_opt(name).await?;
+        ensure!(
+            found.is_none(),
+            "{:#}",
+            found.map(|machine| machine.data).unwrap_or_default()
+        );
+        Ok(())
+    })
+    .await
+}
+
+/// Waits for the event that says why a Machine is left to its owner.
+async fn told(world: &World, name: &str, reason: &str) -> Result<()> {
+    let events = objects(world, "events.k8s.io", "v1", "Event");
+    eventually(DEADLINE, "an event that says why", async || {
+        let all = events.list(&kube::api::ListParams::default()).await?.items;
+        let is_it = |event: &DynamicObject| {
+            let data = &event.data;
+            data["regarding"]["kind"] == "InfraMachineRemediation"
+                && data["regarding"]["name"] == name
+                && data["reason"] == reason
+        };
+        ensure!(all.iter().any(is_it), "none of {} events", all.len());
+        Ok(())
+    })
+    .await
+}
+
+/// What the node lifecycle controller says of a kubelet that it does not hear any more.
+async fn fall_silent(world: &World, vm: &Vm) -> Result<()> {
+    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let silent = json!({"status": {"conditions": [{
+        "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "", "lastTransitionTime": now,
+    }]}});
+    let workload = world.management.workload().await?.admin_client().await?;
+    Api::<Node>::all(workload)
+        .patch_status(&vm.name, &PatchParams::default(), &Patch::Strategic(silent))
+        .await?;
+    Ok(())
+}
+
+/// A MachineHealthCheck on silent Nodes that restarts by this strategy; returns when it has looked.
+async fn health_check(world: &World, strategy: &Value) -> Result<()> {
+    let clusters = objects(world, "cluster.x-k8s.io", "v1beta2", "Cluster");
+    eventually(DEADLINE, "a Cluster that may be health checked", async || {
+        let cluster = clusters.get("md").await?;
+        for type_ in ["ControlPlaneInitialized", "InfrastructureReady"] {
+            ensure!(of(&cluster, type_)["status"] == "True", "{:#}", cluster.data);
+        }
+        Ok(())
+    })
+    .await?;
+    let template = json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineRemediationTemplate",
+        "metadata": {"name": "restart", "namespace": world.namespace},
+        "spec": {"template": {"spec": {"strategy": strategy}}},
+    });
+    let check = json!({
+        "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineHealthCheck",
+        "metadata": {"name": "check", "namespace": world.namespace},
+        "spec": {
+            "clusterName": "md",
+            "selector": {"matchLabels": {"cluster.x-k8s.io/deployment-name": "md"}},
+            "checks": {"unhealthyNodeConditions": [{"type": "Ready", "status": "Unknown", "timeoutSeconds": 1}]},
+            "remediation": {"templateRef": {
+                "apiVersion": "infrastructure.capcmi.io/v1alpha1",
+                "kind": "InfraMachineRemediationTemplate", "name": "restart",
+            }},
+        },
+    });
+    for object in [template, check] {
+        management_cluster::apply(&world.admin, object).await?;
+    }
+    let checks = objects(world, "cluster.x-k8s.io", "v1beta2", "MachineHealthCheck");
+    eventually(DEADLINE, "a health check that has looked", async || {
+        let status = checks.get("check").await?.data["status"].clone();
+        ensure!(
+            status["expectedMachines"].as_i64().unwrap_or_default() >= 2,
+            "{status:#}"
+        );
+        Ok(())
+    })
+    .await
+}
+
+async fn remediation(world: &World, name: &str) -> Result<Option<InfraMachineRemediation>> {
+    let api: Api<InfraMachineRemediation> = Api::namespaced(world.admin.clone(), &world.namespace);
+    Ok(api.get_opt(name).await?)
+}
+
+async fn machine(world: &World, name: &str) -> Result<DynamicObject> {
+    let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
+    Ok(machines.get(name).await?)
+}
+
+fn uids(machines: &[DynamicObject]) -> Vec<String> {
+    let mut all: Vec<_> = machines.iter().filter_map(ResourceExt::uid).collect();
+    all.sort();
+    all
+}
+
+/// A condition of an object of Cluster API.
+fn of(object: &DynamicObject, type_: &str) -> Value {
+    let all = object.data["status"]["conditions"].as_array();
+    all.into_iter()
+        .flatten()
+        .find(|condition| condition["type"] == type_)
+        .cloned()
+        .unwrap_or_default()
+}
