@@ -14,7 +14,6 @@ mod fakes;
 mod fixtures;
 mod gather;
 mod invalid_object;
-mod jitter;
 mod object;
 mod outcome;
 mod ownership;

@@ -15,25 +15,23 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Client;
-use kube::api::Api;
+use kube::api::{Api, Patch};
 use kube::runtime::controller::Action;
 use serde_json::json;
 
 use self::node::{TaintRemoval, remove_taint};
-use self::plan::{Observed, Plan, Removal, plan};
+use self::plan::{Observed, Plan, Removal, awaits_removal, plan};
 use self::status::Progress;
 use crate::api::DeserializeGuard;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
-use crate::apiserver::{Error, Events, patch_metadata, publish_status};
+use crate::apiserver::{Error, Events, patch_params, publish_status};
 use crate::caches::Caches;
 use crate::leadership::Leadership;
 use crate::reconciler::{Again, Reconciler};
-use crate::retry::LONG_WAIT;
+use crate::retry::{LONG_WAIT, jitter};
 use crate::workload_cluster::{Visit, WorkloadClusters};
-
-pub use self::plan::awaits_removal;
 
 /// When a machine is looked at again for which the workload cluster had no room.
 const BUSY: Duration = Duration::from_secs(1);
@@ -67,9 +65,9 @@ impl ChangedNodes {
         self.lock().insert(uid.to_owned());
     }
 
-    /// The Node was looked at, or the machine is gone.
-    pub fn remove(&self, uid: &str) {
-        self.lock().remove(uid);
+    /// The machine is gone, or its Node is looked at now; whether it had to be.
+    pub fn remove(&self, uid: &str) -> bool {
+        self.lock().remove(uid)
     }
 
     fn contains(&self, uid: &str) -> bool {
@@ -78,6 +76,13 @@ impl ChangedNodes {
 
     fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Context {
+    /// Whether a change of a machine, or of its Cluster, is a reason to look at its Node.
+    pub fn awaits_look(&self, machine: &InfraMachine) -> bool {
+        awaits_removal(machine) || self.changed_nodes.contains(uid(machine))
     }
 }
 
@@ -106,17 +111,40 @@ pub fn error_policy(
 }
 
 async fn reconcile_node(machine: &InfraMachine, ctx: &Context) -> Result<Again, Error> {
+    // Before the look, so that what comes during it leads to another.
+    let node_changed = ctx.changed_nodes.remove(uid(machine));
+    let look = look(machine, ctx, node_changed).await;
+    if node_changed && !matches!(look, Ok(Look::Done)) {
+        ctx.changed_nodes.insert(uid(machine));
+    }
+    look.map(|look| match look {
+        Look::Done | Look::NotYet => Again::OnChange,
+        Look::Again(again) => again,
+    })
+}
+
+/// What came of a look at a Node.
+enum Look {
+    /// There is nothing left to do.
+    Done,
+    /// Nothing can be done before something changes.
+    NotYet,
+    /// There is something left, and this is when.
+    Again(Again),
+}
+
+async fn look(machine: &InfraMachine, ctx: &Context, node_changed: bool) -> Result<Look, Error> {
     let (owner, cluster) = gather(machine, ctx);
     let observed = Observed {
         owner: owner.as_deref(),
         cluster: cluster.as_deref(),
-        node_changed: ctx.changed_nodes.contains(uid(machine)),
+        node_changed,
     };
     let (removal, cluster) = match plan(machine, &observed) {
-        Plan::NoOp => return Ok(Again::OnChange),
+        Plan::NoOp => return Ok(Look::NotYet),
         Plan::Remove(removal, cluster) => (removal, cluster),
     };
-    let visit = async |client| remove_taint(client, &removal, &ctx.leadership).await;
+    let visit = async |connection: &_| remove_taint(connection, &removal, &ctx.leadership).await;
     let visited = ctx.workload_clusters.visit(cluster, visit).await?;
     publish(machine, ctx, &removal, visited).await
 }
@@ -136,30 +164,37 @@ async fn publish(
     ctx: &Context,
     removal: &Removal,
     visited: Visit<TaintRemoval>,
-) -> Result<Again, Error> {
-    let (progress, again) = match visited {
-        Visit::Busy => return Ok(Again::After(BUSY)),
-        Visit::Failed { cause, again } => (Progress::Unreachable(cause), Again::After(again)),
-        Visit::Made(TaintRemoval::Raced | TaintRemoval::NotLeading) => {
-            return Ok(Again::BackOff(Duration::ZERO));
-        }
-        Visit::Made(TaintRemoval::ForeignNode(provider_id)) => {
-            (Progress::ForeignNode(provider_id), Again::After(LONG_WAIT))
-        }
-        // Cluster API names a Node that is gone: it says so when another registers.
-        Visit::Made(TaintRemoval::NoNode) => return Ok(Again::After(LONG_WAIT)),
-        Visit::Made(TaintRemoval::RemovedBefore) => (Progress::RemovedBefore, Again::OnChange),
-        Visit::Made(TaintRemoval::Removed { node_uid }) => (Progress::Removed(node_uid), Again::OnChange),
-        Visit::Made(TaintRemoval::NotTainted { node_uid }) => {
-            (Progress::NotTainted(node_uid), Again::OnChange)
-        }
+) -> Result<Look, Error> {
+    let later = |again| Look::Again(Again::After(again));
+    let (progress, look) = match visited {
+        Visit::Busy => return Ok(later(BUSY.mul_f64(0.5 + jitter(uid(machine), 0)))),
+        Visit::Failed { cause, again } => (Progress::Unreachable(cause), later(again)),
+        Visit::Made(removal) => match removal {
+            TaintRemoval::Raced | TaintRemoval::NotLeading => {
+                return Ok(Look::Again(Again::BackOff(Duration::ZERO)));
+            }
+            TaintRemoval::Removed { node_uid } => (Progress::Removed(node_uid), Look::Done),
+            TaintRemoval::NotTainted { node_uid } => (Progress::NotTainted(node_uid), Look::Done),
+            TaintRemoval::RemovedBefore => (Progress::RemovedBefore, Look::Done),
+            // Cluster API names a Node that is gone; another may come.
+            TaintRemoval::NoNode => (Progress::NoNode, later(LONG_WAIT)),
+            TaintRemoval::ForeignNode(provider_id) => (Progress::ForeignNode(provider_id), later(LONG_WAIT)),
+            TaintRemoval::Refused(why) => (Progress::Refused(why), later(LONG_WAIT)),
+        },
     };
+    if removal.is_done && !matches!(look, Look::Done) {
+        // That a Node can't be looked at says nothing of a taint that is gone.
+        return Ok(look);
+    }
+    // Before the writes, which may fail: the next look finds no taint.
+    if let Some(note) = status::event(machine, removal, &progress) {
+        ctx.events.publish(machine, note).await;
+    }
     let mut machine = machine.clone();
     if let Progress::Removed(node_uid) | Progress::NotTainted(node_uid) = &progress {
-        record(&mut machine, ctx, node_uid).await?;
+        record(&mut machine, ctx, &plan::record(node_uid, &removal.key)).await?;
     }
     let after = status::after(&machine, removal, &progress, Timestamp::now());
-    let note = status::event(&machine, removal, &progress);
     publish_status(
         &api(&machine, ctx),
         &machine.metadata,
@@ -167,25 +202,22 @@ async fn publish(
         &after,
     )
     .await?;
-    if let Some(note) = note {
-        ctx.events.publish(&machine, note).await;
-    }
-    if again == Again::OnChange {
-        ctx.changed_nodes.remove(uid(&machine));
-    }
-    Ok(again)
+    Ok(look)
 }
 
-/// Records which Node was freed of its taint.
-async fn record(machine: &mut InfraMachine, ctx: &Context, node_uid: &str) -> Result<(), Error> {
+/// Records which Node was freed of which taint, and reads the object as it is then: another may have written
+/// its status meanwhile.
+async fn record(machine: &mut InfraMachine, ctx: &Context, record: &str) -> Result<(), Error> {
     let action = "recording the Node that was freed of its taint";
     let body = json!({"metadata": {
         "uid": machine.metadata.uid,
-        "annotations": {labels::NOT_READY_TAINT_REMOVED_FROM: node_uid},
+        "annotations": {labels::NOT_READY_TAINT_REMOVED_FROM: record},
     }});
     let name = machine.metadata.name.clone().unwrap_or_default();
-    let patched = patch_metadata(&api(machine, ctx), &name, &body).await;
-    machine.metadata = patched.map_err(|error| Error::api(action, error))?;
+    let written = api(machine, ctx)
+        .patch(&name, &patch_params(), &Patch::Merge(&body))
+        .await;
+    *machine = written.map_err(|error| Error::api(action, error))?;
     Ok(())
 }
 

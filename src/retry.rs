@@ -1,9 +1,13 @@
 //! What the controller does about a code: one table for every stage at which it calls a driver. The
 //! documentation's table is made from it.
 
+mod jitter;
+
 use std::time::Duration;
 
 use cmi_driver::{Code, Operation, Status};
+
+pub use self::jitter::jitter;
 
 /// An exponential back-off: a function of how often something has failed in a row. That count is kept where
 /// it outlives the caller, such as in a status, so this is no iterator of waits, as those of `backon` are.

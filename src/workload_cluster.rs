@@ -4,31 +4,29 @@
 //! answer without end. So a visit has a deadline, answers have a size, and a cluster has few visits at a time
 //! and none before the back-off of the last that failed is over.
 
+mod connection;
 mod kubeconfig;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use http::Response;
-use http_body_util::Limited;
 use kube::Client;
-use kube::client::ClientBuilder;
 use tokio::time::timeout;
-use tower::util::MapResponseLayer;
 
 use crate::api::cluster_api::Cluster;
 use crate::apiserver::{Error, InvalidSecret, secrets};
 use crate::retry;
 
+pub use self::connection::{Answer, Connection};
 pub use self::kubeconfig::InvalidKubeconfig;
 
 /// Visits of one workload cluster at the same time.
 const MOST_VISITS: usize = 2;
 /// How long a visit may take, the connection included.
 const VISIT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most bytes of one answer: a Node is a few KiB, and large with 4 MiB of images.
-const MOST_BYTES: usize = 8 << 20;
+/// A visit that took longer leads to a back-off as one that failed: it holds a worker that others wait for.
+const SLOW: Duration = Duration::from_secs(5);
 
 /// The workload clusters, as one management cluster knows them.
 pub struct WorkloadClusters {
@@ -71,7 +69,13 @@ pub enum Unreachable {
         /// Kubernetes' word for it.
         reason: String,
     },
-    /// No answer came, or none that is one of an API server.
+    /// What answers is no API server.
+    #[error("what answers in place of the API server of the workload cluster is none")]
+    NotAnApiServer,
+    /// The API server answered, and took its time.
+    #[error("the API server of the workload cluster took longer than {} s to answer", SLOW.as_secs())]
+    Slow,
+    /// No answer came.
     #[error("the API server of the workload cluster can't be reached: {0}")]
     Failed(String),
 }
@@ -111,40 +115,35 @@ impl WorkloadClusters {
     pub async fn visit<T>(
         &self,
         cluster: &Cluster,
-        visit: impl AsyncFnOnce(Client) -> Result<T, kube::Error>,
+        visit: impl AsyncFnOnce(&Connection) -> Result<T, Unreachable>,
     ) -> Result<Visit<T>, Error> {
-        let uid = cluster.metadata.uid.as_deref().unwrap_or_default();
+        let meta = &cluster.metadata;
+        let uid = meta.uid.as_deref().unwrap_or_default();
         let _visitor = match self.admit(uid, Instant::now()) {
             Ok(visitor) => visitor,
             Err(turned_away) => return Ok(turned_away.into()),
         };
-        let made = timeout(VISIT_TIMEOUT, self.attempt(cluster, visit)).await;
-        match made.unwrap_or(Ok(Err(Unreachable::TimedOut)))? {
-            Ok(made) => {
-                self.lock().entry(uid.to_owned()).or_default().failure = None;
-                Ok(Visit::Made(made))
-            }
-            Err(cause) => Ok(self.record_failure(uid, cause, Instant::now())),
-        }
-    }
-
-    async fn attempt<T>(
-        &self,
-        cluster: &Cluster,
-        visit: impl AsyncFnOnce(Client) -> Result<T, kube::Error>,
-    ) -> Result<Result<T, Unreachable>, Error> {
-        let meta = &cluster.metadata;
-        let namespace = meta.namespace.as_deref().unwrap_or_default();
-        let name = meta.name.as_deref().unwrap_or_default();
+        let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
+        let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
         let document = match secrets::kubeconfig(&self.management, namespace, name).await? {
             Ok(document) => document,
-            Err(invalid) => return Ok(Err(invalid.into())),
+            Err(invalid) => return Ok(self.record_failure(uid, invalid.into(), Instant::now())),
         };
-        let client = match client(&document).await {
-            Ok(client) => client,
-            Err(invalid) => return Ok(Err(invalid.into())),
-        };
-        Ok(visit(client).await.map_err(Unreachable::from))
+        let begun = Instant::now();
+        let made = async { visit(&Connection::new(&document).await?).await };
+        let made = timeout(VISIT_TIMEOUT, made).await;
+        let now = Instant::now();
+        match made.unwrap_or(Err(Unreachable::TimedOut)) {
+            Ok(made) => {
+                if now.saturating_duration_since(begun) > SLOW {
+                    self.record_failure::<T>(uid, Unreachable::Slow, now);
+                } else {
+                    self.lock().entry(uid.to_owned()).or_default().failure = None;
+                }
+                Ok(Visit::Made(made))
+            }
+            Err(cause) => Ok(self.record_failure(uid, cause, now)),
+        }
     }
 
     /// A place among the visitors of a workload cluster.
@@ -176,7 +175,7 @@ impl WorkloadClusters {
             Some(failure) if failure.until > now => count,
             Some(_) | None => count.saturating_add(1),
         };
-        let (cause, again) = (Arc::new(cause), retry::backoff(count, 0.0));
+        let (cause, again) = (Arc::new(cause), retry::backoff(count, retry::jitter(uid, count)));
         state.failure = Some(Failure {
             cause: Arc::clone(&cause),
             count,
@@ -239,34 +238,12 @@ impl Drop for Visitor<'_> {
     }
 }
 
-impl From<kube::Error> for Unreachable {
-    fn from(error: kube::Error) -> Self {
-        match error {
-            // Its message may be anything that a stranger's server says.
-            kube::Error::Api(status) => Self::Refused {
-                code: status.code,
-                reason: status.reason.chars().take(64).collect(),
-            },
-            other => Self::Failed(chain(&other)),
-        }
-    }
-}
-
 /// An error with what led to it.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes: Vec<_> = std::iter::successors(Some(error), |&error| error.source())
         .map(ToString::to_string)
         .collect();
     causes.join(": ")
-}
-
-async fn client(document: &[u8]) -> Result<Client, InvalidKubeconfig> {
-    let config = kubeconfig::config(document).await?;
-    let builder =
-        ClientBuilder::try_from(config).map_err(|error| InvalidKubeconfig::Unusable(chain(&error)))?;
-    let bounded =
-        MapResponseLayer::new(|response: Response<_>| response.map(|body| Limited::new(body, MOST_BYTES)));
-    Ok(builder.with_layer(&bounded).build())
 }
 
 #[cfg(test)]
@@ -315,7 +292,7 @@ mod tests {
         assert!(matches!(*cause, Unreachable::TimedOut) && again == first);
         assert!(clusters.admit("b", start).is_ok());
         assert!(clusters.admit("a", start + first).is_ok());
-        assert_eq!(failed(&clusters, "a", start + first), first * 2);
+        assert!(failed(&clusters, "a", start + first) > first);
         clusters.forget_all_but(|_| false);
         assert!(clusters.lock().is_empty());
     }

@@ -117,6 +117,10 @@ pub mod reason {
     pub const INVALID_KUBECONFIG: &str = "InvalidKubeconfig";
     /// The API server of the workload cluster can't be reached, or refuses.
     pub const WORKLOAD_CLUSTER_UNREACHABLE: &str = "WorkloadClusterUnreachable";
+    /// The API server of the workload cluster refuses to change this Node.
+    pub const WORKLOAD_CLUSTER_REFUSED: &str = "WorkloadClusterRefused";
+    /// The workload cluster does not have the Node that the Machine names.
+    pub const NODE_NOT_FOUND: &str = "NodeNotFound";
     /// The Node that the Machine names is another machine's by its providerID.
     pub const FOREIGN_NODE: &str = "ForeignNode";
     /// The driver was asked to restart the VM, and its Node has time to come back.

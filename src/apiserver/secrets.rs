@@ -182,7 +182,7 @@ pub async fn kubeconfig(
     cluster: &str,
 ) -> Result<Result<Vec<u8>, InvalidSecret>, Error> {
     let (name, action) = (format!("{cluster}-kubeconfig"), "reading the kubeconfig Secret");
-    let data = match read(client, namespace, &name, "Cluster API", action).await? {
+    let data = match read(client, namespace, &name, "Cluster API's convention", action).await? {
         Ok(secret) => secret.data.unwrap_or_default().remove(VALUE),
         Err(invalid) => return Ok(Err(invalid)),
     };

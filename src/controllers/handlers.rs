@@ -17,7 +17,6 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::api::{self, DeserializeGuard, labels};
 use crate::caches::cluster_owners;
 use crate::machine::{self, LookUpHint};
-use crate::not_ready_taint;
 
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
@@ -31,7 +30,7 @@ impl Controllers {
                 if let Some(node_change) = NodeChange::of_change(change) {
                     ask(change.object(), node_change);
                 }
-                if change.there().is_some() && change.concerns(what_counts_of_a_node) {
+                if has_node_to_look_at(change) {
                     look(change);
                 }
                 let infra = &change.object().spec.infrastructure_ref;
@@ -98,8 +97,9 @@ impl Controllers {
 
     /// Has the Nodes looked at that were not freed of their taint before this replica led.
     pub(super) fn look_at_tainted_nodes(&self) {
+        let awaits_look = |machine: &InfraMachine| self.taints.awaits_look(machine);
         for guarded in self.caches.infra_machines.state() {
-            if guarded.0.as_ref().is_ok_and(not_ready_taint::awaits_removal) {
+            if guarded.0.as_ref().is_ok_and(awaits_look) {
                 self.nodes.send(ObjectRef::from_obj(&*guarded));
             }
         }
@@ -138,7 +138,11 @@ impl Controllers {
             for guarded in caches.infra_machines.state() {
                 if concerned.labels(guarded.meta()) {
                     machines.send(ObjectRef::from_obj(&*guarded));
-                    if guarded.0.as_ref().is_ok_and(not_ready_taint::awaits_removal) {
+                    if guarded
+                        .0
+                        .as_ref()
+                        .is_ok_and(|machine| taints.awaits_look(machine))
+                    {
                         nodes.send(ObjectRef::from_obj(&*guarded));
                     }
                 }
@@ -177,7 +181,7 @@ impl Controllers {
                         }
                         if let Ok(machine) = &guarded.0 {
                             states.caught_up(uid(machine), machine);
-                            if not_ready_taint::awaits_removal(machine) {
+                            if taints.awaits_look(machine) {
                                 nodes.send(ObjectRef::from_obj(&**guarded));
                             }
                         }
@@ -271,9 +275,17 @@ fn what_counts_of_a_machine(machine: &Machine) -> u64 {
     ))
 }
 
-fn what_counts_of_a_node(machine: &Machine) -> u64 {
-    let node = machine.status.as_ref();
-    fingerprint(node.map(|node| (&node.node_name, node.node_is_healthy)))
+/// Of a Node: its name, and that it came back. That it went silent is no reason to look at its taints.
+fn has_node_to_look_at(change: &Change<Machine>) -> bool {
+    let node = |machine: &Machine| machine.status.clone().unwrap_or_default();
+    match change {
+        Change::Added(_) => true,
+        Change::Updated { before, now } => {
+            let (before, now) = (node(before), node(now));
+            before.node_name != now.node_name || now.node_is_healthy && !before.node_is_healthy
+        }
+        Change::Deleted(_) => false,
+    }
 }
 
 fn what_counts_of_a_cluster(cluster: &Cluster) -> u64 {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
 
-use super::jitter::jitter;
 use super::outcome::Outcome;
 use super::runtime_state::RuntimeStates;
 use crate::admission::AdmissionPolicies;
@@ -18,6 +17,7 @@ use crate::configured_driver::{
 };
 use crate::metrics::Metrics;
 use crate::retry::LONG_WAIT;
+use crate::retry::jitter;
 use cmi_driver::MachineClass;
 
 /// What every reconcile works with.

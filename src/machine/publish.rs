@@ -12,7 +12,6 @@ use kube::runtime::controller::Action;
 use super::Context;
 use super::cause::Cause;
 use super::gather::Gathered;
-use super::jitter::jitter;
 use super::object::{Annotation, Object};
 use super::outcome::Outcome;
 use super::plan::{is_unsettled, pace};
@@ -23,6 +22,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Error;
 use crate::identity;
 use crate::retry;
+use crate::retry::jitter;
 use cmi_driver::{Operation, PowerState};
 
 /// Records what came of it and writes it.

@@ -130,6 +130,7 @@ fn draft(
         }
     }
     draft.credentials();
+    draft.not_ready_taint();
     draft.status.observed_generation = machine.metadata.generation;
     draft.status
 }
@@ -428,6 +429,14 @@ impl Draft<'_> {
         match identity::changed_secret(self.machine) {
             Some(changed) => self.set(type_, State::False, reason::SECRET_CHANGED, &changed),
             None => self.set(type_, State::True, reason::UP_TO_DATE, ""),
+        }
+    }
+
+    /// What was said of a taint that the spec names no more is history.
+    fn not_ready_taint(&mut self) {
+        if self.machine.spec.not_ready_taint.is_none() {
+            let type_ = conditions::NOT_READY_TAINT_REMOVED;
+            self.status.conditions.retain(|shown| shown.type_ != type_);
         }
     }
 

@@ -100,7 +100,8 @@ pub const SECRETS: &[Rule] = &[Rule {
     group: "",
     resources: &["secrets"],
     verbs: &["get"],
-    why: "Bootstrap data and the driver's credentials are read by name, on demand, from the machine's namespace. \
+    why: "Bootstrap data, the driver's credentials and, for the not-ready taint, the kubeconfig of the workload cluster \
+          are read by name, on demand, from the machine's namespace. \
           Nothing is listed, watched or written.",
 }];
 

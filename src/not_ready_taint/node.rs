@@ -1,13 +1,20 @@
 //! The Node in the workload cluster: the taint goes, and all else stays as it is.
 
-use k8s_openapi::api::core::v1::{Node, Taint};
-use kube::api::{Api, Patch, PatchParams};
-use kube::{Client, Error};
+use http::StatusCode;
+use kube::api::{GetParams, Patch};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::plan::Removal;
-use crate::apiserver::FIELD_MANAGER;
+use crate::apiserver::patch_params;
 use crate::leadership::Leadership;
+use crate::workload_cluster::{Answer, Connection, Unreachable};
+
+/// Where Nodes are.
+const NODES: &str = "/api/v1/nodes";
+/// The most taints of one key: there is one for each effect, of which there are three.
+const MOST_TAINTS: usize = 8;
 
 /// What came of it.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,10 +35,21 @@ pub enum TaintRemoval {
     NoNode,
     /// The Node is another machine's: its providerID.
     ForeignNode(Option<String>),
+    /// The API server refuses to change this Node.
+    Refused(String),
     /// The Node's taints changed meanwhile.
     Raced,
     /// This replica does not lead any more.
     NotLeading,
+}
+
+/// What is read of a Node: a hostile API server may answer a thousand times more.
+#[derive(Debug, PartialEq, Eq)]
+struct Node {
+    uid: String,
+    provider_id: Option<String>,
+    /// The taints of the key, with their places.
+    taints: Vec<(usize, Value)>,
 }
 
 /// Removes the taint.
@@ -39,101 +57,160 @@ pub enum TaintRemoval {
 /// # Errors
 /// The workload cluster can't be reached, or refuses.
 pub async fn remove_taint(
-    client: Client,
+    connection: &Connection,
     removal: &Removal,
     leadership: &Leadership,
-) -> Result<TaintRemoval, Error> {
-    let nodes = Api::<Node>::all(client);
-    let Some(node) = nodes.get_opt(&removal.node).await? else {
+) -> Result<TaintRemoval, Unreachable> {
+    let Some(node) = read(connection, removal).await? else {
         return Ok(TaintRemoval::NoNode);
     };
-    let spec = node.spec.unwrap_or_default();
-    if spec.provider_id.as_ref() != Some(&removal.provider_id) {
-        return Ok(TaintRemoval::ForeignNode(spec.provider_id));
+    if node.provider_id.as_ref() != Some(&removal.provider_id) {
+        return Ok(TaintRemoval::ForeignNode(node.provider_id));
     }
-    let node_uid = node.metadata.uid.unwrap_or_default();
-    if removal.removed_from.as_ref() == Some(&node_uid) {
+    if removal.removed_from.as_ref() == Some(&node.uid) {
         return Ok(TaintRemoval::RemovedBefore);
     }
-    let Some(patch) = patch(&node_uid, &spec.taints.unwrap_or_default(), &removal.key) else {
-        return Ok(TaintRemoval::NotTainted { node_uid });
-    };
-    let params = PatchParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PatchParams::default()
-    };
-    let patch: json_patch::Patch = serde_json::from_value(patch).map_err(Error::SerdeError)?;
+    if node.taints.is_empty() {
+        return Ok(TaintRemoval::NotTainted { node_uid: node.uid });
+    }
+    let patch = serde_json::from_value(patch(&node)).map_err(|_bug| Unreachable::NotAnApiServer)?;
+    let request = kube::core::Request::new(NODES)
+        .patch_metadata(&removal.node, &patch_params(), &Patch::Json::<()>(patch))
+        .map_err(no_request)?;
     if leadership.check().is_err() {
         return Ok(TaintRemoval::NotLeading);
     }
-    match nodes
-        .patch(&removal.node, &params, &Patch::Json::<()>(patch))
-        .await
-    {
-        Ok(_) => Ok(TaintRemoval::Removed { node_uid }),
-        // A test of the patch did not hold, or the Node is gone.
-        Err(Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => Ok(TaintRemoval::Raced),
-        Err(error) => Err(error),
+    let answer = connection.send(request).await?;
+    match answer.code {
+        StatusCode::OK => Ok(TaintRemoval::Removed { node_uid: node.uid }),
+        StatusCode::NOT_FOUND | StatusCode::CONFLICT => Ok(TaintRemoval::Raced),
+        // A test of the patch did not hold, or what admits changes forbids this one.
+        StatusCode::UNPROCESSABLE_ENTITY if read(connection, removal).await?.as_ref() != Some(&node) => {
+            Ok(TaintRemoval::Raced)
+        }
+        StatusCode::UNPROCESSABLE_ENTITY | StatusCode::FORBIDDEN | StatusCode::BAD_REQUEST => {
+            Ok(TaintRemoval::Refused(answer.refusal().to_string()))
+        }
+        _ => Err(answer.refusal()),
     }
 }
 
-/// The JSON patch that removes all taints of a key and nothing else; `None` where there is none. It holds of
-/// this very Node, and of taints that stand where they stood: others may be added or removed meanwhile.
-fn patch(node_uid: &str, taints: &[Taint], key: &str) -> Option<Value> {
-    let found: Vec<_> = taints
-        .iter()
-        .enumerate()
-        .filter(|(_, taint)| taint.key == key)
-        .collect();
-    if found.is_empty() {
-        return None;
+async fn read(connection: &Connection, removal: &Removal) -> Result<Option<Node>, Unreachable> {
+    let request = kube::core::Request::new(NODES)
+        .get(&removal.node, &GetParams::default())
+        .map_err(no_request)?;
+    let answer: Answer = connection.send(request).await?;
+    match answer.code {
+        StatusCode::OK => parse(&answer.text, &removal.key).map(Some),
+        StatusCode::NOT_FOUND => Ok(None),
+        _ => Err(answer.refusal()),
     }
-    let this_node = json!({"op": "test", "path": "/metadata/uid", "value": node_uid});
+}
+
+/// The name of the Node is a Machine's status, which the API server does not check.
+#[allow(clippy::needless_pass_by_value)] // the signature of map_err
+fn no_request(error: kube::core::request::Error) -> Unreachable {
+    Unreachable::Failed(error.to_string())
+}
+
+fn parse(text: &str, key: &str) -> Result<Node, Unreachable> {
+    #[derive(Deserialize)]
+    struct Object<'a> {
+        metadata: Metadata,
+        #[serde(borrow)]
+        spec: Spec<'a>,
+    }
+    #[derive(Deserialize)]
+    struct Metadata {
+        uid: String,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Spec<'a> {
+        #[serde(rename = "providerID")]
+        provider_id: Option<String>,
+        #[serde(borrow)]
+        taints: Vec<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct Key<'a> {
+        key: std::borrow::Cow<'a, str>,
+    }
+    // What the parser says would quote the answer.
+    let Object { metadata, spec } =
+        serde_json::from_str(text).map_err(|_quotes| Unreachable::NotAnApiServer)?;
+    let of_key = |taint: &RawValue| {
+        let read: Result<Key<'_>, _> = serde_json::from_str(taint.get());
+        read.is_ok_and(|taint| taint.key == key)
+    };
+    let taints = spec.taints.iter().enumerate().filter(|(_, taint)| of_key(taint));
+    let taints = taints
+        .take(MOST_TAINTS)
+        .map(|(at, taint)| Ok((at, serde_json::from_str(taint.get())?)))
+        .collect::<serde_json::Result<_>>();
+    Ok(Node {
+        uid: metadata.uid,
+        provider_id: spec.provider_id,
+        taints: taints.map_err(|_quotes| Unreachable::NotAnApiServer)?,
+    })
+}
+
+/// The JSON patch that removes all taints of the key and nothing else. It holds of this very Node, and of taints
+/// that stand where they stood: others may be added or removed meanwhile.
+fn patch(node: &Node) -> Value {
+    let this_node = json!({"op": "test", "path": "/metadata/uid", "value": node.uid});
     // From the end, so that what is removed moves none that is still to be removed.
-    let removals = found.into_iter().rev().flat_map(|(at, taint)| {
+    let removals = node.taints.iter().rev().flat_map(|(at, taint)| {
         let path = format!("/spec/taints/{at}");
         [
             json!({"op": "test", "path": path, "value": taint}),
             json!({"op": "remove", "path": path}),
         ]
     });
-    Some(std::iter::once(this_node).chain(removals).collect())
+    std::iter::once(this_node).chain(removals).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn taint(key: &str, effect: &str) -> Taint {
-        Taint {
-            key: key.to_owned(),
-            effect: effect.to_owned(),
-            ..Taint::default()
-        }
-    }
-
     /// INI-05: only this key, with whatever effect.
     #[test]
     fn of_all_taints_of_a_node_those_of_the_key_go_and_no_other() {
+        let taint =
+            |key: &str, effect: &str| json!({"key": key, "effect": effect, "timeAdded": "t", "new": 1});
         let taints = [
             taint("mine", "NoSchedule"),
             taint("other", "NoSchedule"),
             taint("mine", "NoExecute"),
             taint("mine-too", "NoSchedule"),
         ];
-        let mut node = json!({"metadata": {"uid": "u"}, "spec": {"taints": taints}});
-        let written = patch("u", &taints, "mine").unwrap();
-        let applied: json_patch::Patch = serde_json::from_value(written.clone()).unwrap();
-        json_patch::patch(&mut node, &applied).unwrap();
-        assert_eq!(node["spec"]["taints"], json!([taints[1], taints[3]]));
-        assert_eq!(patch("u", &taints[1..2], "mine"), None);
+        let mut object = json!({"metadata": {"uid": "u"}, "spec": {"taints": taints}});
+        let node = parse(&object.to_string(), "mine").unwrap();
+        let patch: json_patch::Patch = serde_json::from_value(patch(&node)).unwrap();
         // Another Node, or other taints in their places: the patch does not hold.
         for other in [
             json!({"metadata": {"uid": "v"}, "spec": {"taints": taints}}),
             json!({"metadata": {"uid": "u"}, "spec": {"taints": taints[1..]}}),
         ] {
             let mut other = other;
-            json_patch::patch(&mut other, &applied).unwrap_err();
+            json_patch::patch(&mut other, &patch).unwrap_err();
+        }
+        json_patch::patch(&mut object, &patch).unwrap();
+        assert_eq!(object["spec"]["taints"], json!([taints[1], taints[3]]));
+        assert!(parse(&object.to_string(), "mine").unwrap().taints.is_empty());
+    }
+
+    /// A tenant's kubeconfig leads wherever the provider gets to.
+    #[test]
+    fn an_answer_that_is_no_node_is_not_repeated() {
+        for text in [
+            r#""s3cret""#,
+            r#"{"metadata": "s3cret"}"#,
+            r#"{"metadata": {"uid": 7}, "spec": "s3cret"}"#,
+        ] {
+            let error = parse(text, "k").unwrap_err().to_string();
+            assert!(!error.contains("s3cret"), "{error}");
         }
     }
 }

@@ -38,15 +38,22 @@ pub struct Removal {
     pub provider_id: String,
     /// The UID of the Node from which it was removed before.
     pub removed_from: Option<String>,
+    /// Whether the status says that it was: nothing that follows takes that back.
+    pub is_done: bool,
 }
 
 /// Whether the Node of a machine has to be looked at as soon as there is one. Known without its Machine.
+pub fn awaits_removal(machine: &InfraMachine) -> bool {
+    let taint = machine.spec.not_ready_taint.as_ref();
+    machine.is_provisioned() && taint.is_some_and(|taint| !is_done(machine, &taint.key))
+}
+
+/// Whether it is recorded that the taint of a key was removed, and the status says so.
 ///
 /// A record without the condition is that of a process which was killed between the two, or of a machine that
 /// was moved without its status.
-pub fn awaits_removal(machine: &InfraMachine) -> bool {
-    let is_done = removed_from(machine).is_some() && holds(machine, conditions::NOT_READY_TAINT_REMOVED);
-    machine.spec.not_ready_taint.is_some() && machine.is_provisioned() && !is_done
+fn is_done(machine: &InfraMachine, key: &str) -> bool {
+    removed_from(machine, key).is_some() && holds(machine, conditions::NOT_READY_TAINT_REMOVED)
 }
 
 /// What has to be done for the Node of a machine.
@@ -80,7 +87,8 @@ pub fn plan<'a>(machine: &InfraMachine, seen: &Observed<'a>) -> Plan<'a> {
         key: taint.key.clone(),
         node: node.to_owned(),
         provider_id: provider_id.clone(),
-        removed_from: removed_from(machine).map(str::to_owned),
+        removed_from: removed_from(machine, &taint.key).map(str::to_owned),
+        is_done: is_done(machine, &taint.key),
     };
     Plan::Remove(removal, cluster)
 }
@@ -90,11 +98,19 @@ fn holds(machine: &InfraMachine, condition: &str) -> bool {
     status.is_some_and(|status| conditions::is_true(&status.conditions, condition))
 }
 
-fn removed_from(machine: &InfraMachine) -> Option<&str> {
+/// The record that the taint of a key was removed from a Node.
+pub fn record(node_uid: &str, key: &str) -> String {
+    format!("{node_uid}/{key}")
+}
+
+/// The UID of the Node from which the taint of this key was removed. One that was removed for another key says
+/// nothing of this one.
+fn removed_from<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
     let annotations = machine.metadata.annotations.as_ref()?;
-    annotations
-        .get(labels::NOT_READY_TAINT_REMOVED_FROM)
-        .map(String::as_str)
+    let (node_uid, of_key) = annotations
+        .get(labels::NOT_READY_TAINT_REMOVED_FROM)?
+        .split_once('/')?;
+    (of_key == key).then_some(node_uid)
 }
 
 #[cfg(test)]
@@ -195,7 +211,8 @@ mod tests {
         let record = |machine: &mut InfraMachine| {
             set(machine, conditions::NOT_READY_TAINT_REMOVED, State::True);
             let annotations = machine.metadata.annotations.get_or_insert_default();
-            annotations.insert(labels::NOT_READY_TAINT_REMOVED_FROM.to_owned(), "n-1".to_owned());
+            let value = super::record("n-1", "node.machine.sapcloud.io/instance-not-ready");
+            annotations.insert(labels::NOT_READY_TAINT_REMOVED_FROM.to_owned(), value);
         };
         assert!(!removed_from_node(|machine, _, _| {
             record(machine);
@@ -204,6 +221,12 @@ mod tests {
         assert!(removed_from_node(|machine, _, _| {
             record(machine);
             true
+        }));
+        // The key was a wrong one, and was mended.
+        assert!(removed_from_node(|machine, _, _| {
+            record(machine);
+            machine.spec.not_ready_taint.as_mut().unwrap().key = "another".to_owned();
+            false
         }));
         // Killed between the record and the condition, or moved without its status.
         assert!(removed_from_node(|machine, _, _| {

@@ -19,8 +19,12 @@ pub enum Progress {
     RemovedBefore,
     /// The Node of this UID has no such taint.
     NotTainted(String),
+    /// There is no such Node.
+    NoNode,
     /// The Node has another providerID, or none.
     ForeignNode(Option<String>),
+    /// The API server refuses to change this Node.
+    Refused(String),
     /// The workload cluster can't be visited.
     Unreachable(Arc<Unreachable>),
 }
@@ -33,6 +37,9 @@ pub fn after(
     now: Timestamp,
 ) -> InfraMachineStatus {
     let mut status = machine.status.clone().unwrap_or_default();
+    if removal.is_done && matches!(progress, Progress::RemovedBefore) {
+        return status;
+    }
     let (state, reason, message) = condition(removal, progress);
     conditions::set(
         &mut status.conditions,
@@ -55,7 +62,7 @@ pub fn event(machine: &InfraMachine, removal: &Removal, progress: &Progress) -> 
     let is_new = match progress {
         Progress::Removed(_) => true,
         Progress::RemovedBefore | Progress::NotTainted(_) => false,
-        Progress::ForeignNode(_) | Progress::Unreachable(_) => {
+        Progress::NoNode | Progress::ForeignNode(_) | Progress::Refused(_) | Progress::Unreachable(_) => {
             shown.is_none_or(|shown| shown.reason != reason)
         }
     };
@@ -70,7 +77,22 @@ pub fn event(machine: &InfraMachine, removal: &Removal, progress: &Progress) -> 
 fn condition(removal: &Removal, progress: &Progress) -> (State, &'static str, String) {
     let Removal { key, node, .. } = removal;
     match progress {
-        Progress::Removed(_) | Progress::RemovedBefore => (
+        Progress::RemovedBefore => (
+            State::True,
+            reason::NOT_READY_TAINT_REMOVED,
+            format!("the Node {node} was looked at before: a taint {key} that it has came later"),
+        ),
+        Progress::NoNode => (
+            State::False,
+            reason::NODE_NOT_FOUND,
+            format!("the workload cluster has no Node {node}, which Cluster API found for the Machine"),
+        ),
+        Progress::Refused(why) => (
+            State::False,
+            reason::WORKLOAD_CLUSTER_REFUSED,
+            format!("the taint {key} is still on the Node {node}: {why}"),
+        ),
+        Progress::Removed(_) => (
             State::True,
             reason::NOT_READY_TAINT_REMOVED,
             format!("the taint {key} was removed from the Node {node}"),
@@ -80,23 +102,25 @@ fn condition(removal: &Removal, progress: &Progress) -> (State, &'static str, St
             reason::NOT_READY_TAINT_REMOVED,
             format!("the Node {node} has no taint {key}"),
         ),
-        Progress::ForeignNode(found) => (
-            State::False,
-            reason::FOREIGN_NODE,
-            format!(
-                "the Node {node} has the providerID {} and not {}: its taints are left alone",
-                found.as_deref().unwrap_or("of none"),
+        Progress::ForeignNode(found) => {
+            let found = found.as_ref();
+            let other = found.map_or_else(|| "no providerID".to_owned(), |id| format!("the providerID {id}"));
+            let message = format!(
+                "the Node {node} has {other}, and the machine has {}: its taints are left alone",
                 removal.provider_id
-            ),
-        ),
+            );
+            (State::False, reason::FOREIGN_NODE, message)
+        }
         Progress::Unreachable(cause) => {
             let reason = match **cause {
                 Unreachable::Secret(_) | Unreachable::Kubeconfig(_) => reason::INVALID_KUBECONFIG,
-                Unreachable::TimedOut | Unreachable::Refused { .. } | Unreachable::Failed(_) => {
-                    reason::WORKLOAD_CLUSTER_UNREACHABLE
-                }
+                Unreachable::TimedOut
+                | Unreachable::Slow
+                | Unreachable::NotAnApiServer
+                | Unreachable::Refused { .. }
+                | Unreachable::Failed(_) => reason::WORKLOAD_CLUSTER_UNREACHABLE,
             };
-            let message = format!("the taint {key} is still on the Node {node}: {cause}");
+            let message = format!("the taint {key} may still be on the Node {node}: {cause}");
             (State::False, reason, message)
         }
     }

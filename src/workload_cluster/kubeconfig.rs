@@ -15,7 +15,7 @@ pub enum InvalidKubeconfig {
     Unusable(String),
     /// It leads to what only the provider's own machine has.
     #[error(
-        "{0} is not allowed: the provider takes what is in the Secret alone, and reads no file and runs no program that it names"
+        "{0} is not allowed: the provider takes what is in the Secret alone; it reads no file, runs no program and uses no proxy that it names"
     )]
     NotAllowed(&'static str),
 }
@@ -33,6 +33,8 @@ pub(super) async fn config(document: &[u8]) -> Result<Config, InvalidKubeconfig>
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     let mut config = config.map_err(|error| InvalidKubeconfig::Unusable(chain(&error)))?;
     config.default_retry = false;
+    // One of this process's environment, which is no tenant's to know.
+    config.proxy_url = None;
     // The visit has a deadline, which says more.
     config.connect_timeout = None;
     let agent = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
@@ -40,15 +42,25 @@ pub(super) async fn config(document: &[u8]) -> Result<Config, InvalidKubeconfig>
     Ok(config)
 }
 
-/// The field that names a file or a program, if one does.
+/// The field that names a file, a program or a proxy, if one does.
 fn leads_elsewhere(kubeconfig: &Kubeconfig) -> Option<&'static str> {
     let clusters = kubeconfig
         .clusters
         .iter()
         .filter_map(|named| named.cluster.as_ref());
-    let of_clusters = clusters
-        .filter(|cluster| cluster.certificate_authority.is_some())
-        .map(|_| "clusters[].cluster.certificate-authority");
+    let of_clusters = clusters.flat_map(|cluster| {
+        let fields = [
+            (
+                cluster.certificate_authority.is_some(),
+                "clusters[].cluster.certificate-authority",
+            ),
+            (cluster.proxy_url.is_some(), "clusters[].cluster.proxy-url"),
+        ];
+        fields
+            .into_iter()
+            .filter(|(is_set, _)| *is_set)
+            .map(|(_, field)| field)
+    });
     let users = kubeconfig
         .auth_infos
         .iter()
@@ -115,9 +127,14 @@ mod tests {
                 "{refused}"
             );
         }
-        let authority = json!({"server": "https://127.0.0.1:1", "certificate-authority": "/ca"});
-        let refused = refusal(&document(&authority, &token)).await;
-        assert!(refused.contains("certificate-authority"), "{refused}");
+        for (name, value) in [
+            ("certificate-authority", "/ca"),
+            ("proxy-url", "http://127.0.0.1:2"),
+        ] {
+            let cluster = json!({"server": "https://127.0.0.1:1", name: value});
+            let refused = refusal(&document(&cluster, &token)).await;
+            assert!(refused.contains(name), "{refused}");
+        }
     }
 
     #[tokio::test]

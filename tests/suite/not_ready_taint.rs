@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::support::by_hand::{condition, message, says};
 use crate::support::fleet::objects;
-use crate::support::provider::service_account;
+use crate::support::provider::{Replica, service_account};
 use crate::support::{ByHand, Cloud, DEADLINE, Fleet, Provider, Stage, World};
 
 /// The key that the specification names.
@@ -40,7 +40,7 @@ fn taint(key: &str, effect: &str) -> Taint {
 async fn a_node_is_freed_of_its_taint_when_its_vm_is_initialized_and_no_sooner() -> Result<()> {
     let world = World::new("taint").await?;
     let cloud = Cloud::new(&world);
-    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     let _kubelets = cloud.kubelets();
     world.cluster("md").await?;
     let taints = [
@@ -91,40 +91,41 @@ async fn a_node_is_freed_of_its_taint_when_its_vm_is_initialized_and_no_sooner()
         condition(&machine, NOT_READY_TAINT_REMOVED)
     );
     ensure!(keys(&freed) == ["theirs"], "{:?}", keys(&freed));
-    let events = world.kubectl(&["get", "events.events.k8s.io", "-o", "jsonpath={.items[*].reason}"])?;
-    ensure!(
-        events
-            .split(' ')
-            .filter(|reason| *reason == "NotReadyTaintRemoved")
-            .count()
-            == 1,
-        "{events}"
-    );
+    removals(&world, 1).await?;
 
     // One that comes later is another's: it is looked at when the Node comes back, and left alone.
     let tainted = json!([{"op": "add", "path": "/spec/taints/-", "value": taint(KEY, "NoSchedule")}]);
     patch_node(&nodes, &name, tainted).await?;
     healthy(&world, &nodes, &name, "False").await?;
+    let looks = looks(&provider).await?;
     healthy(&world, &nodes, &name, "True").await?;
-    // The proof that it was looked at: the next Node of the name is freed.
+    eventually(DEADLINE, "another look at the Node", async || {
+        let now = self::looks(&provider).await?;
+        ensure!(now > looks, "{now} looks");
+        Ok(())
+    })
+    .await?;
     let kept = nodes.get(&name).await?;
     ensure!(keys(&kept).contains(&KEY), "{:?}", keys(&kept));
+
+    // Another Node of the name.
     nodes.delete(&name, &DeleteParams::default()).await?;
+    node_healthy(&world, &name, false).await?;
     let mut anew = kept.clone();
     anew.metadata = kube::api::ObjectMeta {
         name: Some(name.clone()),
         ..Default::default()
     };
     nodes.create(&PostParams::default(), &anew).await?;
-    let status =
-        Patch::Merge(json!({"status": {"conditions": kept.status.and_then(|status| status.conditions)}}));
+    let conditions = kept.status.and_then(|status| status.conditions);
+    let status = Patch::Merge(json!({"status": {"conditions": conditions}}));
     nodes
         .patch_status(&name, &PatchParams::default(), &status)
         .await?;
     let other = self::freed(&nodes, &name).await?;
     ensure!(other.uid() != kept.metadata.uid, "the same Node");
     recorded(&fleet, &other).await?;
-    Ok(())
+    removals(&world, 2).await
 }
 
 /// INI-05: a workload cluster that takes connections and never answers, a kubeconfig that would have the
@@ -366,11 +367,10 @@ fn keys(node: &Node) -> Vec<&str> {
     keys
 }
 
+/// The UID of the Node that was freed, as it is recorded.
 fn record(machine: &InfraMachine) -> Option<&str> {
-    machine
-        .annotations()
-        .get(labels::NOT_READY_TAINT_REMOVED_FROM)
-        .map(String::as_str)
+    let record = machine.annotations().get(labels::NOT_READY_TAINT_REMOVED_FROM)?;
+    record.strip_suffix(KEY)?.strip_suffix('/')
 }
 
 async fn registered(nodes: &Api<Node>, name: &str) -> Result<Node> {
@@ -425,18 +425,47 @@ async fn patch_node(nodes: &Api<Node>, name: &str, patch: Value) -> Result<()> {
 async fn healthy(world: &World, nodes: &Api<Node>, name: &str, status: &str) -> Result<()> {
     let ready = Patch::Strategic(json!({"status": {"conditions": [{"type": "Ready", "status": status}]}}));
     nodes.patch_status(name, &PatchParams::default(), &ready).await?;
+    node_healthy(world, name, status == "True").await
+}
+
+/// Waits until Cluster API says that the Machine's Node is healthy, or is not.
+async fn node_healthy(world: &World, name: &str, is_healthy: bool) -> Result<()> {
     let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
     eventually(DEADLINE, "a Machine that knows of its Node", async || {
         let machine = machines.get(name).await?;
-        let conditions = machine.data["status"]["conditions"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
+        let conditions = machine.data["status"]["conditions"].as_array().cloned();
+        let conditions = conditions.unwrap_or_default();
         let seen = conditions
             .iter()
             .find(|condition| condition["type"] == "NodeHealthy");
-        ensure!(seen.is_some_and(|seen| seen["status"] == status), "{seen:?}");
+        ensure!(
+            seen.is_some_and(|seen| (seen["status"] == "True") == is_healthy),
+            "{seen:?}"
+        );
         Ok(())
     })
     .await
+}
+
+/// Waits for this many events of a removal, and no more.
+async fn removals(world: &World, count: usize) -> Result<()> {
+    eventually(DEADLINE, &format!("{count} events of a removal"), async || {
+        let events = world.kubectl(&["get", "events.events.k8s.io", "-o", "jsonpath={.items[*].reason}"])?;
+        let removals = events
+            .split(' ')
+            .filter(|reason| *reason == "NotReadyTaintRemoved");
+        ensure!(removals.count() == count, "{events}");
+        Ok(())
+    })
+    .await
+}
+
+/// How often the provider has looked at a Node, or seen that there is no reason to.
+async fn looks(provider: &Replica) -> Result<u64> {
+    let metrics = provider.metrics().await?;
+    let counts = metrics
+        .lines()
+        .filter(|line| line.starts_with("capcmi_reconciles_total{kind=\"Node\""))
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+    Ok(counts.sum())
 }

@@ -55,6 +55,7 @@ fn watched() -> Watched {
     let mut machines = Box::pin(controllers.machines.receive());
     let mut clusters = Box::pin(controllers.clusters.receive());
     let mut templates = Box::pin(controllers.templates.receive());
+    let mut nodes = Box::pin(controllers.nodes.receive());
     let woken = move || {
         let mut woken = BTreeSet::new();
         while let Some(Some(machine)) = machines.next().now_or_never() {
@@ -65,6 +66,9 @@ fn watched() -> Watched {
         }
         while let Some(Some(template)) = templates.next().now_or_never() {
             woken.insert(format!("template {}", template.name));
+        }
+        while let Some(Some(machine)) = nodes.next().now_or_never() {
+            woken.insert(format!("node of {}", machine.name));
         }
         woken
     };
@@ -354,4 +358,80 @@ async fn what_a_watch_shows_to_go_with_its_finalizer_on_was_let_go_in_spite_of_i
         let found: usize = update.map(|update| erased(&update).len()).sum();
         assert_eq!(found, expected);
     }
+}
+
+/// INI-05: whatever comes last of what a removal takes leads to a look at the Node, also at one that came
+/// back when nothing could be done for it.
+#[tokio::test]
+async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine_or_cluster_changes() {
+    let mut watched = watched();
+    let infra = |version, ready: &str, removed: Option<&str>| -> Event<DeserializeGuard<InfraMachine>> {
+        let done = removed.map(|_| {
+            json!({"type": "NotReadyTaintRemoved", "status": "True", "reason": "R", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"})
+        });
+        let ready = json!({"type": "Ready", "status": ready, "reason": "R", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let conditions: Vec<_> = [Some(ready), done].into_iter().flatten().collect();
+        Event::Apply(read(
+            "m",
+            version,
+            &json!({
+                "metadata": {"labels": {labels::CLUSTER_NAME: "c"},
+                    "annotations": {labels::NOT_READY_TAINT_REMOVED_FROM: removed}},
+                "spec": {"notReadyTaint": {"key": "k"}},
+                "status": {"initialization": {"provisioned": true}, "conditions": conditions},
+            }),
+        ))
+    };
+    let machine = |version, node: Option<&str>, healthy: &str| -> Event<Machine> {
+        Event::Apply(read(
+            "m",
+            version,
+            &json!({
+                "spec": {"clusterName": "c", "infrastructureRef":
+                    {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraMachine", "name": "m"}},
+                "status": {"nodeRef": node.map(|name| json!({"name": name})),
+                    "conditions": [{"type": "NodeHealthy", "status": healthy}]},
+            }),
+        ))
+    };
+    let cluster = |version, paused: bool| -> Event<Cluster> {
+        Event::Apply(read("c", version, &json!({"spec": {"paused": paused}})))
+    };
+    let looked_at = |woken: &BTreeSet<String>| woken.contains("node of m");
+    assert!(
+        looked_at(&watched.infra_machine(&infra(1, "True", None))),
+        "provisioned"
+    );
+    assert!(looked_at(&watched.machine(&machine(2, None, "False"))), "owned");
+    assert!(
+        looked_at(&watched.machine(&machine(3, Some("n"), "False"))),
+        "found"
+    );
+    watched.cluster(&cluster(4, true));
+    assert!(looked_at(&watched.cluster(&cluster(5, false))), "unpaused");
+    // Freed: nothing is a reason but that the Node came back.
+    assert!(!looked_at(&watched.infra_machine(&infra(6, "True", Some("u/k")))));
+    assert!(!looked_at(&watched.cluster(&cluster(7, true))));
+    assert!(
+        looked_at(&watched.machine(&machine(8, Some("n"), "True"))),
+        "came up"
+    );
+    watched.controllers.taints.changed_nodes.remove("u-m");
+    assert!(
+        !looked_at(&watched.machine(&machine(9, Some("n"), "Unknown"))),
+        "silent"
+    );
+    assert!(
+        looked_at(&watched.machine(&machine(10, Some("n"), "True"))),
+        "came back"
+    );
+    // Nothing could be done yet.
+    assert!(looked_at(&watched.infra_machine(&infra(
+        11,
+        "False",
+        Some("u/k")
+    ))));
+    assert!(looked_at(&watched.cluster(&cluster(12, false))), "unpaused");
 }

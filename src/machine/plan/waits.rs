@@ -8,8 +8,8 @@ use super::Observed;
 use crate::api::conditions::{self, State};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::machine::cause::Cause;
-use crate::machine::jitter::jitter;
 use crate::machine::runtime_state::{Retry, UnimplementedCall, Until};
+use crate::retry::jitter;
 use crate::retry::{FIRST_BACKOFF, LONGEST_BACKOFF};
 use cmi_driver::{Code, Operation};
 

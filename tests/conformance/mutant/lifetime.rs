@@ -57,8 +57,9 @@ impl Mutant {
             }
             Flaw::CreateRacesAtOnce => {
                 let first = self.vms(ours).first().map(super::machine);
-                // What the fastest back end takes between a look and a change.
-                let until = Instant::now() + Duration::from_micros(50);
+                // What a back end on the same computer takes between a look and a change. Both have to run at
+                // the same time for that: on a busy computer, two threads seldom do for much less.
+                let until = Instant::now() + Duration::from_micros(500);
                 while Instant::now() < until {
                     std::hint::spin_loop();
                 }

@@ -1,8 +1,8 @@
-//! Spreads in time what would happen to many machines at once.
+//! Spreads in time what would happen to many objects at once.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// A number from 0 to 1 that differs from machine to machine and from attempt to attempt.
+/// A number from 0 to 1 that differs from object to object and from attempt to attempt.
 pub fn jitter(uid: &str, attempt: u32) -> f64 {
     let mut hasher = DefaultHasher::new();
     (uid, attempt).hash(&mut hasher);

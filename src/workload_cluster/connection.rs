@@ -1,0 +1,70 @@
+//! Requests to an API server that may be hostile: an answer is read up to a bound, only as far as it is used,
+//! and none of it is repeated.
+
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use kube::Client;
+use kube::client::{Body, ClientBuilder};
+use serde::Deserialize;
+
+use super::{InvalidKubeconfig, Unreachable, chain, kubeconfig};
+
+/// The most bytes of one answer. A Node is some tens of KiB.
+const MOST_BYTES: usize = 1 << 20;
+
+/// A client of one workload cluster, for one visit.
+pub struct Connection(Client);
+
+/// What the API server answered.
+#[derive(Debug)]
+pub struct Answer {
+    /// The HTTP status.
+    pub code: StatusCode,
+    /// The body.
+    pub text: String,
+}
+
+impl Connection {
+    pub(super) async fn new(document: &[u8]) -> Result<Self, InvalidKubeconfig> {
+        let config = kubeconfig::config(document).await?;
+        let builder = ClientBuilder::try_from(config);
+        let builder = builder.map_err(|error| InvalidKubeconfig::Unusable(chain(&error)))?;
+        Ok(Self(builder.build()))
+    }
+
+    /// Sends a request, and reads the answer, whatever it is.
+    ///
+    /// # Errors
+    /// No answer came, or one that is too large.
+    pub async fn send(&self, request: Request<Vec<u8>>) -> Result<Answer, Unreachable> {
+        let response = self.0.send(request.map(Body::from)).await;
+        let (head, body) = response
+            .map_err(|error| Unreachable::Failed(chain(&error)))?
+            .into_parts();
+        let body = Limited::new(body, MOST_BYTES).collect().await;
+        let body = body.map_err(|error| Unreachable::Failed(chain(&*error)))?;
+        let text = String::from_utf8(body.to_bytes().into());
+        Ok(Answer {
+            code: head.status,
+            text: text.map_err(|_not_text| Unreachable::NotAnApiServer)?,
+        })
+    }
+}
+
+impl Answer {
+    /// The answer as a refusal: the code, and Kubernetes' word for it. The message may be anything.
+    pub fn refusal(&self) -> Unreachable {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Status {
+            reason: Option<String>,
+        }
+        let status: Status = serde_json::from_str(&self.text).unwrap_or_default();
+        let reason = status.reason.unwrap_or_default();
+        let is_word = reason.len() <= 64 && reason.chars().all(|letter| letter.is_ascii_alphabetic());
+        Unreachable::Refused {
+            code: self.code.as_u16(),
+            reason: if is_word { reason } else { String::new() },
+        }
+    }
+}
