@@ -44,9 +44,9 @@ use crate::reconciler::Reconciler;
 use crate::workload_cluster::WorkloadClusters;
 use crate::{cluster, inventory, machine, not_ready_taint, orphans, remediation, template};
 
-/// Nodes at a time. Each waits for a workload cluster, which has two visits at a time and then a back-off: half
-/// as many have to hang at once before one that answers is held up, and for seconds in minutes. Each may
-/// have an answer of a MiB in memory.
+/// Nodes at a time. Each waits for a workload cluster, which has two visits at a time and then a back-off:
+/// half as many have to hang at once before one that answers is held up, and for seconds in minutes. Each
+/// may have an answer of a MiB in memory.
 const NODE_CONCURRENCY: u16 = 32;
 
 /// How the controllers run.

@@ -155,8 +155,8 @@ fn parse(text: &str, key: &str) -> Result<Node, Unreachable> {
     })
 }
 
-/// The JSON patch that removes all taints of the key and nothing else. It holds of this very Node, and of taints
-/// that stand where they stood: others may be added or removed meanwhile.
+/// The JSON patch that removes all taints of the key and nothing else. It holds of this very Node, and of
+/// taints that stand where they stood: others may be added or removed meanwhile.
 fn patch(node: &Node) -> Value {
     let this_node = json!({"op": "test", "path": "/metadata/uid", "value": node.uid});
     // From the end, so that what is removed moves none that is still to be removed.

@@ -103,8 +103,8 @@ pub fn record(node_uid: &str, key: &str) -> String {
     format!("{node_uid}/{key}")
 }
 
-/// The UID of the Node from which the taint of this key was removed. One that was removed for another key says
-/// nothing of this one.
+/// The UID of the Node from which the taint of this key was removed. One that was removed for another key
+/// says nothing of this one.
 fn removed_from<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
     let annotations = machine.metadata.annotations.as_ref()?;
     let (node_uid, of_key) = annotations

@@ -30,10 +30,9 @@ const UNSAFE_TO_SHOW: &str =
 
 /// Restarts the VM, as far as that may be done now, and says how it went.
 ///
-/// # Guarantees
-/// The restart is written down before the driver is called, on the version of the object that the plan was made
-/// from: neither a crash nor a cache that is behind makes one more. It is taken back only where the call never
-/// left this process.
+/// # Guarantees The restart is written down before the driver is called, on the version of the object that
+/// the plan was made from: neither a crash nor a cache that is behind makes one more. It is taken back only
+/// where the call never left this process.
 pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Result<Again, Error> {
     let remediation = &gathered.remediation;
     let Some((infra, driver)) = gathered.infra_and_driver() else {

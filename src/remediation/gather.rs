@@ -147,8 +147,8 @@ fn infra_of(ctx: &Context, namespace: &str, machine: &RemediatedMachine) -> Opti
     found.0.as_ref().ok().cloned()
 }
 
-/// The driver that has the VM, also where the namespace may not use it any more: what is there has to be looked
-/// after.
+/// The driver that has the VM, also where the namespace may not use it any more: what is there has to be
+/// looked after.
 async fn resolve(
     ctx: &Context,
     remediation: &InfraMachineRemediation,

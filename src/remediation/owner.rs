@@ -1,5 +1,5 @@
-//! The Machine that a remediation is for, as core's controllers see it: what is read of it, and the conditions
-//! by which they are told how its remediation stands. Pure.
+//! The Machine that a remediation is for, as core's controllers see it: what is read of it, and the
+//! conditions by which they are told how its remediation stands. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -88,7 +88,8 @@ impl RemediatedMachine {
             .all(|type_| self.status_of(type_) == Some("False"))
     }
 
-    /// Whether the MachineHealthCheck has just found it healthy: it deletes the remediation before it says so.
+    /// Whether the MachineHealthCheck has just found it healthy: it deletes the remediation before it says
+    /// so.
     pub fn is_healthy(&self) -> bool {
         self.status_of(HEALTH_CHECK_SUCCEEDED) == Some("True")
     }
@@ -103,9 +104,9 @@ impl RemediatedMachine {
 
     /// All conditions with those that say how the remediation stands; nothing where they say so already.
     ///
-    /// A MachineHealthCheck says that a Machine is unhealthy when it makes the remediation, and never again as
-    /// long as that is there. `clusterctl move` takes the remediation along and not the condition, and without
-    /// it no owner replaces the Machine. So a condition that is missing is put back.
+    /// A MachineHealthCheck says that a Machine is unhealthy when it makes the remediation, and never again
+    /// as long as that is there. `clusterctl move` takes the remediation along and not the condition, and
+    /// without it no owner replaces the Machine. So a condition that is missing is put back.
     pub fn with(&self, verdict: &Verdict, now: Timestamp) -> Option<Vec<Map<String, Value>>> {
         let mut all = self.status.conditions.clone();
         let holds = if verdict.is_owners_turn { "False" } else { "True" };

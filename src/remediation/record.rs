@@ -1,5 +1,5 @@
-//! How often the VM was restarted, and when. It is written before the call, so that no crash leads to a restart
-//! more, and into the metadata, so that `clusterctl move` takes it along. Pure.
+//! How often the VM was restarted, and when. It is written before the call, so that no crash leads to a
+//! restart more, and into the metadata, so that `clusterctl move` takes it along. Pure.
 
 use std::collections::BTreeMap;
 

@@ -172,8 +172,8 @@ async fn a_plugin_that_is_frozen_is_named_with_the_case_and_the_call_and_little_
     }
     let clusters = left.iter().filter_map(|left| left["cluster"].as_str());
     let of = cases_of(clusters);
-    // One may begin in the place of each that ran, before the first call counts as hung: what it asked for may
-    // be made when the plugin goes on.
+    // One may begin in the place of each that ran, before the first call counts as hung: what it asked for
+    // may be made when the plugin goes on.
     assert!(of.len() <= 2 * PARALLEL, "{of:?}: {left:#?}");
 }
 

@@ -128,9 +128,10 @@ pub trait Driver: Send + Sync + 'static {
         Err(Status::unimplemented(Operation::UpdateMachine))
     }
 
-    /// Restarts the VM whose Node has fallen silent, by force if that is what it takes: its guest may hang, so
-    /// that asking it is not enough. One that is off is switched on. OK when the back end has taken the order;
-    /// nothing waits for the guest to be up again. ABORTED while an earlier restart is under way is as good.
+    /// Restarts the VM whose Node has fallen silent, by force if that is what it takes: its guest may hang,
+    /// so that asking it is not enough. One that is off is switched on. OK when the back end has taken the
+    /// order; nothing waits for the guest to be up again. ABORTED while an earlier restart is under way is
+    /// as good.
     ///
     /// The VM is the same afterwards: its id, its Node's name, its tags and its disks stay, and its addresses
     /// may be others. NOT_FOUND when there is none, or one with another identity tag: none is made. A repeat

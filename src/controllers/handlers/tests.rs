@@ -378,7 +378,7 @@ async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine
             version,
             &json!({
                 "metadata": {"labels": {labels::CLUSTER_NAME: "c"},
-                    "annotations": {labels::NOT_READY_TAINT_REMOVED_FROM: removed}},
+                    "annotations": {labels::NOT_READY_TAINT_REMOVED_FROM: removed.unwrap_or_default()}},
                 "spec": {"notReadyTaint": {"key": "k"}},
                 "status": {"initialization": {"provisioned": true}, "conditions": conditions},
             }),
@@ -411,6 +411,7 @@ async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine
     );
     watched.cluster(&cluster(4, true));
     assert!(looked_at(&watched.cluster(&cluster(5, false))), "unpaused");
+    watched.controllers.taints.changed_nodes.remove("u-m");
     // Freed: nothing is a reason but that the Node came back.
     assert!(!looked_at(&watched.infra_machine(&infra(6, "True", Some("u/k")))));
     assert!(!looked_at(&watched.cluster(&cluster(7, true))));
