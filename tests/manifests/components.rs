@@ -234,3 +234,34 @@ async fn a_driver_in_the_same_cluster_is_where_the_provider_looks_for_it() -> Re
     ensure!(mounted(container, "tls")? == Path::new("/etc/driver"));
     would_take(&[deployment.clone(), service.clone(), policy.clone()]).await
 }
+
+/// RBAC grows with the opt-in alone: the component has the flag and the roles, and nothing else has them.
+#[tokio::test]
+async fn remediations_are_looked_at_and_permitted_with_their_component_alone() -> Result<()> {
+    let args = |objects: &[Value]| -> Result<String> {
+        Ok(pod(objects, "capcmi-controller-manager")?["containers"][0]["args"].to_string())
+    };
+    let role = "capcmi-remediation-role";
+    let without = composed(&[], "").await?;
+    ensure!(!args(&without)?.contains("--enable-remediation"));
+    let names: Vec<_> = without
+        .iter()
+        .map(|object| object["metadata"]["name"].as_str())
+        .collect();
+    ensure!(!names.contains(&Some(role)), "{names:?}");
+    let definition = "inframachineremediations.infrastructure.capcmi.io";
+    find(&without, "CustomResourceDefinition", definition)?;
+    let rules: Vec<_> = without
+        .iter()
+        .filter(|object| object["kind"] == "ClusterRole")
+        .collect();
+    let grants = |role: &&Value| role["rules"].to_string().contains("inframachineremediations");
+    ensure!(!rules.iter().any(grants), "granted without the component");
+
+    let with = composed(&["remediation"], "").await?;
+    ensure!(args(&with)?.contains("--enable-remediation"));
+    find(&with, "ClusterRole", role)?;
+    let binding = find(&with, "ClusterRoleBinding", "capcmi-remediation-rolebinding")?;
+    ensure!(binding["subjects"][0]["name"] == "capcmi-manager", "{binding}");
+    Ok(())
+}

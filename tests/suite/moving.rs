@@ -7,7 +7,6 @@ use anyhow::{Result, ensure};
 use capcmi::api::conditions::{NOT_READY_TAINT_REMOVED, READY, VIRTUAL_MACHINE_UP_TO_DATE};
 use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use capcmi::manifests;
 use cmi_driver::Operation;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
@@ -17,7 +16,6 @@ use serde_json::json;
 
 use crate::support::by_hand::{says, small};
 use crate::support::fleet::objects;
-use crate::support::world::run;
 use crate::support::{ByHand, Cloud, DEADLINE, Fleet, Provider, World};
 
 /// DRV-07, DRV-08, INI-08: identity and cluster id live in what is moved, so the provider at the target finds
@@ -42,27 +40,7 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     let before = by_name(nodes_are_looked_at(&fleet).await?);
     let vms = cloud.holds(2).await?;
 
-    // clusterctl labels what it installs, and moves what has the label. Cluster API was installed without it;
-    // the definitions of this provider bring it along.
-    let theirs = format!(
-        "--selector={}!={}",
-        manifests::PROVIDER_LABEL,
-        manifests::PROVIDER
-    );
-    for world in [&source, &target] {
-        world.kubectl(&[
-            "label",
-            "crd",
-            &theirs,
-            "--overwrite",
-            "clusterctl.cluster.x-k8s.io=",
-        ])?;
-    }
-    let mut clusterctl = source.management.clusterctl();
-    clusterctl
-        .args(["move", "--namespace", &source.namespace, "--to-kubeconfig"])
-        .arg(target.management.admin_kubeconfig());
-    run(&mut clusterctl)?;
+    source.move_to(&target)?;
 
     let left = source.kubectl(&["get", "cluster-api", "-o", "name"])?;
     ensure!(left.is_empty(), "left at the source: {left}");

@@ -1,6 +1,8 @@
 //! MachineHealthChecks that restart a VM before its Machine is replaced: Cluster API's external remediation,
 //! with core's own controllers.
 
+use std::sync::{Mutex, PoisonError};
+
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{PAUSED, READY, reason};
 use capcmi::api::labels;
@@ -8,15 +10,19 @@ use capcmi::api::v1alpha1::{InfraMachineRemediation, RemediationPhase};
 use capcmi::manifests::{self, Part};
 use cmi_driver::Operation;
 use cmi_simulated::Vm;
+use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use management_cluster::eventually;
+use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
+use management_cluster::stand_in::StandInController;
 use serde_json::{Value, json};
 
 use crate::support::fleet::objects;
-use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
+use crate::support::provider::service_account;
+use crate::support::{ByHand, Cloud, DEADLINE, Fleet, Provider, World};
 
 /// What the opt-in grants, to the provider and to core.
 async fn permitted(world: &World) -> Result<()> {
@@ -86,7 +92,7 @@ async fn a_machine_that_no_restart_helps_is_replaced_after_as_many_as_there_may_
     let name = &vms[0].name;
     replaced(&world, name).await?;
     restarts(&cloud, name, 2).await?;
-    told(&world, name, reason::RESTARTS_EXHAUSTED).await?;
+    event(&world, name, reason::RESTARTS_EXHAUSTED).await?;
     let _kubelets = cloud.kubelets();
     fleet.running(2).await?;
     ensure!(
@@ -112,7 +118,7 @@ async fn a_driver_that_cannot_restart_has_the_machine_replaced_at_once() -> Resu
     let name = &vms[0].name;
     replaced(&world, name).await?;
     restarts(&cloud, name, 0).await?;
-    told(&world, name, reason::RESTART_NOT_POSSIBLE).await?;
+    event(&world, name, reason::RESTART_NOT_POSSIBLE).await?;
     fleet.running(2).await.map(drop)
 }
 
@@ -141,18 +147,7 @@ async fn nothing_is_restarted_that_is_paused() -> Result<()> {
         let object = if kind.starts_with("clusters") { "md" } else { &name };
         let patch =
             |patch: &Value| world.kubectl(&["patch", kind, object, "--type=merge", "-p", &patch.to_string()]);
-        let mut made = json!({
-            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineRemediation",
-            "metadata": {
-                "name": name, "namespace": world.namespace,
-                "labels": {"cluster.x-k8s.io/cluster-name": "md"},
-                "ownerReferences": [{
-                    "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": name,
-                    "uid": machines[0].uid(),
-                }],
-            },
-            "spec": {},
-        });
+        let mut made = request(&world, &machines[0], &json!({}));
         if kind == "inframachineremediations" {
             made["metadata"]["annotations"] = json!({labels::PAUSED: ""});
         } else {
@@ -206,6 +201,146 @@ async fn nothing_is_restarted_that_is_paused() -> Result<()> {
     Ok(())
 }
 
+/// Where the provider is killed: around the write that a restart is made, and around the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Point {
+    BeforeWrite,
+    AfterWrite,
+    BeforeCall,
+    AfterCall,
+}
+
+/// Killed at any moment of a restart, the provider counts it, whether or not it was made, and makes no other.
+#[tokio::test]
+async fn killed_around_a_restart_the_provider_makes_no_more_than_it_may() -> Result<()> {
+    for (point, calls) in [
+        (Point::BeforeWrite, 1),
+        (Point::AfterWrite, 0),
+        (Point::BeforeCall, 1),
+        (Point::AfterCall, 1),
+    ] {
+        killed_at(point, calls)
+            .await
+            .with_context(|| format!("{point:?}"))?;
+    }
+    Ok(())
+}
+
+async fn killed_at(point: Point, calls: usize) -> Result<()> {
+    let world = World::new("restart-killed").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let gate = Gate::new();
+    let fault = Mutex::new(match point {
+        Point::BeforeWrite => Some(Fault::HoldBefore(gate.clone())),
+        Point::AfterWrite => Some(Fault::HoldAfter(gate.clone())),
+        Point::BeforeCall | Point::AfterCall => None,
+    });
+    let hook = move |request: &ProxiedRequest| {
+        let is_record = request.method == Method::PATCH
+            && request.path.contains("/inframachineremediations/")
+            && !request.path.ends_with("/status");
+        let mut fault = fault.lock().unwrap_or_else(PoisonError::into_inner);
+        fault.take_if(|_| is_record).unwrap_or(Fault::None)
+    };
+    let proxy = Proxy::start(&world.management, hook).await?;
+    let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
+    let provider = provider(&cloud, json!({})).through(kubeconfig);
+    let replica = provider.start(&world).await?;
+    world.cluster("one").await?;
+    let name = "m";
+    ByHand::new(&world, "one", name)
+        .create()
+        .await?
+        .provisioned()
+        .await?;
+    let hang = match point {
+        Point::BeforeCall => Some("before"),
+        Point::AfterCall => Some("after"),
+        Point::BeforeWrite | Point::AfterWrite => None,
+    };
+    if let Some(hang) = hang {
+        cloud.fail(json!([{"operation": "RestartMachine", "hang": hang}]))?;
+    }
+    let owner = machine(&world, name).await?;
+    let once = json!({"strategy": {"retryLimit": 1, "timeoutSeconds": 3600}});
+    management_cluster::apply(&world.admin, request(&world, &owner, &once)).await?;
+    if hang.is_some() {
+        restarts(&cloud, name, 1).await?;
+    } else {
+        let reached = tokio::time::timeout(DEADLINE, gate.reached());
+        reached.await.context("no restart was written down")?;
+    }
+    drop(replica);
+    cloud.fail(json!([]))?;
+    let _again = provider.named("again").start(&world).await?;
+    restarting_once(&world, name).await?;
+    restarts(&cloud, name, calls).await
+}
+
+/// The restarts that were made count at the target of a move, and none is made there again.
+#[tokio::test]
+async fn a_restart_counts_after_clusterctl_has_moved_the_machine() -> Result<()> {
+    let source = World::new("restart-move").await?;
+    let target = source.elsewhere().await?;
+    let cloud = Cloud::new(&source);
+    let provider = provider(&cloud, json!({}));
+    for world in [&source, &target] {
+        permitted(world).await?;
+    }
+    let _at_source = provider.start(&source).await?;
+    let _at_target = provider.clone().named("target").start(&target).await?;
+    let _control_planes = StandInController::start(&target.management).await?;
+    let _kubelets = cloud.kubelets();
+    let fleet = Fleet::create(&source, "md", 1).await?;
+    let machines = fleet.running(1).await?;
+    let name = machines[0].name_any();
+    let once = json!({"strategy": {"retryLimit": 1, "timeoutSeconds": 3600}});
+    management_cluster::apply(&source.admin, request(&source, &machines[0], &once)).await?;
+    restarting_once(&source, &name).await?;
+    let vms = cloud.holds(1).await?;
+
+    source.move_to(&target)?;
+    restarting_once(&target, &name).await?;
+    restarts(&cloud, &name, 1).await?;
+    ensure!(
+        cloud.holds(1).await?[0].id == vms[0].id,
+        "another VM than before the move"
+    );
+    Ok(())
+}
+
+/// A remediation as a MachineHealthCheck makes it.
+fn request(world: &World, machine: &DynamicObject, spec: &Value) -> Value {
+    let name = machine.name_any();
+    json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineRemediation",
+        "metadata": {
+            "name": name, "namespace": world.namespace,
+            "labels": {"cluster.x-k8s.io/cluster-name": machine.data["spec"]["clusterName"]},
+            "ownerReferences": [{
+                "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": name,
+                "uid": machine.uid(),
+            }],
+        },
+        "spec": spec,
+    })
+}
+
+/// Waits until a remediation says that the VM was restarted once.
+async fn restarting_once(world: &World, name: &str) -> Result<()> {
+    eventually(DEADLINE, "a restart that is shown", async || {
+        let found = remediation(world, name).await?.context("no remediation")?;
+        let status = found.status.context("no status")?;
+        ensure!(
+            status.phase == Some(RemediationPhase::Restarting) && status.retry_count == Some(1),
+            "{status:?}"
+        );
+        Ok(())
+    })
+    .await
+}
+
 fn annotated(paused: bool) -> Value {
     let value = if paused { json!("") } else { Value::Null };
     json!({"metadata": {"annotations": {labels::PAUSED: value}}})
@@ -240,7 +375,7 @@ async fn replaced(world: &World, name: &str) -> Result<()> {
 }
 
 /// Waits for the event that says why a Machine is left to its owner.
-async fn told(world: &World, name: &str, reason: &str) -> Result<()> {
+async fn event(world: &World, name: &str, reason: &str) -> Result<()> {
     let events = objects(world, "events.k8s.io", "v1", "Event");
     eventually(DEADLINE, "an event that says why", async || {
         let all = events.list(&kube::api::ListParams::default()).await?.items;

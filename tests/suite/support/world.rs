@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use capcmi::manifests;
 use kube::Client;
 use kube::api::DynamicObject;
 use management_cluster::{ManagementCluster, apply_yaml, stand_in};
@@ -116,6 +117,26 @@ impl World {
         )
         .await?;
         bootstrap_secret(self, "boot").await
+    }
+
+    /// Moves what is in the namespace by `clusterctl move`.
+    pub fn move_to(&self, target: &Self) -> Result<()> {
+        // clusterctl labels what it installs, and moves what has the label. Cluster API was installed without
+        // it; the definitions of this provider bring it along.
+        let theirs = format!(
+            "--selector={}!={}",
+            manifests::PROVIDER_LABEL,
+            manifests::PROVIDER
+        );
+        for world in [self, target] {
+            let label = "clusterctl.cluster.x-k8s.io=";
+            world.kubectl(&["label", "crd", &theirs, "--overwrite", label])?;
+        }
+        let mut clusterctl = self.management.clusterctl();
+        clusterctl
+            .args(["move", "--namespace", &self.namespace, "--to-kubeconfig"])
+            .arg(target.management.admin_kubeconfig());
+        run(&mut clusterctl).map(drop)
     }
 
     /// kubectl as the administrator.
