@@ -244,11 +244,28 @@ pub(super) async fn watch<K>(
                     notify(&update);
                 }
             }
+            Err(error) if is_not_served(&error) => {
+                let group = K::group(&());
+                tracing::error!(
+                    "the API server does not serve the kind {kind} of {group}: install its definition, as docs/install.md says; trying again"
+                );
+            }
             Err(error) => {
                 tracing::warn!(%kind, error = &error as &dyn std::error::Error, "watching failed; trying again");
             }
         }
     }
+}
+
+/// Whether the kind has no definition: a list of a kind that is served is never not found.
+fn is_not_served(error: &watcher::Error) -> bool {
+    let source = match error {
+        watcher::Error::InitialListFailed(source)
+        | watcher::Error::WatchStartFailed(source)
+        | watcher::Error::WatchFailed(source) => source,
+        watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => return false,
+    };
+    matches!(source, kube::Error::Api(status) if status.code == 404)
 }
 
 #[cfg(test)]
@@ -263,6 +280,17 @@ mod tests {
 
     use super::*;
     use crate::api::cluster_api::MachineSpec;
+
+    #[test]
+    fn a_list_that_is_not_found_is_of_a_kind_without_a_definition() {
+        let of = |code| {
+            let status = kube::core::Status::failure("the server could not find it", "X").with_code(code);
+            is_not_served(&watcher::Error::InitialListFailed(kube::Error::Api(
+                status.boxed(),
+            )))
+        };
+        assert!(of(404) && !of(403) && !of(500));
+    }
 
     fn machine(name: &str, uid: &str, version: u32) -> Machine {
         let mut machine = Machine::new(name, MachineSpec::default());
