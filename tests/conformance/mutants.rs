@@ -379,6 +379,25 @@ async fn the_rule_that_a_mutant_breaks_is_named() {
     );
 }
 
+/// CMI-59: the change comes with the first restart of all, and in a whole run there are several.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_changes_with_the_first_restart_is_found_beside_other_restarts() {
+    let case = "restart-changes-nothing-said";
+    for flaw in [RestartNewCapabilities, RestartNewName] {
+        let simulated = Simulated::new().unwrap();
+        let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
+        let only = [
+            "restart-finds-the-vm",
+            "restart-adopts-the-vm",
+            "restart-deletes-the-vm",
+            case,
+        ];
+        let report = judged(&simulated, mutant, &only).await;
+        let found = report.cases.iter().find(|found| found.name == case).unwrap();
+        assert!(found.verdict.is_failure(), "{flaw:?}: {found:?}");
+    }
+}
+
 /// CMI-10: where the back end answers at once, two creates have to meet within microseconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_race_without_any_latency_is_found_time_after_time() {

@@ -82,7 +82,15 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::rules;
+    use crate::{Hook, Need, rules};
+
+    /// CMI-59: with any other restart before it, the case compares what is said after one restart and after two.
+    #[test]
+    fn what_is_said_is_compared_over_the_first_restart_of_a_run() {
+        let restarts = |case: &&Case| case.needs.contains(&Need::Hook(Hook::Restart));
+        let first = all().find(restarts).map(|case| case.name);
+        assert_eq!(first, Some("restart-changes-nothing-said"));
+    }
 
     #[test]
     fn every_case_has_a_name_of_its_own_and_proves_rows_that_exist() {

@@ -17,15 +17,17 @@ const AFTER: &str = "after the hook `restart`";
 const NOTICE: Duration = Duration::from_secs(5);
 const RESTART: Need = Need::Hook(Hook::Restart);
 
+/// The first one compares what is said before and after a restart. A driver that changes once, with its first
+/// restart, is seen to change only before any other restart.
 pub(super) const CASES: &[Case] = cases! {
+    "restart-changes-nothing-said": "name, version and capabilities are the same after a restart"
+        ["CMI-59"], [RESTART] => says_the_same;
     "restart-finds-the-vm": "a VM that was made before a restart is found afterwards, under the same id"
         ["DRV-13", "CMI-79", "CMI-85"], [RESTART] => finds_the_vm;
     "restart-adopts-the-vm": "a VM that was made before a restart is not made a second time"
         ["DRV-12", "CMI-82", "CMI-84"], [RESTART] => adopts_the_vm;
     "restart-deletes-the-vm": "a VM that was made before a restart is deleted, and what was deleted stays gone"
         ["DRV-18", "DRV-21", "CMI-99", "CMI-102"], [RESTART] => deletes_the_vm;
-    "restart-changes-nothing-said": "name, version and capabilities are the same after a restart"
-        ["CMI-59"], [RESTART] => says_the_same;
     "wire-restart":
         "a plugin that was killed and started again serves at its endpoint, also where its socket was left"
         ["CMI-157", "CMI-159", "CMI-182"], [Need::Endpoint, RESTART] => serves_again;
