@@ -112,6 +112,8 @@ enum Flaw {
     RefusesEmptyVolumes,
     /// A message of more than 4 MiB is refused, as gRPC libraries do unless told otherwise.
     TakesFourMebibytes,
+    /// UpdateMachine alone refuses it.
+    UpdateTakesFourMebibytes,
     /// A message of more than 2 MiB is refused.
     TakesTwoMebibytes,
     /// The names of fields are read in any case, and the last one counts.
@@ -164,6 +166,9 @@ impl Mutant {
         let is_empty_volume = path.ends_with("GetVolumeIDs") && message.ends_with(b"[{}]");
         match self.flaw {
             Flaw::TakesFourMebibytes if message.len() > 4 << 20 => Some("8"),
+            Flaw::UpdateTakesFourMebibytes if path.ends_with("/UpdateMachine") && message.len() > 4 << 20 => {
+                Some("8")
+            }
             Flaw::TakesTwoMebibytes if message.len() > 2 << 20 => Some("8"),
             Flaw::RefusesUnknownFields if is_unknown => Some("3"),
             Flaw::AbortsUnknownFields if is_unknown => Some("10"),
@@ -352,6 +357,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Flaw::RefusesUnknownFields, "CMI-154"),
     (Flaw::AbortsUnknownFields, "CMI-154"),
     (Flaw::TakesFourMebibytes, "CMI-14"),
+    (Flaw::UpdateTakesFourMebibytes, "CMI-14"),
     (Flaw::TakesTwoMebibytes, "CMI-14"),
     (Flaw::ReadsKeysInAnyCase, "CMI-49"),
     (Flaw::LongProviderId, "CMI-14"),

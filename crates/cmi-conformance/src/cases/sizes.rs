@@ -28,8 +28,6 @@ const STATE: usize = 4 << 10;
 const SPEC: usize = 1 << 20;
 const SECRETS: usize = 2 << 20;
 const VOLUME_SPECS: usize = 16 << 20;
-/// What a message or a map has besides its values.
-const ROOM: usize = 4 << 10;
 /// Between two calls of which the first was ABORTED.
 const BETWEEN_REPEATS: Duration = Duration::from_millis(50);
 /// A field that no message of the interface has: number 1000, a text of 19 bytes.
@@ -113,11 +111,32 @@ fn padded(mut json: Vec<u8>, length: usize) -> Vec<u8> {
 }
 
 /// With a key of its own that fills what is left: a driver takes no notice of secrets that it does not know.
+/// They are as long as they may be also where their length is that on the wire, and no longer.
 fn filled(mut secrets: HashMap<String, Vec<u8>>) -> HashMap<String, Vec<u8>> {
-    let used: usize = secrets.iter().map(|(key, value)| key.len() + value.len()).sum();
-    let left = SECRETS.saturating_sub(used + ROOM);
-    secrets.insert("conformance-filling".to_owned(), vec![b'x'; left]);
+    let key = "conformance-filling".to_owned();
+    secrets.insert(key.clone(), vec![b'x'; SECRETS]);
+    let message = UpdateMachineRequest {
+        secrets,
+        ..Default::default()
+    };
+    let left = (2 * SECRETS).saturating_sub(message.encoded_len());
+    let mut secrets = message.secrets;
+    secrets.insert(key, vec![b'x'; left]);
     secrets
+}
+
+/// As long as it may be without a state: two specs and the secrets have 4 MiB, and what is around them makes
+/// it longer than many libraries take.
+fn large_update(fields: &Fields, id: &str) -> Vec<u8> {
+    let request = UpdateMachineRequest {
+        machine_name: fields.name.clone(),
+        provider_id: id.to_owned(),
+        last_applied_provider_spec: fields.spec.clone(),
+        provider_spec: fields.spec.clone(),
+        secrets: fields.secrets.clone(),
+        last_known_state: Vec::new(),
+    };
+    request.encode_to_vec()
 }
 
 /// Says what to do where a library refused the length of a message before the plugin saw it.
@@ -141,15 +160,7 @@ async fn large_requests(t: TestContext) -> CaseResult {
     taken(&raw(&t, CREATE, &request).await?, made(&t), request.len())?;
     let id = t.make(&machine_request).await?.provider_id;
     if t.offers(Operation::UpdateMachine) {
-        let request = UpdateMachineRequest {
-            machine_name: fields.name.clone(),
-            provider_id: id.to_string(),
-            last_applied_provider_spec: fields.spec.clone(),
-            provider_spec: fields.spec.clone(),
-            secrets: fields.secrets.clone(),
-            last_known_state: Vec::new(),
-        };
-        let request = request.encode_to_vec();
+        let request = large_update(&fields, id.as_str());
         taken(&raw(&t, UPDATE, &request).await?, &[Grpc::Ok], request.len())?;
     }
     if t.offers(Operation::GetVolumeIds) {
@@ -271,4 +282,30 @@ async fn key_case(t: TestContext) -> CaseResult {
     }
     let id = t.make(&here).await?.provider_id;
     t.has_exactly(&here, &[(&here, &id)]).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// CMI-14: by default, gRPC servers take 4 MiB.
+    #[test]
+    fn a_large_update_keeps_to_the_limits_and_is_longer_than_servers_take_unless_told_otherwise() {
+        for own in [0, 1, 8] {
+            let own = (0..own).map(|key| (format!("key-{key}"), vec![b'v'; 1000]));
+            let fields = Fields {
+                name: "a".to_owned(),
+                spec: padded(b"{}".to_vec(), SPEC),
+                secrets: filled(own.collect()),
+            };
+            let used: usize = fields
+                .secrets
+                .iter()
+                .map(|(key, value)| key.len() + value.len())
+                .sum();
+            assert!(fields.spec.len() <= SPEC && used <= SECRETS, "{used}");
+            let length = large_update(&fields, "a:///b").len();
+            assert!(length > 4 << 20, "{length}");
+        }
+    }
 }
