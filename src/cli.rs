@@ -13,6 +13,7 @@ mod orphans;
 mod plugin_args;
 mod run;
 mod signals;
+mod terminal;
 mod yaml;
 
 use std::process::ExitCode;
@@ -109,7 +110,7 @@ pub fn main() -> ExitCode {
         Command::Conformance(args) => block_on(&log, conformance::execute(*args)),
         Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(CommandError::Failed),
         Command::Version => {
-            println!("capcmi {}", env!("CARGO_PKG_VERSION"));
+            terminal::say(concat!("capcmi ", env!("CARGO_PKG_VERSION")));
             Ok(())
         }
     };

@@ -17,6 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::CommandError;
 use super::plugin_args::PluginArgs;
+use crate::cli::terminal::say;
 use crate::configured_driver::Timeouts;
 use cmi_conformance::rules::{self, Proof};
 use cmi_conformance::{
@@ -24,7 +25,7 @@ use cmi_conformance::{
     NoHooks, Progress, Report, Rule, Selection, Target, Waiting, cases, report, run,
 };
 use cmi_grpc::client::Connector;
-use output::{ReportFile, say};
+use output::ReportFile;
 use signals::Signals;
 
 /// How much longer than the suite the client waits for a call, so that it is the suite that names a hang.

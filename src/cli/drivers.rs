@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 use super::CommandError;
 use super::driver_kind::DriverKind;
 use super::drivers_file::{self, DriverConfig};
+use crate::cli::terminal::say;
 use crate::configured_driver::{ConfiguredDriver, Priority, Settings};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
@@ -89,14 +90,14 @@ async fn check(args: CheckArgs) -> Result<(), CommandError> {
     for (settings, driver) in drivers {
         let name = settings.name.clone();
         if args.offline {
-            println!("{name}: configured");
+            say(&format!("{name}: configured"));
             continue;
         }
         let driver = ConfiguredDriver::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics));
         match describe(&driver).await {
-            Ok(line) => println!("{name}: {line}"),
+            Ok(line) => say(&format!("{name}: {line}")),
             Err(status) => {
-                println!("{name}: {status}");
+                say(&format!("{name}: {status}"));
                 failed.push(name);
             }
         }

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::run::api_server;
 use super::{CommandError, drivers};
+use crate::cli::terminal::say;
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::leadership::Leadership;
 use crate::manager;
@@ -104,11 +105,8 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
     let looks = looks.await.map_err(CommandError::failed)?;
     let rows = rows(&looks, args.all);
     match args.output {
-        Output::Table => print!("{}", table(&rows, Timestamp::now())),
-        Output::Json => println!(
-            "{}",
-            serde_json::to_string_pretty(&rows).map_err(CommandError::failed)?
-        ),
+        Output::Table => say(table(&rows, Timestamp::now()).trim_end()),
+        Output::Json => say(&serde_json::to_string_pretty(&rows).map_err(CommandError::failed)?),
     }
     let failures: Vec<_> = looks
         .iter()

@@ -175,3 +175,14 @@ fn the_minimal_configuration_of_the_documentation_is_one() {
     assert_eq!(yaml.lines().count(), 5);
     cmi_conformance::Config::read(yaml).unwrap();
 }
+
+/// As with `| head`: a reader that is gone is no reason to panic.
+#[test]
+fn a_command_whose_reader_is_gone_ends_as_if_it_were_there() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    let output = command.arg("version").stdout(writer).output().unwrap();
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && complaints.is_empty(), "{complaints}");
+}

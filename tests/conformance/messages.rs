@@ -145,3 +145,22 @@ async fn a_second_signal_ends_the_command_after_it_has_named_what_may_be_left() 
         );
     }
 }
+
+/// The first place of a cut is named, and of a list what it lacks and not all that it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_missing_is_named_and_not_all_there_is() {
+    let simulated = Simulated::new().unwrap();
+    let mutant = Mutant::new(simulated.driver.clone(), Flaw::CutsNames(20));
+    let report = judged(&simulated, Arc::new(mutant), &["create-similar-names"]).await;
+    let [reason] = reasons(&report, Verdict::is_failure).try_into().unwrap();
+    assert!(reason.contains("after the first 20 alone"), "{reason}");
+
+    let simulated = Simulated::new().unwrap();
+    let mutant = Mutant::new(simulated.driver.clone(), Flaw::ListOneLongPage);
+    let report = judged(&simulated, Arc::new(mutant), &["list-all"]).await;
+    let [reason] = reasons(&report, Verdict::is_failure).try_into().unwrap();
+    assert!(
+        reason.contains("VMs, and has ") && reason.contains("it lacks [") && reason.len() < 600,
+        "{reason}"
+    );
+}

@@ -19,25 +19,34 @@ pub fn is_long_enough(secret: &[u8]) -> bool {
     secret.trim_ascii().len() >= SHORTEST_SECRET
 }
 
-/// Whether a text holds a secret: as it is, line by line, in base64 by itself or as a part of something
-/// longer, in hexadecimal or decimal numbers, percent-encoded, or with escapes as in a literal.
+/// Whether a text holds a secret.
 pub fn echoes(text: &str, secret: &[u8]) -> bool {
+    form_of_echo(text, secret).is_some()
+}
+
+/// In which form a text holds a secret, if it does: as it is, line by line, in base64 by itself or as a part of
+/// something longer, in hexadecimal or decimal numbers, percent-encoded, or with escapes as in a literal.
+pub fn form_of_echo(text: &str, secret: &[u8]) -> Option<&'static str> {
     if secret == NO_SECRET || secret.len() < SHORTEST_SECRET {
-        return false;
+        return None;
     }
     let plain = String::from_utf8_lossy(secret);
     let readings = readings(text);
     let lines = plain.lines().map(str::trim).filter(|line| is_telling(line));
     let lines = lines.chain([plain.trim()]);
-    let as_text = |needle: &str| {
-        needle.len() >= SHORTEST_SECRET
-            && needle.as_bytes() != NO_SECRET
-            && readings.iter().any(|reading| reading.contains(needle))
-    };
-    lines.into_iter().any(as_text)
-        || encodings(secret)
-            .iter()
-            .any(|encoded| text.contains(encoded.as_str()))
+    let lines = lines.filter(|needle| needle.len() >= SHORTEST_SECRET && needle.as_bytes() != NO_SECRET);
+    for needle in lines {
+        if text.contains(needle) {
+            return Some("as it is");
+        }
+        if readings.iter().any(|reading| reading.contains(needle)) {
+            return Some("percent-encoded, or with escapes");
+        }
+    }
+    encodings(secret)
+        .iter()
+        .any(|encoded| text.contains(encoded.as_str()))
+        .then_some("in base64, or as hexadecimal or decimal numbers")
 }
 
 /// Whether a line of a longer secret is one by itself: `kind: Config` and `-----BEGIN CERTIFICATE-----` stand

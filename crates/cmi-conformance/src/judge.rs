@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Map, Value};
 
-use super::echo::echoes;
+use super::echo::form_of_echo;
 use super::wire::RawAnswer;
 use cmi_driver::{
     self, Capabilities, ClassDescription, DeleteMachineResponse, LastKnownState, ListedMachine, Machine,
@@ -108,8 +108,10 @@ impl Judge {
         let secrets = secrets.iter().filter(|(key, _)| !self.public.contains(*key));
         let secrets = secrets.map(|(key, value)| (key, value.expose()));
         for (key, secret) in secrets.chain([canary]) {
-            if texts.iter().any(|text| echoes(text, secret)) {
-                let what = format!("{call} gave back the value of the secret key `{key}`");
+            if let Some(form) = texts.iter().find_map(|text| form_of_echo(text, secret)) {
+                let what = format!(
+                    "{call} gave back the value of the secret key `{key}`, {form}: in the answer, the message of an error, or metadata"
+                );
                 self.note(SECRET_RULES, what);
             }
         }

@@ -1,20 +1,10 @@
-//! What a run writes. A terminal or a pipe that is gone ends no run: what was made has to be deleted.
+//! The files that a run writes.
 
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-
-/// Writes a text to standard output.
-pub(super) fn say(text: &str) {
-    let _gone = writeln!(io::stdout(), "{text}");
-}
-
-/// Writes a line to standard error.
-pub(super) fn complain(text: &str) {
-    let _gone = writeln!(io::stderr(), "capcmi: {text}");
-}
 
 /// A file for a report. It is opened before the run, so that one that can't be written costs none.
 pub(super) struct ReportFile {

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::output::complain;
+use crate::cli::terminal::complain;
 use cmi_conformance::{Ledger, leftover};
 
 /// The exit code after a second signal.

@@ -9,6 +9,7 @@ use clap::Args;
 use super::super::drivers_file::DriverConfig;
 use super::super::plugin_args::PluginArgs;
 use super::super::{CommandError, drivers};
+use crate::cli::terminal::say;
 use crate::configured_driver::Timeouts;
 use cmi_driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness, Status};
 use cmi_grpc::client::Connector;
@@ -64,9 +65,9 @@ pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), CommandError> 
     let mut failed = Vec::new();
     for asked in chosen(&args)? {
         match ask(&asked).await {
-            Ok(driver_info) => print!("{}:\n{driver_info}", asked.name),
+            Ok(driver_info) => say(format!("{}:\n{driver_info}", asked.name).trim_end()),
             Err(status) => {
-                println!("{}: {status}", asked.name);
+                say(&format!("{}: {status}", asked.name));
                 failed.push(asked.name);
             }
         }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use futures::future::try_join_all;
+use futures::future::join_all;
 
 use super::cases;
-use crate::answer::{CaseResult, ensure};
+use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
@@ -45,7 +45,20 @@ async fn similar_names(t: TestContext) -> CaseResult {
             })
         }
     });
-    try_join_all(pairs).await.map(drop)
+    let ended = join_all(pairs).await;
+    let errors = ended.into_iter().filter_map(CaseResult::err);
+    // A driver that cuts names fails at the later places, too: the first one is reported.
+    errors.min_by_key(rank).map_or(Ok(()), Err)
+}
+
+/// Which error says most.
+fn rank(error: &CaseError) -> u8 {
+    match error {
+        CaseError::DriverGone(_) => 0,
+        CaseError::Failed(_) => 1,
+        CaseError::Inconclusive(_) => 2,
+        CaseError::Skipped(_) | CaseError::Unconfigured { .. } => 3,
+    }
 }
 
 /// Two machines in a cluster of their own, which is found out by each alone.

@@ -179,11 +179,17 @@ impl TestContext {
         wanted.sort();
         found.sort();
         ensure(found == wanted, || {
+            let without = |all: &[(String, ProviderId)], others: &[(String, ProviderId)]| {
+                let rest = all.iter().filter(|vm| !others.contains(vm));
+                written(&rest.cloned().collect::<Vec<_>>())
+            };
             format!(
-                "cluster `{}` has to have the VMs {}, and has {}",
+                "cluster `{}` has to have {} VMs, and has {}: it lacks {}, and has besides {}",
                 request.cluster(),
-                written(&wanted),
-                written(&found)
+                wanted.len(),
+                found.len(),
+                without(&wanted, &found),
+                without(&found, &wanted)
             )
         })
     }
@@ -296,7 +302,13 @@ fn none(request: &MachineRequest, seen: Option<&ProviderId>) -> CaseResult {
     })
 }
 
+/// The first few of them.
 fn written(vms: &[(String, ProviderId)]) -> String {
-    let vms: Vec<_> = vms.iter().map(|(name, id)| format!("{name} = {id}")).collect();
-    format!("[{}]", vms.join(", "))
+    const MOST_SHOWN: usize = 4;
+    let shown = vms.iter().take(MOST_SHOWN);
+    let mut shown: Vec<_> = shown.map(|(name, id)| format!("{name} = {id}")).collect();
+    if vms.len() > MOST_SHOWN {
+        shown.push(format!("and {} more", vms.len() - MOST_SHOWN));
+    }
+    format!("[{}]", shown.join(", "))
 }
