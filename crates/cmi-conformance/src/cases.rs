@@ -84,7 +84,8 @@ mod tests {
     use super::*;
     use crate::{Hook, Need, rules};
 
-    /// CMI-59: with any other restart before it, the case compares what is said after one restart and after two.
+    /// CMI-59: with any other restart before it, the case compares what is said after one restart and after
+    /// two.
     #[test]
     fn what_is_said_is_compared_over_the_first_restart_of_a_run() {
         let restarts = |case: &&Case| case.needs.contains(&Need::Hook(Hook::Restart));

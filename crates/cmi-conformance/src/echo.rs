@@ -24,8 +24,9 @@ pub fn echoes(text: &str, secret: &[u8]) -> bool {
     form_of_echo(text, secret).is_some()
 }
 
-/// In which form a text holds a secret, if it does: as it is, line by line, in base64 by itself or as a part of
-/// something longer, in hexadecimal or decimal numbers, percent-encoded, or with escapes as in a literal.
+/// In which form a text holds a secret, if it does: as it is, line by line, in base64 by itself or as a
+/// part of something longer, in hexadecimal or decimal numbers, percent-encoded, or with escapes as in a
+/// literal.
 pub fn form_of_echo(text: &str, secret: &[u8]) -> Option<&'static str> {
     if secret == NO_SECRET || secret.len() < SHORTEST_SECRET {
         return None;
