@@ -135,6 +135,8 @@ pub enum Flaw {
     LogsRefused,
     /// CreateMachine goes on when its caller has given it up, and keeps no deletion away.
     CreateRunsOn,
+    /// The same where it takes no longer than its back end.
+    CreateRunsOnAtOnce,
     /// The names of fields are read in any case.
     ReadsKeysInAnyCase,
     /// A spec without tags is one of a cluster of its own.

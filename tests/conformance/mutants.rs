@@ -108,6 +108,8 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (CreateRunsOn, "DRV-23"),
     (CreateRunsOn, "CMI-34"),
     (CreateRunsOn, "PLG-DE-10"),
+    (CreateRunsOnAtOnce, "DRV-23"),
+    (CreateRunsOnAtOnce, "DRV-DE-10"),
     (ReadsKeysInAnyCase, "DRV-04"),
     (NeedsNoTags, "CMI-48"),
     (ChokesOnNull(CreateMachine), "PLG-CR-03"),
@@ -347,7 +349,7 @@ async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
     let report = judged_with(&simulated, mutant, &only, |config| match flaw {
         // Where VMs take long on a busy computer, the case makes no more than it is asked for.
         ListOneLongPage => config.many_machines = 110,
-        CreateRunsOn => patiently(config),
+        CreateRunsOn | CreateRunsOnAtOnce => patiently(config),
         _ => {}
     })
     .await;

@@ -65,10 +65,15 @@ impl Mutant {
                 }
                 first.unwrap_or_else(make)
             }
-            Flaw::CreateRunsOn => {
+            Flaw::CreateRunsOn | Flaw::CreateRunsOnAtOnce => {
                 let (inner, request) = (Arc::clone(&self.inner), request.clone());
+                let takes = if self.has(Flaw::CreateRunsOn) {
+                    CREATION
+                } else {
+                    Duration::ZERO
+                };
                 let create = tokio::spawn(async move {
-                    tokio::time::sleep(CREATION).await;
+                    tokio::time::sleep(takes).await;
                     inner.create_machine(request).await
                 });
                 return Some(create.await.unwrap());

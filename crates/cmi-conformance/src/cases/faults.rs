@@ -1,5 +1,7 @@
 //! What the calls answer when something is wrong that is not theirs: the back end, the state of a VM.
 
+use std::time::Duration;
+
 use super::cases;
 use crate::answer::{Answer, CaseResult, ensure};
 use crate::{Case, CaseError, Hook, MachineRequest, Need, Pull, TestContext};
@@ -231,10 +233,12 @@ async fn locked_and_read(t: TestContext) -> CaseResult {
     sound(&t, Operation::GetMachineStatus, &request, Some(&id)).await
 }
 
-/// Every call of the back end takes much longer than the deadline, until it is restored.
-pub(super) async fn slow_down(t: &TestContext) -> CaseResult {
+/// Every call of the back end takes much longer than the deadline, until it is restored. Answers how much
+/// longer.
+pub(super) async fn slow_down(t: &TestContext) -> CaseResult<Duration> {
     let slow = t.config().short_deadline_ms.saturating_mul(TIMES_THE_DEADLINE);
-    t.pull(Pull::new(Hook::Slow).amount(slow)).await.map(|_| ())
+    t.pull(Pull::new(Hook::Slow).amount(slow)).await?;
+    Ok(Duration::from_millis(slow))
 }
 
 /// A call that ended at its deadline, and may still run, can be repeated, and leaves nothing half done.

@@ -7,8 +7,9 @@ use tokio::time::Instant;
 
 use super::cases;
 use super::concurrency::{GIVE_UP, GiveUp};
+use super::faults::slow_down;
 use crate::answer::{CaseError, CaseResult};
-use crate::{Case, TestContext};
+use crate::{Case, Hook, Need, TestContext};
 use cmi_driver::Code;
 
 /// Between a create that is given up and the deletion: which of the two a driver takes up first is not about
@@ -25,6 +26,10 @@ pub(super) const CASES: &[Case] = cases! {
          deletion waits for it or is ABORTED"
         ["DRV-21", "DRV-23", "DRV-DE-10", "PLG-DE-10", "CMI-10", "CMI-34", "CMI-102", "CMI-111"],
         [] => given_up_then_deleted;
+    "create-given-up-while-slow":
+        "no VM appears either where the back end was so slow that the create was given up in the middle of it"
+        ["DRV-21", "DRV-23", "DRV-DE-10", "PLG-DE-10", "CMI-10", "CMI-34", "CMI-102", "CMI-111"],
+        [Need::Hook(Hook::Slow)] => given_up_while_slow;
 };
 
 async fn given_up_then_deleted(t: TestContext) -> CaseResult {
@@ -64,6 +69,41 @@ async fn no_vm_appears(t: &TestContext, number: usize, give_up: GiveUp, takes: D
         error.after(&format!(
             "CreateMachine of `{}` was given up ({give_up}), and DeleteMachine answered OK while it went on",
             request.name
+        ))
+    })
+}
+
+/// Where the back end answers at once, a create is over before it can be given up. The deletion finds it as
+/// fast as before: it looks while what the create asked for is still on its way.
+async fn given_up_while_slow(t: TestContext) -> CaseResult {
+    let whole = t.machine_request("whole");
+    let started = Instant::now();
+    t.created(&whole).await.map_err(CaseError::in_preparation)?;
+    let takes = started.elapsed();
+    let request = t.machine_request("slow");
+    let cluster = format!("{}-slow", request.cluster());
+    let request = request.in_cluster(&cluster);
+    let slow = slow_down(&t).await?;
+    let begun = Instant::now();
+    let ended = tokio::time::timeout(t.config().short_deadline(), t.create(&request)).await;
+    t.restore().await?;
+    if let Ok(ended) = ended {
+        let gives_up = [Code::DeadlineExceeded, Code::Aborted, Code::Canceled];
+        if ended?.ok_or(&gives_up)?.is_some() {
+            let seen = "CreateMachine answered OK before its deadline";
+            return Err(t.changed_nothing(Hook::Slow, seen));
+        }
+    }
+    t.remove(&request, None).await?;
+    let deleted = begun.elapsed();
+    let rest = takes.saturating_mul(TIMES_A_CREATE).max(SHORTEST_WATCH);
+    t.pause(slow.saturating_sub(deleted).saturating_add(rest)).await;
+    t.is_gone(&request).await.map_err(|error| {
+        error.after(&format!(
+            "CreateMachine of `{}` was given up while the back end was slow, and DeleteMachine answered OK \
+             after {:.1} s while it went on",
+            request.name,
+            deleted.as_secs_f64()
         ))
     })
 }
