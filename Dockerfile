@@ -10,6 +10,8 @@ WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,target=/src/target,sharing=locked \
+    # Kernels of arm64 have pages of up to 64 KiB, and the allocator takes those of the machine that builds it.
+    if [ "$(uname -m)" = aarch64 ]; then export JEMALLOC_SYS_WITH_LG_PAGE=16; fi && \
     cargo build --release --locked --bin capcmi && cp target/release/capcmi /capcmi
 
 # The same Debian as above: the binary wants its C library, and nothing else.
