@@ -2,6 +2,7 @@
 //! from it.
 
 use super::CaseReport;
+use crate::rules::{self, Rule};
 
 /// The cases that others build upon, the most basic first. A list that holds the VMs of other clusters fails
 /// every case that looks at a cluster; a deletion that does nothing every one that expects a VM to be gone.
@@ -28,6 +29,30 @@ const FOUNDATIONS: &[&str] = &[
     "initialize-offered",
 ];
 
+/// The cases whose failure costs VMs or secrets: a driver is run by no means before they pass, whatever else
+/// fails. They are named however many others are.
+const DANGERS: &[&str] = &[
+    "status-unavailable",
+    "list-unavailable",
+    "status-other-cluster",
+    "list-other-cluster",
+    "delete-just-its-vm",
+    "delete-other-cluster",
+    "delete-other-machine-id",
+    "create-again",
+    "create-at-once",
+    "create-given-up-then-deleted",
+    "create-given-up-while-slow",
+    "restart-finds-the-vm",
+    "secrets-do-not-come-back",
+    "secrets-are-not-logged",
+];
+
+/// Whether its failure costs VMs or secrets.
+pub(super) fn is_dangerous(name: &str) -> bool {
+    DANGERS.contains(&name)
+}
+
 /// Sorts before all that it explains.
 pub(super) fn of_case(name: &str) -> usize {
     let place = FOUNDATIONS.iter().position(|foundation| *foundation == name);
@@ -43,10 +68,27 @@ pub(super) fn of_rule(id: &str, cases: &[CaseReport]) -> usize {
 }
 
 /// The cases that failed, the most telling first.
-pub(super) fn failures(cases: &[CaseReport]) -> Vec<&CaseReport> {
-    let mut failed: Vec<_> = cases.iter().filter(|case| case.verdict.is_failure()).collect();
-    failed.sort_by_key(|case| of_case(&case.name));
-    failed
+#[derive(Debug, Default)]
+pub(super) struct Failures<'a> {
+    /// Those by which a driver is not compliant.
+    pub binding: Vec<&'a CaseReport>,
+    /// Those that break no binding rule.
+    pub advisory: Vec<&'a CaseReport>,
+}
+
+impl<'a> Failures<'a> {
+    pub(super) fn of(cases: &'a [CaseReport]) -> Self {
+        let mut failed: Vec<_> = cases.iter().filter(|case| case.verdict.is_failure()).collect();
+        failed.sort_by_key(|case| of_case(&case.name));
+        let (binding, advisory) = failed.into_iter().partition(|case| is_binding(case));
+        Self { binding, advisory }
+    }
+}
+
+/// Whether one of the rules that it is to prove is binding.
+fn is_binding(case: &CaseReport) -> bool {
+    let mut proven = case.proves.iter().filter_map(|id| rules::find(id));
+    proven.any(Rule::is_binding)
 }
 
 #[cfg(test)]
@@ -55,8 +97,8 @@ mod tests {
     use crate::cases;
 
     #[test]
-    fn each_foundation_is_a_case() {
-        for name in FOUNDATIONS {
+    fn each_foundation_and_each_danger_is_a_case() {
+        for name in FOUNDATIONS.iter().chain(DANGERS) {
             assert!(cases::all().any(|case| case.name == *name), "{name}");
         }
     }

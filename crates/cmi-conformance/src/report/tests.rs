@@ -197,6 +197,44 @@ fn the_failure_that_explains_the_others_comes_first() {
     assert_eq!(report.broken().next().unwrap().id, "DRV-03");
 }
 
+/// A driver that says of VMs behind a back end that is away that they are gone loses a fleet.
+#[test]
+fn what_costs_vms_is_named_however_much_fails() {
+    let mut cases: Vec<_> = [
+        "create-makes-a-vm",
+        "list-offered",
+        "list-empty",
+        "list-keys",
+        "status-offered",
+        "status-never-made",
+        "create-ids",
+    ]
+    .map(|name| case(name, failed()))
+    .into();
+    cases.push(case("status-unavailable", failed()));
+    let text = text(&report(cases));
+    let (_, summary) = text.split_once("the most telling first").unwrap();
+    assert!(
+        summary.contains("status-unavailable: ") && summary.contains("and 2 more"),
+        "{summary}"
+    );
+}
+
+#[test]
+fn what_breaks_no_binding_rule_is_listed_by_itself() {
+    let advisory = CaseReport {
+        proves: vec!["DRV-08"],
+        ..case("create-two-clusters", failed())
+    };
+    let text = text(&report(vec![
+        case("create-makes-a-vm", Verdict::Passed),
+        advisory,
+    ]));
+    assert!(!text.contains("the most telling first"), "{text}");
+    let (_, summary) = text.split_once("no binding rule is broken:\n").unwrap();
+    assert!(summary.contains("create-two-clusters: "), "{summary}");
+}
+
 #[test]
 fn the_forms_name_cases_reasons_and_the_verdict() {
     let report = report(vec![

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::telling::Failures;
 use super::{CaseReport, Compliance, LayerReport, Report, Scope, Tally, telling};
 use crate::leftover;
 use crate::rules;
@@ -62,20 +63,31 @@ pub fn text(report: &Report) -> String {
 
 /// What to mend first.
 fn failures(report: &Report) -> String {
-    let failed = telling::failures(&report.cases);
-    if failed.is_empty() {
-        return String::new();
+    let Failures { binding, advisory } = Failures::of(&report.cases);
+    let mut text = String::new();
+    if !binding.is_empty() {
+        text += "\nfailed, the most telling first:\n";
+        let named = |(place, case): &(usize, &&CaseReport)| {
+            *place < MOST_FAILURES || telling::is_dangerous(&case.name)
+        };
+        let (shown, more): (Vec<_>, Vec<_>) = binding.iter().enumerate().partition(named);
+        text.extend(shown.into_iter().map(|(_, case)| failure(case)));
+        if !more.is_empty() {
+            let _infallible = writeln!(text, "  and {} more, which may follow from these", more.len());
+        }
     }
-    let mut text = "\nfailed, the most telling first:\n".to_owned();
-    for case in failed.iter().take(MOST_FAILURES) {
-        let reason = case.verdict.reason().unwrap_or_default();
-        let _infallible = writeln!(text, "  {}: {reason}", case.name);
+    if !advisory.is_empty() {
+        text += "\nbetter mended, though no binding rule is broken:\n";
+        text.extend(advisory.into_iter().map(failure));
     }
-    if let Some(more) = failed.len().checked_sub(MOST_FAILURES).filter(|more| *more > 0) {
-        let _infallible = writeln!(text, "  and {more} more, which may follow from these");
+    if !text.is_empty() {
+        text.push('\n');
     }
-    text.push('\n');
     text
+}
+
+fn failure(case: &CaseReport) -> String {
+    format!("  {}: {}\n", case.name, case.verdict.reason().unwrap_or_default())
 }
 
 /// What a yes is no word about, and how it becomes one.
