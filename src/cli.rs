@@ -13,6 +13,7 @@ mod orphans;
 mod plugin_args;
 mod run;
 mod signals;
+mod table;
 mod terminal;
 mod yaml;
 

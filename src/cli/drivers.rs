@@ -10,7 +10,7 @@ use super::CommandError;
 use super::driver_kind::DriverKind;
 use super::drivers_file::{self, DriverConfig};
 use crate::cli::terminal::say;
-use crate::configured_driver::{ConfiguredDriver, Priority, Settings};
+use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Priority, Settings};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use cmi_driver::{Driver, Operation, Readiness};
@@ -44,6 +44,15 @@ pub(super) fn load(path: &Path) -> Result<BuiltDrivers, CommandError> {
             Ok((settings, driver))
         })
         .collect()
+}
+
+/// As [`load`], for a command that calls them: it is no replica that has to be the leader.
+pub(super) fn load_unelected(path: &Path) -> Result<ConfiguredDrivers, CommandError> {
+    let metrics = Arc::new(Metrics::new());
+    let drivers = load(path)?.into_iter().map(|(settings, driver)| {
+        ConfiguredDriver::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics))
+    });
+    ConfiguredDrivers::new(drivers.collect()).map_err(CommandError::misconfigured)
 }
 
 /// Reads the file.
@@ -97,7 +106,7 @@ async fn check(args: CheckArgs) -> Result<(), CommandError> {
         match describe(&driver).await {
             Ok(line) => say(&format!("{name}: {line}")),
             Err(status) => {
-                say(&format!("{name}: {status}"));
+                say(&format!("{name}: {}: {}", status.code(), status.message()));
                 failed.push(name);
             }
         }

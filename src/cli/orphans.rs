@@ -2,19 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use clap::{Args, Subcommand, ValueEnum};
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::run::api_server;
+use super::table::table;
 use super::{CommandError, drivers};
 use crate::cli::terminal::say;
-use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers};
-use crate::leadership::Leadership;
 use crate::manager;
-use crate::metrics::Metrics;
 use crate::orphans::plan::Finding;
 use crate::orphans::{self, Found, Look};
 
@@ -84,14 +81,7 @@ pub(super) async fn execute(command: OrphansCommand) -> Result<(), CommandError>
 }
 
 async fn list(args: ListArgs) -> Result<(), CommandError> {
-    let metrics = Arc::new(Metrics::new());
-    let drivers = drivers::load(&args.drivers_config)?
-        .into_iter()
-        .map(|(settings, driver)| {
-            ConfiguredDriver::new(settings, driver, Leadership::unelected(), Arc::clone(&metrics))
-        })
-        .collect();
-    let drivers = ConfiguredDrivers::new(drivers).map_err(CommandError::misconfigured)?;
+    let drivers = drivers::load_unelected(&args.drivers_config)?;
     let config = api_server(args.kubeconfig)
         .await
         .map_err(CommandError::Misconfigured)?;
@@ -105,7 +95,7 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
     let looks = looks.await.map_err(CommandError::failed)?;
     let rows = rows(&looks, args.all);
     match args.output {
-        Output::Table => say(table(&rows, Timestamp::now()).trim_end()),
+        Output::Table => say(text(&rows, Timestamp::now()).trim_end()),
         Output::Json => say(&serde_json::to_string_pretty(&rows).map_err(CommandError::failed)?),
     }
     let failures: Vec<_> = looks
@@ -164,8 +154,7 @@ fn row(driver: &str, found: &Found, all: bool) -> Option<Row> {
     })
 }
 
-/// Columns as kubectl has them.
-fn table(rows: &[Row], now: Timestamp) -> String {
+fn text(rows: &[Row], now: Timestamp) -> String {
     let titles = [
         "FINDING",
         "DRIVER",
@@ -191,23 +180,7 @@ fn table(rows: &[Row], now: Timestamp) -> String {
             row.why.join("; "),
         ]
     }));
-    let widths: Vec<usize> = (0..titles.len())
-        .map(|column| {
-            lines
-                .iter()
-                .map(|line| line[column].chars().count())
-                .max()
-                .unwrap_or(0)
-        })
-        .collect();
-    let mut text = String::new();
-    for line in &lines {
-        let cells = line.iter().zip(&widths);
-        let padded: Vec<_> = cells.map(|(cell, width)| format!("{cell:<width$}")).collect();
-        text.push_str(padded.join("   ").trim_end());
-        text.push('\n');
-    }
-    text
+    table(&lines)
 }
 
 fn or_unknown(text: &str) -> String {
@@ -288,7 +261,7 @@ mod tests {
     #[test]
     fn a_table_says_whose_vm_it_was_how_old_it_is_and_why_it_is_kept() {
         let now = Timestamp::from_second(7_200).unwrap();
-        let text = table(&rows(&looks(), false), now);
+        let text = text(&rows(&looks(), false), now);
         assert_eq!(
             text,
             "FINDING     DRIVER   NAMESPACE   CLUSTER   NAME   AGE   PROVIDER ID   IDENTITY   WHY\n\

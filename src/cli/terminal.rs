@@ -1,14 +1,71 @@
 //! What a command writes for its user. A terminal or a pipe that is gone, as with `| head`, ends no command:
 //! what it has begun, it finishes.
 
+use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 /// Writes a line, or more, to standard output.
 pub(super) fn say(text: &str) {
-    let _gone = writeln!(io::stdout(), "{text}");
+    let _gone = writeln!(io::stdout(), "{}", harmless(text));
 }
 
 /// Writes a line to standard error.
 pub(super) fn complain(text: &str) {
-    let _gone = writeln!(io::stderr(), "capcmi: {text}");
+    let _gone = writeln!(io::stderr(), "capcmi: {}", harmless(text));
+}
+
+/// A text of others in one line: what of it would end the line or command the terminal is written out.
+pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    escaped(text, is_command)
+}
+
+/// As [`printable`], for texts whose line ends are this program's own.
+fn harmless(text: &str) -> Cow<'_, str> {
+    escaped(text, |letter| {
+        is_command(letter) && letter != '\n' && letter != '\t'
+    })
+}
+
+/// Control characters, and those that change the direction of what follows.
+fn is_command(letter: char) -> bool {
+    let changes_direction = matches!(
+        letter,
+        '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    letter.is_control() || changes_direction
+}
+
+/// In the notation of JSON, which stays the same JSON.
+fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&is_escaped) {
+        return Cow::Borrowed(text);
+    }
+    let mut all = String::new();
+    for letter in text.chars() {
+        if is_escaped(letter) {
+            let _infallible = write!(all, "\\u{:04x}", u32::from(letter));
+        } else {
+            all.push(letter);
+        }
+    }
+    Cow::Owned(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_of_others_neither_commands_the_terminal_nor_ends_the_line() {
+        assert_eq!(
+            printable("id\u{1b}[2J\r\nok \u{202e}ü"),
+            "id\\u001b[2J\\u000d\\u000aok \\u202eü"
+        );
+        assert!(matches!(printable("plain, ünd ok"), Cow::Borrowed(_)));
+        assert_eq!(harmless("a\n\tb\u{9b}c"), "a\n\tb\\u009bc");
+        let json = serde_json::json!({"a": "\u{9b}"});
+        let printed: serde_json::Value = serde_json::from_str(&harmless(&json.to_string())).unwrap();
+        assert_eq!(printed, json);
+    }
 }

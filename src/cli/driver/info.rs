@@ -67,7 +67,12 @@ pub(in crate::cli) async fn execute(args: InfoArgs) -> Result<(), CommandError> 
         match ask(&asked).await {
             Ok(driver_info) => say(format!("{}:\n{driver_info}", asked.name).trim_end()),
             Err(status) => {
-                say(&format!("{}: {status}", asked.name));
+                say(&format!(
+                    "{}: {}: {}",
+                    asked.name,
+                    status.code(),
+                    status.message()
+                ));
                 failed.push(asked.name);
             }
         }
