@@ -20,6 +20,39 @@ const LONGEST_SHOWN: usize = 253;
 /// `field` of credentials that the spec names.
 pub const SECRET_REF: &str = "spec.secretRef";
 
+/// Stands for a message of a driver that may hold what must not be shown.
+const UNSAFE_TO_SHOW: &str =
+    "the driver's message is withheld: it may contain bootstrap data, which could not be read to remove it";
+
+/// Takes the bootstrap data of a machine out of what a driver says, which may have kept them from the create
+/// (OPS-11).
+pub struct Scrubber {
+    /// Nothing where they could not be read.
+    secrets: Option<Secrets>,
+}
+
+impl Scrubber {
+    /// Of the bootstrap data in a Secret. One that is not there has none.
+    pub async fn of_bootstrap_data(client: &Client, namespace: &str, name: &str) -> Self {
+        let secrets = match bootstrap_data(client, namespace, name, Secrets::default()).await {
+            Ok(Ok(secrets)) => Some(secrets),
+            Ok(Err(InvalidSecret::Missing { .. } | InvalidSecret::NoBootstrapData(_))) => {
+                Some(Secrets::default())
+            }
+            Ok(Err(_)) | Err(_) => None,
+        };
+        Self { secrets }
+    }
+
+    /// The message without them; nothing of it where they are not known.
+    pub fn scrub(&self, message: &str) -> String {
+        match &self.secrets {
+            Some(secrets) => secrets.scrub(message),
+            None => UNSAFE_TO_SHOW.to_owned(),
+        }
+    }
+}
+
 /// Why the secrets of a call can't be put together; a person has to act.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSecret {

@@ -21,11 +21,8 @@ use super::ownership::Ownership;
 use super::plan::{Plan, Step};
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
+use crate::apiserver::secrets::Scrubber;
 use crate::configured_driver::Permit;
-
-/// Stands for a driver's message that may hold what must not be shown.
-const UNSAFE_TO_SHOW: &str =
-    "the driver's message is withheld: it may contain bootstrap data, which could not be read to remove it";
 
 /// What came of a plan, and the permit that it was carried out with. That is kept until all is published: so
 /// many machines come up at a time, whatever the controller's concurrency.
@@ -131,8 +128,7 @@ async fn without_bootstrap_data(
     let (true, Some(name)) = (outcome.quotes_the_driver(), gathered.bootstrap_secret()) else {
         return outcome;
     };
-    match machine_class::bootstrap_data_to_hide(ctx, machine, name).await {
-        Ok(secrets) => outcome.map_message(|message| secrets.scrub(message)),
-        Err(_) => outcome.map_message(|_| UNSAFE_TO_SHOW.to_owned()),
-    }
+    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    let scrubber = Scrubber::of_bootstrap_data(&ctx.client, namespace, name).await;
+    outcome.map_message(|message| scrubber.scrub(message))
 }

@@ -15,24 +15,21 @@ use super::record::Record;
 use crate::admission::{self, Enforcement};
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
-use crate::apiserver::secrets::{self, SECRET_REF};
-use crate::apiserver::{Error, InvalidSecret, Note, patch_metadata};
+use crate::apiserver::secrets::{SECRET_REF, Scrubber};
+use crate::apiserver::{Error, Note, patch_metadata};
 use crate::configured_driver::{PERMIT_WAIT, Permit, Priority, Requester};
 use crate::credentials;
 use crate::identity;
 use crate::reconciler::Again;
 use crate::retry::{self, Disposition, Stage};
-use cmi_driver::{Code, MachineClass, MachineRef, Operation, RestartMachineRequest, Secrets, Status};
-
-/// Stands for a driver's message that may hold what must not be shown.
-const UNSAFE_TO_SHOW: &str =
-    "the driver's message is withheld: it may contain bootstrap data, which could not be read to remove it";
+use cmi_driver::{Code, MachineClass, MachineRef, Operation, RestartMachineRequest, Status};
 
 /// Restarts the VM, as far as that may be done now, and says how it went.
 ///
-/// # Guarantees The restart is written down before the driver is called, on the version of the object that
-/// the plan was made from: neither a crash nor a cache that is behind makes one more. It is taken back only
-/// where the call never left this process.
+/// # Guarantees
+/// The restart is written down before the driver is called, on the version of the object that the plan was
+/// made from: neither a crash nor a cache that is behind makes one more. It is taken back only where the call
+/// never left this process.
 pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Result<Again, Error> {
     let remediation = &gathered.remediation;
     let Some((infra, driver)) = gathered.infra_and_driver() else {
@@ -177,11 +174,7 @@ async fn without_bootstrap_data(gathered: &Gathered, ctx: &Context, status: Stat
     let Some(name) = machine.and_then(|machine| machine.spec.bootstrap.data_secret_name.as_deref()) else {
         return status;
     };
-    let read = secrets::bootstrap_data(&ctx.client, gathered.namespace(), name, Secrets::default()).await;
-    let message = match read {
-        Ok(Ok(secrets)) => secrets.scrub(status.message()),
-        Ok(Err(InvalidSecret::Missing { .. } | InvalidSecret::NoBootstrapData(_))) => return status,
-        Ok(Err(_)) | Err(_) => UNSAFE_TO_SHOW.to_owned(),
-    };
+    let scrubber = Scrubber::of_bootstrap_data(&ctx.client, gathered.namespace(), name).await;
+    let message = scrubber.scrub(status.message());
     status.with_message(message)
 }

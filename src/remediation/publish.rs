@@ -27,8 +27,8 @@ pub async fn publish(
     report: &Report,
 ) -> Result<(), Error> {
     if let (Some(machine), Some(verdict)) = (gathered.machine(), &report.verdict) {
-        let is_told = tell_machine(ctx, gathered.namespace(), machine, verdict).await?;
-        if is_told && verdict.is_owners_turn {
+        let is_new = report_to_machine(ctx, gathered.namespace(), machine, verdict).await?;
+        if is_new && verdict.is_owners_turn {
             ctx.events.publish(&gathered.remediation, given_up(report)).await;
         }
     }
@@ -36,7 +36,7 @@ pub async fn publish(
     write(&gathered.remediation, metadata, ctx, &status).await
 }
 
-/// The event of a Machine that its owner is told to replace.
+/// The event of a Machine that its owner has to replace.
 fn given_up(report: &Report) -> Note {
     Note {
         warning: true,
@@ -86,7 +86,7 @@ pub async fn publish_resumption(remediation: &InfraMachineRemediation, ctx: &Con
 /// Writes the conditions of the Machine that say how its remediation stands. Others write to it at the same
 /// time, its MachineHealthCheck first of all: what they wrote is read, and one that is found to be healthy is
 /// not left to its owner. False where they said so before.
-async fn tell_machine(
+async fn report_to_machine(
     ctx: &Context,
     namespace: &str,
     machine: &RemediatedMachine,

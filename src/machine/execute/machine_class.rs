@@ -8,7 +8,7 @@ use crate::identity;
 use crate::machine::Context;
 use crate::machine::credentials::Credentials;
 use crate::machine::object::Object;
-use cmi_driver::{MachineClass, ProviderSpec, Secrets};
+use cmi_driver::{MachineClass, ProviderSpec};
 
 /// Why nothing came of a plan.
 #[derive(Debug)]
@@ -72,23 +72,6 @@ pub async fn with_bootstrap_data(
         provider_spec: class.provider_spec,
         secrets,
     })
-}
-
-/// The bootstrap data alone, to take them out of what a driver says; nothing when there are none.
-///
-/// # Errors
-/// They can't be read, so that it is not known what has to be taken out.
-pub async fn bootstrap_data_to_hide(
-    ctx: &Context,
-    machine: &InfraMachine,
-    name: &str,
-) -> Result<Secrets, Stopped> {
-    let none = Secrets::default();
-    match secrets::bootstrap_data(&ctx.client, namespace(machine), name, none).await? {
-        Ok(secrets) => Ok(secrets),
-        Err(InvalidSecret::Missing { .. } | InvalidSecret::NoBootstrapData(_)) => Ok(Secrets::default()),
-        Err(cause) => Err(cause.into()),
-    }
 }
 
 fn namespace(machine: &InfraMachine) -> &str {
