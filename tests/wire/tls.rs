@@ -57,14 +57,15 @@ impl Authority {
 }
 
 fn write(folder: &Path, identity: &Identity, clients: &Authority) -> Result<CertificateFiles> {
+    let authorities = folder.join("ca.crt");
     let files = CertificateFiles {
         certificate: folder.join("tls.crt"),
         key: folder.join("tls.key"),
-        client_authorities: folder.join("ca.crt"),
+        client_authorities: Some(authorities.clone()),
     };
     std::fs::write(&files.certificate, &identity.certificate)?;
     std::fs::write(&files.key, &identity.key)?;
-    std::fs::write(&files.client_authorities, &clients.certificate)?;
+    std::fs::write(&authorities, &clients.certificate)?;
     Ok(files)
 }
 
@@ -215,10 +216,11 @@ async fn certificates_that_can_not_be_used_are_named_before_anything_is_served()
         "{unused:?}"
     );
 
+    let authorities = files.client_authorities.clone().context("there are none")?;
     for (file, text) in [
         (&files.key, "no key"),
         (&files.certificate, ""),
-        (&files.client_authorities, ""),
+        (&authorities, ""),
         (&files.key, &authority.issue("another")?.key),
     ] {
         let kept = std::fs::read_to_string(file)?;

@@ -101,7 +101,7 @@ impl TlsArgs {
         Some(CertificateFiles {
             certificate: self.certificate?,
             key: self.key?,
-            client_authorities: self.client_authorities?,
+            client_authorities: Some(self.client_authorities?),
         })
     }
 }

@@ -1,11 +1,13 @@
-//! TLS of a plugin: 1.2 or later, and both sides show a certificate.
+//! TLS of a server: 1.2 or later, with certificates from files. Both sides of a plugin show one.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, fs, io};
 
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
@@ -13,18 +15,20 @@ use tokio_rustls::TlsAcceptor;
 /// Certificates and a key in files, which are read again for every client, since a mounted Secret changes.
 pub struct ServerTls {
     files: CertificateFiles,
+    /// The protocol inside, as TLS negotiates it.
+    protocol: &'static [u8],
     loaded: Mutex<Option<Loaded>>,
 }
 
-/// Where a plugin's certificates are, as PEM.
+/// Where a server's certificates are, as PEM.
 #[derive(Clone, Debug)]
 pub struct CertificateFiles {
-    /// The plugin's certificate and those that lead to its authority.
+    /// The server's certificate and those that lead to its authority.
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
-    /// The authorities of the clients that may call.
-    pub client_authorities: PathBuf,
+    /// The authorities of the clients that may call; without them, every client may.
+    pub client_authorities: Option<PathBuf>,
 }
 
 /// What was read the last time, and what came of it.
@@ -38,7 +42,7 @@ struct Loaded {
 struct Texts {
     certificate: Vec<u8>,
     key: Vec<u8>,
-    client_authorities: Vec<u8>,
+    client_authorities: Option<Vec<u8>>,
 }
 
 impl fmt::Debug for ServerTls {
@@ -86,10 +90,20 @@ pub enum TlsError {
 }
 
 impl ServerTls {
-    /// Reads nothing yet.
+    /// For gRPC. Reads nothing yet.
     pub fn new(files: CertificateFiles) -> Self {
+        Self::inside(b"h2", files)
+    }
+
+    /// For a server of HTTP/1.1. Reads nothing yet.
+    pub fn http1(files: CertificateFiles) -> Self {
+        Self::inside(b"http/1.1", files)
+    }
+
+    fn inside(protocol: &'static [u8], files: CertificateFiles) -> Self {
         Self {
             files,
+            protocol,
             loaded: Mutex::new(None),
         }
     }
@@ -98,12 +112,12 @@ impl ServerTls {
     ///
     /// # Errors
     /// [`TlsError`] when they can't be used.
-    pub(super) fn check(&self) -> Result<(), TlsError> {
+    pub fn check(&self) -> Result<(), TlsError> {
         self.current().map(drop)
     }
 
     /// What makes the handshake with the next client. While the files can't be used, those of before are.
-    pub(super) fn acceptor(&self) -> Option<TlsAcceptor> {
+    pub fn acceptor(&self) -> Option<TlsAcceptor> {
         match self.current() {
             Ok(config) => Some(config.into()),
             Err(error) => {
@@ -123,7 +137,7 @@ impl ServerTls {
         if let Some(loaded) = loaded.as_ref().filter(|loaded| loaded.texts == texts) {
             return Ok(Arc::clone(&loaded.config));
         }
-        let config = Arc::new(self.files.config(&texts)?);
+        let config = Arc::new(self.files.config(&texts, self.protocol)?);
         *loaded = Some(Loaded {
             texts,
             config: Arc::clone(&config),
@@ -143,22 +157,16 @@ impl CertificateFiles {
         Ok(Texts {
             certificate: read(&self.certificate)?,
             key: read(&self.key)?,
-            client_authorities: read(&self.client_authorities)?,
+            client_authorities: self.client_authorities.as_deref().map(read).transpose()?,
         })
     }
 
-    fn config(&self, texts: &Texts) -> Result<ServerConfig, TlsError> {
+    fn config(&self, texts: &Texts, protocol: &[u8]) -> Result<ServerConfig, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut authorities = RootCertStore::empty();
-        for authority in certificates(&self.client_authorities, &texts.client_authorities)? {
-            authorities.add(authority)?;
-        }
-        let clients = WebPkiClientVerifier::builder_with_provider(authorities.into(), Arc::clone(&provider))
-            .build()
-            .map_err(|source| TlsError::Authorities {
-                path: self.client_authorities.clone(),
-                source,
-            })?;
+        let clients = match (&self.client_authorities, &texts.client_authorities) {
+            (Some(path), Some(text)) => verifier(path, text, &provider)?,
+            _ => WebPkiClientVerifier::no_client_auth(),
+        };
         let key = PrivateKeyDer::from_pem_slice(&texts.key).map_err(|source| TlsError::Pem {
             path: self.key.clone(),
             source,
@@ -167,9 +175,27 @@ impl CertificateFiles {
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(clients)
             .with_single_cert(certificates(&self.certificate, &texts.certificate)?, key)?;
-        config.alpn_protocols.push(b"h2".to_vec());
+        config.alpn_protocols.push(protocol.to_vec());
         Ok(config)
     }
+}
+
+/// Lets in the clients of these authorities, and no others.
+fn verifier(
+    path: &Path,
+    text: &[u8],
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let mut authorities = RootCertStore::empty();
+    for authority in certificates(path, text)? {
+        authorities.add(authority)?;
+    }
+    WebPkiClientVerifier::builder_with_provider(authorities.into(), Arc::clone(provider))
+        .build()
+        .map_err(|source| TlsError::Authorities {
+            path: path.to_owned(),
+            source,
+        })
 }
 
 /// At least one.
