@@ -27,6 +27,7 @@ pub mod caches; // what is watched, and what is derived from it
 pub mod configured_driver; // a configured driver, and the rules for calling it
 pub mod credentials; // of a driver call: of a Secret, or from the provider's side
 pub mod driver_query; // what a driver is asked about a class before there is a machine
+pub mod hot_update; // what of a changed spec a living VM can take
 pub mod identity; // the identity of a machine at a driver
 pub mod leadership; // whether this replica may act
 pub mod listing; // lists of VMs

@@ -79,6 +79,7 @@ const MAP: &[Rule] = &[
     // L1: tools.
     rule("apiserver", &["api", "retry"], WIRE),
     rule("identity", &["api"], WIRE),
+    rule("hot_update", &["api"], WIRE),
     rule("caches", &["api", "identity"], WIRE),
     rule("leadership", &[], WIRE),
     rule("metrics", &[], WIRE),
@@ -127,6 +128,7 @@ const MAP: &[Rule] = &[
             "api",
             "retry",
             "leadership",
+            "hot_update",
             "identity",
             "apiserver",
             "caches",
@@ -254,6 +256,7 @@ const PURE: &[&str] = &[
     "machine/status.rs",
     "machine/status",
     "machine/publish/events.rs",
+    "hot_update.rs",
     "identity.rs",
     "machine/outcome.rs",
     "machine/ownership.rs",

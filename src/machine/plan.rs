@@ -3,7 +3,6 @@
 //! [`plan`] is total: for every object and every observation there is exactly one [`Plan`].
 
 mod deletion;
-mod difference;
 mod provisioned;
 mod steps;
 #[cfg(test)]

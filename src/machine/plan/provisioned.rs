@@ -1,10 +1,10 @@
 //! A VM that was handed to Cluster API: it is never made again under its Machine.
 
-use super::difference::difference;
 use super::waits::{is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
 use super::{Observed, Plan, Refresh, Step, Update, known_provider_id};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::configured_driver::KnownDriver;
+use crate::hot_update::Changes;
 use crate::identity::{self, InvalidSpec};
 use crate::machine::outcome::Outcome;
 use crate::machine::runtime_state::LookUpHint;
@@ -60,15 +60,7 @@ pub fn plan_provisioned(
         Err(invalid) => return Outcome::Refused { invalid, again }.into(),
     };
     let applied = applied.unwrap_or_else(|| wanted.clone());
-    let (hot, not_updatable): (Vec<_>, Vec<_>) =
-        difference(&applied, &wanted).into_iter().partition(|path| {
-            offers(Operation::UpdateMachine)
-                && driver
-                    .capabilities
-                    .hot_updatable
-                    .iter()
-                    .any(|allowed| allowed.covers(path))
-        });
+    let Changes { hot, not_updatable } = Changes::between(&applied, &wanted, &driver.capabilities);
     if not_updatable.is_empty() && (has_unfinished_update(machine) || !hot.is_empty()) {
         // One that has answered that it does not offer the look-up can be asked for an update all the same.
         if let Some(wait) = retry_wait(seen).filter(|_| !lacks_look_up) {
