@@ -1,7 +1,11 @@
 //! What of a changed provider spec a living VM can take: the rule is the same for an InfraMachine that was
 //! changed, for a question of Cluster API beforehand, and for one of a person.
 
+pub mod in_place;
+
 use serde_json::{Map, Value};
+
+pub use in_place::InPlaceUpdate;
 
 use cmi_driver::{Capabilities, JsonPointer, Operation, ProviderSpec};
 

@@ -27,7 +27,9 @@ use tokio_util::sync::CancellationToken;
 use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, DuplicateName, Settings};
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
+use crate::runtime_extension;
 use cmi_driver::Driver;
+use cmi_grpc::server::ServerTls;
 
 pub use client::{RequestTimedOut, reading as reading_client};
 pub use controllers::{ControllerContext, ControllerOptions, OrphanOptions, Task, all as all_controllers};
@@ -57,6 +59,8 @@ pub struct Setup {
     pub health: TcpListener,
     /// Where `/metrics` is answered.
     pub diagnostics: Diagnostics,
+    /// Where Cluster API calls the Runtime Extension, if it is served.
+    pub runtime_extension: Option<RuntimeExtension>,
     /// How long running reconciles may take to end.
     pub grace: Duration,
 }
@@ -69,6 +73,14 @@ pub enum Diagnostics {
     Insecure(TcpListener),
     /// Over HTTPS, to callers that the API server lets `get` the path.
     Secure(TcpListener),
+}
+
+/// Where Cluster API calls the Runtime Extension.
+pub struct RuntimeExtension {
+    /// Where it listens.
+    pub listener: TcpListener,
+    /// Its certificate, and whom it lets call.
+    pub tls: ServerTls,
 }
 
 /// Why a manager ended, or did not start.
@@ -134,6 +146,20 @@ impl Running {
         );
         services.spawn("the watchdog", context.health.clone().watch());
         serve_diagnostics(&mut services, setup.diagnostics, &own_client, &context.metrics)?;
+        if let Some(extension) = setup.runtime_extension {
+            let router = runtime_extension::router(runtime_extension::Context {
+                client: context.client.clone(),
+                drivers: context.drivers.clone(),
+                leadership: leadership.clone(),
+                namespace: context.options.namespace.clone(),
+                watch_filter: context.options.watch_filter.clone(),
+            });
+            let tls = Tls::Files(Arc::new(extension.tls));
+            services.spawn(
+                "the Runtime Extension",
+                serve::serve(extension.listener, Some(tls), router),
+            );
+        }
         for driver in context.drivers.iter().map(Arc::clone) {
             services.spawn("a driver's probe", async move { driver.run().await });
         }

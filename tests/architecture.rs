@@ -118,6 +118,18 @@ const MAP: &[Rule] = &[
         WIRE,
     ),
     rule("workload_cluster", &["api", "apiserver", "retry"], WIRE),
+    rule(
+        "runtime_extension",
+        &[
+            "api",
+            "apiserver",
+            "configured_driver",
+            "hot_update",
+            "leadership",
+            "telemetry",
+        ],
+        WIRE,
+    ),
     rule("telemetry", &[], &["kube", "tonic", "prost"]),
     rule("manifests", &["api"], WIRE),
     // L1: reconcilers. None knows another, or a concrete driver.
@@ -223,6 +235,7 @@ const MAP: &[Rule] = &[
             "configured_driver",
             "metrics",
             "leadership",
+            "runtime_extension",
             "telemetry",
             "controllers",
             "machine",
@@ -257,6 +270,7 @@ const PURE: &[&str] = &[
     "machine/status",
     "machine/publish/events.rs",
     "hot_update.rs",
+    "hot_update/in_place.rs",
     "identity.rs",
     "machine/outcome.rs",
     "machine/ownership.rs",
@@ -273,6 +287,8 @@ const PURE: &[&str] = &[
     "remediation/plan.rs",
     "remediation/plan",
     "remediation/record.rs",
+    "runtime_extension/progress.rs",
+    "runtime_extension/spec_changes.rs",
     "template/status.rs",
 ];
 

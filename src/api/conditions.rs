@@ -91,6 +91,8 @@ pub mod reason {
     pub const UP_TO_DATE: &str = "UpToDate";
     /// The wanted provider spec differs in fields that a living VM can't change.
     pub const NOT_HOT_UPDATABLE: &str = "NotHotUpdatable";
+    /// Cluster API updates the machine in place, and has not asked this provider to change the VM.
+    pub const WAITING_FOR_UPDATE_REQUEST: &str = "WaitingForUpdateRequest";
     /// `spec.secretRef` names another Secret than the one that the VM was made with.
     pub const SECRET_CHANGED: &str = "SecretChanged";
     /// No driver of that name, or not for this namespace.

@@ -30,6 +30,11 @@ pub const SHUT_DOWN_ACCEPTED_AT: &str = "infrastructure.capcmi.io/shut-down-acce
 /// which comes later is left alone. Not reserved: a forged one keeps a taint on a Node of the user's own
 /// cluster.
 pub const NOT_READY_TAINT_REMOVED_FROM: &str = "infrastructure.capcmi.io/not-ready-taint-removed-from";
+/// Annotation: `<uid>/<generation>/requested` where Cluster API has asked the provider's Runtime Extension to
+/// update the VM in place to the spec of that generation, and `…/done` when the VM has it. Not reserved: a
+/// forged request leads to an update that its author could have had by changing the spec, and a forged `done`
+/// ends Cluster API's update early, after which the spec is applied as one that was changed by hand.
+pub const IN_PLACE_UPDATE: &str = "infrastructure.capcmi.io/in-place-update";
 /// Annotation: `true` lets an InfraMachine go without a confirmation that its VM is gone. The last resort,
 /// and the administrator's: reserved, and in a template it would lose every VM.
 pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
@@ -42,7 +47,7 @@ pub const RESTARTS: &str = "infrastructure.capcmi.io/restarts";
 pub const RESTART_ISSUED_AT: &str = "infrastructure.capcmi.io/restart-issued-at";
 
 /// The annotations that the provider writes to what says which VM is whose.
-pub const OWN_ANNOTATIONS: [&str; 10] = [
+pub const OWN_ANNOTATIONS: [&str; 11] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
@@ -53,6 +58,7 @@ pub const OWN_ANNOTATIONS: [&str; 10] = [
     CREATE_ISSUED_AT,
     SHUT_DOWN_ACCEPTED_AT,
     NOT_READY_TAINT_REMOVED_FROM,
+    IN_PLACE_UPDATE,
 ];
 
 /// The annotations that only the provider and the administrator may write: a user with forged ones could
@@ -92,6 +98,8 @@ pub const MOVE_HIERARCHY: &str = "clusterctl.cluster.x-k8s.io/move-hierarchy";
 /// The value of [`BLOCK_MOVE`] while a call that changes the VM is in flight. With any
 /// other value it is the user's.
 pub const BLOCK_MOVE_VALUE: &str = "capcmi";
+/// Annotation, any value: Cluster API updates the machine in place, and has written the new spec.
+pub const UPDATE_IN_PROGRESS: &str = "in-place-updates.internal.cluster.x-k8s.io/update-in-progress";
 /// Annotation of an InfraCluster that is managed externally.
 pub const MANAGED_BY: &str = "cluster.x-k8s.io/managed-by";
 

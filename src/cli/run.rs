@@ -11,7 +11,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::address::BindAddress;
 use super::{CommandError, drivers, duration, signals};
-use crate::manager::{self, ControllerOptions, Diagnostics, Election, OrphanOptions, Setup, Timing};
+use crate::manager::{
+    self, ControllerOptions, Diagnostics, Election, OrphanOptions, RuntimeExtension, Setup, Timing,
+};
+use cmi_grpc::server::{CertificateFiles, ServerTls};
 
 /// Name of the Lease, after the custom of Cluster API's managers; of a provider that looks at a part of the
 /// objects alone, the beginning of the name.
@@ -37,6 +40,8 @@ pub(super) struct RunArgs {
     election: ElectionArgs,
     #[command(flatten)]
     servers: ServerArgs,
+    #[command(flatten)]
+    runtime_extension: RuntimeExtensionArgs,
     #[command(flatten)]
     work: WorkArgs,
 }
@@ -83,6 +88,32 @@ struct ServerArgs {
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     insecure_diagnostics: bool,
+}
+
+/// What Cluster API is answered that updates machines in place.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Updates in place")]
+struct RuntimeExtensionArgs {
+    /// Where Cluster API's Runtime Extension is served, over HTTPS, by which MachineDeployments and
+    /// control planes update VMs in place; without it, it is not. config/components/in-place-updates
+    /// has what it needs.
+    #[arg(
+        id = "runtime_extension_address",
+        long = "runtime-extension-address",
+        value_name = "ADDRESS"
+    )]
+    address: Option<BindAddress>,
+    /// Folder with tls.crt and tls.key, the certificate of that address; it is read again when it changes.
+    #[arg(
+        long = "runtime-extension-cert-dir",
+        value_name = "FOLDER",
+        default_value = "/tmp/k8s-runtime-extension-server/serving-certs"
+    )]
+    cert_dir: PathBuf,
+    /// The authorities, as PEM, of the clients that may call it (core's
+    /// --runtime-extension-client-cert-file); without it, every client may.
+    #[arg(long = "runtime-extension-client-ca-file", value_name = "FILE")]
+    client_ca_file: Option<PathBuf>,
 }
 
 /// How much is done at once.
@@ -173,6 +204,7 @@ pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
             .await
             .map_err(CommandError::Failed)?,
         diagnostics: args.servers.diagnostics().await.map_err(CommandError::Failed)?,
+        runtime_extension: args.runtime_extension.listen().await?,
         grace: args.work.graceful_shutdown_timeout,
     };
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "starting");
@@ -236,6 +268,24 @@ impl ServerArgs {
         } else {
             Diagnostics::Secure(listener)
         })
+    }
+}
+
+impl RuntimeExtensionArgs {
+    async fn listen(self) -> Result<Option<RuntimeExtension>, CommandError> {
+        let Some(address) = self.address else {
+            return Ok(None);
+        };
+        let tls = ServerTls::http1(CertificateFiles {
+            certificate: self.cert_dir.join("tls.crt"),
+            key: self.cert_dir.join("tls.key"),
+            client_authorities: self.client_ca_file,
+        });
+        tls.check()
+            .context("the certificates of the Runtime Extension can't be used")
+            .map_err(CommandError::Misconfigured)?;
+        let listener = address.bind().await.map_err(CommandError::Failed)?;
+        Ok(Some(RuntimeExtension { listener, tls }))
     }
 }
 

@@ -19,6 +19,7 @@ use super::object::Object;
 use super::outcome::Outcome;
 use super::ownership::Ownership;
 use super::plan::{Plan, Step};
+use crate::api::labels;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Error;
 use crate::apiserver::secrets::Scrubber;
@@ -58,6 +59,13 @@ pub async fn execute<'a>(
         Plan::RestoreFinalizer(ownership) => {
             restore_finalizer(object, &ownership).await?;
             // What was written leads to the next reconcile.
+            return Ok(Execution::without_permit(Outcome::Waiting(None)));
+        }
+        Plan::ReportInPlaceUpdate(done) => {
+            let action = "reporting that the VM was updated in place";
+            object
+                .patch_annotations(action, &[(labels::IN_PLACE_UPDATE, done)])
+                .await?;
             return Ok(Execution::without_permit(Outcome::Waiting(None)));
         }
     };

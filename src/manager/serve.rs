@@ -17,6 +17,7 @@ use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
 use cmi_grpc::connections::{Connections, Ticket};
+use cmi_grpc::server::ServerTls;
 
 /// Connections at the same time.
 const MOST_CONNECTIONS: usize = 256;
@@ -29,9 +30,14 @@ const MOST_HEADER_BYTES: usize = 32 * 1024;
 /// How long a connection may last, with the review of its token and its answer.
 const LIFETIME: Duration = Duration::from_secs(30);
 
-/// A certificate and its key.
+/// What the handshake with a client is made with.
 #[derive(Clone)]
-pub(super) struct Tls(TlsAcceptor);
+pub(super) enum Tls {
+    /// A certificate of this process's own.
+    SelfSigned(TlsAcceptor),
+    /// Certificates in files, which may change.
+    Files(Arc<ServerTls>),
+}
 
 /// Why a certificate could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +61,15 @@ impl Tls {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_single_cert(vec![made.cert.der().clone()], PrivateKeyDer::from(key))?;
-        Ok(Self(TlsAcceptor::from(Arc::new(config))))
+        Ok(Self::SelfSigned(TlsAcceptor::from(Arc::new(config))))
+    }
+
+    /// Nothing where the files could never be used.
+    fn acceptor(&self) -> Option<TlsAcceptor> {
+        match self {
+            Self::SelfSigned(acceptor) => Some(acceptor.clone()),
+            Self::Files(files) => files.acceptor(),
+        }
     }
 }
 
@@ -83,11 +97,16 @@ pub(super) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Route
 async fn greet(stream: TcpStream, tls: Option<Tls>, router: Router, ticket: &Arc<Ticket>) {
     match tls {
         None => answer(stream, router, ticket).await,
-        Some(Tls(acceptor)) => match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => answer(stream, router, ticket).await,
-            Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
-            Err(_elapsed) => tracing::debug!("TLS handshake took too long"),
-        },
+        Some(tls) => {
+            let Some(acceptor) = tls.acceptor() else {
+                return;
+            };
+            match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
+                Ok(Ok(stream)) => answer(stream, router, ticket).await,
+                Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+                Err(_elapsed) => tracing::debug!("TLS handshake took too long"),
+            }
+        }
     }
 }
 

@@ -67,6 +67,7 @@ async fn setup(controllers: fn(&ControllerContext) -> Vec<Task>) -> Setup {
         controllers,
         health: listener().await,
         diagnostics: Diagnostics::Insecure(listener().await),
+        runtime_extension: None,
         grace: Duration::from_secs(30),
     }
 }

@@ -265,3 +265,63 @@ async fn remediations_are_looked_at_and_permitted_with_their_component_alone() -
     ensure!(binding["subjects"][0]["name"] == "capcmi-manager", "{binding}");
     Ok(())
 }
+
+/// The registration leads to the Service, and that to the port of the flag, behind the certificate that is
+/// registered.
+#[tokio::test]
+async fn the_runtime_extension_is_served_and_registered_with_its_component_alone() -> Result<()> {
+    let args = |objects: &[Value]| -> Result<String> {
+        Ok(pod(objects, "capcmi-controller-manager")?["containers"][0]["args"].to_string())
+    };
+    let without = composed(&[], "").await?;
+    ensure!(!args(&without)?.contains("--runtime-extension-address"));
+    ensure!(!without.iter().any(|object| object["kind"] == "ExtensionConfig"));
+
+    let with = composed(&["in-place-updates"], "").await?;
+    let flags = args(&with)?;
+    let pod = pod(&with, "capcmi-controller-manager")?;
+    let manager = named(&pod["containers"], "manager")?;
+    let port = named(&manager["ports"], "extension")?["containerPort"].to_string();
+    ensure!(
+        flags.contains(&format!("--runtime-extension-address=:{port}")),
+        "{flags}"
+    );
+    let folder = mounted(manager, "runtime-extension")?;
+    ensure!(
+        flags.contains(&format!("--runtime-extension-cert-dir={}", folder.display())),
+        "{flags}"
+    );
+    let secret = named(&pod["volumes"], "runtime-extension")?["secret"]["secretName"].clone();
+    let certificate = find(&with, "Certificate", "capcmi-runtime-extension")?;
+    ensure!(certificate["spec"]["secretName"] == secret, "{certificate}");
+    let config = find(&with, "ExtensionConfig", "capcmi")?;
+    let place = &config["spec"]["clientConfig"]["service"];
+    let service = find(&with, "Service", place["name"].as_str().unwrap_or_default())?;
+    ensure!(
+        service["metadata"]["namespace"] == place["namespace"],
+        "{service}"
+    );
+    ensure!(service["spec"]["ports"][0]["port"] == place["port"], "{service}");
+    ensure!(
+        service["spec"]["ports"][0]["targetPort"] == "extension",
+        "{service}"
+    );
+    let host = format!(
+        "{}.{}.svc",
+        place["name"].as_str().unwrap_or_default(),
+        place["namespace"].as_str().unwrap_or_default()
+    );
+    let names = certificate["spec"]["dnsNames"].to_string();
+    ensure!(names.contains(&format!("\"{host}\"")), "{names}");
+    let authority = "runtime.cluster.x-k8s.io/inject-ca-from-secret";
+    ensure!(
+        config["metadata"]["annotations"][authority]
+            == format!(
+                "{}/{}",
+                place["namespace"].as_str().unwrap_or_default(),
+                secret.as_str().unwrap_or_default()
+            ),
+        "{config}"
+    );
+    would_take(std::slice::from_ref(service)).await
+}

@@ -11,6 +11,7 @@ mod hanging;
 mod health_check;
 mod identity;
 mod idle;
+mod in_place_update;
 mod late_create;
 mod leadership;
 mod lifecycle;

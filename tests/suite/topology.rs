@@ -8,57 +8,7 @@ use management_cluster::{KUBERNETES_VERSION, apply_yaml, eventually};
 use serde_json::{Value, json};
 
 use crate::support::fleet::{bootstrap_secret, objects};
-use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
-
-/// A bootstrap provider's two kinds by Cluster API's contract. Every object is ready from the start, with the
-/// bootstrap data of the case.
-const BOOTSTRAP_KINDS: &str = r"
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata:
-  name: standinbootstraps.bootstrap.cluster.x-k8s.io
-  labels: {cluster.x-k8s.io/v1beta2: v1alpha1}
-spec:
-  group: bootstrap.cluster.x-k8s.io
-  scope: Namespaced
-  names: {kind: StandInBootstrap, listKind: StandInBootstrapList, plural: standinbootstraps, singular: standinbootstrap}
-  versions:
-  - name: v1alpha1
-    served: true
-    storage: true
-    schema:
-      openAPIV3Schema:
-        type: object
-        properties:
-          spec: {type: object, x-kubernetes-preserve-unknown-fields: true}
-          status:
-            type: object
-            x-kubernetes-preserve-unknown-fields: true
-            default: {initialization: {dataSecretCreated: true}, dataSecretName: boot}
----
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata:
-  name: standinbootstraptemplates.bootstrap.cluster.x-k8s.io
-  labels: {cluster.x-k8s.io/v1beta2: v1alpha1}
-spec:
-  group: bootstrap.cluster.x-k8s.io
-  scope: Namespaced
-  names:
-    kind: StandInBootstrapTemplate
-    listKind: StandInBootstrapTemplateList
-    plural: standinbootstraptemplates
-    singular: standinbootstraptemplate
-  versions:
-  - name: v1alpha1
-    served: true
-    storage: true
-    schema:
-      openAPIV3Schema:
-        type: object
-        properties:
-          spec: {type: object, x-kubernetes-preserve-unknown-fields: true}
-";
+use crate::support::{Cloud, DEADLINE, Fleet, Provider, World, bootstrap};
 
 const CLASS: &str = r"
 apiVersion: infrastructure.capcmi.io/v1alpha1
@@ -138,7 +88,7 @@ async fn a_changed_variable_makes_a_new_template_and_rolls_the_machines() -> Res
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     let _kubelets = cloud.kubelets();
     let _control_planes = StandInController::start(&world.management).await?;
-    apply_yaml(&world.admin, BOOTSTRAP_KINDS).await?;
+    apply_yaml(&world.admin, bootstrap::KINDS).await?;
     bootstrap_secret(&world, "boot").await?;
     world.apply(CLASS).await?;
     stand_in::connect_workload(&world.management, &world.namespace, "one").await?;

@@ -44,6 +44,7 @@ pub async fn update(
     let action = "noting the applied provider spec";
     let json = serde_json::to_string(&plan.wanted).map_err(|source| Error::Encode { action, source })?;
     let mut notes = vec![(labels::APPLIED_PROVIDER_SPEC, Some(json))];
+    notes.extend(plan.report_done.map(|done| (labels::IN_PLACE_UPDATE, Some(done))));
     notes.extend(object.unblocking());
     object.patch_annotations(action, &notes).await?;
     Ok(Outcome::Updated)

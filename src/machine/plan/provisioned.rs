@@ -1,12 +1,15 @@
 //! A VM that was handed to Cluster API: it is never made again under its Machine.
 
+use std::time::Duration;
+
 use super::waits::{is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
 use super::{Observed, Plan, Refresh, Step, Update, known_provider_id};
+use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::configured_driver::KnownDriver;
-use crate::hot_update::Changes;
+use crate::hot_update::{Changes, InPlaceUpdate, in_place};
 use crate::identity::{self, InvalidSpec};
-use crate::machine::outcome::Outcome;
+use crate::machine::outcome::{Blocked, Outcome};
 use crate::machine::runtime_state::LookUpHint;
 use cmi_driver::{Machine, Operation, ProviderSpec};
 
@@ -59,9 +62,20 @@ pub fn plan_provisioned(
         Ok(wanted) => wanted,
         Err(invalid) => return Outcome::Refused { invalid, again }.into(),
     };
+    let is_applied_known = applied.is_some();
     let applied = applied.unwrap_or_else(|| wanted.clone());
     let Changes { hot, not_updatable } = Changes::between(&applied, &wanted, &driver.capabilities);
-    if not_updatable.is_empty() && (has_unfinished_update(machine) || !hot.is_empty()) {
+    let is_requested = InPlaceUpdate::of(machine) == InPlaceUpdate::Requested;
+    // Where it is not known what was applied, the VM may have another spec than the one that is asked for.
+    let is_unfinished = has_unfinished_update(machine) || is_requested && !is_applied_known;
+    let differs = is_unfinished || !hot.is_empty() || !not_updatable.is_empty();
+    let report_done = match InPlaceUpdate::of(machine) {
+        InPlaceUpdate::NotRequested if differs => return update_not_requested(again),
+        InPlaceUpdate::Requested if !differs => return Plan::ReportInPlaceUpdate(in_place::done(machine)),
+        InPlaceUpdate::Requested => in_place::done(machine),
+        InPlaceUpdate::None | InPlaceUpdate::NotRequested | InPlaceUpdate::Done => None,
+    };
+    if not_updatable.is_empty() && (is_unfinished || !hot.is_empty()) {
         // One that has answered that it does not offer the look-up can be asked for an update all the same.
         if let Some(wait) = retry_wait(seen).filter(|_| !lacks_look_up) {
             return Outcome::Waiting(again.into_iter().chain(wait.again()).min()).into();
@@ -70,6 +84,7 @@ pub fn plan_provisioned(
             provider_id,
             applied,
             wanted,
+            report_done,
         }))
         .into();
     }
@@ -78,6 +93,21 @@ pub fn plan_provisioned(
         not_updatable,
         again,
     }
+    .into()
+}
+
+/// Cluster API manages the update, and an extension of it is to carry it out that may be another's.
+fn update_not_requested(again: Option<Duration>) -> Plan {
+    let message = "Cluster API updates the machine in place, and has not asked this provider to change the VM: \
+                   it is left to the extension that is registered for UpdateMachine";
+    Outcome::Blocked(Blocked {
+        again,
+        ..Blocked::new(
+            conditions::VIRTUAL_MACHINE_UP_TO_DATE,
+            reason::WAITING_FOR_UPDATE_REQUEST,
+            message,
+        )
+    })
     .into()
 }
 

@@ -19,6 +19,8 @@ pub enum Plan {
     Outcome(Outcome),
     /// Write finalizer and identity again; what else there is to do comes after that.
     RestoreFinalizer(Box<Ownership>),
+    /// Write the annotation by which Cluster API learns that the VM has the spec that it asked for.
+    ReportInPlaceUpdate(Option<String>),
     /// Call the driver.
     Execute(Step),
 }
@@ -78,7 +80,7 @@ impl Plan {
             Self::Execute(_) | Self::Outcome(Outcome::RemoveFinalizer(_)) => Trust::CheckSinceRead,
             Self::RestoreFinalizer(_) => Trust::LastCheck,
             Self::Outcome(Outcome::Blocked(block)) if block.ownership.is_some() => Trust::LastCheck,
-            Self::Outcome(_) => Trust::Nothing,
+            Self::Outcome(_) | Self::ReportInPlaceUpdate(_) => Trust::Nothing,
         }
     }
 
@@ -159,6 +161,8 @@ pub struct Update {
     pub applied: ProviderSpec,
     /// What it has to be brought to.
     pub wanted: ProviderSpec,
+    /// The annotation by which Cluster API learns that it was, where that has asked for it.
+    pub report_done: Option<String>,
 }
 
 /// Shut down and delete.

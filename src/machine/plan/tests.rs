@@ -754,7 +754,7 @@ fn a_machine_whose_driver_is_busy_waits_in_silence() {
 fn what_may_be_there_is_looked_up_without_waiting_for_the_creates_of_others() {
     let priority = |machine: MachineFixture| match world().plan(machine) {
         Plan::Execute(step) => Some(step.priority()),
-        Plan::Outcome(_) | Plan::RestoreFinalizer(_) => None,
+        Plan::Outcome(_) | Plan::RestoreFinalizer(_) | Plan::ReportInPlaceUpdate(_) => None,
     };
     assert_eq!(priority(machine()), Some(Priority::Create));
     assert_eq!(priority(machine().identified()), Some(Priority::Upkeep));

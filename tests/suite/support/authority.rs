@@ -1,4 +1,4 @@
-//! Certificates for a plugin and its provider.
+//! Certificates for a plugin, its provider, and Cluster API.
 
 use std::path::{Path, PathBuf};
 
@@ -53,6 +53,11 @@ impl Authority {
         })
     }
 
+    /// Its certificate, as PEM.
+    pub fn certificate(&self) -> String {
+        self.certificate.pem()
+    }
+
     /// Writes its certificate, and new ones of both sides.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let files = CertificateFiles::of(folder);
@@ -61,7 +66,8 @@ impl Authority {
         self.vouch_for("provider", &files.provider)
     }
 
-    fn vouch_for(&self, name: &str, (certificate, key): &(PathBuf, PathBuf)) -> Result<()> {
+    /// Writes a new certificate for a name or an address, and its key.
+    pub fn vouch_for(&self, name: &str, (certificate, key): &(PathBuf, PathBuf)) -> Result<()> {
         let pair = KeyPair::generate()?;
         let params = CertificateParams::new(vec![name.to_owned()])?;
         replace(certificate, &params.signed_by(&pair, &self.issuer)?.pem())?;

@@ -40,6 +40,11 @@ impl<'a> Fleet<'a> {
         }
     }
 
+    /// Where it is.
+    pub fn world(&self) -> &World {
+        self.world
+    }
+
     /// A template of the simulated driver.
     pub async fn template(&self, name: &str, provider_spec: Value) -> Result<()> {
         let spec = json!({"driver": "simulated", "providerSpec": provider_spec, "shutdownTimeoutSeconds": 0});
@@ -59,7 +64,12 @@ impl<'a> Fleet<'a> {
 
     /// The MachineDeployment, from this template.
     pub async fn deployment(&self, template: &str, replicas: u32) -> Result<()> {
-        let deployment = json!({
+        self.deployment_with(template, replicas, &json!({})).await
+    }
+
+    /// The same, changed by a merge patch.
+    pub async fn deployment_with(&self, template: &str, replicas: u32, patch: &Value) -> Result<()> {
+        let mut deployment = json!({
             "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDeployment",
             "metadata": {"name": self.name, "namespace": self.world.namespace},
             "spec": {
@@ -73,6 +83,7 @@ impl<'a> Fleet<'a> {
                 }},
             },
         });
+        json_patch::merge(&mut deployment, patch);
         management_cluster::apply(&self.world.admin, deployment).await?;
         Ok(())
     }

@@ -102,6 +102,71 @@ fn a_field_that_the_driver_cannot_change_is_only_told_about() {
     }
 }
 
+/// Cluster API has written the new spec, and an extension is to bring the VM there.
+fn updated_in_place(fixture: MachineFixture) -> MachineFixture {
+    fixture.generation(2).annotated(labels::UPDATE_IN_PROGRESS, "")
+}
+
+#[test]
+fn an_update_in_place_waits_until_this_provider_is_asked_for_the_spec_as_it_is_now() {
+    let requested = |generation: u32| {
+        let request = format!("u-1/{generation}/requested");
+        updated_in_place(larger()).annotated(labels::IN_PLACE_UPDATE, &request)
+    };
+    for fixture in [
+        updated_in_place(larger()),
+        requested(1),
+        updated_in_place(half_updated(0)),
+        updated_in_place(machine().provisioned().spec(&json!({"size": "l", "disk": 9}))),
+    ] {
+        let plan = world().plan(fixture);
+        let Plan::Outcome(Outcome::Blocked(block)) = plan else {
+            panic!("not left alone: {plan:?}");
+        };
+        assert_eq!(
+            (block.condition, block.reason),
+            (
+                conditions::VIRTUAL_MACHINE_UP_TO_DATE,
+                reason::WAITING_FOR_UPDATE_REQUEST
+            )
+        );
+    }
+    let plan = update(world().plan(requested(2)));
+    assert_eq!(plan.report_done.as_deref(), Some("u-1/2/done"));
+    assert_eq!(update(world().plan(larger())).report_done, None);
+    assert_eq!(
+        world().plan(updated_in_place(machine().provisioned())),
+        kept(true, None),
+        "nothing is to be done about the VM"
+    );
+}
+
+#[test]
+fn an_update_in_place_that_changes_nothing_of_the_vm_is_reported_as_done_and_once() {
+    let said = |word: &str| {
+        let said = format!("u-1/2/{word}");
+        world().plan(updated_in_place(machine().provisioned()).annotated(labels::IN_PLACE_UPDATE, &said))
+    };
+    let Plan::ReportInPlaceUpdate(Some(done)) = said("requested") else {
+        panic!("not reported");
+    };
+    assert_eq!(done, "u-1/2/done");
+    assert_eq!(said("done"), kept(true, None));
+    let requested = |fixture: MachineFixture| {
+        updated_in_place(fixture).annotated(labels::IN_PLACE_UPDATE, "u-1/2/requested")
+    };
+    update(world().remembering(0).plan(requested(half_updated(0))));
+    let unknown = machine().provisioned().without(labels::APPLIED_PROVIDER_SPEC);
+    update(world().plan(requested(unknown)));
+}
+
+/// That its update is another extension's does not hide that it is gone.
+#[test]
+fn a_vm_that_another_extension_updates_is_still_asked_after() {
+    let plan = world().refresh().plan(updated_in_place(larger()));
+    refresh(plan);
+}
+
 /// UPD-03: to S2 and back to S1 after a failure, the VM may be half way.
 #[test]
 fn an_update_that_was_cut_short_is_finished_though_the_spec_went_back() {

@@ -1,0 +1,106 @@
+//! Updates in place that Cluster API manages: it writes the new spec, and an extension brings the VM there.
+//!
+//! The InfraMachine does not say which extension that is. This provider's own asks for the update by an
+//! annotation, which the reconciler answers in the same place; until it has asked, the VM is left alone:
+//! it may be for another to update. The annotation names the object and its generation, so that one of an
+//! earlier spec, of a template or of before a move asks for nothing.
+
+use crate::api::labels;
+use crate::api::v1alpha1::InfraMachine;
+
+/// Where the update in place of a machine stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InPlaceUpdate {
+    /// Cluster API manages none: a changed spec is the provider's to apply.
+    None,
+    /// It manages one, and has not asked this provider for the spec as it is now.
+    NotRequested,
+    /// It has asked.
+    Requested,
+    /// The VM has the spec that was asked for.
+    Done,
+}
+
+/// What the annotation says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    Requested,
+    Done,
+}
+
+impl Word {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Requested => "requested",
+            Self::Done => "done",
+        }
+    }
+}
+
+impl InPlaceUpdate {
+    /// What the object says of it.
+    pub fn of(machine: &InfraMachine) -> Self {
+        let annotation = |key: &str| machine.metadata.annotations.as_ref()?.get(key);
+        if annotation(labels::UPDATE_IN_PROGRESS).is_none() {
+            return Self::None;
+        }
+        let said = annotation(labels::IN_PLACE_UPDATE);
+        let says = |word| said.is_some() && said == value(machine, word).as_ref();
+        if says(Word::Done) {
+            Self::Done
+        } else if says(Word::Requested) {
+            Self::Requested
+        } else {
+            Self::NotRequested
+        }
+    }
+}
+
+/// The annotation that asks for the spec as it is now.
+pub fn requested(machine: &InfraMachine) -> Option<String> {
+    value(machine, Word::Requested)
+}
+
+/// The annotation that says that the VM has the spec as it is now.
+pub fn done(machine: &InfraMachine) -> Option<String> {
+    value(machine, Word::Done)
+}
+
+fn value(machine: &InfraMachine, word: Word) -> Option<String> {
+    let (uid, generation) = (machine.metadata.uid.as_ref()?, machine.metadata.generation?);
+    Some(format!("{uid}/{generation}/{}", word.text()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::v1alpha1::InfraMachineSpec;
+
+    fn machine(annotations: &[(&str, &str)]) -> InfraMachine {
+        let mut machine = InfraMachine::new("m", InfraMachineSpec::default());
+        machine.metadata.uid = Some("u".to_owned());
+        machine.metadata.generation = Some(3);
+        let all = annotations.iter();
+        let all = all.map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        machine.metadata.annotations = Some(all.collect());
+        machine
+    }
+
+    #[test]
+    fn only_what_was_said_of_this_object_and_its_spec_as_it_is_now_counts() {
+        assert_eq!(InPlaceUpdate::of(&machine(&[])), InPlaceUpdate::None);
+        for (said, expected) in [
+            ("u/3/requested", InPlaceUpdate::Requested),
+            ("u/3/done", InPlaceUpdate::Done),
+            ("u/2/requested", InPlaceUpdate::NotRequested),
+            ("u/2/done", InPlaceUpdate::NotRequested),
+            ("before-the-move/3/done", InPlaceUpdate::NotRequested),
+            ("", InPlaceUpdate::NotRequested),
+        ] {
+            let annotations = [(labels::UPDATE_IN_PROGRESS, ""), (labels::IN_PLACE_UPDATE, said)];
+            assert_eq!(InPlaceUpdate::of(&machine(&annotations)), expected, "{said}");
+        }
+        let left_over = machine(&[(labels::IN_PLACE_UPDATE, "u/3/requested")]);
+        assert_eq!(InPlaceUpdate::of(&left_over), InPlaceUpdate::None);
+    }
+}

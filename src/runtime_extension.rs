@@ -1,0 +1,348 @@
+//! Cluster API's Runtime Extension for updates in place: it asks whether a machine can get a new spec without
+//! being replaced, and has the VM brought there.
+//!
+//! The extension itself calls no driver to change a VM. [`hooks`] reads and answers, [`spec_changes`] and
+//! [`progress`] decide, and the reconciler of InfraMachines does the update, as it does one by hand.
+//!
+//! # Guarantees
+//! * Fail closed: a field that is not known to be updatable is not patched, so that Cluster API replaces the
+//!   machine. Where the driver can't be asked, the answer is a failure, after which Cluster API asks again.
+//! * A replica that does not lead calls no driver and writes nothing. It answers what can be read.
+
+mod hooks;
+mod progress;
+pub mod spec_changes;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use kube::Client;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use self::hooks::{
+    CanUpdateMachine, CanUpdateMachineSet, CanUpdateRequest, Discovery, Hook, Infrastructure, Objects,
+    UpdateMachine, UpdateMachineRequest,
+};
+use self::progress::{Progress, progress};
+use self::spec_changes::SpecChanges;
+use crate::api::GROUP;
+use crate::api::labels;
+use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
+use crate::apiserver::{Error, patch_metadata};
+use crate::configured_driver::{ConfiguredDrivers, DriverState, Reachability, Waker};
+use crate::hot_update::in_place;
+use crate::leadership::Leadership;
+use crate::telemetry::Chain;
+use cmi_driver::Capabilities;
+
+/// What a request may have: two MachineSets and four templates, of which those for bootstrapping are the
+/// largest.
+const MOST_BYTES: usize = 4 * 1024 * 1024;
+/// How long a request may take to come.
+const BODY_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long it may wait until others are answered: Cluster API does not wait much longer.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(6);
+/// Requests at a time, each of which may have [`MOST_BYTES`] in memory.
+const MOST_REQUESTS: usize = 16;
+/// The name under which the extension asks for a driver's capabilities.
+const REQUESTER: &str = "the Runtime Extension";
+
+/// What every request is answered with.
+#[derive(Clone)]
+pub struct Context {
+    /// Reads InfraMachines, and writes the annotation that asks for an update.
+    pub client: Client,
+    /// The configured drivers.
+    pub drivers: ConfiguredDrivers,
+    /// Whether this replica may write, and ask drivers.
+    pub leadership: Leadership,
+    /// The only namespace that is looked at; all without it.
+    pub namespace: Option<String>,
+    /// The value of the label `cluster.x-k8s.io/watch-filter` of what is looked at; any without it.
+    pub watch_filter: Option<String>,
+}
+
+/// Bounds what all requests take together.
+struct Server {
+    context: Context,
+    requests: Semaphore,
+}
+
+/// Answers the hooks at their paths.
+pub fn router(context: Context) -> Router {
+    let server = Server {
+        context,
+        requests: Semaphore::new(MOST_REQUESTS),
+    };
+    Router::new()
+        // Without a limit: Cluster API does not start while it gets no answer.
+        .route(&Hook::Discovery.path(), post(discovery))
+        .route(&Hook::CanUpdateMachineSet.path(), post(can_update_machine_set))
+        .route(&Hook::CanUpdateMachine.path(), post(can_update_machine))
+        .route(&Hook::UpdateMachine.path(), post(update_machine))
+        .with_state(Arc::new(server))
+}
+
+async fn discovery() -> Response {
+    answer(&Discovery::answer())
+}
+
+async fn can_update_machine_set(State(server): State<Arc<Server>>, body: Body) -> Response {
+    let run = async |request| can_update::<CanUpdateMachineSet>(&server.context, &request).await;
+    server.serve(body, run).await
+}
+
+async fn can_update_machine(State(server): State<Arc<Server>>, body: Body) -> Response {
+    let run = async |request| can_update::<CanUpdateMachine>(&server.context, &request).await;
+    server.serve(body, run).await
+}
+
+async fn update_machine(State(server): State<Arc<Server>>, body: Body) -> Response {
+    let run = async |request| update(&server.context, &request).await;
+    server.serve(body, run).await
+}
+
+impl Server {
+    /// Reads a request and answers it.
+    async fn serve<Q: DeserializeOwned, A: Serialize>(
+        &self,
+        body: Body,
+        run: impl AsyncFnOnce(Q) -> A,
+    ) -> Response {
+        // From before it is read until it is answered: that bounds what all of them have in memory.
+        let Ok(_permit) = timeout(WAIT_TIMEOUT, self.requests.acquire()).await else {
+            return Unread::TooMany.into_response();
+        };
+        match read(body).await {
+            Ok(request) => answer(&run(request).await),
+            Err(unread) => unread.into_response(),
+        }
+    }
+}
+
+/// Reads a request. Go's client names no content type, so none is asked for.
+async fn read<Q: DeserializeOwned>(body: Body) -> Result<Q, Unread> {
+    let body = timeout(BODY_TIMEOUT, to_bytes(body, MOST_BYTES)).await;
+    let bytes = body.map_err(|_| Unread::TooSlow)?.map_err(|_| Unread::TooLarge)?;
+    serde_json::from_slice(&bytes).map_err(Unread::Unreadable)
+}
+
+/// Why a request was not read.
+#[derive(Debug, thiserror::Error)]
+enum Unread {
+    #[error("too many requests at a time: ask again")]
+    TooMany,
+    #[error("the request took longer than {} s to come", BODY_TIMEOUT.as_secs())]
+    TooSlow,
+    #[error("the request did not come whole, or has more than {MOST_BYTES} bytes")]
+    TooLarge,
+    #[error("the request can't be read: {}", brief(.0))]
+    Unreadable(serde_json::Error),
+}
+
+/// What a parser says quotes what it has read, of which a request may have a lot.
+fn brief(error: &serde_json::Error) -> String {
+    const MOST: usize = 256;
+    error.to_string().chars().take(MOST).collect()
+}
+
+impl IntoResponse for Unread {
+    fn into_response(self) -> Response {
+        tracing::warn!(error = %self, "a request of a runtime hook was refused");
+        let status = match self {
+            Self::TooMany => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Unreadable(_) => StatusCode::BAD_REQUEST,
+        };
+        (status, format!("{self}\n")).into_response()
+    }
+}
+
+fn answer(response: &impl Serialize) -> Response {
+    match serde_json::to_vec(response) {
+        Ok(json) => {
+            let json_type = HeaderValue::from_static("application/json");
+            ([(header::CONTENT_TYPE, json_type)], json).into_response()
+        }
+        Err(error) => {
+            tracing::error!(%error, "an answer of a runtime hook can't be written");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+/// Whether what is asked about can get the desired spec without being replaced: which fields can, as a patch
+/// of what is there. Cluster API replaces the machine where that leaves a difference.
+async fn can_update<T: Objects>(context: &Context, request: &CanUpdateRequest<T>) -> T::Response {
+    let (current, desired) = (request.current.infrastructure(), request.desired.infrastructure());
+    if !current.is_ours::<T>() || !desired.is_ours::<T>() {
+        // Of another provider: nothing is patched, and so nothing updated in place.
+        return T::unchanged();
+    }
+    let (namespace, object) = (&current.metadata.namespace, &current.metadata.name);
+    if !request.current.has_bootstrap_config() || !request.desired.has_bootstrap_config() {
+        tracing::info!(
+            kind = T::KIND, %namespace, %object,
+            "not updated in place: Cluster API ends no such update of Machines without bootstrap.configRef"
+        );
+        return T::unchanged();
+    }
+    match changes::<T>(context, current, desired).await {
+        Ok((changes, patch)) => {
+            tracing::info!(kind = T::KIND, %namespace, %object, %changes, "asked for an update in place");
+            T::patched(patch)
+        }
+        Err(why) => {
+            tracing::warn!(kind = T::KIND, %namespace, %object, %why, "can't say whether it can be updated in place");
+            T::failed(&why)
+        }
+    }
+}
+
+/// What has to change, and what of it needs no new machine; else why that can't be said.
+async fn changes<T: Objects>(
+    context: &Context,
+    current: &Infrastructure,
+    desired: &Infrastructure,
+) -> Result<(SpecChanges, json_patch::Patch), String> {
+    looks_at(context, current)?;
+    let (old, new) = (current.machine_spec::<T>()?, desired.machine_spec::<T>()?);
+    // The driver that has the VM, or that the spec names.
+    let named = old.get("driver").and_then(Value::as_str);
+    let name = current.metadata.annotations.driver.as_deref().or(named);
+    let capabilities = capabilities(context, name, &current.metadata.namespace).await?;
+    let changes = SpecChanges::between(&old, &new, &capabilities);
+    let patch = changes.patch(&old, &new, T::SPEC);
+    Ok((changes, patch))
+}
+
+/// Whether this process looks at an object, and no other one with other flags.
+fn looks_at(context: &Context, object: &Infrastructure) -> Result<(), String> {
+    let metadata = &object.metadata;
+    if let Some(only) = context
+        .namespace
+        .as_ref()
+        .filter(|only| **only != metadata.namespace)
+    {
+        return Err(format!(
+            "this provider looks at the namespace `{only}` alone: leave others out of the namespaceSelector"
+        ));
+    }
+    let wanted = context.watch_filter.as_ref();
+    match wanted.filter(|wanted| metadata.labels.watch_filter.as_ref() != Some(wanted)) {
+        Some(wanted) => Err(format!(
+            "this provider looks only at objects whose label {} is `{wanted}`",
+            labels::WATCH_FILTER
+        )),
+        None => Ok(()),
+    }
+}
+
+/// What the driver can do, from a driver that answers now. Else why it can't be said: never a guess.
+async fn capabilities(
+    context: &Context,
+    name: Option<&str>,
+    namespace: &str,
+) -> Result<Arc<Capabilities>, String> {
+    context
+        .leadership
+        .check()
+        .map_err(|error| format!("{error}: ask again, and another one may answer"))?;
+    let driver = context
+        .drivers
+        .resolve(name, namespace)
+        .map_err(|error| error.to_string())?;
+    let name = driver.name();
+    let reachability = driver.reachability().borrow().clone();
+    match reachability {
+        Reachability::Reachable => {}
+        Reachability::Unknown => return Err(format!("the driver `{name}` has not answered yet")),
+        Reachability::Unreachable(_) => return Err(format!("the driver `{name}` can't be reached")),
+    }
+    match driver.state(REQUESTER, Waker::new(|| ())).await {
+        DriverState::Known(known) if known.is_current => Ok(known.capabilities),
+        DriverState::Known(_) | DriverState::Pending => {
+            Err(format!("the driver `{name}` is being asked what it can do"))
+        }
+        DriverState::Unknown(status) => Err(format!(
+            "the driver `{name}` does not say what it can do: {}",
+            status.code()
+        )),
+    }
+}
+
+/// Has the VM brought to the desired spec, and says how far that is.
+async fn update(context: &Context, request: &UpdateMachineRequest) -> UpdateMachine {
+    let wanted = &request.desired.infrastructure_machine;
+    if !wanted.is_ours::<CanUpdateMachine>() {
+        return UpdateMachine::failed(format!(
+            "`{}` is of no kind that this provider updates",
+            wanted.kind
+        ));
+    }
+    match try_update(context, wanted).await {
+        Ok(progress) => UpdateMachine::of(&progress),
+        Err(error) => {
+            let (namespace, name) = (&wanted.metadata.namespace, &wanted.metadata.name);
+            tracing::warn!(%namespace, %name, error = %Chain(error.as_ref()), "an update in place could not go on");
+            UpdateMachine::failed(Chain(error.as_ref()).to_string())
+        }
+    }
+}
+
+async fn try_update(context: &Context, wanted: &Infrastructure) -> anyhow::Result<Progress> {
+    looks_at(context, wanted).map_err(anyhow::Error::msg)?;
+    let desired: InfraMachineSpec = wanted.spec().map_err(anyhow::Error::msg)?;
+    let (namespace, name) = (&wanted.metadata.namespace, &wanted.metadata.name);
+    let machines = kube::Api::<InfraMachine>::namespaced(context.client.clone(), namespace);
+    let action = "reading the InfraMachine to update";
+    // Not from a cache: one that is behind would say that a spec is applied which is yet to come.
+    let live = machines
+        .get(name)
+        .await
+        .map_err(|error| Error::api(action, error))?;
+    let progress = progress(&live, &desired);
+    if progress == Progress::NotRequested {
+        context
+            .leadership
+            .check()
+            .context("ask again, and the one that leads may answer")?;
+        request_update(&machines, &live).await?;
+        tracing::info!(%namespace, %name, "Cluster API has asked for an update in place");
+    }
+    Ok(progress)
+}
+
+/// Lets the reconciler update the VM to the spec as it is now.
+async fn request_update(machines: &kube::Api<InfraMachine>, live: &InfraMachine) -> Result<(), Error> {
+    let name = live.metadata.name.as_deref().unwrap_or_default();
+    let body = serde_json::json!({"metadata": {
+        "resourceVersion": live.metadata.resource_version,
+        "annotations": {labels::IN_PLACE_UPDATE: in_place::requested(live)},
+    }});
+    match patch_metadata(machines, name, &body).await {
+        Ok(_) => Ok(()),
+        Err(error) => match Error::api("asking for the update", error) {
+            // Cluster API asks again, and the object is read anew then.
+            Error::Conflict { .. } => Ok(()),
+            error => Err(error),
+        },
+    }
+}
+
+/// Whether an object is one of this provider's.
+fn is_of_group(api_version: &str) -> bool {
+    api_version.split('/').next() == Some(GROUP)
+}

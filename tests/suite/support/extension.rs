@@ -1,0 +1,102 @@
+//! The provider's Runtime Extension, as an administrator registers it with Cluster API.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind};
+use management_cluster::eventually;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use serde_json::{Value, json};
+use testbed::free_address;
+
+use super::{Authority, DEADLINE, Provider, World};
+
+/// An address with a certificate.
+pub struct Extension {
+    authority: Mutex<Authority>,
+    address: String,
+    folder: PathBuf,
+}
+
+impl Extension {
+    /// An address that is free, and a certificate for it.
+    pub fn new(world: &World) -> Result<Self> {
+        let folder = world.folder.join("extension");
+        std::fs::create_dir_all(&folder).context("making the folder of the certificate")?;
+        let extension = Self {
+            authority: Mutex::new(Authority::new()?),
+            address: free_address()?,
+            folder,
+        };
+        extension.renew()?;
+        Ok(extension)
+    }
+
+    /// Writes a certificate of another authority, which has to be registered.
+    pub fn renew(&self) -> Result<()> {
+        let files = (self.folder.join("tls.crt"), self.folder.join("tls.key"));
+        let authority = Authority::new()?;
+        authority.vouch_for("127.0.0.1", &files)?;
+        *self.authority() = authority;
+        Ok(())
+    }
+
+    fn authority(&self) -> MutexGuard<'_, Authority> {
+        self.authority.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The provider that serves it.
+    pub fn of(&self, provider: Provider) -> Provider {
+        provider
+            .flag(format!("--runtime-extension-address={}", self.address))
+            .flag(format!("--runtime-extension-cert-dir={}", self.folder.display()))
+    }
+
+    /// Registers it for the namespace of the case, and waits until Cluster API has asked what it serves.
+    pub async fn register(&self, world: &World) -> Result<()> {
+        let certificate = BASE64_STANDARD.encode(self.authority().certificate());
+        let config = json!({
+            "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",
+            "metadata": {"name": world.namespace},
+            "spec": {
+                "clientConfig": {"url": format!("https://{}", self.address), "caBundle": certificate},
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": world.namespace}},
+            },
+        });
+        management_cluster::apply(&world.admin, config).await?;
+        eventually(DEADLINE, "an extension that was discovered", async || {
+            let config = configs(world).get(&world.namespace).await?;
+            let handlers = config.data["status"]["handlers"].as_array().map_or(0, Vec::len);
+            ensure!(handlers == 3, "{:#}", config.data);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Calls a hook as Cluster API does.
+    pub async fn call(&self, hook: &str, request: &Value) -> Result<Value> {
+        let mut config = kube::Config::new(format!("https://{}", self.address).parse()?);
+        let authority = CertificateDer::from_pem_slice(self.authority().certificate().as_bytes())?;
+        config.root_cert = Some(vec![authority.to_vec()]);
+        let client = kube::Client::try_from(config)?;
+        let request = http::Request::post(format!("/hooks.runtime.cluster.x-k8s.io/v1alpha1/{hook}"))
+            .body(request.to_string().into_bytes())?;
+        Ok(client.request(request).await?)
+    }
+
+    /// Takes the registration back.
+    pub async fn unregister(world: &World) -> Result<()> {
+        let configs = configs(world);
+        let deleted = configs.delete(&world.namespace, &DeleteParams::default()).await;
+        deleted.map(drop).context("deleting the ExtensionConfig")
+    }
+}
+
+fn configs(world: &World) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk("runtime.cluster.x-k8s.io", "v1beta2", "ExtensionConfig");
+    Api::all_with(world.admin.clone(), &ApiResource::from_gvk(&kind))
+}
