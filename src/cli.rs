@@ -10,6 +10,7 @@ mod drivers;
 mod drivers_file;
 mod duration;
 mod orphans;
+mod plan;
 mod plugin_args;
 mod run;
 mod signals;
@@ -54,6 +55,8 @@ enum Command {
     /// Look for VMs that no InfraMachine has.
     #[command(subcommand)]
     Orphans(orphans::OrphansCommand),
+    /// Print what a new InfraMachineTemplate means for the machines of a MachineDeployment.
+    Plan(Box<plan::PlanArgs>),
     /// Test a driver against the rules of the driver contract, one by one.
     Conformance(Box<conformance::ConformanceArgs>),
     /// Print what is to be installed beside the provider, or write it to files.
@@ -108,6 +111,7 @@ pub fn main() -> ExitCode {
         Command::Driver(command) => block_on(&log, driver::execute(command)),
         Command::Drivers(command) => block_on(&log, drivers::execute(command)),
         Command::Orphans(command) => block_on(&log, orphans::execute(command)),
+        Command::Plan(args) => block_on(&log, plan::execute(*args)),
         Command::Conformance(args) => block_on(&log, conformance::execute(*args)),
         Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(CommandError::Failed),
         Command::Version => {

@@ -252,6 +252,7 @@ const MAP: &[Rule] = &[
             "configured_driver",
             "metrics",
             "leadership",
+            "runtime_extension",
             "telemetry",
             "manifests",
             "manager",

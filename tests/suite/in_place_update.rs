@@ -1,6 +1,7 @@
 //! MachineDeployments that are pointed at a new template, and whose VMs are updated in place: with Cluster
 //! API's own controllers, which call the provider's Runtime Extension.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -24,6 +25,7 @@ use serde_json::{Value, json};
 use crate::support::by_hand::{self, says};
 use crate::support::fleet::objects;
 use crate::support::provider::{Replica, service_account};
+use crate::support::world::run;
 use crate::support::{ByHand, Cloud, DEADLINE, Extension, Fleet, Provider, World, bootstrap};
 
 /// A namespace with Machines that run and a provider that serves the extension.
@@ -177,6 +179,23 @@ fn ids(vms: &[Vm]) -> Vec<String> {
     ids
 }
 
+/// What `capcmi plan` prints.
+fn plan(world: &World, in_place: &InPlace, template: &str) -> Result<String> {
+    let drivers = world.folder.join("plan-drivers.yaml");
+    std::fs::write(&drivers, &in_place.provider.drivers).context("writing the drivers file")?;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    command
+        .args(["plan", "--machinedeployment=md"])
+        .arg(format!("--template={template}"))
+        .arg(format!("--namespace={}", world.namespace))
+        .arg(format!(
+            "--kubeconfig={}",
+            world.management.admin_kubeconfig().display()
+        ))
+        .arg(format!("--drivers-config={}", drivers.display()));
+    run(&mut command)
+}
+
 /// UPD-01, UPD-02: what the driver can change keeps the VM, and all else replaces it.
 #[tokio::test]
 async fn a_deployment_is_updated_in_place_where_the_driver_can_and_rolled_where_not() -> Result<()> {
@@ -186,6 +205,13 @@ async fn a_deployment_is_updated_in_place_where_the_driver_can_and_rolled_where_
     let fleet = in_place.fleet(2).await?;
     let before = cloud.holds(2).await?;
 
+    fleet.template("md-2", tier("gold")).await?;
+    let planned = plan(world, &in_place, "md-2")?;
+    ensure!(
+        planned.contains("/providerSpec/labels/tier   md-1   bronze   gold   in place"),
+        "{planned}"
+    );
+    ensure!(planned.matches("md-1       in place").count() == 2, "{planned}");
     retemplate(&fleet, "md-2", tier("gold")).await?;
     updated(&in_place, &fleet, "gold").await?;
     let machines = fleet.running(2).await?;
@@ -200,6 +226,15 @@ async fn a_deployment_is_updated_in_place_where_the_driver_can_and_rolled_where_
     in_place.extension.register(world).await?;
     let mut larger = tier("gold");
     larger["size"] = json!("medium");
+    fleet.template("md-3", larger.clone()).await?;
+    let planned = plan(world, &in_place, "md-3")?;
+    ensure!(
+        planned
+            .matches("replaced   /providerSpec/size can't change on a living VM")
+            .count()
+            == 2,
+        "{planned}"
+    );
     retemplate(&fleet, "md-3", larger).await?;
     eventually(DEADLINE, "VMs that are larger", async || {
         let vms = cloud.vms()?;

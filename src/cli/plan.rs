@@ -1,0 +1,107 @@
+//! `capcmi plan`: what a new template means for the machines of a MachineDeployment.
+
+mod forecast;
+mod print;
+mod read;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+
+use self::forecast::{Action, Seen, forecast, spec_of};
+use self::print::text;
+use self::read::read;
+use super::run::api_server;
+use super::{CommandError, drivers};
+use crate::cli::terminal::say;
+use crate::configured_driver::{ConfiguredDrivers, Priority};
+use crate::manager;
+use cmi_driver::Capabilities;
+
+/// Print what it means to point a MachineDeployment at another InfraMachineTemplate, field by field and
+/// machine by machine: updated in place, replaced, or refused, and why. Changes nothing. What else the
+/// MachineDeployment would change, its bootstrap configuration or version, is not looked at.
+#[derive(Debug, Args)]
+pub(super) struct PlanArgs {
+    /// The InfraMachineTemplate that it would be pointed at.
+    #[arg(long, value_name = "NAME")]
+    template: String,
+    /// The MachineDeployment.
+    #[arg(long, value_name = "NAME")]
+    machinedeployment: String,
+    /// Their namespace; without it, that of the kubeconfig.
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// File with the drivers, of which the template's is asked what it can change.
+    #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
+    drivers_config: PathBuf,
+    /// Kubeconfig; without it KUBECONFIG, ~/.kube/config, or the service account of the pod.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// How to print it.
+    #[arg(short, long, value_enum, default_value_t = Output::Table, value_name = "FORMAT")]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// Columns.
+    Table,
+    /// A JSON object.
+    Json,
+}
+
+pub(super) async fn execute(args: PlanArgs) -> Result<(), CommandError> {
+    let drivers = drivers::load_unelected(&args.drivers_config)?;
+    let config = api_server(args.kubeconfig.clone())
+        .await
+        .map_err(CommandError::Misconfigured)?;
+    let namespace = args
+        .namespace
+        .clone()
+        .unwrap_or_else(|| config.default_namespace.clone());
+    let client = manager::reading_client(config).map_err(CommandError::misconfigured)?;
+    let seen = read(&client, &namespace, &args)
+        .await
+        .map_err(CommandError::Failed)?;
+    let capabilities = capabilities(&drivers, &seen, &namespace, &args.template)
+        .await
+        .map_err(CommandError::Failed)?;
+    let forecast = forecast(&seen, &args.template, &capabilities);
+    match args.output {
+        Output::Table => say(text(&forecast).trim_end()),
+        Output::Json => say(&serde_json::to_string_pretty(&forecast).map_err(CommandError::failed)?),
+    }
+    let refused = forecast
+        .fields
+        .iter()
+        .filter(|field| field.action == Action::Refused);
+    match refused.count() {
+        0 => Ok(()),
+        _ => Err(CommandError::Failed(anyhow::anyhow!(
+            "no machine can be made from the InfraMachineTemplate `{}`: see above",
+            args.template
+        ))),
+    }
+}
+
+/// What the driver of the new template can do; it is asked now.
+async fn capabilities(
+    drivers: &ConfiguredDrivers,
+    seen: &Seen,
+    namespace: &str,
+    template: &str,
+) -> anyhow::Result<Arc<Capabilities>> {
+    let spec = seen.templates.get(template).and_then(spec_of);
+    let name = spec.and_then(|spec| spec.get("driver")?.as_str());
+    let driver = drivers
+        .resolve(name, namespace)
+        .with_context(|| format!("the driver of the InfraMachineTemplate `{template}` can't be found"))?;
+    let permit = driver.acquire(Priority::Upkeep, "capcmi plan").await;
+    permit
+        .ask_capabilities()
+        .await
+        .with_context(|| format!("asking the driver `{}` what it can change failed", driver.name()))
+}

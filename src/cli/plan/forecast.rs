@@ -1,0 +1,341 @@
+//! What a new template means. Pure.
+
+use std::collections::BTreeMap;
+
+use kube::ResourceExt as _;
+use kube::api::DynamicObject;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::api::labels;
+use crate::runtime_extension::spec_changes::{SpecChange, SpecChanges, Verdict};
+use cmi_driver::Capabilities;
+
+/// Annotation of an InfraMachine: the template that its spec is from.
+const CLONED_FROM: &str = "cluster.x-k8s.io/cloned-from-name";
+
+/// What was read.
+pub(super) struct Seen {
+    pub(super) deployment: DynamicObject,
+    /// By name, the new one among them.
+    pub(super) templates: BTreeMap<String, DynamicObject>,
+    /// Each with its InfraMachine, where that is one of this provider's.
+    pub(super) machines: Vec<(DynamicObject, Option<DynamicObject>)>,
+    /// How many extensions say whether a MachineSet can be updated in place; nothing where they can't be
+    /// read.
+    pub(super) extensions: Option<usize>,
+}
+
+/// All that there is to print.
+#[derive(Debug, Serialize)]
+pub(super) struct Forecast {
+    pub(super) fields: Vec<Field>,
+    pub(super) machines: Vec<Row>,
+    /// What keeps all machines from being updated in place, besides their fields.
+    pub(super) notes: Vec<String>,
+}
+
+/// A field that differs from a template.
+#[derive(Debug, Serialize)]
+pub(super) struct Field {
+    pub(super) template: String,
+    #[serde(rename = "field")]
+    pub(super) place: String,
+    pub(super) old: Option<Value>,
+    pub(super) new: Option<Value>,
+    pub(super) action: Action,
+    pub(super) why: String,
+}
+
+/// What becomes of a machine.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) machine: String,
+    pub(super) template: String,
+    pub(super) action: Action,
+    pub(super) why: String,
+}
+
+/// What becomes of something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Action {
+    /// It stays as it is.
+    Kept,
+    /// It is changed, with its VM.
+    InPlace,
+    /// It takes a new machine.
+    Replaced,
+    /// No machine can have it.
+    Refused,
+}
+
+impl Action {
+    /// As a column has it.
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Kept => "kept",
+            Self::InPlace => "in place",
+            Self::Replaced => "replaced",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// What a MachineDeployment does with machines whose VMs could be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rollout {
+    /// It has them updated in place.
+    InPlace,
+    /// It replaces them.
+    Replacing,
+    /// Nothing.
+    Stuck,
+}
+
+pub(super) fn template_of(infra: &DynamicObject) -> Option<&str> {
+    infra.annotations().get(CLONED_FROM).map(String::as_str)
+}
+
+pub(super) fn spec_of(template: &DynamicObject) -> Option<&Map<String, Value>> {
+    template.data["spec"]["template"]["spec"].as_object()
+}
+
+/// What becomes of the machines when their MachineDeployment is pointed at the template `new`.
+pub(super) fn forecast(seen: &Seen, new: &str, capabilities: &Capabilities) -> Forecast {
+    let empty = Map::new();
+    let desired = seen.templates.get(new).and_then(spec_of).unwrap_or(&empty);
+    let changes: BTreeMap<_, _> = seen
+        .templates
+        .iter()
+        .filter(|(name, _)| *name != new)
+        .map(|(name, template)| {
+            let current = spec_of(template).unwrap_or(&empty);
+            (
+                name.as_str(),
+                SpecChanges::between(current, desired, capabilities),
+            )
+        })
+        .collect();
+    let notes = notes(seen);
+    let rollout = match seen.extensions {
+        Some(count) if count > 1 => Rollout::Stuck,
+        _ if notes.is_empty() => Rollout::InPlace,
+        _ => Rollout::Replacing,
+    };
+    let fields = changes
+        .iter()
+        .flat_map(|(name, changes)| changes.iter().map(|change| field(name, change)));
+    let machines = seen
+        .machines
+        .iter()
+        .map(|(machine, infra)| row(machine, infra.as_ref(), new, &changes, rollout));
+    Forecast {
+        fields: fields.collect(),
+        machines: machines.collect(),
+        notes,
+    }
+}
+
+/// Why no machine of the MachineDeployment is updated in place, whatever changes.
+fn notes(seen: &Seen) -> Vec<String> {
+    let mut notes = Vec::new();
+    if seen.deployment.data["spec"]["rollout"]["strategy"]["type"] == "OnDelete" {
+        notes.push("its strategy is OnDelete: a machine is replaced when it is deleted, and none is updated in place".to_owned());
+    }
+    if seen.deployment.data["spec"]["template"]["spec"]["bootstrap"]["configRef"]["name"].is_null() {
+        notes.push(
+            "it has no bootstrap.configRef, without which Cluster API updates no machine in place".to_owned(),
+        );
+    }
+    if let Some(several) = seen.extensions.filter(|count| *count > 1) {
+        notes.push(format!(
+            "{several} extensions are registered for CanUpdateMachineSet, and Cluster API takes one for a namespace: it rolls nothing out before the others leave it out of their namespaceSelector"
+        ));
+    }
+    if seen.extensions == Some(0) {
+        notes.push(
+            "no extension is registered for CanUpdateMachineSet in this namespace: Cluster API replaces every machine"
+                .to_owned(),
+        );
+    }
+    notes
+}
+
+fn field(template: &str, change: &SpecChange) -> Field {
+    let (action, why) = match &change.verdict {
+        Verdict::InPlace => (Action::InPlace, String::new()),
+        Verdict::Replace(why) => (Action::Replaced, why.clone()),
+        Verdict::Refused(why) => (Action::Refused, why.clone()),
+    };
+    Field {
+        template: template.to_owned(),
+        place: change.place.to_string(),
+        old: change.old.clone(),
+        new: change.new.clone(),
+        action,
+        why,
+    }
+}
+
+fn row(
+    machine: &DynamicObject,
+    infra: Option<&DynamicObject>,
+    new: &str,
+    changes: &BTreeMap<&str, SpecChanges>,
+    rollout: Rollout,
+) -> Row {
+    let template = infra.and_then(template_of);
+    let (action, why) = match template {
+        _ if machine.metadata.deletion_timestamp.is_some() => {
+            (Action::Replaced, "it is being deleted".to_owned())
+        }
+        None => (Action::Replaced, "its InfraMachine names no template".to_owned()),
+        Some(template) if template == new => (Action::Kept, "it is of this template".to_owned()),
+        Some(template) => match changes.get(template) {
+            None => (Action::Replaced, format!("the template `{template}` is gone")),
+            Some(changes) => outcome(machine, changes, rollout),
+        },
+    };
+    Row {
+        machine: machine.name_any(),
+        template: template.unwrap_or_default().to_owned(),
+        action,
+        why,
+    }
+}
+
+/// What becomes of a machine of a template that differs like this.
+fn outcome(machine: &DynamicObject, changes: &SpecChanges, rollout: Rollout) -> (Action, String) {
+    let places = |wanted: fn(&Verdict) -> bool| {
+        let found = changes.iter().filter(|change| wanted(&change.verdict));
+        let places: Vec<_> = found.map(|change| change.place.to_string()).collect();
+        places.join(", ")
+    };
+    let refused = places(|verdict| matches!(verdict, Verdict::Refused(_)));
+    let replaced = places(|verdict| matches!(verdict, Verdict::Replace(_)));
+    if !refused.is_empty() {
+        return (Action::Refused, format!("no machine can have {refused}"));
+    }
+    if !replaced.is_empty() {
+        return (
+            Action::Replaced,
+            format!("{replaced} can't change on a living VM"),
+        );
+    }
+    match rollout {
+        Rollout::InPlace => {}
+        Rollout::Replacing => return (Action::Replaced, "see below".to_owned()),
+        Rollout::Stuck => return (Action::Kept, "nothing is rolled out: see below".to_owned()),
+    }
+    if machine.annotations().contains_key(labels::UPDATE_IN_PROGRESS) {
+        return (
+            Action::InPlace,
+            "once the update that goes on has ended".to_owned(),
+        );
+    }
+    if machine.data["status"]["nodeRef"]["name"].is_null() {
+        return (Action::InPlace, "once it has a Node".to_owned());
+    }
+    (Action::InPlace, String::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use cmi_driver::{JsonPointer, Operation};
+
+    fn object(name: &str, value: Value) -> DynamicObject {
+        let mut object = json!({"metadata": {"name": name}});
+        if let (Some(into), Value::Object(more)) = (object.as_object_mut(), value) {
+            into.extend(more);
+        }
+        object["metadata"]["name"] = json!(name);
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn template(name: &str, provider_spec: &Value) -> (String, DynamicObject) {
+        let spec = json!({"spec": {"template": {"spec": {"providerSpec": provider_spec}}}});
+        (name.to_owned(), object(name, spec))
+    }
+
+    fn machine(name: &str, template: &str, node: Option<&str>) -> (DynamicObject, Option<DynamicObject>) {
+        let cloned = json!({"metadata": {"annotations": {CLONED_FROM: template}}});
+        let machine = json!({"status": {"nodeRef": {"name": node}}});
+        (object(name, machine), Some(object(name, cloned)))
+    }
+
+    fn seen(strategy: &str, extensions: Option<usize>) -> Seen {
+        Seen {
+            deployment: object(
+                "md",
+                json!({"spec": {
+                    "rollout": {"strategy": {"type": strategy}},
+                    "template": {"spec": {"bootstrap": {"configRef": {"name": "boot"}}}},
+                }}),
+            ),
+            templates: [
+                template("old", &json!({"labels": {"tier": "silver"}})),
+                template("older", &json!({"labels": {"tier": "silver"}, "size": "small"})),
+                template("new", &json!({"labels": {"tier": "gold"}})),
+            ]
+            .into(),
+            machines: vec![
+                machine("a", "old", Some("a")),
+                machine("b", "older", Some("b")),
+                machine("c", "new", Some("c")),
+                machine("d", "old", None),
+                machine("e", "lost", Some("e")),
+            ],
+            extensions,
+        }
+    }
+
+    fn actions(seen: &Seen) -> Vec<(String, &'static str)> {
+        let capabilities = Capabilities {
+            operations: [Operation::UpdateMachine].into(),
+            hot_updatable: vec![JsonPointer::field("labels")],
+            ..Capabilities::minimal()
+        };
+        let rows = forecast(seen, "new", &capabilities).machines;
+        rows.iter()
+            .map(|row| (row.machine.clone(), row.action.text()))
+            .collect()
+    }
+
+    #[test]
+    fn each_machine_is_judged_by_the_template_that_it_is_of() {
+        let expected = [
+            ("a", "in place"),
+            ("b", "replaced"),
+            ("c", "kept"),
+            ("d", "in place"),
+            ("e", "replaced"),
+        ]
+        .map(|(machine, action)| (machine.to_owned(), action));
+        assert_eq!(actions(&seen("RollingUpdate", Some(1))), expected);
+        assert_eq!(
+            actions(&seen("RollingUpdate", None)),
+            expected,
+            "what can't be read is no reason"
+        );
+    }
+
+    #[test]
+    fn nothing_is_updated_in_place_without_an_extension_or_with_the_strategy_on_delete() {
+        for seen in [
+            seen("RollingUpdate", Some(0)),
+            seen("RollingUpdate", Some(2)),
+            seen("OnDelete", Some(1)),
+        ] {
+            let actions = actions(&seen);
+            assert!(
+                actions.iter().all(|(_, action)| *action != "in place"),
+                "{actions:?}"
+            );
+            assert_eq!(notes(&seen).len(), 1);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! What is read of the MachineDeployment, its machines and templates.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Context as _;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
+use kube::core::{Selector, SelectorExt as _};
+use kube::{Client, ResourceExt as _};
+use serde_json::Value;
+
+use super::PlanArgs;
+use super::forecast::{Seen, template_of};
+use crate::api::GROUP;
+use crate::api::cluster_api;
+
+/// Label of a Machine: the MachineDeployment that it is of.
+const DEPLOYMENT_NAME: &str = "cluster.x-k8s.io/deployment-name";
+
+fn objects(client: &Client, namespace: &str, group: &str, version: &str, kind: &str) -> Api<DynamicObject> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    Api::namespaced_with(client.clone(), namespace, &resource)
+}
+
+/// All that a forecast is made from.
+pub(super) async fn read(client: &Client, namespace: &str, args: &PlanArgs) -> anyhow::Result<Seen> {
+    let core = |kind| objects(client, namespace, cluster_api::GROUP, "v1beta2", kind);
+    let ours = |kind| objects(client, namespace, GROUP, "v1alpha1", kind);
+    let name = &args.machinedeployment;
+    let deployment = core("MachineDeployment").get(name).await.with_context(|| {
+        format!("reading the MachineDeployment `{name}` of namespace `{namespace}` failed")
+    })?;
+    let of_it = ListParams::default().labels(&format!("{DEPLOYMENT_NAME}={name}"));
+    let all = core("Machine").list(&of_it).await;
+    let infra_machines = ours("InfraMachine");
+    let mut machines = Vec::new();
+    for machine in all.context("listing the Machines failed")?.items {
+        let reference = &machine.data["spec"]["infrastructureRef"];
+        let is_ours = reference["apiGroup"] == GROUP && reference["kind"] == "InfraMachine";
+        let infra = match reference["name"].as_str().filter(|_| is_ours) {
+            Some(name) => infra_machines
+                .get_opt(name)
+                .await
+                .with_context(|| format!("reading the InfraMachine `{name}` failed"))?,
+            None => None,
+        };
+        machines.push((machine, infra));
+    }
+    let from = machines
+        .iter()
+        .filter_map(|(_, infra)| template_of(infra.as_ref()?));
+    let names: BTreeSet<_> = from.chain([args.template.as_str()]).map(str::to_owned).collect();
+    let mut templates = BTreeMap::new();
+    for template in names {
+        let found = ours("InfraMachineTemplate").get_opt(&template).await;
+        let found = found.with_context(|| format!("reading the InfraMachineTemplate `{template}` failed"))?;
+        match found {
+            Some(found) => drop(templates.insert(template, found)),
+            None if template == args.template => anyhow::bail!(
+                "there is no InfraMachineTemplate `{template}` in namespace `{namespace}`: create it first, which changes no machine"
+            ),
+            None => {}
+        }
+    }
+    Ok(Seen {
+        deployment,
+        templates,
+        machines,
+        extensions: extensions(client, namespace).await,
+    })
+}
+
+/// How many extensions answer CanUpdateMachineSet for a namespace. Only an administrator may read them.
+async fn extensions(client: &Client, namespace: &str) -> Option<usize> {
+    let kind = GroupVersionKind::gvk("runtime.cluster.x-k8s.io", "v1beta2", "ExtensionConfig");
+    let configs = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(&kind));
+    let listed = configs.list(&ListParams::default()).await.ok()?;
+    let namespace = Api::<Namespace>::all(client.clone()).get(namespace).await.ok()?;
+    let of_it = listed
+        .items
+        .iter()
+        .filter(|config| selects(&config.data["spec"]["namespaceSelector"], namespace.labels()));
+    let handlers =
+        of_it.flat_map(|config| config.data["status"]["handlers"].as_array().into_iter().flatten());
+    Some(
+        handlers
+            .filter(|handler| handler["requestHook"]["hook"] == "CanUpdateMachineSet")
+            .count(),
+    )
+}
+
+/// Whether a label selector takes these labels. One that is not there takes all, and one that can't be read
+/// none.
+fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> bool {
+    let selector = serde_json::from_value::<Option<LabelSelector>>(selector.clone());
+    match selector.map(|selector| Selector::try_from(selector.unwrap_or_default())) {
+        Ok(Ok(selector)) => selector.matches(labels),
+        Ok(Err(_)) | Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_extension_counts_for_the_namespaces_that_it_selects() {
+        let labels = BTreeMap::from([("team".to_owned(), "a".to_owned())]);
+        for (selector, expected) in [
+            (Value::Null, true),
+            (json!({}), true),
+            (json!({"matchLabels": {"team": "a"}}), true),
+            (json!({"matchLabels": {"team": "b"}}), false),
+            (
+                json!({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}),
+                false,
+            ),
+        ] {
+            assert_eq!(selects(&selector, &labels), expected, "{selector}");
+        }
+    }
+}
