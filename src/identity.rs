@@ -81,6 +81,40 @@ impl Role {
     }
 }
 
+/// The tags by which a driver knows whose a VM is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdentityTags {
+    /// The value of [`tags::CLUSTER`].
+    pub cluster: String,
+    /// The value of [`tags::ROLE`].
+    pub role: String,
+    /// The value of [`tags::MACHINE`]; a VM that another has made may be without it.
+    pub machine: Option<String>,
+}
+
+impl IdentityTags {
+    /// Those of a VM that this provider makes.
+    pub fn own(cluster_id: &str, role: Role, machine: &MachineId) -> Self {
+        Self {
+            cluster: cluster_id.to_owned(),
+            role: role.tag().to_owned(),
+            machine: Some(machine.tag().to_owned()),
+        }
+    }
+
+    /// Those that a provider spec carries, if it says of which cluster and role the VM is.
+    pub fn carried_by(spec: &ProviderSpec, capabilities: &Capabilities) -> Option<Self> {
+        let mut spec = spec.clone();
+        let carried = spec.object_at(&capabilities.tag_path).ok()?;
+        let text = |tag| Some(carried.get(tag)?.as_str()?.to_owned());
+        Some(Self {
+            cluster: text(tags::CLUSTER)?,
+            role: text(tags::ROLE)?,
+            machine: text(tags::MACHINE),
+        })
+    }
+}
+
 /// Why a provider spec can't be handed to the driver; the text names the field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSpec {
@@ -103,9 +137,7 @@ pub enum InvalidSpec {
 pub fn tagged_spec(
     wanted: &ProviderSpec,
     capabilities: &Capabilities,
-    cluster_id: &str,
-    role: Role,
-    machine: &MachineId,
+    identity: &IdentityTags,
     failure_domain: Option<&str>,
 ) -> Result<ProviderSpec, InvalidSpec> {
     tags::check_free(wanted, capabilities).map_err(InvalidSpec::Reserved)?;
@@ -114,11 +146,13 @@ pub fn tagged_spec(
         .object_at(&capabilities.tag_path)
         .map_err(|pointer| InvalidSpec::Reserved(ReservedKey::TagsAreNoObject(pointer)))?;
     for (tag, value) in [
-        (tags::CLUSTER, cluster_id),
-        (tags::ROLE, role.tag()),
-        (tags::MACHINE, machine.tag()),
+        (tags::CLUSTER, Some(&identity.cluster)),
+        (tags::ROLE, Some(&identity.role)),
+        (tags::MACHINE, identity.machine.as_ref()),
     ] {
-        tag_map.insert(tag.to_owned(), Value::from(value));
+        if let Some(value) = value {
+            tag_map.insert(tag.to_owned(), Value::from(value.as_str()));
+        }
     }
     match failure_domain {
         Some(zone) if !capabilities.zones => return Err(InvalidSpec::NoFailureDomains(zone.to_owned())),
@@ -247,7 +281,8 @@ mod tests {
             zones,
             ..Capabilities::minimal()
         };
-        tagged_spec(&spec, &capabilities, "c-1", Role::Node, &id, zone)
+        let identity = IdentityTags::own("c-1", Role::Node, &id);
+        tagged_spec(&spec, &capabilities, &identity, zone)
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! It knows Kubernetes and the driver's trait, no concrete driver. [`mod@plan`] holds every rule of the
 //! contract and is pure; [`object::Object`] is the only place that writes.
 
+mod adoption;
 mod cause;
 mod context;
 mod credentials;

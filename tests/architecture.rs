@@ -275,6 +275,7 @@ const PURE: &[&str] = &[
     "identity.rs",
     "machine/outcome.rs",
     "machine/ownership.rs",
+    "machine/adoption.rs",
     "machine/unanswered_creates.rs",
     "not_ready_taint/plan.rs",
     "not_ready_taint/status.rs",

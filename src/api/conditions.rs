@@ -109,6 +109,12 @@ pub mod reason {
     pub const UNREADABLE: &str = "Unreadable";
     /// The providerID was not written by this provider.
     pub const FOREIGN_PROVIDER_ID: &str = "ForeignProviderID";
+    /// A VM is to be adopted, and the object or its driver does not say enough to do so.
+    pub const ADOPTION_INVALID: &str = "AdoptionInvalid";
+    /// A VM is to be adopted that another InfraMachine has, or wants as well.
+    pub const ADOPTION_CONTESTED: &str = "AdoptionContested";
+    /// A VM is to be adopted, and the driver does not see it.
+    pub const ADOPTION_UNCONFIRMED: &str = "AdoptionUnconfirmed";
     /// The admission policies do not guard identities, so that none is trusted.
     pub const IDENTITY_NOT_GUARDED: &str = "IdentityNotGuarded";
     /// The object's identity annotation belongs to another object.

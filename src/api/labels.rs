@@ -39,6 +39,13 @@ pub const IN_PLACE_UPDATE: &str = "infrastructure.capcmi.io/in-place-update";
 /// and the administrator's: reserved, and in a template it would lose every VM.
 pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
 
+/// Annotation: the VM that `spec.providerID` names was made by another, and is adopted once the driver has
+/// confirmed it; the value says, as JSON, which of the reserved tags that VM carries. The administrator's:
+/// reserved, since it claims a VM.
+pub const ADOPT: &str = "infrastructure.capcmi.io/adopt";
+/// Annotation: the id of the VM that was made by another and that the driver has confirmed. Reserved.
+pub const ADOPTED: &str = "infrastructure.capcmi.io/adopted";
+
 /// Annotation of an InfraMachineRemediation: how often the driver was asked to restart the VM. In the
 /// metadata, since `clusterctl move` leaves a status behind.
 pub const RESTARTS: &str = "infrastructure.capcmi.io/restarts";
@@ -47,7 +54,7 @@ pub const RESTARTS: &str = "infrastructure.capcmi.io/restarts";
 pub const RESTART_ISSUED_AT: &str = "infrastructure.capcmi.io/restart-issued-at";
 
 /// The annotations that the provider writes to what says which VM is whose.
-pub const OWN_ANNOTATIONS: [&str; 11] = [
+pub const OWN_ANNOTATIONS: [&str; 12] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
@@ -57,13 +64,14 @@ pub const OWN_ANNOTATIONS: [&str; 11] = [
     SECRET,
     CREATE_ISSUED_AT,
     SHUT_DOWN_ACCEPTED_AT,
+    ADOPTED,
     NOT_READY_TAINT_REMOVED_FROM,
     IN_PLACE_UPDATE,
 ];
 
 /// The annotations that only the provider and the administrator may write: a user with forged ones could
 /// claim the VM of another cluster, or have one forgotten.
-pub const RESERVED_ANNOTATIONS: [&str; 11] = [
+pub const RESERVED_ANNOTATIONS: [&str; 13] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
@@ -74,6 +82,8 @@ pub const RESERVED_ANNOTATIONS: [&str; 11] = [
     CREATE_ISSUED_AT,
     SHUT_DOWN_ACCEPTED_AT,
     FORCE_DELETE,
+    ADOPT,
+    ADOPTED,
     DELETE_FOR_MOVE,
 ];
 

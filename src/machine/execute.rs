@@ -1,5 +1,6 @@
 //! Do what a plan says: driver calls, and the ownership that has to be written before them.
 
+mod adopt;
 mod confirm_deletion;
 mod consistency;
 mod delete;
@@ -119,6 +120,7 @@ async fn call(
 ) -> Result<Outcome, Stopped> {
     match step {
         Step::Provision(plan) => provision::provision(ctx, object, permit, *plan).await,
+        Step::Adopt(plan) => adopt::adopt(ctx, object, permit, *plan).await,
         Step::Refresh(plan) => refresh::refresh(ctx, object, permit, *plan).await,
         Step::Update(plan) => update::update(ctx, object, permit, *plan).await,
         Step::Delete(plan) => delete::delete(ctx, object, permit, *plan).await,

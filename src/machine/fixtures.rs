@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::cause::Cause;
 use super::ownership::Ownership;
-use super::plan::{self, Observed, Owner, Plan};
+use super::plan::{self, Observed, Owner, Plan, Rival};
 use super::runtime_state::{Answered, LookUpHint, Retry, RuntimeState, UnimplementedCall, Until};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
@@ -67,6 +67,7 @@ pub fn ownership(machine: &InfraMachine) -> Ownership {
         driver: Some("pool".to_owned()),
         secret: Some(String::new()),
         applied: Some(tagged(&json!({"size": "s"}))),
+        adopted: None,
     }
 }
 
@@ -263,6 +264,7 @@ pub struct World {
     reachable: Option<bool>,
     driver_is: DriverIs,
     violation: Option<String>,
+    rival: Rival,
     pub state: RuntimeState,
     instant: Instant,
     now: Timestamp,
@@ -300,6 +302,7 @@ pub fn world() -> World {
         reachable: Some(true),
         driver_is: DriverIs::Known,
         violation: None,
+        rival: Rival::None,
         state: RuntimeState::default(),
         instant: Instant::now(),
         now: now(),
@@ -390,6 +393,17 @@ impl World {
 
     pub fn violating(mut self, what: &str) -> Self {
         self.violation = Some(what.to_owned());
+        self
+    }
+
+    pub fn rivalled_by(mut self, other: &str) -> Self {
+        self.rival = Rival::Named(other.to_owned());
+        self
+    }
+
+    /// The cache does not have the machine as it is.
+    pub fn not_cached_yet(mut self) -> Self {
+        self.rival = Rival::Unknown;
         self
     }
 
@@ -514,6 +528,7 @@ impl World {
             cluster_id: self.cluster.as_ref().map(|_| "c-1".to_owned()),
             driver: driver.as_ref(),
             violation: self.violation.clone(),
+            rival: self.rival.clone(),
             state: &state,
             inputs: INPUTS,
             connection_generation: CONNECTION_GENERATION,

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
+use kube::Resource as _;
+use kube::runtime::reflector::ObjectRef;
 
 use super::Context;
+use super::adoption::Adoption;
 use super::outcome::Outcome;
-use super::plan::{Observed, Owner, restored};
+use super::plan::{Observed, Owner, Rival, restored};
 use super::runtime_state::{RuntimeState, Until};
 use super::status::Moment;
 use crate::api::cluster_api::{Cluster, Machine};
@@ -31,6 +34,7 @@ pub struct Gathered {
     cluster_id: Option<String>,
     driver: Resolved,
     violation: Option<String>,
+    rival: Rival,
     state: RuntimeState,
     inputs: u64,
     connection_generation: u64,
@@ -65,6 +69,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
             .map_or(0, |(driver, _)| driver.connection_generation()),
         driver,
         violation,
+        rival: rival(ctx, machine),
         state,
         now,
         instant,
@@ -84,6 +89,7 @@ impl Gathered {
             cluster_id: self.cluster_id.clone(),
             driver: self.driver.as_ref().map(|(_, state)| state),
             violation: self.violation.clone(),
+            rival: self.rival.clone(),
             state: &self.state,
             inputs: self.inputs,
             connection_generation: self.connection_generation,
@@ -208,6 +214,47 @@ async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
     let driver = resolved?;
     let state = ctx.driver_state(machine, &driver).await;
     Ok((driver, state))
+}
+
+/// Another InfraMachine that names the VM which this one is to adopt, in whatever namespace.
+///
+/// Of two that want the same VM neither gets it while both are there. A version of an object is in the cache
+/// with all that was written before it, so that the later one always sees the earlier one: no delay of the
+/// cache and no change of the leader lets both have it. A version that the cache does not have yet, such as
+/// one of our own writing, says nothing of others.
+fn rival(ctx: &Context, machine: &InfraMachine) -> Rival {
+    let Some(wanted) = machine.spec.provider_id.as_ref() else {
+        return Rival::None;
+    };
+    if Adoption::of(machine) != Adoption::Asked {
+        return Rival::None;
+    }
+    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    let name = machine.metadata.name.as_deref().unwrap_or_default();
+    let cached = ctx
+        .caches
+        .infra_machines
+        .get(&ObjectRef::new(name).within(namespace));
+    let is_cached = cached.is_some_and(|cached| {
+        let meta = cached.meta();
+        meta.uid == machine.metadata.uid && meta.resource_version == machine.metadata.resource_version
+    });
+    let is_rival = |other: &InfraMachine| {
+        other.spec.provider_id.as_ref() == Some(wanted) && other.metadata.uid != machine.metadata.uid
+    };
+    let others = ctx.caches.infra_machines.state();
+    match others.iter().find(|other| other.0.as_ref().is_ok_and(is_rival)) {
+        Some(rival) => {
+            let meta = rival.meta();
+            Rival::Named(format!(
+                "{}/{}",
+                meta.namespace.as_deref().unwrap_or_default(),
+                meta.name.as_deref().unwrap_or_default()
+            ))
+        }
+        None if is_cached => Rival::None,
+        None => Rival::Unknown,
+    }
 }
 
 /// What neither the API server nor the tags can refuse: limits on the whole, and the driver's own schema.

@@ -482,6 +482,9 @@ fn missing_annotations(machine: &InfraMachine, ownership: &Ownership) -> Result<
         let json = serde_json::to_string(applied).map_err(|source| Error::Encode { action, source })?;
         wanted.push((labels::APPLIED_PROVIDER_SPEC, json));
     }
+    if let Some(adopted) = &ownership.adopted {
+        wanted.push((labels::ADOPTED, adopted.as_str().to_owned()));
+    }
     let present = machine.metadata.annotations.as_ref();
     let mut changes = Map::new();
     // What came with a copied identity is about another machine's VM: it must not reach the

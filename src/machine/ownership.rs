@@ -4,7 +4,7 @@ use crate::api::MACHINE_FINALIZER;
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::InfraMachine;
 use crate::identity::{self, MachineId};
-use cmi_driver::ProviderSpec;
+use cmi_driver::{ProviderId, ProviderSpec};
 
 /// Finalizer and identity, as they have to be before a side effect (write 1).
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +21,8 @@ pub struct Ownership {
     pub secret: Option<String>,
     /// What the VM is about to be made from.
     pub applied: Option<ProviderSpec>,
+    /// The id of the VM that another has made, once the driver has confirmed it.
+    pub adopted: Option<ProviderId>,
 }
 
 impl Ownership {
@@ -36,6 +38,7 @@ impl Ownership {
             driver: None,
             secret: None,
             applied: None,
+            adopted: None,
         })
     }
 

@@ -2,6 +2,7 @@
 //!
 //! [`plan`] is total: for every object and every observation there is exactly one [`Plan`].
 
+mod adoption;
 mod deletion;
 mod provisioned;
 mod steps;
@@ -14,13 +15,16 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kube::Resource as _;
 
+pub use self::adoption::{LOOK_AGAIN, cannot_look_up};
 pub use self::deletion::SHUT_DOWN_TRIES;
-pub use self::steps::{Delete, Plan, Provision, Refresh, Settling, ShutDown, Step, Trust, Update};
+pub use self::steps::{Adopt, Delete, Plan, Provision, Refresh, Settling, ShutDown, Step, Trust, Update};
 pub use self::waits::{is_unsettled, pace, restored};
 
+use self::adoption::{obstacle, plan_adoption};
 use self::deletion::{plan_deletion, settling};
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
+use super::adoption::{Adoption, adopted_tags, given_tags};
 use super::cause::Cause;
 use super::outcome::{Blocked, Failure, Outcome};
 use super::ownership::{Ownership, has_lost_finalizer};
@@ -33,7 +37,7 @@ use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::{GROUP, paused_by};
 use crate::configured_driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
-use crate::identity::{self, InvalidSpec, MachineId, Role};
+use crate::identity::{self, IdentityTags, InvalidSpec, MachineId, Role};
 use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
 
 /// What was read for one reconcile.
@@ -48,6 +52,8 @@ pub struct Observed<'a> {
     pub driver: Result<&'a DriverState, &'a ResolveError>,
     /// What violates a limit that neither the API server nor the tags know.
     pub violation: Option<String>,
+    /// Another InfraMachine with the providerID of this one, where a VM is to be adopted.
+    pub rival: Rival,
     /// What is remembered of the last reconciles.
     pub state: &'a RuntimeState,
     /// Fingerprint of all that may change the outcome of a failed call.
@@ -58,6 +64,17 @@ pub struct Observed<'a> {
     pub now: Timestamp,
     /// The monotonic clock.
     pub instant: Instant,
+}
+
+/// Another InfraMachine with the providerID of one that is to adopt the VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rival {
+    /// There is none.
+    None,
+    /// The cache does not have the object as it is now, and may lack the other as well.
+    Unknown,
+    /// There is one, `<namespace>/<name>`.
+    Named(String),
 }
 
 /// The controller owner of kind Machine.
@@ -102,7 +119,12 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     let Some(ownership) = Ownership::of(machine, cluster_id) else {
         return Outcome::NoOp("the object has no UID").into();
     };
-    if machine.spec.provider_id.is_some() && MachineId::of(machine).is_none() {
+    let adoption = match Adoption::of(machine) {
+        _ if machine.is_provisioned() => Adoption::None,
+        adoption => adoption,
+    };
+    let is_foreign = machine.spec.provider_id.is_some() && MachineId::of(machine).is_none();
+    if is_foreign && adoption != Adoption::Asked {
         return blocked(
             None,
             condition_without_calls(machine),
@@ -113,13 +135,19 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     if finalizer_missing {
         return Plan::RestoreFinalizer(Box::new(ownership));
     }
+    if adoption != Adoption::None
+        && let Some(obstacle) = obstacle(machine, seen, owner, &ownership)
+    {
+        return Outcome::Blocked(obstacle).into();
+    }
     if !has_known_vm(machine)
         && let Some(message) = refers_to_another(machine, owner)
     {
         return blocked(None, conditions::READY, reason::NOT_REFERRED_TO, message);
     }
     let bootstrap = match bootstrap_of(owner, cluster) {
-        _ if machine.is_provisioned() => None,
+        // A VM that is there needs none.
+        _ if machine.is_provisioned() || adoption != Adoption::None => None,
         Ok(name) => Some(name.to_owned()),
         Err((reason, message)) => {
             let ownership = ownership.if_missing(machine);
@@ -134,9 +162,18 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         }
         Ok(DriverState::Unknown(status)) => return capabilities_unknown(OperationType::Create, status),
         Ok(DriverState::Pending) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
-        Err(unresolved) => return no_driver(machine, ownership.if_missing(machine), unresolved),
+        Err(unresolved) => {
+            // What is not confirmed yet has no identity.
+            let ownership = ownership
+                .if_missing(machine)
+                .filter(|_| adoption != Adoption::Asked);
+            return no_driver(machine, ownership, unresolved);
+        }
     };
     match (bootstrap, wanted_spec(machine, owner, seen, driver, &ownership)) {
+        (None, wanted) if adoption != Adoption::None => {
+            plan_adoption(machine, seen, driver, ownership, wanted)
+        }
         (None, wanted) => plan_provisioned(machine, seen, driver, wanted),
         (Some(bootstrap), Ok(wanted)) => {
             plan_provisioning(machine, seen, driver, ownership, wanted, bootstrap)
@@ -377,8 +414,9 @@ pub fn unguarded(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
 
 fn foreign_provider_id(machine: &InfraMachine) -> String {
     format!(
-        "spec.providerID `{}` was not written by this provider, so the VM is left alone; create the machine without a providerID",
-        machine.spec.provider_id.as_deref().unwrap_or_default()
+        "spec.providerID `{}` was not written by this provider, so the VM is left alone; create the machine without a providerID, or have the VM adopted by the annotation {}",
+        machine.spec.provider_id.as_deref().unwrap_or_default(),
+        labels::ADOPT
     )
 }
 
@@ -402,20 +440,30 @@ fn wanted_spec(
     if let Some(violation) = &seen.violation {
         return Err(InvalidSpec::Violation(violation.clone()));
     }
-    let labels = owner.metadata.labels.as_ref();
-    let role = if labels.is_some_and(|labels| labels.contains_key(labels::CONTROL_PLANE)) {
-        Role::ControlPlane
-    } else {
-        Role::Node
+    let role = role_of(owner);
+    let tags = match Adoption::of(machine) {
+        Adoption::Asked => {
+            given_tags(machine, &ownership.cluster_id, role).map_err(InvalidSpec::Violation)?
+        }
+        Adoption::TooLate | Adoption::Claimed | Adoption::None => adopted_tags(machine, &driver.capabilities)
+            .map_err(InvalidSpec::Violation)?
+            .unwrap_or_else(|| IdentityTags::own(&ownership.cluster_id, role, &ownership.machine_id)),
     };
     identity::tagged_spec(
         &ProviderSpec(machine.spec.provider_spec.clone()),
         &driver.capabilities,
-        &ownership.cluster_id,
-        role,
-        &ownership.machine_id,
+        &tags,
         owner.spec.failure_domain.as_deref(),
     )
+}
+
+fn role_of(owner: &Machine) -> Role {
+    let labels = owner.metadata.labels.as_ref();
+    if labels.is_some_and(|labels| labels.contains_key(labels::CONTROL_PLANE)) {
+        Role::ControlPlane
+    } else {
+        Role::Node
+    }
 }
 
 /// Whether an earlier attempt failed for good with the spec as it is now (step 2 of the normal resource).

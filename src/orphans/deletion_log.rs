@@ -144,9 +144,7 @@ fn retained_class(machine: &InfraMachine) -> Option<RetainedClass> {
         name: labelled(&machine.metadata)?,
     };
     let mut spec = identity::applied_spec(machine)?;
-    if let Some(id) = MachineId::of(machine) {
-        super::scope::remove_identity(&mut spec.0, id.tag());
-    }
+    super::scope::remove_identity(&mut spec.0);
     let class = Class {
         secret: identity::credentials(machine).map(str::to_owned),
         spec: serde_json::to_string(&spec).ok()?,
@@ -255,7 +253,14 @@ mod tests {
     #[test]
     fn the_class_of_the_last_machine_is_still_looked_at() {
         let deletion_log = log_of(&machine("u", |_| {}), false);
-        deletion_log.record(&machine("v", |_| {}), false, Timestamp::UNIX_EPOCH, NOW);
+        let adopted = machine("w", |machine| {
+            machine["metadata"]["annotations"][labels::APPLIED_PROVIDER_SPEC] = json!(
+                r#"{"size":"s","tags":{"capcmi.io/machine":"of-another","kubernetes.io/cluster":"c-1"}}"#
+            );
+        });
+        for machine in [machine("v", |_| {}), adopted] {
+            deletion_log.record(&machine, false, Timestamp::UNIX_EPOCH, NOW);
+        }
         let classes = deletion_log.classes();
         let [class] = classes.as_slice() else {
             panic!("{classes:?}")

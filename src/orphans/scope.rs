@@ -253,14 +253,13 @@ fn cluster_of(class: &Class, tag_path: &JsonPointer) -> Option<String> {
     Some(id.to_owned())
 }
 
-/// Removes a machine's own tag, wherever it stands: where a driver wants its tags may not be known.
-pub fn remove_identity(spec: &mut Map<String, Value>, id: &str) {
-    if spec.get(tags::MACHINE).and_then(Value::as_str) == Some(id) {
-        spec.remove(tags::MACHINE);
-    }
+/// Removes the tag of one machine, wherever it stands: where a driver wants its tags may not be known. An
+/// adopted VM has the tag of another, and is of the class of its siblings all the same.
+pub fn remove_identity(spec: &mut Map<String, Value>) {
+    spec.remove(tags::MACHINE);
     for value in spec.values_mut() {
         if let Value::Object(inner) = value {
-            remove_identity(inner, id);
+            remove_identity(inner);
         }
     }
 }

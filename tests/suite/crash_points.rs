@@ -31,6 +31,8 @@ const TRIES: usize = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scenario {
     Create,
+    /// A VM that another has made becomes the machine's.
+    Adopt,
     /// The driver refuses the create for good, and would refuse the same spec in a delete.
     RefusedCreate,
     /// The spec of a VM that is up changes in what the driver can change.
@@ -44,7 +46,7 @@ impl Scenario {
     /// Whether it begins with a VM that is up.
     fn has_vm(self) -> bool {
         match self {
-            Self::Create | Self::RefusedCreate => false,
+            Self::Create | Self::Adopt | Self::RefusedCreate => false,
             Self::Update | Self::Delete | Self::Collect => true,
         }
     }
@@ -79,6 +81,7 @@ async fn killed_before_and_after_every_call_and_write_the_provider_reaches_the_s
 ) -> Result<()> {
     let scenarios = [
         Scenario::Create,
+        Scenario::Adopt,
         Scenario::RefusedCreate,
         Scenario::Update,
         Scenario::Delete,

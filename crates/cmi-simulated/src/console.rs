@@ -27,6 +27,8 @@ pub struct PlantedVm {
     pub pool: String,
     /// The zone that it is in.
     pub zone: Option<String>,
+    /// What it boots with.
+    pub user_data: Vec<u8>,
 }
 
 impl PlantedVm {
@@ -42,6 +44,7 @@ impl PlantedVm {
             tags: tags.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
             pool: "default".to_owned(),
             zone: None,
+            user_data: Vec::new(),
         }
     }
 }
@@ -102,7 +105,7 @@ impl CloudConsole {
                 zone: planted.zone,
                 address: None,
                 source_dest_check: true,
-                user_data: UserData::from([].as_slice()),
+                user_data: UserData::from(planted.user_data.as_slice()),
                 user_data_format: None,
                 ordered_at: Instant::from_millis(0),
                 boots_at: now,

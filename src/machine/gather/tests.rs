@@ -6,16 +6,19 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use kube::client::{Body, Client};
+use kube::runtime::reflector;
+use kube::runtime::watcher::Event;
 use serde_json::json;
 
 use super::*;
 use crate::admission::AdmissionPolicies;
+use crate::api::DeserializeGuard;
 use crate::apiserver::Events;
 use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::configured_driver::tests::{FakeDriver, configured_driver};
 use crate::machine::cause::Cause;
-use crate::machine::fixtures::machine;
+use crate::machine::fixtures::{MachineFixture, machine};
 use crate::machine::runtime_state::{Retry, UnimplementedCall};
 use crate::metrics::Metrics;
 use cmi_driver::{Capabilities, Code, SpecSchema, Status};
@@ -78,6 +81,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
         cluster: None,
         cluster_id: None,
         driver: Err(ResolveError::NoneConfigured),
+        rival: Rival::None,
         violation: None,
         state: RuntimeState {
             retry: Some(Retry {
@@ -157,4 +161,37 @@ fn our_own_notes_are_no_reason_to_try_again_and_everything_a_person_writes_is() 
     ] {
         assert_ne!(plain, of(&changed.build()));
     }
+}
+
+/// Of two that want one VM neither gets it, and one that has it is never contested by one that wants it.
+#[tokio::test]
+async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
+    let wants = |namespace: &str, name: &str| {
+        let mut machine = machine()
+            .provider_id("sim://9")
+            .annotated(labels::ADOPT, "{}")
+            .build();
+        machine.metadata.namespace = Some(namespace.to_owned());
+        machine.metadata.name = Some(name.to_owned());
+        machine.metadata.uid = Some(format!("{namespace}-{name}"));
+        machine
+    };
+    let (first, second) = (wants("ns1", "m1"), wants("ns2", "m2"));
+    let (infra_machines, mut writer) = reflector::store();
+    let mut ctx = context(FakeDriver::default());
+    ctx.caches.infra_machines = infra_machines;
+    writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(first.clone()))));
+    let rival = async |machine: &InfraMachine| gather(&ctx, machine).await.rival;
+    assert_eq!(rival(&first).await, Rival::None, "itself is no rival");
+    let mut newer = first.clone();
+    newer.metadata.resource_version = Some("9".to_owned());
+    let why = "others may have been written before it that the cache does not have either";
+    assert_eq!(rival(&newer).await, Rival::Unknown, "{why}");
+    writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(second.clone()))));
+    assert_eq!(rival(&first).await, Rival::Named("ns2/m2".to_owned()));
+    assert_eq!(rival(&second).await, Rival::Named("ns1/m1".to_owned()));
+    let has_it = MachineFixture::from(first)
+        .identified()
+        .annotated(labels::ADOPTED, "sim://9");
+    assert_eq!(rival(&has_it.build()).await, Rival::None);
 }

@@ -6,14 +6,15 @@ use jiff::Timestamp;
 
 use super::waits::{pace_of_deletion, retry_wait};
 use super::{
-    Delete, Observed, Plan, Settling, ShutDown, Step, blocked, capabilities_unknown, known_provider_id,
-    no_driver, paused, rest_of_grace,
+    Delete, Observed, Plan, Settling, ShutDown, Step, blocked, capabilities_unknown, no_driver, paused,
+    rest_of_grace,
 };
 use crate::api::conditions::{self, reason};
 use crate::api::labels::{self, Instance};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::configured_driver::{DriverState, KnownDriver, PERMIT_WAIT};
 use crate::identity::{self, MachineId};
+use crate::machine::adoption::{Adoption, own_provider_id};
 use crate::machine::outcome::{Outcome, RemovalReason};
 use crate::machine::ownership::has_finalizer;
 use crate::machine::unanswered_creates::{UnansweredCreates, elapsed};
@@ -50,12 +51,17 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         );
         return blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
     }
+    if Adoption::of(machine) == Adoption::Asked {
+        return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into();
+    }
+    // One that is only to be adopted is another's, beside the VM that a create may have made.
+    let provider_id = own_provider_id(machine);
     let refused = match identity::instance(machine) {
         // An id of our own writing is a VM, whatever the note says.
-        Instance::None if machine.spec.provider_id.is_none() => {
+        Instance::None if provider_id.is_none() => {
             return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into();
         }
-        instance => instance == Instance::Refused && machine.spec.provider_id.is_none(),
+        instance => instance == Instance::Refused && provider_id.is_none(),
     };
     let driver = match seen.driver {
         Ok(DriverState::Known(driver)) => driver,
@@ -80,11 +86,11 @@ pub fn plan_deletion(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
         .filter(|_| driver.capabilities.offers(Operation::ShutDownMachine) && !refused);
     let left = shut_down.map(|shut_down| shut_down.left(seen.now));
     Step::Delete(Box::new(Delete {
-        provider_id: known_provider_id(machine),
+        provider_id: provider_id.and_then(|id| id.parse().ok()),
         spec,
         shut_down,
         settling: settling(machine, seen, driver).filter(|_| !refused),
-        strays: machine.spec.provider_id.is_some() && UnansweredCreates::of(machine).is_some(),
+        strays: provider_id.is_some() && UnansweredCreates::of(machine).is_some(),
         refused,
         again: pace_of_deletion(deleted_for(machine, seen.now), left),
     }))
@@ -145,7 +151,7 @@ pub(super) fn settling(
     let issued = match UnansweredCreates::of(machine) {
         Some(unanswered) => Some(unanswered.without(seen.state.answered).latest()?),
         // The create that made the VM was answered.
-        None if noted.is_none() && machine.spec.provider_id.is_some() => return None,
+        None if noted.is_none() && own_provider_id(machine).is_some() => return None,
         // From before the time was written down, or it can't be read.
         None => None,
     };

@@ -30,6 +30,8 @@ pub enum Plan {
 pub enum Step {
     /// Look the VM up, create it if it is not there, initialize it.
     Provision(Box<Provision>),
+    /// Have the driver confirm a VM that another has made, and take it over.
+    Adopt(Box<Adopt>),
     /// Ask the driver how the VM is.
     Refresh(Box<Refresh>),
     /// Bring the VM to the wanted spec.
@@ -57,14 +59,14 @@ impl Step {
             // Where there may be a VM it is looked up first, which must not wait for the creates of others.
             Self::Provision(plan) if plan.vm_may_exist() => Priority::Upkeep,
             Self::Provision(_) => Priority::Create,
-            Self::Refresh(_) | Self::Update(_) | Self::Delete(_) => Priority::Upkeep,
+            Self::Adopt(_) | Self::Refresh(_) | Self::Update(_) | Self::Delete(_) => Priority::Upkeep,
         }
     }
 
     /// What it is part of.
     pub fn during(&self) -> OperationType {
         match self {
-            Self::Provision(_) | Self::Refresh(_) => OperationType::Create,
+            Self::Provision(_) | Self::Adopt(_) | Self::Refresh(_) => OperationType::Create,
             Self::Update(_) => OperationType::Update,
             Self::Delete(_) => OperationType::Delete,
         }
@@ -138,6 +140,19 @@ impl Provision {
     pub fn vm_may_exist(&self) -> bool {
         self.noted == Instance::MayExist
     }
+}
+
+/// Look up, and take over what is there. Nothing to create with is part of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adopt {
+    /// The ownership to write once the driver has confirmed the VM.
+    pub ownership: Ownership,
+    /// The spec to look up with, with the tags that the VM carries.
+    pub look_up: ProviderSpec,
+    /// The id.
+    pub provider_id: ProviderId,
+    /// Whether the driver has confirmed the VM before.
+    pub is_claimed: bool,
 }
 
 /// Look up, initialize where the driver asks for it. Nothing to create with is part of it.

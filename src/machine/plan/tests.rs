@@ -14,6 +14,7 @@ use crate::machine::status::{self, Moment};
 use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
 
+mod adoption;
 mod deletion;
 mod provisioned;
 

@@ -4,6 +4,7 @@ use crate::api::conditions::{self, State, reason};
 use crate::api::labels;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::Note;
+use crate::machine::adoption::Adoption;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use cmi_driver::Code;
 
@@ -41,6 +42,10 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Not
                 Some(reason::VIRTUAL_MACHINE_VANISHED | reason::VIRTUAL_MACHINE_FAILED)
             );
             (was_lost, normal(reason::READY, "GetMachineStatus", text))
+        }
+        Outcome::Provisioned(vm) if Adoption::of(before) != Adoption::None => {
+            let text = format!("the VM {} is adopted", vm.provider_id);
+            (true, normal(reason::PROVISIONED, "GetMachineStatus", text))
         }
         Outcome::Provisioned(vm) => {
             let text = format!("the VM {} is provisioned", vm.provider_id);
@@ -112,6 +117,9 @@ fn needs_intervention(why: &str) -> bool {
             | reason::FOREIGN_IDENTITY
             | reason::FOREIGN_PROVIDER_ID
             | reason::NOT_REFERRED_TO
+            | reason::ADOPTION_INVALID
+            | reason::ADOPTION_CONTESTED
+            | reason::ADOPTION_UNCONFIRMED
             | reason::DELETE_FOR_MOVE
     )
 }

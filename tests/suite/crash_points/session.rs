@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use cmi_driver::Operation;
+use cmi_driver::{Operation, tags};
 use cmi_simulated::{Phase, PlantedVm, Vm};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{Api, ListParams};
@@ -63,6 +63,9 @@ impl Session {
             // A look-up does not mind; a create does.
             machine = machine.machine("/spec/failureDomain", json!("nowhere"));
         }
+        if scenario == Scenario::Adopt {
+            machine = to_adopt(machine, &cloud, &stage.cluster_id)?;
+        }
         cloud
             .console()?
             .plant(PlantedVm::new("another-cluster", MACHINE, "another/machine"))
@@ -91,9 +94,11 @@ impl Session {
                 .flag("--orphans=delete")
                 .flag("--orphans-interval=1s")
                 .flag("--orphans-min-age=1ms"),
-            Scenario::Create | Scenario::RefusedCreate | Scenario::Update | Scenario::Delete => {
-                Provider::new(drivers)
-            }
+            Scenario::Create
+            | Scenario::Adopt
+            | Scenario::RefusedCreate
+            | Scenario::Update
+            | Scenario::Delete => Provider::new(drivers),
         };
         let provider = provider.through(kubeconfig).flag("--inventory-interval=1h");
         Ok(Self {
@@ -189,7 +194,9 @@ impl Session {
         }
         self.trap().armed = true;
         match self.scenario {
-            Scenario::Create | Scenario::RefusedCreate => self.machine.clone().create().await.map(drop),
+            Scenario::Create | Scenario::Adopt | Scenario::RefusedCreate => {
+                self.machine.clone().create().await.map(drop)
+            }
             Scenario::Update => {
                 let changed = self.machine.respecify("labels", json!({"round": "1"})).await;
                 changed.map(drop)
@@ -240,7 +247,7 @@ impl Session {
             })
         };
         match self.scenario {
-            Scenario::Create => self.machine.provisioned().await.map(drop),
+            Scenario::Create | Scenario::Adopt => self.machine.provisioned().await.map(drop),
             Scenario::RefusedCreate => self.machine.until("refused", refused).await.map(drop),
             Scenario::Update => self.machine.until("updated", updated).await.map(drop),
             Scenario::Delete => self.machine.gone().await,
@@ -286,7 +293,11 @@ impl Session {
     pub async fn clean_up(&self) -> Result<()> {
         let left = match self.scenario {
             Scenario::Collect => &self.stays,
-            Scenario::Create | Scenario::RefusedCreate | Scenario::Update | Scenario::Delete => &self.machine,
+            Scenario::Create
+            | Scenario::Adopt
+            | Scenario::RefusedCreate
+            | Scenario::Update
+            | Scenario::Delete => &self.machine,
         };
         left.delete().await?;
         left.gone().await
@@ -359,7 +370,9 @@ const CALLS_OF_A_CREATE: usize = 3;
 /// The faults of a scenario, besides the one that lets a call hang.
 fn refusals(scenario: Scenario) -> Vec<Value> {
     match scenario {
-        Scenario::Create | Scenario::Update | Scenario::Delete | Scenario::Collect => Vec::new(),
+        Scenario::Create | Scenario::Adopt | Scenario::Update | Scenario::Delete | Scenario::Collect => {
+            Vec::new()
+        }
         Scenario::RefusedCreate => {
             vec![json!({"operation": "DeleteMachine", "machine": MACHINE, "code": "InvalidArgument"})]
         }
@@ -384,4 +397,17 @@ impl Trap {
             _ => Fault::None,
         }
     }
+}
+
+/// The machine, with a VM of its name that another has made and that it is to adopt.
+fn to_adopt(machine: ByHand, cloud: &Cloud, cluster_id: &str) -> Result<ByHand> {
+    let mut planted = PlantedVm::new(cluster_id, MACHINE, "");
+    planted.tags.remove(tags::MACHINE);
+    planted.tags.insert(tags::ROLE.to_owned(), "worker".to_owned());
+    let planted = cloud.console()?.plant(planted);
+    let id = planted.map_err(|status| anyhow!("planting a VM: {status}"))?;
+    let carried = json!({tags::ROLE: "worker"}).to_string();
+    Ok(machine
+        .infra("/metadata/annotations", json!({labels::ADOPT: carried}))
+        .infra("/spec/providerID", json!(id)))
 }

@@ -1,0 +1,175 @@
+//! VMs that another has made and that a machine takes over, because an administrator says so. Pure.
+//!
+//! Until the driver has confirmed such a VM, nothing is written into the object but its status: neither
+//! finalizer nor identity. So an object whose VM was never confirmed goes without a call. What says that it
+//! was is the id that the driver confirmed, written down with the identity: identity and the note that there
+//! may be a VM alone are those of a create as well.
+
+use serde::Deserialize;
+
+use crate::api::labels::{self, Instance};
+use crate::api::v1alpha1::InfraMachine;
+use crate::identity::{self, IdentityTags, MachineId, Role};
+use cmi_driver::{Capabilities, tags};
+
+/// Where the adoption of a machine's VM stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adoption {
+    /// None is asked for.
+    None,
+    /// It is asked for, and no driver has confirmed the VM yet.
+    Asked,
+    /// It is asked for of an object that may have another VM: a create was issued for it, or a VM with
+    /// another id was confirmed.
+    TooLate,
+    /// The VM is the machine's.
+    Claimed,
+}
+
+impl Adoption {
+    /// That of a machine. One whose VM was handed to Cluster API has it, and adopts none.
+    pub fn of(machine: &InfraMachine) -> Self {
+        if identity::annotation(machine, labels::ADOPT).is_none() {
+            return Self::None;
+        }
+        let named = machine.spec.provider_id.as_deref();
+        match identity::instance(machine) {
+            Instance::None => Self::Asked,
+            Instance::MayExist | Instance::Refused if machine.is_provisioned() => Self::None,
+            Instance::MayExist if named.is_some() && confirmed_id(machine) == named => Self::Claimed,
+            Instance::MayExist | Instance::Refused => Self::TooLate,
+        }
+    }
+}
+
+/// The id of the VM that another has made and that the driver has confirmed as this machine's.
+fn confirmed_id(machine: &InfraMachine) -> Option<&str> {
+    identity::annotation(machine, labels::ADOPTED)
+        .filter(|_| identity::instance(machine) == Instance::MayExist)
+}
+
+/// The id of the VM that is the machine's own, as far as it is known: not one that is only to be adopted.
+pub fn own_provider_id(machine: &InfraMachine) -> Option<&str> {
+    match Adoption::of(machine) {
+        Adoption::Asked => None,
+        Adoption::TooLate => confirmed_id(machine),
+        Adoption::None | Adoption::Claimed => machine.spec.provider_id.as_deref(),
+    }
+}
+
+/// The tags of a VM as the administrator gives them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GivenTags {
+    #[serde(rename = "kubernetes.io/cluster")]
+    cluster: Option<String>,
+    #[serde(rename = "kubernetes.io/role")]
+    role: Option<String>,
+    #[serde(rename = "capcmi.io/machine")]
+    machine: Option<String>,
+}
+
+/// What the annotation says of the tags that the VM carries: what it leaves out of cluster and role is as for
+/// a VM of this provider, and without an identity the VM carries none.
+///
+/// # Errors
+/// What is wrong with the annotation, in words.
+pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Result<IdentityTags, String> {
+    let text = identity::annotation(machine, labels::ADOPT).unwrap_or_default();
+    let given = if text.trim().is_empty() {
+        GivenTags::default()
+    } else {
+        serde_json::from_str(text).map_err(|error| {
+            format!(
+                "the annotation {} has to be a JSON object with the tags that the VM carries, of {}: {error}",
+                labels::ADOPT,
+                tags::RESERVED.join(", ")
+            )
+        })?
+    };
+    let all = [&given.cluster, &given.role, &given.machine];
+    if all.into_iter().flatten().any(|value| value.trim().is_empty()) {
+        return Err(format!(
+            "the annotation {} has a tag without a value: leave out a tag that the VM does not carry",
+            labels::ADOPT
+        ));
+    }
+    Ok(IdentityTags {
+        cluster: given.cluster.unwrap_or_else(|| cluster_id.to_owned()),
+        role: given.role.unwrap_or_else(|| role.tag().to_owned()),
+        machine: given.machine,
+    })
+}
+
+/// The tags that the VM of a machine carries, where another has made it and it is the machine's by now: by
+/// what was written down when the driver confirmed it, whatever became of the annotation.
+///
+/// # Errors
+/// The tags of such a VM can't be told, in words: with the provider's own it would be changed.
+pub fn adopted_tags(
+    machine: &InfraMachine,
+    capabilities: &Capabilities,
+) -> Result<Option<IdentityTags>, String> {
+    let Some(id) = MachineId::of(machine).filter(|_| identity::instance(machine) == Instance::MayExist)
+    else {
+        return Ok(None);
+    };
+    let applied = identity::applied_spec(machine);
+    let carried = applied.and_then(|applied| IdentityTags::carried_by(&applied, capabilities));
+    if confirmed_id(machine).is_none() {
+        let is_known = machine.spec.provider_id.is_some();
+        // Not the tags of a create.
+        return Ok(carried.filter(|carried| is_known && carried.machine.as_deref() != Some(id.tag())));
+    }
+    carried.map(Some).ok_or_else(|| {
+        format!(
+            "the VM was adopted, and the annotation {} has no tags where the driver wants them, at `{}`: nothing is changed, since the VM would get other tags; correct that annotation",
+            labels::APPLIED_PROVIDER_SPEC,
+            capabilities.tag_path
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::fixtures::machine;
+
+    fn given(value: &str) -> Result<IdentityTags, String> {
+        let machine = machine().annotated(labels::ADOPT, value).build();
+        given_tags(&machine, "c-1", Role::Node)
+    }
+
+    #[test]
+    fn what_the_annotation_leaves_out_is_the_clusters_and_an_identity_is_only_what_it_says() {
+        let tags = |cluster: &str, role: &str, machine: Option<&str>| {
+            Ok(IdentityTags {
+                cluster: cluster.to_owned(),
+                role: role.to_owned(),
+                machine: machine.map(str::to_owned),
+            })
+        };
+        for nothing in ["", " ", "{}"] {
+            assert_eq!(given(nothing), tags("c-1", "node", None), "`{nothing}`");
+        }
+        assert_eq!(
+            given(
+                r#"{"kubernetes.io/cluster": "old", "kubernetes.io/role": "worker", "capcmi.io/machine": "u-9"}"#
+            ),
+            tags("old", "worker", Some("u-9"))
+        );
+    }
+
+    #[test]
+    fn an_annotation_that_says_something_else_is_refused_with_what_may_stand_there() {
+        for wrong in ["true", "[]", r#"{"team": "a"}"#, r#"{"kubernetes.io/role": 1}"#] {
+            let error = given(wrong).unwrap_err();
+            assert!(
+                error.contains(labels::ADOPT) && error.contains(tags::CLUSTER),
+                "{error}"
+            );
+        }
+        let error = given(r#"{"kubernetes.io/cluster": " "}"#).unwrap_err();
+        assert!(error.contains("without a value"), "{error}");
+    }
+}

@@ -1,0 +1,60 @@
+//! Take over a VM that another has made.
+
+use super::consistency::gone_or_behind;
+use super::initialize::{initialize, uninitialized};
+use super::look_up::{Seen, look_up};
+use super::machine_class::{self, Stopped};
+use crate::api::conditions::{self, reason};
+use crate::configured_driver::Permit;
+use crate::machine::Context;
+use crate::machine::object::Object;
+use crate::machine::outcome::{Blocked, Outcome};
+use crate::machine::plan::{Adopt, LOOK_AGAIN, cannot_look_up};
+use crate::retry::Stage;
+
+/// Takes the VM over that the driver confirms.
+///
+/// # Guarantees
+/// Finalizer and identity are written only after the driver has answered with the VM of this very id, and on
+/// the object as it was decided on. Nothing is created, and no bootstrap data is sent.
+pub async fn adopt(
+    ctx: &Context,
+    object: &mut Object<'_>,
+    permit: &mut Permit<'_>,
+    plan: Adopt,
+) -> Result<Outcome, Stopped> {
+    let driver = permit.configured_driver();
+    let class = machine_class::with_credentials(ctx, object, driver, plan.look_up).await?;
+    let known = Some(&plan.provider_id);
+    match look_up(object, permit, known, Stage::Refresh, class.clone()).await {
+        Seen::Machine(machine) => {
+            ctx.states.seen(object.uid());
+            object.ensure_finalizer_and_identity(&plan.ownership).await?;
+            Ok(Outcome::Provisioned(Box::new(machine)))
+        }
+        Seen::Uninitialized(failure) => {
+            ctx.states.seen(object.uid());
+            object.ensure_finalizer_and_identity(&plan.ownership).await?;
+            let vm = uninitialized(Some(plan.provider_id), failure);
+            initialize(ctx, object, permit, class, vm).await
+        }
+        Seen::Absent if plan.is_claimed => Ok(gone_or_behind(ctx, object, permit, plan.provider_id)),
+        Seen::Absent => Ok(Outcome::Blocked(unconfirmed(
+            object.name(),
+            plan.provider_id.as_str(),
+        ))),
+        Seen::Listed(_) | Seen::CannotLook => Ok(Outcome::Blocked(cannot_look_up(driver.name()))),
+        Seen::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
+    }
+}
+
+fn unconfirmed(name: &str, provider_id: &str) -> Blocked {
+    let message = format!(
+        "the driver sees no VM of the name `{name}` with the providerID `{provider_id}` and the tags that the machine says it carries; it is looked for again, and none is made: correct spec.providerSpec, the credentials or the annotation {}, or where spec.providerID is wrong or the VM is not to be adopted, delete the InfraMachine, and only then its Machine",
+        crate::api::labels::ADOPT
+    );
+    Blocked {
+        again: Some(LOOK_AGAIN),
+        ..Blocked::new(conditions::READY, reason::ADOPTION_UNCONFIRMED, message)
+    }
+}

@@ -1,0 +1,144 @@
+//! The way of a VM in that another has made: it is never made, and never touched before the driver has
+//! confirmed that it is there.
+
+use std::time::Duration;
+
+use super::waits::retry_wait;
+use super::{Adopt, Observed, Plan, Rival, Step, known_provider_id, refers_to_another};
+use crate::api::cluster_api::Machine;
+use crate::api::conditions::{self, reason};
+use crate::api::labels;
+use crate::api::v1alpha1::InfraMachine;
+use crate::configured_driver::{KnownDriver, PERMIT_WAIT};
+use crate::identity::{self, InvalidSpec};
+use crate::machine::adoption::{self, Adoption};
+use crate::machine::outcome::{Blocked, Outcome};
+use crate::machine::ownership::Ownership;
+use cmi_driver::{Operation, ProviderSpec};
+
+/// When a VM is looked for again that is to be adopted and that the driver does not see.
+pub const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+/// When it is looked again whether the cache has the object as it is; a watch says so before, as a rule.
+const UNTIL_CACHED: Duration = Duration::from_secs(1);
+
+/// What keeps a machine from adopting its VM, whatever the driver says.
+pub(super) fn obstacle(
+    machine: &InfraMachine,
+    seen: &Observed<'_>,
+    owner: &Machine,
+    ownership: &Ownership,
+) -> Option<Blocked> {
+    match Adoption::of(machine) {
+        Adoption::None | Adoption::Claimed => return None,
+        Adoption::TooLate => {
+            let message = too_late(machine);
+            return Some(Blocked::new(conditions::READY, reason::ADOPTION_INVALID, message));
+        }
+        Adoption::Asked => {}
+    }
+    let (reason, message, again) = if let Some(message) = refers_to_another(machine, owner) {
+        (reason::NOT_REFERRED_TO, message, None)
+    } else if known_provider_id(machine).is_none() {
+        (reason::ADOPTION_INVALID, provider_id_missing(), None)
+    } else if let Err(message) = adoption::given_tags(machine, &ownership.cluster_id, super::role_of(owner)) {
+        (reason::ADOPTION_INVALID, message, None)
+    } else if let Rival::Named(rival) = &seen.rival {
+        (
+            reason::ADOPTION_CONTESTED,
+            contested(machine, rival),
+            Some(LOOK_AGAIN),
+        )
+    } else {
+        return None;
+    };
+    Some(Blocked {
+        again,
+        ..Blocked::new(conditions::READY, reason, message)
+    })
+}
+
+/// What has to be done for a machine whose VM is to be adopted, and for one whose VM is adopted and was not
+/// handed to Cluster API yet. `wanted` is its spec with the tags that the VM carries.
+pub(super) fn plan_adoption(
+    machine: &InfraMachine,
+    seen: &Observed<'_>,
+    driver: &KnownDriver,
+    ownership: Ownership,
+    wanted: Result<ProviderSpec, InvalidSpec>,
+) -> Plan {
+    let Some(provider_id) = known_provider_id(machine) else {
+        return Outcome::NoOp("the providerID can't be read").into();
+    };
+    if !driver.capabilities.offers(Operation::GetMachineStatus) {
+        return Outcome::Blocked(cannot_look_up(&driver.name)).into();
+    }
+    let is_claimed = Adoption::of(machine) == Adoption::Claimed;
+    let look_up = match (identity::applied_spec(machine).filter(|_| is_claimed), wanted) {
+        (Some(applied), _) => applied,
+        (None, Ok(wanted)) => wanted,
+        (None, Err(invalid)) if driver.is_current => return Outcome::Refused { invalid, again: None }.into(),
+        // It is asked anew first.
+        (None, Err(_)) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
+    };
+    if let Some(wait) = retry_wait(seen) {
+        return Outcome::Waiting(wait.again()).into();
+    }
+    if !is_claimed && seen.rival == Rival::Unknown {
+        return Outcome::Requeue(UNTIL_CACHED).into();
+    }
+    let ownership = Ownership {
+        instance: labels::Instance::MayExist,
+        driver: Some(driver.name.to_string()),
+        secret: Some(identity::credentials(machine).unwrap_or_default().to_owned()),
+        applied: Some(look_up.clone()),
+        adopted: Some(provider_id.clone()),
+        ..ownership
+    };
+    Step::Adopt(Box::new(Adopt {
+        ownership,
+        look_up,
+        provider_id,
+        is_claimed,
+    }))
+    .into()
+}
+
+fn too_late(machine: &InfraMachine) -> String {
+    // It can be neither changed nor removed.
+    let remedy = match machine.spec.provider_id {
+        Some(_) => {
+            "delete this one, and only then its Machine, or remove the annotation if spec.providerID is that of its own VM"
+        }
+        None => "remove the annotation from this one",
+    };
+    format!(
+        "the annotation {} asks to adopt a VM, and the object may have one of its own: a create was issued for it, or a VM with another providerID was confirmed; make another InfraMachine for the VM that is to be adopted, and {remedy}",
+        labels::ADOPT
+    )
+}
+
+fn provider_id_missing() -> String {
+    format!(
+        "the annotation {} asks to adopt a VM, and spec.providerID does not say which: set it to the id of the VM, or remove the annotation to have one made",
+        labels::ADOPT
+    )
+}
+
+fn contested(machine: &InfraMachine, rival: &str) -> String {
+    format!(
+        "the InfraMachine `{rival}` has spec.providerID `{}` as well, and a VM has one machine: delete the InfraMachine that is not to have it, and only then its Machine: the other way round Cluster API drains and deletes the Node of the VM",
+        machine.spec.provider_id.as_deref().unwrap_or_default()
+    )
+}
+
+/// The driver can't say of one VM whether it is there.
+pub fn cannot_look_up(driver: &str) -> Blocked {
+    let message = format!(
+        "the driver `{driver}` does not offer GetMachineStatus, so it can't confirm the VM that is to be adopted: use one that does"
+    );
+    Blocked {
+        again: Some(super::LONG_WAIT),
+        ..Blocked::new(conditions::READY, reason::ADOPTION_INVALID, message)
+    }
+}

@@ -1,0 +1,263 @@
+//! VMs that another has made.
+
+use super::*;
+use crate::machine::outcome::RemovalReason;
+use cmi_driver::tags;
+
+const OLD: &str = r#"{"kubernetes.io/cluster": "old", "kubernetes.io/role": "worker"}"#;
+
+/// A machine whose VM another has made.
+fn asked() -> MachineFixture {
+    machine().provider_id("sim://9").annotated(labels::ADOPT, OLD)
+}
+
+/// As the claim leaves it.
+fn claimed() -> MachineFixture {
+    let applied = serde_json::to_string(&old_spec(&json!({"size": "s"}))).unwrap();
+    asked()
+        .identified()
+        .annotated(labels::APPLIED_PROVIDER_SPEC, &applied)
+        .annotated(labels::ADOPTED, "sim://9")
+}
+
+fn old_spec(spec: &serde_json::Value) -> ProviderSpec {
+    let mut spec = ProviderSpec(spec.as_object().unwrap().clone());
+    let tags = json!({"kubernetes.io/cluster": "old", "kubernetes.io/role": "worker"});
+    spec.0.insert("tags".to_owned(), tags);
+    spec
+}
+
+#[track_caller]
+fn adopt(plan: Plan) -> Adopt {
+    match plan {
+        Plan::Execute(Step::Adopt(plan)) => *plan,
+        other => panic!("expected an adoption, got {other:?}"),
+    }
+}
+
+#[test]
+fn a_vm_is_looked_up_by_its_id_and_the_tags_that_it_carries_without_bootstrap_data() {
+    for world in [world(), world().without_bootstrap(), world().cluster_not_ready()] {
+        let plan = world.plan(asked());
+        assert_eq!(plan.trust(), Trust::CheckSinceRead);
+        let plan = adopt(plan);
+        assert_eq!(plan.look_up, old_spec(&json!({"size": "s"})));
+        assert_eq!(plan.ownership.applied.as_ref(), Some(&plan.look_up));
+        assert_eq!(plan.ownership.instance, Instance::MayExist);
+        assert_eq!(plan.ownership.adopted.as_ref(), Some(&plan.provider_id));
+        assert_eq!(plan.provider_id.as_str(), "sim://9");
+        assert!(!plan.is_claimed);
+    }
+}
+
+#[test]
+fn a_provider_id_that_no_administrator_vouches_for_leads_to_no_call() {
+    let plan = world().plan(machine().provider_id("sim://9"));
+    assert_eq!(reason_of(plan), (conditions::READY, reason::FOREIGN_PROVIDER_ID));
+}
+
+#[test]
+fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_claim() {
+    let cases = [
+        (
+            world(),
+            machine().annotated(labels::ADOPT, "{}"),
+            reason::ADOPTION_INVALID,
+        ),
+        (
+            world(),
+            asked().annotated(labels::ADOPT, "yes"),
+            reason::ADOPTION_INVALID,
+        ),
+        (world().rivalled_by("ns2/m7"), asked(), reason::ADOPTION_CONTESTED),
+        (
+            world().not_offering(Operation::GetMachineStatus),
+            asked(),
+            reason::ADOPTION_INVALID,
+        ),
+        (
+            world().driver_not_configured(),
+            asked(),
+            reason::DRIVER_NOT_CONFIGURED,
+        ),
+        (
+            world().owner(|owner| owner.spec.infrastructure_ref.name = "m2".to_owned()),
+            asked(),
+            reason::NOT_REFERRED_TO,
+        ),
+    ];
+    for (world, machine, expected) in cases {
+        let block = blocked(world.plan(machine));
+        assert_eq!((block.condition, block.reason), (conditions::READY, expected));
+        assert!(
+            block.ownership.is_none(),
+            "it claims a VM that no driver has confirmed"
+        );
+    }
+    let message = blocked(world().rivalled_by("ns2/m7").plan(asked())).message;
+    assert!(
+        message.contains("ns2/m7") && message.contains("sim://9"),
+        "{message}"
+    );
+    assert!(
+        message.contains("delete the InfraMachine that is not to have it, and only then its Machine"),
+        "{message}"
+    );
+    let unknown = world().not_cached_yet();
+    let Plan::Outcome(Outcome::Requeue(_)) = unknown.plan(asked()) else {
+        panic!("others may name the VM that are not cached either");
+    };
+    assert!(adopt(unknown.plan(claimed())).is_claimed);
+}
+
+/// The VM of a create that was not answered, or what one that was refused has left, is still the machine's;
+/// and an id that was never confirmed is not, whatever else is written down.
+#[test]
+fn an_object_that_a_create_was_issued_for_adopts_no_vm() {
+    let noted = |note| machine().identified().annotated(labels::INSTANCE, note);
+    for note in ["may-exist", "refused"] {
+        let annotated = noted(note).annotated(labels::ADOPT, OLD);
+        for (machine, remedy) in [
+            (annotated.clone(), "remove the annotation"),
+            (
+                annotated.provider_id("sim://9"),
+                "delete this one, and only then its Machine",
+            ),
+        ] {
+            let block = blocked(world().plan(machine));
+            let said = (block.condition, block.reason);
+            assert_eq!(said, (conditions::READY, reason::ADOPTION_INVALID));
+            let message = block.message;
+            assert!(
+                message.contains("create was issued") && message.contains(remedy),
+                "{message}"
+            );
+        }
+    }
+    let other = claimed().provider_id("sim://8");
+    assert_eq!(
+        reason_of(world().plan(other)),
+        (conditions::READY, reason::ADOPTION_INVALID)
+    );
+    adopt(world().plan(noted("none").annotated(labels::ADOPT, OLD).provider_id("sim://9")));
+}
+
+/// A process that ended after the claim, and a move, which loses the status.
+#[test]
+fn a_vm_that_was_confirmed_before_is_looked_up_as_it_was_then_and_never_made() {
+    for machine in [
+        claimed(),
+        claimed().annotated(labels::ADOPT, "broken"),
+        claimed().spec(&json!({"size": "xl"})),
+    ] {
+        let plan = adopt(world().rivalled_by("ns2/m7").without_bootstrap().plan(machine));
+        assert!(plan.is_claimed);
+        assert_eq!(plan.look_up, old_spec(&json!({"size": "s"})));
+    }
+}
+
+#[test]
+fn a_failed_look_up_is_waited_for() {
+    assert_eq!(world().remembering(40).plan(asked()), waits(40));
+}
+
+/// The tags are those that the VM carries: they make no difference to it, whatever becomes of the annotation.
+#[test]
+fn an_adopted_vm_is_up_to_date_by_its_old_tags() {
+    let up = claimed().provisioned().provider_id("sim://9");
+    let applied = serde_json::to_string(&old_spec(&json!({"size": "s"}))).unwrap();
+    let up = up.annotated(labels::APPLIED_PROVIDER_SPEC, &applied);
+    for machine in [up.clone(), up.clone().without(labels::ADOPT)] {
+        let plan = world().plan(machine);
+        let Plan::Outcome(Outcome::UpToDate { not_updatable, .. }) = plan else {
+            panic!("{plan:?}");
+        };
+        assert_eq!(not_updatable, []);
+    }
+    let Plan::Execute(Step::Update(update)) = world().plan(up.spec(&json!({"size": "xl"}))) else {
+        panic!("its spec can be changed");
+    };
+    assert_eq!(update.wanted, old_spec(&json!({"size": "xl"})));
+    assert!(
+        !update.wanted.0["tags"]
+            .as_object()
+            .unwrap()
+            .contains_key(tags::MACHINE)
+    );
+}
+
+/// An upgraded driver may want its tags elsewhere.
+#[test]
+fn an_adopted_vm_whose_tags_cannot_be_told_is_not_changed() {
+    let elsewhere = || world().capabilities(|all| all.tag_path = "/meta/labels".parse().unwrap());
+    let applied = serde_json::to_string(&old_spec(&json!({"size": "s"}))).unwrap();
+    let up = claimed()
+        .provisioned()
+        .provider_id("sim://9")
+        .annotated(labels::APPLIED_PROVIDER_SPEC, &applied);
+    for machine in [
+        up.clone(),
+        up.clone().without(labels::ADOPT),
+        up.clone().spec(&json!({"size": "xl"})),
+        up.without(labels::APPLIED_PROVIDER_SPEC),
+    ] {
+        let plan = elsewhere().plan(machine);
+        let Plan::Outcome(Outcome::Refused { invalid, .. }) = plan else {
+            panic!("{plan:?}");
+        };
+        assert!(invalid.to_string().contains("/meta/labels"), "{invalid}");
+    }
+}
+
+#[test]
+fn a_vm_that_was_never_confirmed_is_left_alone_when_its_machine_is_deleted() {
+    let released = |plan: Plan| {
+        matches!(
+            plan,
+            Plan::Outcome(Outcome::RemoveFinalizer(RemovalReason::NeverCreated))
+        )
+    };
+    let held = |note: &str| {
+        asked()
+            .identified()
+            .annotated(labels::INSTANCE, note)
+            .deleted_at(now())
+    };
+    assert!(released(world().plan(held("none"))));
+    assert_left(&world(), asked().deleted_at(now()));
+    let Plan::Execute(Step::Delete(delete)) = world().plan(claimed().deleted_at(now())) else {
+        panic!("a confirmed VM goes with its machine");
+    };
+    assert_eq!(delete.spec, old_spec(&json!({"size": "s"})));
+    assert_eq!(delete.provider_id.unwrap().as_str(), "sim://9");
+}
+
+/// By the name and the tags that the machine's own VM has, and not by an id that was never confirmed.
+#[test]
+fn what_a_create_may_have_made_is_deleted_though_an_adoption_was_asked_for_since() {
+    let deletion = |machine: MachineFixture| match world().plan(machine.deleted_at(now())) {
+        Plan::Execute(Step::Delete(delete)) => *delete,
+        other => panic!("expected a deletion, got {other:?}"),
+    };
+    for (note, refused) in [("may-exist", false), ("refused", true)] {
+        let issued = || {
+            machine()
+                .identified()
+                .annotated(labels::INSTANCE, note)
+                .annotated(labels::ADOPT, OLD)
+        };
+        for machine in [issued(), issued().provider_id("sim://9")] {
+            let delete = deletion(machine);
+            assert_eq!((delete.provider_id, delete.refused), (None, refused));
+            assert_eq!(delete.spec, tagged(&json!({"size": "s"})));
+            assert!(!delete.strays, "any VM of the machine is looked for anyway");
+            assert_eq!(delete.settling.is_some(), !refused, "a late create may make one");
+        }
+    }
+    let renamed = deletion(claimed().provider_id("sim://8"));
+    assert_eq!(
+        renamed.provider_id.unwrap().as_str(),
+        "sim://9",
+        "the one that was confirmed"
+    );
+}
