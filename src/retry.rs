@@ -64,6 +64,8 @@ pub enum Stage {
     ListZones,
     /// The question what a machine has, before there is one.
     DescribeClass,
+    /// The question for the ids of volumes, before a pod that has them is evicted.
+    VolumeIds,
 }
 
 /// What happens after a call failed.
@@ -118,7 +120,7 @@ pub enum Delay {
 
 impl Stage {
     /// Every stage, in the order of a machine's life.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::LookUp,
         Self::LookUpAgain,
         Self::List,
@@ -135,6 +137,7 @@ impl Stage {
         Self::ListAfterDelete,
         Self::ListZones,
         Self::DescribeClass,
+        Self::VolumeIds,
     ];
 
     /// The driver's call at this stage.
@@ -152,6 +155,7 @@ impl Stage {
             Self::Delete => Operation::DeleteMachine,
             Self::ListZones => Operation::ListZones,
             Self::DescribeClass => Operation::DescribeClass,
+            Self::VolumeIds => Operation::GetVolumeIds,
         }
     }
 }
@@ -198,6 +202,9 @@ impl Disposition {
 /// What the controller does when a call failed with a code (CTL-02, CTL-04, and the rows
 /// `CTL-<call>-<code>`).
 pub const fn disposition(stage: Stage, code: Code) -> Disposition {
+    if matches!(stage, Stage::VolumeIds) {
+        return of_volume_ids(code);
+    }
     match code {
         Code::Canceled | Code::Unknown | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => {
             Disposition::Retry
@@ -241,7 +248,8 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             | Stage::ListAgain
             | Stage::ListAfterDelete
             | Stage::ListZones
-            | Stage::DescribeClass => Disposition::Retry,
+            | Stage::DescribeClass
+            | Stage::VolumeIds => Disposition::Retry,
         },
         Code::Unimplemented => match stage {
             Stage::LookUp
@@ -251,7 +259,8 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             // The delete was answered, and the time that a create gets is waited for all the same.
             | Stage::ListAfterDelete
             | Stage::ListZones
-            | Stage::DescribeClass => Disposition::Fallback,
+            | Stage::DescribeClass
+            | Stage::VolumeIds => Disposition::Fallback,
             Stage::Restart => Disposition::Replace,
             Stage::ShutDown => Disposition::Delete,
             // Required, or offered and not answered, which says nothing about a VM that may exist.
@@ -280,8 +289,33 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             | Stage::ShutDown
             | Stage::Delete
             | Stage::ListZones
-            | Stage::DescribeClass => Disposition::Retry,
+            | Stage::DescribeClass
+            | Stage::VolumeIds => Disposition::Retry,
         },
+    }
+}
+
+/// Volumes have names of Kubernetes', too, so that a driver which can't name one does not hold a drain up;
+/// one that only fails for now is asked again.
+const fn of_volume_ids(code: Code) -> Disposition {
+    match code {
+        Code::Canceled
+        | Code::Unknown
+        | Code::DeadlineExceeded
+        | Code::Aborted
+        | Code::Unavailable
+        | Code::ResourceExhausted => Disposition::Retry,
+        Code::InvalidArgument
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::PermissionDenied
+        | Code::Unauthenticated
+        | Code::FailedPrecondition
+        | Code::OutOfRange
+        | Code::Unimplemented
+        | Code::Internal
+        | Code::DataLoss
+        | Code::Uninitialized => Disposition::Fallback,
     }
 }
 
@@ -397,6 +431,21 @@ mod tests {
                 Disposition::Delete
             };
             assert_eq!(disposition(Stage::ShutDown, code), expected, "{code}");
+        }
+    }
+
+    /// CTL-GV-02..CTL-GV-14: a drain waits for an outage to end, and for nothing else.
+    #[test]
+    fn a_driver_that_cannot_name_a_volume_holds_no_drain_up() {
+        use Code::*;
+        for code in Code::ALL {
+            let expected = match code {
+                Canceled | Unknown | DeadlineExceeded | Aborted | Unavailable | ResourceExhausted => {
+                    Disposition::Retry
+                }
+                _ => Disposition::Fallback,
+            };
+            assert_eq!(disposition(Stage::VolumeIds, code), expected, "{code}");
         }
     }
 

@@ -322,7 +322,8 @@ const fn during(stage: Stage) -> OperationType {
         | Stage::FinishInitialization
         | Stage::Refresh
         | Stage::ListZones
-        | Stage::DescribeClass => OperationType::Create,
+        | Stage::DescribeClass
+        | Stage::VolumeIds => OperationType::Create,
         Stage::Update | Stage::Restart => OperationType::Update,
         Stage::ShutDown | Stage::Delete | Stage::ConfirmGone | Stage::ListAfterDelete => {
             OperationType::Delete

@@ -20,7 +20,7 @@ pub(crate) const UP: &[Stage] = &[Stage::Refresh, Stage::Update, Stage::Restart]
 /// The calls of a deletion.
 pub(crate) const WAY_DOWN: &[Stage] = &[Stage::ShutDown, Stage::Delete, Stage::ConfirmGone];
 /// The calls that need no machine.
-pub(crate) const WITHOUT_VM: &[Stage] = &[Stage::ListZones, Stage::DescribeClass];
+pub(crate) const WITHOUT_VM: &[Stage] = &[Stage::ListZones, Stage::DescribeClass, Stage::VolumeIds];
 
 /// What each class means.
 pub(crate) fn classes() -> String {
@@ -91,7 +91,7 @@ const fn explanation(class: Disposition) -> Explanation {
             remedy: "Use a driver, or a version of it, that offers the call.",
         },
         Disposition::Fallback => Explanation {
-            meaning: "The driver does not offer this optional call: the controller goes on without it.",
+            meaning: "The driver does not offer this optional call, or has no answer to give: the controller goes on without it.",
             wait: "not needed",
             remedy: "Nothing.",
         },
@@ -162,6 +162,7 @@ const fn description(stage: Stage) -> &'static str {
         Stage::ListAfterDelete => "ListMachines after a delete",
         Stage::ListZones => "ListZones",
         Stage::DescribeClass => "DescribeClass",
+        Stage::VolumeIds => "GetVolumeIDs",
     }
 }
 
