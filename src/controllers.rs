@@ -41,8 +41,9 @@ use crate::metrics::{Kind, MachineCount, Metrics};
 use crate::not_ready_taint::ChangedNodes;
 pub use crate::orphans::Options as OrphanOptions;
 use crate::reconciler::Reconciler;
+use crate::volume_drain::Outages;
 use crate::workload_cluster::WorkloadClusters;
-use crate::{cluster, inventory, machine, not_ready_taint, orphans, remediation, template};
+use crate::{cluster, inventory, machine, not_ready_taint, orphans, remediation, template, volume_drain};
 
 /// Nodes at a time. Each waits for a workload cluster, which has two visits at a time and then a back-off:
 /// half as many have to hang at once before one that answers is held up, and for seconds in minutes. Each
@@ -70,6 +71,8 @@ pub struct Options {
     pub orphans: orphans::Options,
     /// Whether InfraMachineRemediations are looked at.
     pub remediation: bool,
+    /// Whether machines may ask for their pods with volumes to be evicted one after the other.
+    pub volume_drain: bool,
     /// The publisher of events: the pod's name, as a rule.
     pub reporter: String,
 }
@@ -85,9 +88,11 @@ pub struct Controllers {
     clusters: Trigger<DeserializeGuard<InfraCluster>>,
     templates: Trigger<DeserializeGuard<InfraMachineTemplate>>,
     nodes: Trigger<DeserializeGuard<InfraMachine>>,
+    drained_machines: Trigger<Machine>,
     remediations: Option<Remediations>,
     context: Arc<machine::Context>,
     taints: Arc<not_ready_taint::Context>,
+    drains: Arc<volume_drain::Context>,
     deletion_log: Arc<orphans::DeletionLog>,
 }
 
@@ -129,11 +134,31 @@ impl Controllers {
         leadership: Leadership,
     ) -> Self {
         let machines = Trigger::default();
+        let drained_machines = Trigger::default();
         let events = Events::new(client.clone(), options.reporter.clone());
+        // Of both, so that a workload cluster has as many visits at a time as it may have.
+        let workload_clusters = Arc::new(WorkloadClusters::new(client.clone()));
+        let drains = Arc::new(volume_drain::Context {
+            enabled: options.volume_drain,
+            client: client.clone(),
+            caches: caches.clone(),
+            drivers: drivers.clone(),
+            workload_clusters: Arc::clone(&workload_clusters),
+            leadership: leadership.clone(),
+            events: events.clone(),
+            reconciler: Reconciler::new(
+                Kind::Machine,
+                Arc::clone(&metrics),
+                drivers.clone(),
+                events.clone(),
+            ),
+            wake: waking(&drained_machines),
+            outages: Outages::default(),
+        });
         let taints = Arc::new(not_ready_taint::Context {
             client: client.clone(),
             caches: caches.clone(),
-            workload_clusters: WorkloadClusters::new(client.clone()),
+            workload_clusters,
             leadership,
             events: events.clone(),
             // It calls no driver: a place in the queue of one is the machine's reconciler's to give up.
@@ -169,9 +194,11 @@ impl Controllers {
             clusters: Trigger::default(),
             templates: Trigger::default(),
             nodes: Trigger::default(),
+            drained_machines,
             remediations: None,
             context,
             taints,
+            drains,
             deletion_log: Arc::default(),
         }
     }
@@ -310,6 +337,17 @@ impl Controllers {
             not_ready_taint::error_policy,
             Arc::clone(&self.taints),
         );
+        let drains = on_trigger(
+            caches.machines.clone(),
+            &self.drained_machines,
+            NODE_CONCURRENCY,
+            shutdown.clone(),
+        )
+        .run(
+            volume_drain::reconcile,
+            volume_drain::error_policy,
+            Arc::clone(&self.drains),
+        );
         let remediations = self.remediations.as_ref().map(|remediations| {
             let controller = triggered(
                 remediations.cache.clone(),
@@ -322,11 +360,13 @@ impl Controllers {
         });
         self.ask_about_nodes();
         self.look_at_tainted_nodes();
+        self.look_at_drains();
         let mut controllers = vec![
             drained(machines),
             drained(clusters),
             drained(templates),
             drained(nodes),
+            drained(drains),
         ];
         controllers.extend(remediations);
         let controllers = futures::future::join_all(controllers);

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! main → cli → manager → controllers → machine, template, cluster, remediation, inventory, orphans,
-//!                                        not_ready_taint
+//!                                        not_ready_taint, volume_drain
 //!                                → workload_cluster → apiserver
 //!                                → listing, driver_query → credentials → configured_driver, apiserver
 //!                                → admission → manifests, metrics, leadership, apiserver
@@ -47,6 +47,7 @@ pub mod not_ready_taint; // the taint of Nodes whose VM is not initialized
 pub mod orphans; // VMs that no InfraMachine has
 pub mod remediation; // InfraMachineRemediations
 pub mod template; // InfraMachineTemplates
+pub mod volume_drain; // pods with volumes, evicted one after the other
 
 // What puts them together, and runs them.
 pub mod cli; // the commands, and the one place that names concrete drivers

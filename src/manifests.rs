@@ -38,13 +38,15 @@ pub enum Part {
     Policy,
     /// What `--enable-remediation` needs besides; not among what is printed by default.
     Remediation,
+    /// What `--enable-volume-drain` needs besides; not among what is printed by default.
+    VolumeDrain,
 }
 
 impl Part {
     /// Every part of each installation, in the order in which they are applied.
     pub const ALL: [Self; 3] = [Self::Crd, Self::Rbac, Self::Policy];
     /// Those that an administrator has to ask for.
-    pub const OPTIONAL: [Self; 1] = [Self::Remediation];
+    pub const OPTIONAL: [Self; 2] = [Self::Remediation, Self::VolumeDrain];
 
     /// Folder in `config/`.
     pub const fn folder(self) -> &'static str {
@@ -53,6 +55,7 @@ impl Part {
             Self::Rbac => "rbac",
             Self::Policy => "policy",
             Self::Remediation => "components/remediation",
+            Self::VolumeDrain => "components/volume-drain",
         }
     }
 
@@ -66,6 +69,7 @@ impl Part {
             Self::Rbac => roles::files(),
             Self::Policy => policies::files(),
             Self::Remediation => roles::remediation_files(),
+            Self::VolumeDrain => roles::volume_drain_files(),
         }
     }
 }

@@ -48,6 +48,8 @@ pub enum Kind {
     Node,
     /// The remediation of a machine.
     InfraMachineRemediation,
+    /// The Machine of a machine whose volumes are drained.
+    Machine,
 }
 
 /// How a reconcile ended.
@@ -112,6 +114,7 @@ impl Kind {
             Self::InfraCluster => "InfraCluster",
             Self::Node => "Node",
             Self::InfraMachineRemediation => "InfraMachineRemediation",
+            Self::Machine => "Machine",
         }
     }
 }

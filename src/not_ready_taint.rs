@@ -43,7 +43,7 @@ pub struct Context {
     /// What is watched.
     pub caches: Caches,
     /// Where the Nodes are.
-    pub workload_clusters: WorkloadClusters,
+    pub workload_clusters: Arc<WorkloadClusters>,
     /// Whether this replica may change a Node.
     pub leadership: Leadership,
     /// Events.

@@ -165,6 +165,22 @@ const MAP: &[Rule] = &[
         ],
         WIRE,
     ),
+    rule(
+        "volume_drain",
+        &[
+            "api",
+            "retry",
+            "leadership",
+            "identity",
+            "apiserver",
+            "caches",
+            "configured_driver",
+            "driver_query",
+            "reconciler",
+            "workload_cluster",
+        ],
+        WIRE,
+    ),
     rule("cluster", TOOLS, WIRE),
     rule("template", TOOLS, WIRE),
     rule(
@@ -216,6 +232,7 @@ const MAP: &[Rule] = &[
             "reconciler",
             "machine",
             "not_ready_taint",
+            "volume_drain",
             "workload_cluster",
             "cluster",
             "template",
@@ -292,6 +309,15 @@ const PURE: &[&str] = &[
     "runtime_extension/progress.rs",
     "runtime_extension/spec_changes.rs",
     "template/status.rs",
+    "volume_drain/drain_rules.rs",
+    "volume_drain/end.rs",
+    "volume_drain/opt_in.rs",
+    "volume_drain/plan.rs",
+    "volume_drain/plan",
+    "volume_drain/record.rs",
+    "volume_drain/status.rs",
+    "volume_drain/step.rs",
+    "volume_drain/volumes.rs",
 ];
 
 fn sources() -> PathBuf {

@@ -1,4 +1,5 @@
-//! The slices of Cluster API v1beta2 objects that the provider reads. It never writes them.
+//! The slices of Cluster API v1beta2 objects that the provider reads. It never writes them but for an
+//! annotation of Machines, where it is asked to.
 //!
 //! Only the fields that are used are kept, so that a cache of ten thousand Machines stays small.
 

@@ -22,6 +22,9 @@ pub const FAILURE_DOMAINS_UP_TO_DATE: &str = "FailureDomainsUpToDate";
 pub const CREDENTIALS_MOVABLE: &str = "CredentialsMovable";
 /// Whether the Node was freed of its not-ready taint. Only of machines whose spec names one.
 pub const NOT_READY_TAINT_REMOVED: &str = "NotReadyTaintRemoved";
+/// Whether the pods with volumes of the Node were evicted one after the other. Only of machines that ask for
+/// it, while there is something to say.
+pub const VOLUMES_DRAINED: &str = "VolumesDrained";
 /// Where a deletion stands.
 pub const DELETING: &str = "Deleting";
 
@@ -131,6 +134,22 @@ pub mod reason {
     pub const NODE_NOT_FOUND: &str = "NodeNotFound";
     /// The Node that the Machine names is another machine's by its providerID.
     pub const FOREIGN_NODE: &str = "ForeignNode";
+    /// No pod with volumes is left to be evicted.
+    pub const VOLUMES_DRAINED: &str = "VolumesDrained";
+    /// A pod was evicted, and is there or has volumes that are attached to the Node.
+    pub const WAITING_FOR_VOLUMES: &str = "WaitingForVolumes";
+    /// No pod may be evicted now: as a rule, PodDisruptionBudgets forbid it.
+    pub const WAITING_FOR_DISRUPTION_BUDGET: &str = "WaitingForDisruptionBudget";
+    /// The volumes of a pod were not waited for any longer: an event's reason.
+    pub const VOLUME_DETACH_TIMED_OUT: &str = "VolumeDetachTimedOut";
+    /// The drain took too long, or the workload cluster was away: Cluster API drains by itself.
+    pub const VOLUME_DRAIN_TIMED_OUT: &str = "VolumeDrainTimedOut";
+    /// There is nothing to be drained, or Cluster API does not drain the Node either.
+    pub const VOLUME_DRAIN_SKIPPED: &str = "VolumeDrainSkipped";
+    /// The annotation names no time.
+    pub const INVALID_VOLUME_DRAIN: &str = "InvalidVolumeDrain";
+    /// The provider may not write Machines.
+    pub const HOOK_NOT_PERMITTED: &str = "HookNotPermitted";
     /// The driver was asked to restart the VM, and its Node has time to come back.
     pub const RESTARTED: &str = "Restarted";
     /// The VM was restarted as often as it may be, and the Machine is still unhealthy.

@@ -30,6 +30,24 @@ pub const SHUT_DOWN_ACCEPTED_AT: &str = "infrastructure.capcmi.io/shut-down-acce
 /// which comes later is left alone. Not reserved: a forged one keeps a taint on a Node of the user's own
 /// cluster.
 pub const NOT_READY_TAINT_REMOVED_FROM: &str = "infrastructure.capcmi.io/not-ready-taint-removed-from";
+/// Annotation, of a user: the pods with volumes of the Node are evicted one after the other when its Machine
+/// is deleted. The value is how long to wait for the volumes of each.
+pub const VOLUME_DRAIN: &str = "infrastructure.capcmi.io/volume-drain";
+/// Annotation: the pod that was evicted last, and for which volumes it is waited. Not reserved: a forged one
+/// has pods of the user's own cluster evicted sooner or later.
+pub const VOLUME_DRAIN_EVICTION: &str = "infrastructure.capcmi.io/volume-drain-eviction";
+/// Annotation of a Machine: Cluster API does not drain its Node before the provider takes it away.
+pub const VOLUME_DRAIN_HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/capcmi-volume-drain";
+/// The value of [`VOLUME_DRAIN_HOOK`]: what takes it away, for people.
+pub const VOLUME_DRAIN_HOOK_OWNER: &str = "cluster-api-provider-cmi";
+/// Annotation of a Machine, any value: Cluster API does not drain its Node.
+pub const EXCLUDE_NODE_DRAINING: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
+/// Annotation of a Machine, any value: Cluster API waits for no volume of its Node.
+pub const EXCLUDE_VOLUME_DETACH: &str = "machine.cluster.x-k8s.io/exclude-wait-for-node-volume-detach";
+/// Label of pods: how Cluster API drains them.
+pub const DRAIN: &str = "cluster.x-k8s.io/drain";
+/// The values of [`DRAIN`] of pods that Cluster API does not evict, in any case of letters.
+pub const NOT_DRAINED: [&str; 3] = ["skip", "wait-completed", "waitcompleted"];
 /// Annotation: `<uid>/<generation>/requested` where Cluster API has asked the provider's Runtime Extension to
 /// update the VM in place to the spec of that generation, and `…/done` when the VM has it. Not reserved: a
 /// forged request leads to an update that its author could have had by changing the spec, and a forged `done`
@@ -54,7 +72,7 @@ pub const RESTARTS: &str = "infrastructure.capcmi.io/restarts";
 pub const RESTART_ISSUED_AT: &str = "infrastructure.capcmi.io/restart-issued-at";
 
 /// The annotations that the provider writes to what says which VM is whose.
-pub const OWN_ANNOTATIONS: [&str; 12] = [
+pub const OWN_ANNOTATIONS: [&str; 13] = [
     CLUSTER_ID,
     MACHINE_ID,
     INSTANCE,
@@ -66,6 +84,7 @@ pub const OWN_ANNOTATIONS: [&str; 12] = [
     SHUT_DOWN_ACCEPTED_AT,
     ADOPTED,
     NOT_READY_TAINT_REMOVED_FROM,
+    VOLUME_DRAIN_EVICTION,
     IN_PLACE_UPDATE,
 ];
 

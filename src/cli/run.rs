@@ -142,6 +142,12 @@ struct WorkArgs {
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     enable_remediation: bool,
+    /// Evict the pods with volumes of a Node one after the other when its Machine is deleted, where a machine
+    /// has the annotation infrastructure.capcmi.io/volume-drain. Needs the permissions of
+    /// config/components/volume-drain.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
+    enable_volume_drain: bool,
     #[command(flatten)]
     orphans: OrphanArgs,
     /// How long running reconciles may take to end after SIGTERM.
@@ -313,6 +319,7 @@ impl WorkArgs {
             driver_unreachable_grace: self.driver_unreachable_grace,
             orphans: self.orphans.options(),
             remediation: self.enable_remediation,
+            volume_drain: self.enable_volume_drain,
             reporter: host_name(),
         }
     }

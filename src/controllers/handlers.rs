@@ -15,17 +15,22 @@ use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{self, DeserializeGuard, labels};
-use crate::caches::cluster_owners;
+use crate::caches::{cluster_owners, machine_owner};
 use crate::machine::{self, LookUpHint};
+use crate::volume_drain;
 
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
         let (trigger, ask, look) = (self.machines.clone(), self.ask_about(), self.look_at_node());
         let remediations = self.remediations.clone();
+        let look_at_drain = self.look_at_drain();
         move |update| {
             for change in &update.changes {
                 if let Some(remediations) = &remediations {
                     remediations.wake_that_of(change.object());
+                }
+                if change.there().is_some() && change.concerns(what_counts_of_a_drain) {
+                    look_at_drain(change.object());
                 }
                 if let Some(node_change) = NodeChange::of_change(change) {
                     ask(change.object(), node_change);
@@ -105,12 +110,31 @@ impl Controllers {
         }
     }
 
+    /// Has a Machine looked at whose volumes are to be drained.
+    fn look_at_drain(&self) -> impl Fn(&Machine) + Send + 'static {
+        let (trigger, drains) = (self.drained_machines.clone(), Arc::clone(&self.drains));
+        move |machine| {
+            if drains.concerns(machine) {
+                trigger.send(ObjectRef::from_obj(machine));
+            }
+        }
+    }
+
+    /// The same of all that there are when this replica leads.
+    pub(super) fn look_at_drains(&self) {
+        let look = self.look_at_drain();
+        for machine in self.caches.machines.state() {
+            look(&machine);
+        }
+    }
+
     pub(super) fn on_cluster(&self) -> impl Fn(&CacheUpdate<Cluster>) + Send + 'static {
         let (machines, clusters) = (self.machines.clone(), self.clusters.clone());
         let (templates, caches) = (self.templates.clone(), self.caches.clone());
         let cluster_ids = Arc::clone(&self.context.cluster_ids);
         let (nodes, taints) = (self.nodes.clone(), Arc::clone(&self.taints));
         let remediations = self.remediations.clone();
+        let look_at_drain = self.look_at_drain();
         move |update| {
             if update.listed || update.changes.iter().any(|change| change.there().is_none()) {
                 let there = uids(caches.clusters.state().iter().map(|cluster| &cluster.metadata));
@@ -147,6 +171,11 @@ impl Controllers {
                     }
                 }
             }
+            for machine in caches.machines.state() {
+                if concerned.has(&machine) {
+                    look_at_drain(&machine);
+                }
+            }
             if let Some(remediations) = &remediations {
                 remediations.wake_those_of(&concerned);
             }
@@ -160,11 +189,17 @@ impl Controllers {
         let deletion_log = Arc::clone(&self.deletion_log);
         let (nodes, taints) = (self.nodes.clone(), Arc::clone(&self.taints));
         let remediations = self.remediations.clone();
+        let look_at_drain = self.look_at_drain();
         move |update| {
             let states = &context.states;
             for change in &update.changes {
                 if let Some(remediations) = &remediations {
                     remediations.wake_that_of_owner(change.object().meta());
+                }
+                if change.concerns(what_a_drain_counts)
+                    && let Some(owner) = context.caches.owner_machine(change.object().meta())
+                {
+                    look_at_drain(&owner);
                 }
                 match change {
                     Change::Deleted(guarded) => {
@@ -288,6 +323,34 @@ fn has_node_to_look_at(change: &Change<Machine>) -> bool {
     }
 }
 
+/// Of a Machine whose volumes are drained, that Cluster API waits for the provider is not cached, so that all
+/// that happens to one on its way out counts.
+fn what_counts_of_a_drain(machine: &Machine) -> u64 {
+    let meta = &machine.metadata;
+    let version = meta
+        .deletion_timestamp
+        .as_ref()
+        .and(meta.resource_version.as_ref());
+    fingerprint((
+        volume_drain::has_hook(machine),
+        version,
+        &machine.spec.infrastructure_ref.name,
+    ))
+}
+
+/// Of an InfraMachine: not what the provider itself writes while it drains. Cluster API makes it with one
+/// owner, the MachineSet, and then has the Machine take its place, which may be cached long before that.
+fn what_a_drain_counts(guarded: &DeserializeGuard<InfraMachine>) -> u64 {
+    let meta = guarded.meta();
+    let annotation = |key| meta.annotations.as_ref().and_then(|all| all.get(key));
+    fingerprint((
+        annotation(labels::VOLUME_DRAIN),
+        annotation(labels::PAUSED),
+        machine_owner(meta).map(|owner| &owner.uid),
+        meta.deletion_timestamp.is_some(),
+    ))
+}
+
 fn what_counts_of_a_cluster(cluster: &Cluster) -> u64 {
     let deleting = cluster.metadata.deletion_timestamp.is_some();
     let endpoint = cluster.spec.control_plane_endpoint.as_ref();
@@ -335,6 +398,14 @@ impl<'a> Concerned<'a> {
 
     fn owns(&self, meta: &ObjectMeta) -> bool {
         cluster_owners(meta).any(|owner| self.uids.contains(owner.uid.as_str()))
+    }
+
+    fn has(&self, machine: &Machine) -> bool {
+        let namespace = machine.metadata.namespace.as_deref();
+        namespace.is_some_and(|namespace| {
+            self.names
+                .contains(&(namespace, machine.spec.cluster_name.as_str()))
+        })
     }
 
     fn labels(&self, meta: &ObjectMeta) -> bool {

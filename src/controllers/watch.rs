@@ -211,13 +211,16 @@ pub(super) fn slim_infra_machine(guarded: &mut DeserializeGuard<InfraMachine>) {
 }
 
 /// Removes what no reader needs of a Machine before it is cached. Of its labels, one says whether it is a
-/// control plane's; a map of one label costs half a KiB.
+/// control plane's; a map of one label costs half a KiB. Of its annotations, one is the provider's hook.
 pub(super) fn slim_machine(machine: &mut Machine) {
     let meta = machine.meta_mut();
     let labels = meta.labels.take();
     let control_plane = labels.and_then(|mut all| all.remove_entry(labels::CONTROL_PLANE));
     meta.labels = control_plane.map(|entry| [entry].into());
-    meta.annotations = None;
+    let annotations = meta.annotations.take();
+    let hook = annotations.and_then(|mut all| all.remove_entry(labels::VOLUME_DRAIN_HOOK));
+    // Only whether it is there counts.
+    meta.annotations = hook.map(|(key, _)| [(key, String::new())].into());
     meta.finalizers = None;
     meta.owner_references = None;
     meta.managed_fields = None;

@@ -60,6 +60,7 @@ async fn setup(controllers: fn(&ControllerContext) -> Vec<Task>) -> Setup {
             cluster_concurrency: 1,
             inventory_interval: Duration::from_mins(1),
             remediation: false,
+            volume_drain: false,
             driver_unreachable_grace: Duration::from_mins(1),
             orphans: OrphanOptions::default(),
             reporter: "test".to_owned(),

@@ -13,7 +13,7 @@ use super::{Part, stream};
 /// Prints what is to be installed beside the provider, ready for `kubectl apply --server-side -f -`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Manifests {
-    /// Which parts. Default: those of each installation, which is all but remediation.
+    /// Which parts. Default: those of each installation, which is all but remediation and volume-drain.
     #[arg(value_enum)]
     parts: Vec<Part>,
     /// Writes the files into this folder, one subfolder for each part, instead of printing them; all

@@ -100,7 +100,7 @@ pub const SECRETS: &[Rule] = &[Rule {
     group: "",
     resources: &["secrets"],
     verbs: &["get"],
-    why: "Bootstrap data, the driver's credentials and, for the not-ready taint, the kubeconfig of the workload cluster \
+    why: "Bootstrap data, the driver's credentials and, for the not-ready taint and the drain of volumes, the kubeconfig of the workload cluster \
           are read by name, on demand, from the machine's namespace. \
           Nothing is listed, watched or written.",
 }];
@@ -217,6 +217,23 @@ pub const REMEDIATION_EDIT: &[Rule] = &[Rule {
     why: "Templates for the MachineHealthChecks of one's own clusters. A remediation restarts no VM but that of a Machine in \
           its own namespace.",
 }];
+
+/// The provider where it runs with `--enable-volume-drain`, in all namespaces that it serves.
+pub const VOLUME_DRAIN: &[Rule] = &[
+    Rule {
+        group: cluster_api::GROUP,
+        resources: &["machines"],
+        verbs: &["get", "patch"],
+        why: "A hook on a Machine has Cluster API wait before it drains the Node. It is one annotation, set and taken away by \
+              a merge patch; what core says of a Machine that is deleted is read by name.",
+    },
+    Rule {
+        group: cluster_api::GROUP,
+        resources: &["machinedrainrules"],
+        verbs: &["list"],
+        why: "Pods that a rule of the Machine's namespace may concern are left to Cluster API.",
+    },
+];
 
 /// The right to read metrics; bind it to the monitoring's ServiceAccount.
 pub const METRICS_PATHS: &[&str] = &["/metrics"];

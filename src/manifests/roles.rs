@@ -95,6 +95,15 @@ pub(super) fn remediation_files() -> Result<Vec<File>, Error> {
     Ok(vec![File::new("roles.yaml", &documents)])
 }
 
+/// The file of `config/components/volume-drain` beside the kustomization.
+pub(super) fn volume_drain_files() -> Result<Vec<File>, Error> {
+    let documents = [
+        role("ClusterRole", "volume-drain-role", None, rbac::VOLUME_DRAIN)?,
+        binding("ClusterRole", "volume-drain-role")?,
+    ];
+    Ok(vec![File::new("role.yaml", &documents)])
+}
+
 /// Name, label and, for what is namespaced, the namespace.
 fn metadata(kind: &str, name: &str) -> Value {
     let mut metadata = json!({
@@ -224,6 +233,7 @@ mod tests {
             rbac::CLUSTER_API,
             rbac::VIEW,
             rbac::EDIT,
+            rbac::VOLUME_DRAIN,
         ];
         for rule in all.into_iter().flatten() {
             let words = [&[rule.group], rule.resources, rule.verbs].concat();

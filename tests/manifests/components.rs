@@ -266,6 +266,32 @@ async fn remediations_are_looked_at_and_permitted_with_their_component_alone() -
     Ok(())
 }
 
+/// The right to write Machines comes with the opt-in alone.
+#[tokio::test]
+async fn volumes_are_drained_and_machines_written_with_their_component_alone() -> Result<()> {
+    let args = |objects: &[Value]| -> Result<String> {
+        Ok(pod(objects, "capcmi-controller-manager")?["containers"][0]["args"].to_string())
+    };
+    let without = composed(&[], "").await?;
+    ensure!(!args(&without)?.contains("--enable-volume-drain"));
+    let writes_machines = |object: &&Value| {
+        let rules = object["rules"].as_array().into_iter().flatten();
+        let mut ours = rules.filter(|rule| rule["resources"].to_string().contains("\"machines\""));
+        ours.any(|rule| rule["verbs"].to_string().contains("patch"))
+    };
+    let found: Vec<_> = without.iter().filter(writes_machines).collect();
+    ensure!(found.is_empty(), "granted without the component: {found:?}");
+
+    let with = composed(&["volume-drain"], "").await?;
+    ensure!(args(&with)?.contains("--enable-volume-drain"));
+    ensure!(with.iter().filter(writes_machines).count() == 1);
+    let role = find(&with, "ClusterRole", "capcmi-volume-drain-role")?;
+    ensure!(role["rules"][0]["verbs"] == json!(["get", "patch"]), "{role}");
+    let binding = find(&with, "ClusterRoleBinding", "capcmi-volume-drain-rolebinding")?;
+    ensure!(binding["subjects"][0]["name"] == "capcmi-manager", "{binding}");
+    Ok(())
+}
+
 /// The registration leads to the Service, and that to the port of the flag, behind the certificate that is
 /// registered.
 #[tokio::test]

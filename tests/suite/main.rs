@@ -36,3 +36,4 @@ mod support;
 mod topology;
 mod update;
 mod visibility;
+mod volume_drain;

@@ -36,6 +36,7 @@ fn watched() -> Watched {
         template_concurrency: 1,
         inventory_interval: std::time::Duration::from_mins(1),
         remediation: false,
+        volume_drain: false,
         driver_unreachable_grace: std::time::Duration::from_mins(1),
         orphans: crate::orphans::Options::default(),
         reporter: "test".to_owned(),
@@ -435,4 +436,19 @@ async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine
         Some("u/k")
     ))));
     assert!(looked_at(&watched.cluster(&cluster(12, false))), "unpaused");
+}
+
+/// The Machine may be cached before that: nothing else would have its InfraMachine looked at again.
+#[test]
+fn a_drain_counts_that_a_machine_takes_the_place_of_its_set_as_the_owner() {
+    let owned_by = |kind: &str| {
+        let owner = json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": kind, "name": "o", "uid": kind, "controller": true,
+        });
+        infra_machine("m", 1, &json!({"metadata": {"ownerReferences": [owner]}}))
+    };
+    assert_ne!(
+        what_a_drain_counts(&owned_by("MachineSet")),
+        what_a_drain_counts(&owned_by("Machine"))
+    );
 }

@@ -1,0 +1,154 @@
+//! Volumes of a Node whose Machine is deleted: its pods with persistent volumes are evicted one after the
+//! other (CTL-05), each when the volumes of the one before have left the Node. gather → plan → execute and
+//! publish.
+//!
+//! Cluster API drains Nodes by itself, all pods at once, and waits until all volumes are detached. This comes
+//! before that, where a machine asks for it by an annotation: a pre-drain hook on the Machine has Cluster API
+//! wait until the provider takes it away.
+//!
+//! # Guarantees
+//! * The hook goes in the end, whatever becomes of the workload cluster, the driver or the pods.
+//! * Which pod was evicted, when, and for which volumes it is waited is written down before the eviction, so
+//!   that a process that is killed in between, and the target of a move, go on where it was.
+//! * Where the provider runs without the feature, it sets no hook, and takes away those that are left.
+
+mod drain_rules;
+mod end;
+mod execute;
+mod gather;
+mod opt_in;
+mod plan;
+mod publish;
+mod record;
+mod status;
+mod step;
+mod volumes;
+mod workload;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kube::Client;
+use kube::runtime::controller::Action;
+
+use self::gather::gather;
+use self::plan::{Plan, plan};
+use crate::api::cluster_api::Machine;
+use crate::api::v1alpha1::InfraMachine;
+use crate::api::{DeserializeGuard, labels};
+use crate::apiserver::{Error, Events};
+use crate::caches::Caches;
+use crate::configured_driver::ConfiguredDrivers;
+use crate::driver_query::Wake;
+use crate::leadership::Leadership;
+use crate::reconciler::{Again, Reconciler};
+use crate::workload_cluster::WorkloadClusters;
+
+/// Failures further apart than this are not of one outage.
+const FORGOTTEN_AFTER: Duration = Duration::from_hours(24);
+
+/// What every reconcile works with.
+pub struct Context {
+    /// Whether machines may ask for it; else hooks are only taken away.
+    pub enabled: bool,
+    /// Writes and live reads.
+    pub client: Client,
+    /// What is watched.
+    pub caches: Caches,
+    /// The configured drivers.
+    pub drivers: ConfiguredDrivers,
+    /// Where the Nodes are.
+    pub workload_clusters: Arc<WorkloadClusters>,
+    /// Whether this replica may change what is in a workload cluster.
+    pub leadership: Leadership,
+    /// Events.
+    pub events: Events,
+    /// Failures and metrics.
+    pub reconciler: Reconciler,
+    /// Has a Machine reconciled.
+    pub wake: Wake<Machine>,
+    /// Since when the workload clusters of Machines, by UID, can't be visited.
+    pub outages: Outages,
+}
+
+/// Since when workload clusters can't be visited, by the UID of the Machine. In memory: what a process that
+/// starts does not know is bounded by the time that the whole drain may take.
+#[derive(Debug, Default)]
+pub struct Outages(Mutex<HashMap<String, Instant>>);
+
+impl Outages {
+    fn begin(&self, uid: &str) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, since| since.elapsed() < FORGOTTEN_AFTER);
+        all.entry(uid.to_owned()).or_insert_with(Instant::now);
+    }
+
+    fn end(&self, uid: &str) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(uid);
+    }
+
+    fn duration(&self, uid: &str) -> Option<Duration> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(uid).map(Instant::elapsed)
+    }
+}
+
+impl Context {
+    /// Whether a Machine has to be looked at when it changes, or when its InfraMachine or Cluster does.
+    pub fn concerns(&self, machine: &Machine) -> bool {
+        has_hook(machine)
+            || self.enabled && gather::cached_infra(self, machine).is_some_and(|infra| asks(&infra))
+    }
+}
+
+/// Whether a Machine has the hook.
+pub fn has_hook(machine: &Machine) -> bool {
+    let annotations = machine.metadata.annotations.as_ref();
+    annotations.is_some_and(|all| all.contains_key(labels::VOLUME_DRAIN_HOOK))
+}
+
+fn asks(infra: &DeserializeGuard<InfraMachine>) -> bool {
+    infra
+        .0
+        .as_ref()
+        .is_ok_and(|infra| opt_in::OptIn::of(infra).timeout().is_some() || status::is_shown(infra))
+}
+
+/// One reconcile of one Machine.
+///
+/// # Errors
+/// The API server of the management cluster refused or could not be reached.
+pub async fn reconcile(machine: Arc<Machine>, ctx: Arc<Context>) -> Result<Action, Error> {
+    let guarded = DeserializeGuard(Ok(Machine::clone(&machine)));
+    let run = ctx
+        .reconciler
+        .run(&guarded, |machine| reconcile_machine(machine, &ctx));
+    run.await
+}
+
+/// What happens after a reconcile that could not be finished.
+#[allow(clippy::needless_pass_by_value)] // the controller's signature
+pub fn error_policy(machine: Arc<Machine>, error: &Error, ctx: Arc<Context>) -> Action {
+    ctx.reconciler.error_policy(&*machine, error)
+}
+
+async fn reconcile_machine(queued: &Machine, ctx: &Context) -> Result<Again, Error> {
+    let Some(gathered) = gather(queued, ctx).await? else {
+        return Ok(Again::OnChange);
+    };
+    let plan = plan(&gathered.observed());
+    tracing::debug!(name = gathered.machine.metadata.name, ?plan, "planned");
+    match plan {
+        Plan::NoOp => Ok(Again::OnChange),
+        Plan::Wait(time) => Ok(Again::After(time)),
+        Plan::Show(report) => {
+            publish::show(&gathered, ctx, report.as_ref()).await?;
+            Ok(Again::OnChange)
+        }
+        Plan::SetHook => execute::set_hook(&gathered, ctx).await,
+        Plan::Release(end) => execute::release(&gathered, ctx, &end).await,
+        Plan::Drain(target, cluster) => execute::drain(&gathered, ctx, &target, cluster).await,
+    }
+}

@@ -1,0 +1,286 @@
+//! The writes to the Machine, what is done in the workload cluster, and the one call of a driver.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::api::Api;
+use kube::runtime::reflector::ObjectRef;
+use serde_json::{Value, json};
+
+use super::Context;
+use super::end::End;
+use super::gather::Gathered;
+use super::plan::Target;
+use super::record::Eviction;
+use super::step::{Before, Waiting};
+use super::workload::{Evicted, Next, Really, Sight, evict, look};
+use super::{publish, status, volumes};
+use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::labels;
+use crate::api::v1alpha1::InfraMachine;
+use crate::apiserver::{Error, patch_metadata};
+use crate::configured_driver::{PERMIT_WAIT, Priority, Requester, Waker};
+use crate::identity;
+use crate::reconciler::Again;
+use crate::retry::{self, Disposition, LONG_WAIT, Stage, jitter};
+use crate::workload_cluster::{Unreachable, Visit};
+use cmi_driver::{GetVolumeIdsRequest, Operation, Status};
+
+/// When a machine is looked at again for which the workload cluster had no room.
+const BUSY: Duration = Duration::from_secs(1);
+/// How often a Node is looked at while a pod is waited for: the longer that takes, the more rarely.
+const OFTEN: Duration = Duration::from_secs(1);
+const RARELY: Duration = Duration::from_secs(10);
+/// When it is tried again to evict a pod that a budget protects.
+const BLOCKED: Duration = Duration::from_secs(5);
+/// When the driver is asked again for the ids of volumes, unless it asks for longer.
+const DRIVER_FAILED: Duration = Duration::from_secs(10);
+/// The most ids that are taken for one PersistentVolume.
+const MOST_IDS: usize = 8;
+
+/// Has Cluster API wait for the provider before it drains the Node of a Machine.
+pub async fn set_hook(gathered: &Gathered, ctx: &Context) -> Result<Again, Error> {
+    if write_hook(gathered, ctx, &json!(labels::VOLUME_DRAIN_HOOK_OWNER)).await? {
+        return Ok(Again::OnChange);
+    }
+    let (_, name, _) = gathered.machine_names();
+    publish::show(gathered, ctx, Some(&status::hook_not_permitted(name, true))).await?;
+    Ok(Again::After(LONG_WAIT))
+}
+
+/// Lets Cluster API go on. What is to be said of it is said before: the object may be gone then.
+pub async fn release(gathered: &Gathered, ctx: &Context, end: &End) -> Result<Again, Error> {
+    let (_, name, uid) = gathered.machine_names();
+    // Not even a status that is refused holds the deletion up.
+    if let Err(error) = publish::show(gathered, ctx, status::ended(end).as_ref()).await {
+        tracing::warn!(machine = name, %error, "how the drain ended is not shown");
+    }
+    if write_hook(gathered, ctx, &Value::Null).await? {
+        ctx.outages.end(uid);
+        tracing::info!(machine = name, ?end, "the hook was taken away");
+        return Ok(Again::OnChange);
+    }
+    let report = status::hook_not_permitted(name, false);
+    tracing::error!(machine = name, "{}", report.message);
+    publish::show(gathered, ctx, Some(&report)).await?;
+    Ok(Again::After(LONG_WAIT))
+}
+
+/// Writes the hook of this very Machine; whether that is permitted.
+async fn write_hook(gathered: &Gathered, ctx: &Context, value: &Value) -> Result<bool, Error> {
+    let (namespace, name, uid) = gathered.machine_names();
+    let body = json!({"metadata": {
+        "uid": uid, "annotations": {labels::VOLUME_DRAIN_HOOK: value},
+    }});
+    let api = Api::<Machine>::namespaced(ctx.client.clone(), namespace);
+    match patch_metadata(&api, name, &body).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(refusal)) if refusal.code == 403 => Ok(false),
+        Err(error) => Err(Error::api("writing the hook of a Machine", error)),
+    }
+}
+
+/// Takes the next step of a drain, if it is time.
+pub async fn drain(
+    gathered: &Gathered,
+    ctx: &Context,
+    target: &Target,
+    cluster: &Cluster,
+) -> Result<Again, Error> {
+    let Some(infra) = gathered.infra() else {
+        return Ok(Again::OnChange);
+    };
+    let (_, _, uid) = gathered.machine_names();
+    let now = Timestamp::now();
+    let visit = async |connection: &_| look(connection, target, &ctx.leadership, now).await;
+    let sight = match ctx.workload_clusters.visit(cluster, visit).await? {
+        Visit::Busy => return Ok(busy(uid)),
+        Visit::Failed { cause, again } => return away(infra, ctx, uid, target, &cause, again).await,
+        Visit::Made(sight) => sight,
+    };
+    ctx.outages.end(uid);
+    match sight {
+        Sight::Raced => Ok(Again::BackOff(Duration::ZERO)),
+        Sight::NoNode => release(gathered, ctx, &End::Skipped("the Node is gone")).await,
+        Sight::SilentNode => release(gathered, ctx, &End::Skipped("the Node is unreachable")).await,
+        Sight::ForeignNode(found) => release(gathered, ctx, &End::ForeignNode(found)).await,
+        Sight::Done(before) => {
+            is_current(infra, ctx).await?;
+            tell_of(infra, ctx, before).await;
+            release(gathered, ctx, &End::Drained).await
+        }
+        Sight::Waiting(waiting) => {
+            publish::show(gathered, ctx, Some(&status::waiting(&waiting))).await?;
+            Ok(Again::After(pause(target, &waiting, now)))
+        }
+        Sight::Blocked { pod, why, left } => {
+            publish::show(gathered, ctx, Some(&status::blocked(&pod, &why, left))).await?;
+            Ok(Again::After(until_deadline(target, BLOCKED)))
+        }
+        Sight::Next(next) => evict_next(gathered, infra, ctx, (target, cluster), next).await,
+    }
+}
+
+async fn evict_next(
+    gathered: &Gathered,
+    infra: &InfraMachine,
+    ctx: &Context,
+    (target, cluster): (&Target, &Cluster),
+    next: Next,
+) -> Result<Again, Error> {
+    let (_, _, uid) = gathered.machine_names();
+    let ids = match volume_ids(gathered, infra, ctx, &next.specs).await {
+        Ids::Known(ids) => ids,
+        Ids::Busy => return Ok(Again::After(until_deadline(target, PERMIT_WAIT))),
+        Ids::Failed(failure) => {
+            let message = format!("{}: {}", Operation::GetVolumeIds, failure.message());
+            let report = status::driver_failed(failure.code().name(), &message);
+            publish::show(gathered, ctx, Some(&report)).await?;
+            let asked = retry::asked(&failure).unwrap_or_default();
+            return Ok(Again::After(until_deadline(target, asked.max(DRIVER_FAILED))));
+        }
+    };
+    let Next { pod, before, .. } = next;
+    let attached = volumes::attached(&next.attached, &next.specs, &ids);
+    let name = pod.full_name();
+    let eviction = Eviction::new(&name, &pod.uid, Timestamp::now(), pod.grace_seconds, &attached);
+    let infra = publish::record(infra, ctx, &eviction).await?;
+    tell_of(&infra, ctx, before).await;
+    if ctx.leadership.check().is_err() {
+        return Ok(Again::BackOff(Duration::ZERO));
+    }
+    let visit = async |connection: &_| evict(connection, &pod, Really::Yes).await;
+    let evicted = match ctx.workload_clusters.visit(cluster, visit).await? {
+        Visit::Busy => return Ok(busy(uid)),
+        Visit::Failed { cause, again } => return away(&infra, ctx, uid, target, &cause, again).await,
+        Visit::Made(evicted) => evicted,
+    };
+    match evicted {
+        Evicted::Yes => {
+            tracing::info!(pod = name, node = target.node, volumes = ?attached, "evicted");
+            publish::show_on(&infra, ctx, Some(&status::evicting(&name, next.left))).await?;
+            Ok(Again::After(OFTEN))
+        }
+        Evicted::No(why) => {
+            publish::show_on(&infra, ctx, Some(&status::blocked(&name, &why, next.left))).await?;
+            Ok(Again::After(until_deadline(target, BLOCKED)))
+        }
+    }
+}
+
+/// Makes sure that the InfraMachine is as it was planned with: a cache that is behind lacks the last
+/// eviction.
+async fn is_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error> {
+    let action = "reading which pod was evicted last";
+    let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
+    let name = infra.metadata.name.as_deref().unwrap_or_default();
+    let found = Api::<InfraMachine>::namespaced(ctx.client.clone(), namespace)
+        .get_metadata(name)
+        .await
+        .map_err(|error| Error::api(action, error))?;
+    let last = |annotations: Option<&std::collections::BTreeMap<String, String>>| {
+        annotations.and_then(|all| all.get(labels::VOLUME_DRAIN_EVICTION).cloned())
+    };
+    if last(found.metadata.annotations.as_ref()) == last(infra.metadata.annotations.as_ref()) {
+        Ok(())
+    } else {
+        Err(Error::Conflict { action })
+    }
+}
+
+async fn tell_of(infra: &InfraMachine, ctx: &Context, before: Before) {
+    match before {
+        Before::Left => {}
+        Before::TimedOut(waiting) => ctx.events.publish(infra, status::timed_out(&waiting)).await,
+    }
+}
+
+/// The workload cluster can't be visited: shown, and tried again as long as it may be.
+async fn away(
+    infra: &InfraMachine,
+    ctx: &Context,
+    uid: &str,
+    target: &Target,
+    cause: &Unreachable,
+    again: Duration,
+) -> Result<Again, Error> {
+    ctx.outages.begin(uid);
+    publish::show_on(infra, ctx, Some(&status::unreachable(cause))).await?;
+    Ok(Again::After(until_deadline(target, again)))
+}
+
+fn busy(uid: &str) -> Again {
+    Again::After(BUSY.mul_f64(0.5 + jitter(uid, 0)))
+}
+
+/// A wait that ends when the whole drain has to be over.
+fn until_deadline(target: &Target, wait: Duration) -> Duration {
+    let left = target.deadline.duration_since(Timestamp::now());
+    wait.min(Duration::try_from(left).unwrap_or_default().max(OFTEN))
+}
+
+/// When a pod that is waited for is looked at again.
+fn pause(target: &Target, waiting: &Waiting, now: Timestamp) -> Duration {
+    let begun = target.last.as_ref().map_or(now, |last| last.evicted_at);
+    let elapsed = Duration::try_from(now.duration_since(begun)).unwrap_or_default();
+    let left = Duration::try_from(waiting.until.duration_since(now)).unwrap_or_default();
+    let wait = (elapsed / 4).clamp(OFTEN, RARELY).min(left.max(OFTEN));
+    until_deadline(target, wait)
+}
+
+/// The ids that a driver finds.
+enum Ids {
+    /// These, or none where it has nothing to say: Kubernetes' own names are looked for in any case.
+    Known(Vec<String>),
+    /// Others call the driver.
+    Busy,
+    /// It could not say this time.
+    Failed(Status),
+}
+
+/// Asks the driver of a machine for the ids of volumes, for each by itself: it may refuse those of others.
+async fn volume_ids(gathered: &Gathered, infra: &InfraMachine, ctx: &Context, specs: &[Value]) -> Ids {
+    let (namespace, name, uid) = gathered.machine_names();
+    let recorded = identity::recorded_driver(infra);
+    let found = recorded.and_then(|name| ctx.drivers.named(name)).or_else(|| {
+        let name = recorded.or(infra.spec.driver.as_deref());
+        ctx.drivers.resolve(name, namespace).ok()
+    });
+    let Some(driver) = found.filter(|_| !specs.is_empty()) else {
+        return Ids::Known(Vec::new());
+    };
+    let (wake, reference) = (Arc::clone(&ctx.wake), ObjectRef::new(name).within(namespace));
+    let waker = Waker::new(move || wake(reference));
+    let requester = Requester { key: uid, namespace };
+    let Some(permit) = driver.try_acquire(Priority::Upkeep, requester, waker) else {
+        return Ids::Busy;
+    };
+    let capabilities = match permit.ask_capabilities().await {
+        Ok(capabilities) => capabilities,
+        Err(status) => return Ids::Failed(status),
+    };
+    let mut ids = Vec::new();
+    if !capabilities.offers(Operation::GetVolumeIds) {
+        return Ids::Known(ids);
+    }
+    for spec in specs {
+        let request = GetVolumeIdsRequest {
+            pv_specs: vec![spec.clone()],
+        };
+        match permit.driver().get_volume_ids(request).await {
+            Ok(found) => ids.extend(found.into_iter().take(MOST_IDS)),
+            Err(status) if retry::disposition(Stage::VolumeIds, status.code()) == Disposition::Retry => {
+                return Ids::Failed(status);
+            }
+            Err(status) => tracing::warn!(
+                machine = name,
+                driver = driver.name(),
+                code = status.code().name(),
+                message = status.message(),
+                "the driver does not name a volume: it is looked for by its own name"
+            ),
+        }
+    }
+    Ids::Known(ids)
+}

@@ -1,0 +1,208 @@
+//! What one reconcile looks at: caches, and the Machine at the API server when it is deleted.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::api::{Api, GetParams, ListParams};
+use kube::core::Request;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Resource as _, ResourceExt as _};
+
+use super::drain_rules::{DrainRules, MachineDrainRule};
+use super::plan::{Infra, LiveMachine, Observed};
+use super::{Context, has_hook};
+use crate::api::cluster_api::{self, Cluster, Machine};
+use crate::api::v1alpha1::InfraMachine;
+use crate::api::{self, DeserializeGuard};
+use crate::apiserver::{Error, pages};
+
+/// The most MachineDrainRules of a namespace that are looked at.
+const MOST_RULES: usize = 64;
+
+/// What was read, and keeps alive what [`Observed`] borrows.
+pub struct Gathered {
+    enabled: bool,
+    /// The Machine, as the cache has it now.
+    pub machine: Arc<Machine>,
+    infra: FoundInfra,
+    cluster: Option<Arc<Cluster>>,
+    live: Option<LiveMachine>,
+    rules: Option<DrainRules>,
+    outage: Option<Duration>,
+    now: Timestamp,
+}
+
+enum FoundInfra {
+    Found(Arc<DeserializeGuard<InfraMachine>>),
+    Gone,
+    Unknown,
+}
+
+/// Reads; `None` of a Machine that is gone, or never has to do with this.
+pub async fn gather(queued: &Machine, ctx: &Context) -> Result<Option<Gathered>, Error> {
+    let Some(machine) = cached(queued, ctx) else {
+        return Ok(None);
+    };
+    let namespace = machine.namespace().unwrap_or_default();
+    let infra = match cached_infra(ctx, &machine) {
+        Some(found) => FoundInfra::Found(found),
+        None if has_hook(&machine) => missing_infra(ctx, &machine).await?,
+        None => FoundInfra::Unknown,
+    };
+    let is_waiting = has_hook(&machine) && machine.metadata.deletion_timestamp.is_some();
+    let is_others = matches!(infra, FoundInfra::Unknown);
+    let live = if is_waiting && (ctx.enabled || is_others) {
+        match live(ctx, &machine).await {
+            // Without the feature there is no right to it, and another replica looks after this machine.
+            Err(Error::Api { source, .. }) if is_others && is_forbidden(&source) => None,
+            read => read?,
+        }
+    } else {
+        None
+    };
+    let rules = match &live {
+        Some(live) if !is_others => Some(drain_rules(ctx, &namespace, live).await?),
+        Some(_) | None => None,
+    };
+    Ok(Some(Gathered {
+        enabled: ctx.enabled,
+        infra,
+        cluster: ctx.caches.cluster(&namespace, &machine.spec.cluster_name),
+        live,
+        rules,
+        outage: ctx
+            .outages
+            .duration(machine.metadata.uid.as_deref().unwrap_or_default()),
+        now: Timestamp::now(),
+        machine,
+    }))
+}
+
+impl Gathered {
+    /// The view that a plan is made from.
+    pub fn observed(&self) -> Observed<'_> {
+        Observed {
+            enabled: self.enabled,
+            machine: &self.machine,
+            infra: match &self.infra {
+                FoundInfra::Found(guarded) => guarded.0.as_ref().map_or(Infra::Unreadable, Infra::Found),
+                FoundInfra::Gone => Infra::Gone,
+                FoundInfra::Unknown => Infra::Unknown,
+            },
+            cluster: self.cluster.as_deref(),
+            live: self.live.as_ref(),
+            rules: self.rules.as_ref(),
+            outage: self.outage,
+            now: self.now,
+        }
+    }
+
+    /// The InfraMachine, when it is there.
+    pub fn infra(&self) -> Option<&InfraMachine> {
+        match &self.infra {
+            FoundInfra::Found(guarded) => guarded.0.as_ref().ok(),
+            FoundInfra::Gone | FoundInfra::Unknown => None,
+        }
+    }
+
+    /// The Machine's namespace, name and UID.
+    pub fn machine_names(&self) -> (&str, &str, &str) {
+        let meta = &self.machine.metadata;
+        (
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+            meta.uid.as_deref().unwrap_or_default(),
+        )
+    }
+}
+
+fn cached(queued: &Machine, ctx: &Context) -> Option<Arc<Machine>> {
+    let reference = ObjectRef::new(&queued.name_any()).within(&queued.namespace().unwrap_or_default());
+    let found = ctx.caches.machines.get(&reference)?;
+    (found.metadata.uid == queued.metadata.uid).then_some(found)
+}
+
+/// The InfraMachine that a Machine refers to and owns, if this replica watches it.
+pub fn cached_infra(ctx: &Context, machine: &Machine) -> Option<Arc<DeserializeGuard<InfraMachine>>> {
+    let infra = &machine.spec.infrastructure_ref;
+    if infra.api_group != api::GROUP || infra.kind != "InfraMachine" {
+        return None;
+    }
+    let reference =
+        ObjectRef::new(&infra.name).within(machine.metadata.namespace.as_deref().unwrap_or_default());
+    let found = ctx.caches.infra_machines.get(&reference)?;
+    let owner = crate::caches::machine_owner(found.meta()).map(|owner| owner.uid.as_str());
+    (owner == machine.metadata.uid.as_deref()).then_some(found)
+}
+
+/// Whether an InfraMachine that is not cached is gone: it may be another replica's to look after.
+async fn missing_infra(ctx: &Context, machine: &Machine) -> Result<FoundInfra, Error> {
+    let infra = &machine.spec.infrastructure_ref;
+    if infra.api_group != api::GROUP || infra.kind != "InfraMachine" {
+        return Ok(FoundInfra::Unknown);
+    }
+    let namespace = machine.namespace().unwrap_or_default();
+    let found = Api::<InfraMachine>::namespaced(ctx.client.clone(), &namespace)
+        .get_metadata_opt(&infra.name)
+        .await
+        .map_err(|error| Error::api("looking for the InfraMachine of a Machine with a hook", error))?;
+    Ok(match found {
+        Some(_) => FoundInfra::Unknown,
+        None => FoundInfra::Gone,
+    })
+}
+
+fn is_forbidden(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(refusal) if refusal.code == 403)
+}
+
+async fn live(ctx: &Context, machine: &Machine) -> Result<Option<LiveMachine>, Error> {
+    let action = "reading the Machine that is drained";
+    let namespace = machine.namespace().unwrap_or_default();
+    let api = Api::<Machine>::namespaced(ctx.client.clone(), &namespace);
+    let request = Request::new(api.resource_url())
+        .get(&machine.name_any(), &GetParams::default())
+        .map_err(|error| Error::api(action, kube::Error::BuildRequest(error)))?;
+    match ctx.client.request::<LiveMachine>(request).await {
+        Ok(found) => Ok(Some(found).filter(|found| found.metadata.uid == machine.metadata.uid)),
+        Err(kube::Error::Api(refusal)) if refusal.code == 404 => Ok(None),
+        Err(error) => Err(Error::api(action, error)),
+    }
+}
+
+/// The rules for the drain of a Machine. Where they can't be read, or are too many, each pod may have one.
+async fn drain_rules(ctx: &Context, namespace: &str, machine: &LiveMachine) -> Result<DrainRules, Error> {
+    let path = format!(
+        "/apis/{}/v1beta2/namespaces/{namespace}/machinedrainrules",
+        cluster_api::GROUP
+    );
+    let (mut rules, mut are_too_many) = (Vec::new(), false);
+    let take = |rule: MachineDrainRule| {
+        are_too_many = rules.len() == MOST_RULES;
+        if are_too_many {
+            return ControlFlow::Break(());
+        }
+        rules.push(rule);
+        ControlFlow::Continue(())
+    };
+    match pages::each(&ctx.client, &path, ListParams::default(), take).await {
+        Ok(()) if are_too_many => Ok(DrainRules::unknown()),
+        Ok(()) => {
+            let labels = machine.metadata.labels.clone().unwrap_or_default();
+            Ok(DrainRules::of_machine(rules, &labels))
+        }
+        // A version of Cluster API without them.
+        Err(kube::Error::Api(refusal)) if refusal.code == 404 => Ok(DrainRules::default()),
+        Err(kube::Error::Api(refusal)) if refusal.code == 403 => {
+            tracing::error!(
+                namespace,
+                "the provider may not list MachineDrainRules, so that no pod is evicted one by one: install \
+                 config/components/volume-drain"
+            );
+            Ok(DrainRules::unknown())
+        }
+        Err(error) => Err(Error::api("listing MachineDrainRules", error)),
+    }
+}

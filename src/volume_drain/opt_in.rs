@@ -1,0 +1,93 @@
+//! Whether a machine asks for its pods with volumes to be evicted one after the other. Pure.
+
+use std::time::Duration;
+
+use jiff::SignedDuration;
+
+use crate::api::labels;
+use crate::api::v1alpha1::InfraMachine;
+
+/// How long it is waited for the volumes of a pod, where the annotation names no time.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(2);
+/// The longest that it may name.
+pub const LONGEST_TIMEOUT: Duration = Duration::from_hours(1);
+/// The most characters of a value that are shown.
+const MOST_SHOWN: usize = 64;
+
+/// What the annotation says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OptIn {
+    /// Nothing, or `false`.
+    No,
+    /// Wait this long for the volumes of each pod.
+    Yes(Duration),
+    /// What is no time: the beginning of it.
+    Invalid(String),
+}
+
+impl OptIn {
+    /// What the annotation of a machine says.
+    pub fn of(infra: &InfraMachine) -> Self {
+        let annotations = infra.metadata.annotations.as_ref();
+        let Some(value) = annotations.and_then(|all| all.get(labels::VOLUME_DRAIN)) else {
+            return Self::No;
+        };
+        match value.trim() {
+            "false" => Self::No,
+            "" | "true" => Self::Yes(DEFAULT_TIMEOUT),
+            text => match duration(text) {
+                Some(timeout) => Self::Yes(timeout),
+                None => Self::Invalid(text.chars().take(MOST_SHOWN).collect()),
+            },
+        }
+    }
+
+    /// How long to wait for the volumes of a pod. A mistake in the time takes nothing from the protection
+    /// that was asked for.
+    pub fn timeout(&self) -> Option<Duration> {
+        match self {
+            Self::No => None,
+            Self::Yes(timeout) => Some(*timeout),
+            Self::Invalid(_) => Some(DEFAULT_TIMEOUT),
+        }
+    }
+}
+
+fn duration(text: &str) -> Option<Duration> {
+    let parsed: Duration = text.parse::<SignedDuration>().ok()?.try_into().ok()?;
+    (Duration::from_secs(1)..=LONGEST_TIMEOUT)
+        .contains(&parsed)
+        .then_some(parsed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::v1alpha1::InfraMachineSpec;
+
+    fn said(value: &str) -> OptIn {
+        let mut infra = InfraMachine::new("m", InfraMachineSpec::default());
+        let annotation = (labels::VOLUME_DRAIN.to_owned(), value.to_owned());
+        infra.metadata.annotations = Some([annotation].into());
+        OptIn::of(&infra)
+    }
+
+    #[test]
+    fn a_time_from_a_second_to_an_hour_is_taken_and_two_minutes_without_one() {
+        for (value, seconds) in [("", 120), ("true", 120), ("90s", 90), ("1m30s", 90), ("1h", 3600)] {
+            assert_eq!(said(value), OptIn::Yes(Duration::from_secs(seconds)), "{value}");
+        }
+        assert_eq!(said("false"), OptIn::No);
+        let without = InfraMachine::new("m", InfraMachineSpec::default());
+        assert_eq!(OptIn::of(&without).timeout(), None);
+    }
+
+    #[test]
+    fn what_is_no_such_time_is_shown_in_part_and_counts_as_two_minutes() {
+        for value in ["soon", "0s", "-1m", "2h", "120"] {
+            assert_eq!(said(value), OptIn::Invalid(value.to_owned()));
+            assert_eq!(said(value).timeout(), Some(DEFAULT_TIMEOUT));
+        }
+        assert_eq!(said(&"x".repeat(100)), OptIn::Invalid("x".repeat(MOST_SHOWN)));
+    }
+}

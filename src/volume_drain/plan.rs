@@ -1,0 +1,267 @@
+//! What has to be done about the hook of a Machine. Pure.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde::Deserialize;
+
+use super::drain_rules::DrainRules;
+use super::end::{End, LONGEST_DRAIN, LONGEST_OUTAGE};
+use super::opt_in::OptIn;
+use super::record::Eviction;
+use super::status::{self, Report};
+use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::labels::Instance;
+use crate::api::v1alpha1::InfraMachine;
+use crate::api::{labels, paused_by};
+use crate::identity::{self, MachineId};
+
+/// What was read for one reconcile.
+#[derive(Clone, Copy)]
+pub struct Observed<'a> {
+    /// Whether machines may ask for it.
+    pub enabled: bool,
+    /// The Machine, as it is cached.
+    pub machine: &'a Machine,
+    /// What it refers to.
+    pub infra: Infra<'a>,
+    /// The Cluster it belongs to, when it is there.
+    pub cluster: Option<&'a Cluster>,
+    /// The Machine at the API server; only of one that is deleted and has the hook.
+    pub live: Option<&'a LiveMachine>,
+    /// The rules for its drain, as far as they are read with it.
+    pub rules: Option<&'a DrainRules>,
+    /// For how long the workload cluster has been away.
+    pub outage: Option<Duration>,
+    /// The wall clock.
+    pub now: Timestamp,
+}
+
+/// The InfraMachine of a Machine.
+#[derive(Clone, Copy)]
+pub enum Infra<'a> {
+    /// This one.
+    Found(&'a InfraMachine),
+    /// It is gone.
+    Gone,
+    /// It can't be read.
+    Unreadable,
+    /// It is another provider's, another replica's, or another Machine's.
+    Unknown,
+}
+
+/// What counts of a Machine that is deleted.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct LiveMachine {
+    /// Name and annotations.
+    pub metadata: ObjectMeta,
+    spec: LiveSpec,
+    status: LiveStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct LiveSpec {
+    deletion: SpecDeletion,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct SpecDeletion {
+    node_drain_timeout_seconds: Option<u32>,
+    node_volume_detach_timeout_seconds: Option<u32>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct LiveStatus {
+    node_ref: NodeReference,
+    deletion: StatusDeletion,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct NodeReference {
+    name: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct StatusDeletion {
+    wait_for_pre_drain_hook_start_time: Option<Time>,
+}
+
+impl LiveMachine {
+    fn has_annotation(&self, key: &str) -> bool {
+        let annotations = self.metadata.annotations.as_ref();
+        annotations.is_some_and(|all| all.contains_key(key))
+    }
+
+    /// How long the drain may take: as long as Cluster API's own may, where the Machine says so. Zero is no
+    /// limit, as it is there.
+    fn limit(&self) -> Duration {
+        let asked = self.spec.deletion.node_drain_timeout_seconds;
+        let asked = asked.filter(|seconds| *seconds > 0).map(u64::from);
+        asked.map_or(LONGEST_DRAIN, |seconds| {
+            LONGEST_DRAIN.min(Duration::from_secs(seconds))
+        })
+    }
+
+    /// When the drain has to be over, and how long that is; nothing before Cluster API waits for it.
+    fn deadline(&self) -> Option<(Timestamp, Duration)> {
+        let Time(since) = self.status.deletion.wait_for_pre_drain_hook_start_time.as_ref()?;
+        let limit = self.limit();
+        let time = SignedDuration::try_from(limit).unwrap_or(SignedDuration::MAX);
+        Some((since.saturating_add(time).unwrap_or(Timestamp::MAX), limit))
+    }
+}
+
+impl LiveMachine {
+    /// How long to wait for the volumes of a pod: no longer than Cluster API waits for those of the Node.
+    fn bounded(&self, timeout: Duration) -> Duration {
+        let asked = self.spec.deletion.node_volume_detach_timeout_seconds;
+        let asked = asked.filter(|seconds| *seconds > 0).map(u64::from);
+        asked.map_or(timeout, |seconds| timeout.min(Duration::from_secs(seconds)))
+    }
+}
+
+/// What has to be done.
+#[derive(Debug)]
+pub enum Plan<'a> {
+    /// Nothing, or nothing before something changes.
+    NoOp,
+    /// Nothing before this much time has passed.
+    Wait(Duration),
+    /// The hook is as it has to be: this is all there is to say.
+    Show(Option<Report>),
+    /// The Machine gets the hook.
+    SetHook,
+    /// The hook is taken away.
+    Release(End),
+    /// Cluster API waits: the Node's pods are evicted, in the workload cluster of this Cluster.
+    Drain(Target, &'a Cluster),
+}
+
+/// The Node whose pods are evicted.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Its name.
+    pub node: String,
+    /// Its providerID, else it is another machine's.
+    pub provider_id: String,
+    /// How long to wait for the volumes of a pod.
+    pub timeout: Duration,
+    /// The eviction before.
+    pub last: Option<Eviction>,
+    /// When the whole drain has to be over.
+    pub deadline: Timestamp,
+    /// What Cluster API has to say about pods.
+    pub rules: DrainRules,
+}
+
+/// What has to be done about the hook of a Machine.
+///
+/// # Guarantees
+/// * The hook is set only where it is asked for, and never on a Machine that is being deleted: Cluster API
+///   may be past it.
+/// * Pods are evicted only while Cluster API says that it waits. It does not where it would not drain, such
+///   as when the whole Cluster is deleted.
+pub fn plan<'a>(seen: &Observed<'a>) -> Plan<'a> {
+    let has_hook = super::has_hook(seen.machine);
+    let is_leaving = seen.machine.metadata.deletion_timestamp.is_some();
+    let infra = match seen.infra {
+        Infra::Unknown => return release_in_the_end(seen),
+        Infra::Unreadable if is_leaving => {
+            return release_if(has_hook, End::Skipped("the InfraMachine can't be read"));
+        }
+        Infra::Unreadable => return Plan::NoOp,
+        Infra::Gone => return release_if(has_hook, End::NoInfraMachine),
+        Infra::Found(infra) => infra,
+    };
+    if paused_by(infra, seen.cluster.is_some_and(Cluster::is_paused)).is_some() {
+        return Plan::NoOp;
+    }
+    if infra.metadata.deletion_timestamp.is_some() {
+        return release_if(has_hook, End::NoInfraMachine);
+    }
+    let opt_in = if seen.enabled { OptIn::of(infra) } else { OptIn::No };
+    let Some(timeout) = opt_in.timeout() else {
+        return if has_hook {
+            Plan::Release(End::NotAskedFor)
+        } else {
+            Plan::Show(None)
+        };
+    };
+    match (has_hook, is_leaving) {
+        (false, true) => Plan::NoOp,
+        (false, false) => Plan::SetHook,
+        (true, false) => Plan::Show(status::invalid(&opt_in)),
+        (true, true) => drain(seen, infra, timeout),
+    }
+}
+
+/// The hook of a Machine whose InfraMachine is for another to look after: it may hold a deletion up for as
+/// long as any, since the other may be no more.
+fn release_in_the_end(seen: &Observed<'_>) -> Plan<'static> {
+    let Some((deadline, limit)) = seen.live.and_then(LiveMachine::deadline) else {
+        return Plan::NoOp;
+    };
+    match Duration::try_from(deadline.duration_since(seen.now)) {
+        Ok(left) if !left.is_zero() => Plan::Wait(left),
+        Ok(_) | Err(_) => Plan::Release(End::TimedOut(limit)),
+    }
+}
+
+fn release_if(has_hook: bool, end: End) -> Plan<'static> {
+    if has_hook { Plan::Release(end) } else { Plan::NoOp }
+}
+
+fn drain<'a>(seen: &Observed<'a>, infra: &InfraMachine, timeout: Duration) -> Plan<'a> {
+    let (Some(cluster), Some(machine)) = (seen.cluster, seen.live) else {
+        return Plan::NoOp;
+    };
+    if machine.has_annotation(labels::PAUSED) {
+        return Plan::NoOp;
+    }
+    if cluster.metadata.deletion_timestamp.is_some() {
+        return Plan::Release(End::Skipped("the Cluster is deleted"));
+    }
+    if machine.has_annotation(labels::EXCLUDE_NODE_DRAINING) {
+        return Plan::Release(End::Skipped("the Machine is excluded from draining"));
+    }
+    if machine.has_annotation(labels::EXCLUDE_VOLUME_DETACH) {
+        return Plan::Release(End::Skipped("the Machine is excluded from waiting for volumes"));
+    }
+    let Some((deadline, limit)) = machine.deadline() else {
+        return Plan::NoOp;
+    };
+    if deadline <= seen.now {
+        return Plan::Release(End::TimedOut(limit));
+    }
+    if seen.outage.is_some_and(|outage| outage >= LONGEST_OUTAGE) {
+        return Plan::Release(End::Outage);
+    }
+    // Cluster API finds a Node by the providerID alone, also by one that was never confirmed: it may be that
+    // of another machine.
+    if MachineId::of(infra).is_none() || identity::instance(infra) != Instance::MayExist {
+        return Plan::Release(End::Skipped("the machine has no VM of its own"));
+    }
+    let (node, provider_id) = (&machine.status.node_ref.name, &infra.spec.provider_id);
+    let Some(provider_id) = provider_id.as_ref().filter(|_| !node.is_empty()) else {
+        return Plan::Release(End::Skipped("the Machine has no Node"));
+    };
+    let target = Target {
+        node: node.clone(),
+        provider_id: provider_id.clone(),
+        timeout: machine.bounded(timeout),
+        last: Eviction::of(infra),
+        deadline,
+        rules: seen.rules.cloned().unwrap_or_else(DrainRules::unknown),
+    };
+    Plan::Drain(target, cluster)
+}
+
+#[cfg(test)]
+mod tests;

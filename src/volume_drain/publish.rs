@@ -1,0 +1,55 @@
+//! The writes to the InfraMachine: how the drain goes, and which pod is evicted.
+
+use jiff::Timestamp;
+use kube::api::{Api, Patch};
+use serde_json::json;
+
+use super::Context;
+use super::gather::Gathered;
+use super::record::Eviction;
+use super::status::{self, Report};
+use crate::api::labels;
+use crate::api::v1alpha1::InfraMachine;
+use crate::apiserver::{Error, patch_params, publish_status};
+
+/// Shows how it goes on the InfraMachine of a Machine, if it has one; without a report, nothing.
+pub async fn show(gathered: &Gathered, ctx: &Context, report: Option<&Report>) -> Result<(), Error> {
+    match gathered.infra() {
+        Some(infra) => show_on(infra, ctx, report).await,
+        None => Ok(()),
+    }
+}
+
+/// The same on this version of an InfraMachine.
+pub async fn show_on(infra: &InfraMachine, ctx: &Context, report: Option<&Report>) -> Result<(), Error> {
+    if report.is_none() && !status::is_shown(infra) {
+        return Ok(());
+    }
+    if let Some(note) = report.and_then(|report| status::event(infra, report)) {
+        ctx.events.publish(infra, note).await;
+    }
+    let after = status::after(infra, report, Timestamp::now());
+    publish_status(&api(infra, ctx), &infra.metadata, infra.status.as_ref(), &after).await?;
+    Ok(())
+}
+
+/// Writes down which pod is evicted, on the version of the object that the plan was made from, and reads it
+/// as it is then.
+pub async fn record(infra: &InfraMachine, ctx: &Context, eviction: &Eviction) -> Result<InfraMachine, Error> {
+    let action = "writing down which pod is evicted";
+    let text = serde_json::to_string(eviction).map_err(|source| Error::Encode { action, source })?;
+    let body = json!({"metadata": {
+        "resourceVersion": infra.metadata.resource_version,
+        "annotations": {labels::VOLUME_DRAIN_EVICTION: text},
+    }});
+    let name = infra.metadata.name.clone().unwrap_or_default();
+    let written = api(infra, ctx)
+        .patch(&name, &patch_params(), &Patch::Merge(&body))
+        .await;
+    written.map_err(|error| Error::api(action, error))
+}
+
+fn api(infra: &InfraMachine, ctx: &Context) -> Api<InfraMachine> {
+    let namespace = infra.metadata.namespace.as_deref().unwrap_or_default();
+    Api::namespaced(ctx.client.clone(), namespace)
+}

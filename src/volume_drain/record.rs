@@ -1,0 +1,97 @@
+//! Which pod was evicted last, as an annotation of the InfraMachine keeps it. It is written before the
+//! eviction, so that no crash evicts the next one too soon, and into the metadata, so that `clusterctl move`
+//! takes it along. Pure.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::api::labels;
+use crate::api::v1alpha1::InfraMachine;
+
+/// The most volumes that are waited for at a time. A cache keeps no longer annotation.
+pub const MOST_VOLUMES: usize = 24;
+/// The most characters of a pod's namespace and name.
+const MOST_NAME: usize = 180;
+
+/// An eviction.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Eviction {
+    /// Namespace and name of the pod, for people.
+    pub pod: String,
+    /// The pod's UID.
+    pub uid: String,
+    /// When it was asked for.
+    pub evicted_at: Timestamp,
+    /// How long the pod may take to end.
+    pub grace_seconds: u32,
+    /// The hashes of the names under which `node.status.volumesAttached` had its volumes. A name may be
+    /// hundreds of characters long.
+    pub volumes: Vec<String>,
+}
+
+impl Eviction {
+    /// Of a pod, for these of the volumes that are attached to its Node.
+    pub fn new(pod: &str, uid: &str, evicted_at: Timestamp, grace_seconds: u32, attached: &[&str]) -> Self {
+        Self {
+            pod: pod.chars().take(MOST_NAME).collect(),
+            uid: uid.to_owned(),
+            evicted_at,
+            grace_seconds,
+            volumes: attached
+                .iter()
+                .take(MOST_VOLUMES)
+                .map(|name| hash(name))
+                .collect(),
+        }
+    }
+
+    /// What the annotation says. One that this provider did not write says nothing: the next pod is evicted
+    /// without a wait.
+    pub fn of(infra: &InfraMachine) -> Option<Self> {
+        let annotations = infra.metadata.annotations.as_ref()?;
+        serde_json::from_str(annotations.get(labels::VOLUME_DRAIN_EVICTION)?).ok()
+    }
+
+    /// Those of the attached volumes that it is waited for.
+    pub fn awaited<'a>(&self, attached: &'a [String]) -> Vec<&'a str> {
+        let awaited = attached.iter().filter(|name| self.volumes.contains(&hash(name)));
+        awaited.map(String::as_str).collect()
+    }
+}
+
+fn hash(name: &str) -> String {
+    let digest = Sha256::digest(name);
+    digest.iter().take(8).fold(String::new(), |mut text, byte| {
+        // Writing to a String can't fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::v1alpha1::InfraMachineSpec;
+
+    /// What a cache does not keep is lost to the next look.
+    #[test]
+    fn the_largest_record_is_kept_by_the_cache_and_read_again() {
+        let names: Vec<_> = (0..100).map(|n| format!("{}{n}", "v".repeat(300))).collect();
+        let attached: Vec<_> = names.iter().map(String::as_str).collect();
+        let uid = "12345678-1234-1234-1234-123456789012";
+        let at = Timestamp::new(1_700_000_000, 123_456_789).unwrap();
+        let eviction = Eviction::new(&"p".repeat(400), uid, at, u32::MAX, &attached);
+        let mut infra = InfraMachine::new("m", InfraMachineSpec::default());
+        let text = serde_json::to_string(&eviction).unwrap();
+        let annotation = (labels::VOLUME_DRAIN_EVICTION.to_owned(), text);
+        infra.metadata.annotations = Some([annotation].into());
+        crate::api::bounded::bound(&mut infra.metadata);
+        assert_eq!(Eviction::of(&infra), Some(eviction.clone()));
+        assert_eq!(eviction.awaited(&names).len(), MOST_VOLUMES);
+        assert!(eviction.awaited(&["other".to_owned()]).is_empty());
+    }
+}

@@ -1,0 +1,231 @@
+//! What the status and the events of a machine say of the drain of its volumes. Pure.
+
+use jiff::Timestamp;
+
+use super::end::{End, LONGEST_OUTAGE};
+use super::opt_in::{DEFAULT_TIMEOUT, OptIn};
+use super::step::Waiting;
+use crate::api::conditions::{self, State, reason};
+use crate::api::labels;
+use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
+use crate::apiserver::Note;
+use crate::workload_cluster::Unreachable;
+
+/// The most volumes that a message names.
+const MOST_NAMED: usize = 8;
+
+/// What the condition says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Whether all volumes have left.
+    pub state: State,
+    /// In a word.
+    pub reason: String,
+    /// In words.
+    pub message: String,
+    /// Whether it is worth a warning, when it is new.
+    pub is_warning: bool,
+}
+
+impl Report {
+    fn progress(reason: &str, message: String) -> Self {
+        Self {
+            state: State::False,
+            reason: reason.to_owned(),
+            message,
+            is_warning: false,
+        }
+    }
+
+    fn warning(reason: &str, message: String) -> Self {
+        Self {
+            is_warning: true,
+            ..Self::progress(reason, message)
+        }
+    }
+}
+
+/// What is wrong with the annotation.
+pub fn invalid(opt_in: &OptIn) -> Option<Report> {
+    let OptIn::Invalid(value) = opt_in else {
+        return None;
+    };
+    let message = format!(
+        "the annotation {} has the value {value:?}, which is no time from 1s to 1h such as 90s or 5m; {} s are taken",
+        labels::VOLUME_DRAIN,
+        DEFAULT_TIMEOUT.as_secs()
+    );
+    Some(Report::warning(reason::INVALID_VOLUME_DRAIN, message))
+}
+
+/// The Machine may not be written.
+pub fn hook_not_permitted(machine: &str, is_to_be_set: bool) -> Report {
+    let message = if is_to_be_set {
+        format!(
+            "the provider may not write Machines, so that {machine} is drained as without the annotation {}: \
+             install config/components/volume-drain",
+            labels::VOLUME_DRAIN
+        )
+    } else {
+        format!(
+            "the provider may not write Machines, and the deletion of {machine} waits for its hook: run \
+             `kubectl annotate machine {machine} {}-`",
+            labels::VOLUME_DRAIN_HOOK
+        )
+    };
+    Report::warning(reason::HOOK_NOT_PERMITTED, message)
+}
+
+/// A pod was evicted, and its volumes have not left.
+pub fn waiting(waiting: &Waiting) -> Report {
+    let volumes = named(&waiting.volumes);
+    let for_what = match (waiting.is_there, waiting.volumes.is_empty()) {
+        (true, true) => "for it to end".to_owned(),
+        (true, false) => format!("for it to end and for {volumes} to be detached"),
+        (false, _) => format!("for {volumes} to be detached"),
+    };
+    let message = format!(
+        "the pod {} was evicted: waiting {for_what}, until {:.0} at the latest; {} pods with volumes come after it",
+        waiting.pod, waiting.until, waiting.left
+    );
+    Report::progress(reason::WAITING_FOR_VOLUMES, message)
+}
+
+/// A pod is evicted now.
+pub fn evicting(pod: &str, left: usize) -> Report {
+    let message = format!("the pod {pod} is evicted; {left} pods with volumes are left, with it");
+    Report::progress(reason::WAITING_FOR_VOLUMES, message)
+}
+
+/// No pod may be evicted now.
+pub fn blocked(pod: &str, why: &str, left: usize) -> Report {
+    let message =
+        format!("{left} pods with volumes are left, and none may be evicted; the first, {pod}: {why}");
+    Report::progress(reason::WAITING_FOR_DISRUPTION_BUDGET, message)
+}
+
+/// The driver could not be asked for the ids of volumes.
+pub fn driver_failed(code: &str, message: &str) -> Report {
+    Report::progress(code, message.to_owned())
+}
+
+/// The workload cluster can't be visited.
+pub fn unreachable(cause: &Unreachable) -> Report {
+    let reason = match cause {
+        Unreachable::Secret(_) | Unreachable::Kubeconfig(_) => reason::INVALID_KUBECONFIG,
+        Unreachable::TimedOut
+        | Unreachable::Slow
+        | Unreachable::NotAnApiServer
+        | Unreachable::Refused { .. }
+        | Unreachable::Failed(_) => reason::WORKLOAD_CLUSTER_UNREACHABLE,
+    };
+    let minutes = LONGEST_OUTAGE.as_secs() / 60;
+    let message =
+        format!("the pods with volumes can't be evicted, which is tried for {minutes} min: {cause}");
+    Report::warning(reason, message)
+}
+
+/// An event that the volumes of a pod were not waited for any longer.
+pub fn timed_out(waiting: &Waiting) -> Note {
+    let what = if waiting.volumes.is_empty() {
+        "it is still there".to_owned()
+    } else {
+        format!("{} is still attached", named(&waiting.volumes))
+    };
+    Note {
+        warning: true,
+        reason: reason::VOLUME_DETACH_TIMED_OUT.to_owned(),
+        action: "EvictPod",
+        text: format!("the pod {} is not waited for any longer: {what}", waiting.pod),
+    }
+}
+
+/// How it ended; nothing where there is nothing to be said.
+pub fn ended(end: &End) -> Option<Report> {
+    let left = "Cluster API drains the Node by itself";
+    Some(match end {
+        End::NotAskedFor | End::NoInfraMachine => return None,
+        End::Drained => Report {
+            state: State::True,
+            reason: reason::VOLUMES_DRAINED.to_owned(),
+            message: "no pod with volumes is left to be evicted".to_owned(),
+            is_warning: false,
+        },
+        End::Skipped(why) => Report::progress(reason::VOLUME_DRAIN_SKIPPED, (*why).to_owned()),
+        End::TimedOut(limit) => Report::warning(
+            reason::VOLUME_DRAIN_TIMED_OUT,
+            format!("there are pods with volumes after {} s: {left}", limit.as_secs()),
+        ),
+        End::Outage => Report::warning(
+            reason::VOLUME_DRAIN_TIMED_OUT,
+            format!(
+                "the workload cluster was away for {} min: {left}",
+                LONGEST_OUTAGE.as_secs() / 60
+            ),
+        ),
+        End::ForeignNode(found) => {
+            let other = found
+                .as_ref()
+                .map_or_else(|| "no providerID".to_owned(), |id| format!("the providerID {id}"));
+            Report::warning(
+                reason::FOREIGN_NODE,
+                format!("the Node of the Machine has {other}: its pods are left alone"),
+            )
+        }
+    })
+}
+
+fn named(volumes: &[String]) -> String {
+    let mut text = volumes
+        .iter()
+        .take(MOST_NAMED)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if volumes.len() > MOST_NAMED {
+        text.push_str(", …");
+    }
+    text
+}
+
+/// Whether a machine shows how its volumes are drained.
+pub fn is_shown(infra: &InfraMachine) -> bool {
+    shown(infra).is_some()
+}
+
+fn shown(infra: &InfraMachine) -> Option<&str> {
+    let conditions = &infra.status.as_ref()?.conditions;
+    conditions::get(conditions, conditions::VOLUMES_DRAINED).map(|shown| shown.reason.as_str())
+}
+
+/// The status that says it, or says nothing of it.
+pub fn after(infra: &InfraMachine, report: Option<&Report>, now: Timestamp) -> InfraMachineStatus {
+    let mut status = infra.status.clone().unwrap_or_default();
+    match report {
+        Some(report) => conditions::set(
+            &mut status.conditions,
+            conditions::VOLUMES_DRAINED,
+            report.state,
+            &report.reason,
+            &report.message,
+            infra.metadata.generation,
+            now,
+        ),
+        None => status
+            .conditions
+            .retain(|condition| condition.type_ != conditions::VOLUMES_DRAINED),
+    }
+    status
+}
+
+/// The event that it is worth: what is not shown yet, and no step of many.
+pub fn event(infra: &InfraMachine, report: &Report) -> Option<Note> {
+    let is_new = shown(infra) != Some(report.reason.as_str());
+    let is_end = report.state == State::True || report.reason == reason::VOLUME_DRAIN_SKIPPED;
+    (is_new && (report.is_warning || is_end)).then(|| Note {
+        warning: report.is_warning,
+        reason: report.reason.clone(),
+        action: "DrainVolumes",
+        text: report.message.clone(),
+    })
+}

@@ -1,0 +1,253 @@
+//! Which pod of a Node is evicted next, and whether it is time. Pure.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::record::Eviction;
+
+/// A pod with persistent volumes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// Its claims, in its namespace.
+    pub claims: Vec<String>,
+    /// Its priority.
+    pub priority: i32,
+    /// How long it may take to end.
+    pub grace_seconds: u32,
+    /// Whether it is not evicted: a DaemonSet's, a static one, one that Cluster API skips.
+    pub is_excluded: bool,
+    /// Whether it is being deleted.
+    pub is_leaving: bool,
+}
+
+impl Pod {
+    /// Namespace and name.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    fn is_to_be_evicted(&self) -> bool {
+        !self.is_excluded && !self.is_leaving
+    }
+}
+
+/// What a drain has to do next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step<'a> {
+    /// No pod with volumes is left to be evicted.
+    Done(Before),
+    /// The volumes of the pod that was evicted last have not left the Node.
+    Wait(Waiting),
+    /// One of these, the first that may be.
+    Evict(Vec<&'a Pod>, Before),
+}
+
+/// How the eviction before ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// There was none, or its volumes have left.
+    Left,
+    /// It is not waited for any more.
+    TimedOut(Waiting),
+}
+
+/// What an eviction waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The pod that was evicted.
+    pub pod: String,
+    /// Whether it is still there.
+    pub is_there: bool,
+    /// Its volumes that are attached to the Node.
+    pub volumes: Vec<String>,
+    /// When it is not waited for any more.
+    pub until: Timestamp,
+    /// How many pods come after it.
+    pub left: usize,
+}
+
+/// What has to be done for a Node with these volumes and these running pods with claims.
+///
+/// # Guarantees
+/// No pod is evicted before the one that was evicted last is gone and its volumes are detached, or the time
+/// for that is over (CTL-05).
+pub fn step<'a>(
+    attached: &[String],
+    pods: &'a [Pod],
+    last: Option<&Eviction>,
+    timeout: Duration,
+    now: Timestamp,
+) -> Step<'a> {
+    let mut next: Vec<_> = pods.iter().filter(|pod| pod.is_to_be_evicted()).collect();
+    // The most important one is back first.
+    next.sort_by_key(|pod| (-i64::from(pod.priority), &pod.namespace, &pod.name));
+    let before = match last.map(|last| awaited(attached, pods, last, timeout)) {
+        None | Some(None) => Before::Left,
+        Some(Some(waiting)) => {
+            let waiting = Waiting {
+                left: next.len(),
+                ..waiting
+            };
+            if now < waiting.until {
+                return Step::Wait(waiting);
+            }
+            Before::TimedOut(waiting)
+        }
+    };
+    if next.is_empty() {
+        Step::Done(before)
+    } else {
+        Step::Evict(next, before)
+    }
+}
+
+/// What the last eviction waits for, if anything. One that was written down and not carried out does not.
+fn awaited(attached: &[String], pods: &[Pod], last: &Eviction, timeout: Duration) -> Option<Waiting> {
+    let pod = pods.iter().find(|pod| pod.uid == last.uid);
+    if pod.is_some_and(|pod| !pod.is_leaving) {
+        return None;
+    }
+    let volumes: Vec<_> = last.awaited(attached).into_iter().map(str::to_owned).collect();
+    if pod.is_none() && volumes.is_empty() {
+        return None;
+    }
+    let time = SignedDuration::from_secs(last.grace_seconds.into())
+        + SignedDuration::try_from(timeout).unwrap_or(SignedDuration::MAX);
+    Some(Waiting {
+        pod: last.pod.clone(),
+        is_there: pod.is_some(),
+        volumes,
+        until: last.evicted_at.saturating_add(time).unwrap_or(Timestamp::MAX),
+        left: 0,
+    })
+}
+
+/// The claims of a pod that no other pod of the Node uses: the volumes of the others stay attached.
+pub fn claims_of_its_own<'a>(pod: &'a Pod, pods: &[Pod]) -> Vec<&'a str> {
+    let is_shared = |claim: &String| {
+        pods.iter().any(|other| {
+            other.uid != pod.uid && other.namespace == pod.namespace && other.claims.contains(claim)
+        })
+    };
+    pod.claims
+        .iter()
+        .filter(|claim| !is_shared(claim))
+        .map(String::as_str)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_mins(1);
+
+    fn pod(name: &str) -> Pod {
+        Pod {
+            namespace: "ns".to_owned(),
+            name: name.to_owned(),
+            uid: format!("uid-{name}"),
+            claims: vec![name.to_owned()],
+            ..Pod::default()
+        }
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn evicted(name: &str, grace_seconds: u32, volumes: &[&str]) -> Eviction {
+        Eviction::new(
+            &format!("ns/{name}"),
+            &format!("uid-{name}"),
+            at(0),
+            grace_seconds,
+            volumes,
+        )
+    }
+
+    fn names(step: &Step<'_>) -> Vec<String> {
+        match step {
+            Step::Evict(pods, _) => pods.iter().map(|pod| pod.name.clone()).collect(),
+            Step::Done(_) | Step::Wait(_) => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn pods_are_evicted_by_priority_and_those_of_daemon_sets_or_on_their_way_out_are_not() {
+        let mut pods = ["b", "a", "first", "daemon", "gone"].map(pod);
+        pods[2].priority = 10;
+        pods[3].is_excluded = true;
+        pods[4].is_leaving = true;
+        let step = step(&[], &pods, None, TIMEOUT, at(0));
+        assert_eq!(names(&step), ["first", "a", "b"]);
+    }
+
+    /// CTL-05
+    #[test]
+    fn the_next_is_evicted_when_the_pod_is_gone_and_its_volume_has_left_the_node() {
+        let last = evicted("a", 10, &["v-a"]);
+        let attached = ["v-a".to_owned(), "v-b".to_owned()];
+        let mut leaving = pod("a");
+        leaving.is_leaving = true;
+        let waits = |attached: &[String], pods: &[Pod], now| {
+            matches!(step(attached, pods, Some(&last), TIMEOUT, now), Step::Wait(_))
+        };
+        assert!(waits(&attached, &[leaving.clone(), pod("b")], at(1)));
+        assert!(waits(&attached, &[pod("b")], at(1)), "attached");
+        assert!(waits(&attached[1..], &[leaving, pod("b")], at(1)), "there");
+        let pods = [pod("b")];
+        let next = step(&attached[1..], &pods, Some(&last), TIMEOUT, at(1));
+        assert_eq!(
+            (names(&next), &next),
+            (vec!["b".to_owned()], &Step::Evict(vec![&pods[0]], Before::Left))
+        );
+        assert_eq!(
+            step(&[], &[], Some(&last), TIMEOUT, at(1)),
+            Step::Done(Before::Left)
+        );
+    }
+
+    #[test]
+    fn a_volume_that_does_not_leave_is_waited_for_as_long_as_the_pod_may_take_and_the_timeout() {
+        let last = evicted("a", 10, &["v-a"]);
+        let (attached, pods) = (["v-a".to_owned()], [pod("b")]);
+        let Step::Wait(waiting) = step(&attached, &pods, Some(&last), TIMEOUT, at(69)) else {
+            panic!("not waited for")
+        };
+        assert_eq!(
+            (waiting.until, waiting.left, waiting.is_there),
+            (at(70), 1, false)
+        );
+        let late = step(&attached, &pods, Some(&last), TIMEOUT, at(70));
+        assert!(matches!(late, Step::Evict(_, Before::TimedOut(_))), "{late:?}");
+        let end = step(&attached, &[], Some(&last), TIMEOUT, at(70));
+        assert!(matches!(end, Step::Done(Before::TimedOut(_))), "{end:?}");
+    }
+
+    /// The process was killed in between, or a PodDisruptionBudget was faster.
+    #[test]
+    fn an_eviction_that_was_written_down_and_not_made_is_made() {
+        let (last, pods) = (evicted("b", 0, &["v-b"]), ["a", "b"].map(pod));
+        let step = step(&["v-b".to_owned()], &pods, Some(&last), TIMEOUT, at(1));
+        assert_eq!(names(&step), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_claim_that_another_pod_of_the_node_uses_is_not_waited_for() {
+        let (mut one, mut two) = (pod("one"), pod("two"));
+        one.claims = vec!["shared".to_owned(), "own".to_owned()];
+        two.claims = vec!["shared".to_owned()];
+        let pods = [one.clone(), two.clone()];
+        assert_eq!(claims_of_its_own(&one, &pods), ["own"]);
+        two.namespace = "other".to_owned();
+        assert_eq!(claims_of_its_own(&one, &[one.clone(), two]), ["shared", "own"]);
+    }
+}

@@ -1,0 +1,102 @@
+//! Under which names `node.status.volumesAttached` has a PersistentVolume. Pure.
+
+use serde_json::Value;
+
+/// The shortest id that is looked for in a name: a shorter one would be found in names of others.
+const SHORTEST_ID: usize = 3;
+/// Volume sources of before CSI, and the field of each with the volume's id.
+const IN_TREE: [(&str, &str); 6] = [
+    ("awsElasticBlockStore", "volumeID"),
+    ("azureDisk", "diskURI"),
+    ("cinder", "volumeID"),
+    ("gcePersistentDisk", "pdName"),
+    ("portworxVolume", "volumeID"),
+    ("vsphereVolume", "volumePath"),
+];
+
+/// Those of the attached volumes that PersistentVolumes of these specs are, by the ids that the driver found
+/// in the specs, or by Kubernetes' own names for them.
+pub fn attached<'a>(attached: &'a [String], specs: &[Value], ids: &[String]) -> Vec<&'a str> {
+    let is_ours = |name: &&String| {
+        specs.iter().any(|spec| is_of(name, spec)) || ids.iter().any(|id| is_named_by(name, id))
+    };
+    attached.iter().filter(is_ours).map(String::as_str).collect()
+}
+
+fn is_of(name: &str, spec: &Value) -> bool {
+    let csi = &spec["csi"];
+    if let (Some(driver), Some(handle)) = (csi["driver"].as_str(), csi["volumeHandle"].as_str()) {
+        let rest = name.strip_prefix("kubernetes.io/csi/");
+        return rest.and_then(|rest| rest.split_once('^')) == Some((driver, handle));
+    }
+    let ids = IN_TREE
+        .iter()
+        .filter_map(|(source, field)| spec[*source][*field].as_str());
+    // Such as aws://eu-west-1a/vol-1.
+    let mut ids = ids.map(|id| id.rsplit('/').next().unwrap_or(id));
+    ids.any(|id| is_named_by(name, id))
+}
+
+/// Whether a name has an id as a whole: `vol-1` is neither in `vol-12` nor in `my-vol-1`. Back ends take
+/// upper and lower case for the same.
+fn is_named_by(name: &str, id: &str) -> bool {
+    if id.len() < SHORTEST_ID {
+        return false;
+    }
+    let (name, id) = (name.to_lowercase(), id.to_lowercase());
+    let ends = |letter: Option<char>| {
+        letter.is_none_or(|letter| !letter.is_alphanumeric() && !"-_.".contains(letter))
+    };
+    name.match_indices(&id).any(|(at, found)| {
+        let (before, after) = (&name[..at], &name[at + found.len()..]);
+        ends(before.chars().next_back()) && ends(after.chars().next())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn names(all: &[&str]) -> Vec<String> {
+        all.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn a_csi_volume_has_the_name_that_kubernetes_makes_of_driver_and_handle() {
+        let spec = json!({"csi": {"driver": "d.example.com", "volumeHandle": "vol-1"}});
+        let on_node = names(&[
+            "kubernetes.io/csi/d.example.com^vol-1",
+            "kubernetes.io/csi/d.example.com^vol-12",
+            "kubernetes.io/csi/other.example.com^vol-1",
+        ]);
+        assert_eq!(attached(&on_node, &[spec], &[]), [&on_node[0]]);
+    }
+
+    #[test]
+    fn a_volume_of_before_csi_is_found_by_its_id_also_where_it_was_migrated_to_csi() {
+        let on_node = names(&[
+            "kubernetes.io/aws-ebs/aws://eu-west-1a/vol-1",
+            "kubernetes.io/csi/ebs.csi.aws.com^vol-1",
+            "kubernetes.io/aws-ebs/aws://eu-west-1a/vol-11",
+        ]);
+        let spec = json!({"awsElasticBlockStore": {"volumeID": "aws://eu-west-1a/vol-1"}});
+        assert_eq!(attached(&on_node, &[spec], &[]), [&on_node[0], &on_node[1]]);
+    }
+
+    /// CTL-05: what only the driver can read.
+    #[test]
+    fn the_ids_of_the_driver_count_as_whole_words_whatever_their_case() {
+        let on_node = names(&[
+            "flexvolume-x/disk/VOL-2",
+            "flexvolume-x/disk/my-vol-2",
+            "flexvolume-x/disk/vol-2_a",
+            "kubernetes.io/csi/x^projects/p/disks/vol-2/part",
+        ]);
+        let spec = json!({"flexVolume": {"driver": "x/disk", "options": {"id": "vol-2"}}});
+        let found = attached(&on_node, std::slice::from_ref(&spec), &names(&["vol-2"]));
+        assert_eq!(found, [&on_node[0], &on_node[3]]);
+        assert!(attached(&on_node, &[spec], &names(&["", "2"])).is_empty());
+    }
+}

@@ -1,0 +1,184 @@
+//! The Node and its pods in the workload cluster. All that is read of them is bounded: it is its user's.
+
+mod node;
+mod pods;
+mod request;
+mod volumes;
+
+use http::StatusCode;
+use kube::api::PostParams;
+use kube::core::Request;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use self::node::{cordon, node};
+use self::pods::pods;
+use self::request::no_request;
+use self::volumes::specs;
+use super::plan::Target;
+use super::step::{Before, Pod, Step, Waiting, step};
+use crate::leadership::Leadership;
+use crate::workload_cluster::{Answer, Connection, Unreachable};
+
+/// The most pods that are tried at a time while budgets forbid to evict them.
+const MOST_TRIED: usize = 32;
+/// The most characters of what the API server says of an eviction that are shown.
+const MOST_SHOWN: usize = 256;
+
+/// What there is to be seen, and to do.
+#[derive(Debug)]
+pub enum Sight {
+    /// There is no such Node.
+    NoNode,
+    /// The Node is another machine's: its providerID.
+    ForeignNode(Option<String>),
+    /// The kubelet is silent: no pod would end, and no volume be detached.
+    SilentNode,
+    /// The Node changed meanwhile, or this replica does not lead any more.
+    Raced,
+    /// No pod with volumes is left to be evicted.
+    Done(Before),
+    /// The pod before is waited for.
+    Waiting(Waiting),
+    /// No pod may be evicted now.
+    Blocked {
+        /// The first of them.
+        pod: String,
+        /// Why not.
+        why: String,
+        /// How many there are.
+        left: usize,
+    },
+    /// This pod may be evicted.
+    Next(Next),
+}
+
+/// A pod that may be evicted.
+#[derive(Debug)]
+pub struct Next {
+    /// The pod.
+    pub pod: Pod,
+    /// The PersistentVolumes that leave the Node with it.
+    pub specs: Vec<Value>,
+    /// What is attached to its Node.
+    pub attached: Vec<String>,
+    /// How many pods are left, with it.
+    pub left: usize,
+    /// How the eviction before ended.
+    pub before: Before,
+}
+
+/// What came of an eviction.
+#[derive(Debug)]
+pub enum Evicted {
+    /// The pod is on its way out, or gone.
+    Yes,
+    /// Not now, or not at all: why.
+    No(String),
+}
+
+/// Looks at the Node, which takes no new pods from then on, and finds the next pod to be evicted.
+///
+/// # Errors
+/// The workload cluster can't be reached, or refuses.
+pub async fn look(
+    connection: &Connection,
+    target: &Target,
+    leadership: &Leadership,
+    now: jiff::Timestamp,
+) -> Result<Sight, Unreachable> {
+    let Some(node) = node(connection, target).await? else {
+        return Ok(Sight::NoNode);
+    };
+    if node.provider_id.as_ref() != Some(&target.provider_id) {
+        return Ok(Sight::ForeignNode(node.provider_id));
+    }
+    if node.is_silent {
+        return Ok(Sight::SilentNode);
+    }
+    if leadership.check().is_err() || !node.is_cordoned && !cordon(connection, target, &node.uid).await? {
+        return Ok(Sight::Raced);
+    }
+    let pods = pods(connection, &target.node, &target.rules).await?;
+    let (candidates, before) = match step(&node.attached, &pods, target.last.as_ref(), target.timeout, now) {
+        Step::Done(before) => return Ok(Sight::Done(before)),
+        Step::Wait(waiting) => return Ok(Sight::Waiting(waiting)),
+        Step::Evict(candidates, before) => (candidates, before),
+    };
+    let mut refused = None;
+    for pod in candidates.iter().take(MOST_TRIED) {
+        match evict(connection, pod, Really::Not).await? {
+            Evicted::Yes => {
+                return Ok(Sight::Next(Next {
+                    specs: specs(connection, pod, &pods).await?,
+                    pod: (*pod).clone(),
+                    attached: node.attached,
+                    left: candidates.len(),
+                    before,
+                }));
+            }
+            Evicted::No(why) => {
+                refused.get_or_insert((pod.full_name(), why));
+            }
+        }
+    }
+    let (pod, why) = refused.unwrap_or_default();
+    Ok(Sight::Blocked {
+        pod,
+        why,
+        left: candidates.len(),
+    })
+}
+
+/// Whether the eviction is made, or only asked for whether it might be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Really {
+    /// It is made.
+    Yes,
+    /// It is not.
+    Not,
+}
+
+/// Evicts this very pod, if PodDisruptionBudgets and what else admits evictions let it go.
+///
+/// # Errors
+/// The workload cluster can't be reached, or refuses.
+pub async fn evict(connection: &Connection, pod: &Pod, really: Really) -> Result<Evicted, Unreachable> {
+    let eviction = json!({
+        "apiVersion": "policy/v1", "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid}},
+    });
+    let params = PostParams {
+        dry_run: really == Really::Not,
+        ..PostParams::default()
+    };
+    let request = Request::new(format!("/api/v1/namespaces/{}/pods", pod.namespace))
+        .create_subresource("eviction", &pod.name, &params, eviction.to_string().into_bytes())
+        .map_err(no_request)?;
+    let answer = connection.send(request).await?;
+    match answer.code {
+        StatusCode::OK | StatusCode::CREATED | StatusCode::NOT_FOUND => Ok(Evicted::Yes),
+        // A budget, more than one of them, another pod of the name, or what admits evictions.
+        StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::INTERNAL_SERVER_ERROR
+        | StatusCode::CONFLICT
+        | StatusCode::FORBIDDEN
+        | StatusCode::BAD_REQUEST
+        | StatusCode::UNPROCESSABLE_ENTITY => Ok(Evicted::No(said(&answer))),
+        _ => Err(answer.refusal()),
+    }
+}
+
+/// What the API server says of an eviction: as a rule, which budget forbids it.
+fn said(answer: &Answer) -> String {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Status {
+        message: String,
+    }
+    let status: Status = serde_json::from_str(&answer.text).unwrap_or_default();
+    let letters = status.message.chars().filter(|letter| !letter.is_control());
+    let message: String = letters.take(MOST_SHOWN).collect();
+    format!("{} {message}", answer.code.as_u16())
+}

@@ -1,0 +1,51 @@
+//! Requests to the workload cluster by names that its user chooses.
+
+use http::StatusCode;
+use kube::api::GetParams;
+use kube::core::Request;
+use serde::de::DeserializeOwned;
+
+use crate::workload_cluster::{Connection, Unreachable};
+
+/// Whether it may stand in a path.
+pub fn is_name(text: &str) -> bool {
+    let fits = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || "-.".contains(letter);
+    !text.is_empty() && text.len() <= 253 && text.chars().all(fits) && !text.starts_with('.')
+}
+
+/// The object of a name, if it is there.
+pub async fn get<T: DeserializeOwned>(
+    connection: &Connection,
+    path: &str,
+    name: &str,
+) -> Result<Option<T>, Unreachable> {
+    text(connection, path, name)
+        .await?
+        .as_deref()
+        .map(parse)
+        .transpose()
+}
+
+/// The same as it was answered.
+pub async fn text(connection: &Connection, path: &str, name: &str) -> Result<Option<String>, Unreachable> {
+    let request = Request::new(path)
+        .get(name, &GetParams::default())
+        .map_err(no_request)?;
+    let answer = connection.send(request).await?;
+    match answer.code {
+        StatusCode::OK => Ok(Some(answer.text)),
+        StatusCode::NOT_FOUND => Ok(None),
+        _ => Err(answer.refusal()),
+    }
+}
+
+/// What the parser says would quote the answer.
+pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Unreachable> {
+    serde_json::from_str(text).map_err(|_quotes| Unreachable::NotAnApiServer)
+}
+
+/// The name of the Node is a Machine's status, which the API server does not check.
+#[allow(clippy::needless_pass_by_value)] // the signature of map_err
+pub fn no_request(error: kube::core::request::Error) -> Unreachable {
+    Unreachable::Failed(error.to_string())
+}
