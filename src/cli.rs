@@ -9,6 +9,7 @@ mod driver_kind;
 mod drivers;
 mod drivers_file;
 mod duration;
+mod migrate;
 mod orphans;
 mod plan;
 mod plugin_args;
@@ -57,6 +58,8 @@ enum Command {
     Orphans(orphans::OrphansCommand),
     /// Print what a new InfraMachineTemplate means for the machines of a MachineDeployment.
     Plan(Box<plan::PlanArgs>),
+    /// Migrate machines of machine-controller-manager to Cluster API, with their VMs.
+    Migrate(Box<migrate::MigrateArgs>),
     /// Test a driver against the rules of the driver contract, one by one.
     Conformance(Box<conformance::ConformanceArgs>),
     /// Print what is to be installed beside the provider, or write it to files.
@@ -112,6 +115,7 @@ pub fn main() -> ExitCode {
         Command::Drivers(command) => block_on(&log, drivers::execute(command)),
         Command::Orphans(command) => block_on(&log, orphans::execute(command)),
         Command::Plan(args) => block_on(&log, plan::execute(*args)),
+        Command::Migrate(args) => block_on(&log, migrate::execute(*args)),
         Command::Conformance(args) => block_on(&log, conformance::execute(*args)),
         Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(CommandError::Failed),
         Command::Version => {

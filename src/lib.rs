@@ -13,6 +13,7 @@
 //!                                → admission → manifests, metrics, leadership, apiserver
 //!                                → reconciler → configured_driver, caches, identity, apiserver → retry, api
 //!                → runtime_extension → configured_driver, apiserver, hot_update
+//!            → migration → api
 //!            → cmi-grpc, cmi-simulated, cmi-conformance → cmi-driver
 //! ```
 // Layer 0: what is talked about.
@@ -34,6 +35,7 @@ pub mod leadership; // whether this replica may act
 pub mod listing; // lists of VMs
 pub mod manifests; // what is installed beside the provider
 pub mod metrics; // what is counted and timed
+pub mod migration; // from machine-controller-manager to Cluster API
 pub mod reconciler; // what is around every reconcile
 pub mod runtime_extension; // what Cluster API asks before and while it updates machines in place
 pub mod telemetry; // logs

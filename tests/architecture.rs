@@ -132,6 +132,7 @@ const MAP: &[Rule] = &[
     ),
     rule("telemetry", &[], &["kube", "tonic", "prost"]),
     rule("manifests", &["api"], WIRE),
+    rule("migration", &["api"], WIRE),
     // L1: reconcilers. None knows another, or a concrete driver.
     rule(
         "machine",
@@ -275,6 +276,7 @@ const MAP: &[Rule] = &[
             "manager",
             "controllers",
             "orphans",
+            "migration",
         ],
         &[],
     ),
@@ -293,6 +295,9 @@ const PURE: &[&str] = &[
     "machine/outcome.rs",
     "machine/ownership.rs",
     "machine/adoption.rs",
+    "migration/plan.rs",
+    "migration/plan",
+    "migration/source.rs",
     "machine/unanswered_creates.rs",
     "not_ready_taint/plan.rs",
     "not_ready_taint/status.rs",

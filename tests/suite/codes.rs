@@ -1,8 +1,8 @@
 //! Every machine code of every driver call that a machine needs, all at once: what the status says, when the
 //! call is repeated, and that no VM is lost or doubled.
 //!
-//! GetVolumeIDs is no call of a machine's life: `volume_drain.rs` has it. Rows CTL-MG-00..CTL-MG-13 and CTL-06
-//! (migration) do not apply: this controller makes no such call, as there are no classes to migrate.
+//! GetVolumeIDs is no call of a machine's life: `volume_drain.rs` has it. Nor is the conversion of classes,
+//! rows CTL-MG-00..CTL-MG-13, which a command calls: `migrate.rs`.
 
 mod circuit_breaker;
 mod conflict;

@@ -17,6 +17,7 @@ mod late_create;
 mod leadership;
 mod lifecycle;
 mod memory;
+mod migrate;
 mod moving;
 mod not_ready_taint;
 mod orphans;

@@ -1,0 +1,323 @@
+//! `capcmi migrate`: machines of machine-controller-manager become machines of Cluster API, with their VMs.
+
+mod print;
+mod read;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow};
+use clap::Args;
+use kube::api::{Api, DynamicObject};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Client, Config, ResourceExt as _};
+use serde_json::Value;
+
+use self::print::described;
+use super::run::api_server;
+use super::{CommandError, drivers};
+use crate::api::labels;
+use crate::cli::terminal::{printable, say};
+use crate::migration::controller::Stopped;
+use crate::migration::error::WriteError;
+use crate::migration::plan::{Target, plan};
+use crate::migration::source::{CLASS, Source};
+use crate::migration::write;
+use cmi_driver::{Capabilities, Driver, GenerateMachineClassRequest, MachineClassKind, Operation};
+
+/// Migrate the machines of Gardener's machine-controller-manager to Cluster API. Their VMs are adopted and
+/// not touched; a run that was cut off is taken up by the next, and one after the end does nothing.
+#[derive(Debug, Args)]
+pub(super) struct MigrateArgs {
+    /// File with the drivers.
+    #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
+    drivers_config: PathBuf,
+    /// The driver that has the VMs; needed where the file has several.
+    #[arg(long, value_name = "NAME")]
+    driver: Option<String>,
+    /// The Cluster of Cluster API that the machines become part of. It has to be there.
+    #[arg(long, value_name = "NAME")]
+    cluster: String,
+    /// Kubeconfig of the management cluster; without it KUBECONFIG, ~/.kube/config, or the service account
+    /// of the pod.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The namespace of the Cluster.
+    #[arg(short, long, default_value = "default", value_name = "NAMESPACE")]
+    namespace: String,
+    /// Kubeconfig of the cluster with the objects of machine-controller-manager; without it they are in the
+    /// management cluster.
+    #[arg(long, value_name = "FILE", conflicts_with = "filename")]
+    from_kubeconfig: Option<PathBuf>,
+    /// The namespace of these objects; without it that of the Cluster, and with --filename all of the files.
+    #[arg(long, value_name = "NAMESPACE")]
+    from_namespace: Option<String>,
+    /// Read these objects, and the Secrets that they name, from files in YAML or JSON. Can be repeated.
+    #[arg(short, long, value_name = "FILE")]
+    filename: Vec<PathBuf>,
+    /// The Secret in the namespace with the bootstrap data of machines that are made later, in place of
+    /// the `userData` of the classes.
+    #[arg(long, value_name = "NAME")]
+    bootstrap_secret: Option<String>,
+    /// Copy Secrets that a class names in another namespace than its own. The author of a class may have no
+    /// right to read them.
+    #[arg(long)]
+    secrets_of_other_namespaces: bool,
+    /// Confirm that machine-controller-manager and its provider's controller are scaled to 0. Nothing is
+    /// written without it, nor where a Lease shows that one runs.
+    #[arg(long)]
+    machine_controller_manager_is_stopped: bool,
+    /// Print what would be done, and write nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
+    let (driver_name, driver) = driver(&args)?;
+    let capabilities = driver.capabilities().await;
+    let capabilities = capabilities
+        .with_context(|| format!("asking the driver `{driver_name}` what it offers failed"))
+        .map_err(CommandError::Failed)?;
+    if !capabilities.offers(Operation::GetMachineStatus) {
+        return Err(CommandError::Misconfigured(anyhow!(
+            "the driver `{driver_name}` does not offer GetMachineStatus, without which it can't confirm the VMs that are to be adopted"
+        )));
+    }
+    let config = api_server(args.kubeconfig.clone()).await;
+    let config = config.map_err(CommandError::Misconfigured)?;
+    let client = client(config)?;
+    let from = Origin::of(&args, &client).await?;
+    let mut source = match &from {
+        Origin::Files(paths) => {
+            read::files(paths, args.from_namespace.as_deref()).map_err(CommandError::Misconfigured)?
+        }
+        Origin::Cluster { client, namespace } => {
+            read::cluster(client, namespace, args.secrets_of_other_namespaces)
+                .await
+                .map_err(CommandError::Failed)?
+        }
+    };
+    if source.machines.is_empty() && source.sets.is_empty() && source.deployments.is_empty() {
+        return Err(CommandError::Misconfigured(anyhow!(
+            "there is nothing to migrate: {} has no Machine, MachineSet or MachineDeployment of machine.sapcloud.io",
+            from.in_words()
+        )));
+    }
+    convert(&mut source, &driver_name, &*driver, &capabilities).await?;
+    let target = Target {
+        namespace: args.namespace.clone(),
+        cluster: args.cluster.clone(),
+        driver: driver_name,
+        bootstrap_secret: args.bootstrap_secret.clone(),
+        secrets_of_other_namespaces: args.secrets_of_other_namespaces,
+    };
+    has_cluster(&client, &target).await?;
+    let migration = plan(&source, &target, &capabilities).map_err(|problems| {
+        let list: Vec<_> = problems
+            .iter()
+            .map(|problem| format!("\n  {}", printable(problem)))
+            .collect();
+        CommandError::Misconfigured(anyhow!(
+            "nothing was written, since this can't be migrated:{}",
+            list.concat()
+        ))
+    })?;
+    let survey = write::survey(&client, &migration, matches!(from, Origin::Cluster { .. }))
+        .await
+        .map_err(CommandError::failed)?;
+    say(described(&migration, &survey, &target).trim_end());
+    if args.dry_run {
+        say("\nNothing was written (--dry-run).");
+        return Ok(());
+    }
+    if survey.is_complete(&migration) {
+        say("\nEverything was migrated before.");
+    } else {
+        let old = from.stopped(&args).await?;
+        say("");
+        write::write(&client, &migration, &survey, old.as_ref(), &target.mark(), say)
+            .await
+            .map_err(failed)?;
+    }
+    if let Origin::Cluster { client, namespace } = &from {
+        write::mark(client, namespace, &migration, &target.mark())
+            .await
+            .map_err(CommandError::failed)?;
+    }
+    say(
+        "Wait for the condition Ready of the InfraMachines. Do not start machine-controller-manager again, and do not delete its objects before their finalizers are removed: docs/migration.md says how.",
+    );
+    Ok(())
+}
+
+/// Where the objects of machine-controller-manager are.
+enum Origin {
+    Files(Vec<PathBuf>),
+    Cluster { client: Client, namespace: String },
+}
+
+impl Origin {
+    async fn of(args: &MigrateArgs, target: &Client) -> Result<Self, CommandError> {
+        if !args.filename.is_empty() {
+            return Ok(Self::Files(args.filename.clone()));
+        }
+        let namespace = args.from_namespace.as_ref().unwrap_or(&args.namespace).clone();
+        let client = match &args.from_kubeconfig {
+            None => target.clone(),
+            Some(path) => {
+                let config = api_server(Some(path.clone())).await;
+                client(config.map_err(CommandError::Misconfigured)?)?
+            }
+        };
+        Ok(Self::Cluster { client, namespace })
+    }
+
+    fn in_words(&self) -> String {
+        match self {
+            Self::Files(_) => "what --filename names".to_owned(),
+            Self::Cluster { namespace, .. } => format!("the namespace `{namespace}`"),
+        }
+    }
+
+    /// A controller that runs would delete the VMs, by its own objects or as orphans.
+    async fn stopped(&self, args: &MigrateArgs) -> Result<Option<Stopped>, CommandError> {
+        if !args.machine_controller_manager_is_stopped {
+            return Err(CommandError::Misconfigured(anyhow!(
+                "if machine-controller-manager runs, it deletes VMs that are migrated, and nothing proves that it does not: scale it and its provider's controller to 0, and confirm that with --machine-controller-manager-is-stopped"
+            )));
+        }
+        match self {
+            Self::Files(_) => Ok(None),
+            Self::Cluster { client, namespace } => {
+                Stopped::at(client, namespace).await.map(Some).map_err(failed)
+            }
+        }
+    }
+}
+
+fn client(config: Config) -> Result<Client, CommandError> {
+    Client::try_from(config).map_err(CommandError::misconfigured)
+}
+
+fn driver(args: &MigrateArgs) -> Result<(String, Arc<dyn Driver>), CommandError> {
+    let all = drivers::load(&args.drivers_config)?;
+    let names: Vec<_> = all.iter().map(|(settings, _)| settings.name.clone()).collect();
+    let wanted = match (&args.driver, names.as_slice()) {
+        (Some(name), _) => name.clone(),
+        (None, [only]) => only.clone(),
+        (None, _) => {
+            return Err(CommandError::Misconfigured(anyhow!(
+                "say with --driver which one has the VMs: {}",
+                names.join(", ")
+            )));
+        }
+    };
+    let found = all.into_iter().find(|(settings, _)| *settings.name == *wanted);
+    found.map(|(_, driver)| (wanted.clone(), driver)).ok_or_else(|| {
+        CommandError::Misconfigured(anyhow!(
+            "{} has no driver `{wanted}`",
+            args.drivers_config.display()
+        ))
+    })
+}
+
+/// Has the driver convert the classes of its own kind, as the specification has it.
+async fn convert(
+    source: &mut Source,
+    name: &str,
+    driver: &dyn Driver,
+    capabilities: &Capabilities,
+) -> Result<(), CommandError> {
+    for key in source.used_classes().into_iter().filter(|key| key.kind != CLASS) {
+        let Some(own) = source.classes.get(&key).cloned() else {
+            continue;
+        };
+        let what = format!("{} `{}`", key.kind, key.name);
+        if !capabilities.offers(Operation::GenerateMachineClassForMigration) {
+            return Err(CommandError::Misconfigured(anyhow!(
+                "{what} is a class of a provider's own kind, and the driver `{name}` does not offer GenerateMachineClassForMigration: migrate it to a MachineClass first"
+            )));
+        }
+        let mut fields = serde_json::Map::new();
+        let metadata = own.get("metadata").cloned().unwrap_or_default();
+        fields.insert("metadata".to_owned(), metadata.clone());
+        let request = GenerateMachineClassRequest {
+            provider_specific_machine_class: own,
+            machine_class: fields,
+            class_kind: MachineClassKind {
+                api_group: crate::migration::source::GROUP.to_owned(),
+                kind: key.kind.clone(),
+            },
+        };
+        let class = driver.generate_machine_class(request).await;
+        let class = class.with_context(|| format!("the driver `{name}` can't convert {what}"));
+        let mut class = class.map_err(CommandError::Failed)?;
+        // Which object it is, is not the driver's to say.
+        class.insert("metadata".to_owned(), metadata);
+        source.classes.insert(key, class);
+    }
+    Ok(())
+}
+
+/// The machines become part of a Cluster that is there, with all that Cluster API wants of it.
+async fn has_cluster(client: &Client, target: &Target) -> Result<(), CommandError> {
+    let kind = GroupVersionKind::gvk("cluster.x-k8s.io", "v1beta2", "Cluster");
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(client.clone(), &target.namespace, &ApiResource::from_gvk(&kind));
+    let what = format!("Cluster {}/{}", target.namespace, target.cluster);
+    let found = api.get_opt(&target.cluster).await;
+    let found = found
+        .with_context(|| format!("reading {what} failed"))
+        .map_err(CommandError::Failed)?;
+    let Some(found) = found else {
+        return Err(CommandError::Misconfigured(anyhow!(
+            "there is no {what}: create it first, with an InfraCluster, the endpoint of the control plane, and the Secret `{}-kubeconfig`",
+            target.cluster
+        )));
+    };
+    match unfit(&found) {
+        Some(why) => Err(CommandError::Misconfigured(anyhow!("{what} {why}"))),
+        None => Ok(()),
+    }
+}
+
+/// Why a Cluster takes up no machines.
+fn unfit(cluster: &DynamicObject) -> Option<&'static str> {
+    if cluster.metadata.deletion_timestamp.is_some() {
+        Some("is being deleted, and would take the VMs with it")
+    } else if cluster.data["spec"]["paused"] == Value::Bool(true) {
+        Some("is paused by spec.paused: nothing would be adopted")
+    } else if cluster.annotations().contains_key(labels::PAUSED) {
+        Some("is paused by the annotation cluster.x-k8s.io/paused: nothing would be adopted")
+    } else {
+        None
+    }
+}
+
+fn failed(error: WriteError) -> CommandError {
+    match error {
+        WriteError::Running(_) => CommandError::misconfigured(error),
+        other => CommandError::failed(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_cluster_that_is_paused_or_deleted_takes_up_no_machines() {
+        let unfit = |metadata: Value, spec: Value| {
+            let cluster = json!({"metadata": metadata, "spec": spec});
+            super::unfit(&serde_json::from_value(cluster).unwrap()).unwrap_or("nothing")
+        };
+        assert_eq!(unfit(json!({}), json!({"paused": false})), "nothing");
+        assert!(unfit(json!({}), json!({"paused": true})).contains("spec.paused"));
+        let annotated = json!({"annotations": {"cluster.x-k8s.io/paused": ""}});
+        assert!(unfit(annotated, json!({})).contains("the annotation"));
+        let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        assert!(unfit(deleted, json!({})).contains("being deleted"));
+    }
+}

@@ -1,0 +1,102 @@
+//! The objects of machine-controller-manager, from files or a cluster.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow};
+use kube::Client;
+use kube::api::{Api, DynamicObject, ListParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use serde_json::Value;
+
+use crate::migration::plan::secret_key;
+use crate::migration::source::{GROUP, Source, VERSION};
+
+/// Reads files with one or more documents each.
+pub(super) fn files(paths: &[PathBuf], namespace: Option<&str>) -> anyhow::Result<Source> {
+    let mut source = Source::default();
+    for path in paths {
+        file(path, namespace, &mut source).with_context(|| format!("reading {} failed", path.display()))?;
+    }
+    Ok(source)
+}
+
+fn file(path: &Path, namespace: Option<&str>, source: &mut Source) -> anyhow::Result<()> {
+    let text = std::fs::read_to_string(path)?;
+    // A snippet of the file is not shown: a Secret may stand beside the mistake.
+    let options = serde_saphyr::options! { with_snippet: false };
+    let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(&text, options)?;
+    for document in documents.into_iter().filter(|document| !document.is_null()) {
+        source
+            .add(document, namespace)
+            .map_err(|problem| anyhow!(problem))?;
+    }
+    Ok(())
+}
+
+/// Reads a namespace, and the classes and Secrets that its machines use.
+///
+/// Secrets of other namespaces only with `others`: an administrator may read more than the author of a class.
+pub(super) async fn cluster(client: &Client, namespace: &str, others: bool) -> anyhow::Result<Source> {
+    let mut source = Source::default();
+    for kind in ["Machine", "MachineSet", "MachineDeployment"] {
+        let api = api(client, namespace, GROUP, VERSION, kind);
+        let all = api.list(&ListParams::default()).await;
+        let all = all.with_context(|| {
+            format!("listing {kind}s of {GROUP} in namespace {namespace} failed: are its definitions installed there?")
+        })?;
+        for object in all {
+            add(&mut source, kind, object)?;
+        }
+    }
+    for key in source.used_classes() {
+        let api = api(client, namespace, GROUP, VERSION, &key.kind);
+        let what = || format!("reading {} {namespace}/{} failed", key.kind, key.name);
+        // One that is missing is said with all else that is wrong.
+        if let Some(found) = api.get_opt(&key.name).await.with_context(what)? {
+            source.add_class(&key.kind, serde_json::to_value(found)?);
+        }
+    }
+    let classes: Vec<Value> = source.classes.values().cloned().map(Value::Object).collect();
+    for class in &classes {
+        for (field, nested) in [
+            ("secretRef", false),
+            ("credentialsSecretRef", false),
+            ("secretRef", true),
+            ("credentialsSecretRef", true),
+        ] {
+            // A provider's own class has them in its spec.
+            let holder = if nested { &class["spec"] } else { class };
+            let (mut place, name) = secret_key(holder, field);
+            if place.is_empty() {
+                namespace.clone_into(&mut place);
+            }
+            if name.is_empty() || (!others && place != namespace) {
+                continue;
+            }
+            let api = api(client, &place, "", "v1", "Secret");
+            let what = || format!("reading Secret {place}/{name} failed");
+            if let Some(found) = api.get_opt(&name).await.with_context(what)? {
+                add(&mut source, "Secret", found)?;
+            }
+        }
+    }
+    Ok(source)
+}
+
+fn add(source: &mut Source, kind: &str, object: DynamicObject) -> anyhow::Result<()> {
+    let mut value = serde_json::to_value(object)?;
+    // What a list holds does not say its kind.
+    let version = if kind == "Secret" {
+        "v1".to_owned()
+    } else {
+        format!("{GROUP}/{VERSION}")
+    };
+    value["kind"] = Value::from(kind);
+    value["apiVersion"] = Value::from(version);
+    source.add(value, None).map_err(|problem| anyhow!(problem))
+}
+
+fn api(client: &Client, namespace: &str, group: &str, version: &str, kind: &str) -> Api<DynamicObject> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    Api::namespaced_with(client.clone(), namespace, &resource)
+}

@@ -1,0 +1,14 @@
+//! From machine-controller-manager (group `machine.sapcloud.io`) to Cluster API: its objects are read, a plan
+//! says what is made in their place, and their VMs are adopted.
+//!
+//! [`source`] and [`mod@plan`] are pure; [`controller`] says whether the old controller runs;
+//! [`write`](mod@write) makes the objects, in an order that lets Cluster API's controllers neither make nor
+//! delete a machine on the way.
+
+pub mod controller;
+pub mod error;
+pub mod plan;
+pub mod source;
+#[cfg(test)]
+mod tests;
+pub mod write;

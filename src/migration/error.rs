@@ -1,0 +1,66 @@
+//! Why a migration stops.
+
+/// Why a migration stopped. What was made stays, and the next run goes on from there.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The API server refused or could not be reached.
+    #[error("{action} failed")]
+    Api {
+        /// What was about to be done.
+        action: String,
+        /// Why not.
+        source: kube::Error,
+    },
+    /// Objects of others are in the way.
+    #[error(
+        "objects of these names are there already, and no migration has made them: {0}; rename or delete them"
+    )]
+    Taken(String),
+    /// Cluster API does not take the Machines over.
+    #[error(
+        "Cluster API's core manager has not made MachineSet `{set}` the owner of all its Machines; left are: {left}; see that it runs and the Cluster is not paused, and run the command again"
+    )]
+    NotTakenOver {
+        /// The MachineSet.
+        set: String,
+        /// The Machines that are not its own.
+        left: String,
+    },
+    /// The old controller would delete what is migrated.
+    #[error(
+        "machine-controller-manager runs: the Lease {0} is held or changes, and it would delete VMs that are migrated; scale it and its provider's controller to 0, wait a minute, and run the command again"
+    )]
+    Running(String),
+    /// What was made is not what would be made.
+    #[error(
+        "what an earlier run has made differs from what is planned now, and Cluster API would replace or delete machines for it: {0}; run the command with the flags and files of the earlier run; for machines that have come since, scale the new objects up to their number first"
+    )]
+    Differs(String),
+    /// Machines came after their group was done.
+    #[error(
+        "machine-controller-manager has run since: these Machines are not marked as migrated, and what keeps them was migrated before without them: {0}; take their ownerReferences away to migrate each on its own, or mark one that Cluster API has deleted since with infrastructure.capcmi.io/migrated-to"
+    )]
+    Late(String),
+    /// VMs that the provider does not see.
+    #[error(
+        "the provider has not adopted the VMs of these InfraMachines, so that their group stays paused: {0}; see that it runs, repair what it says, and run the command again, which goes on from here"
+    )]
+    NotAdopted(String),
+    /// An object that can't be sent.
+    #[error("{name} can't be put together")]
+    Encode {
+        /// Which.
+        name: String,
+        /// Why not.
+        source: serde_json::Error,
+    },
+}
+
+impl WriteError {
+    pub(super) fn api(action: impl Into<String>, source: kube::Error) -> Self {
+        Self::Api {
+            action: action.into(),
+            source,
+        }
+    }
+}

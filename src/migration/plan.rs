@@ -1,0 +1,281 @@
+//! What is made in the place of the objects of machine-controller-manager. Pure.
+
+mod class;
+mod groups;
+mod names;
+mod objects;
+mod secrets;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Map, Value};
+
+pub use self::secrets::secret_key;
+
+use self::class::class;
+use self::groups::{groups, unfit};
+use self::names::unfit_names;
+use super::source::{ClassKey, McmMachineSpec, Source, class_key};
+use cmi_driver::Capabilities;
+
+/// Annotation of everything that a migration writes: what it was made in the place of.
+pub const MIGRATED_FROM: &str = "infrastructure.capcmi.io/migrated-from";
+/// Annotation of what was migrated: where its machines are now.
+pub const MIGRATED_TO: &str = "infrastructure.capcmi.io/migrated-to";
+/// Annotation of the MachineDeployment, or else the MachineSet, of a group that is not done: the last thing
+/// that is written takes it away. A pause or a user's own annotation would not tell.
+pub const UNFINISHED: &str = "infrastructure.capcmi.io/migration-unfinished";
+/// Annotation of Cluster API: a MachineSet adopts Machines and makes none.
+pub const DISABLE_MACHINE_CREATE: &str = "cluster.x-k8s.io/disable-machine-create";
+
+/// What the operator has to say.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The namespace of the Cluster.
+    pub namespace: String,
+    /// The Cluster that the machines become part of.
+    pub cluster: String,
+    /// The driver that has the VMs.
+    pub driver: String,
+    /// The Secret with the bootstrap data of machines that are made later, in place of those of the classes.
+    pub bootstrap_secret: Option<String>,
+    /// Whether a class may name a Secret of another namespace.
+    pub secrets_of_other_namespaces: bool,
+}
+
+impl Target {
+    /// The value of [`MIGRATED_TO`].
+    pub fn mark(&self) -> String {
+        format!("{}/{}", self.namespace, self.cluster)
+    }
+
+    /// The value of [`MIGRATED_FROM`]. Names alone would take equal ones of two namespaces or Clusters, or of
+    /// two times, for one another.
+    fn marker(&self, kind: &str, namespace: &str, name: &str, uid: &str) -> String {
+        let uid = if uid.is_empty() {
+            String::new()
+        } else {
+            format!(" {uid}")
+        };
+        format!("{kind} {namespace}/{name}{uid} to {}", self.cluster)
+    }
+
+    fn marker_of(&self, kind: &str, meta: &ObjectMeta) -> String {
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let uid = meta.uid.as_deref().unwrap_or_default();
+        self.marker(kind, namespace, &name(meta), uid)
+    }
+}
+
+/// What something is made in the place of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Original {
+    /// Its kind.
+    pub kind: &'static str,
+    /// Its name.
+    pub name: String,
+    /// Whether an earlier run has marked it as migrated.
+    pub is_marked: bool,
+}
+
+impl Original {
+    fn new(kind: &'static str, meta: &ObjectMeta) -> Self {
+        let mark = meta
+            .annotations
+            .iter()
+            .flatten()
+            .find(|(key, _)| *key == MIGRATED_TO);
+        Self {
+            kind,
+            name: name(meta),
+            is_marked: mark.is_some(),
+        }
+    }
+}
+
+/// An object to make.
+#[derive(Clone, Debug)]
+pub struct Object {
+    /// Its kind.
+    pub kind: &'static str,
+    /// Its name.
+    pub name: String,
+    /// What is worth knowing of it, for a person.
+    pub note: String,
+    /// The whole of it.
+    pub body: Value,
+}
+
+impl Object {
+    fn new(kind: &'static str, name: impl Into<String>, note: impl Into<String>, body: Value) -> Self {
+        Self {
+            kind,
+            name: name.into(),
+            note: note.into(),
+            body,
+        }
+    }
+}
+
+/// What is made in the place of one class.
+#[derive(Clone, Debug)]
+pub struct Class {
+    /// Which.
+    pub key: ClassKey,
+    /// Secrets and template.
+    pub objects: Vec<Object>,
+}
+
+/// Machines that belong together.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// What they are in the place of, as `MachineDeployment workers`.
+    pub from: String,
+    /// The classes of its machines.
+    pub classes: BTreeSet<ClassKey>,
+    /// InfraMachines and Machines.
+    pub machines: Vec<Object>,
+    /// The MachineSet that adopts the Machines, if there is one.
+    pub set: Option<Object>,
+    /// The MachineDeployment that adopts the MachineSet, if there is one.
+    pub deployment: Option<Object>,
+    /// What is not carried over.
+    pub notes: Vec<String>,
+    /// What is marked as migrated: what keeps the machines first, where anything does.
+    pub originals: Vec<Original>,
+}
+
+impl Group {
+    /// Whether what keeps the machines, or the one Machine, is marked: an earlier run has made all there is
+    /// to make, and what is gone was deleted since.
+    pub fn is_marked(&self) -> bool {
+        self.originals.first().is_some_and(|keeper| keeper.is_marked)
+    }
+
+    /// Whether the Machine of machine-controller-manager of this name is marked.
+    pub fn has_marked(&self, machine: &str) -> bool {
+        let mut originals = self.originals.iter();
+        originals.any(|original| original.kind == "Machine" && original.name == machine && original.is_marked)
+    }
+
+    /// What holds the others, and says whether the group is done.
+    pub fn head(&self) -> Option<&Object> {
+        self.deployment.as_ref().or(self.set.as_ref())
+    }
+
+    /// All of its objects, in the order in which they are made: core reads the MachineDeployment of a
+    /// MachineSet.
+    pub fn objects(&self) -> impl Iterator<Item = &Object> {
+        self.machines.iter().chain(&self.deployment).chain(&self.set)
+    }
+}
+
+/// All that is made.
+#[derive(Clone, Debug)]
+pub struct Migration {
+    /// In the place of the classes.
+    pub classes: Vec<Class>,
+    /// In the place of the machines.
+    pub groups: Vec<Group>,
+}
+
+/// What a class comes to.
+struct Converted {
+    /// The provider spec without the tags that the provider sets.
+    spec: Map<String, Value>,
+    /// Those tags, as the VMs carry them.
+    carried: Map<String, Value>,
+    failure_domain: Option<String>,
+    credentials: Option<String>,
+    bootstrap: String,
+}
+
+/// What is made, or everything that stands in the way.
+///
+/// # Errors
+/// Each says what is wrong where, and what to do.
+pub fn plan(source: &Source, target: &Target, capabilities: &Capabilities) -> Result<Migration, Vec<String>> {
+    let mut problems = Vec::new();
+    let (mut classes, mut converted) = (Vec::new(), BTreeMap::new());
+    for key in source.used_classes() {
+        match class(source, target, capabilities, &key) {
+            Ok((objects, class)) => {
+                classes.push(Class {
+                    key: key.clone(),
+                    objects,
+                });
+                converted.insert(key, class);
+            }
+            Err(problem) => problems.push(format!("{} `{}`: {problem}", key.kind, key.name)),
+        }
+    }
+    problems.extend(marked_by_others(source, target));
+    let groups = groups(source, &mut problems);
+    let mut names = BTreeSet::new();
+    let mut made = Vec::new();
+    for drawn in groups {
+        for machine in &drawn.machines {
+            if let Some(problem) = unfit(machine) {
+                problems.push(format!("Machine `{}`: {problem}", name(&machine.metadata)));
+            }
+            if !names.insert(name(&machine.metadata)) {
+                problems.push(format!(
+                    "Machine `{}` is there twice: migrate one namespace at a time",
+                    name(&machine.metadata)
+                ));
+            }
+            let (own, of_group) = (key_of(&machine.spec), drawn.class());
+            if of_group.as_ref().is_some_and(|class| *class != own) {
+                problems.push(format!(
+                    "Machine `{}` is of class `{}`, and its {} of `{}`: a roll-out is under way; let machine-controller-manager finish it first",
+                    name(&machine.metadata),
+                    own.name,
+                    drawn.from(),
+                    of_group.map(|class| class.name).unwrap_or_default()
+                ));
+            }
+        }
+        made.push(drawn.group(target, &converted));
+    }
+    let migration = Migration {
+        classes,
+        groups: made,
+    };
+    problems.extend(unfit_names(&migration));
+    if problems.is_empty() {
+        Ok(migration)
+    } else {
+        Err(problems)
+    }
+}
+
+/// What was migrated to another Cluster: two of them would have its VMs.
+fn marked_by_others(source: &Source, target: &Target) -> Vec<String> {
+    let machines = source.machines.iter().map(|found| ("Machine", &found.metadata));
+    let sets = source.sets.iter().map(|found| ("MachineSet", &found.metadata));
+    let deployments = source.deployments.iter();
+    let deployments = deployments.map(|found| ("MachineDeployment", &found.metadata));
+    let mark = target.mark();
+    machines
+        .chain(sets)
+        .chain(deployments)
+        .filter_map(|(kind, meta)| {
+            let to = meta.annotations.as_ref()?.get(MIGRATED_TO)?;
+            (*to != mark).then(|| {
+                format!(
+                    "{kind} `{}` was migrated to the Cluster {to} before, so its VMs are of that one: if that was undone, take the annotation {MIGRATED_TO} away",
+                    name(meta)
+                )
+            })
+        })
+        .collect()
+}
+
+fn key_of(spec: &McmMachineSpec) -> ClassKey {
+    class_key(&spec.class.kind, &spec.class.name)
+}
+
+fn name(meta: &ObjectMeta) -> String {
+    meta.name.clone().unwrap_or_default()
+}

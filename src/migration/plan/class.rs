@@ -1,0 +1,127 @@
+//! What a class comes to.
+
+use serde_json::{Map, Value, json};
+
+use super::objects::{labels_of, metadata};
+use super::secrets::{USER_DATA, bootstrap, keys, secret, secrets};
+use super::{Converted, Object, Target};
+use crate::api;
+use crate::migration::source::{ClassKey, Source, text};
+use cmi_driver::{Capabilities, ProviderSpec, tags};
+
+/// What a class comes to: its Secrets, its template, and what its machines need of it.
+pub fn class(
+    source: &Source,
+    target: &Target,
+    capabilities: &Capabilities,
+    key: &ClassKey,
+) -> Result<(Vec<Object>, Converted), String> {
+    let class = source
+        .classes
+        .get(key)
+        .ok_or("machines refer to it, and it is not there: give it as well")?;
+    let class = Value::Object(class.clone());
+    let mut spec = match class.get("providerSpec") {
+        Some(Value::Object(spec)) => ProviderSpec(spec.clone()),
+        Some(_) | None => return Err("providerSpec has to be an object".to_owned()),
+    };
+    let carried = carried(&mut spec, capabilities)?;
+    let failure_domain = if capabilities.zones {
+        let zone = spec.0.remove(tags::FAILURE_DOMAIN);
+        zone.and_then(|zone| zone.as_str().map(str::to_owned))
+    } else {
+        None
+    };
+    capabilities.check_spec(&spec).map_err(|status| {
+        format!(
+            "the driver `{}` refuses providerSpec: {}",
+            target.driver,
+            status.message()
+        )
+    })?;
+    let metadata_of = |field: &str| text(&class, &format!("/metadata/{field}"));
+    let from = target.marker(
+        &key.kind,
+        &metadata_of("namespace"),
+        &key.name,
+        &metadata_of("uid"),
+    );
+    let (mut secrets, places) = secrets(source, target, &class)?;
+    let user_data = secrets.0.remove(USER_DATA);
+    let mut objects = Vec::new();
+    let credentials = (!secrets.0.is_empty()).then(|| format!("{}-credentials", key.name));
+    if let Some(credentials) = &credentials {
+        let body = secret(target, credentials, &from, "Opaque", &secrets);
+        objects.push(Object::new(
+            "Secret",
+            credentials.clone(),
+            format!("the credentials, {} of {places}", keys(&secrets)),
+            body,
+        ));
+    }
+    let bootstrap = match (&target.bootstrap_secret, user_data) {
+        (Some(given), _) => given.clone(),
+        (None, Some(user_data)) => {
+            let own = format!("{}-bootstrap", key.name);
+            let mut made = bootstrap(target, &own, &from, &user_data)?;
+            made.note = format!("the bootstrap data, {USER_DATA} of {places}");
+            objects.push(made);
+            own
+        }
+        (None, None) => {
+            return Err(format!(
+                "its Secret has no `{USER_DATA}`, so machines that are made later would not boot: give --bootstrap-secret"
+            ));
+        }
+    };
+    let mut template = json!({"driver": target.driver, "providerSpec": spec.0});
+    if let Some(credentials) = &credentials {
+        template["secretRef"] = json!({"name": credentials});
+    }
+    let body = json!({
+        "apiVersion": format!("{}/{}", api::GROUP, api::VERSION), "kind": "InfraMachineTemplate",
+        "metadata": metadata(target, &key.name, &from, &labels_of(target)),
+        "spec": {"template": {"spec": template}},
+    });
+    objects.push(Object::new(
+        "InfraMachineTemplate",
+        key.name.clone(),
+        String::new(),
+        body,
+    ));
+    Ok((
+        objects,
+        Converted {
+            spec: spec.0,
+            carried,
+            failure_domain,
+            credentials,
+            bootstrap,
+        },
+    ))
+}
+
+/// Takes out the tags that the provider sets, which no user's spec may have.
+fn carried(spec: &mut ProviderSpec, capabilities: &Capabilities) -> Result<Map<String, Value>, String> {
+    let mut with_tags = spec.clone();
+    let all = with_tags.object_at(&capabilities.tag_path).map_err(|place| {
+        format!("providerSpec{place} has to be an object: the tags of the VM stand there")
+    })?;
+    let mut carried = Map::new();
+    for tag in tags::RESERVED {
+        match all.get(tag) {
+            None => {}
+            Some(Value::String(value)) if !value.trim().is_empty() => {
+                carried.insert(tag.to_owned(), json!(value));
+            }
+            Some(_) => {
+                return Err(format!(
+                    "providerSpec{}: the tag {tag} has to be a text",
+                    capabilities.tag_path
+                ));
+            }
+        }
+    }
+    spec.remove_tags(&capabilities.tag_path, &tags::RESERVED);
+    Ok(carried)
+}

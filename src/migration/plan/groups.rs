@@ -1,0 +1,256 @@
+//! Machines that belong together, and what is made in their place.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::json;
+
+use super::names::set_name;
+use super::objects::{Kept, labels_of, machine_objects};
+use super::{Converted, Group, Object, Original, Target, UNFINISHED, key_of, name};
+use crate::migration::source::{ClassKey, McmMachine, McmSetSpec, Source};
+
+/// Machines that belong together, as machine-controller-manager has them.
+pub struct Drawn<'a> {
+    /// Its machines.
+    pub machines: Vec<&'a McmMachine>,
+    keeper: Keeper<'a>,
+    /// MachineSets of a MachineDeployment.
+    sets: Vec<&'a ObjectMeta>,
+}
+
+enum Keeper<'a> {
+    Deployment(&'a ObjectMeta, &'a McmSetSpec),
+    Set(&'a ObjectMeta, &'a McmSetSpec),
+    None(&'a ObjectMeta),
+}
+
+/// The Machines by what keeps their number.
+pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<Drawn<'a>> {
+    let owner = |meta: &ObjectMeta, kind: &str| {
+        let owners = meta.owner_references.iter().flatten();
+        owners
+            .filter(|owner| owner.kind == kind)
+            .map(|owner| owner.name.clone())
+            .next()
+    };
+    let mut of_set: BTreeMap<String, Vec<&McmMachine>> = BTreeMap::new();
+    let mut alone = Vec::new();
+    for machine in &source.machines {
+        match owner(&machine.metadata, "MachineSet") {
+            Some(set) if source.sets.iter().any(|known| name(&known.metadata) == set) => {
+                of_set.entry(set).or_default().push(machine);
+            }
+            Some(set) => problems.push(format!(
+                "Machine `{}` belongs to MachineSet `{set}`, which is not there: give it as well",
+                name(&machine.metadata)
+            )),
+            None => alone.push(machine),
+        }
+    }
+    let mut drawn = Vec::new();
+    for deployment in &source.deployments {
+        let own = name(&deployment.metadata);
+        let sets: Vec<_> = source
+            .sets
+            .iter()
+            .filter(|set| owner(&set.metadata, "MachineDeployment").as_ref() == Some(&own))
+            .map(|set| &set.metadata)
+            .collect();
+        let machines = sets
+            .iter()
+            .filter_map(|set| of_set.remove(&name(set)))
+            .flatten()
+            .collect();
+        let keeper = Keeper::Deployment(&deployment.metadata, &deployment.spec);
+        drawn.push(Drawn {
+            machines,
+            keeper,
+            sets,
+        });
+    }
+    for set in &source.sets {
+        let deployment = owner(&set.metadata, "MachineDeployment");
+        let is_there = |deployment: &String| {
+            source
+                .deployments
+                .iter()
+                .any(|known| name(&known.metadata) == *deployment)
+        };
+        match deployment {
+            Some(deployment) if is_there(&deployment) => {}
+            Some(deployment) => problems.push(format!(
+                "MachineSet `{}` belongs to MachineDeployment `{deployment}`, which is not there: give it as well",
+                name(&set.metadata)
+            )),
+            None => drawn.push(Drawn {
+                machines: of_set.remove(&name(&set.metadata)).unwrap_or_default(),
+                keeper: Keeper::Set(&set.metadata, &set.spec),
+                sets: Vec::new(),
+            }),
+        }
+    }
+    drawn.extend(alone.into_iter().map(|machine| Drawn {
+        machines: vec![machine],
+        keeper: Keeper::None(&machine.metadata),
+        sets: Vec::new(),
+    }));
+    drawn
+}
+
+/// What keeps a machine from being migrated.
+pub fn unfit(machine: &McmMachine) -> Option<&'static str> {
+    if machine.metadata.deletion_timestamp.is_some() {
+        Some("it is being deleted: let machine-controller-manager finish that first")
+    } else if machine.spec.provider_id.is_empty() {
+        Some(
+            "it has no spec.providerID, so its VM is not known: let machine-controller-manager finish it, or delete it there, first",
+        )
+    } else if machine.spec.class.name.is_empty() {
+        Some("spec.class.name is empty: say which class it is of")
+    } else {
+        None
+    }
+}
+
+impl Drawn<'_> {
+    fn keeper(&self) -> (&'static str, &ObjectMeta) {
+        match self.keeper {
+            Keeper::Deployment(meta, _) => ("MachineDeployment", meta),
+            Keeper::Set(meta, _) => ("MachineSet", meta),
+            Keeper::None(meta) => ("Machine", meta),
+        }
+    }
+
+    /// What keeps their number, as `MachineDeployment workers`.
+    pub fn from(&self) -> String {
+        let (kind, meta) = self.keeper();
+        format!("{kind} {}", name(meta))
+    }
+
+    fn originals(&self) -> Vec<Original> {
+        let (kind, keeper) = self.keeper();
+        let keeper = (kind != "Machine").then(|| Original::new(kind, keeper));
+        let machines = self
+            .machines
+            .iter()
+            .map(|machine| Original::new("Machine", &machine.metadata));
+        let sets = self.sets.iter().map(|set| Original::new("MachineSet", set));
+        keeper.into_iter().chain(machines).chain(sets).collect()
+    }
+
+    /// The class of what keeps their number.
+    pub fn class(&self) -> Option<ClassKey> {
+        match self.keeper {
+            Keeper::Deployment(_, spec) | Keeper::Set(_, spec) => Some(key_of(&spec.template.spec)),
+            Keeper::None(_) => None,
+        }
+    }
+
+    /// What is made in their place.
+    pub fn group(&self, target: &Target, classes: &BTreeMap<ClassKey, Converted>) -> Group {
+        let from = self.from();
+        let of_machines = self.machines.iter().map(|machine| key_of(&machine.spec));
+        let (kind, keeper) = self.keeper();
+        let marker = target.marker_of(kind, keeper);
+        let mut group = Group {
+            classes: of_machines.chain(self.class()).collect(),
+            machines: Vec::new(),
+            set: None,
+            deployment: None,
+            notes: self.notes(),
+            originals: self.originals(),
+            from,
+        };
+        let mut of_machines = labels_of(target);
+        let replicas = self.machines.len();
+        if let (Some(key), Keeper::Deployment(meta, spec) | Keeper::Set(meta, spec)) =
+            (self.class(), &self.keeper)
+            && let Some(class) = classes.get(&key)
+        {
+            let own = name(meta);
+            let is_deployment = matches!(self.keeper, Keeper::Deployment(..));
+            let set = if is_deployment {
+                set_name(&own)
+            } else {
+                own.clone()
+            };
+            of_machines.insert("cluster.x-k8s.io/set-name".to_owned(), json!(set));
+            let mut selector = labels_of(target);
+            if is_deployment {
+                selector.insert("cluster.x-k8s.io/deployment-name".to_owned(), json!(own));
+                of_machines.insert("cluster.x-k8s.io/deployment-name".to_owned(), json!(own));
+                of_machines.insert("machine-template-hash".to_owned(), json!("migrated"));
+                let kept = Kept {
+                    target,
+                    marker: &marker,
+                    replicas,
+                    labels: &selector,
+                    key: &key,
+                    class,
+                    spec,
+                };
+                let body = kept.deployment(&own);
+                group.deployment = Some(Object::new(
+                    "MachineDeployment",
+                    own.clone(),
+                    count(replicas),
+                    body,
+                ));
+            }
+            let kept = Kept {
+                target,
+                marker: &marker,
+                replicas,
+                labels: &of_machines,
+                key: &key,
+                class,
+                spec,
+            };
+            let mut body = kept.machine_set(&set);
+            if !is_deployment {
+                body["metadata"]["annotations"][UNFINISHED] = json!("true");
+            }
+            group.set = Some(Object::new("MachineSet", set, count(replicas), body));
+        }
+        for machine in &self.machines {
+            if let Some(class) = classes.get(&key_of(&machine.spec)) {
+                group
+                    .machines
+                    .extend(machine_objects(target, machine, class, &of_machines));
+            }
+        }
+        group
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let (Keeper::Deployment(_, spec) | Keeper::Set(_, spec)) = &self.keeper else {
+            return notes;
+        };
+        let there = self.machines.len();
+        if i64::try_from(there) != Ok(spec.replicas) {
+            notes.push(format!(
+                "spec.replicas was {}, and there are {there} machines: it becomes {there}, so that none is made or deleted",
+                spec.replicas
+            ));
+        }
+        if spec.paused {
+            notes.push("it was paused; the new one is not".to_owned());
+        }
+        if !["", "RollingUpdate"].contains(&spec.strategy.type_.as_str()) {
+            notes.push(format!(
+                "the strategy {} becomes RollingUpdate",
+                spec.strategy.type_
+            ));
+        }
+        if spec.template.spec.node_template.is_some() {
+            notes.push("nodeTemplate is not carried over: Nodes keep what they have; say in the bootstrap data what new ones register with".to_owned());
+        }
+        notes
+    }
+}
+
+fn count(replicas: usize) -> String {
+    format!("{replicas} replica{}", if replicas == 1 { "" } else { "s" })
+}

@@ -1,0 +1,134 @@
+//! The objects of Cluster API and of this provider that are made in the place of machines.
+
+use serde_json::{Map, Value, json};
+
+use super::{Converted, DISABLE_MACHINE_CREATE, MIGRATED_FROM, Object, Target, UNFINISHED, name};
+use crate::api::{self, labels};
+use crate::migration::source::{ClassKey, McmMachine, McmSetSpec};
+
+/// The label of all that belongs to the Cluster.
+pub fn labels_of(target: &Target) -> Map<String, Value> {
+    Map::from_iter([(labels::CLUSTER_NAME.to_owned(), json!(target.cluster))])
+}
+
+/// The metadata of what is made.
+pub fn metadata(target: &Target, name: &str, from: &str, all: &Map<String, Value>) -> Value {
+    json!({
+        "name": name, "namespace": target.namespace, "labels": all, "annotations": {MIGRATED_FROM: from},
+    })
+}
+
+/// What a MachineSet or a MachineDeployment is made from.
+pub struct Kept<'a> {
+    /// What the operator has said.
+    pub target: &'a Target,
+    /// The value of [`MIGRATED_FROM`].
+    pub marker: &'a str,
+    /// How many machines there are.
+    pub replicas: usize,
+    /// The labels of its machines.
+    pub labels: &'a Map<String, Value>,
+    /// The class of its machines.
+    pub key: &'a ClassKey,
+    /// What that comes to.
+    pub class: &'a Converted,
+    /// What it was.
+    pub spec: &'a McmSetSpec,
+}
+
+impl Kept<'_> {
+    /// The MachineSet that adopts the Machines.
+    pub fn machine_set(&self, name: &str) -> Value {
+        let mut body = self.body("MachineSet", name, self.labels);
+        // Its cache may not have every Machine yet: it would make one in the place of each.
+        body["metadata"]["annotations"][DISABLE_MACHINE_CREATE] = json!("true");
+        body
+    }
+
+    /// The MachineDeployment that adopts the MachineSet.
+    pub fn deployment(&self, name: &str) -> Value {
+        let mut body = self.body("MachineDeployment", name, &labels_of(self.target));
+        // It would make a MachineSet of its own before it sees the one with the Machines.
+        body["metadata"]["annotations"][labels::PAUSED] = json!("true");
+        body["metadata"]["annotations"][UNFINISHED] = json!("true");
+        if let Some(rolling) = &self.spec.strategy.rolling_update {
+            let given = [
+                ("maxSurge", &rolling.max_surge),
+                ("maxUnavailable", &rolling.max_unavailable),
+            ];
+            let limits: Map<_, _> = given
+                .into_iter()
+                .filter_map(|(field, most)| Some((field.to_owned(), most.clone()?)))
+                .collect();
+            body["spec"]["rollout"] = json!({"strategy": {"type": "RollingUpdate", "rollingUpdate": limits}});
+        }
+        body
+    }
+
+    fn body(&self, kind: &str, name: &str, own: &Map<String, Value>) -> Value {
+        json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": kind,
+            "metadata": metadata(self.target, name, self.marker, own),
+            "spec": {
+                "clusterName": self.target.cluster, "replicas": self.replicas,
+                "selector": {"matchLabels": self.labels}, "template": self.template(),
+            },
+        })
+    }
+
+    /// The template of a MachineSet and of its MachineDeployment: where they differ, core rolls all machines.
+    fn template(&self) -> Value {
+        let mut machine = json!({
+            "clusterName": self.target.cluster,
+            "bootstrap": {"dataSecretName": self.class.bootstrap},
+            "infrastructureRef": {"apiGroup": api::GROUP, "kind": "InfraMachineTemplate", "name": self.key.name},
+        });
+        if let Some(zone) = &self.class.failure_domain {
+            machine["failureDomain"] = json!(zone);
+        }
+        if self.spec.min_ready_seconds > 0 {
+            machine["minReadySeconds"] = json!(self.spec.min_ready_seconds);
+        }
+        json!({"metadata": {"labels": self.labels}, "spec": machine})
+    }
+}
+
+/// The InfraMachine that adopts the VM, and then the Machine that owns it.
+pub fn machine_objects(
+    target: &Target,
+    machine: &McmMachine,
+    class: &Converted,
+    all: &Map<String, Value>,
+) -> [Object; 2] {
+    let own = name(&machine.metadata);
+    let from = target.marker_of("Machine", &machine.metadata);
+    let id = &machine.spec.provider_id;
+    let mut infra = json!({
+        "apiVersion": format!("{}/{}", api::GROUP, api::VERSION), "kind": "InfraMachine",
+        "metadata": metadata(target, &own, &from, all),
+        "spec": {"driver": target.driver, "providerID": id, "providerSpec": class.spec},
+    });
+    // As core writes it, so that the machine is known to be of its template.
+    infra["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-name"] = json!(machine.spec.class.name);
+    infra["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-groupkind"] =
+        json!(format!("InfraMachineTemplate.{}", api::GROUP));
+    infra["metadata"]["annotations"][labels::ADOPT] = json!(Value::Object(class.carried.clone()).to_string());
+    if let Some(credentials) = &class.credentials {
+        infra["spec"]["secretRef"] = json!({"name": credentials});
+    }
+    let mut body = json!({
+        "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
+        "metadata": metadata(target, &own, &from, all),
+        "spec": {
+            "clusterName": target.cluster, "bootstrap": {"dataSecretName": class.bootstrap},
+            "infrastructureRef": {"apiGroup": api::GROUP, "kind": "InfraMachine", "name": own},
+        },
+    });
+    if let Some(zone) = &class.failure_domain {
+        body["spec"]["failureDomain"] = json!(zone);
+    }
+    [
+        Object::new("InfraMachine", own.clone(), format!("adopts {id}"), infra),
+        Object::new("Machine", own, String::new(), body),
+    ]
+}

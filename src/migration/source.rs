@@ -1,0 +1,265 @@
+//! What is read of machine-controller-manager. Pure.
+
+use std::collections::BTreeMap;
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// Its API group.
+pub const GROUP: &str = "machine.sapcloud.io";
+/// The version that is read.
+pub const VERSION: &str = "v1alpha1";
+/// The kind of a class that holds the provider spec as it is.
+pub const CLASS: &str = "MachineClass";
+
+/// Its objects.
+#[derive(Clone, Debug, Default)]
+pub struct Source {
+    /// Machines, each of which has a VM.
+    pub machines: Vec<McmMachine>,
+    /// MachineSets.
+    pub sets: Vec<McmMachineSet>,
+    /// MachineDeployments.
+    pub deployments: Vec<McmMachineDeployment>,
+    /// Classes of every kind, by kind and name.
+    pub classes: BTreeMap<ClassKey, Map<String, Value>>,
+    /// Secrets, by namespace and name.
+    pub secrets: BTreeMap<(String, String), SecretData>,
+}
+
+/// The decoded values of a Secret. They are not printed.
+#[derive(Clone, Default)]
+pub struct SecretData(pub BTreeMap<String, Vec<u8>>);
+
+impl std::fmt::Debug for SecretData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// Which class is meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClassKey {
+    /// `MachineClass`, or the kind of a provider's own class.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// Its group, where it is said.
+    pub api_group: String,
+}
+
+/// A Machine.
+#[derive(Clone, Debug, Deserialize)]
+pub struct McmMachine {
+    /// Name, namespace, owners.
+    pub metadata: ObjectMeta,
+    /// What is used of its spec.
+    #[serde(default)]
+    pub spec: McmMachineSpec,
+}
+
+/// What is used of a Machine's spec, and of that in the template of a set.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct McmMachineSpec {
+    /// The class.
+    pub class: ClassKey,
+    /// The id of the VM.
+    #[serde(rename = "providerID")]
+    pub provider_id: String,
+    /// What the Node is given; it is not carried over.
+    pub node_template: Option<Value>,
+}
+
+/// The template of a set.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct McmTemplate {
+    /// The spec of its machines.
+    pub spec: McmMachineSpec,
+}
+
+/// A MachineSet.
+#[derive(Clone, Debug, Deserialize)]
+pub struct McmMachineSet {
+    /// Name, namespace, owners.
+    pub metadata: ObjectMeta,
+    /// What is used of its spec.
+    #[serde(default)]
+    pub spec: McmSetSpec,
+}
+
+/// A MachineDeployment.
+#[derive(Clone, Debug, Deserialize)]
+pub struct McmMachineDeployment {
+    /// Name and namespace.
+    pub metadata: ObjectMeta,
+    /// What is used of its spec.
+    #[serde(default)]
+    pub spec: McmSetSpec,
+}
+
+/// What is used of the spec of a MachineSet or MachineDeployment.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct McmSetSpec {
+    /// How many machines there are to be.
+    pub replicas: i64,
+    /// What they are made from.
+    pub template: McmTemplate,
+    /// How it is rolled.
+    pub strategy: McmStrategy,
+    /// How long a machine has to be ready.
+    pub min_ready_seconds: i64,
+    /// Whether it is left alone.
+    pub paused: bool,
+}
+
+/// How a MachineDeployment is rolled.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct McmStrategy {
+    /// `RollingUpdate`, `Recreate` or `InPlaceUpdate`.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// How many at a time.
+    pub rolling_update: Option<McmRollingUpdate>,
+}
+
+/// How many machines are replaced at a time.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct McmRollingUpdate {
+    /// A number or a share.
+    pub max_surge: Option<Value>,
+    /// A number or a share.
+    pub max_unavailable: Option<Value>,
+}
+
+impl Source {
+    /// Takes up an object; lists are taken apart. What is of another kind is left out, and so is every object
+    /// of another namespace where one is given.
+    ///
+    /// # Errors
+    /// What of it can't be read.
+    pub fn add(&mut self, object: Value, namespace: Option<&str>) -> Result<(), String> {
+        let kind = text(&object, "/kind");
+        if let Some(items) = object.get("items").and_then(Value::as_array) {
+            let of_list = kind.strip_suffix("List").unwrap_or_default().to_owned();
+            for item in items {
+                let mut item = item.clone();
+                if let Some(fields) = item.as_object_mut() {
+                    let version = object.get("apiVersion").cloned().unwrap_or_default();
+                    fields.entry("kind").or_insert_with(|| of_list.clone().into());
+                    fields.entry("apiVersion").or_insert(version);
+                }
+                self.add(item, namespace)?;
+            }
+            return Ok(());
+        }
+        let place = text(&object, "/metadata/namespace");
+        if namespace.is_some_and(|wanted| wanted != place) {
+            return Ok(());
+        }
+        let group = text(&object, "/apiVersion");
+        let group = group.split_once('/').map_or("", |(group, _)| group);
+        match (group, kind.as_str()) {
+            (GROUP, "Machine") => self.machines.push(read(object, &kind)?),
+            (GROUP, "MachineSet") => self.sets.push(read(object, &kind)?),
+            (GROUP, "MachineDeployment") => self.deployments.push(read(object, &kind)?),
+            ("", "Secret") => {
+                let key = (place, text(&object, "/metadata/name"));
+                self.secrets.insert(key, secret(&object)?);
+            }
+            (GROUP, kind) if kind.ends_with("Class") => self.add_class(kind, object),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Takes up a class of any kind.
+    pub fn add_class(&mut self, kind: &str, object: Value) {
+        let name = text(&object, "/metadata/name");
+        if let Value::Object(fields) = object {
+            self.classes.insert(class_key(kind, &name), fields);
+        }
+    }
+
+    /// Whether a MachineSet is one of those without machines that a MachineDeployment keeps of former
+    /// templates.
+    fn is_old(&self, set: &McmMachineSet) -> bool {
+        let owner = |meta: &ObjectMeta, kind: &str| {
+            let mut owners = meta.owner_references.iter().flatten();
+            owners
+                .find(|owner| owner.kind == kind)
+                .map(|owner| owner.name.clone())
+        };
+        let mut machines = self.machines.iter();
+        owner(&set.metadata, "MachineDeployment").is_some()
+            && !machines.any(|machine| owner(&machine.metadata, "MachineSet") == set.metadata.name)
+    }
+
+    /// The classes that machines, sets and deployments refer to. Old sets of a deployment make no machine,
+    /// and their classes may be gone.
+    pub fn used_classes(&self) -> Vec<ClassKey> {
+        let of_machines = self.machines.iter().map(|machine| &machine.spec.class);
+        let sets = self.sets.iter().filter(|set| !self.is_old(set));
+        let of_sets = sets.map(|set| &set.spec.template.spec.class);
+        let of_deployments = self.deployments.iter().map(|set| &set.spec.template.spec.class);
+        let all = of_machines.chain(of_sets).chain(of_deployments);
+        let mut used: Vec<_> = all
+            .filter(|class| !class.name.is_empty())
+            .map(|class| class_key(&class.kind, &class.name))
+            .collect();
+        used.sort();
+        used.dedup();
+        used
+    }
+}
+
+/// The key of a class, by which it is found whatever its reference says of the group.
+pub fn class_key(kind: &str, name: &str) -> ClassKey {
+    let kind = if kind.is_empty() { CLASS } else { kind };
+    ClassKey {
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        api_group: String::new(),
+    }
+}
+
+/// A text in an object, or nothing.
+pub fn text(object: &Value, pointer: &str) -> String {
+    let found = object.pointer(pointer).and_then(Value::as_str);
+    found.unwrap_or_default().to_owned()
+}
+
+fn read<T: DeserializeOwned>(object: Value, kind: &str) -> Result<T, String> {
+    let name = text(&object, "/metadata/name");
+    serde_json::from_value(object).map_err(|error| format!("{kind} `{name}` can't be read: {error}"))
+}
+
+fn secret(object: &Value) -> Result<SecretData, String> {
+    let name = text(object, "/metadata/name");
+    let mut values = BTreeMap::new();
+    for (key, value) in object
+        .get("data")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+    {
+        let encoded = value.as_str().unwrap_or_default();
+        let decoded = BASE64_STANDARD
+            .decode(encoded)
+            .map_err(|_| format!("Secret `{name}`: data.{key} is no base64"))?;
+        values.insert(key.clone(), decoded);
+    }
+    let plain = object.get("stringData").and_then(Value::as_object);
+    for (key, value) in plain.into_iter().flatten() {
+        values.insert(key.clone(), value.as_str().unwrap_or_default().into());
+    }
+    Ok(SecretData(values))
+}

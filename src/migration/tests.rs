@@ -1,0 +1,358 @@
+//! What can be migrated, and what is said of what can't.
+
+use serde_json::{Value, json};
+
+use super::plan::{DISABLE_MACHINE_CREATE, MIGRATED_FROM, Migration, Target, plan};
+use super::source::Source;
+use super::write::{differences, not_adopted};
+use crate::api::labels;
+use cmi_driver::Capabilities;
+
+fn objects() -> Vec<Value> {
+    let of = |kind: &str, name: &str, owner: Option<(&str, &str)>, spec: Value| {
+        let owners: Vec<_> = owner
+            .into_iter()
+            .map(|(kind, name)| json!({"apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "name": name, "uid": "u"}))
+            .collect();
+        json!({
+            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "spec": spec,
+            "metadata": {"name": name, "namespace": "shoot", "ownerReferences": owners},
+        })
+    };
+    let class = json!({"kind": "MachineClass", "name": "small"});
+    let template = json!({"spec": {"class": class}});
+    vec![
+        of(
+            "MachineDeployment",
+            "pool",
+            None,
+            json!({"replicas": 1, "template": template}),
+        ),
+        of(
+            "MachineSet",
+            "pool-1",
+            Some(("MachineDeployment", "pool")),
+            json!({"replicas": 1, "template": template}),
+        ),
+        of(
+            "Machine",
+            "m1",
+            Some(("MachineSet", "pool-1")),
+            json!({"providerID": "sim://1", "class": class}),
+        ),
+        json!({
+            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "MachineClass",
+            "metadata": {"name": "small", "namespace": "shoot"},
+            "providerSpec": {"size": "s", "tags": {"team": "a", "kubernetes.io/cluster": "old"}},
+            "secretRef": {"name": "user-data", "namespace": "shoot"}, "credentialsSecretRef": {"name": "cloud", "namespace": "shoot"},
+        }),
+        json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "user-data", "namespace": "shoot"},
+            "stringData": {"userData": "#cloud-config", "token": "of-both"},
+        }),
+        json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "cloud", "namespace": "shoot"},
+            "data": {"token": "bmV3"},
+        }),
+    ]
+}
+
+fn planned(objects: Vec<Value>, bootstrap: Option<&str>) -> Result<Migration, Vec<String>> {
+    planned_with(objects, bootstrap, false)
+}
+
+fn planned_with(
+    objects: Vec<Value>,
+    bootstrap: Option<&str>,
+    secrets_of_other_namespaces: bool,
+) -> Result<Migration, Vec<String>> {
+    let mut source = Source::default();
+    for object in objects {
+        source.add(object, None).unwrap();
+    }
+    let target = Target {
+        namespace: "default".to_owned(),
+        cluster: "c".to_owned(),
+        driver: "pool".to_owned(),
+        bootstrap_secret: bootstrap.map(str::to_owned),
+        secrets_of_other_namespaces,
+    };
+    plan(&source, &target, &Capabilities::minimal())
+}
+
+/// What is said once the objects are changed like this.
+#[track_caller]
+fn refused(change: impl FnOnce(&mut Vec<Value>)) -> String {
+    let mut all = objects();
+    change(&mut all);
+    planned(all, None).unwrap_err().join("\n")
+}
+
+/// CTL-06: nothing is rolled where the templates are the same, and none is made before all are there.
+#[test]
+fn a_machine_deployment_and_its_set_have_one_template_and_the_set_makes_no_machine_at_first() {
+    let mut migration = planned(objects(), None).unwrap();
+    let group = migration.groups.remove(0);
+    let (set, deployment) = (group.set.unwrap().body, group.deployment.unwrap().body);
+    assert_eq!(
+        set["spec"]["template"]["spec"],
+        deployment["spec"]["template"]["spec"]
+    );
+    assert_eq!(set["spec"]["replicas"], 1);
+    assert_eq!(set["metadata"]["annotations"][DISABLE_MACHINE_CREATE], "true");
+    assert_eq!(deployment["metadata"]["annotations"][labels::PAUSED], "true");
+    let [infra, machine] = group.machines.as_slice() else {
+        panic!("{:?}", group.machines);
+    };
+    let wanted = set["spec"]["selector"]["matchLabels"].as_object().unwrap();
+    for (label, value) in wanted {
+        assert_eq!(
+            machine.body["metadata"]["labels"].get(label),
+            Some(value),
+            "{label}"
+        );
+    }
+    let infra = &infra.body;
+    assert_eq!(
+        infra["metadata"]["annotations"][labels::ADOPT],
+        r#"{"kubernetes.io/cluster":"old"}"#
+    );
+    assert_eq!(
+        infra["spec"]["providerSpec"],
+        json!({"size": "s", "tags": {"team": "a"}})
+    );
+    assert_eq!(infra["spec"]["providerID"], "sim://1");
+}
+
+#[test]
+fn both_secrets_of_a_class_are_credentials_and_the_user_data_are_a_secret_of_their_own() {
+    let class = planned(objects(), None).unwrap().classes.remove(0);
+    let data = |name: &str| {
+        let found = class.objects.iter().find(|object| object.name == name);
+        found.unwrap().body["data"].clone()
+    };
+    assert_eq!(data("small-credentials"), json!({"token": "bmV3"}));
+    assert_eq!(data("small-bootstrap")["value"], "I2Nsb3VkLWNvbmZpZw==");
+    let given = planned(objects(), Some("join")).unwrap();
+    assert!(
+        given.classes[0]
+            .objects
+            .iter()
+            .all(|object| object.name != "small-bootstrap")
+    );
+    let machine = &given.groups[0].machines[1].body;
+    assert_eq!(machine["spec"]["bootstrap"]["dataSecretName"], "join");
+}
+
+#[test]
+fn what_can_not_be_migrated_is_named_with_what_to_do() {
+    let cases: [(String, &[&str]); 10] = [
+        (
+            refused(|all| {
+                all[2]["metadata"]["annotations"] =
+                    json!({"infrastructure.capcmi.io/migrated-to": "default/other"});
+            }),
+            &["Machine `m1`", "default/other", "take the annotation"],
+        ),
+        (
+            refused(|all| {
+                let mut class = all[3].clone();
+                class["kind"] = json!("OldMachineClass");
+                all.push(class);
+                let mut machine = all[2].clone();
+                machine["metadata"] = json!({"name": "m2", "namespace": "shoot"});
+                machine["spec"]["class"]["kind"] = json!("OldMachineClass");
+                all.push(machine);
+            }),
+            &[
+                "InfraMachineTemplate `small` would be made twice",
+                "OldMachineClass small",
+            ],
+        ),
+        (
+            refused(|all| all[3]["credentialsSecretRef"]["namespace"] = json!("kube-system")),
+            &["kube-system/cloud", "--secrets-of-other-namespaces"],
+        ),
+        (
+            refused(|all| all[2]["spec"]["providerID"] = json!("")),
+            &["Machine `m1`", "spec.providerID"],
+        ),
+        (
+            refused(|all| all[2]["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")),
+            &["Machine `m1`", "being deleted"],
+        ),
+        (
+            refused(|all| all[2]["spec"]["class"]["name"] = json!("large")),
+            &["MachineClass `large`", "roll-out is under way"],
+        ),
+        (
+            refused(|all| drop(all.remove(3))),
+            &["MachineClass `small`", "give it as well"],
+        ),
+        (
+            refused(|all| drop(all.remove(5))),
+            &["credentialsSecretRef", "shoot/cloud", "give it as well"],
+        ),
+        (
+            refused(|all| all[4]["stringData"]["userData"] = json!("t: <<BOOTSTRAP_TOKEN>>")),
+            &["<<BOOTSTRAP_TOKEN>>", "--bootstrap-secret"],
+        ),
+        (
+            refused(|all| drop(all.remove(1))),
+            &["MachineSet `pool-1`", "give it as well"],
+        ),
+    ];
+    for (said, parts) in cases {
+        for part in parts {
+            assert!(said.contains(part), "no `{part}` in: {said}");
+        }
+    }
+}
+
+#[test]
+fn the_number_of_replicas_is_that_of_the_machines_and_a_difference_is_said() {
+    let mut all = objects();
+    all[0]["spec"]["replicas"] = json!(3);
+    let group = planned(all, None).unwrap().groups.remove(0);
+    assert_eq!(group.deployment.unwrap().body["spec"]["replicas"], 1);
+    assert!(
+        group.notes.concat().contains("spec.replicas was 3"),
+        "{:?}",
+        group.notes
+    );
+}
+
+/// CTL-06: a template or a number that differs has core roll, make or delete machines.
+#[test]
+fn what_an_earlier_run_has_made_with_other_flags_or_another_number_of_machines_is_a_difference() {
+    let group = |bootstrap: &str| {
+        let mut migration = planned(objects(), Some(bootstrap)).unwrap();
+        migration.groups.remove(0)
+    };
+    let (before, now) = (group("a"), group("b"));
+    let wanted = now.set.unwrap();
+    let mut live = wanted.body.clone();
+    // As the API server and the webhooks write it out.
+    live["spec"]["template"]["spec"]["deletion"] = json!({"nodeDeletionTimeoutSeconds": 10});
+    live["spec"]["template"]["spec"]["minReadySeconds"] = json!(0);
+    live["spec"]["template"]["metadata"]["labels"]["more"] = json!("labels");
+    assert_eq!(differences(&wanted, &live), Vec::<String>::new());
+    live["spec"]["replicas"] = json!(2);
+    let said = differences(&wanted, &live).concat();
+    assert_eq!(said, "MachineSet pool-migrated: spec.replicas is 2, not 1");
+    let said = differences(&now.deployment.unwrap(), &before.deployment.unwrap().body).concat();
+    assert!(
+        said.contains("bootstrap.dataSecretName is \"a\", not \"b\""),
+        "{said}"
+    );
+    let mut other = now.machines[0].body.clone();
+    other["spec"]["providerID"] = json!("sim://2");
+    assert_eq!(differences(&now.machines[0], &other).len(), 1, "another VM");
+}
+
+#[test]
+fn the_mark_of_a_new_object_tells_namespace_time_and_cluster_of_the_old_one() {
+    let marks = |namespace: &str, uid: &str| {
+        let mut all = objects();
+        for object in &mut all {
+            object["metadata"]["namespace"] = json!(namespace);
+            object["metadata"]["uid"] = json!(uid);
+        }
+        for field in ["secretRef", "credentialsSecretRef"] {
+            all[3][field]["namespace"] = json!(namespace);
+        }
+        let migration = planned(all, None).unwrap();
+        let groups = migration.groups.iter().flat_map(super::plan::Group::objects);
+        let classes = migration.classes.iter().flat_map(|class| &class.objects);
+        let mark = |body: &Value| body["metadata"]["annotations"][MIGRATED_FROM].to_string();
+        groups
+            .chain(classes)
+            .map(|object| mark(&object.body))
+            .collect::<Vec<_>>()
+    };
+    let first = marks("shoot", "1");
+    assert_eq!(first[0], "\"Machine shoot/m1 1 to c\"");
+    for other in [marks("shoot", "2"), marks("other", "1")] {
+        assert!(
+            first.iter().zip(&other).all(|(a, b)| a != b),
+            "{first:?} {other:?}"
+        );
+    }
+}
+
+#[test]
+fn an_old_machine_set_without_machines_needs_no_class() {
+    let mut all = objects();
+    let mut old = all[1].clone();
+    old["metadata"]["name"] = json!("pool-0");
+    old["spec"]["template"]["spec"]["class"]["name"] = json!("gone");
+    all.push(old.clone());
+    assert_eq!(planned(all, None).unwrap().classes.len(), 1);
+    // One that nothing keeps would make machines of it.
+    let said = refused(|all| {
+        old["metadata"]["ownerReferences"] = json!([]);
+        all.push(old);
+    });
+    assert!(said.contains("MachineClass `gone`"), "{said}");
+}
+
+#[test]
+fn what_is_marked_is_known_and_what_keeps_the_machines_says_it_of_the_group() {
+    let mut all = objects();
+    let mark = json!({"infrastructure.capcmi.io/migrated-to": "default/c"});
+    all[2]["metadata"]["annotations"] = mark.clone();
+    let group = planned(all.clone(), None).unwrap().groups.remove(0);
+    assert!(!group.is_marked() && group.has_marked("m1") && !group.has_marked("m2"));
+    all[0]["metadata"]["annotations"] = mark;
+    assert!(planned(all, None).unwrap().groups.remove(0).is_marked());
+}
+
+#[test]
+fn the_name_of_the_machine_set_of_a_long_machine_deployment_is_a_label_and_its_own() {
+    let set = |deployment: &str| {
+        let mut all = objects();
+        all[0]["metadata"]["name"] = json!(deployment);
+        all[1]["metadata"]["ownerReferences"][0]["name"] = json!(deployment);
+        planned(all, None).unwrap().groups.remove(0).set.unwrap().name
+    };
+    let long = "x".repeat(59);
+    let [one, two] = ["-z1", "-z2"].map(|zone| set(&format!("{long}{zone}")));
+    assert!(one.len() == 63 && two.len() == 63 && one != two, "{one} {two}");
+    let said = refused(|all| {
+        all[0]["metadata"]["name"] = json!("x".repeat(64));
+        all[1]["metadata"]["ownerReferences"][0]["name"] = json!("x".repeat(64));
+    });
+    assert!(said.contains("at most 63 characters"), "{said}");
+}
+
+#[test]
+fn a_secret_of_another_namespace_is_copied_where_that_is_allowed_and_the_plan_says_what_of_it() {
+    let mut all = objects();
+    all[3]["credentialsSecretRef"]["namespace"] = json!("kube-system");
+    all[5]["metadata"]["namespace"] = json!("kube-system");
+    let class = planned_with(all, None, true).unwrap().classes.remove(0);
+    let notes: Vec<_> = class.objects.iter().map(|object| object.note.as_str()).collect();
+    assert_eq!(
+        notes[0],
+        "the credentials, token of kube-system/cloud and shoot/user-data"
+    );
+}
+
+#[test]
+fn an_infra_machine_is_adopted_once_it_is_provisioned_and_says_before_why_not() {
+    let done = json!({"status": {"initialization": {"provisioned": true}}});
+    assert_eq!(not_adopted("m1", &done), None);
+    let waiting = json!({"status": {"conditions": [
+        {"type": "Paused", "status": "False"},
+        {"type": "Ready", "status": "False", "reason": "AdoptionUnconfirmed", "message": "no VM"},
+    ]}});
+    assert_eq!(
+        not_adopted("m1", &waiting).unwrap(),
+        "m1 (AdoptionUnconfirmed: no VM)"
+    );
+    assert!(
+        not_adopted("m1", &json!({}))
+            .unwrap()
+            .contains("not said anything")
+    );
+}

@@ -1,0 +1,495 @@
+//! Makes the objects of a [`Migration`], each once, whatever of it was made before.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Client, ResourceExt as _};
+use serde_json::{Map, Value, json};
+use tokio::time::{Instant, sleep};
+
+use super::controller::Stopped;
+use super::error::WriteError;
+use super::plan::{DISABLE_MACHINE_CREATE, Group, MIGRATED_FROM, MIGRATED_TO, Migration, Object, UNFINISHED};
+use super::source::{GROUP, VERSION, text};
+use crate::api::labels;
+
+/// How long core gets to take over Machines, and the provider to adopt one more VM.
+const TAKE_OVER: Duration = Duration::from_mins(2);
+
+/// What is there already.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// Kind and name of what an earlier run has made.
+    made: BTreeSet<(&'static str, String)>,
+    /// The groups that are done, by what they are in the place of.
+    done: BTreeSet<String>,
+    /// Machines of groups that are done of which nothing is there: they came later, or were deleted since.
+    unknown: BTreeSet<String>,
+}
+
+impl Survey {
+    /// Whether an earlier run has made it.
+    pub fn has(&self, object: &Object) -> bool {
+        self.made.contains(&(object.kind, object.name.clone()))
+    }
+
+    /// Whether a group is done: what became of its objects since is Cluster API's affair.
+    pub fn is_done(&self, group: &Group) -> bool {
+        self.done.contains(&group.from)
+    }
+
+    /// The machines of a done group of which no mark tells whether they came later or were deleted since.
+    pub fn unknown<'a>(&'a self, group: &'a Group) -> impl Iterator<Item = &'a str> {
+        let machines = group
+            .originals
+            .iter()
+            .filter(|original| original.kind == "Machine");
+        let names = machines.map(|machine| machine.name.as_str());
+        names.filter(|name| self.unknown.contains(*name))
+    }
+
+    /// Whether anything is left to be made.
+    pub fn is_complete(&self, migration: &Migration) -> bool {
+        migration.groups.iter().all(|group| self.is_done(group))
+    }
+
+    /// Whether a class is used by a group that is not done.
+    pub fn needs(&self, migration: &Migration, class: &super::source::ClassKey) -> bool {
+        let mut left = migration.groups.iter().filter(|group| !self.is_done(group));
+        left.any(|group| group.classes.contains(class))
+    }
+}
+
+/// Looks for what an earlier run has made. `marks` says whether the old objects can be marked as migrated.
+///
+/// # Errors
+/// What is in the way, or the API server's.
+pub async fn survey(client: &Client, migration: &Migration, marks: bool) -> Result<Survey, WriteError> {
+    let mut survey = Survey::default();
+    let (mut taken, mut differ, mut late) = (Vec::new(), Vec::new(), Vec::new());
+    for group in &migration.groups {
+        let (mut is_unfinished, mut of_group) = (false, Vec::new());
+        for object in group.objects() {
+            if let Some(found) = look(client, object, &mut survey, &mut taken).await? {
+                is_unfinished |= found.annotations().contains_key(UNFINISHED);
+                of_group.extend(differences(object, &found.data));
+            }
+        }
+        let is_done = match group.head() {
+            Some(head) if survey.has(head) => !is_unfinished,
+            // Deleted since: it is not made again.
+            Some(_) => group.is_marked(),
+            None if marks => group.is_marked(),
+            None => group.objects().all(|object| survey.has(object)),
+        };
+        if !is_done {
+            differ.append(&mut of_group);
+            continue;
+        }
+        survey.done.insert(group.from.clone());
+        let infra = group
+            .machines
+            .iter()
+            .filter(|object| object.kind == "InfraMachine");
+        let lost = infra.filter(|object| !survey.has(object) && !group.has_marked(&object.name));
+        let lost: Vec<_> = lost.map(|object| object.name.clone()).collect();
+        if marks {
+            late.extend(lost);
+        } else {
+            survey.unknown.extend(lost);
+        }
+    }
+    for class in &migration.classes {
+        if survey.needs(migration, &class.key) {
+            for object in &class.objects {
+                look(client, object, &mut survey, &mut taken).await?;
+            }
+        }
+    }
+    if !taken.is_empty() {
+        return Err(WriteError::Taken(taken.join(", ")));
+    }
+    if !late.is_empty() {
+        return Err(WriteError::Late(late.join(", ")));
+    }
+    if !differ.is_empty() {
+        return Err(WriteError::Differs(differ.join("; ")));
+    }
+    Ok(survey)
+}
+
+/// What has to be as planned, so that core makes, deletes and rolls no machine.
+const OF_SETS: [&str; 11] = [
+    "/spec/clusterName",
+    "/spec/replicas",
+    "/spec/selector/matchLabels",
+    "/spec/selector/matchExpressions",
+    "/spec/template/spec/clusterName",
+    "/spec/template/spec/version",
+    "/spec/template/spec/bootstrap/dataSecretName",
+    "/spec/template/spec/bootstrap/configRef",
+    "/spec/template/spec/infrastructureRef/name",
+    "/spec/template/spec/failureDomain",
+    "/spec/template/spec/minReadySeconds",
+];
+/// What has to be as planned, so that the VM is the one that is meant.
+const OF_INFRA_MACHINES: [&str; 2] = ["/spec/driver", "/spec/providerID"];
+
+/// Where what an earlier run has made is not what this one would make.
+pub(super) fn differences(object: &Object, live: &Value) -> Vec<String> {
+    let places = match object.kind {
+        "MachineDeployment" | "MachineSet" => OF_SETS.as_slice(),
+        "InfraMachine" => OF_INFRA_MACHINES.as_slice(),
+        _ => return Vec::new(),
+    };
+    // What is not said is what the API server may write out.
+    let said = |value: Option<&Value>| {
+        let nothing = [json!(null), json!(""), json!(0), json!([]), json!({})];
+        value.filter(|value| !nothing.contains(value)).cloned()
+    };
+    let mut all = Vec::new();
+    for place in places {
+        let (is, wanted) = (said(live.pointer(place)), said(object.body.pointer(place)));
+        if is != wanted {
+            let text =
+                |value: Option<Value>| value.map_or_else(|| "nothing".to_owned(), |value| value.to_string());
+            let place = place.trim_start_matches('/').replace('/', ".");
+            let (kind, name) = (object.kind, &object.name);
+            all.push(format!(
+                "{kind} {name}: {place} is {}, not {}",
+                text(is),
+                text(wanted)
+            ));
+        }
+    }
+    let labels = "/spec/template/metadata/labels";
+    for (label, wanted) in object
+        .body
+        .pointer(labels)
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+    {
+        // Others are of no matter.
+        if live.pointer(labels).and_then(|labels| labels.get(label)) != Some(wanted) {
+            let (kind, name) = (object.kind, &object.name);
+            all.push(format!(
+                "{kind} {name}: the template has no label {label}: {wanted}"
+            ));
+        }
+    }
+    all
+}
+
+async fn look(
+    client: &Client,
+    object: &Object,
+    survey: &mut Survey,
+    taken: &mut Vec<String>,
+) -> Result<Option<DynamicObject>, WriteError> {
+    let found = read(client, object).await?;
+    if let Some(found) = &found {
+        if found.annotations().get(MIGRATED_FROM) == Some(&marker(&object.body)) {
+            survey.made.insert((object.kind, object.name.clone()));
+        } else {
+            taken.push(format!("{} {}", object.kind, object.name));
+        }
+    }
+    Ok(found)
+}
+
+async fn read(client: &Client, object: &Object) -> Result<Option<DynamicObject>, WriteError> {
+    let found = api(client, &object.body).get_opt(&object.name).await;
+    found.map_err(|error| WriteError::api(format!("looking for {} {}", object.kind, object.name), error))
+}
+
+/// Makes what is not there yet; `say` tells of each object. With `old`, what was migrated is marked there as
+/// migrated to `to`, each group before Cluster API may work on it.
+///
+/// # Guarantees
+/// Machines are there before the MachineSet that adopts them, and are its own before anything lets it make
+/// one: no controller of Cluster API makes or deletes a machine on the way.
+///
+/// # Errors
+/// What stopped it.
+pub async fn write(
+    client: &Client,
+    migration: &Migration,
+    survey: &Survey,
+    old: Option<&Stopped>,
+    to: &str,
+    say: impl Fn(&str),
+) -> Result<(), WriteError> {
+    for class in migration
+        .classes
+        .iter()
+        .filter(|class| survey.needs(migration, &class.key))
+    {
+        for object in &class.objects {
+            create(client, object, survey, &say).await?;
+        }
+    }
+    for group in migration.groups.iter().filter(|group| !survey.is_done(group)) {
+        for object in group
+            .machines
+            .iter()
+            .filter(|object| !group.has_marked(&object.name))
+        {
+            create(client, object, survey, &say).await?;
+        }
+        for object in group.deployment.iter().chain(&group.set) {
+            create(client, object, survey, &say).await?;
+        }
+        if let Some(set) = &group.set {
+            taken_over(client, set, group).await?;
+        }
+        adopted(client, group).await?;
+        unchanged(client, group).await?;
+        if let Some(old) = old {
+            old.confirm().await?;
+            mark_group(&old.client, &old.namespace, group, to).await?;
+        }
+        if let Some(head) = group.head() {
+            finish(client, head).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Sees that what core is about to work on is as planned.
+async fn unchanged(client: &Client, group: &Group) -> Result<(), WriteError> {
+    let mut differ = Vec::new();
+    for object in group.deployment.iter().chain(&group.set) {
+        match read(client, object).await? {
+            Some(found) => differ.extend(differences(object, &found.data)),
+            None => differ.push(format!("{} {} is gone", object.kind, object.name)),
+        }
+    }
+    if differ.is_empty() {
+        return Ok(());
+    }
+    Err(WriteError::Differs(differ.join("; ")))
+}
+
+/// Waits until the provider has adopted the VM of every InfraMachine: a Machine without is replaced as soon
+/// as Cluster API may.
+async fn adopted(client: &Client, group: &Group) -> Result<(), WriteError> {
+    let infra = group
+        .machines
+        .iter()
+        .filter(|object| object.kind == "InfraMachine");
+    let infra: Vec<_> = infra.collect();
+    let Some(first) = infra.first() else {
+        return Ok(());
+    };
+    let cluster = text(&first.body, "/metadata/labels/cluster.x-k8s.io~1cluster-name");
+    let of_cluster = ListParams::default().labels(&format!("{}={cluster}", labels::CLUSTER_NAME));
+    let names: BTreeSet<_> = infra.iter().map(|object| object.name.as_str()).collect();
+    let (mut before, mut deadline) = (usize::MAX, Instant::now() + TAKE_OVER);
+    loop {
+        let all = api(client, &first.body).list(&of_cluster).await;
+        let all = all.map_err(|error| WriteError::api("listing the InfraMachines", error))?;
+        // One that is gone has been deleted by a person.
+        let own = all
+            .iter()
+            .filter(|found| names.contains(found.name_any().as_str()));
+        let left: Vec<_> = own
+            .filter_map(|found| not_adopted(&found.name_any(), &found.data))
+            .collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        if left.len() < before {
+            (before, deadline) = (left.len(), Instant::now() + TAKE_OVER);
+        }
+        if Instant::now() >= deadline {
+            return Err(WriteError::NotAdopted(left.join("; ")));
+        }
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// The name of an InfraMachine that has no VM yet, with what its condition Ready says.
+pub(super) fn not_adopted(name: &str, infra: &Value) -> Option<String> {
+    if infra.pointer("/status/initialization/provisioned") == Some(&Value::Bool(true)) {
+        return None;
+    }
+    let conditions = infra.pointer("/status/conditions").and_then(Value::as_array);
+    let ready = conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition["type"] == "Ready");
+    let why = ready.map_or_else(
+        || "the provider has not said anything of it".to_owned(),
+        |ready| format!("{}: {}", text(ready, "/reason"), text(ready, "/message")),
+    );
+    Some(format!("{name} ({why})"))
+}
+
+/// Lets core work on what has all its Machines.
+async fn finish(client: &Client, head: &Object) -> Result<(), WriteError> {
+    let all = [UNFINISHED, DISABLE_MACHINE_CREATE, labels::PAUSED];
+    // What was not set by the migration stays.
+    let own = |key: &&str| head.body["metadata"]["annotations"].get(*key).is_some();
+    let none: Map<_, _> = all
+        .into_iter()
+        .filter(own)
+        .map(|key| (key.to_owned(), Value::Null))
+        .collect();
+    let body = json!({"metadata": {"annotations": none}});
+    let params = PatchParams::default();
+    let patched = api(client, &head.body)
+        .patch(&head.name, &params, &Patch::Merge(&body))
+        .await;
+    let action = || format!("letting Cluster API work on {} {}", head.kind, head.name);
+    patched
+        .map(drop)
+        .map_err(|error| WriteError::api(action(), error))
+}
+
+async fn create(
+    client: &Client,
+    object: &Object,
+    survey: &Survey,
+    say: &impl Fn(&str),
+) -> Result<(), WriteError> {
+    if survey.has(object) {
+        return Ok(());
+    }
+    let name = format!("{} {}", object.kind, object.name);
+    let body = serde_json::from_value(object.body.clone());
+    let body: DynamicObject = body.map_err(|source| WriteError::Encode {
+        name: name.clone(),
+        source,
+    })?;
+    let created = api(client, &object.body)
+        .create(&PostParams::default(), &body)
+        .await;
+    created.map_err(|error| WriteError::api(format!("creating {name}"), error))?;
+    say(&format!("created {name}"));
+    Ok(())
+}
+
+/// Waits until core has made the MachineSet the controller of all Machines.
+async fn taken_over(client: &Client, set: &Object, group: &Group) -> Result<(), WriteError> {
+    let deadline = Instant::now() + TAKE_OVER;
+    loop {
+        let mut left = Vec::new();
+        for machine in group.machines.iter().filter(|object| object.kind == "Machine") {
+            let found = api(client, &machine.body).get_opt(&machine.name).await;
+            let found =
+                found.map_err(|error| WriteError::api(format!("reading Machine {}", machine.name), error))?;
+            // One that is gone has been deleted by a person.
+            let owners = found.iter().flat_map(kube::ResourceExt::owner_references);
+            let is_owned = owners
+                .into_iter()
+                .any(|owner| owner.controller == Some(true) && owner.name == set.name);
+            if found.is_some() && !is_owned {
+                left.push(machine.name.clone());
+            }
+        }
+        // Its MachineDeployment would make another one before core has seen it.
+        if group.machines.is_empty() && !is_seen(client, set).await? {
+            left.push("the MachineSet itself, which it has not seen".to_owned());
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            let set = set.name.clone();
+            return Err(WriteError::NotTakenOver {
+                set,
+                left: left.join(", "),
+            });
+        }
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// Whether core has worked on it as it is now.
+async fn is_seen(client: &Client, set: &Object) -> Result<bool, WriteError> {
+    let found = read(client, set).await?;
+    Ok(found.is_some_and(|found| {
+        let observed = found
+            .data
+            .pointer("/status/observedGeneration")
+            .and_then(Value::as_i64);
+        observed.is_some() && observed >= found.metadata.generation
+    }))
+}
+
+/// Marks what was migrated, at the cluster that it was read from; what is marked already, or gone, is left.
+///
+/// # Errors
+/// The API server's.
+pub async fn mark(
+    client: &Client,
+    namespace: &str,
+    migration: &Migration,
+    to: &str,
+) -> Result<(), WriteError> {
+    for group in &migration.groups {
+        mark_group(client, namespace, group, to).await?;
+    }
+    for class in &migration.classes {
+        mark_one(client, namespace, &class.key.kind, &class.key.name, to).await?;
+    }
+    Ok(())
+}
+
+/// What keeps the machines comes last: it says that all of the group is done.
+async fn mark_group(client: &Client, namespace: &str, group: &Group, to: &str) -> Result<(), WriteError> {
+    let left = group
+        .originals
+        .iter()
+        .rev()
+        .filter(|original| !original.is_marked);
+    for original in left {
+        mark_one(client, namespace, original.kind, &original.name, to).await?;
+    }
+    Ok(())
+}
+
+async fn mark_one(
+    client: &Client,
+    namespace: &str,
+    kind: &str,
+    name: &str,
+    to: &str,
+) -> Result<(), WriteError> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, VERSION, kind));
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+    let found = api.get_metadata_opt(name).await;
+    let found = found.map_err(|error| WriteError::api(format!("reading {kind} {name}"), error))?;
+    let Some(found) = found else { return Ok(()) };
+    if found
+        .annotations()
+        .get(MIGRATED_TO)
+        .is_some_and(|marked| marked == to)
+    {
+        return Ok(());
+    }
+    let body = json!({"metadata": {"annotations": {MIGRATED_TO: to}}});
+    let patched = api
+        .patch(name, &PatchParams::default(), &Patch::Merge(&body))
+        .await;
+    patched
+        .map(drop)
+        .map_err(|error| WriteError::api(format!("marking {kind} {name} as migrated"), error))
+}
+
+fn marker(body: &Value) -> String {
+    body["metadata"]["annotations"][MIGRATED_FROM]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+fn api(client: &Client, body: &Value) -> Api<DynamicObject> {
+    let version = text(body, "/apiVersion");
+    let (group, version) = version.split_once('/').unwrap_or(("", &version));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &text(body, "/kind")));
+    Api::namespaced_with(client.clone(), &text(body, "/metadata/namespace"), &resource)
+}

@@ -1,0 +1,546 @@
+//! From machine-controller-manager to Cluster API, with the definitions that come with its Go module.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use cmi_driver::{Operation, tags};
+use cmi_simulated::PlantedVm;
+use kube::ResourceExt as _;
+use management_cluster::eventually;
+use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
+use serde_json::{Value, json};
+
+use crate::support::fleet::objects;
+use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
+
+const MODULE: &str = "github.com/gardener/machine-controller-manager@v0.62.1";
+const GROUP: &str = "machine.sapcloud.io";
+
+/// A namespace with a Cluster, and what machine-controller-manager has left: a MachineDeployment with two
+/// machines, whose VMs run and are Nodes.
+struct Left {
+    world: World,
+    cloud: Cloud,
+    drivers: PathBuf,
+    user_data: String,
+}
+
+impl Left {
+    async fn new(case: &str) -> Result<(Self, crate::support::provider::Replica)> {
+        let world = World::new(case).await?;
+        let cloud = Cloud::new(&world);
+        let config = cloud.drivers(json!({}));
+        let provider = Provider::new(config.clone()).start(&world).await?;
+        let drivers = world.folder.join("migrate-drivers.yaml");
+        std::fs::write(&drivers, config)?;
+        world.cluster("md").await?;
+        definitions(&world).await?;
+        let user_data = world.management.workload().await?.bootstrap_data()?;
+        let left = Self {
+            world,
+            cloud,
+            drivers,
+            user_data,
+        };
+        Ok((left, provider))
+    }
+
+    /// A VM as machine-controller-manager has it made.
+    fn plant(&self, name: &str) -> Result<String> {
+        let mut planted = PlantedVm::new("shoot--old", name, "");
+        planted.tags.remove(tags::MACHINE);
+        planted.tags.insert("worker".to_owned(), "1".to_owned());
+        planted.user_data = self.user_data.clone().into();
+        let id = self.cloud.console()?.plant(planted);
+        id.map_err(|status| anyhow!("planting a VM: {status}"))
+    }
+
+    /// A MachineDeployment with its set, class and Secret, and with two machines.
+    fn deployment(&self) -> Result<Vec<Value>> {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": self.metadata("cloud"),
+            "data": {"userData": BASE64_STANDARD.encode(&self.user_data)},
+        });
+        let provider_spec = json!({
+            "vmPool": "default", "size": "small",
+            "tags": {"worker": "1", tags::CLUSTER: "shoot--old", tags::ROLE: "node"},
+        });
+        let class = json!({
+            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "MachineClass", "metadata": self.metadata("small"),
+            "provider": "simulated", "providerSpec": provider_spec,
+            "secretRef": {"name": "cloud", "namespace": self.world.namespace},
+        });
+        let spec = json!({"class": {"kind": "MachineClass", "name": "small"}});
+        let mut all = vec![secret, class];
+        for (kind, name, owner) in [
+            ("MachineDeployment", "workers", None),
+            ("MachineSet", "workers-1", Some(("MachineDeployment", "workers"))),
+        ] {
+            let mut set = json!({
+                "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "metadata": self.metadata(name),
+                "spec": {
+                    "replicas": 2, "selector": {"matchLabels": {"name": "workers"}},
+                    "template": {"metadata": {"labels": {"name": "workers"}}, "spec": spec},
+                },
+            });
+            if let Some(owner) = owner {
+                set["metadata"]["ownerReferences"] = owned_by(owner);
+            } else {
+                set["spec"]["strategy"] =
+                    json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}});
+            }
+            all.push(set);
+        }
+        for name in self.names() {
+            let id = self.plant(&name)?;
+            all.push(self.machine(&name, &id, Some(("MachineSet", "workers-1"))));
+        }
+        Ok(all)
+    }
+
+    /// The machines, which are also Nodes beside those of other cases.
+    fn names(&self) -> [String; 2] {
+        ["a", "b"].map(|name| format!("{}-{name}", self.world.namespace))
+    }
+
+    fn machine(&self, name: &str, id: &str, owner: Option<(&str, &str)>) -> Value {
+        let mut machine = json!({
+            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "Machine", "metadata": self.metadata(name),
+            "spec": {"providerID": id, "class": {"kind": "MachineClass", "name": "small"}},
+        });
+        if let Some(owner) = owner {
+            machine["metadata"]["ownerReferences"] = owned_by(owner);
+        }
+        machine
+    }
+
+    fn metadata(&self, name: &str) -> Value {
+        json!({"name": name, "namespace": self.world.namespace, "labels": {"name": "workers"}})
+    }
+
+    async fn apply(&self, objects: Vec<Value>) -> Result<()> {
+        let mut uids = BTreeMap::new();
+        for mut object in objects {
+            // The garbage collector deletes what has an owner that is not there.
+            for owner in object["metadata"]["ownerReferences"]
+                .as_array_mut()
+                .into_iter()
+                .flatten()
+            {
+                let uid: Option<&String> = uids.get(&(owner["kind"].to_string(), owner["name"].to_string()));
+                owner["uid"] = json!(uid.context("an owner that was not made before")?);
+            }
+            let key = (object["kind"].to_string(), object["metadata"]["name"].to_string());
+            let made = management_cluster::apply(&self.world.admin, object).await?;
+            uids.insert(key, made.uid().context("no UID")?);
+        }
+        Ok(())
+    }
+
+    /// The Lease of machine-controller-manager, renewed at this time.
+    async fn lease(&self, renewed: jiff::Timestamp) -> Result<()> {
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": self.metadata("machine-controller"),
+            "spec": {"holderIdentity": "mcm", "leaseDurationSeconds": 15, "renewTime": format!("{renewed:.6}")},
+        });
+        management_cluster::apply(&self.world.admin, lease).await?;
+        Ok(())
+    }
+
+    fn command(&self, kubeconfig: &Path, flags: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+        command
+            .args(["migrate", "--cluster", "md", "--namespace", &self.world.namespace])
+            .arg("--drivers-config")
+            .arg(&self.drivers)
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .args(flags);
+        command
+    }
+
+    /// What the command prints; its complaint, if it fails.
+    fn migrate(&self, flags: &[&str]) -> Result<Result<String, String>> {
+        let output = self
+            .command(self.world.management.admin_kubeconfig(), flags)
+            .output()?;
+        Ok(printed(&output))
+    }
+
+    /// What of Cluster API there is besides the Cluster.
+    fn made(&self) -> Result<String> {
+        let kinds = "machine.cluster.x-k8s.io,machineset.cluster.x-k8s.io,machinedeployment.cluster.x-k8s.io,inframachine,inframachinetemplate";
+        self.world.kubectl(&["get", kinds, "-o", "name"])
+    }
+}
+
+fn printed(output: &Output) -> Result<String, String> {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(format!("{:?}: {}", output.status.code(), text(&output.stderr)))
+    }
+}
+
+fn owned_by((kind, name): (&str, &str)) -> Value {
+    json!([{"apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "name": name, "uid": "of-another-cluster", "controller": true}])
+}
+
+/// Installs the definitions of machine-controller-manager.
+async fn definitions(world: &World) -> Result<()> {
+    let output = tokio::process::Command::new("go")
+        .args(["mod", "download", "-json", MODULE])
+        .current_dir(&world.folder)
+        .output()
+        .await
+        .context("starting go")?;
+    let module: Value =
+        serde_json::from_slice(&output.stdout).context("reading what go says of the module")?;
+    let folder = module["Dir"]
+        .as_str()
+        .with_context(|| format!("{MODULE} can't be had: {module}"))?;
+    for entry in std::fs::read_dir(Path::new(folder).join("kubernetes/crds"))? {
+        world.apply(&std::fs::read_to_string(entry?.path())?).await?;
+    }
+    eventually(DEADLINE, "the kinds of machine-controller-manager", async || {
+        for kind in ["Machine", "MachineSet", "MachineDeployment", "MachineClass"] {
+            objects(world, GROUP, "v1alpha1", kind)
+                .list(&kube::api::ListParams::default())
+                .await?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// CTL-06: the whole way, by the objects in a cluster.
+#[tokio::test]
+async fn a_machine_deployment_of_another_controller_becomes_one_of_cluster_api_with_its_vms() -> Result<()> {
+    let (left, _provider) = Left::new("migrate").await?;
+    let _kubelets = left.cloud.kubelets();
+    left.apply(left.deployment()?).await?;
+    let vms = left.cloud.holds(2).await?;
+
+    let planned = left.migrate(&["--dry-run"])?.map_err(|error| anyhow!(error))?;
+    let [first, _] = left.names();
+    for part in [
+        "2 VMs are adopted",
+        &format!("create   InfraMachine {first}: adopts"),
+        "create   MachineDeployment workers: 2 replicas",
+        "Nothing was written",
+    ] {
+        ensure!(planned.contains(part), "no `{part}` in: {planned}");
+    }
+    ensure!(left.made()?.is_empty(), "a dry run made {}", left.made()?);
+
+    let unknown = left
+        .migrate(&[])?
+        .err()
+        .context("nothing shows that the other controller is stopped")?;
+    ensure!(
+        unknown.contains("--machine-controller-manager-is-stopped"),
+        "{unknown}"
+    );
+    left.lease(jiff::Timestamp::now()).await?;
+    let running = left.migrate(&["--machine-controller-manager-is-stopped"])?;
+    let running = running.err().context("the other controller runs")?;
+    ensure!(
+        running.starts_with("Some(2)") && running.contains("machine-controller"),
+        "{running}"
+    );
+    ensure!(left.made()?.is_empty(), "{}", left.made()?);
+
+    refuses_a_lease_that_is_renewed_or_is_over(&left).await?;
+    ensure!(left.made()?.is_empty(), "{}", left.made()?);
+
+    left.migrate(&["--machine-controller-manager-is-stopped"])?
+        .map_err(|error| anyhow!(error))?;
+    let fleet = Fleet::of(&left.world, "md");
+    fleet.running(2).await?;
+    ensure!(left.cloud.vms()? == vms, "{:?}", left.cloud.vms()?);
+    let before = versions(&left.world)?;
+    let again = left.migrate(&[])?.map_err(|error| anyhow!(error))?;
+    ensure!(again.contains("Everything was migrated before"), "{again}");
+    ensure!(versions(&left.world)? == before, "the second run wrote something");
+    for (kind, name) in [
+        ("machine", first.as_str()),
+        ("machineclass", "small"),
+        ("machinedeployment", "workers"),
+    ] {
+        let kind = format!("{kind}.{GROUP}");
+        let marked = left
+            .world
+            .kubectl(&["get", &kind, name, "-o", "jsonpath={.metadata.annotations}"])?;
+        ensure!(marked.contains("migrated-to"), "{kind} {name}: {marked}");
+    }
+
+    refuses_a_machine_that_comes_later(&left).await?;
+
+    // It is a MachineDeployment like any other, and was not rolled.
+    let names = |vms: &[cmi_simulated::Vm]| vms.iter().map(|vm| vm.name.clone()).collect::<Vec<_>>();
+    left.world.kubectl(&[
+        "scale",
+        "machinedeployment.cluster.x-k8s.io",
+        "workers",
+        "--replicas=3",
+    ])?;
+    fleet.running(3).await?;
+    let grown = left.cloud.holds(3).await?;
+    ensure!(
+        names(&vms).iter().all(|name| names(&grown).contains(name)),
+        "{grown:?}"
+    );
+    left.world.kubectl(&[
+        "delete",
+        "machinedeployment.cluster.x-k8s.io",
+        "workers",
+        "--wait=false",
+    ])?;
+    fleet.gone().await?;
+    left.cloud.holds(0).await?;
+    makes_nothing_again(&left).await
+}
+
+/// Nothing proves that the other controller is stopped, and a Lease may say that it is not.
+async fn refuses_a_lease_that_is_renewed_or_is_over(left: &Left) -> Result<()> {
+    // Renewed by a clock that is behind.
+    let behind = || jiff::Timestamp::now() - std::time::Duration::from_mins(2);
+    let renewing = async {
+        let mut ticks = tokio::time::interval(std::time::Duration::from_millis(500));
+        loop {
+            ticks.tick().await;
+            if let Err(error) = left.lease(behind()).await {
+                return error;
+            }
+        }
+    };
+    left.lease(behind()).await?;
+    let admin = left.world.management.admin_kubeconfig();
+    let command = left.command(admin, &["--machine-controller-manager-is-stopped"]);
+    let mut command = tokio::process::Command::from(command);
+    let renewed = tokio::select! {
+        error = renewing => return Err(error),
+        output = command.output() => printed(&output?),
+    };
+    let renewed = renewed.err().context("the Lease is renewed")?;
+    ensure!(
+        renewed.starts_with("Some(2)") && renewed.contains("held or changes"),
+        "{renewed}"
+    );
+
+    left.lease(behind()).await?;
+    let unsaid = left.migrate(&[])?.err();
+    let unsaid = unsaid.context("a Lease that is over proves nothing")?;
+    ensure!(
+        unsaid.contains("--machine-controller-manager-is-stopped"),
+        "{unsaid}"
+    );
+    Ok(())
+}
+
+/// It is neither left out silently nor marked.
+async fn refuses_a_machine_that_comes_later(left: &Left) -> Result<()> {
+    let uid = "jsonpath={.metadata.uid}";
+    let uid = left
+        .world
+        .kubectl(&["get", "machineset.machine.sapcloud.io", "workers-1", "-o", uid])?;
+    let mut late = left.machine("late", "simulated://late", Some(("MachineSet", "workers-1")));
+    late["metadata"]["ownerReferences"][0]["uid"] = json!(uid.trim());
+    management_cluster::apply(&left.world.admin, late).await?;
+    let came = left
+        .migrate(&["--machine-controller-manager-is-stopped"])?
+        .err()
+        .context("a machine came later")?;
+    ensure!(came.contains("has run since") && came.contains("late"), "{came}");
+    left.world
+        .kubectl(&["delete", "machine.machine.sapcloud.io", "late"])?;
+    Ok(())
+}
+
+/// A MachineDeployment that was deleted is not made again.
+async fn makes_nothing_again(left: &Left) -> Result<()> {
+    let is_gone = || {
+        let made = left.made()?;
+        let mut rest = made
+            .lines()
+            .filter(|name| !name.starts_with("inframachinetemplate"));
+        ensure!(rest.next().is_none(), "{made}");
+        Ok(())
+    };
+    eventually(DEADLINE, "all but the template is gone", async || is_gone()).await?;
+    let ended = left.migrate(&["--machine-controller-manager-is-stopped"])?;
+    let ended = ended.map_err(|error| anyhow!(error))?;
+    ensure!(ended.contains("Everything was migrated before"), "{ended}");
+    is_gone()
+}
+
+/// Kind, name and resource version of all that a run may write, and that no controller goes on writing.
+fn versions(world: &World) -> Result<String> {
+    let kinds = "inframachinetemplate,secret,machineclass.machine.sapcloud.io,machine.machine.sapcloud.io,machinedeployment.machine.sapcloud.io,machineset.machine.sapcloud.io";
+    let columns = "jsonpath={range .items[*]}{.kind}/{.metadata.name}={.metadata.resourceVersion} {end}";
+    world.kubectl(&["get", kinds, "-o", columns])
+}
+
+/// CTL-06: killed after every write, each time, and run again: it ends where an undisturbed run does, and no
+/// machine is made or deleted on the way. A run that would make other templates for what is there is refused.
+#[tokio::test]
+async fn a_migration_that_is_cut_off_after_every_write_is_taken_up_again() -> Result<()> {
+    let (left, _provider) = Left::new("migrate-cut").await?;
+    let _kubelets = left.cloud.kubelets();
+    let mut all = left.deployment()?;
+    let empty = all.iter().find(|object| object["kind"] == "MachineDeployment");
+    let mut empty = empty.context("no MachineDeployment")?.clone();
+    empty["metadata"]["name"] = json!("empty");
+    empty["spec"]["replicas"] = json!(0);
+    all.push(empty);
+    left.apply(all).await?;
+    let vms = left.cloud.holds(2).await?;
+    let next: Arc<Mutex<Option<Gate>>> = Arc::default();
+    let hook = {
+        let next = Arc::clone(&next);
+        move |request: &ProxiedRequest| {
+            if request.write.is_none() {
+                return Fault::None;
+            }
+            let gate = next.lock().unwrap_or_else(PoisonError::into_inner).take();
+            gate.map_or(Fault::None, Fault::HoldAfter)
+        }
+    };
+    let proxy = Proxy::start(&left.world.management, hook).await?;
+    let kubeconfig = proxy.kubeconfig(left.world.management.admin_kubeconfig())?;
+    let (mut cut, mut refused) = (0, 0);
+    loop {
+        let gate = Gate::new();
+        *next.lock().unwrap_or_else(PoisonError::into_inner) = Some(gate.clone());
+        let command = left.command(&kubeconfig, &["--machine-controller-manager-is-stopped"]);
+        let mut process = tokio::process::Command::from(command)
+            .kill_on_drop(true)
+            .spawn()?;
+        tokio::select! {
+            () = gate.reached() => process.kill().await?,
+            ended = process.wait() => {
+                ensure!(ended?.success(), "after {cut} cuts");
+                break;
+            }
+        }
+        cut += 1;
+        ensure!(cut < 40, "it never ends");
+        if refused == 0
+            && left
+                .made()?
+                .contains("machinedeployment.cluster.x-k8s.io/workers")
+        {
+            let flags = [
+                "--machine-controller-manager-is-stopped",
+                "--bootstrap-secret=other",
+            ];
+            let other = left.migrate(&flags)?.err().context("other bootstrap data")?;
+            ensure!(
+                other.contains("MachineDeployment workers") && other.contains("dataSecretName"),
+                "{other}"
+            );
+            refused += 1;
+        }
+    }
+    ensure!(cut >= 10, "only {cut} writes were cut off");
+    ensure!(refused == 1, "no MachineDeployment was seen");
+    let sets = left
+        .world
+        .kubectl(&["get", "machineset.cluster.x-k8s.io", "-o", "name"])?;
+    ensure!(
+        sets.lines().count() == 2 && sets.contains("/empty-migrated"),
+        "a MachineDeployment made a MachineSet of its own: {sets}"
+    );
+    Fleet::of(&left.world, "md").running(2).await?;
+    ensure!(left.cloud.vms()? == vms, "{:?}", left.cloud.vms()?);
+    let calls = left.cloud.calls()?;
+    let changes = calls.iter().filter(|call| {
+        matches!(
+            call.operation,
+            Operation::CreateMachine | Operation::DeleteMachine
+        )
+    });
+    ensure!(changes.count() == 0, "{calls:?}");
+    Ok(())
+}
+
+/// CTL-06: files, a class of the driver's own kind, a MachineSet and a Machine that nothing keeps.
+#[tokio::test]
+async fn files_with_a_class_of_the_drivers_own_kind_are_migrated_without_a_machine_deployment() -> Result<()>
+{
+    let (left, _provider) = Left::new("migrate-files").await?;
+    let _kubelets = left.cloud.kubelets();
+    let mut all = left.deployment()?;
+    all.retain(|object| object["kind"] != "MachineDeployment");
+    let alone = format!("{}-alone", left.world.namespace);
+    let alone = left.machine(&alone, &left.plant(&alone)?, None);
+    all.push(alone);
+    for object in &mut all {
+        match object["kind"].as_str() {
+            Some("MachineClass") => {
+                *object = json!({
+                    "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "SimulatedMachineClass", "metadata": object["metadata"],
+                    "spec": {
+                        "pool": "default", "size": "small", "tags": object["providerSpec"]["tags"],
+                        "secretRef": object["secretRef"],
+                    },
+                });
+            }
+            Some("MachineSet") => {
+                object["metadata"]["ownerReferences"] = json!([]);
+                object["spec"]["template"]["spec"]["class"]["kind"] = json!("SimulatedMachineClass");
+            }
+            Some("Machine") => object["spec"]["class"]["kind"] = json!("SimulatedMachineClass"),
+            _ => {}
+        }
+    }
+    let vms = left.cloud.holds(3).await?;
+    let file = left.world.folder.join("mcm.json");
+    let broken = json!({"apiVersion": "v1", "kind": "List", "items": all[1..]});
+    std::fs::write(&file, broken.to_string())?;
+    let flags = [
+        "-f",
+        &file.to_string_lossy(),
+        "--machine-controller-manager-is-stopped",
+    ];
+    let incomplete = left.migrate(&flags)?.err().context("a Secret is missing")?;
+    ensure!(
+        incomplete.contains("SimulatedMachineClass `small`")
+            && incomplete.contains("/cloud`, which is not there"),
+        "{incomplete}"
+    );
+    ensure!(left.made()?.is_empty(), "{}", left.made()?);
+
+    std::fs::write(
+        &file,
+        json!({"apiVersion": "v1", "kind": "List", "items": all}).to_string(),
+    )?;
+    left.migrate(&flags)?.map_err(|error| anyhow!(error))?;
+    let fleet = Fleet::of(&left.world, "md");
+    fleet.running(3).await?;
+    ensure!(left.cloud.vms()? == vms, "{:?}", left.cloud.vms()?);
+    let again = left.migrate(&flags)?.map_err(|error| anyhow!(error))?;
+    ensure!(again.contains("Everything was migrated before"), "{again}");
+    let sets = objects(&left.world, "cluster.x-k8s.io", "v1beta2", "MachineSet");
+    let set = sets.get("workers-1").await?;
+    ensure!(
+        !set.annotations()
+            .contains_key("cluster.x-k8s.io/disable-machine-create"),
+        "it makes no Machine for ever: {:?}",
+        set.annotations()
+    );
+    left.world.kubectl(&[
+        "scale",
+        "machineset.cluster.x-k8s.io",
+        "workers-1",
+        "--replicas=3",
+    ])?;
+    fleet.running(4).await?;
+    left.cloud.holds(4).await?;
+    Ok(())
+}
