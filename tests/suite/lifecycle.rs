@@ -123,8 +123,8 @@ async fn a_cluster_goes_with_all_that_belongs_to_it(backing: Backing) -> Result<
     fleet.running(2).await?;
     world.kubectl(&["delete", "cluster", "md", "--wait=false"])?;
     eventually(DEADLINE, "an empty namespace", async || {
-        let left = world.kubectl(&["get", "cluster-api", "-o", "name"])?;
-        ensure!(left.is_empty(), "{left}");
+        let left = world.cluster_api_objects()?;
+        ensure!(left.is_empty(), "{left:?}");
         Ok(())
     })
     .await?;

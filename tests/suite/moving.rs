@@ -42,8 +42,8 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
 
     source.move_to(&target)?;
 
-    let left = source.kubectl(&["get", "cluster-api", "-o", "name"])?;
-    ensure!(left.is_empty(), "left at the source: {left}");
+    let left = source.cluster_api_objects()?;
+    ensure!(left.is_empty(), "left at the source: {left:?}");
     let moved = Fleet::of(&target, "md");
     moved.running(2).await?;
     let after = by_name(nodes_are_looked_at(&moved).await?);

@@ -144,6 +144,14 @@ impl World {
         let mut command = self.management.kubectl();
         run(command.args(["-n", &self.namespace]).args(arguments))
     }
+
+    /// The objects of Cluster API that the namespace has, by kind and name; what belongs to no namespace is
+    /// of other cases.
+    pub fn cluster_api_objects(&self) -> Result<Vec<String>> {
+        let all = self.kubectl(&["get", "cluster-api", "-o", "name"])?;
+        let is_namespaced = |name: &&str| !name.starts_with("extensionconfig.");
+        Ok(all.lines().filter(is_namespaced).map(str::to_owned).collect())
+    }
 }
 
 /// Runs a command and gives what it printed.
