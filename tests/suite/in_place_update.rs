@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use capcmi::api::conditions::{self, VIRTUAL_MACHINE_UP_TO_DATE};
@@ -117,34 +117,88 @@ async fn updated(in_place: &InPlace, fleet: &Fleet<'_>, tier: &str) -> Result<()
 
 async fn settled(world: &World, cloud: &Cloud, fleet: &Fleet<'_>, tier: &str) -> Result<()> {
     eventually(DEADLINE, &format!("VMs of tier {tier}"), async || {
-        let tiers: Vec<_> = cloud
-            .vms()?
-            .iter()
-            .map(|vm| vm.labels.get("tier").cloned())
-            .collect();
-        ensure!(
-            tiers.iter().all(|seen| seen.as_deref() == Some(tier)),
-            "{tiers:?}, {}",
-            updating(world).await?
-        );
-        for machine in fleet.infra_machines().await? {
-            let annotations = machine.annotations();
-            let is_done = says(&machine, VIRTUAL_MACHINE_UP_TO_DATE, "True", "UpToDate")
-                && !annotations.contains_key(labels::UPDATE_IN_PROGRESS);
-            ensure!(is_done, "{machine:?}, {}", updating(world).await?);
-        }
-        // Core loses an update that begins while it ends the one before.
-        let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
-        for machine in machines.list(&ListParams::default()).await?.items {
-            let annotations = machine.annotations();
-            let is_done = !annotations.contains_key(labels::UPDATE_IN_PROGRESS)
-                && !annotations.contains_key(PENDING_HOOKS)
-                && condition(&machine, "Updating")["status"] == "False";
-            ensure!(is_done, "{:#}", machine.data);
-        }
-        Ok(())
+        is_settled(world, cloud, fleet, tier).await
     })
     .await
+}
+
+async fn is_settled(world: &World, cloud: &Cloud, fleet: &Fleet<'_>, tier: &str) -> Result<()> {
+    ensure!(
+        is_tier(cloud, tier)?,
+        "{:?}, {}",
+        cloud.vms()?,
+        updating(world).await?
+    );
+    for machine in fleet.infra_machines().await? {
+        let annotations = machine.annotations();
+        let is_done = says(&machine, VIRTUAL_MACHINE_UP_TO_DATE, "True", "UpToDate")
+            && !annotations.contains_key(labels::UPDATE_IN_PROGRESS);
+        ensure!(is_done, "{machine:?}, {}", updating(world).await?);
+    }
+    let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
+    for machine in machines.list(&ListParams::default()).await?.items {
+        // Core loses an update that begins while it ends the one before.
+        ensure!(has_no_update(&machine), "{:#}", machine.data);
+    }
+    Ok(())
+}
+
+/// Waits as [`updated`] does, where the update begins as core ends the one before: then core may lose it, and
+/// the operator points the MachineDeployment at a new template.
+async fn updated_by_repetition(in_place: &InPlace, fleet: &Fleet<'_>, tier_name: &str) -> Result<()> {
+    const MOST_TEMPLATES: usize = 5;
+    let (world, cloud) = (&in_place.world, &in_place.cloud);
+    let mut template = tier_name.to_owned();
+    for again in 0..MOST_TEMPLATES {
+        let is_lost = eventually(DEADLINE, "an update that is done, or lost", async || {
+            if is_lost(in_place, &template, tier_name).await? {
+                return Ok(true);
+            }
+            is_settled(world, cloud, fleet, tier_name).await?;
+            Ok(false)
+        })
+        .await?;
+        if !is_lost {
+            return Ok(());
+        }
+        template = format!("{tier_name}-{again}");
+        retemplate(fleet, &template, tier(tier_name)).await?;
+    }
+    bail!("core lost {MOST_TEMPLATES} updates")
+}
+
+/// Whether core has moved the Machine to the MachineSet of a template, and forgotten to update it.
+async fn is_lost(in_place: &InPlace, template: &str, tier: &str) -> Result<bool> {
+    let of = |kind| objects(&in_place.world, "cluster.x-k8s.io", "v1beta2", kind);
+    let sets = of("MachineSet").list(&ListParams::default()).await?.items;
+    let machines = of("Machine").list(&ListParams::default()).await?.items;
+    let is_wanted = |machine: &DynamicObject| {
+        let mut owned = sets.iter().filter(|set| {
+            let owners = machine.owner_references();
+            owners
+                .iter()
+                .any(|owner| Some(&owner.uid) == set.metadata.uid.as_ref())
+        });
+        let reference = "/spec/template/spec/infrastructureRef/name";
+        owned.any(|set| set.data.pointer(reference) == Some(&json!(template)))
+    };
+    let is_over = machines
+        .iter()
+        .all(|machine| is_wanted(machine) && has_no_update(machine));
+    Ok(is_over && !machines.is_empty() && !is_tier(&in_place.cloud, tier)?)
+}
+
+fn has_no_update(machine: &DynamicObject) -> bool {
+    let annotations = machine.annotations();
+    !annotations.contains_key(labels::UPDATE_IN_PROGRESS)
+        && !annotations.contains_key(PENDING_HOOKS)
+        && condition(machine, "Updating")["status"] == "False"
+}
+
+fn is_tier(cloud: &Cloud, tier: &str) -> Result<bool> {
+    let vms = cloud.vms()?;
+    let mut tiers = vms.iter().map(|vm| vm.labels.get("tier"));
+    Ok(tiers.all(|seen| seen.is_some_and(|seen| seen == tier)))
 }
 
 /// What Cluster API says of the updates of all Machines.
@@ -308,7 +362,7 @@ async fn an_update_that_fails_is_shown_on_the_machine_and_taken_back_at_the_driv
     says_of_its_update(world, "Aborted: UpdateMachine").await?;
     retemplate(&fleet, "silver", tier("silver")).await?;
     cloud.fail(json!([]))?;
-    updated(&in_place, &fleet, "silver").await?;
+    updated_by_repetition(&in_place, &fleet, "silver").await?;
     ensure!(ids(&cloud.holds(1).await?) == ids(&before), "the VM was replaced");
 
     // And deleted in the middle of another one.
@@ -394,22 +448,23 @@ async fn a_machine_of_a_control_plane_is_asked_about_by_itself_and_updated_in_pl
         "{answer}"
     );
 
-    let in_progress = json!({"metadata": {"annotations": {labels::UPDATE_IN_PROGRESS: ""}}});
+    let annotate = |key: &str, value: &str| json!({"metadata": {"annotations": {key: value}}});
+    let in_progress = annotate(labels::UPDATE_IN_PROGRESS, "");
     let mut changed = in_progress.clone();
     json_patch::merge(&mut changed, &labels_change);
+    let bootstraps = objects(
+        world,
+        "bootstrap.cluster.x-k8s.io",
+        "v1alpha1",
+        "StandInBootstrap",
+    );
+    let parameters = PatchParams::default();
+    let begun = Patch::Merge(&in_progress);
+    machines.patch("m", &parameters, &begun).await?;
     machine.patch(changed).await?;
-    world.kubectl(&[
-        "patch",
-        "standinbootstrap",
-        "m",
-        "--type=merge",
-        "-p",
-        &in_progress.to_string(),
-    ])?;
-    let mut pending = in_progress.clone();
-    pending["metadata"]["annotations"][PENDING_HOOKS] = json!("UpdateMachine");
-    let patch = Patch::Merge(pending);
-    machines.patch("m", &PatchParams::default(), &patch).await?;
+    bootstraps.patch("m", &parameters, &begun).await?;
+    let pending = Patch::Merge(annotate(PENDING_HOOKS, "UpdateMachine"));
+    machines.patch("m", &parameters, &pending).await?;
     let done = |machine: &InfraMachine| {
         says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "True", "UpToDate")
             && !machine.annotations().contains_key(labels::UPDATE_IN_PROGRESS)
