@@ -228,12 +228,12 @@ async fn the_node_of_a_vm_is_left_alone_where_the_inframachine_that_contests_it_
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     let _kubelets = cloud.kubelets();
     world.cluster("one").await?;
-    let id = plant_with(&cloud, "m", &user_data(&world).await?)?;
-    let first = adopting(&world, "m", &id).create().await?;
+    let id = plant_with(&cloud, "contested", &user_data(&world).await?)?;
+    let first = adopting(&world, "contested", &id).create().await?;
     first.provisioned().await?;
     let nodes = Api::<Node>::all(world.management.workload().await?.admin_client().await?);
     let registered = eventually(DEADLINE, "the Node of the VM", async || {
-        let node = nodes.get("m").await?;
+        let node = nodes.get("contested").await?;
         let named = node.spec.as_ref().and_then(|spec| spec.provider_id.as_ref());
         ensure!(named == Some(&id), "{named:?}");
         Ok(node)
@@ -254,7 +254,7 @@ async fn the_node_of_a_vm_is_left_alone_where_the_inframachine_that_contests_it_
     .await?;
     second.delete().await?;
     second.gone().await?;
-    let kept = nodes.get("m").await?;
+    let kept = nodes.get("contested").await?;
     ensure!(kept.uid() == registered.uid(), "another Node");
     let is_cordoned = kept.spec.and_then(|spec| spec.unschedulable);
     ensure!(is_cordoned != Some(true), "it was drained");

@@ -385,22 +385,22 @@ async fn a_machine_of_a_control_plane_is_asked_about_by_itself_and_updated_in_pl
     world.cluster("one").await?;
     let config = json!({
         "apiVersion": "bootstrap.cluster.x-k8s.io/v1alpha1", "kind": "StandInBootstrap",
-        "metadata": {"name": "m", "namespace": world.namespace}, "spec": {},
+        "metadata": {"name": "in-place-cp", "namespace": world.namespace}, "spec": {},
     });
     let what = "a bootstrap configuration";
     let apply = async || management_cluster::apply(&world.admin, config.clone()).await;
     eventually(DEADLINE, what, apply).await?;
     let reference = json!({"configRef": {
-        "apiGroup": "bootstrap.cluster.x-k8s.io", "kind": "StandInBootstrap", "name": "m",
+        "apiGroup": "bootstrap.cluster.x-k8s.io", "kind": "StandInBootstrap", "name": "in-place-cp",
     }});
-    let machine = ByHand::new(world, "one", "m")
+    let machine = ByHand::new(world, "one", "in-place-cp")
         .machine("/spec/bootstrap", reference)
         .machine("/metadata/labels/cluster.x-k8s.io~1control-plane", json!(""));
     let machine = machine.create().await?;
     machine.provisioned().await?;
     let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
     eventually(DEADLINE, "a Machine with a Node", async || {
-        let found = machines.get("m").await?;
+        let found = machines.get("in-place-cp").await?;
         ensure!(
             found.data["status"]["nodeRef"]["name"].is_string(),
             "{:#}",
@@ -460,17 +460,17 @@ async fn a_machine_of_a_control_plane_is_asked_about_by_itself_and_updated_in_pl
     );
     let parameters = PatchParams::default();
     let begun = Patch::Merge(&in_progress);
-    machines.patch("m", &parameters, &begun).await?;
+    machines.patch("in-place-cp", &parameters, &begun).await?;
     machine.patch(changed).await?;
-    bootstraps.patch("m", &parameters, &begun).await?;
+    bootstraps.patch("in-place-cp", &parameters, &begun).await?;
     let pending = Patch::Merge(annotate(PENDING_HOOKS, "UpdateMachine"));
-    machines.patch("m", &parameters, &pending).await?;
+    machines.patch("in-place-cp", &parameters, &pending).await?;
     let done = |machine: &InfraMachine| {
         says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "True", "UpToDate")
             && !machine.annotations().contains_key(labels::UPDATE_IN_PROGRESS)
     };
     machine.until("an update that core has ended", done).await?;
-    let calls = cloud.count(Operation::UpdateMachine, "m")?;
+    let calls = cloud.count(Operation::UpdateMachine, "in-place-cp")?;
     ensure!(calls == 1, "{calls} updates");
     Extension::unregister(world).await
 }

@@ -134,7 +134,8 @@ impl Cloud {
         Ok(self.calls()?.into_iter().filter(started).collect())
     }
 
-    /// The kubelets of the guests, as they boot.
+    /// The kubelets of the guests, as they boot. All cases share one workload cluster: the name of a VM that
+    /// becomes a Node has to be of one case alone.
     pub fn kubelets(&self) -> HollowKubelet {
         HollowKubelet::start(guests(&self.state))
     }
