@@ -101,8 +101,9 @@ pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Resul
     })
 }
 
-/// The tags that the VM of a machine carries, where another has made it and it is the machine's by now: by
-/// what was written down when the driver confirmed it, whatever became of the annotation.
+/// The tags that the VM of a machine is to carry, where another has made it and it is the machine's by now:
+/// those that were written down when the driver confirmed it, whatever became of the annotation, and the
+/// machine's identity where the driver can add it.
 ///
 /// # Errors
 /// The tags of such a VM can't be told, in words: with the provider's own it would be changed.
@@ -121,7 +122,14 @@ pub fn adopted_tags(
         // Not the tags of a create.
         return Ok(carried.filter(|carried| is_known && carried.machine.as_deref() != Some(id.tag())));
     }
-    carried.map(Some).ok_or_else(|| {
+    let identified = |carried: IdentityTags| {
+        let added = capabilities.adds_machine_tag().then(|| id.tag().to_owned());
+        Some(IdentityTags {
+            machine: carried.machine.or(added),
+            ..carried
+        })
+    };
+    carried.map(identified).ok_or_else(|| {
         format!(
             "the VM was adopted, and the annotation {} has no tags where the driver wants them, at `{}`: nothing is changed, since the VM would get other tags; correct that annotation",
             labels::APPLIED_PROVIDER_SPEC,

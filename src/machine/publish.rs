@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use kube::runtime::controller::Action;
 
 use super::Context;
+use super::adoption::Adoption;
 use super::cause::Cause;
 use super::gather::Gathered;
 use super::object::{Annotation, Object};
@@ -146,6 +147,8 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
         }
         // It was asked after before anything else: whatever else there is to do comes now.
         Outcome::Provisioned(_) if before.is_provisioned() => Some(Duration::ZERO),
+        // An adopted VM may lack the tag of its machine, and no write of this reconcile need be seen.
+        Outcome::Provisioned(_) if Adoption::of(before) != Adoption::None => Some(Duration::ZERO),
         Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
         Outcome::NoOp(_)
         | Outcome::NotOffered(_)

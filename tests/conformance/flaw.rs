@@ -260,6 +260,14 @@ pub enum Flaw {
     UpdateNotThere,
     /// UpdateMachine updates the VM of another cluster.
     UpdateAnyCluster,
+    /// UpdateMachine leaves a VM without the tag of its machine, and says OK.
+    UpdateAddsNoMachineTag,
+    /// UpdateMachine gives a VM the tag of another machine.
+    UpdateReplacesMachineTag,
+    /// A VM that got the tag of its machine is not found without it.
+    StatusWantsMachineTag,
+    /// A VM that got the tag of its machine is not deleted without it.
+    DeleteWantsMachineTag,
     /// What was updated is not found by its new spec.
     UpdateLosesTheVm,
 

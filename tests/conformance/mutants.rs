@@ -277,6 +277,10 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (UpdateNotThere, "UPD-02"),
     (UpdateAnyCluster, "UPD-03"),
     (UpdateLosesTheVm, "UPD-02"),
+    (UpdateAddsNoMachineTag, "CAP-18"),
+    (StatusWantsMachineTag, "CAP-19"),
+    (DeleteWantsMachineTag, "CAP-19"),
+    (UpdateReplacesMachineTag, "CAP-20"),
     // RestartMachine.
     (RestartDoesNothing, "CAP-14"),
     (OnlyOnce(RestartMachine), "CAP-14"),

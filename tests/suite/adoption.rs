@@ -20,7 +20,7 @@ fn carried() -> serde_json::Value {
     json!({tags::CLUSTER: "shoot--old", tags::ROLE: "worker"})
 }
 
-/// A VM of the other controller; its id.
+/// A VM of the other controller, of the size and with the tags of [`ByHand`]'s spec; its id.
 fn plant(cloud: &Cloud, name: &str) -> Result<String> {
     plant_with(cloud, name, &[])
 }
@@ -30,7 +30,9 @@ fn plant_with(cloud: &Cloud, name: &str, user_data: &[u8]) -> Result<String> {
     let mut planted = PlantedVm::new("shoot--old", name, "");
     planted.tags.remove(tags::MACHINE);
     planted.tags.insert(tags::ROLE.to_owned(), "worker".to_owned());
-    planted.tags.insert("mcm".to_owned(), "1".to_owned());
+    planted.tags.insert("team".to_owned(), "a".to_owned());
+    "small".clone_into(&mut planted.size);
+    planted.root_fs_gb = 10;
     planted.user_data = user_data.to_vec();
     let id = cloud.console()?.plant(planted);
     id.map_err(|status| anyhow!("planting a VM: {status}"))
@@ -105,6 +107,65 @@ async fn a_vm_of_another_controller_is_adopted_untouched_and_goes_with_its_machi
     machine.gone().await?;
     let left = cloud.holds(1).await?;
     ensure!(left[0].name == "other", "{left:?}");
+    Ok(())
+}
+
+/// UPD-03, CAP-18: the VM gets the one tag that it lacks, once, and is then found by it; a VM that the
+/// identity was never written down for goes by its id all the same.
+#[tokio::test]
+async fn an_adopted_vm_gets_the_tag_of_its_machine_where_the_driver_can_add_it() -> Result<()> {
+    let world = World::new("adoption-tag").await?;
+    let cloud = Cloud::new(&world);
+    let (id, unwritten) = (plant(&cloud, "m")?, plant(&cloud, "unwritten")?);
+    let before = cloud.vms()?;
+    let entry = json!({"timeouts": {"updateMachine": "5s"}});
+    let _provider = Provider::new(cloud.drivers_with(entry, json!({"addsMachineTag": true})))
+        .start(&world)
+        .await?;
+    cloud.fail(json!([{"operation": "UpdateMachine", "machine": "unwritten", "hang": "after"}]))?;
+    world.cluster("one").await?;
+    let machine = adopting(&world, "m", &id).create().await?;
+    let identified = machine
+        .until("a VM that is tagged", |machine| {
+            let applied = machine.annotations().get(labels::APPLIED_PROVIDER_SPEC);
+            applied.is_some_and(|applied| applied.contains(tags::MACHINE))
+                && says(machine, READY, "True", "Ready")
+        })
+        .await?;
+    let tag = identified.annotations()[labels::MACHINE_ID]
+        .rsplit('/')
+        .next()
+        .unwrap_or_default();
+    let vms = cloud.vms()?;
+    for (vm, old) in vms.iter().zip(&before).filter(|(vm, _)| vm.name == "m") {
+        let mut expected = old.clone();
+        expected.tags.insert(tags::MACHINE.to_owned(), tag.to_owned());
+        ensure!(*vm == expected, "{old:?} became {vm:?}");
+    }
+    ensure!(
+        changes(&cloud, "m")? == [Operation::UpdateMachine],
+        "{:?}",
+        changes(&cloud, "m")?
+    );
+
+    let cut_off = adopting(&world, "unwritten", &unwritten).create().await?;
+    eventually(DEADLINE, "a VM whose update was not answered", async || {
+        let vms = cloud.vms()?;
+        let is_tagged = vms
+            .iter()
+            .any(|vm| vm.name == "unwritten" && !vm.machine().is_empty());
+        ensure!(is_tagged, "{vms:?}");
+        Ok(())
+    })
+    .await?;
+    let unwritten = cut_off.get().await?;
+    let applied = &unwritten.annotations()[labels::APPLIED_PROVIDER_SPEC];
+    ensure!(!applied.contains(tags::MACHINE), "{applied}");
+    for machine in [&machine, &cut_off] {
+        machine.delete().await?;
+        machine.gone().await?;
+    }
+    cloud.holds(0).await?;
     Ok(())
 }
 

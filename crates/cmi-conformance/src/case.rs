@@ -8,7 +8,7 @@ use super::answer::CaseResult;
 use super::config::Setting;
 use super::hooks::Hook;
 use super::test_context::TestContext;
-use cmi_driver::Operation;
+use cmi_driver::{Operation, tags};
 
 /// A case. Cases are told apart by their names, which stay as they are.
 pub struct Case {
@@ -37,6 +37,8 @@ pub enum Need {
     Endpoint,
     /// The back end takes a second VM of a name.
     SecondVm,
+    /// The driver can give a VM the tag `capcmi.io/machine`.
+    MachineTag,
 }
 
 impl Case {
@@ -59,6 +61,7 @@ impl fmt::Display for Need {
             Self::Setting(setting) => write!(f, "`{}`", setting.path()),
             Self::Endpoint => f.write_str("an endpoint"),
             Self::SecondVm => f.write_str("no `uniqueNames`"),
+            Self::MachineTag => write!(f, "`{}` in `hot_updatable`", tags::MACHINE),
         }
     }
 }

@@ -11,6 +11,7 @@ mod given_up;
 mod identity;
 mod initialize;
 mod list;
+mod machine_tag;
 mod migrate;
 mod names;
 mod published;
@@ -40,6 +41,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         shut_down::CASES,
         initialize::CASES,
         update::CASES,
+        machine_tag::CASES,
         restart_machine::CASES,
         class::CASES,
         volumes::CASES,

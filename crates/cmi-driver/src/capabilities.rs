@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Operation, ProviderSpec, SpecSchema, Status};
+use super::{Operation, ProviderSpec, SpecSchema, Status, tags};
 
 /// A place inside a provider spec, as RFC 6901 writes it: `/network/tags`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,6 +20,12 @@ impl JsonPointer {
     /// The pointer to a field at the top level.
     pub fn field(name: &str) -> Self {
         Self(vec![name.to_owned()])
+    }
+
+    /// The pointer to a field of the object at this place.
+    #[must_use]
+    pub fn child(&self, name: &str) -> Self {
+        Self(self.0.iter().cloned().chain([name.to_owned()]).collect())
     }
 
     /// The names on the way, outermost first; never empty.
@@ -92,6 +98,19 @@ impl Capabilities {
     /// Whether this call may be made. The required calls and the identity calls always may.
     pub fn offers(&self, operation: Operation) -> bool {
         operation.is_required() || self.operations.contains(&operation)
+    }
+
+    /// Where the tag [`tags::MACHINE`] stands in a provider spec.
+    pub fn machine_tag_path(&self) -> JsonPointer {
+        self.tag_path.child(tags::MACHINE)
+    }
+
+    /// Whether [`super::Driver::update_machine`] gives a VM that lacks the tag [`tags::MACHINE`] this tag.
+    ///
+    /// `hot_updatable` has to name its very place: a driver that can change tags promises nothing about the
+    /// one by which a VM is found. See [`super::UpdateMachineRequest`] for what such a driver keeps.
+    pub fn adds_machine_tag(&self) -> bool {
+        self.offers(Operation::UpdateMachine) && self.hot_updatable.contains(&self.machine_tag_path())
     }
 
     /// Checks a provider spec against the schema that the driver publishes, if it does. Makes no call.

@@ -285,6 +285,11 @@ pub struct ShutDownMachineResponse {
 }
 
 /// Change hot-updatable fields of a VM (UPD-03).
+///
+/// Where a VM was adopted that has no tag [`tags::MACHINE`](crate::tags::MACHINE), and the driver
+/// [can add it](crate::Capabilities::adds_machine_tag), the new spec has the tag and the last applied one has
+/// not. Until that is answered with OK, calls about the VM come without the tag, also when it has it by then:
+/// without the tag, name, cluster and id say which VM is meant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpdateMachineRequest {
     /// The machine that it was made for, with the new spec.

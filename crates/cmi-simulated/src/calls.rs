@@ -17,6 +17,7 @@ use cmi_driver::{
     InitializeMachineRequest, JsonPointer, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine,
     Operation, PluginInfo, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
     ShutDownMachineResponse, SpecSchema, Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone,
+    tags,
 };
 
 impl SimulatedDriver {
@@ -84,13 +85,19 @@ impl Driver for SimulatedDriver {
             let required = Capabilities::minimal();
             let offered =
                 |operation: &Operation| !required.offers(*operation) && self.config.offers(*operation);
+            let tag_path = JsonPointer::field(TAGS);
+            let machine_tag = self
+                .config
+                .adds_machine_tag
+                .then(|| tag_path.child(tags::MACHINE));
+            let hot_updatable = [JsonPointer::field(LABELS)].into_iter().chain(machine_tag);
             let updates = self.config.offers(Operation::UpdateMachine);
             Ok(Capabilities {
                 operations: Operation::ALL.into_iter().filter(offered).collect(),
                 zones: !self.config.zones.is_empty(),
                 consistency_window: self.config.consistency_window(),
-                tag_path: JsonPointer::field(TAGS),
-                hot_updatable: updates.then(|| JsonPointer::field(LABELS)).into_iter().collect(),
+                tag_path,
+                hot_updatable: hot_updatable.filter(|_| updates).collect(),
                 provider_spec_schema: Some(SpecSchema::new(schema::of(&self.config))),
             })
         })

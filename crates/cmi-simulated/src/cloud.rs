@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::clock::Instant;
 use super::subnet::Subnet;
 use super::vm::{Condition, Vm, VmId};
+use cmi_driver::tags;
 
 /// Something that changed the cloud.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,6 +51,13 @@ pub enum Event {
         id: VmId,
         /// All labels that it has now.
         labels: BTreeMap<String, String>,
+    },
+    /// A VM without an identity got one.
+    MachineTagSet {
+        /// Which VM.
+        id: VmId,
+        /// The identity of its machine object.
+        machine: String,
     },
     /// A VM broke, was locked or was repaired.
     ConditionSet {
@@ -263,6 +271,9 @@ impl Cloud {
             }
             Event::SourceDestCheckSet { id, on } => self.change(id, |vm| vm.source_dest_check = on),
             Event::LabelsSet { id, labels } => self.change(id, |vm| vm.labels = labels),
+            Event::MachineTagSet { id, machine } => self.change(id, |vm| {
+                vm.tags.insert(tags::MACHINE.to_owned(), machine);
+            }),
             Event::ConditionSet { id, condition } => self.change(id, |vm| vm.condition = condition),
             Event::Deferred { id, until } => self.defer(id, until, entry.at),
             Event::Vanished { id } => self.remove(id, entry.at),

@@ -46,6 +46,10 @@ pub struct SimulatedConfig {
     /// stopped. Default: false.
     #[garde(skip)]
     pub accepts_shut_down: bool,
+    /// UpdateMachine gives a VM that was adopted without the tag `capcmi.io/machine` this tag, and
+    /// `hot_updatable` says so. Default: false.
+    #[garde(skip)]
+    pub adds_machine_tag: bool,
     /// From the order to delete until the VM is gone, seconds. Default: 1.
     #[garde(range(min = 0.0, max = LONGEST_SECONDS))]
     pub delete_seconds: f64,
@@ -197,6 +201,7 @@ impl Default for SimulatedConfig {
             boot_jitter_seconds: 1.0,
             shut_down_seconds: 1.0,
             accepts_shut_down: false,
+            adds_machine_tag: false,
             delete_seconds: 1.0,
             delete_wait_seconds: 5.0,
             consistency_window_seconds: 0.0,

@@ -25,6 +25,10 @@ pub struct PlantedVm {
     pub tags: BTreeMap<String, String>,
     /// The pool that it takes a place of; it has no address.
     pub pool: String,
+    /// Its size; empty when that is none of the configuration.
+    pub size: String,
+    /// Its root file system, GB.
+    pub root_fs_gb: u32,
     /// The zone that it is in.
     pub zone: Option<String>,
     /// What it boots with.
@@ -43,6 +47,8 @@ impl PlantedVm {
             name: name.to_owned(),
             tags: tags.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
             pool: "default".to_owned(),
+            size: String::new(),
+            root_fs_gb: 0,
             zone: None,
             user_data: Vec::new(),
         }
@@ -100,8 +106,8 @@ impl CloudConsole {
                 tags: planted.tags,
                 labels: BTreeMap::new(),
                 pool: planted.pool,
-                size: String::new(),
-                root_fs_gb: 0,
+                size: planted.size,
+                root_fs_gb: planted.root_fs_gb,
                 zone: planted.zone,
                 address: None,
                 source_dest_check: true,

@@ -8,10 +8,12 @@ use super::journal::Decision;
 use super::spec::{self, VmSpec, Wanted};
 use super::vm::{Condition, UserData, Vm, VmId};
 use cmi_driver::{Code, Machine, Operation, Result, Status, tags};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Which VM is meant: name, cluster and identity have to fit, so another machine's VM is never
-/// touched (DRV-20, DRV-28).
+/// touched (DRV-20, DRV-28). A caller that names no identity means the VM of the id that it gives, whatever
+/// identity that has got since; without an id, the one that has no identity.
 #[derive(Clone, Debug)]
 pub struct VmSelector {
     /// The machine's name.
@@ -37,7 +39,22 @@ impl VmSelector {
     fn vms<'a>(&'a self, cloud: &'a Cloud) -> impl Iterator<Item = &'a Vm> {
         cloud
             .named(&self.cluster, &self.name)
-            .filter(|vm| vm.machine() == self.machine)
+            .filter(|vm| vm.machine() == self.machine || self.machine.is_empty() && self.id == Some(vm.id))
+    }
+
+    /// What is to be updated: a VM without an identity gets the caller's.
+    fn to_update<'a>(&'a self, cloud: &'a Cloud, config: &SimulatedConfig) -> Result<&'a Vm> {
+        let unidentified = cloud
+            .named(&self.cluster, &self.name)
+            .filter(|vm| config.adds_machine_tag && vm.machine().is_empty() && self.id == Some(vm.id));
+        let mut own = self.vms(cloud).peekable();
+        let vm = if own.peek().is_some() {
+            self.only(own)
+        } else {
+            self.only(unidentified)
+        }?;
+        not_locked(vm)?;
+        Ok(vm)
     }
 
     /// The one VM that can be worked with.
@@ -145,7 +162,8 @@ fn adopt(vm: &Vm, now: Instant, spec: &VmSpec, wanted: Wanted<'_>) -> Result<Mac
 }
 
 /// The first field in which a VM is not what a spec asks for. Labels and the source/destination check can be
-/// changed, so they make no other VM; user data differs from try to try.
+/// changed, so they make no other VM; user data differs from try to try. That the identity fits is what the
+/// VM was found by.
 fn difference(vm: &Vm, spec: &VmSpec, root_fs_gb: Option<u32>) -> Option<&'static str> {
     [
         (spec::VM_POOL, vm.pool == spec.pool),
@@ -155,10 +173,15 @@ fn difference(vm: &Vm, spec: &VmSpec, root_fs_gb: Option<u32>) -> Option<&'stati
             root_fs_gb.is_none_or(|gb| gb == vm.root_fs_gb),
         ),
         (tags::FAILURE_DOMAIN, spec.zone.is_none() || spec.zone == vm.zone),
-        (spec::TAGS, vm.tags == spec.tags),
+        (spec::TAGS, others(&vm.tags).eq(others(&spec.tags))),
     ]
     .into_iter()
     .find_map(|(field, same)| (!same).then_some(field))
+}
+
+/// The tags besides the identity.
+fn others(all: &BTreeMap<String, String>) -> impl Iterator<Item = (&String, &String)> {
+    all.iter().filter(|(name, _)| *name != tags::MACHINE)
 }
 
 fn order(
@@ -338,8 +361,8 @@ fn boot_time(id: VmId, config: &SimulatedConfig) -> Duration {
     Duration::from_secs_f64(config.boot_seconds + config.boot_jitter_seconds * id.share())
 }
 
-/// Replaces the labels. What the VM really has counts, not what was applied before, so that an update that
-/// was half done and is taken back leaves nothing (UPD-03).
+/// Replaces the labels, and adds the identity that is missing (CAP-18). What the VM really has counts, not
+/// what was applied before, so that an update that was half done and is taken back leaves nothing (UPD-03).
 pub fn update(
     cloud: &Cloud,
     now: Instant,
@@ -348,7 +371,7 @@ pub fn update(
     spec: &VmSpec,
 ) -> Result<Decision<()>> {
     let wanted = spec.within(config)?;
-    let vm = selector.one(cloud)?;
+    let vm = selector.to_update(cloud, config)?;
     not_deleted(vm, now)?;
     let check = (vm.source_dest_check != spec.source_dest_check).then_some(spec::SOURCE_DEST_CHECK);
     if let Some(field) = difference(vm, spec, Some(wanted.root_fs_gb)).or(check) {
@@ -361,12 +384,17 @@ pub fn update(
             ),
         ));
     }
-    let changed = (vm.labels != spec.labels).then(|| Event::LabelsSet {
+    let labels = (vm.labels != spec.labels).then(|| Event::LabelsSet {
         id: vm.id,
         labels: spec.labels.clone(),
     });
+    let is_to_be_identified = vm.machine().is_empty() && !selector.machine.is_empty();
+    let identity = is_to_be_identified.then(|| Event::MachineTagSet {
+        id: vm.id,
+        machine: selector.machine.clone(),
+    });
     Ok(Decision {
-        events: changed.into_iter().collect(),
+        events: labels.into_iter().chain(identity).collect(),
         answer: (),
     })
 }

@@ -22,6 +22,7 @@ bootSeconds: 0.02
 bootJitterSeconds: 0
 shutDownSeconds: 0.03
 deleteSeconds: 0.03
+addsMachineTag: true
 credentials:
   token: conformance-token-of-an-operator
   readOnlyToken: conformance-token-of-a-reader

@@ -225,6 +225,9 @@ impl Mutant {
             }
             Flaw::DeleteFails => return Err(broken("it is stuck")),
             Flaw::DeleteDoesNothing => return Ok(DeleteMachineResponse::default()),
+            Flaw::DeleteWantsMachineTag if self.is_unknown_to(&class, request.provider_id.as_ref()) => {
+                return Ok(DeleteMachineResponse::default());
+            }
             Flaw::DeleteNotFound if self.vms(ours).is_empty() => {
                 return Err(Status::new(Code::NotFound, "there is no such VM here"));
             }

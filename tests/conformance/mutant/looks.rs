@@ -49,6 +49,9 @@ impl Mutant {
                 "no VM has been made from such a spec",
             ));
         }
+        if self.has(Flaw::StatusWantsMachineTag) && self.is_unknown_to(&class, request.provider_id.as_ref()) {
+            return Err(Status::new(Code::NotFound, "no VM has these tags"));
+        }
         if self.has(Flaw::StatusForgets) && self.turn() % 3 == 2 {
             return Err(Status::new(Code::NotFound, "there was one, I think"));
         }

@@ -103,6 +103,18 @@ impl Mutant {
         self.console.vms().unwrap().into_iter().filter(fits).collect()
     }
 
+    /// The tag that says which machine object a VM belongs to, if it has one.
+    fn machine_tag(&self, id: &str) -> Option<String> {
+        let vms = self.vms(|vm| vm.provider_id() == id);
+        vms.first()?.tags.get(tags::MACHINE).cloned()
+    }
+
+    /// Whether a VM has such a tag and the caller does not name it.
+    fn is_unknown_to(&self, class: &MachineClass, id: Option<&ProviderId>) -> bool {
+        let has_tag = id.is_some_and(|id| self.machine_tag(id.as_str()).is_some());
+        has_tag && tag(class, tags::MACHINE).is_empty()
+    }
+
     fn plant(&self, class: &MachineClass, name: &str) -> ProviderId {
         let planted = PlantedVm::new(&tag(class, tags::CLUSTER), name, &tag(class, tags::MACHINE));
         self.console.plant(planted).unwrap().parse().unwrap()

@@ -89,6 +89,15 @@ impl Mutant {
                     tags[tags::MACHINE] = vm.machine().into();
                 }
             }
+            Flaw::UpdateAddsNoMachineTag if self.machine_tag(request.provider_id.as_str()).is_none() => {
+                return Ok(());
+            }
+            Flaw::UpdateReplacesMachineTag => {
+                if let Some(machine) = self.machine_tag(request.provider_id.as_str()) {
+                    let tags = request.machine.class.provider_spec.0.get_mut("tags").unwrap();
+                    tags[tags::MACHINE] = machine.into();
+                }
+            }
             Flaw::UpdateNotThere => {
                 return match self.inner.update_machine(request).await {
                     Err(status) if status.code() == Code::NotFound => Ok(()),

@@ -82,7 +82,8 @@ impl Session {
         };
         let proxy = Proxy::start(&world.management, hook).await?;
         let kubeconfig = proxy.kubeconfig(&service_account(&world).await?)?;
-        let backed = backing.of(&world, &cloud, json!({})).await?;
+        let config = json!({"addsMachineTag": scenario == Scenario::Adopt});
+        let backed = backing.of(&world, &cloud, config).await?;
         // No survey comes in between: it would be one more call at no certain time.
         let drivers = backed.drivers.clone();
         let provider = match scenario {
@@ -247,9 +248,10 @@ impl Session {
             })
         };
         match self.scenario {
-            Scenario::Create | Scenario::Adopt => self.machine.provisioned().await.map(drop),
+            Scenario::Create => self.machine.provisioned().await.map(drop),
             Scenario::RefusedCreate => self.machine.until("refused", refused).await.map(drop),
-            Scenario::Update => self.machine.until("updated", updated).await.map(drop),
+            // The identity is added once the VM is the machine's.
+            Scenario::Adopt | Scenario::Update => self.machine.until("updated", updated).await.map(drop),
             Scenario::Delete => self.machine.gone().await,
             Scenario::Collect => self.event("OrphanDeleted").await,
         }
@@ -404,6 +406,9 @@ fn to_adopt(machine: ByHand, cloud: &Cloud, cluster_id: &str) -> Result<ByHand> 
     let mut planted = PlantedVm::new(cluster_id, MACHINE, "");
     planted.tags.remove(tags::MACHINE);
     planted.tags.insert(tags::ROLE.to_owned(), "worker".to_owned());
+    planted.tags.insert("team".to_owned(), "a".to_owned());
+    "small".clone_into(&mut planted.size);
+    planted.root_fs_gb = 10;
     let planted = cloud.console()?.plant(planted);
     let id = planted.map_err(|status| anyhow!("planting a VM: {status}"))?;
     let carried = json!({tags::ROLE: "worker"}).to_string();

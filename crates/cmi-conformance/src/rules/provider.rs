@@ -26,4 +26,9 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "CAP-16"     Must   "RestartMachine of what is not there is NOT_FOUND, and makes nothing";
     "CAP-17"     Must   "RestartMachine touches no VM of another cluster or with another tag \
                         `capcmi.io/machine`";
+    "CAP-18"     Must   "UpdateMachine gives a VM without the tag `capcmi.io/machine` the one that is asked for, \
+                        where `hot_updatable` names it";
+    "CAP-19"     Must   "A call without the tag means the VM of the name, cluster and id that it gives, also \
+                        when that has got the tag";
+    "CAP-20"     Must   "UpdateMachine touches no VM with another tag `capcmi.io/machine`";
 };

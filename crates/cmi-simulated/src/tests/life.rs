@@ -61,6 +61,47 @@ async fn an_update_changes_labels_alone_and_compares_with_the_real_vm() {
     assert!(driver.console().vms().unwrap()[0].labels.is_empty());
 }
 
+/// CAP-18, CAP-19, CAP-20
+#[tokio::test(start_paused = true)]
+async fn a_vm_without_an_identity_gets_that_of_the_update_and_keeps_it() {
+    let untagged = || {
+        class(
+            "c",
+            "a",
+            &json!({"tags": {tags::CLUSTER: "c", tags::ROLE: "node"}}),
+        )
+    };
+    let refusing = driver("{}");
+    let id = refusing.create("a", untagged()).await.unwrap().provider_id;
+    assert_eq!(
+        code(refusing.update("a", id, plain("a")).await),
+        Some(Code::NotFound)
+    );
+
+    let driver = driver("{addsMachineTag: true}");
+    let id = driver.create("a", untagged()).await.unwrap().provider_id;
+    assert_eq!(
+        code(driver.status("a", Some(&id), plain("a")).await),
+        Some(Code::NotFound)
+    );
+    for _ in 0..2 {
+        driver.update("a", id.clone(), plain("a")).await.unwrap();
+    }
+    assert_eq!(driver.mutations(), 2);
+    driver.status("a", None, plain("a")).await.unwrap();
+    driver.status("a", Some(&id), untagged()).await.unwrap();
+    assert_eq!(
+        code(driver.status("a", None, untagged()).await),
+        Some(Code::NotFound)
+    );
+    assert_eq!(
+        code(driver.update("a", id.clone(), plain("b")).await),
+        Some(Code::NotFound)
+    );
+    driver.remove("a", Some(&id), untagged()).await.unwrap();
+    assert!(driver.console().vms().unwrap().is_empty());
+}
+
 /// PLG-SD-00, PLG-SD-10
 #[tokio::test(start_paused = true)]
 async fn a_guest_boots_stops_and_is_stopped() {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::machine::outcome::RemovalReason;
+use crate::machine::runtime_state::LookUpHint;
 use cmi_driver::tags;
 
 const OLD: &str = r#"{"kubernetes.io/cluster": "old", "kubernetes.io/role": "worker"}"#;
@@ -184,6 +185,49 @@ fn an_adopted_vm_is_up_to_date_by_its_old_tags() {
             .unwrap()
             .contains_key(tags::MACHINE)
     );
+}
+
+/// Until the update is written down, every call goes by the tags of before: the VM may have them still. One
+/// that is marked by the identity of another keeps it.
+#[test]
+fn an_adopted_vm_gets_the_identity_that_it_lacks_where_the_driver_can_add_it() {
+    let with_identity = |identity: &str| {
+        let mut spec = old_spec(&json!({"size": "s"}));
+        spec.0["tags"][tags::MACHINE] = json!(identity);
+        spec
+    };
+    let applied = |spec: &ProviderSpec| {
+        let up = claimed().provisioned().provider_id("sim://9");
+        up.annotated(
+            labels::APPLIED_PROVIDER_SPEC,
+            &serde_json::to_string(spec).unwrap(),
+        )
+    };
+    let adding = || world().capabilities(|all| all.hot_updatable = vec![all.machine_tag_path()]);
+    let old = old_spec(&json!({"size": "s"}));
+    let Plan::Execute(Step::Update(update)) = adding().plan(applied(&old)) else {
+        panic!("the identity is missing");
+    };
+    assert_eq!((&update.applied, &update.wanted), (&old, &with_identity("u-1")));
+    let Plan::Execute(Step::Refresh(refresh)) = adding().hinting(LookUpHint::Signal).plan(applied(&old))
+    else {
+        panic!("a hint is looked after first");
+    };
+    assert_eq!(refresh.look_up, old);
+
+    let tags_in_general = world().capabilities(|all| all.hot_updatable = vec![all.tag_path.clone()]);
+    for (world, machine) in [
+        (adding(), applied(&with_identity("u-1"))),
+        (adding(), applied(&with_identity("another"))),
+        (tags_in_general, applied(&old)),
+        (adding().not_offering(Operation::UpdateMachine), applied(&old)),
+    ] {
+        let plan = world.plan(machine);
+        let Plan::Outcome(Outcome::UpToDate { not_updatable, .. }) = plan else {
+            panic!("{plan:?}");
+        };
+        assert_eq!(not_updatable, []);
+    }
 }
 
 /// An upgraded driver may want its tags elsewhere.
