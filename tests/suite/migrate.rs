@@ -1,23 +1,30 @@
-//! From machine-controller-manager to Cluster API, with the definitions that come with its Go module.
+//! From machine-controller-manager to Cluster API, with what comes with its Go module: definitions, the
+//! controllers of MachineDeployments and MachineSets, and the machine controller, which calls the simulated
+//! driver over CMI.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use cmi_driver::{Operation, tags};
-use cmi_simulated::PlantedVm;
+use cmi_simulated::{Phase, PlantedVm, Vm};
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
+use kube::api::{Api, ListParams};
 use management_cluster::eventually;
+use management_cluster::hollow_kubelet::HollowKubelet;
+use management_cluster::machine_controller_manager::MachineControllerManager;
 use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
 use serde_json::{Value, json};
 
 use crate::support::fleet::objects;
+use crate::support::plugin::Plugin;
+use crate::support::provider::Replica;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 
-const MODULE: &str = "github.com/gardener/machine-controller-manager@v0.62.1";
 const GROUP: &str = "machine.sapcloud.io";
 
 /// A namespace with a Cluster, and what machine-controller-manager has left: a MachineDeployment with two
@@ -30,7 +37,7 @@ struct Left {
 }
 
 impl Left {
-    async fn new(case: &str) -> Result<(Self, crate::support::provider::Replica)> {
+    async fn new(case: &str) -> Result<(Self, Replica)> {
         let world = World::new(case).await?;
         let cloud = Cloud::new(&world);
         let config = cloud.drivers(json!({}));
@@ -61,6 +68,18 @@ impl Left {
 
     /// A MachineDeployment with its set, class and Secret, and with two machines.
     fn deployment(&self) -> Result<Vec<Value>> {
+        let mut all = self.class();
+        all.push(self.set("MachineDeployment", "workers", None));
+        all.push(self.set("MachineSet", "workers-1", Some(("MachineDeployment", "workers"))));
+        for name in self.names() {
+            let id = self.plant(&name)?;
+            all.push(self.machine(&name, &id, Some(("MachineSet", "workers-1"))));
+        }
+        Ok(all)
+    }
+
+    /// A class, and its Secret before it.
+    fn class(&self) -> Vec<Value> {
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": self.metadata("cloud"),
             "data": {"userData": BASE64_STANDARD.encode(&self.user_data)},
@@ -74,32 +93,26 @@ impl Left {
             "provider": "simulated", "providerSpec": provider_spec,
             "secretRef": {"name": "cloud", "namespace": self.world.namespace},
         });
+        vec![secret, class]
+    }
+
+    /// A MachineDeployment or MachineSet of two machines of the class.
+    fn set(&self, kind: &str, name: &str, owner: Option<(&str, &str)>) -> Value {
         let spec = json!({"class": {"kind": "MachineClass", "name": "small"}});
-        let mut all = vec![secret, class];
-        for (kind, name, owner) in [
-            ("MachineDeployment", "workers", None),
-            ("MachineSet", "workers-1", Some(("MachineDeployment", "workers"))),
-        ] {
-            let mut set = json!({
-                "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "metadata": self.metadata(name),
-                "spec": {
-                    "replicas": 2, "selector": {"matchLabels": {"name": "workers"}},
-                    "template": {"metadata": {"labels": {"name": "workers"}}, "spec": spec},
-                },
-            });
-            if let Some(owner) = owner {
-                set["metadata"]["ownerReferences"] = owned_by(owner);
-            } else {
-                set["spec"]["strategy"] =
-                    json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}});
-            }
-            all.push(set);
+        let mut set = json!({
+            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "metadata": self.metadata(name),
+            "spec": {
+                "replicas": 2, "selector": {"matchLabels": {"name": "workers"}},
+                "template": {"metadata": {"labels": {"name": "workers"}}, "spec": spec},
+            },
+        });
+        if let Some(owner) = owner {
+            set["metadata"]["ownerReferences"] = owned_by(owner);
+        } else {
+            set["spec"]["strategy"] =
+                json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}});
         }
-        for name in self.names() {
-            let id = self.plant(&name)?;
-            all.push(self.machine(&name, &id, Some(("MachineSet", "workers-1"))));
-        }
-        Ok(all)
+        set
     }
 
     /// The machines, which are also Nodes beside those of other cases.
@@ -193,29 +206,258 @@ fn owned_by((kind, name): (&str, &str)) -> Value {
 
 /// Installs the definitions of machine-controller-manager.
 async fn definitions(world: &World) -> Result<()> {
-    let output = tokio::process::Command::new("go")
-        .args(["mod", "download", "-json", MODULE])
-        .current_dir(&world.folder)
-        .output()
-        .await
-        .context("starting go")?;
-    let module: Value =
-        serde_json::from_slice(&output.stdout).context("reading what go says of the module")?;
-    let folder = module["Dir"]
-        .as_str()
-        .with_context(|| format!("{MODULE} can't be had: {module}"))?;
-    for entry in std::fs::read_dir(Path::new(folder).join("kubernetes/crds"))? {
-        world.apply(&std::fs::read_to_string(entry?.path())?).await?;
-    }
+    MachineControllerManager::install(&world.management).await?;
     eventually(DEADLINE, "the kinds of machine-controller-manager", async || {
         for kind in ["Machine", "MachineSet", "MachineDeployment", "MachineClass"] {
             objects(world, GROUP, "v1alpha1", kind)
-                .list(&kube::api::ListParams::default())
+                .list(&ListParams::default())
                 .await?;
         }
         Ok(())
     })
     .await
+}
+
+/// A namespace in which machine-controller-manager has made two machines of a MachineDeployment.
+struct Run {
+    left: Left,
+    plugin: Plugin,
+    manager: MachineControllerManager,
+    vms: Vec<Vm>,
+    _provider: Replica,
+    _kubelets: HollowKubelet,
+}
+
+impl Run {
+    async fn new(case: &str) -> Result<Self> {
+        let (left, provider) = Left::new(case).await?;
+        let plugin = Plugin::start(&left.world, "mcm", &left.cloud.config(json!({}))).await?;
+        let kubelets = left.cloud.kubelets();
+        let manager = left.manager(&plugin).await?;
+        left.apply(left.class()).await?;
+        left.apply(vec![left.set("MachineDeployment", "workers", None)])
+            .await?;
+        left.running(2).await?;
+        let vms = left.cloud.holds(2).await?;
+        Ok(Self {
+            left,
+            plugin,
+            manager,
+            vms,
+            _provider: provider,
+            _kubelets: kubelets,
+        })
+    }
+
+    /// The VMs are what they were, and none was made or deleted since.
+    fn untouched(&self) -> Result<()> {
+        let vms = self.left.cloud.vms()?;
+        ensure!(vms == self.vms, "{vms:?}");
+        self.left.only_creates(2)
+    }
+}
+
+impl Left {
+    async fn manager(&self, plugin: &Plugin) -> Result<MachineControllerManager> {
+        let world = &self.world;
+        MachineControllerManager::start(&world.management, &world.namespace, &plugin.endpoint()).await
+    }
+
+    /// Waits until machine-controller-manager has so many machines that run.
+    async fn running(&self, count: usize) -> Result<()> {
+        let machines = objects(&self.world, GROUP, "v1alpha1", "Machine");
+        eventually(
+            DEADLINE,
+            "Running Machines of machine-controller-manager",
+            async || {
+                let all = machines.list(&ListParams::default()).await?.items;
+                let phases: Vec<_> = all
+                    .iter()
+                    .map(|machine| machine.data["status"]["currentStatus"]["phase"].clone())
+                    .collect();
+                ensure!(
+                    all.len() == count && phases.iter().all(|phase| phase == "Running"),
+                    "{phases:?}"
+                );
+                Ok(())
+            },
+        )
+        .await
+    }
+
+    /// So many VMs were ever made, and no other call may have changed one.
+    fn only_creates(&self, made: usize) -> Result<()> {
+        let calls = self.cloud.calls()?;
+        let changes: Vec<_> = calls
+            .iter()
+            .filter(|call| call.phase == Phase::Started && call.operation.writes())
+            .collect();
+        let creates = changes
+            .iter()
+            .filter(|call| call.operation == Operation::CreateMachine);
+        ensure!(creates.count() == made && changes.len() == made, "{changes:?}");
+        Ok(())
+    }
+
+    /// All objects of machine-controller-manager, without what every write changes.
+    fn theirs(&self) -> Result<Vec<Value>> {
+        let kinds = ["machineclass", "machinedeployment", "machineset", "machine"]
+            .map(|kind| format!("{kind}.{GROUP}"));
+        let all = self.world.kubectl(&["get", &kinds.join(","), "-o", "json"])?;
+        let mut all: Value = serde_json::from_str(&all)?;
+        let mut items = all["items"].as_array_mut().context("no list")?.clone();
+        for item in &mut items {
+            let metadata = item["metadata"].as_object_mut().context("no metadata")?;
+            metadata.remove("resourceVersion");
+            metadata.remove("managedFields");
+            // The API server leaves an empty object where the last annotation is taken away.
+            if metadata.get("annotations").is_some_and(|all| *all == json!({})) {
+                metadata.remove("annotations");
+            }
+        }
+        Ok(items)
+    }
+
+    /// Runs the command without holding up what else runs in this process.
+    async fn run(&self, flags: &[&str]) -> Result<Result<String, String>> {
+        let command = self.command(self.world.management.admin_kubeconfig(), flags);
+        let output = tokio::process::Command::from(command).output().await?;
+        Ok(printed(&output))
+    }
+
+    /// Runs the command as soon as the Leases of machine-controller-manager, which is stopped, are over.
+    async fn when_leases_are_over(&self, flags: &[&str]) -> Result<String> {
+        let flags: Vec<_> = flags
+            .iter()
+            .copied()
+            .chain(["--machine-controller-manager-is-stopped"])
+            .collect();
+        let ended = eventually(DEADLINE, "the end of the Leases", async || {
+            match self.run(&flags).await? {
+                Err(error) if error.contains("held or changes") => bail!("{error}"),
+                ended => Ok(ended),
+            }
+        });
+        ended.await?.map_err(|error| anyhow!(error))
+    }
+}
+
+/// CTL-06: with what the guide says to do afterwards, machine-controller-manager can come back, and Nodes can
+/// go. A class that is left has it delete every VM.
+#[tokio::test]
+async fn what_machine_controller_manager_has_left_goes_without_the_vms_as_the_guide_says() -> Result<()> {
+    let mut run = Run::new("migrate-after").await?;
+    run.manager.stop().await?;
+    run.left.when_leases_are_over(&[]).await?;
+    let world = &run.left.world;
+    let fleet = Fleet::of(world, "md");
+    fleet.running(2).await?;
+    let held = |node: &Node| node.finalizers().iter().any(|own| own == NODE_FINALIZER);
+    ensure!(
+        fleet.nodes().await?.iter().all(held),
+        "{:?}",
+        fleet.nodes().await?
+    );
+
+    let workload = world.management.workload().await?;
+    let to = format!("{}/md", world.namespace);
+    let names = [
+        ("from=shoot--garden--a", format!("from={}", world.namespace)),
+        ("to=default/workers", format!("to={to}")),
+        (
+            "workers.kubeconfig",
+            workload.admin_kubeconfig().display().to_string(),
+        ),
+    ];
+    for script in scripts("### Afterwards")? {
+        let mut script = script.clone();
+        for (documented, own) in &names {
+            script = script.replace(documented, own);
+        }
+        let mut shell = shell(world, &script)?;
+        let output = shell.output().await?;
+        printed(&output).map_err(|error| anyhow!("{error} of {script}"))?;
+    }
+    ensure!(run.left.theirs()?.is_empty(), "{:#?}", run.left.theirs()?);
+    run.untouched()?;
+    let nodes = fleet.nodes().await?;
+    ensure!(nodes.len() == 2 && !nodes.iter().any(held), "{nodes:?}");
+
+    run.manager = run.left.manager(&run.plugin).await?;
+    let log = run.manager.machine_controller_log().to_owned();
+    let looks = || -> Result<usize> {
+        let log = std::fs::read_to_string(&log)?;
+        Ok(log.matches("reconcileClusterMachineSafetyOrphanVMs: End").count())
+    };
+    let looked = looks()?;
+    eventually(DEADLINE, "looks for orphans", async || {
+        ensure!(looks()? >= looked + 3, "{} looks", looks()?);
+        Ok(())
+    })
+    .await?;
+    run.untouched()?;
+
+    world.kubectl(&[
+        "scale",
+        "machinedeployment.cluster.x-k8s.io",
+        "workers",
+        "--replicas=1",
+    ])?;
+    fleet.running(1).await?;
+    let [left] = run
+        .left
+        .cloud
+        .holds(1)
+        .await?
+        .try_into()
+        .map_err(|all| anyhow!("{all:?}"))?;
+    let all: Api<Node> = Api::all(workload.admin_client().await?);
+    for gone in run.vms.iter().filter(|vm| vm.name != left.name) {
+        eventually(DEADLINE, "the end of a Node", async || {
+            let node = all.get_opt(&gone.name).await?;
+            ensure!(node.is_none(), "{node:?}");
+            Ok(())
+        })
+        .await?;
+    }
+
+    run.left.apply(run.left.class()).await?;
+    run.left.cloud.holds(0).await?;
+    Ok(())
+}
+
+/// The finalizer that machine-controller-manager puts on Nodes.
+const NODE_FINALIZER: &str = "node.machine.sapcloud.io/machine-controller";
+
+/// The shell scripts of a section of the guide.
+fn scripts(section: &str) -> Result<Vec<String>> {
+    let guide = include_str!("../../docs/migration.md");
+    let (_, rest) = guide
+        .split_once(&format!("{section}\n"))
+        .context("no such section")?;
+    let section = rest.split("\n#").next().unwrap_or_default();
+    let scripts: Vec<_> = section
+        .split("```sh\n")
+        .skip(1)
+        .filter_map(|block| Some(block.split_once("```")?.0.to_owned()))
+        .collect();
+    ensure!(!scripts.is_empty(), "the section has no script");
+    Ok(scripts)
+}
+
+/// bash with the kubectl of the management cluster.
+fn shell(world: &World, script: &str) -> Result<tokio::process::Command> {
+    let kubectl = &world.management.programs().kubectl;
+    let own = kubectl.parent().context("no folder")?.to_owned();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(std::iter::once(own).chain(std::env::split_paths(&path)))?;
+    let mut shell = tokio::process::Command::new("bash");
+    shell
+        .arg("-c")
+        .arg(script)
+        .env("PATH", path)
+        .env("KUBECONFIG", world.management.admin_kubeconfig());
+    Ok(shell)
 }
 
 /// CTL-06: the whole way, by the objects in a cluster.

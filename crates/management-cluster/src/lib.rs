@@ -2,8 +2,9 @@
 //! and Cluster API's core manager, built from their published Go modules, without containers.
 //!
 //! Around it: a workload cluster that machines join ([`Workload`]), control planes without machines
-//! ([`stand_in`]), the guests' kubelets ([`hollow_kubelet`]) and a proxy that fails and delays
-//! requests on purpose ([`proxy`]).
+//! ([`stand_in`]), the guests' kubelets ([`hollow_kubelet`]), a proxy that fails and delays requests on
+//! purpose ([`proxy`]), and another controller of machines, whose machines Cluster API takes over
+//! ([`machine_controller_manager`]).
 
 mod api_server;
 mod apply;
@@ -16,6 +17,7 @@ mod etcd;
 mod eventually;
 pub mod hollow_kubelet;
 mod kubeconfig;
+pub mod machine_controller_manager;
 mod port;
 mod process;
 mod programs;
@@ -33,7 +35,7 @@ pub use self::{
     eventually::eventually,
     kubeconfig::client,
     process::Process,
-    programs::{CLUSTER_API_VERSION, KUBERNETES_VERSION, Programs},
+    programs::{CLUSTER_API_VERSION, KUBERNETES_VERSION, MACHINE_CONTROLLER_MANAGER_VERSION, Programs},
     run_folder::RunFolder,
     workload::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, Workload},
 };

@@ -5,6 +5,7 @@ mod go_module;
 
 use std::{
     env,
+    fs::{self, DirEntry},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -13,10 +14,10 @@ use anyhow::{Context, Result, ensure};
 
 use self::{
     build::build_missing,
-    go_module::{CLUSTER_API, GoModule, KUBERNETES},
+    go_module::{CLUSTER_API, GoModule, KUBERNETES, MACHINE_CONTROLLER_MANAGER},
 };
 
-pub use self::go_module::{CLUSTER_API_VERSION, KUBERNETES_VERSION};
+pub use self::go_module::{CLUSTER_API_VERSION, KUBERNETES_VERSION, MACHINE_CONTROLLER_MANAGER_VERSION};
 
 /// Paths of the programs, all of which exist.
 #[derive(Debug, Clone)]
@@ -50,6 +51,63 @@ impl Programs {
             .await
             .context("the search for the programs was interrupted")?
     }
+}
+
+/// Paths of machine-controller-manager's programs, all of which exist. They are apart from [`Programs`]:
+/// what needs none of them does not wait for their build.
+#[derive(Debug, Clone)]
+pub(crate) struct MachineControllerManagerPrograms {
+    /// machine-controller-manager, which makes MachineSets for MachineDeployments, and Machines for those.
+    pub machine_controller_manager: PathBuf,
+    /// Its machine controller, which makes VMs of Machines by a driver that it calls over CMI.
+    pub machine_controller: PathBuf,
+    /// The definitions of its kinds, as a YAML stream.
+    pub definitions: PathBuf,
+}
+
+impl MachineControllerManagerPrograms {
+    /// As [`Programs::find`], always from the cache.
+    ///
+    /// # Errors
+    /// As those of [`Programs::find`].
+    pub(crate) async fn find() -> Result<Self> {
+        tokio::task::spawn_blocking(find_machine_controller_manager)
+            .await
+            .context("the search for machine-controller-manager was interrupted")?
+    }
+}
+
+fn find_machine_controller_manager() -> Result<MachineControllerManagerPrograms> {
+    let folder = cache_folder()?.join(MACHINE_CONTROLLER_MANAGER.cache_key());
+    let programs = MachineControllerManagerPrograms {
+        machine_controller_manager: folder.join("machine-controller-manager"),
+        machine_controller: folder.join("machine-controller"),
+        definitions: folder.join("definitions.yaml"),
+    };
+    let packages: Vec<_> = MACHINE_CONTROLLER_MANAGER.packages.iter().collect();
+    build_missing(&MACHINE_CONTROLLER_MANAGER, &packages, &folder, |sources| {
+        collect_definitions(&programs.definitions, sources)
+    })?;
+    Ok(programs)
+}
+
+/// Puts the definitions that are part of machine-controller-manager's module into one file.
+fn collect_definitions(definitions: &Path, sources: &Path) -> Result<()> {
+    if definitions.exists() {
+        return Ok(());
+    }
+    let module = folder_of("github.com/gardener/machine-controller-manager", sources)?;
+    let mut files: Vec<_> = fs::read_dir(module.join("kubernetes/crds"))
+        .context("listing the definitions of machine-controller-manager")?
+        .collect::<Result<_, _>>()?;
+    files.sort_by_key(DirEntry::file_name);
+    let mut all = String::new();
+    for file in files {
+        all.push_str("---\n");
+        all.push_str(&fs::read_to_string(file.path())?);
+        all.push('\n');
+    }
+    store(definitions, all.as_bytes()).context("storing the definitions of machine-controller-manager")
 }
 
 fn find() -> Result<Programs> {
@@ -112,17 +170,7 @@ fn render_core_components(programs: &Programs, sources: &Path) -> Result<()> {
     if programs.core_components.exists() {
         return Ok(());
     }
-    let module = Command::new("go")
-        .args(["list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/cluster-api"])
-        .current_dir(sources)
-        .output()
-        .context("asking go for the folder of Cluster API's sources")?;
-    ensure!(
-        module.status.success(),
-        "go list failed: {}",
-        String::from_utf8_lossy(&module.stderr)
-    );
-    let module = PathBuf::from(String::from_utf8(module.stdout)?.trim_end());
+    let module = folder_of("sigs.k8s.io/cluster-api", sources)?;
     let rendered = Command::new(&programs.kubectl)
         .arg("kustomize")
         .arg(module.join("core/config/default"))
@@ -135,7 +183,28 @@ fn render_core_components(programs: &Programs, sources: &Path) -> Result<()> {
     );
     let objects: Vec<serde_json::Value> = serde_saphyr::from_slice_multiple(&rendered.stdout)
         .context("reading what kubectl kustomize rendered")?;
-    let unfinished = programs.core_components.with_extension("unfinished");
-    std::fs::write(&unfinished, serde_json::to_vec(&objects)?)?;
-    std::fs::rename(&unfinished, &programs.core_components).context("storing Cluster API's components")
+    store(&programs.core_components, &serde_json::to_vec(&objects)?)
+        .context("storing Cluster API's components")
+}
+
+/// The folder with the sources of a module that the `go.mod` in `sources` names.
+fn folder_of(module: &str, sources: &Path) -> Result<PathBuf> {
+    let found = Command::new("go")
+        .args(["list", "-m", "-f", "{{.Dir}}", module])
+        .current_dir(sources)
+        .output()
+        .with_context(|| format!("asking go for the folder of {module}"))?;
+    ensure!(
+        found.status.success(),
+        "go list failed: {}",
+        String::from_utf8_lossy(&found.stderr)
+    );
+    Ok(PathBuf::from(String::from_utf8(found.stdout)?.trim_end()))
+}
+
+/// Puts a file in place when it is complete.
+fn store(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    let unfinished = path.with_extension("unfinished");
+    fs::write(&unfinished, content)?;
+    fs::rename(&unfinished, path)
 }

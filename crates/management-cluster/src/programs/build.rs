@@ -36,6 +36,11 @@ pub(super) fn build_missing(
     let sources = tempfile::Builder::new().prefix(BUILD_PREFIX).tempdir_in(folder)?;
     fs::write(sources.path().join("go.mod"), module.go_mod)?;
     fs::write(sources.path().join("go.sum"), module.go_sum)?;
+    for (path, text) in module.sources {
+        let path = sources.path().join(path);
+        let parent = path.parent().context("a source file without a folder")?;
+        fs::create_dir_all(parent).and_then(|()| fs::write(&path, text))?;
+    }
     let missing: Vec<&Package> = packages
         .iter()
         .copied()

@@ -6,6 +6,8 @@ use sha2::{Digest, Sha256};
 pub const KUBERNETES_VERSION: &str = "v1.36.3";
 /// The release of Cluster API that `programs/cluster-api/go.mod` names.
 pub const CLUSTER_API_VERSION: &str = "v1.14.2";
+/// The release of machine-controller-manager that `programs/machine-controller-manager/go.mod` names.
+pub const MACHINE_CONTROLLER_MANAGER_VERSION: &str = "v0.62.1";
 
 /// A program and the Go package that it is built from.
 pub(super) struct Package {
@@ -20,6 +22,8 @@ pub(super) struct GoModule {
     pub name: &'static str,
     pub go_mod: &'static str,
     pub go_sum: &'static str,
+    /// The module's own packages: paths and texts of their files.
+    pub sources: &'static [(&'static str, &'static str)],
     pub packages: &'static [Package],
     pub build_flags: &'static [&'static str],
 }
@@ -33,6 +37,7 @@ pub(super) const KUBERNETES: GoModule = GoModule {
     name: "kubernetes",
     go_mod: include_str!("../../programs/kubernetes/go.mod"),
     go_sum: include_str!("../../programs/kubernetes/go.sum"),
+    sources: &[],
     packages: &[
         package("etcd", "go.etcd.io/etcd/server/v3"),
         package("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
@@ -53,6 +58,7 @@ pub(super) const CLUSTER_API: GoModule = GoModule {
     name: "cluster-api",
     go_mod: include_str!("../../programs/cluster-api/go.mod"),
     go_sum: include_str!("../../programs/cluster-api/go.sum"),
+    sources: &[],
     packages: &[
         package("core", "sigs.k8s.io/cluster-api/core"),
         package("clusterctl", "sigs.k8s.io/cluster-api/cmd/clusterctl"),
@@ -63,12 +69,45 @@ pub(super) const CLUSTER_API: GoModule = GoModule {
     ],
 };
 
+/// machine-controller-manager, and its machine controller, which it leaves to providers to build.
+pub(super) const MACHINE_CONTROLLER_MANAGER: GoModule = GoModule {
+    name: "machine-controller-manager",
+    go_mod: include_str!("../../programs/machine-controller-manager/go.mod"),
+    go_sum: include_str!("../../programs/machine-controller-manager/go.sum"),
+    sources: &[
+        (
+            "machine-controller/main.go",
+            include_str!("../../programs/machine-controller-manager/machine-controller/main.go"),
+        ),
+        (
+            "machine-controller/driver.go",
+            include_str!("../../programs/machine-controller-manager/machine-controller/driver.go"),
+        ),
+        (
+            "machine-controller/message.go",
+            include_str!("../../programs/machine-controller-manager/machine-controller/message.go"),
+        ),
+    ],
+    packages: &[
+        package(
+            "machine-controller-manager",
+            "github.com/gardener/machine-controller-manager/cmd/machine-controller-manager",
+        ),
+        package("machine-controller", "./machine-controller"),
+    ],
+    build_flags: &[
+        "-ldflags=-s -w -X github.com/gardener/machine-controller-manager/pkg/version.Version=v0.62.1",
+    ],
+};
+
 impl GoModule {
     /// Names the folder of the cache, so that a change of anything that goes into the
     /// programs builds them anew.
     pub(super) fn cache_key(&self) -> String {
         let mut hash = Sha256::new();
-        for part in [self.go_mod, self.go_sum].iter().chain(self.build_flags) {
+        let sources = self.sources.iter().flat_map(|(path, text)| [path, text]);
+        let parts = [&self.go_mod, &self.go_sum].into_iter().chain(sources);
+        for part in parts.chain(self.build_flags) {
             hash.update(part.as_bytes());
             hash.update([0]);
         }
@@ -81,19 +120,52 @@ impl GoModule {
 mod tests {
     use super::*;
 
+    /// Otherwise both are compiled from the start, which takes minutes.
+    #[test]
+    fn machine_controller_manager_has_the_libraries_of_kubernetes() {
+        let versions = |go_mod: &'static str| -> Vec<(&str, &str)> {
+            let lines = go_mod.lines().filter_map(|line| line.strip_prefix('\t'));
+            let mut words = lines.map(|line| line.split(' '));
+            let pairs = words
+                .by_ref()
+                .filter_map(|mut words| Some((words.next()?, words.next()?)));
+            pairs.collect()
+        };
+        let of_kubernetes = versions(KUBERNETES.go_mod);
+        let mut shared = 0;
+        for (library, version) in versions(MACHINE_CONTROLLER_MANAGER.go_mod) {
+            if let Some((_, other)) = of_kubernetes.iter().find(|(known, _)| *known == library) {
+                assert_eq!(version, *other, "{library}");
+                shared += 1;
+            }
+        }
+        assert!(shared > 20, "only {shared} libraries are shared");
+    }
+
     /// `programs/update.sh` writes the module files, and these constants are written by hand.
     #[test]
     fn the_versions_are_those_of_the_modules() {
         let pins = [
-            (&KUBERNETES, "k8s.io/kubernetes", KUBERNETES_VERSION),
-            (&CLUSTER_API, "sigs.k8s.io/cluster-api", CLUSTER_API_VERSION),
+            (&KUBERNETES, "k8s.io/kubernetes", KUBERNETES_VERSION, "gitVersion"),
+            (
+                &CLUSTER_API,
+                "sigs.k8s.io/cluster-api",
+                CLUSTER_API_VERSION,
+                "gitVersion",
+            ),
+            (
+                &MACHINE_CONTROLLER_MANAGER,
+                "github.com/gardener/machine-controller-manager",
+                MACHINE_CONTROLLER_MANAGER_VERSION,
+                "Version",
+            ),
         ];
-        for (module, path, version) in pins {
+        for (module, path, version, variable) in pins {
             assert!(
                 module.go_mod.contains(&format!("\t{path} {version}")),
                 "{path} is not at {version}"
             );
-            let reported = format!("version.gitVersion={version}");
+            let reported = format!("version.{variable}={version}");
             assert!(
                 module.build_flags.iter().any(|flag| flag.contains(&reported)),
                 "{path} reports another version"
