@@ -3,7 +3,7 @@
 //!
 //! [`source`] and [`mod@plan`] are pure; [`controller`] says whether the old controller runs;
 //! [`write`](mod@write) makes the objects, in an order that lets Cluster API's controllers neither make nor
-//! delete a machine on the way.
+//! delete a machine on the way; [`undo`](mod@undo) takes them back, and leaves the VMs.
 
 pub mod controller;
 pub mod error;
@@ -11,4 +11,5 @@ pub mod plan;
 pub mod source;
 #[cfg(test)]
 mod tests;
+pub mod undo;
 pub mod write;

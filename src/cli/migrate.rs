@@ -2,6 +2,7 @@
 
 mod print;
 mod read;
+mod undo;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use cmi_driver::{Capabilities, Driver, GenerateMachineClassRequest, MachineClass
 /// Migrate the machines of Gardener's machine-controller-manager to Cluster API. Their VMs are adopted and
 /// not touched; a run that was cut off is taken up by the next, and one after the end does nothing.
 #[derive(Debug, Args)]
+#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
 pub(super) struct MigrateArgs {
     /// File with the drivers.
     #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
@@ -67,6 +69,11 @@ pub(super) struct MigrateArgs {
     /// written without it, nor where a Lease shows that one runs.
     #[arg(long)]
     machine_controller_manager_is_stopped: bool,
+    /// Take a migration back, with the flags that it was made with: its objects are deleted and the VMs stay,
+    /// so that machine-controller-manager can have them again. Nothing is undone where a machine is not as
+    /// the migration has left it.
+    #[arg(long)]
+    undo: bool,
     /// Print what would be done, and write nothing.
     #[arg(long)]
     dry_run: bool,
@@ -122,6 +129,16 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
             list.concat()
         ))
     })?;
+    if args.undo {
+        let undo = undo::Undo {
+            args: &args,
+            client: &client,
+            from: &from,
+            migration: &migration,
+            target: &target,
+        };
+        return undo.run().await;
+    }
     let survey = write::survey(&client, &migration, matches!(from, Origin::Cluster { .. }))
         .await
         .map_err(CommandError::failed)?;
@@ -286,9 +303,11 @@ fn unfit(cluster: &DynamicObject) -> Option<&'static str> {
     if cluster.metadata.deletion_timestamp.is_some() {
         Some("is being deleted, and would take the VMs with it")
     } else if cluster.data["spec"]["paused"] == Value::Bool(true) {
-        Some("is paused by spec.paused: nothing would be adopted")
+        Some("is paused by spec.paused: the provider does nothing for its machines")
     } else if cluster.annotations().contains_key(labels::PAUSED) {
-        Some("is paused by the annotation cluster.x-k8s.io/paused: nothing would be adopted")
+        Some(
+            "is paused by the annotation cluster.x-k8s.io/paused: the provider does nothing for its machines",
+        )
     } else {
         None
     }

@@ -46,6 +46,27 @@ pub enum WriteError {
         "the provider has not adopted the VMs of these InfraMachines, so that their group stays paused: {0}; see that it runs, repair what it says, and run the command again, which goes on from here"
     )]
     NotAdopted(String),
+    /// The way back was begun.
+    #[error(
+        "a migration is being undone, of which these are left: {0}; end that with --undo, with which it goes on where it stopped, and then migrate again"
+    )]
+    BeingUndone(String),
+    /// Cluster API goes on working on what is to be deleted.
+    #[error(
+        "Cluster API's core manager has not paused {0}; see that it runs, and run the command again, which goes on from here; no VM was released so far"
+    )]
+    NotPaused(String),
+    /// The annotation that keeps the VM was refused or taken away.
+    #[error(
+        "InfraMachine {0} does not keep the annotation {annotation}, without which its VM would be deleted, so it was left; find out what takes the annotation away, and run the command again",
+        annotation = crate::api::labels::FORCE_DELETE
+    )]
+    NotForced(String),
+    /// Objects that stay although they are deleted.
+    #[error(
+        "these objects are deleted and have not gone, but no VM was touched: {0}; see that the provider runs and what holds them, and run the command again, which goes on from here"
+    )]
+    NotGone(String),
     /// An object that can't be sent.
     #[error("{name} can't be put together")]
     Encode {

@@ -17,7 +17,7 @@ use self::class::class;
 use self::groups::{groups, unfit};
 use self::names::unfit_names;
 use super::source::{ClassKey, McmMachineSpec, Source, class_key};
-use cmi_driver::Capabilities;
+use cmi_driver::{Capabilities, MachineClass};
 
 /// Annotation of everything that a migration writes: what it was made in the place of.
 pub const MIGRATED_FROM: &str = "infrastructure.capcmi.io/migrated-from";
@@ -26,6 +26,8 @@ pub const MIGRATED_TO: &str = "infrastructure.capcmi.io/migrated-to";
 /// Annotation of the MachineDeployment, or else the MachineSet, of a group that is not done: the last thing
 /// that is written takes it away. A pause or a user's own annotation would not tell.
 pub const UNFINISHED: &str = "infrastructure.capcmi.io/migration-unfinished";
+/// Annotation of what the way back has paused and is about to delete: a migration does not go on meanwhile.
+pub const UNDOING: &str = "infrastructure.capcmi.io/migration-being-undone";
 /// Annotation of Cluster API: a MachineSet adopts Machines and makes none.
 pub const DISABLE_MACHINE_CREATE: &str = "cluster.x-k8s.io/disable-machine-create";
 
@@ -125,6 +127,10 @@ pub struct Class {
     pub key: ClassKey,
     /// Secrets and template.
     pub objects: Vec<Object>,
+    /// What machine-controller-manager hands to the driver with every call but a create.
+    pub handed: MachineClass,
+    /// Whether an earlier run has marked it as migrated.
+    pub is_marked: bool,
 }
 
 /// Machines that belong together.
@@ -200,10 +206,12 @@ pub fn plan(source: &Source, target: &Target, capabilities: &Capabilities) -> Re
     let (mut classes, mut converted) = (Vec::new(), BTreeMap::new());
     for key in source.used_classes() {
         match class(source, target, capabilities, &key) {
-            Ok((objects, class)) => {
+            Ok((objects, handed, class)) => {
                 classes.push(Class {
                     key: key.clone(),
                     objects,
+                    handed,
+                    is_marked: is_marked(source, &key),
                 });
                 converted.insert(key, class);
             }
@@ -248,6 +256,12 @@ pub fn plan(source: &Source, target: &Target, capabilities: &Capabilities) -> Re
     } else {
         Err(problems)
     }
+}
+
+fn is_marked(source: &Source, key: &ClassKey) -> bool {
+    let class = source.classes.get(key);
+    let mark = class.and_then(|class| class.get("metadata")?.get("annotations")?.get(MIGRATED_TO));
+    mark.is_some()
 }
 
 /// What was migrated to another Cluster: two of them would have its VMs.

@@ -11,7 +11,9 @@ use tokio::time::{Instant, sleep};
 
 use super::controller::Stopped;
 use super::error::WriteError;
-use super::plan::{DISABLE_MACHINE_CREATE, Group, MIGRATED_FROM, MIGRATED_TO, Migration, Object, UNFINISHED};
+use super::plan::{
+    DISABLE_MACHINE_CREATE, Group, MIGRATED_FROM, MIGRATED_TO, Migration, Object, UNDOING, UNFINISHED,
+};
 use super::source::{GROUP, VERSION, text};
 use crate::api::labels;
 
@@ -69,11 +71,15 @@ impl Survey {
 pub async fn survey(client: &Client, migration: &Migration, marks: bool) -> Result<Survey, WriteError> {
     let mut survey = Survey::default();
     let (mut taken, mut differ, mut late) = (Vec::new(), Vec::new(), Vec::new());
+    let mut undone = Vec::new();
     for group in &migration.groups {
         let (mut is_unfinished, mut of_group) = (false, Vec::new());
         for object in group.objects() {
             if let Some(found) = look(client, object, &mut survey, &mut taken).await? {
                 is_unfinished |= found.annotations().contains_key(UNFINISHED);
+                if found.annotations().contains_key(UNDOING) {
+                    undone.push(format!("{} {}", object.kind, object.name));
+                }
                 of_group.extend(differences(object, &found.data));
             }
         }
@@ -111,6 +117,9 @@ pub async fn survey(client: &Client, migration: &Migration, marks: bool) -> Resu
     if !taken.is_empty() {
         return Err(WriteError::Taken(taken.join(", ")));
     }
+    if !undone.is_empty() {
+        return Err(WriteError::BeingUndone(undone.join(", ")));
+    }
     if !late.is_empty() {
         return Err(WriteError::Late(late.join(", ")));
     }
@@ -139,11 +148,15 @@ const OF_INFRA_MACHINES: [&str; 2] = ["/spec/driver", "/spec/providerID"];
 
 /// Where what an earlier run has made is not what this one would make.
 pub(super) fn differences(object: &Object, live: &Value) -> Vec<String> {
-    let places = match object.kind {
-        "MachineDeployment" | "MachineSet" => OF_SETS.as_slice(),
-        "InfraMachine" => OF_INFRA_MACHINES.as_slice(),
-        _ => return Vec::new(),
-    };
+    match object.kind {
+        "MachineDeployment" | "MachineSet" => differences_at(&OF_SETS, object, live),
+        "InfraMachine" => differences_at(&OF_INFRA_MACHINES, object, live),
+        _ => Vec::new(),
+    }
+}
+
+/// Which of these places are not as planned.
+pub(super) fn differences_at(places: &[&str], object: &Object, live: &Value) -> Vec<String> {
     // What is not said is what the API server may write out.
     let said = |value: Option<&Value>| {
         let nothing = [json!(null), json!(""), json!(0), json!([]), json!({})];
@@ -200,7 +213,7 @@ async fn look(
     Ok(found)
 }
 
-async fn read(client: &Client, object: &Object) -> Result<Option<DynamicObject>, WriteError> {
+pub(super) async fn read(client: &Client, object: &Object) -> Result<Option<DynamicObject>, WriteError> {
     let found = api(client, &object.body).get_opt(&object.name).await;
     found.map_err(|error| WriteError::api(format!("looking for {} {}", object.kind, object.name), error))
 }
@@ -439,6 +452,37 @@ pub async fn mark(
     Ok(())
 }
 
+/// Takes the mark of one object away; what has none, or another, is left.
+///
+/// # Errors
+/// The API server's.
+pub(super) async fn unmark_one(
+    client: &Client,
+    namespace: &str,
+    kind: &str,
+    name: &str,
+    to: &str,
+) -> Result<(), WriteError> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, VERSION, kind));
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+    let found = api.get_metadata_opt(name).await;
+    let found = found.map_err(|error| WriteError::api(format!("reading {kind} {name}"), error))?;
+    let mark = found
+        .as_ref()
+        .and_then(|found| found.annotations().get(MIGRATED_TO));
+    if mark.is_none_or(|mark| mark != to) {
+        return Ok(());
+    }
+    let body = json!({"metadata": {"annotations": {MIGRATED_TO: null}}});
+    let patched = api
+        .patch(name, &PatchParams::default(), &Patch::Merge(&body))
+        .await;
+    let action = || format!("taking the annotation {MIGRATED_TO} of {kind} {name} away");
+    patched
+        .map(drop)
+        .map_err(|error| WriteError::api(action(), error))
+}
+
 /// What keeps the machines comes last: it says that all of the group is done.
 async fn mark_group(client: &Client, namespace: &str, group: &Group, to: &str) -> Result<(), WriteError> {
     let left = group
@@ -480,14 +524,14 @@ async fn mark_one(
         .map_err(|error| WriteError::api(format!("marking {kind} {name} as migrated"), error))
 }
 
-fn marker(body: &Value) -> String {
+pub(super) fn marker(body: &Value) -> String {
     body["metadata"]["annotations"][MIGRATED_FROM]
         .as_str()
         .unwrap_or_default()
         .to_owned()
 }
 
-fn api(client: &Client, body: &Value) -> Api<DynamicObject> {
+pub(super) fn api(client: &Client, body: &Value) -> Api<DynamicObject> {
     let version = text(body, "/apiVersion");
     let (group, version) = version.split_once('/').unwrap_or(("", &version));
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &text(body, "/kind")));

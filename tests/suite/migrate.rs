@@ -1,6 +1,6 @@
-//! From machine-controller-manager to Cluster API, with what comes with its Go module: definitions, the
-//! controllers of MachineDeployments and MachineSets, and the machine controller, which calls the simulated
-//! driver over CMI.
+//! From machine-controller-manager to Cluster API and back, with what comes with its Go module: definitions,
+//! the controllers of MachineDeployments and MachineSets, and the machine controller, which calls the
+//! simulated driver over CMI.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -342,6 +342,77 @@ impl Left {
     }
 }
 
+/// CTL-06: what machine-controller-manager itself has made, there and back and there again. It finds its
+/// machines as it has left them, and goes on with them.
+#[tokio::test]
+async fn machines_of_machine_controller_manager_are_migrated_taken_back_and_migrated_again() -> Result<()> {
+    let mut run = Run::new("migrate-back").await?;
+    let said = ["--machine-controller-manager-is-stopped"];
+    let held = run.left.run(&said).await?.err().context("it runs")?;
+    ensure!(
+        held.starts_with("Some(2)")
+            && held.contains("machine-controller")
+            && held.contains("held or changes"),
+        "{held}"
+    );
+    run.manager.stop().await?;
+    let before = run.left.theirs()?;
+    run.left.when_leases_are_over(&[]).await?;
+    let fleet = Fleet::of(&run.left.world, "md");
+    fleet.running(2).await?;
+    ensure!(run.left.theirs()? != before, "nothing is marked");
+
+    let planned = run.left.run(&["--undo", "--dry-run"]).await?;
+    let planned = planned.map_err(|error| anyhow!(error))?;
+    for part in [
+        "2 VMs are released",
+        "delete   MachineDeployment workers",
+        "delete   InfraMachineTemplate small",
+        "Nothing was written",
+    ] {
+        ensure!(planned.contains(part), "no `{part}` in: {planned}");
+    }
+    let unknown = run.left.run(&["--undo"]).await?.err().context("it may run")?;
+    ensure!(
+        unknown.contains("--machine-controller-manager-is-stopped"),
+        "{unknown}"
+    );
+    let undone = run.left.run(&["--undo", said[0]]).await?;
+    undone.map_err(|error| anyhow!(error))?;
+    ensure!(run.left.made()?.is_empty(), "{}", run.left.made()?);
+    ensure!(run.left.theirs()? == before, "{:#?}", run.left.theirs()?);
+    let again = run
+        .left
+        .run(&["--undo", said[0]])
+        .await?
+        .map_err(|error| anyhow!(error))?;
+    ensure!(again.contains("nothing to undo"), "{again}");
+
+    // It looks for orphans every second, by the class.
+    let looks = |run: &Run| -> Result<usize> {
+        let calls = run.left.cloud.calls()?;
+        let lists = calls
+            .iter()
+            .filter(|call| call.operation == Operation::ListMachines);
+        Ok(lists.count())
+    };
+    let looked = looks(&run)?;
+    run.manager = run.left.manager(&run.plugin).await?;
+    eventually(DEADLINE, "looks for orphans", async || {
+        let more = looks(&run)? - looked;
+        ensure!(more >= 6, "{more} starts and ends");
+        Ok(())
+    })
+    .await?;
+    run.left.running(2).await?;
+    run.untouched()?;
+
+    run.manager.stop().await?;
+    run.left.when_leases_are_over(&[]).await?;
+    fleet.running(2).await?;
+    run.untouched()
+}
+
 /// CTL-06: with what the guide says to do afterwards, machine-controller-manager can come back, and Nodes can
 /// go. A class that is left has it delete every VM.
 #[tokio::test]
@@ -458,6 +529,171 @@ fn shell(world: &World, script: &str) -> Result<tokio::process::Command> {
         .env("PATH", path)
         .env("KUBECONFIG", world.management.admin_kubeconfig());
     Ok(shell)
+}
+
+/// CTL-06: killed after every write, each time, and run again: it ends with nothing of the migration and with
+/// all VMs, and no migration goes on meanwhile. Then there is a migration again.
+#[tokio::test]
+async fn the_way_back_that_is_cut_off_after_every_write_is_taken_up_again() -> Result<()> {
+    let (left, _provider) = Left::new("undo-cut").await?;
+    let _kubelets = left.cloud.kubelets();
+    let mut all = left.deployment()?;
+    let alone = format!("{}-alone", left.world.namespace);
+    all.push(left.machine(&alone, &left.plant(&alone)?, None));
+    left.apply(all).await?;
+    let (vms, before) = (left.cloud.holds(3).await?, left.theirs()?);
+    let stopped = ["--machine-controller-manager-is-stopped"];
+    left.run(&stopped).await?.map_err(|error| anyhow!(error))?;
+    let fleet = Fleet::of(&left.world, "md");
+    fleet.running(3).await?;
+
+    let (proxy, next) = Writes::watched(&left).await?;
+    let kubeconfig = proxy.kubeconfig(left.world.management.admin_kubeconfig())?;
+    let (mut cut, mut refused) = (0, 0);
+    let flags = ["--undo", stopped[0]];
+    while next.is_cut_off(left.command(&kubeconfig, &flags)).await? {
+        cut += 1;
+        ensure!(cut < 60, "it never ends");
+        let is_unmarked = left.theirs()? == before;
+        match left.run(&[stopped[0], "--dry-run"]).await? {
+            Err(error) if error.contains("being undone") => refused += 1,
+            // With the last of a class: nothing says any more that there was one.
+            Ok(planned) => ensure!(is_unmarked || planned.contains("create"), "{planned}"),
+            Err(other) => bail!("{other}"),
+        }
+    }
+    ensure!(
+        cut >= 20 && refused >= 10,
+        "{cut} writes were cut off, {refused} migrations refused"
+    );
+    ensure!(left.made()?.is_empty(), "{}", left.made()?);
+    ensure!(left.theirs()? == before, "{:#?}", left.theirs()?);
+    ensure!(left.cloud.vms()? == vms, "{:?}", left.cloud.vms()?);
+    left.only_creates(0)?;
+
+    left.run(&stopped).await?.map_err(|error| anyhow!(error))?;
+    fleet.running(3).await?;
+    ensure!(left.cloud.vms()? == vms, "{:?}", left.cloud.vms()?);
+    left.only_creates(0)
+}
+
+/// CTL-06: nothing is undone where machine-controller-manager would lose a VM, or have another than it knows.
+#[tokio::test]
+async fn nothing_is_undone_where_a_machine_is_not_as_the_migration_has_left_it() -> Result<()> {
+    let (left, _provider) = Left::new("undo-not").await?;
+    let _kubelets = left.cloud.kubelets();
+    left.apply(left.deployment()?).await?;
+    let stopped = "--machine-controller-manager-is-stopped";
+    left.run(&[stopped]).await?.map_err(|error| anyhow!(error))?;
+    let fleet = Fleet::of(&left.world, "md");
+    fleet.running(2).await?;
+    let [first, second] = left.names();
+    let infra = |name: &str| format!("inframachine/{name}");
+
+    let undo = async || {
+        let before = versions(&left.world)?;
+        let refused = left.run(&["--undo", stopped]).await?.err();
+        let refused = refused.context("it was undone")?;
+        ensure!(
+            refused.starts_with("Some(2)") && refused.contains("nothing was undone"),
+            "{refused}"
+        );
+        ensure!(versions(&left.world)? == before, "something was written");
+        Ok(refused)
+    };
+    let patch = |patch: &Value| {
+        let patch = patch.to_string();
+        left.world
+            .kubectl(&["patch", &infra(&first), "--type=merge", "-p", &patch])
+    };
+    // Its VM keeps what it has.
+    patch(&json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": ""}}}))?;
+    patch(&json!({"spec": {"providerSpec": {"tags": {"worker": "2"}}}}))?;
+    let changed = undo().await?;
+    ensure!(
+        changed.contains(&format!("InfraMachine {first}: spec.providerSpec is"))
+            && changed.contains(&format!("InfraMachine {first} is paused")),
+        "{changed}"
+    );
+    patch(&json!({"spec": {"providerSpec": {"tags": {"worker": "1"}}}}))?;
+    patch(&json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": null}}}))?;
+
+    left.world.kubectl(&[
+        "delete",
+        "machine.machine.sapcloud.io",
+        &second,
+        "--cascade=orphan",
+    ])?;
+    let unknown = undo().await?;
+    ensure!(
+        unknown.contains(&format!("InfraMachine {second} was made for is not there")),
+        "{unknown}"
+    );
+
+    left.world.kubectl(&[
+        "scale",
+        "machinedeployment.cluster.x-k8s.io",
+        "workers",
+        "--replicas=3",
+    ])?;
+    fleet.running(3).await?;
+    let later = undo().await?;
+    ensure!(
+        later.contains("Cluster API has made Machine workers-migrated-"),
+        "{later}"
+    );
+
+    let vms = left.cloud.vms()?;
+    let vm = vms.iter().find(|vm| vm.name == first).context("no VM")?;
+    let vanished = left.cloud.console()?.vanish(vm.id);
+    vanished.map_err(|status| anyhow!("{status}"))?;
+    let gone = undo().await?;
+    ensure!(
+        gone.contains(&format!("does not see the VM of Machine {first}")),
+        "{gone}"
+    );
+    Ok(())
+}
+
+/// Cuts a command off after its next write.
+struct Writes(Arc<Mutex<Option<Gate>>>);
+
+impl Writes {
+    /// A way to the API server that is cut off.
+    async fn watched(left: &Left) -> Result<(Proxy, Self)> {
+        let next: Arc<Mutex<Option<Gate>>> = Arc::default();
+        let hook = {
+            let next = Arc::clone(&next);
+            move |request: &ProxiedRequest| {
+                if request.write.is_none() {
+                    return Fault::None;
+                }
+                let gate = next.lock().unwrap_or_else(PoisonError::into_inner).take();
+                gate.map_or(Fault::None, Fault::HoldAfter)
+            }
+        };
+        let proxy = Proxy::start(&left.world.management, hook).await?;
+        Ok((proxy, Self(next)))
+    }
+
+    /// Runs a command and kills it when its next write is done. Whether it had one; if not, it has succeeded.
+    async fn is_cut_off(&self, command: Command) -> Result<bool> {
+        let gate = Gate::new();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(gate.clone());
+        let mut process = tokio::process::Command::from(command)
+            .kill_on_drop(true)
+            .spawn()?;
+        tokio::select! {
+            () = gate.reached() => {
+                process.kill().await?;
+                Ok(true)
+            }
+            ended = process.wait() => {
+                ensure!(ended?.success(), "the command has failed");
+                Ok(false)
+            }
+        }
+    }
 }
 
 /// CTL-06: the whole way, by the objects in a cluster.
@@ -642,34 +878,11 @@ async fn a_migration_that_is_cut_off_after_every_write_is_taken_up_again() -> Re
     all.push(empty);
     left.apply(all).await?;
     let vms = left.cloud.holds(2).await?;
-    let next: Arc<Mutex<Option<Gate>>> = Arc::default();
-    let hook = {
-        let next = Arc::clone(&next);
-        move |request: &ProxiedRequest| {
-            if request.write.is_none() {
-                return Fault::None;
-            }
-            let gate = next.lock().unwrap_or_else(PoisonError::into_inner).take();
-            gate.map_or(Fault::None, Fault::HoldAfter)
-        }
-    };
-    let proxy = Proxy::start(&left.world.management, hook).await?;
+    let (proxy, next) = Writes::watched(&left).await?;
     let kubeconfig = proxy.kubeconfig(left.world.management.admin_kubeconfig())?;
     let (mut cut, mut refused) = (0, 0);
-    loop {
-        let gate = Gate::new();
-        *next.lock().unwrap_or_else(PoisonError::into_inner) = Some(gate.clone());
-        let command = left.command(&kubeconfig, &["--machine-controller-manager-is-stopped"]);
-        let mut process = tokio::process::Command::from(command)
-            .kill_on_drop(true)
-            .spawn()?;
-        tokio::select! {
-            () = gate.reached() => process.kill().await?,
-            ended = process.wait() => {
-                ensure!(ended?.success(), "after {cut} cuts");
-                break;
-            }
-        }
+    let flags = ["--machine-controller-manager-is-stopped"];
+    while next.is_cut_off(left.command(&kubeconfig, &flags)).await? {
         cut += 1;
         ensure!(cut < 40, "it never ends");
         if refused == 0

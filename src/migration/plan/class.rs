@@ -7,15 +7,16 @@ use super::secrets::{USER_DATA, bootstrap, keys, secret, secrets};
 use super::{Converted, Object, Target};
 use crate::api;
 use crate::migration::source::{ClassKey, Source, text};
-use cmi_driver::{Capabilities, ProviderSpec, tags};
+use cmi_driver::{Capabilities, MachineClass, ProviderSpec, SecretValue, tags};
 
-/// What a class comes to: its Secrets, its template, and what its machines need of it.
+/// What a class comes to: its Secrets and template, what the driver was handed of it, and what its machines
+/// need of it.
 pub fn class(
     source: &Source,
     target: &Target,
     capabilities: &Capabilities,
     key: &ClassKey,
-) -> Result<(Vec<Object>, Converted), String> {
+) -> Result<(Vec<Object>, MachineClass, Converted), String> {
     let class = source
         .classes
         .get(key)
@@ -25,6 +26,7 @@ pub fn class(
         Some(Value::Object(spec)) => ProviderSpec(spec.clone()),
         Some(_) | None => return Err("providerSpec has to be an object".to_owned()),
     };
+    let given = spec.clone();
     let carried = carried(&mut spec, capabilities)?;
     let failure_domain = if capabilities.zones {
         let zone = spec.0.remove(tags::FAILURE_DOMAIN);
@@ -48,6 +50,14 @@ pub fn class(
     );
     let (mut secrets, places) = secrets(source, target, &class)?;
     let user_data = secrets.0.remove(USER_DATA);
+    let handed = MachineClass {
+        provider_spec: given,
+        secrets: secrets
+            .0
+            .iter()
+            .map(|(key, value)| (key.clone(), SecretValue::from(value.clone())))
+            .collect(),
+    };
     let mut objects = Vec::new();
     let credentials = (!secrets.0.is_empty()).then(|| format!("{}-credentials", key.name));
     if let Some(credentials) = &credentials {
@@ -91,6 +101,7 @@ pub fn class(
     ));
     Ok((
         objects,
+        handed,
         Converted {
             spec: spec.0,
             carried,

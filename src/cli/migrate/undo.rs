@@ -1,0 +1,190 @@
+//! `capcmi migrate --undo`: back to machine-controller-manager.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use anyhow::{Context as _, anyhow};
+use kube::Client;
+
+use super::{MigrateArgs, Origin, failed};
+use crate::cli::terminal::{printable, say};
+use crate::cli::{CommandError, drivers};
+use crate::configured_driver::{ConfiguredDriver, Priority};
+use crate::migration::plan::{Migration, Object, Target};
+use crate::migration::source::text;
+use crate::migration::undo::{self, Remains, Vm};
+use cmi_driver::{Code, GetMachineStatusRequest, MachineClass, MachineRef};
+
+/// What is undone.
+pub(super) struct Undo<'a> {
+    pub args: &'a MigrateArgs,
+    pub client: &'a Client,
+    pub from: &'a Origin,
+    pub migration: &'a Migration,
+    pub target: &'a Target,
+}
+
+impl Undo<'_> {
+    pub(super) async fn run(&self) -> Result<(), CommandError> {
+        let drivers = drivers::load_unelected(&self.args.drivers_config)?;
+        let name = &self.target.driver;
+        let driver = drivers.iter().find(|driver| driver.name() == name.as_str());
+        let driver = driver.with_context(|| format!("the drivers file has no driver `{name}`"));
+        let driver = driver.map_err(CommandError::Misconfigured)?;
+        let remains = self.examined(driver, "nothing was undone").await?;
+        if remains.is_nothing(self.migration) {
+            say("Nothing of this migration is there, so there is nothing to undo.");
+            return Ok(());
+        }
+        say(self.described(&remains).trim_end());
+        if self.args.dry_run {
+            say("\nNothing was written (--dry-run).");
+            return Ok(());
+        }
+        let old = self.from.stopped(self.args).await?;
+        say("");
+        undo::pause(self.client, self.migration, &remains)
+            .await
+            .map_err(failed)?;
+        // Core may have worked on it until now.
+        self.examined(driver, "all is paused, and no VM was released")
+            .await?;
+        undo::release(self.client, self.migration, self.target, old.as_ref(), say)
+            .await
+            .map_err(failed)?;
+        say(
+            "All VMs are machine-controller-manager's again. Look at the back end that they are there, and start machine-controller-manager and its provider's controller.",
+        );
+        Ok(())
+    }
+
+    /// What there is, if it can be undone.
+    async fn examined(&self, driver: &ConfiguredDriver, so_far: &str) -> Result<Remains, CommandError> {
+        let remains = Remains::of(self.client, self.migration, self.target).await;
+        let remains = remains.map_err(failed)?;
+        let vms = if remains.is_nothing(self.migration) {
+            BTreeMap::new()
+        } else {
+            self.vms(driver, &remains).await
+        };
+        let problems = remains.problems(self.migration, &vms);
+        if problems.is_empty() {
+            return Ok(remains);
+        }
+        let list: Vec<_> = problems
+            .iter()
+            .map(|problem| format!("\n  {}", printable(problem)))
+            .collect();
+        Err(CommandError::Misconfigured(anyhow!(
+            "{so_far}, since not all is as the migration has left it:{}",
+            list.concat()
+        )))
+    }
+
+    /// What the driver says of every VM: an InfraMachine that is not there may have been released by an
+    /// earlier run, or have gone with its VM.
+    async fn vms(&self, driver: &ConfiguredDriver, remains: &Remains) -> BTreeMap<String, Vm> {
+        let machines = self.migration.groups.iter().flat_map(|group| &group.machines);
+        let mut vms = BTreeMap::new();
+        for object in machines.filter(|object| object.kind == "InfraMachine") {
+            let class = self.class_of(object, remains);
+            let vm = match with_credentials(driver, class).await {
+                Ok(class) => look(driver, object, class).await,
+                Err(why) => Vm::Unknown(why),
+            };
+            vms.insert(object.name.clone(), vm);
+        }
+        vms
+    }
+
+    /// As the provider knows the VM, or else as machine-controller-manager does.
+    fn class_of(&self, object: &Object, remains: &Remains) -> MachineClass {
+        let from = text(
+            &object.body,
+            "/metadata/annotations/cluster.x-k8s.io~1cloned-from-name",
+        );
+        let mut classes = self.migration.classes.iter();
+        let class = classes.find(|class| class.key.name == from);
+        let mut handed = class.map(|class| class.handed.clone()).unwrap_or_default();
+        let applied = remains.applied_spec(object);
+        if let Some(applied) = applied.and_then(|applied| serde_json::from_str(applied).ok()) {
+            handed.provider_spec = applied;
+        }
+        handed
+    }
+
+    fn described(&self, remains: &Remains) -> String {
+        let machines = self.migration.groups.iter().flat_map(|group| &group.machines);
+        let released = machines
+            .filter(|object| object.kind == "InfraMachine" && remains.has(object))
+            .count();
+        let Target {
+            namespace,
+            cluster,
+            driver,
+            ..
+        } = self.target;
+        let mut text = format!(
+            "Cluster {namespace}/{cluster}, driver {driver}: {released} VMs are released, and stay as they are\n"
+        );
+        for group in &self.migration.groups {
+            headed(&mut text, &group.from, group.objects(), remains);
+        }
+        for class in &self.migration.classes {
+            let from = format!("{} {}", class.key.kind, class.key.name);
+            headed(&mut text, &from, class.objects.iter(), remains);
+        }
+        text
+    }
+}
+
+fn headed<'a>(text: &mut String, from: &str, objects: impl Iterator<Item = &'a Object>, remains: &Remains) {
+    let _infallible = writeln!(text, "\n{}", printable(from));
+    for object in objects {
+        let what = match (remains.has(object), object.kind) {
+            (false, _) => "is gone ",
+            (true, "InfraMachine") => "release ",
+            (true, _) => "delete  ",
+        };
+        let line = format!("{} {}", object.kind, object.name);
+        let _infallible = writeln!(text, "  {what} {}", printable(&line));
+    }
+}
+
+/// The provider's own where the class has none, as the provider does it.
+async fn with_credentials(
+    driver: &ConfiguredDriver,
+    mut class: MachineClass,
+) -> Result<MachineClass, String> {
+    if class.secrets.iter().next().is_none() {
+        class.secrets = driver.credentials().await.map_err(|error| error.to_string())?;
+    }
+    Ok(class)
+}
+
+/// Asks the driver whether the VM that the migration has found is there.
+async fn look(driver: &ConfiguredDriver, object: &Object, class: MachineClass) -> Vm {
+    let id = text(&object.body, "/spec/providerID");
+    let permit = driver.acquire(Priority::Upkeep, &object.name).await;
+    if let Err(status) = permit.ask_capabilities().await {
+        return Vm::Unknown(format!("{}: {}", status.code(), status.message()));
+    }
+    let request = GetMachineStatusRequest {
+        machine: MachineRef::new(&object.name, class),
+        provider_id: id.parse().ok(),
+    };
+    let (found, why) = match permit.driver().get_machine_status(request).await {
+        Ok(machine) => (Some(machine.provider_id), String::new()),
+        Err(status) if status.code() == Code::NotFound => return Vm::Absent,
+        // A VM that is not initialized is there.
+        Err(status) => (
+            status.machine().map(|machine| machine.provider_id.clone()),
+            format!("{}: {}", status.code(), status.message()),
+        ),
+    };
+    match found {
+        Some(found) if found.as_str() == id => Vm::There,
+        Some(found) => Vm::Unknown(format!("it names the VM {found}, and not {id}")),
+        None => Vm::Unknown(why),
+    }
+}
