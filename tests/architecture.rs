@@ -718,6 +718,49 @@ fn what_is_called_pure_knows_neither_client_nor_runtime() {
     }
 }
 
+/// The crates of this repository that a manifest names.
+fn own_crates(manifest: &str) -> BTreeSet<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let crates = fs::read_dir(root.join("crates")).unwrap();
+    let mut own: BTreeSet<_> = crates
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    own.insert("cluster-api-provider-cmi".to_owned());
+    let named = manifest
+        .lines()
+        .filter_map(|line| line.split(['.', ' ', '=']).next());
+    named
+        .filter(|name| own.contains(*name))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// What is linked with a C library is a program of its own, and an author of a driver needs no more.
+#[test]
+fn a_driver_of_its_own_knows_the_contract_and_the_wire_alone() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &Path| fs::read_to_string(path).unwrap();
+    let mut seen = 0;
+    for driver in fs::read_dir(root.join("drivers")).unwrap() {
+        let manifest = read(&driver.unwrap().path().join("Cargo.toml"));
+        assert_eq!(
+            own_crates(&manifest),
+            BTreeSet::from(["cmi-driver".to_owned(), "cmi-grpc".to_owned()])
+        );
+        seen += 1;
+    }
+    assert!(seen > 0, "no driver is seen any more");
+    assert!(own_crates(&read(&root.join("Cargo.toml"))).contains("cmi-simulated"));
+    // Tests and lints of all else do without its C library.
+    let makefile = read(&root.join("Makefile"));
+    let everywhere = makefile.lines().filter(|line| line.contains("--workspace"));
+    assert!(
+        everywhere
+            .into_iter()
+            .all(|line| line.contains("$(WITHOUT_LIBVIRT)"))
+    );
+}
+
 /// rustfmt breaks no comment and no macro. A line with a string may be longer: a message stays whole.
 #[test]
 fn no_line_without_a_string_is_wider_than_rustfmt_makes_it() {
@@ -727,7 +770,7 @@ fn no_line_without_a_string_is_wider_than_rustfmt_makes_it() {
         .lines()
         .find_map(|line| line.strip_prefix("max_width = "));
     let width: usize = width.unwrap().parse().unwrap();
-    for folder in ["src", "crates", "tests", "benches", "examples", "fuzz"] {
+    for folder in ["src", "crates", "drivers", "tests", "benches", "examples", "fuzz"] {
         for file in files(&root.join(folder)) {
             let text = fs::read_to_string(&file).unwrap();
             let wide = wide_lines(&text, width);

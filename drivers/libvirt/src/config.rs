@@ -1,0 +1,361 @@
+//! What the driver is configured with: hosts, and what machines are made of.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use anyhow::Context as _;
+use cmi_driver::is_dns_label;
+use garde::Validate;
+use serde::Deserialize;
+
+/// The configuration of the driver.
+#[derive(Clone, Debug, Deserialize, Validate)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Config {
+    /// How guests run: `kvm`, or `qemu` for emulation where there is no KVM. Required: libvirt also offers
+    /// KVM on hosts where no guest boots with it.
+    #[garde(skip)]
+    pub virt_type: VirtType,
+    /// The hosts by name. Each is a failure domain, and its name stands in the ProviderIDs of its VMs: it
+    /// has to stay. Required.
+    #[garde(length(min = 1), custom(dns_labels), dive)]
+    pub hosts: BTreeMap<String, Host>,
+    /// What `vmPool` of a provider spec names. Required.
+    #[garde(length(min = 1), custom(dns_labels), dive)]
+    pub vm_pools: BTreeMap<String, VmPool>,
+    /// What `size` of a provider spec names. Required.
+    #[garde(length(min = 1), custom(dns_labels), dive)]
+    pub sizes: BTreeMap<String, Size>,
+    /// What machines boot from. Required.
+    #[garde(length(min = 1), custom(dns_labels), dive)]
+    pub images: BTreeMap<String, Image>,
+}
+
+/// How guests run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VirtType {
+    /// With the processor's help.
+    Kvm,
+    /// Emulated: slow, and on any computer.
+    Qemu,
+}
+
+/// A host with libvirt.
+#[derive(Clone, Debug, Deserialize, Validate)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Host {
+    /// Where its libvirt is: `qemu:///system`, `qemu+tls://host/system`, `qemu+ssh://user@host/system`.
+    /// Required.
+    #[garde(custom(qemu_uri))]
+    pub uri: String,
+    /// Memory that no machine gets, MiB. Default: 1024.
+    #[serde(default = "default_reserved_memory")]
+    #[garde(skip)]
+    pub reserved_memory_mib: u64,
+}
+
+/// Where machines are placed.
+#[derive(Clone, Debug, Deserialize, Validate)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VmPool {
+    /// The storage pool for disks and seeds; it is on every host of the pool and active. Required.
+    #[garde(length(min = 1))]
+    pub storage_pool: String,
+    /// The network of libvirt that machines are in. Either this or `bridge`.
+    #[garde(inner(length(min = 1)), custom(either_network_or_bridge(self.bridge.is_some())))]
+    pub network: Option<String>,
+    /// The bridge of the host that machines are attached to.
+    #[garde(inner(length(min = 1)))]
+    pub bridge: Option<String>,
+    /// The image of machines whose spec names none. Required.
+    #[garde(skip)]
+    pub image: String,
+    /// The hosts that machines are placed on. Default: all.
+    #[garde(skip)]
+    pub hosts: Option<BTreeSet<String>>,
+    /// The largest root file system, GB. Default: 1000.
+    #[serde(default = "default_max_root_fs")]
+    #[garde(range(min = 1, max = 1_000_000))]
+    pub max_root_fs_gb: u64,
+}
+
+/// What a machine of a size has.
+#[derive(Clone, Debug, Deserialize, Validate)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Size {
+    /// Virtual CPUs. Required.
+    #[garde(range(min = 1, max = 4096))]
+    pub cpus: u32,
+    /// Memory, MiB. Required.
+    #[garde(range(min = 64, max = 67_108_864))]
+    pub memory_mib: u64,
+}
+
+/// What machines boot from: a volume that every machine has a layer of its own upon. It is never written to,
+/// and may not change as long as a machine stands on it.
+#[derive(Clone, Debug, Deserialize, Validate)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Image {
+    /// The storage pool that has it. Required.
+    #[garde(length(min = 1))]
+    pub storage_pool: String,
+    /// The volume's name in that pool. Required.
+    #[garde(length(min = 1))]
+    pub volume: String,
+    /// Its format. Required.
+    #[garde(skip)]
+    pub format: ImageFormat,
+    /// SHA-256 of the whole file, as `sha256sum` prints it. Required.
+    #[garde(custom(is_sha256))]
+    pub sha256: String,
+    /// What starts the guest's boot loader. Default: `bios`.
+    #[serde(default)]
+    #[garde(skip)]
+    pub firmware: Firmware,
+    /// A kernel that is booted without a boot loader. Default: none.
+    #[garde(dive)]
+    pub direct_boot: Option<DirectBoot>,
+}
+
+/// The format of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageFormat {
+    /// QEMU's own.
+    Qcow2,
+    /// The bytes of the disk.
+    Raw,
+}
+
+impl ImageFormat {
+    /// As libvirt writes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Qcow2 => "qcow2",
+            Self::Raw => "raw",
+        }
+    }
+}
+
+/// What starts a boot loader.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Firmware {
+    /// SeaBIOS.
+    #[default]
+    Bios,
+    /// UEFI; the host needs OVMF.
+    Efi,
+}
+
+/// A kernel on the host.
+#[derive(Clone, Debug, Deserialize, Validate)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DirectBoot {
+    /// Path of the kernel on the host. Required.
+    #[garde(custom(absolute))]
+    pub kernel: String,
+    /// Path of the initial RAM disk on the host. Default: none.
+    #[garde(inner(custom(absolute)))]
+    pub initrd: Option<String>,
+    /// The kernel's command line. Default: empty.
+    #[serde(default)]
+    #[garde(skip)]
+    pub command_line: String,
+}
+
+const fn default_reserved_memory() -> u64 {
+    1024
+}
+
+const fn default_max_root_fs() -> u64 {
+    1000
+}
+
+impl Config {
+    /// Reads a file and checks it.
+    ///
+    /// # Errors
+    /// What is wrong with it, and where.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let what = || format!("the driver's configuration {} can't be used", path.display());
+        let text = std::fs::read_to_string(path).with_context(what)?;
+        Self::parse(&text).with_context(what)
+    }
+
+    /// Reads a text and checks it.
+    ///
+    /// # Errors
+    /// What is wrong with it, and where. Nothing of the text is shown: a URI may hold a password.
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        let options = serde_saphyr::options! { with_snippet: false };
+        let config: Self = serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| {
+            let message = error.to_string();
+            let place = unreadable_place(text);
+            anyhow::Error::msg(place.map_or(message.clone(), |place| format!("{place}: {message}")))
+        })?;
+        config.check_names()?;
+        Ok(config)
+    }
+
+    /// Every name that one part has of another is there.
+    fn check_names(&self) -> anyhow::Result<()> {
+        for (name, pool) in &self.vm_pools {
+            if !self.images.contains_key(&pool.image) {
+                anyhow::bail!(
+                    "vmPools.{name}.image: there is no image `{}`; `images` has to name it",
+                    pool.image
+                );
+            }
+            if let Some(hosts) = &pool.hosts {
+                if hosts.is_empty() {
+                    anyhow::bail!("vmPools.{name}.hosts: no host is named; leave it out for all hosts");
+                }
+                if let Some(host) = hosts.iter().find(|host| !self.hosts.contains_key(*host)) {
+                    anyhow::bail!("vmPools.{name}.hosts: there is no host `{host}`; `hosts` has to name it");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The hosts that machines of a pool are placed on.
+    pub fn hosts_of<'a>(&'a self, pool: &'a VmPool) -> impl Iterator<Item = &'a str> {
+        let all = self.hosts.keys().map(String::as_str);
+        all.filter(|host| pool.hosts.as_ref().is_none_or(|hosts| hosts.contains(*host)))
+    }
+}
+
+/// Where a text can't be read, as `vmPools.default.image`. The parser has the path of what it checks, but not
+/// of what it can't read, so that is read once more.
+fn unreadable_place(text: &str) -> Option<String> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    let mut place = None;
+    // It fails with what is known already, or did not pass the check, which names the path itself.
+    let _ = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
+        let read = serde_path_to_error::deserialize::<_, Config>(deserializer);
+        read.map(drop).map_err(|error| {
+            let path = error.path().to_string();
+            place = Some(path.trim_matches(['.', '?']).to_owned());
+            error.into_inner()
+        })
+    });
+    place.filter(|place| !place.is_empty())
+}
+
+fn dns_labels<T, C>(named: &BTreeMap<String, T>, _: &C) -> garde::Result {
+    match named.keys().find(|name| !is_dns_label(name)) {
+        Some(name) => Err(garde::Error::new(format!(
+            "`{name}` is no DNS label: lower case letters, digits and `-`, at most 63"
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn qemu_uri<C>(uri: &str, _: &C) -> garde::Result {
+    if uri.starts_with("qemu:///") || (uri.starts_with("qemu+") && uri.contains("://")) {
+        return Ok(());
+    }
+    Err(garde::Error::new(
+        "it has to begin with `qemu:///`, `qemu+unix://`, `qemu+tls://` or `qemu+ssh://`",
+    ))
+}
+
+fn is_sha256<C>(text: &str, _: &C) -> garde::Result {
+    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    if text.len() == 64 && text.bytes().all(is_hex) {
+        return Ok(());
+    }
+    Err(garde::Error::new(
+        "it has to be 64 hexadecimal digits in lower case, as `sha256sum` prints them",
+    ))
+}
+
+fn absolute<C>(path: &str, _: &C) -> garde::Result {
+    if path.starts_with('/') {
+        return Ok(());
+    }
+    Err(garde::Error::new("the path on the host has to be absolute"))
+}
+
+fn either_network_or_bridge(has_bridge: bool) -> impl FnOnce(&Option<String>, &()) -> garde::Result {
+    move |network, ()| {
+        if network.is_some() == has_bridge {
+            return Err(garde::Error::new("either `network` or `bridge` has to be given"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Two hosts, one pool on both, two sizes and two images.
+    pub(crate) const EXAMPLE: &str = "
+virtType: qemu
+hosts:
+  host-a: {uri: 'qemu:///system'}
+  host-b: {uri: 'qemu+tls://b.example/system', reservedMemoryMib: 0}
+vmPools:
+  default: {storagePool: machines, network: default, image: debian, maxRootFsGb: 100}
+  edge: {storagePool: machines, bridge: br0, image: tiny, hosts: [host-b]}
+sizes:
+  small: {cpus: 1, memoryMib: 2048}
+  large: {cpus: 4, memoryMib: 8192}
+images:
+  debian: {storagePool: images, volume: debian-12.qcow2, format: qcow2, firmware: efi, sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
+  tiny:
+    storagePool: images
+    volume: tiny.raw
+    format: raw
+    sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
+    directBoot: {kernel: /boot/vmlinuz, initrd: /boot/initrd.img, commandLine: console=ttyS0}
+";
+
+    pub(crate) fn example() -> Config {
+        Config::parse(EXAMPLE).unwrap()
+    }
+
+    #[test]
+    fn a_pool_is_on_all_hosts_or_on_those_that_it_names() {
+        let config = example();
+        let hosts = |pool: &str| config.hosts_of(&config.vm_pools[pool]).collect::<Vec<_>>();
+        assert_eq!(hosts("default"), ["host-a", "host-b"]);
+        assert_eq!(hosts("edge"), ["host-b"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_its_path() {
+        for (what, with, path) in [
+            ("virtType: qemu", "", "virtType"),
+            ("virtType: qemu", "virtType: auto", "virtType"),
+            ("cpus: 1", "cpus: 0", "sizes.small.cpus"),
+            ("cpus: 1", "cpus: one", "sizes.small.cpus"),
+            ("cpus: 1", "cores: 1", "sizes.small"),
+            ("qemu:///system", "xen:///system", "hosts.host-a.uri"),
+            ("host-a:", "host_a:", "hosts"),
+            ("network: default, ", "", "vm_pools.default.network"),
+            (
+                "network: default",
+                "network: default, bridge: br0",
+                "vm_pools.default.network",
+            ),
+            ("image: tiny", "image: none", "vmPools.edge.image"),
+            ("hosts: [host-b]", "hosts: [moon]", "vmPools.edge.hosts"),
+            ("hosts: [host-b]", "hosts: []", "vmPools.edge.hosts"),
+            ("kernel: /boot", "kernel: boot", "images.tiny.direct_boot.kernel"),
+            (
+                "sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\n    direct",
+                "sha256: E3\n    direct",
+                "images.tiny.sha256",
+            ),
+        ] {
+            let text = EXAMPLE.replacen(what, with, 1);
+            assert_ne!(text, EXAMPLE, "{what} is not in the example");
+            let message = format!("{:#}", Config::parse(&text).unwrap_err());
+            assert!(message.contains(path), "{what} -> {with}: {message}");
+        }
+    }
+}

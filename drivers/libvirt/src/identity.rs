@@ -1,0 +1,219 @@
+//! Names that follow from what a machine is: every process that is asked for the same machine finds the same
+//! domain, volumes and ids, without asking anything.
+
+use std::fmt;
+use std::str::FromStr;
+
+use cmi_driver::{Code, ProviderId, Result, Status, is_dns_label};
+use uuid::Uuid;
+
+/// The namespace of the UUIDs. A domain that exists has one of them, so it never changes.
+const NAMESPACE: Uuid = Uuid::from_u128(0x9d4d_1b0e_5c1e_4f0b_8a53_6f1d_7c20_c3a1);
+/// Begins the names of all volumes that the driver makes for machines.
+const VOLUME_PREFIX: &str = "capcmi-";
+/// How much of a machine's name stands in the names of its domain and its host, before the digest.
+const LEGIBLE: usize = 40;
+
+/// What a machine is: the name inside of its cluster, and the machine object that it was made for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MachineKey {
+    /// The value of the tag `kubernetes.io/cluster`.
+    pub cluster: String,
+    /// The machine's name.
+    pub name: String,
+    /// The value of the tag `capcmi.io/machine`; empty for a client that sends none.
+    pub identity: String,
+}
+
+impl MachineKey {
+    /// The UUID of the domain: another one for each machine object, also of the same name.
+    pub fn uuid(&self) -> Uuid {
+        digest(&[&self.cluster, &self.name, &self.identity])
+    }
+
+    /// The name of the domain: the same for all machine objects of a name in a cluster, so that a host has
+    /// one domain of them at most.
+    pub fn domain_name(&self) -> String {
+        let of_name = digest(&[&self.cluster, &self.name]).simple().to_string();
+        format!("{}-{}", legible(&self.name), &of_name[..16])
+    }
+
+    /// What the names of all volumes of the machine begin with.
+    pub fn volume_prefix(&self) -> String {
+        format!("{VOLUME_PREFIX}{}-", self.uuid())
+    }
+
+    /// The address of the network interface: unicast, and locally administered.
+    pub fn mac(&self) -> String {
+        let uuid = self.uuid();
+        let bytes = uuid.as_bytes()[..5].iter();
+        bytes.fold("52".to_owned(), |mac, byte| format!("{mac}:{byte:02x}"))
+    }
+
+    /// The name of the guest, which its Node has, too. The name of the machine where a Linux guest takes it
+    /// as it is; else one with a digest: of `a.b` cloud-init would make the host `a` in the domain `b`.
+    pub fn hostname(&self) -> String {
+        if is_dns_label(&self.name) {
+            return self.name.clone();
+        }
+        self.domain_name()
+    }
+
+    /// The id that the VM has on this host.
+    pub fn vm_id(&self, host: &str) -> VmId {
+        VmId {
+            host: host.to_owned(),
+            uuid: self.uuid(),
+        }
+    }
+}
+
+/// A UUID of texts. Their lengths keep them apart: `a` and `bc` are not `ab` and `c`.
+fn digest(parts: &[&str]) -> Uuid {
+    let parts = parts.iter().map(|part| format!("{}:{part}", part.len()));
+    Uuid::new_v5(&NAMESPACE, parts.collect::<String>().as_bytes())
+}
+
+/// The beginning of a DNS subdomain, as a DNS label that something may follow.
+fn legible(name: &str) -> String {
+    let begin: String = name.replace('.', "-").chars().take(LEGIBLE).collect();
+    begin.trim_end_matches('-').to_owned()
+}
+
+/// What a ProviderID says: `libvirt://<host>/<uuid>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmId {
+    /// The host that the VM was made on, as the configuration names it.
+    pub host: String,
+    /// The UUID of the domain.
+    pub uuid: Uuid,
+}
+
+impl VmId {
+    /// As the driver contract has it.
+    ///
+    /// # Errors
+    /// INTERNAL when the host's name is so long that this is none: the configuration does not allow that.
+    pub fn provider_id(&self) -> Result<ProviderId> {
+        self.to_string().parse().map_err(|error| {
+            Status::new(Code::Internal, format!("`{self}` is no ProviderID")).with_source(error)
+        })
+    }
+}
+
+impl fmt::Display for VmId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "libvirt://{}/{}", self.host, self.uuid)
+    }
+}
+
+impl FromStr for VmId {
+    type Err = Status;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let refused = || {
+            let form = "the ProviderID has to read `libvirt://<host>/<uuid>`, as CreateMachine answered it";
+            Status::new(Code::InvalidArgument, form)
+        };
+        let (host, uuid) = text
+            .strip_prefix("libvirt://")
+            .and_then(|rest| rest.split_once('/'))
+            .filter(|(host, _)| is_dns_label(host))
+            .ok_or_else(refused)?;
+        let id = Self {
+            host: host.to_owned(),
+            uuid: uuid.parse().map_err(|_| refused())?,
+        };
+        // Of the many ways to write a UUID one: ids are compared byte for byte.
+        if id.to_string() == text {
+            Ok(id)
+        } else {
+            Err(refused())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(cluster: &str, name: &str, identity: &str) -> MachineKey {
+        MachineKey {
+            cluster: cluster.to_owned(),
+            name: name.to_owned(),
+            identity: identity.to_owned(),
+        }
+    }
+
+    /// DRV-10
+    #[test]
+    fn ids_follow_from_the_machine_and_stay_as_they_are() {
+        let key = key("c1", "md-0-x7k2p", "b21d");
+        // Written down: VMs that were made by an earlier version have these.
+        assert_eq!(key.uuid().to_string(), "849cb38e-e165-5cff-b75c-57da245b141d");
+        assert_eq!(key.domain_name(), "md-0-x7k2p-39cd3dff23e25e0c");
+        assert_eq!(key.mac(), "52:84:9c:b3:8e:e1");
+        assert_eq!(key.hostname(), "md-0-x7k2p");
+    }
+
+    /// DRV-20, DRV-28
+    #[test]
+    fn another_cluster_or_name_is_another_domain_and_another_identity_another_uuid_of_the_same() {
+        let one = key("a", "bc", "1");
+        for other in [key("ab", "c", "1"), key("b", "bc", "1"), key("a", "bd", "1")] {
+            assert_ne!(one.domain_name(), other.domain_name());
+            assert_ne!(one.uuid(), other.uuid());
+        }
+        let other = key("a", "bc", "2");
+        assert_eq!(one.domain_name(), other.domain_name());
+        assert_ne!(one.uuid(), other.uuid());
+        assert_ne!(one.mac(), other.mac());
+        assert_ne!(one.volume_prefix(), other.volume_prefix());
+    }
+
+    /// DRV-14
+    #[test]
+    fn a_hostname_is_a_label_however_long_the_name_is_and_whatever_is_in_it() {
+        for name in [
+            "a.b",
+            &"a".repeat(253),
+            &format!("{}.{}", "a".repeat(39), "b".repeat(200)),
+        ] {
+            let key = key("c", name, "");
+            assert!(is_dns_label(&key.hostname()), "{}", key.hostname());
+            assert!(key.domain_name().len() <= 63);
+        }
+        assert_ne!(
+            key("c", &"a".repeat(252), "").hostname(),
+            key("c", &"a".repeat(253), "").hostname()
+        );
+    }
+
+    #[test]
+    fn a_mac_is_unicast_and_locally_administered() {
+        let mac = key("c", "n", "i").mac();
+        let first = u8::from_str_radix(&mac[..2], 16).unwrap();
+        assert_eq!((first & 1, first & 2), (0, 2), "{mac}");
+        assert_eq!(mac.len(), 17);
+    }
+
+    #[test]
+    fn a_provider_id_is_read_as_it_was_written_and_in_no_other_form() {
+        let id = key("c", "n", "i").vm_id("host-a");
+        let text = id.provider_id().unwrap().to_string();
+        assert_eq!(text.parse::<VmId>().unwrap(), id);
+        let upper = format!("libvirt://host-a/{}", id.uuid.to_string().to_uppercase());
+        for wrong in [
+            "",
+            "libvirt://host-a",
+            "libvirt:///x",
+            "aws:///x/i-1",
+            "libvirt://host-a/x",
+            &upper,
+            &format!("{text}/"),
+        ] {
+            let status = wrong.parse::<VmId>().unwrap_err();
+            assert_eq!(status.code(), Code::InvalidArgument, "{wrong}");
+        }
+    }
+}

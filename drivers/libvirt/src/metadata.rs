@@ -1,0 +1,208 @@
+//! What the driver notes in the metadata of a domain: whose it is, and what it was made from.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use cmi_driver::{Code, Result, Status};
+use jiff::Timestamp;
+use quick_xml::Writer;
+use quick_xml::events::BytesText;
+use serde::{Deserialize, Serialize};
+
+use crate::identity::MachineKey;
+use crate::spec::VmSpec;
+
+/// The namespace of the element: `virsh metadata DOMAIN https://capcmi.io/libvirt/1.0` shows it.
+pub const NAMESPACE: &str = "https://capcmi.io/libvirt/1.0";
+/// What the namespace is called in a domain's XML.
+pub const PREFIX: &str = "capcmi";
+const ELEMENT: &str = "machine";
+
+/// What stands in the element, as JSON: XML has no way to write every text that a tag may be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// The machine's name.
+    pub name: String,
+    /// The value of the tag `kubernetes.io/cluster`.
+    pub cluster: String,
+    /// The value of the tag `capcmi.io/machine`.
+    pub identity: String,
+    /// The id that was given out for it.
+    pub provider_id: String,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Whether it was started once. One that was not is not a machine yet.
+    pub started: bool,
+    /// Whether its deletion has begun.
+    pub deleting: bool,
+    /// What it was made from.
+    pub vm_pool: String,
+    /// What it was made from.
+    pub size: String,
+    /// What it was made from, in bytes.
+    pub root_fs_bytes: u64,
+    /// What it was made from.
+    pub image: String,
+    /// The host that the spec asked for, or that it was placed on.
+    pub host: String,
+    /// All other tags.
+    pub tags: BTreeMap<String, String>,
+}
+
+impl Record {
+    /// Whether this is the domain of the machine, and of the machine object.
+    pub fn is_of(&self, key: &MachineKey) -> bool {
+        (&self.cluster, &self.name, &self.identity) == (&key.cluster, &key.name, &key.identity)
+    }
+
+    /// The first field in which the VM is not what a spec asks for. What can be changed while it lives makes
+    /// no other VM; nor does a new default of the configuration.
+    pub fn difference(&self, spec: &VmSpec) -> Option<&'static str> {
+        let gigabytes = |bytes: u64| bytes / crate::spec::GB;
+        [
+            ("vmPool", self.vm_pool == spec.vm_pool),
+            ("size", self.size == spec.size),
+            (
+                "image",
+                spec.image.as_ref().is_none_or(|image| *image == self.image),
+            ),
+            (
+                "rootFsSize",
+                spec.root_fs_size
+                    .is_none_or(|gb| gb == gigabytes(self.root_fs_bytes)),
+            ),
+            (
+                "failureDomain",
+                spec.failure_domain.as_ref().is_none_or(|host| *host == self.host),
+            ),
+        ]
+        .into_iter()
+        .find_map(|(field, same)| (!same).then_some(field))
+    }
+
+    /// Writes the element into a domain's XML.
+    ///
+    /// # Errors
+    /// Those of the writer, and when there is no JSON for it.
+    pub fn write<W: io::Write>(&self, writer: &mut Writer<W>) -> io::Result<()> {
+        let text = serde_json::to_string(self)?;
+        let name = format!("{PREFIX}:{ELEMENT}");
+        writer
+            .create_element(&name)
+            .with_attribute((format!("xmlns:{PREFIX}").as_str(), NAMESPACE))
+            .write_text_content(BytesText::new(&text))?;
+        Ok(())
+    }
+
+    /// The element for a domain that exists: libvirt adds the namespace.
+    ///
+    /// # Errors
+    /// INTERNAL when it can't be written.
+    pub fn to_element(&self) -> Result<String> {
+        let failed = |error: io::Error| {
+            Status::new(Code::Internal, "the metadata of a domain can't be written").with_source(error)
+        };
+        let text = serde_json::to_string(self).map_err(|error| failed(error.into()))?;
+        let mut writer = Writer::new(Vec::new());
+        writer
+            .create_element(ELEMENT)
+            .write_text_content(BytesText::new(&text))
+            .map_err(failed)?;
+        String::from_utf8(writer.into_inner()).map_err(|error| failed(io::Error::other(error)))
+    }
+
+    /// Reads the element, as libvirt gives it.
+    ///
+    /// # Errors
+    /// INTERNAL when it is not what the driver writes: something else has changed it.
+    pub fn parse(element: &str) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Element {
+            #[serde(rename = "$text")]
+            text: String,
+        }
+        let broken = "the driver's metadata of a domain is broken";
+        let read: Element = quick_xml::de::from_str(element)
+            .map_err(|error| Status::new(Code::Internal, broken).with_source(error))?;
+        serde_json::from_str(&read.text)
+            .map_err(|error| Status::new(Code::Internal, format!("{broken}: {error}")))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn record() -> Record {
+        Record {
+            name: "m".to_owned(),
+            cluster: "c".to_owned(),
+            identity: "i".to_owned(),
+            provider_id: "libvirt://host-a/x".to_owned(),
+            created_at: Timestamp::UNIX_EPOCH,
+            started: false,
+            deleting: false,
+            vm_pool: "default".to_owned(),
+            size: "small".to_owned(),
+            root_fs_bytes: 20 * crate::spec::GB,
+            image: "debian".to_owned(),
+            host: "host-a".to_owned(),
+            tags: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn any_tag_is_read_as_it_was_written() {
+        let mut written = record();
+        for value in ["", " a ", "<&>\"']]>", "a\nb\r\tc", "\u{1}\u{7f}", "ä😀", "&amp;"] {
+            written.tags.insert(format!("k{value}"), value.to_owned());
+        }
+        assert_eq!(Record::parse(&written.to_element().unwrap()).unwrap(), written);
+        let mut writer = Writer::new(Vec::new());
+        written.write(&mut writer).unwrap();
+        let text = String::from_utf8(writer.into_inner()).unwrap();
+        assert!(text.starts_with("<capcmi:machine xmlns:capcmi="), "{text}");
+        assert_eq!(Record::parse(&text).unwrap(), written);
+    }
+
+    #[test]
+    fn what_the_driver_did_not_write_is_an_error_and_no_machine() {
+        for text in ["<machine/>", "<machine>x</machine>", "<machine>{}</machine>", "x"] {
+            assert_eq!(Record::parse(text).unwrap_err().code(), Code::Internal, "{text}");
+        }
+    }
+
+    /// DRV-CR-06
+    #[test]
+    fn the_field_in_which_a_vm_is_another_one_is_named_and_hot_ones_make_none() {
+        let spec = |change: serde_json::Value| -> VmSpec {
+            let mut spec = serde_json::json!({"vmPool": "default", "size": "small"});
+            for (key, value) in change.as_object().unwrap() {
+                spec[key] = value.clone();
+            }
+            serde_json::from_value(spec).unwrap()
+        };
+        for (change, field) in [
+            (serde_json::json!({}), None),
+            (
+                serde_json::json!({"rootFsSize": 20, "image": "debian", "failureDomain": "host-a"}),
+                None,
+            ),
+            (
+                serde_json::json!({"tags": {"a": "b"}, "cpuShares": 9, "memoryMib": 99}),
+                None,
+            ),
+            (serde_json::json!({"vmPool": "edge"}), Some("vmPool")),
+            (serde_json::json!({"size": "large"}), Some("size")),
+            (serde_json::json!({"image": "tiny"}), Some("image")),
+            (serde_json::json!({"rootFsSize": 21}), Some("rootFsSize")),
+            (
+                serde_json::json!({"failureDomain": "host-b"}),
+                Some("failureDomain"),
+            ),
+        ] {
+            assert_eq!(record().difference(&spec(change.clone())), field, "{change}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The NoCloud seed: an ISO 9660 image from which cloud-init reads user data and instance metadata.
+
+use std::io::Cursor;
+use std::sync::Arc;
+
+use cmi_driver::{Code, Result, Status};
+use hadris_iso::joliet::JolietLevel;
+use hadris_iso::read::PathSeparator;
+use hadris_iso::write::options::{BaseIsoLevel, CreationFeatures, IsoFormatOptions};
+use hadris_iso::write::{File, InputFiles, IsoImageWriter};
+
+/// The label by which cloud-init knows the volume.
+const LABEL: &str = "cidata";
+/// Of an ISO image.
+const SECTOR: usize = 2048;
+/// More than descriptors, path tables and two directories of three files take.
+const OVERHEAD: usize = 64 * SECTOR;
+
+/// What a guest is told besides its user data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// Changes when the guest is another one.
+    pub id: String,
+    /// The name of the guest.
+    pub hostname: String,
+    /// What its kubelet has to report.
+    pub provider_id: String,
+    /// The address of its network interface.
+    pub mac: String,
+}
+
+impl Instance {
+    /// The instance metadata. All values are plain scalars of YAML.
+    fn meta_data(&self) -> String {
+        format!(
+            "instance-id: {}\nlocal-hostname: {}\nprovider_id: {}\n",
+            self.id, self.hostname, self.provider_id
+        )
+    }
+
+    /// DHCP on the one interface, which is found by its address: its name depends on the guest.
+    fn network_config(&self) -> String {
+        format!(
+            "version: 2\nethernets:\n  primary:\n    match: {{macaddress: \"{}\"}}\n    set-name: eth0\n    dhcp4: true\n",
+            self.mac
+        )
+    }
+}
+
+/// The image. User data may be of any size, and need not be text.
+///
+/// # Errors
+/// INTERNAL when it can't be written.
+pub fn image(instance: &Instance, user_data: &[u8]) -> Result<Vec<u8>> {
+    let file = |name: &str, contents: &[u8]| File::File {
+        name: Arc::new(name.to_owned()),
+        contents: contents.to_vec(),
+    };
+    let meta_data = instance.meta_data();
+    let network_config = instance.network_config();
+    let files = InputFiles {
+        path_separator: PathSeparator::ForwardSlash,
+        files: vec![
+            file("meta-data", meta_data.as_bytes()),
+            file("network-config", network_config.as_bytes()),
+            file("user-data", user_data),
+        ],
+    };
+    let room = user_data.len().next_multiple_of(SECTOR) + OVERHEAD;
+    let mut image = Cursor::new(vec![0; room]);
+    IsoImageWriter::create(&mut image, files, options()).map_err(|error| {
+        Status::new(Code::Internal, "the seed of the guest can't be written")
+            .with_source(Text(error.to_string()))
+    })?;
+    Ok(image.into_inner())
+}
+
+/// Joliet for the names that cloud-init looks for; those of plain ISO 9660 have no `-` and no lower case.
+fn options() -> IsoFormatOptions {
+    IsoFormatOptions {
+        volume_name: LABEL.to_owned(),
+        system_id: None,
+        volume_set_id: None,
+        publisher_id: None,
+        preparer_id: None,
+        application_id: None,
+        sector_size: SECTOR,
+        path_separator: PathSeparator::ForwardSlash,
+        features: CreationFeatures {
+            filenames: BaseIsoLevel::Level1 {
+                supports_lowercase: false,
+                supports_rrip: false,
+            },
+            long_filenames: false,
+            joliet: Some(JolietLevel::Level3),
+            rock_ridge: None,
+            el_torito: None,
+            ..CreationFeatures::default()
+        },
+        // The label is in lower case.
+        strict_charset: false,
+    }
+}
+
+/// An error of the writer.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Text(String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance() -> Instance {
+        Instance {
+            id: "9f1c".to_owned(),
+            hostname: "md-0-x7k2p".to_owned(),
+            provider_id: "libvirt://host-a/9f1c".to_owned(),
+            mac: "52:01:02:03:04:05".to_owned(),
+        }
+    }
+
+    /// The files by their Joliet names, read by the directory records themselves and not by what wrote them.
+    fn files(image: &[u8]) -> Vec<(String, Vec<u8>)> {
+        let number = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
+        let joliet = (16..32)
+            .map(|sector| sector * SECTOR)
+            .find(|at| image[*at] == 2)
+            .unwrap();
+        assert_eq!(&image[joliet + 1..joliet + 6], b"CD001");
+        let (mut at, length) = (number(joliet + 158) * SECTOR, number(joliet + 166));
+        let end = at + length;
+        let mut files = Vec::new();
+        while at < end && image[at] != 0 {
+            let (from, size) = (number(at + 2) * SECTOR, number(at + 10));
+            let name = &image[at + 33..at + 33 + usize::from(image[at + 32])];
+            if name.len() > 1 {
+                let name: Vec<u16> = name
+                    .chunks(2)
+                    .map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
+                    .collect();
+                files.push((
+                    String::from_utf16(&name).unwrap(),
+                    image[from..from + size].to_vec(),
+                ));
+            }
+            at += usize::from(image[at]);
+        }
+        files
+    }
+
+    /// DRV-13, DRV-14
+    #[test]
+    fn a_seed_has_the_label_and_the_files_that_cloud_init_looks_for() {
+        let image = image(&instance(), b"#cloud-config\n").unwrap();
+        assert_eq!(image.len() % SECTOR, 0);
+        assert_eq!(&image[16 * SECTOR + 40..16 * SECTOR + 47], b"cidata ");
+        let files = files(&image);
+        let names: Vec<_> = files.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["meta-data", "network-config", "user-data"]);
+        assert_eq!(
+            String::from_utf8(files[0].1.clone()).unwrap(),
+            "instance-id: 9f1c\nlocal-hostname: md-0-x7k2p\nprovider_id: libvirt://host-a/9f1c\n"
+        );
+        assert!(
+            String::from_utf8(files[1].1.clone())
+                .unwrap()
+                .contains("52:01:02:03:04:05")
+        );
+    }
+
+    #[test]
+    fn user_data_of_any_size_and_content_comes_out_as_it_went_in() {
+        for size in [0, 1, 2047, 2048, 2049, 100_000, 2 * 1024 * 1024] {
+            let data: Vec<u8> = (0..size).map(|at| u8::try_from(at * 7 % 256).unwrap()).collect();
+            let image = image(&instance(), &data).unwrap();
+            let (_, found) = files(&image).pop().unwrap();
+            assert!(found == data, "{size} bytes");
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! The provider spec of the driver.
+
+use std::collections::BTreeMap;
+
+use cmi_driver::{Code, ProviderSpec, Result, SpecSchema, Status, tags};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+
+use crate::config::{Config, Image, Size, VmPool};
+use crate::identity::MachineKey;
+
+/// Where the tags stand.
+pub const TAGS: &str = "tags";
+/// Where the share of the host's processors stands.
+pub const CPU_SHARES: &str = "cpuShares";
+/// Where the memory that the guest has at the moment stands.
+pub const MEMORY_MIB: &str = "memoryMib";
+/// Where the size of the root file system stands.
+const ROOT_FS_SIZE: &str = "rootFsSize";
+/// What the kernel takes as CPU shares, of both versions of control groups.
+const SHARES: std::ops::RangeInclusive<u64> = 2..=10_000;
+/// Less and no guest is left.
+const LEAST_MEMORY_MIB: u64 = 64;
+/// A GB, as disks are sold.
+pub const GB: u64 = 1_000_000_000;
+
+/// What a VM is to be.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(title = "Provider spec of the libvirt driver")]
+pub struct VmSpec {
+    /// The pool that the VM is placed in, by its name in the driver's configuration.
+    #[serde(deserialize_with = "not_blank")]
+    pub vm_pool: String,
+    /// How many CPUs and how much memory, by its name in the driver's configuration.
+    #[serde(deserialize_with = "not_blank")]
+    pub size: String,
+    /// The image that the VM boots from, by its name in the driver's configuration. Default: the pool's.
+    #[serde(default, deserialize_with = "not_blank_if_there")]
+    #[schemars(with = "String")]
+    pub image: Option<String>,
+    /// Root file system, GB. Default: as large as the image.
+    #[serde(default, deserialize_with = "whole_if_there")]
+    #[schemars(with = "u64")]
+    pub root_fs_size: Option<u64>,
+    /// Share of the host's processors while they are short, beside 1024 of a VM without. Can be changed
+    /// while the VM lives. Default: the host's.
+    #[serde(default, deserialize_with = "whole_if_there")]
+    #[schemars(with = "u64", range(min = *SHARES.start(), max = *SHARES.end()))]
+    pub cpu_shares: Option<u64>,
+    /// Memory that the guest has at the moment, MiB; the balloon takes the rest of the size's. Can be
+    /// changed while the VM lives. Default: all.
+    #[serde(default, deserialize_with = "whole_if_there")]
+    #[schemars(with = "u64", range(min = LEAST_MEMORY_MIB))]
+    pub memory_mib: Option<u64>,
+    /// The host.
+    #[serde(default, deserialize_with = "not_blank_if_there")]
+    #[schemars(with = "String")]
+    pub failure_domain: Option<String>,
+    /// What the VM is tagged with. Can be changed while the VM lives.
+    #[serde(default)]
+    #[schemars(default)]
+    pub tags: BTreeMap<String, String>,
+}
+
+/// The tags that a call needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tagged {
+    /// None: it is about the class.
+    Not,
+    /// `kubernetes.io/cluster`: it is about a cluster.
+    Cluster,
+    /// That and `kubernetes.io/role`: it is about one machine. `capcmi.io/machine` says whose it is; a client
+    /// of the published interface alone does not send it.
+    Machine,
+}
+
+impl Tagged {
+    const fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::Not => &[],
+            Self::Cluster => &[tags::CLUSTER],
+            Self::Machine => &[tags::CLUSTER, tags::ROLE],
+        }
+    }
+}
+
+/// What a spec asks for, found in the configuration.
+#[derive(Clone, Debug)]
+pub struct Wanted<'a> {
+    /// The pool.
+    pub pool: &'a VmPool,
+    /// The size.
+    pub size: &'a Size,
+    /// The name of the image.
+    pub image_name: &'a str,
+    /// The image.
+    pub image: &'a Image,
+    /// The hosts that the VM may be placed on; one where the spec has a failure domain.
+    pub hosts: Vec<&'a str>,
+}
+
+impl VmSpec {
+    /// Reads a spec: mandatory fields and tags are there, and every field has its type (DRV-02, DRV-04).
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with the place of the field.
+    pub fn read(spec: &ProviderSpec, tagged: Tagged) -> Result<Self> {
+        let read: Self =
+            serde_path_to_error::deserialize(Value::Object(spec.0.clone())).map_err(|error| {
+                let place = error.path().to_string();
+                let place = if place == "." {
+                    String::new()
+                } else {
+                    pointer(&place)
+                };
+                let what = format!("the provider spec{place} can't be used: {}", error.into_inner());
+                Status::new(Code::InvalidArgument, what)
+            })?;
+        for name in tagged.names() {
+            if read.tags.get(*name).is_none_or(|value| value.trim().is_empty()) {
+                return Err(invalid(&tag_place(name), "is required and has to be a text"));
+            }
+        }
+        let blank = read
+            .tags
+            .get(tags::MACHINE)
+            .filter(|value| value.trim().is_empty());
+        if tagged == Tagged::Machine && blank.is_some() {
+            return Err(invalid(
+                &tag_place(tags::MACHINE),
+                "may be left out, and is blank",
+            ));
+        }
+        Ok(read)
+    }
+
+    /// The machine of this name that the spec is about.
+    pub fn key(&self, name: &str) -> MachineKey {
+        let tag = |tag| self.tags.get(tag).cloned().unwrap_or_default();
+        MachineKey {
+            cluster: tag(tags::CLUSTER),
+            name: name.to_owned(),
+            identity: tag(tags::MACHINE),
+        }
+    }
+
+    /// The value of the tag `kubernetes.io/cluster`.
+    pub fn cluster(&self) -> &str {
+        self.tags.get(tags::CLUSTER).map_or("", String::as_str)
+    }
+
+    /// The tags that say nothing of whose the VM is.
+    pub fn own_tags(&self) -> BTreeMap<String, String> {
+        let all = self.tags.iter();
+        all.filter(|(tag, _)| !tags::RESERVED.contains(&tag.as_str()))
+            .map(|(tag, value)| (tag.clone(), value.clone()))
+            .collect()
+    }
+
+    /// Finds in the configuration what the spec asks for. A call on a VM that exists does not ask: what was
+    /// made has to be found and deleted after its pool or size was taken out of the configuration, too.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT when there is no such thing, OUT_OF_RANGE when there is but not of this size
+    /// (DRV-CR-11).
+    pub fn within<'a>(&self, config: &'a Config) -> Result<Wanted<'a>> {
+        let pool = known(&config.vm_pools, &self.vm_pool, "/vmPool")?;
+        let size = known(&config.sizes, &self.size, "/size")?;
+        let wanted_image = self.image.as_ref().unwrap_or(&pool.image);
+        let (image_name, image) = config
+            .images
+            .get_key_value(wanted_image)
+            .ok_or_else(|| unknown("/image", wanted_image, config.images.keys()))?;
+        let hosts: Vec<&str> = config
+            .hosts_of(pool)
+            .filter(|host| self.failure_domain.as_deref().is_none_or(|asked| asked == *host))
+            .collect();
+        if let Some(asked) = self.failure_domain.as_ref().filter(|_| hosts.is_empty()) {
+            return Err(unknown("/failureDomain", asked, config.hosts_of(pool)));
+        }
+        if let Some(asked) = self.root_fs_size
+            && !(1..=pool.max_root_fs_gb).contains(&asked)
+        {
+            let most = pool.max_root_fs_gb;
+            return Err(out_of_range(
+                ROOT_FS_SIZE,
+                &format!("is {asked} GB; a VM of the pool has 1 to {most} GB"),
+            ));
+        }
+        if let Some(asked) = self.cpu_shares
+            && !SHARES.contains(&asked)
+        {
+            let what = format!("is {asked}; there are {} to {}", SHARES.start(), SHARES.end());
+            return Err(out_of_range(CPU_SHARES, &what));
+        }
+        if let Some(asked) = self.memory_mib
+            && !(LEAST_MEMORY_MIB..=size.memory_mib).contains(&asked)
+        {
+            let what = format!(
+                "is {asked}; a VM of the size has {LEAST_MEMORY_MIB} to {}",
+                size.memory_mib
+            );
+            return Err(out_of_range(MEMORY_MIB, &what));
+        }
+        Ok(Wanted {
+            pool,
+            size,
+            image_name,
+            image,
+            hosts,
+        })
+    }
+}
+
+/// The schema of a user's spec. The tags of the controller are not in it, which adds them later.
+pub fn schema(config: &Config) -> SpecSchema {
+    let mut schema = Value::from(schemars::schema_for!(VmSpec));
+    let fields = &mut schema["properties"];
+    // What may be left out may not be null.
+    for field in fields.as_object_mut().into_iter().flatten() {
+        if let Some(field) = field.1.as_object_mut() {
+            field.remove("default");
+        }
+    }
+    fields["vmPool"]["enum"] = json!(config.vm_pools.keys().collect::<Vec<_>>());
+    fields["size"]["enum"] = json!(config.sizes.keys().collect::<Vec<_>>());
+    fields["image"]["enum"] = json!(config.images.keys().collect::<Vec<_>>());
+    fields["failureDomain"]["enum"] = json!(config.hosts.keys().collect::<Vec<_>>());
+    let largest = config.vm_pools.values().map(|pool| pool.max_root_fs_gb).max();
+    fields[ROOT_FS_SIZE]["minimum"] = json!(1);
+    fields[ROOT_FS_SIZE]["maximum"] = json!(largest);
+    SpecSchema::new(schema)
+}
+
+fn known<'a, T>(all: &'a BTreeMap<String, T>, name: &str, place: &str) -> Result<&'a T> {
+    all.get(name).ok_or_else(|| unknown(place, name, all.keys()))
+}
+
+fn unknown<T: std::fmt::Debug>(place: &str, name: &str, known: impl Iterator<Item = T>) -> Status {
+    let known: Vec<_> = known.collect();
+    invalid(
+        place,
+        &format!("is `{name}`, which does not exist; there are {known:?}"),
+    )
+}
+
+fn invalid(place: &str, problem: &str) -> Status {
+    Status::new(
+        Code::InvalidArgument,
+        format!("the provider spec's {place} {problem}"),
+    )
+}
+
+fn out_of_range(field: &str, problem: &str) -> Status {
+    Status::new(
+        Code::OutOfRange,
+        format!("the provider spec's /{field} {problem}"),
+    )
+}
+
+fn tag_place(tag: &str) -> String {
+    format!("/{TAGS}/{}", tag.replace('~', "~0").replace('/', "~1"))
+}
+
+/// A path as `tags.team`, as ` /tags/team`. The names of fields have no dot; in those of tags one is shown as
+/// a slash, and the tag is found all the same.
+fn pointer(path: &str) -> String {
+    format!("'s /{}", path.replace('.', "/"))
+}
+
+fn not_blank<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.trim().is_empty() {
+        return Err(serde::de::Error::custom("it has to be a text that is not blank"));
+    }
+    Ok(text)
+}
+
+fn not_blank_if_there<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<String>, D::Error> {
+    not_blank(deserializer).map(Some)
+}
+
+/// A whole number, which JSON may also write as `20.0`.
+fn whole_if_there<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
+    let number = serde_json::Number::deserialize(deserializer)?;
+    let whole = number.as_u64().or_else(|| {
+        let number = number
+            .as_f64()
+            .filter(|number| number.fract() == 0.0 && *number >= 0.0)?;
+        // What is beyond all bounds is out of range, and not of the wrong type.
+        format!("{number:.0}").parse().ok().or(Some(u64::MAX))
+    });
+    let refused = || serde::de::Error::custom("it has to be a whole number, and not negative");
+    whole.map(Some).ok_or_else(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::tests::example;
+
+    fn with(change: &Value) -> ProviderSpec {
+        let mut base = json!({"vmPool": "default", "size": "small"});
+        for (key, value) in change.as_object().unwrap() {
+            if value.is_null() {
+                base.as_object_mut().unwrap().remove(key);
+            } else {
+                base[key] = value.clone();
+            }
+        }
+        serde_json::from_value(base).unwrap()
+    }
+
+    fn refusal(change: &Value) -> Option<Status> {
+        let config = example();
+        VmSpec::read(&with(change), Tagged::Not)
+            .and_then(|spec| spec.within(&config).map(|_| ()))
+            .err()
+    }
+
+    /// DRV-04, DRV-CR-03, DRV-CR-11
+    #[test]
+    fn what_the_schema_refuses_is_what_the_driver_refuses_with_the_field() {
+        use Code::{InvalidArgument, OutOfRange};
+        let schema = schema(&example());
+        schema.validate().unwrap();
+        for (change, expected, place) in [
+            (json!({}), None, ""),
+            (json!({"rootFsSize": 20}), None, ""),
+            (json!({"rootFsSize": 20.0}), None, ""),
+            (json!({"image": "tiny", "failureDomain": "host-b"}), None, ""),
+            (
+                json!({"tags": {"a": "b"}, "cpuShares": 512, "memoryMib": 1024}),
+                None,
+                "",
+            ),
+            (json!({"vmPool": null}), Some(InvalidArgument), "vmPool"),
+            (json!({"vmPool": ""}), Some(InvalidArgument), "/vmPool"),
+            (json!({"vmPool": "moon"}), Some(InvalidArgument), "/vmPool"),
+            (json!({"vmPool": 7}), Some(InvalidArgument), "/vmPool"),
+            (json!({"size": null}), Some(InvalidArgument), "size"),
+            (json!({"size": "huge"}), Some(InvalidArgument), "/size"),
+            (json!({"image": "none"}), Some(InvalidArgument), "/image"),
+            (json!({"rootFsSize": "20"}), Some(InvalidArgument), "/rootFsSize"),
+            (json!({"rootFsSize": -1}), Some(InvalidArgument), "/rootFsSize"),
+            (json!({"rootFsSize": 1.5}), Some(InvalidArgument), "/rootFsSize"),
+            (json!({"rootFsSize": 0}), Some(OutOfRange), "/rootFsSize"),
+            (json!({"rootFsSize": 1e30}), Some(OutOfRange), "/rootFsSize"),
+            (json!({"cpuShares": 1}), Some(OutOfRange), "/cpuShares"),
+            (json!({"memoryMib": 1}), Some(OutOfRange), "/memoryMib"),
+            (
+                json!({"failureDomain": "moon"}),
+                Some(InvalidArgument),
+                "/failureDomain",
+            ),
+            (json!({"tags": {"a": 1}}), Some(InvalidArgument), "/tags/a"),
+            (json!({"colour": "blue"}), Some(InvalidArgument), "colour"),
+        ] {
+            let status = refusal(&change);
+            assert_eq!(
+                schema.check(&with(&change)).is_ok(),
+                expected.is_none(),
+                "schema: {change}"
+            );
+            assert_eq!(status.as_ref().map(Status::code), expected, "{change}");
+            let message = status
+                .map(|status| status.message().to_owned())
+                .unwrap_or_default();
+            assert!(message.contains(place), "{change}: {message}");
+        }
+    }
+
+    /// DRV-CR-11
+    #[test]
+    fn what_another_field_bounds_is_out_of_range_though_the_schema_does_not_know() {
+        for change in [
+            json!({"rootFsSize": 101}),
+            json!({"memoryMib": 4096}),
+            json!({"size": "large", "memoryMib": 10_000}),
+        ] {
+            assert_eq!(refusal(&change).unwrap().code(), Code::OutOfRange, "{change}");
+        }
+        let edge = refusal(&json!({"vmPool": "edge", "failureDomain": "host-a"})).unwrap();
+        assert_eq!(edge.code(), Code::InvalidArgument);
+    }
+
+    /// DRV-04
+    #[test]
+    fn a_call_about_a_machine_needs_its_tags() {
+        let cluster = json!({"tags": {"kubernetes.io/cluster": "c"}});
+        let machine = json!({"tags": {"kubernetes.io/cluster": "c", "kubernetes.io/role": "node"}});
+        assert!(VmSpec::read(&with(&json!({})), Tagged::Cluster).is_err());
+        assert!(VmSpec::read(&with(&cluster), Tagged::Cluster).is_ok());
+        let status = VmSpec::read(&with(&cluster), Tagged::Machine).unwrap_err();
+        assert!(status.message().contains("/tags/kubernetes.io~1role"), "{status}");
+        let spec = VmSpec::read(&with(&machine), Tagged::Machine).unwrap();
+        assert_eq!(spec.key("m").identity, "");
+        assert_eq!(spec.own_tags(), BTreeMap::new());
+    }
+}

@@ -1,0 +1,367 @@
+//! The XML that libvirt is given. A writer escapes every name and text.
+
+use std::io;
+
+use cmi_driver::{Code, Result, Status};
+use quick_xml::Writer;
+use quick_xml::events::BytesText;
+
+use crate::config::{DirectBoot, Firmware, ImageFormat, VirtType};
+use crate::metadata::Record;
+
+type Xml = Writer<Vec<u8>>;
+
+/// A domain.
+#[derive(Debug)]
+pub struct Domain<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its UUID.
+    pub uuid: &'a str,
+    /// How it runs.
+    pub virt_type: VirtType,
+    /// Its metadata.
+    pub record: &'a Record,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// The most memory, MiB.
+    pub memory_mib: u64,
+    /// The memory that the guest has at first, MiB.
+    pub current_memory_mib: u64,
+    /// Its share of the host's processors.
+    pub cpu_shares: Option<u64>,
+    /// What starts the boot loader.
+    pub firmware: Firmware,
+    /// The kernel, where there is no boot loader.
+    pub direct_boot: Option<&'a DirectBoot>,
+    /// The storage pool of its volumes.
+    pub storage_pool: &'a str,
+    /// The volume of the root file system.
+    pub root_volume: &'a str,
+    /// How the guest gets its bootstrap data.
+    pub bootstrap: Bootstrap<'a>,
+    /// Path of the file for its serial console, on the host.
+    pub console_path: &'a str,
+    /// What it is attached to.
+    pub attachment: Attachment<'a>,
+    /// The address of its network interface.
+    pub mac: &'a str,
+}
+
+/// How a guest gets its bootstrap data.
+#[derive(Debug)]
+pub enum Bootstrap<'a> {
+    /// A NoCloud seed in this volume.
+    Seed(&'a str),
+    /// A file for Ignition at this path of the host.
+    Ignition(&'a str),
+}
+
+/// What a network interface is attached to.
+#[derive(Clone, Copy, Debug)]
+pub enum Attachment<'a> {
+    /// A network of libvirt.
+    Network(&'a str),
+    /// A bridge of the host.
+    Bridge(&'a str),
+}
+
+/// A volume that is to be made.
+#[derive(Debug)]
+pub struct Volume<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its size as the guest sees it, bytes.
+    pub capacity: u64,
+    /// Its format.
+    pub format: ImageFormat,
+    /// Path and format of what it is a layer upon.
+    pub backing: Option<(&'a str, ImageFormat)>,
+}
+
+impl Domain<'_> {
+    /// As libvirt defines it.
+    ///
+    /// # Errors
+    /// INTERNAL when it can't be written.
+    pub fn to_xml(&self) -> Result<String> {
+        document("domain", |writer| self.write(writer))
+    }
+
+    fn write(&self, xml: &mut Xml) -> io::Result<()> {
+        let kind = match self.virt_type {
+            VirtType::Kvm => "kvm",
+            VirtType::Qemu => "qemu",
+        };
+        element(xml, "domain", &[("type", kind)], |xml| {
+            text(xml, "name", self.name)?;
+            text(xml, "uuid", self.uuid)?;
+            element(xml, "metadata", &[], |xml| self.record.write(xml))?;
+            mebibytes(xml, "memory", self.memory_mib)?;
+            mebibytes(xml, "currentMemory", self.current_memory_mib)?;
+            text(xml, "vcpu", &self.cpus.to_string())?;
+            if let Some(shares) = self.cpu_shares {
+                element(xml, "cputune", &[], |xml| {
+                    text(xml, "shares", &shares.to_string())
+                })?;
+            }
+            if let Bootstrap::Ignition(path) = self.bootstrap {
+                element(xml, "sysinfo", &[("type", "fwcfg")], |xml| {
+                    empty(xml, "entry", &[("name", "opt/com.coreos/config"), ("file", path)])
+                })?;
+            }
+            self.write_boot(xml)?;
+            element(xml, "features", &[], |xml| {
+                empty(xml, "acpi", &[])?;
+                empty(xml, "apic", &[])
+            })?;
+            let cpu = match self.virt_type {
+                VirtType::Kvm => "host-model",
+                VirtType::Qemu => "maximum",
+            };
+            empty(xml, "cpu", &[("mode", cpu)])?;
+            empty(xml, "clock", &[("offset", "utc")])?;
+            text(xml, "on_poweroff", "destroy")?;
+            text(xml, "on_reboot", "restart")?;
+            text(xml, "on_crash", "destroy")?;
+            element(xml, "devices", &[], |xml| self.write_devices(xml))
+        })
+    }
+
+    fn write_boot(&self, xml: &mut Xml) -> io::Result<()> {
+        let firmware: &[_] = match self.firmware {
+            Firmware::Bios => &[],
+            Firmware::Efi => &[("firmware", "efi")],
+        };
+        element(xml, "os", firmware, |xml| {
+            let machine = [("arch", "x86_64"), ("machine", "q35")];
+            element(xml, "type", &machine, |xml| {
+                xml.write_event(quick_xml::events::Event::Text(BytesText::new("hvm")))
+            })?;
+            let Some(boot) = self.direct_boot else {
+                return empty(xml, "boot", &[("dev", "hd")]);
+            };
+            text(xml, "kernel", &boot.kernel)?;
+            if let Some(initrd) = &boot.initrd {
+                text(xml, "initrd", initrd)?;
+            }
+            text(xml, "cmdline", &boot.command_line)
+        })
+    }
+
+    fn write_devices(&self, xml: &mut Xml) -> io::Result<()> {
+        self.write_disk(xml, "vda", self.root_volume, "qcow2", false)?;
+        if let Bootstrap::Seed(volume) = self.bootstrap {
+            // A disk and no CD-ROM: kernels for clouds have no driver for those.
+            self.write_disk(xml, "vdb", volume, "raw", true)?;
+        }
+        let (kind, source) = match self.attachment {
+            Attachment::Network(name) => ("network", [("network", name)]),
+            Attachment::Bridge(name) => ("bridge", [("bridge", name)]),
+        };
+        element(xml, "interface", &[("type", kind)], |xml| {
+            empty(xml, "mac", &[("address", self.mac)])?;
+            empty(xml, "source", &source)?;
+            empty(xml, "model", &[("type", "virtio")])
+        })?;
+        element(xml, "serial", &[("type", "pty")], |xml| {
+            empty(xml, "log", &[("file", self.console_path), ("append", "on")])?;
+            empty(xml, "target", &[("port", "0")])
+        })?;
+        element(xml, "console", &[("type", "pty")], |xml| {
+            empty(xml, "target", &[("type", "serial"), ("port", "0")])
+        })?;
+        element(xml, "channel", &[("type", "unix")], |xml| {
+            empty(
+                xml,
+                "target",
+                &[("type", "virtio"), ("name", "org.qemu.guest_agent.0")],
+            )
+        })?;
+        element(xml, "rng", &[("model", "virtio")], |xml| {
+            element(xml, "backend", &[("model", "random")], |xml| {
+                xml.write_event(quick_xml::events::Event::Text(BytesText::new("/dev/urandom")))
+            })
+        })?;
+        empty(xml, "memballoon", &[("model", "virtio")])
+    }
+
+    fn write_disk(&self, xml: &mut Xml, at: &str, volume: &str, format: &str, fixed: bool) -> io::Result<()> {
+        element(xml, "disk", &[("type", "volume"), ("device", "disk")], |xml| {
+            empty(xml, "driver", &[("name", "qemu"), ("type", format)])?;
+            empty(xml, "source", &[("pool", self.storage_pool), ("volume", volume)])?;
+            empty(xml, "target", &[("dev", at), ("bus", "virtio")])?;
+            if fixed {
+                empty(xml, "readonly", &[])?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Volume<'_> {
+    /// As a storage pool makes it. Only its owner may read it: a seed holds secrets.
+    ///
+    /// # Errors
+    /// INTERNAL when it can't be written.
+    pub fn to_xml(&self) -> Result<String> {
+        document("volume", |xml| {
+            element(xml, "volume", &[], |xml| {
+                text(xml, "name", self.name)?;
+                let capacity = self.capacity.to_string();
+                xml.create_element("capacity")
+                    .with_attribute(("unit", "bytes"))
+                    .write_text_content(BytesText::new(&capacity))?;
+                element(xml, "target", &[], |xml| {
+                    empty(xml, "format", &[("type", self.format.name())])?;
+                    element(xml, "permissions", &[], |xml| text(xml, "mode", "0600"))
+                })?;
+                let Some((path, format)) = self.backing else {
+                    return Ok(());
+                };
+                element(xml, "backingStore", &[], |xml| {
+                    text(xml, "path", path)?;
+                    empty(xml, "format", &[("type", format.name())])
+                })
+            })
+        })
+    }
+}
+
+fn document(what: &str, write: impl FnOnce(&mut Xml) -> io::Result<()>) -> Result<String> {
+    let failed = |error: io::Error| {
+        let message = format!("the XML of a {what} can't be written");
+        Status::new(Code::Internal, message).with_source(error)
+    };
+    let mut writer = Writer::new(Vec::new());
+    write(&mut writer).map_err(failed)?;
+    String::from_utf8(writer.into_inner()).map_err(|error| failed(io::Error::other(error)))
+}
+
+fn element(
+    xml: &mut Xml,
+    name: &str,
+    attributes: &[(&str, &str)],
+    content: impl FnOnce(&mut Xml) -> io::Result<()>,
+) -> io::Result<()> {
+    xml.create_element(name)
+        .with_attributes(attributes.iter().copied())
+        .write_inner_content(content)?;
+    Ok(())
+}
+
+fn empty(xml: &mut Xml, name: &str, attributes: &[(&str, &str)]) -> io::Result<()> {
+    xml.create_element(name)
+        .with_attributes(attributes.iter().copied())
+        .write_empty()?;
+    Ok(())
+}
+
+fn text(xml: &mut Xml, name: &str, content: &str) -> io::Result<()> {
+    xml.create_element(name)
+        .write_text_content(BytesText::new(content))?;
+    Ok(())
+}
+
+fn mebibytes(xml: &mut Xml, name: &str, amount: u64) -> io::Result<()> {
+    let amount = amount.to_string();
+    xml.create_element(name)
+        .with_attribute(("unit", "MiB"))
+        .write_text_content(BytesText::new(&amount))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::tests::record;
+
+    fn domain(record: &Record) -> Domain<'_> {
+        Domain {
+            name: "m-1",
+            uuid: "0b0b",
+            virt_type: VirtType::Qemu,
+            record,
+            cpus: 2,
+            memory_mib: 2048,
+            current_memory_mib: 1024,
+            cpu_shares: Some(512),
+            firmware: Firmware::Bios,
+            direct_boot: None,
+            storage_pool: "machines",
+            root_volume: "root.qcow2",
+            bootstrap: Bootstrap::Seed("seed.iso"),
+            console_path: "/pool/console.log",
+            attachment: Attachment::Network("default"),
+            mac: "52:01:02:03:04:05",
+        }
+    }
+
+    #[test]
+    fn a_domain_has_what_the_machine_asks_for() {
+        let record = record();
+        let xml = domain(&record).to_xml().unwrap();
+        for part in [
+            "<domain type=\"qemu\"><name>m-1</name><uuid>0b0b</uuid><metadata><capcmi:machine ",
+            "<memory unit=\"MiB\">2048</memory><currentMemory unit=\"MiB\">1024</currentMemory><vcpu>2</vcpu>",
+            "<cputune><shares>512</shares></cputune>",
+            "<os><type arch=\"x86_64\" machine=\"q35\">hvm</type><boot dev=\"hd\"/></os>",
+            "<cpu mode=\"maximum\"/>",
+            "<source pool=\"machines\" volume=\"root.qcow2\"/><target dev=\"vda\" bus=\"virtio\"/></disk>",
+            "<source pool=\"machines\" volume=\"seed.iso\"/><target dev=\"vdb\" bus=\"virtio\"/><readonly/></disk>",
+            "<interface type=\"network\"><mac address=\"52:01:02:03:04:05\"/><source network=\"default\"/>",
+            "<log file=\"/pool/console.log\" append=\"on\"/>",
+            "org.qemu.guest_agent.0",
+        ] {
+            assert!(xml.contains(part), "{part} is not in {xml}");
+        }
+    }
+
+    #[test]
+    fn ignition_comes_by_fw_cfg_and_kvm_firmware_kernel_and_bridge_as_they_are_asked_for() {
+        let record = record();
+        let boot = DirectBoot {
+            kernel: "/k".to_owned(),
+            initrd: Some("/i".to_owned()),
+            command_line: "a=\"<b>\" & c".to_owned(),
+        };
+        let domain = Domain {
+            virt_type: VirtType::Kvm,
+            firmware: Firmware::Efi,
+            direct_boot: Some(&boot),
+            bootstrap: Bootstrap::Ignition("/pool/i.ign"),
+            attachment: Attachment::Bridge("br0"),
+            cpu_shares: None,
+            ..domain(&record)
+        };
+        let xml = domain.to_xml().unwrap();
+        for part in [
+            "<domain type=\"kvm\">",
+            "<cpu mode=\"host-model\"/>",
+            "<sysinfo type=\"fwcfg\"><entry name=\"opt/com.coreos/config\" file=\"/pool/i.ign\"/></sysinfo>",
+            "<os firmware=\"efi\">",
+            "<kernel>/k</kernel><initrd>/i</initrd><cmdline>a=&quot;&lt;b&gt;&quot; &amp; c</cmdline>",
+            "<interface type=\"bridge\">",
+            "<source bridge=\"br0\"/>",
+        ] {
+            assert!(xml.contains(part), "{part} is not in {xml}");
+        }
+        assert!(!xml.contains("vdb") && !xml.contains("cputune"), "{xml}");
+    }
+
+    #[test]
+    fn a_volume_is_for_its_owner_alone_and_stands_on_its_image() {
+        let volume = Volume {
+            name: "a&b",
+            capacity: 20_000_000_000,
+            format: ImageFormat::Qcow2,
+            backing: Some(("/images/<x>", ImageFormat::Raw)),
+        };
+        assert_eq!(
+            volume.to_xml().unwrap(),
+            "<volume><name>a&amp;b</name><capacity unit=\"bytes\">20000000000</capacity>\
+             <target><format type=\"qcow2\"/><permissions><mode>0600</mode></permissions></target>\
+             <backingStore><path>/images/&lt;x&gt;</path><format type=\"raw\"/></backingStore></volume>"
+        );
+    }
+}
