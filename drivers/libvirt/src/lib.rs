@@ -1,15 +1,22 @@
-//! A driver of virtual machines on hosts with libvirt and QEMU: what needs no host.
+//! A driver of virtual machines on hosts with libvirt and QEMU.
 //!
 //! A machine is a domain and some volumes on one of the configured hosts. Nothing of it is kept anywhere
 //! else: the ids follow from what the machine is, and the rest stands in the metadata of its domain.
 
+pub mod addresses;
 pub mod config;
-pub mod errors;
+mod connection;
+mod driver;
+mod errors;
 pub mod identity;
+mod images;
+mod locks;
+mod machines;
 pub mod metadata;
-pub mod placement;
+mod placement;
 pub mod seed;
-pub mod spec;
-pub mod xml;
+mod spec;
+mod xml;
 
 pub use config::Config;
+pub use driver::{LibvirtDriver, NAME};

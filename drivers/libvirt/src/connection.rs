@@ -1,0 +1,285 @@
+//! Connections to the libvirt of a host.
+//!
+//! Every call of libvirt blocks, so none is made on a thread of the runtime. A connection is lent to one job
+//! at a time, which runs on a thread that may block; there are a few for each host, so that what takes long
+//! does not hold up all else. Opening one is bounded in time, and so is how often it is tried.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use cmi_driver::{Code, Result, Status};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use virt::connect::Connect;
+
+use crate::errors;
+
+/// Jobs on one host at the same time.
+const MOST_JOBS: usize = 4;
+/// How long a job may wait for its turn.
+const QUEUE_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long it may take to open a connection: where the daemon is stopped, libvirt itself waits for ever.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a host that could not be reached is left alone.
+const BETWEEN_TRIES: Duration = Duration::from_secs(1);
+/// How long a job may take. What is still done then goes on, and a later call finds it.
+const JOB_TIMEOUT: Duration = Duration::from_mins(10);
+/// How often a silent daemon is asked whether it is still there, seconds, and how often in vain.
+const KEEPALIVE: (i32, u32) = (3, 3);
+
+/// A host, and what is open to it.
+#[derive(Debug)]
+pub struct Host {
+    /// Its name in the configuration.
+    pub name: String,
+    uri: String,
+    places: Arc<Semaphore>,
+    idle: Mutex<Vec<Link>>,
+    failed: Mutex<Option<Failure>>,
+}
+
+/// A failure to connect that counts for a while.
+#[derive(Debug)]
+struct Failure {
+    at: Instant,
+    code: Code,
+    message: String,
+}
+
+/// A connection, which is closed when this is dropped.
+#[derive(Debug)]
+struct Link(Connect);
+
+impl Link {
+    fn open(host: &str, uri: &str) -> Result<Self> {
+        let connect = Connect::open(Some(uri)).map_err(|error| errors::not_connected(host, error))?;
+        let link = Self(connect);
+        let (interval, count) = KEEPALIVE;
+        // Drivers without a wire have none to keep alive.
+        if let Err(error) = link.0.set_keep_alive(interval, count) {
+            tracing::debug!(host, %error, "the connection is not kept alive");
+        }
+        Ok(link)
+    }
+
+    fn is_alive(&self) -> bool {
+        self.0.is_alive().unwrap_or(false)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.close() {
+            tracing::debug!(%error, "closing a connection failed");
+        }
+    }
+}
+
+impl Host {
+    /// A host to which nothing is open yet.
+    pub fn new(name: &str, uri: &str) -> Self {
+        handle_events();
+        Self {
+            name: name.to_owned(),
+            uri: uri.to_owned(),
+            places: Arc::new(Semaphore::new(MOST_JOBS)),
+            idle: Mutex::default(),
+            failed: Mutex::default(),
+        }
+    }
+
+    /// Runs a job with a connection of its own. The job goes on when the call that wants it is dropped.
+    ///
+    /// # Errors
+    /// Those of the job; UNAVAILABLE when the host can't be reached, or was lost meanwhile.
+    pub async fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        job: impl FnOnce(&Connect) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let place = timeout(QUEUE_TIMEOUT, Arc::clone(&self.places).acquire_owned());
+        let Ok(Ok(place)) = place.await else {
+            let what = format!(
+                "host `{}` works on too much: {MOST_JOBS} jobs did not end in time",
+                self.name
+            );
+            return Err(Status::new(Code::Unavailable, what));
+        };
+        let (link, place) = self.link(place).await?;
+        let host = Arc::clone(self);
+        let running = spawn_blocking(move || {
+            let answer = job(&link.0);
+            let answer = answer.map_err(|status| host.blamed_on_the_way(&link, status));
+            host.give_back(link);
+            drop(place);
+            answer
+        });
+        match timeout(JOB_TIMEOUT, running).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_panic)) => Err(Status::new(
+                Code::Internal,
+                format!(
+                    "the driver panicked in a job on host `{}`; the log says where",
+                    self.name
+                ),
+            )),
+            Err(_elapsed) => Err(Status::new(
+                Code::DeadlineExceeded,
+                format!("host `{}` did not end what it was asked for in time", self.name),
+            )),
+        }
+    }
+
+    /// A connection that is open, or a new one.
+    async fn link(&self, place: OwnedSemaphorePermit) -> Result<(Link, OwnedSemaphorePermit)> {
+        while let Some(link) = self.pop() {
+            if link.is_alive() {
+                return Ok((link, place));
+            }
+        }
+        self.may_try()?;
+        let (name, uri) = (self.name.clone(), self.uri.clone());
+        // The place goes with what may hang: there are never more of them than places.
+        let opening = spawn_blocking(move || (Link::open(&name, &uri), place));
+        let opened = match timeout(OPEN_TIMEOUT, opening).await {
+            Ok(Ok((Ok(link), place))) => return Ok((link, place)),
+            Ok(Ok((Err(status), _place))) => status,
+            Ok(Err(_panic)) => {
+                let what = format!("the driver panicked while it connected to host `{}`", self.name);
+                return Err(Status::new(Code::Internal, what));
+            }
+            Err(_elapsed) => {
+                let what = format!(
+                    "host `{}` did not answer within {} s",
+                    self.name,
+                    OPEN_TIMEOUT.as_secs()
+                );
+                Status::new(Code::Unavailable, what)
+            }
+        };
+        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Failure {
+            at: Instant::now(),
+            code: opened.code(),
+            message: opened.message().to_owned(),
+        });
+        Err(opened)
+    }
+
+    fn pop(&self) -> Option<Link> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn give_back(&self, link: Link) {
+        if link.is_alive() {
+            self.idle
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(link);
+        }
+    }
+
+    /// The last failure, as long as it counts.
+    fn may_try(&self) -> Result<()> {
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        match failed
+            .as_ref()
+            .filter(|failure| failure.at.elapsed() < BETWEEN_TRIES)
+        {
+            Some(failure) => Err(Status::new(failure.code, failure.message.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// What a job answered on a connection that was lost says nothing about the VM.
+    fn blamed_on_the_way(&self, link: &Link, status: Status) -> Status {
+        if link.is_alive() || status.code() == Code::Unavailable {
+            return status;
+        }
+        let what = format!(
+            "the connection to host `{}` was lost: {}",
+            self.name,
+            status.message()
+        );
+        Status::new(Code::Unavailable, what).with_source(status)
+    }
+}
+
+/// Has libvirt notice what happens to connections: answers to its questions whether a daemon is still there,
+/// and their end.
+fn handle_events() {
+    static STARTED: OnceLock<()> = OnceLock::new();
+    STARTED.get_or_init(|| {
+        // Errors are answered, and not printed.
+        virt::error::clear_error_callback();
+        if let Err(error) = virt::event::event_register_default_impl() {
+            tracing::error!(%error, "libvirt's events can't be handled: a host that hangs is noticed late");
+            return;
+        }
+        std::thread::spawn(|| {
+            loop {
+                if let Err(error) = virt::event::event_run_default_impl() {
+                    tracing::warn!(%error, "handling libvirt's events failed");
+                    std::thread::sleep(BETWEEN_TRIES);
+                }
+            }
+        });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(uri: &str) -> Arc<Host> {
+        Arc::new(Host::new("host-a", uri))
+    }
+
+    /// DRV-30
+    #[tokio::test]
+    async fn a_host_that_is_not_there_is_unavailable_and_is_not_asked_again_at_once() {
+        let host = host("qemu+unix:///system?socket=/nowhere/libvirt-sock");
+        for _ in 0..2 {
+            let status = host.run(|_| Ok(())).await.unwrap_err();
+            assert_eq!(status.code(), Code::Unavailable);
+            assert!(status.message().contains("`host-a`"), "{status}");
+        }
+        let failed = host.failed.lock().unwrap().as_ref().map(|failure| failure.at);
+        assert!(host.may_try().is_err() && failed.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_used_again_and_by_one_job_at_a_time() {
+        let host = host("test:///default");
+        let (started, seen) = std::sync::mpsc::channel();
+        let (go_on, waits) = std::sync::mpsc::channel::<()>();
+        let first = host.run(move |connect| {
+            started.send(connect.as_ptr() as usize).unwrap();
+            waits.recv().unwrap();
+            Ok(())
+        });
+        let second = async {
+            let seen = tokio::task::spawn_blocking(move || seen.recv().unwrap())
+                .await
+                .unwrap();
+            let other = host.run(|connect| Ok(connect.as_ptr() as usize)).await.unwrap();
+            assert_ne!(seen, other);
+            go_on.send(()).unwrap();
+        };
+        let (first, ()) = tokio::join!(first, second);
+        first.unwrap();
+        assert_eq!(host.idle.lock().unwrap().len(), 2);
+        host.run(|_| Ok(())).await.unwrap();
+        assert_eq!(host.idle.lock().unwrap().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_job_that_panics_is_an_error_and_the_next_one_runs() {
+        let host = host("test:///default");
+        let status = host.run::<()>(|_| panic!("canary")).await.unwrap_err();
+        assert_eq!(status.code(), Code::Internal);
+        assert!(!status.message().contains("canary"));
+        for _ in 0..MOST_JOBS {
+            host.run(|_| Ok(())).await.unwrap();
+        }
+    }
+}

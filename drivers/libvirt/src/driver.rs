@@ -1,0 +1,462 @@
+//! The calls of the driver contract over all hosts.
+
+mod note;
+mod survey;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cmi_driver::{
+    Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
+    DescribeClassRequest, Driver, GetMachineStatusRequest, InitializeMachineRequest, JsonPointer,
+    ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineRef, Operation, PluginInfo,
+    ProviderId, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest, ShutDownMachineResponse,
+    Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone, async_trait, is_dns_subdomain,
+};
+use futures::future::{join_all, try_join_all};
+use tokio::time::{Instant, sleep};
+use virt::connect::Connect;
+
+use crate::config::Config;
+use crate::connection::Host;
+use crate::identity::{MachineKey, VmId};
+use crate::images::Images;
+use crate::locks::Locks;
+use crate::machines::{self, Order};
+use crate::placement::{self, Candidate};
+use crate::spec::{self, CPU_SHARES, GB, MEMORY_MIB, TAGS, Tagged, VmSpec};
+use note::Note;
+use survey::{Survey, Whereabouts};
+
+/// Name of the driver.
+pub const NAME: &str = "libvirt.capcmi.io";
+/// The calls that a driver may leave out, and this one does not.
+const OFFERED: [Operation; 8] = [
+    Operation::GetMachineStatus,
+    Operation::ListMachines,
+    Operation::InitializeMachine,
+    Operation::ShutDownMachine,
+    Operation::UpdateMachine,
+    Operation::RestartMachine,
+    Operation::ListZones,
+    Operation::DescribeClass,
+];
+
+/// How long ShutDownMachine waits for the guest.
+const STOPS_WITHIN: Duration = Duration::from_secs(2);
+/// How often it looks.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+
+/// The driver of VMs on hosts with libvirt.
+#[derive(Debug)]
+pub struct LibvirtDriver {
+    config: Arc<Config>,
+    hosts: BTreeMap<String, Arc<Host>>,
+    images: Images,
+    locks: Locks,
+}
+
+/// What a call about one machine says.
+struct Asked {
+    key: MachineKey,
+    spec: VmSpec,
+    /// The id that the caller knows.
+    id: Option<VmId>,
+}
+
+impl Asked {
+    /// Checks name, provider id and spec of a call.
+    fn read(machine: &MachineRef, provider_id: Option<&ProviderId>) -> Result<Self> {
+        if !is_dns_subdomain(&machine.name) {
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!(
+                    "the machine name `{}` is no DNS subdomain: 1 to 253 lower case letters, digits, `-` and `.`, \
+                     with a letter or digit at both ends",
+                    machine.name
+                ),
+            ));
+        }
+        let id = provider_id.map(|id| id.as_str().parse()).transpose()?;
+        let spec = VmSpec::read(&machine.class.provider_spec, Tagged::Machine)?;
+        Ok(Self {
+            key: spec.key(&machine.name),
+            spec,
+            id,
+        })
+    }
+
+    /// Whether the id can be one of this machine: its UUID follows from the machine.
+    fn is_possible(&self) -> bool {
+        self.id.as_ref().is_none_or(|id| id.uuid == self.key.uuid())
+    }
+
+    fn not_found(&self) -> Status {
+        let status = machines::not_found(&self.key);
+        match &self.id {
+            Some(id) => {
+                let message = format!("{} with the id {id}", status.message());
+                status.with_message(message)
+            }
+            None => status,
+        }
+    }
+}
+
+impl LibvirtDriver {
+    /// A driver with nothing open yet.
+    pub fn new(config: Config) -> Self {
+        let hosts = config
+            .hosts
+            .iter()
+            .map(|(name, host)| (name.clone(), Arc::new(Host::new(name, &host.uri))));
+        Self {
+            hosts: hosts.collect(),
+            config: Arc::new(config),
+            images: Images::default(),
+            locks: Locks::default(),
+        }
+    }
+
+    /// Every storage pool that volumes of machines may be in, as far as the configuration knows.
+    fn storage_pools(&self) -> Vec<String> {
+        let pools = self.config.vm_pools.values();
+        let names: BTreeSet<_> = pools.map(|pool| pool.storage_pool.clone()).collect();
+        names.into_iter().collect()
+    }
+
+    /// The host of this name.
+    fn host(&self, name: &str) -> Result<&Arc<Host>> {
+        self.hosts.get(name).ok_or_else(|| {
+            let what = format!("host `{name}` is not in the configuration, and may have the VM: put it back");
+            Status::new(Code::FailedPrecondition, what)
+        })
+    }
+
+    /// Where the VM of a machine may be, by what is known of it.
+    fn whereabouts(asked: &Asked, note: Option<Note>) -> Whereabouts {
+        let known = asked.id.as_ref().map(|id| id.host.clone());
+        let known = known
+            .or_else(|| asked.spec.failure_domain.clone())
+            .or_else(|| note.map(|note| note.host));
+        known.map_or(Whereabouts::Anywhere, Whereabouts::On)
+    }
+
+    /// Asks the hosts for a machine.
+    async fn survey(&self, key: &MachineKey, whereabouts: &Whereabouts) -> Result<Survey> {
+        if let Whereabouts::On(name) = whereabouts {
+            self.host(name)?;
+        }
+        Ok(Survey::of(&self.hosts, key, whereabouts).await)
+    }
+
+    /// The one host that has the machine.
+    async fn home(&self, asked: &Asked, note: Option<Note>) -> Result<&Arc<Host>> {
+        if !asked.is_possible() {
+            return Err(asked.not_found());
+        }
+        let whereabouts = Self::whereabouts(asked, note);
+        let survey = self.survey(&asked.key, &whereabouts).await?;
+        let found = survey.one(asked)?;
+        self.host(&found.host)
+    }
+
+    /// Does something to a machine on the host that has it, while nothing else changes it.
+    async fn change<T: Send + 'static>(
+        &self,
+        asked: &Asked,
+        note: Option<Note>,
+        change: impl FnOnce(&Connect, &MachineKey) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let held = self.locks.hold(&asked.key.domain_name()).await;
+        let host = self.home(asked, note).await?;
+        let key = asked.key.clone();
+        host.run(move |connect| {
+            let _held = held;
+            change(connect, &key)
+        })
+        .await
+    }
+
+    /// The host that a new machine is placed on.
+    async fn place(&self, hosts: &[&str], needed_mib: u64) -> Result<String> {
+        if let [only] = hosts {
+            return Ok((*only).to_owned());
+        }
+        let candidates = hosts.iter().map(|name| async move {
+            let reserved = self.config.hosts[*name].reserved_memory_mib;
+            let free_mib = self
+                .host(name)?
+                .run(move |connect| machines::free_mib(connect, reserved))
+                .await?;
+            Ok::<_, Status>(Candidate {
+                host: (*name).to_owned(),
+                free_mib,
+            })
+        });
+        placement::choose(try_join_all(candidates).await?, needed_mib)
+    }
+
+    async fn create(&self, request: CreateMachineRequest) -> Result<Machine> {
+        let asked = Asked::read(&request.machine, None)?;
+        let wanted = asked.spec.within(&self.config)?;
+        let held = self.locks.hold(&asked.key.domain_name()).await;
+        let note = request.last_known_state.as_ref().and_then(Note::read);
+        let whereabouts = Self::whereabouts(&asked, note);
+        let survey = self.survey(&asked.key, &whereabouts).await?;
+        let host = match survey.for_create(&asked.key, &whereabouts)? {
+            Some(home) => home,
+            None => match &whereabouts {
+                Whereabouts::On(host) => host.clone(),
+                Whereabouts::Anywhere => self.place(&wanted.hosts, wanted.size.memory_mib).await?,
+            },
+        };
+        let order = Order {
+            spec: asked.spec.clone(),
+            virt_type: self.config.virt_type,
+            pool: wanted.pool.clone(),
+            size: wanted.size.clone(),
+            image_name: wanted.image_name.to_owned(),
+            image: wanted.image.clone(),
+            user_data: request.machine.class.secrets.get(USER_DATA).cloned(),
+            format: request.machine.class.secrets.get(USER_DATA_FORMAT).cloned(),
+            images: self.images.clone(),
+            storage_pools: self.storage_pools(),
+            reserved_mib: self.config.hosts[&host].reserved_memory_mib,
+            key: asked.key.clone(),
+            host: host.clone(),
+        };
+        let made = self
+            .host(&host)?
+            .run(move |connect| {
+                let _held = held;
+                machines::create(connect, &order)?;
+                machines::find(connect, &order.key)?.describe(&order.key)
+            })
+            .await;
+        let note = Note { host }.write();
+        match made {
+            Ok(machine) => Ok(Machine {
+                last_known_state: note,
+                ..machine
+            }),
+            // The next try is made where this one may have left something.
+            Err(status) => Err(match note {
+                Some(note) if !status.code().ends_a_create() => status.with_last_known_state(note),
+                _ => status,
+            }),
+        }
+    }
+
+    async fn delete(&self, request: DeleteMachineRequest) -> Result<()> {
+        let asked = Asked::read(&request.machine, request.provider_id.as_ref())?;
+        if !asked.is_possible() {
+            return Ok(());
+        }
+        let held = Arc::new(self.locks.hold(&asked.key.domain_name()).await);
+        let note = request.last_known_state.as_ref().and_then(Note::read);
+        let whereabouts = Self::whereabouts(&asked, note);
+        if let Whereabouts::On(name) = &whereabouts {
+            self.host(name)?;
+        }
+        let removals = self.hosts.iter().map(|(name, host)| {
+            let (key, held) = (asked.key.clone(), Arc::clone(&held));
+            let required = whereabouts.may_be(name);
+            // What can't be seen on a host that can't have it does not matter.
+            let pools = if required {
+                self.storage_pools()
+            } else {
+                Vec::new()
+            };
+            async move {
+                let removal = host.run(move |connect| {
+                    let _held = held;
+                    machines::delete(connect, &key, &pools)
+                });
+                let removed = survey::within_patience(required, removal).await;
+                match removed {
+                    // A host that can't have it need not be there.
+                    Err(error) if !required && error.code().is_outage() => Ok(()),
+                    removed => removed,
+                }
+            }
+        });
+        join_all(removals).await.into_iter().collect()
+    }
+}
+
+#[async_trait]
+impl Driver for LibvirtDriver {
+    async fn info(&self) -> Result<PluginInfo> {
+        Ok(PluginInfo {
+            name: NAME.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            manifest: BTreeMap::new(),
+        })
+    }
+
+    async fn capabilities(&self) -> Result<Capabilities> {
+        Ok(Capabilities {
+            operations: OFFERED.into_iter().collect(),
+            zones: true,
+            tag_path: JsonPointer::field(TAGS),
+            hot_updatable: [TAGS, CPU_SHARES, MEMORY_MIB].map(JsonPointer::field).to_vec(),
+            provider_spec_schema: Some(spec::schema(&self.config)),
+            ..Capabilities::minimal()
+        })
+    }
+
+    /// Ready as long as one host answers: calls about another one say themselves that it is away.
+    async fn probe(&self) -> Result<Readiness> {
+        let asked = self.hosts.values().map(|host| Box::pin(host.run(|_| Ok(()))));
+        match futures::future::select_ok(asked).await {
+            Ok(_) => Ok(Readiness::Ready),
+            Err(status) => {
+                let what = format!(
+                    "none of {} hosts can be reached: {}",
+                    self.hosts.len(),
+                    status.message()
+                );
+                Err(Status::new(Code::FailedPrecondition, what))
+            }
+        }
+    }
+
+    async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
+        self.create(request).await
+    }
+
+    async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+        self.delete(request).await?;
+        Ok(DeleteMachineResponse::default())
+    }
+
+    async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
+        let asked = Asked::read(&request.machine, request.provider_id.as_ref())?;
+        if !asked.is_possible() {
+            return Err(asked.not_found());
+        }
+        let whereabouts = Self::whereabouts(&asked, None);
+        let survey = self.survey(&asked.key, &whereabouts).await?;
+        let found = survey.one(&asked)?;
+        if found.started {
+            return Ok(found.machine.clone());
+        }
+        let what = format!("VM {} was not started yet", found.machine.provider_id);
+        Err(Status::new(Code::Uninitialized, what).with_machine(found.machine.clone()))
+    }
+
+    async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
+        let spec = VmSpec::read(&request.class.provider_spec, Tagged::Cluster)?;
+        let lists = self.hosts.values().map(|host| {
+            let cluster = spec.cluster().to_owned();
+            host.run(move |connect| machines::list(connect, &cluster))
+        });
+        Ok(try_join_all(lists).await?.into_iter().flatten().collect())
+    }
+
+    /// Starts a VM whose making was cut off before that.
+    async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
+        let asked = Asked::read(&request.machine, request.provider_id.as_ref())?;
+        let note = request.last_known_state.as_ref().and_then(Note::read);
+        self.change(&asked, note, |connect, key| {
+            let mut vm = machines::find(connect, key)?;
+            if !vm.record.started {
+                vm.start().map_err(|error| {
+                    let what = format!(
+                        "VM {} could not be started: {}",
+                        vm.record.provider_id,
+                        error.message()
+                    );
+                    match vm.describe(key) {
+                        Ok(machine) => Status::new(Code::Uninitialized, what).with_machine(machine),
+                        Err(_) => error,
+                    }
+                })?;
+            }
+            vm.describe(key)
+        })
+        .await
+    }
+
+    /// ABORTED as long as the guest runs: one that still boots does not notice the power button, and nothing
+    /// says so. Each repeat presses it once more.
+    async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
+        let asked = Asked::read(&request.machine, request.provider_id.as_ref())?;
+        let note = request.last_known_state.as_ref().and_then(Note::read);
+        self.change(&asked, note.clone(), |connect, key| {
+            machines::find(connect, key)?.shut_down()
+        })
+        .await?;
+        let deadline = Instant::now() + STOPS_WITHIN;
+        loop {
+            let is_off = |connect: &Connect, key: &MachineKey| machines::find(connect, key)?.is_off();
+            if self.change(&asked, note.clone(), is_off).await? {
+                return Ok(ShutDownMachineResponse::default());
+            }
+            if Instant::now() >= deadline {
+                let what = format!(
+                    "the guest of machine `{}` was asked to stop, and runs",
+                    asked.key.name
+                );
+                return Err(Status::new(Code::Aborted, what));
+            }
+            sleep(BETWEEN_LOOKS).await;
+        }
+    }
+
+    async fn update_machine(&self, request: UpdateMachineRequest) -> Result<()> {
+        let asked = Asked::read(&request.machine, Some(&request.provider_id))?;
+        let spec = asked.spec.clone();
+        self.change(&asked, None, move |connect, key| {
+            machines::find(connect, key)?.update(&spec, &request)
+        })
+        .await
+    }
+
+    async fn restart_machine(&self, request: RestartMachineRequest) -> Result<()> {
+        let asked = Asked::read(&request.machine, Some(&request.provider_id))?;
+        self.change(&asked, None, |connect, key| {
+            machines::find(connect, key)?.restart()
+        })
+        .await
+    }
+
+    async fn list_zones(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {
+        // A Cluster asks before it has a machine: without a pool it gets all hosts.
+        let hosts: Vec<&str> = if request.class.provider_spec.0.contains_key("vmPool") {
+            VmSpec::read(&request.class.provider_spec, Tagged::Not)?
+                .within(&self.config)?
+                .hosts
+        } else {
+            self.config.hosts.keys().map(String::as_str).collect()
+        };
+        let zone = |name: &str| Zone {
+            name: name.to_owned(),
+            control_plane: true,
+            attributes: BTreeMap::new(),
+        };
+        Ok(hosts.into_iter().map(zone).collect())
+    }
+
+    async fn describe_class(&self, request: DescribeClassRequest) -> Result<ClassDescription> {
+        let spec = VmSpec::read(&request.class.provider_spec, Tagged::Not)?;
+        let wanted = spec.within(&self.config)?;
+        let mut capacity = BTreeMap::from([
+            ("cpu".to_owned(), wanted.size.cpus.to_string()),
+            ("memory".to_owned(), format!("{}Mi", wanted.size.memory_mib)),
+        ]);
+        if let Some(gigabytes) = spec.root_fs_size {
+            capacity.insert(
+                "ephemeral-storage".to_owned(),
+                gigabytes.saturating_mul(GB).to_string(),
+            );
+        }
+        Ok(ClassDescription {
+            capacity,
+            architecture: Some("amd64".to_owned()),
+            operating_system: Some("linux".to_owned()),
+        })
+    }
+}

@@ -1,0 +1,40 @@
+//! What the driver has the provider keep of a machine: the host that it was placed on.
+
+use cmi_driver::LastKnownState;
+use serde::{Deserialize, Serialize};
+
+/// Where a machine was placed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    /// The host, as the configuration names it.
+    pub host: String,
+}
+
+impl Note {
+    /// What an earlier call left, if it is of this driver.
+    pub fn read(state: &LastKnownState) -> Option<Self> {
+        serde_json::from_slice(state.as_bytes()).ok()
+    }
+
+    /// For the provider.
+    pub fn write(&self) -> Option<LastKnownState> {
+        serde_json::to_vec(self).ok().and_then(LastKnownState::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_read_as_it_was_written_and_what_is_none_is_not_believed() {
+        let note = Note {
+            host: "host-a".to_owned(),
+        };
+        assert_eq!(Note::read(&note.write().unwrap()), Some(note));
+        for other in ["x", "{}", "{\"host\":1}"] {
+            let state = LastKnownState::new(other.as_bytes().to_vec()).unwrap();
+            assert_eq!(Note::read(&state), None, "{other}");
+        }
+    }
+}

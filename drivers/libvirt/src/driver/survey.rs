@@ -1,0 +1,290 @@
+//! What all hosts say of one machine, and what follows from it.
+//!
+//! A host that does not answer may have the VM. Whether that matters depends on what is known: where a
+//! ProviderID, a failure domain or a note names the host, the others need not be there. Where nothing does,
+//! all have to answer: else a host that is down would lead to a second VM on another one.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cmi_driver::{Code, Machine, Result, Status};
+use futures::future::join_all;
+use tokio::time::timeout;
+
+use super::Asked;
+use crate::connection::Host;
+use crate::identity::MachineKey;
+use crate::machines::{self, Seen};
+
+/// How long it is waited for a host that need not be there.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Where the VM of a machine may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whereabouts {
+    /// On this host, if at all.
+    On(String),
+    /// On any.
+    Anywhere,
+}
+
+impl Whereabouts {
+    /// Whether it may be on this host.
+    pub fn may_be(&self, host: &str) -> bool {
+        match self {
+            Self::On(name) => name == host,
+            Self::Anywhere => true,
+        }
+    }
+}
+
+/// What the hosts say.
+#[derive(Debug, Default)]
+pub struct Survey {
+    found: Vec<Found>,
+    /// Domains of the name that are another machine object's.
+    others: Vec<String>,
+    /// Why a host that may have the VM did not say.
+    silent: Option<Status>,
+}
+
+/// The machine on a host.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The host that has it.
+    pub host: String,
+    /// What can be said of it.
+    pub machine: Machine,
+    /// Whether it was started once.
+    pub started: bool,
+}
+
+/// The answer of a host, or, of one that need not be there, that it took too long.
+pub async fn within_patience<T>(required: bool, asked: impl Future<Output = Result<T>>) -> Result<T> {
+    if required {
+        return asked.await;
+    }
+    timeout(PATIENCE, asked).await.unwrap_or_else(|_elapsed| {
+        Err(Status::new(
+            Code::Unavailable,
+            "a host that need not answer did not",
+        ))
+    })
+}
+
+impl Survey {
+    /// Asks all hosts at once.
+    pub async fn of(
+        hosts: &BTreeMap<String, Arc<Host>>,
+        key: &MachineKey,
+        whereabouts: &Whereabouts,
+    ) -> Self {
+        let answers = hosts.iter().map(|(name, host)| {
+            let required = whereabouts.may_be(name);
+            let key = key.clone();
+            async move {
+                let seen = host.run(move |connect| machines::see(connect, &key));
+                (name.clone(), required, within_patience(required, seen).await)
+            }
+        });
+        let mut survey = Self::default();
+        for (host, required, answer) in join_all(answers).await {
+            survey.hear(host, required, answer);
+        }
+        survey
+    }
+
+    fn hear(&mut self, host: String, required: bool, answer: Result<Seen>) {
+        match answer {
+            Ok(Seen::Nothing) => {}
+            Ok(Seen::Other(what)) => self.others.push(what),
+            Ok(Seen::Ours(machine, started)) => self.found.push(Found {
+                host,
+                machine: *machine,
+                started,
+            }),
+            Err(status) if required => self.silent = Some(status),
+            Err(status) => tracing::debug!(host, %status, "a host that need not answer did not"),
+        }
+    }
+
+    /// The one VM of the machine.
+    ///
+    /// # Errors
+    /// OUT_OF_RANGE when there are several; NOT_FOUND when there is none, and every host that may have it has
+    /// said so; else what kept a host from saying.
+    pub fn one(self, asked: &Asked) -> Result<Found> {
+        let ids = self.ids();
+        let mut found = self.found.into_iter();
+        match (found.next(), found.next(), self.silent) {
+            (Some(found), None, _) => Ok(found),
+            (Some(_), Some(_), _) => Err(several(&asked.key, Code::OutOfRange, &ids)),
+            (None, _, Some(status)) => Err(status),
+            (None, _, None) => Err(asked.not_found()),
+        }
+    }
+
+    /// The host that has the machine already, or none if it may be made.
+    ///
+    /// # Errors
+    /// ALREADY_EXISTS when a domain of the name is another machine object's, FAILED_PRECONDITION when there
+    /// are several, and what kept a host from saying that may have it.
+    pub fn for_create(self, key: &MachineKey, whereabouts: &Whereabouts) -> Result<Option<String>> {
+        let ids = self.ids();
+        if self.found.len() > 1 {
+            return Err(several(key, Code::FailedPrecondition, &ids));
+        }
+        if let Some(found) = self.found.into_iter().next() {
+            return Ok(Some(found.host));
+        }
+        if let Some(what) = self.others.first() {
+            let message = format!("machine `{}` can't be made: there is {what}", key.name);
+            return Err(Status::new(Code::AlreadyExists, message));
+        }
+        let Some(status) = self.silent else {
+            return Ok(None);
+        };
+        if *whereabouts != Whereabouts::Anywhere {
+            return Err(status);
+        }
+        let what = format!(
+            "{}; without a failure domain the machine may be there already, so that none is made on another host",
+            status.message()
+        );
+        Err(status.with_message(what))
+    }
+
+    fn ids(&self) -> String {
+        let mut ids: Vec<_> = self
+            .found
+            .iter()
+            .map(|found| format!("{} on host `{}`", found.machine.provider_id, found.host))
+            .collect();
+        ids.sort();
+        ids.join(", ")
+    }
+}
+
+fn several(key: &MachineKey, code: Code, ids: &str) -> Status {
+    Status::new(code, format!("machine `{}` has several VMs: {ids}", key.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cmi_driver::{ProviderSpec, tags};
+
+    fn asked() -> Asked {
+        let spec = serde_json::json!({"vmPool": "p", "size": "s", "tags": {
+            tags::CLUSTER: "c", tags::ROLE: "node", tags::MACHINE: "i"
+        }});
+        let class = cmi_driver::MachineClass {
+            provider_spec: serde_json::from_value::<ProviderSpec>(spec).unwrap(),
+            ..Default::default()
+        };
+        Asked::read(&cmi_driver::MachineRef::new("m", class), None).unwrap()
+    }
+
+    fn machine(host: &str) -> Seen {
+        let id = asked().key.vm_id(host).provider_id().unwrap();
+        Seen::Ours(Box::new(Machine::new(id, "m")), true)
+    }
+
+    fn down() -> Result<Seen> {
+        Err(Status::new(Code::Unavailable, "host `b` can't be reached"))
+    }
+
+    fn heard(answers: Vec<(bool, Result<Seen>)>) -> Survey {
+        let mut survey = Survey::default();
+        for (required, answer) in answers {
+            survey.hear("a".to_owned(), required, answer);
+        }
+        survey
+    }
+
+    fn code<T>(answer: Result<T>) -> Option<Code> {
+        answer.err().map(|status| status.code())
+    }
+
+    /// DRV-30
+    #[test]
+    fn a_vm_is_not_found_only_when_every_host_that_may_have_it_said_so() {
+        for (answers, expected) in [
+            (
+                vec![(true, Ok(Seen::Nothing)), (true, Ok(Seen::Nothing))],
+                Some(Code::NotFound),
+            ),
+            (
+                vec![(true, Ok(Seen::Nothing)), (true, down())],
+                Some(Code::Unavailable),
+            ),
+            (
+                vec![(true, Ok(Seen::Nothing)), (false, down())],
+                Some(Code::NotFound),
+            ),
+            (vec![(true, Ok(machine("a"))), (true, down())], None),
+            (vec![(true, Ok(Seen::Nothing)), (false, Ok(machine("b")))], None),
+            (
+                vec![(true, Ok(machine("a"))), (true, Ok(machine("b")))],
+                Some(Code::OutOfRange),
+            ),
+            (
+                vec![(true, Ok(Seen::Other("x".to_owned())))],
+                Some(Code::NotFound),
+            ),
+        ] {
+            let shown = format!("{answers:?}");
+            assert_eq!(code(heard(answers).one(&asked())), expected, "{shown}");
+        }
+    }
+
+    /// DRV-10, DRV-CR-06
+    #[test]
+    fn a_host_that_is_down_never_leads_to_a_second_vm_elsewhere() {
+        let key = asked().key;
+        let on = Whereabouts::On("a".to_owned());
+        let any = Whereabouts::Anywhere;
+        for (answers, whereabouts, expected) in [
+            (
+                vec![(true, Ok(Seen::Nothing)), (true, Ok(Seen::Nothing))],
+                &any,
+                Ok(None),
+            ),
+            (
+                vec![(true, Ok(Seen::Nothing)), (true, down())],
+                &any,
+                Err(Code::Unavailable),
+            ),
+            (vec![(true, Ok(Seen::Nothing)), (false, down())], &on, Ok(None)),
+            (
+                vec![(true, down()), (false, Ok(Seen::Nothing))],
+                &on,
+                Err(Code::Unavailable),
+            ),
+            (
+                vec![(true, Ok(machine("a"))), (true, down())],
+                &any,
+                Ok(Some("a".to_owned())),
+            ),
+            (
+                vec![
+                    (true, Ok(Seen::Nothing)),
+                    (false, Ok(Seen::Other("x".to_owned()))),
+                ],
+                &on,
+                Err(Code::AlreadyExists),
+            ),
+            (
+                vec![(true, Ok(machine("a"))), (true, Ok(machine("b")))],
+                &any,
+                Err(Code::FailedPrecondition),
+            ),
+        ] {
+            let shown = format!("{answers:?} {whereabouts:?}");
+            let answer = heard(answers).for_create(&key, whereabouts);
+            assert_eq!(answer.map_err(|status| status.code()), expected, "{shown}");
+        }
+    }
+}

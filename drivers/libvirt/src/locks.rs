@@ -1,0 +1,50 @@
+//! One change of a machine at a time, in this process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use tokio::sync::OwnedMutexGuard;
+
+/// A lock for each name that is held or waited for.
+#[derive(Debug, Default)]
+pub struct Locks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
+
+impl Locks {
+    /// Waits for the lock of a name. The guard goes with the job, which ends later than a call that is
+    /// dropped.
+    pub async fn hold(&self, name: &str) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            all.retain(|_, lock| lock.strong_count() > 0);
+            all.get(name).and_then(Weak::upgrade).unwrap_or_else(|| {
+                let lock = Arc::default();
+                all.insert(name.to_owned(), Arc::downgrade(&lock));
+                lock
+            })
+        };
+        lock.lock_owned().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_name_is_held_once_and_others_are_free() {
+        let locks = Locks::default();
+        let first = locks.hold("a").await;
+        assert!(locks.hold("a").now_or_never().is_none());
+        assert!(locks.hold("b").now_or_never().is_some());
+        drop(first);
+        assert!(locks.hold("a").now_or_never().is_some());
+        let _last = locks.hold("c").await;
+        assert_eq!(
+            locks.0.lock().unwrap().len(),
+            1,
+            "what nothing holds is forgotten"
+        );
+    }
+}

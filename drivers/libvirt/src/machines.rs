@@ -1,0 +1,529 @@
+//! What is done on one host. Everything here blocks, and runs as a job of a connection.
+//!
+//! A machine is a domain, which has the machine's name and cluster in its own name, and volumes, which have
+//! the domain's UUID in theirs. They are made in the order root file system, seed, console, domain, and go in
+//! the order volumes, domain: so a domain that is there has all that it was made with, and as long as
+//! something is left, a repeat of the call finds it.
+
+mod make;
+mod remove;
+
+use cmi_driver::{
+    Address, AddressType, Code, ListedMachine, Machine, PowerState, Result, Status, UpdateMachineRequest,
+};
+use serde::Deserialize;
+use virt::connect::Connect;
+use virt::domain::{Domain, SchedulerInfo};
+use virt::error::{Error, ErrorNumber};
+
+use crate::addresses::{self, Source};
+use crate::errors::status;
+use crate::identity::MachineKey;
+use crate::metadata::{self, Record};
+use crate::spec::VmSpec;
+
+pub use make::{Order, create};
+pub use remove::delete;
+
+/// Kind of metadata that is an element of a namespace.
+const ELEMENT: i32 = virt_sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
+const LIVE: u32 = virt_sys::VIR_DOMAIN_AFFECT_LIVE;
+const CONFIG: u32 = virt_sys::VIR_DOMAIN_AFFECT_CONFIG;
+
+/// The domain of a machine.
+#[derive(Debug)]
+pub struct Vm {
+    domain: Domain,
+    /// What is noted of it.
+    pub record: Record,
+}
+
+/// What stands under a machine's name on a host.
+#[derive(Debug)]
+pub enum Sight {
+    /// No domain: the host has said so.
+    Nothing,
+    /// The machine's.
+    Ours(Box<Vm>),
+    /// The domain of another machine object, or of nothing that is known, in words.
+    Other(String),
+}
+
+/// What one host says of a machine.
+#[derive(Clone, Debug)]
+pub enum Seen {
+    /// It has no domain of the name.
+    Nothing,
+    /// The machine, and whether it was started once.
+    Ours(Box<Machine>, bool),
+    /// The domain of another machine object.
+    Other(String),
+}
+
+/// Looks for the domain of a machine.
+///
+/// # Errors
+/// When the host did not say whether there is one.
+pub fn look(connect: &Connect, key: &MachineKey) -> Result<Sight> {
+    let (name, uuid) = (key.domain_name(), key.uuid().to_string());
+    // By the UUID first: an administrator may give the domain another name, and its volumes are in use then.
+    let found = or_none(Domain::lookup_by_uuid_string(connect, &uuid))
+        .and_then(|found| {
+            found.map_or_else(
+                || or_none(Domain::lookup_by_name(connect, &name)),
+                |it| Ok(Some(it)),
+            )
+        })
+        .map_err(|error| status(&format!("looking for domain `{name}`"), error))?;
+    let Some(domain) = found else {
+        return Ok(Sight::Nothing);
+    };
+    Ok(match record(&domain)? {
+        Noted::Gone => Sight::Nothing,
+        Noted::Nothing => Sight::Other(format!("domain `{name}`, which no machine has")),
+        Noted::Machine(record) if record.is_of(key) => Sight::Ours(Box::new(Vm {
+            domain,
+            record: *record,
+        })),
+        Noted::Machine(record) => Sight::Other(format!(
+            "VM {}, which is of another machine object",
+            record.provider_id
+        )),
+    })
+}
+
+/// Nothing where the host says that there is no such domain.
+fn or_none(found: std::result::Result<Domain, Error>) -> std::result::Result<Option<Domain>, Error> {
+    match found {
+        Err(error) if error.code() == ErrorNumber::NoDomain => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+/// Looks for a machine, and reads what can be said of it.
+///
+/// # Errors
+/// When the host did not say.
+pub fn see(connect: &Connect, key: &MachineKey) -> Result<Seen> {
+    Ok(match look(connect, key)? {
+        Sight::Nothing => Seen::Nothing,
+        Sight::Other(what) => Seen::Other(what),
+        Sight::Ours(vm) => {
+            let machine = vm.describe(key)?;
+            let is_up = machine.power_state != Some(PowerState::Stopped);
+            Seen::Ours(Box::new(machine), vm.record.started || is_up)
+        }
+    })
+}
+
+/// The domain of a machine that has to be there.
+///
+/// # Errors
+/// NOT_FOUND when there is none, or it is another machine object's.
+pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
+    match look(connect, key)? {
+        Sight::Ours(vm) => Ok(*vm),
+        Sight::Nothing | Sight::Other(_) => Err(not_found(key)),
+    }
+}
+
+/// That a machine has no VM.
+pub fn not_found(key: &MachineKey) -> Status {
+    let what = format!("cluster `{}` has no VM of machine `{}`", key.cluster, key.name);
+    Status::new(Code::NotFound, what)
+}
+
+/// The machines of a cluster.
+///
+/// # Errors
+/// When one of the domains can't be read: never a part of the list.
+pub fn list(connect: &Connect, cluster: &str) -> Result<Vec<ListedMachine>> {
+    let domains = connect
+        .list_all_domains(0)
+        .map_err(|error| status("listing the domains", error))?;
+    let mut listed = Vec::new();
+    for domain in domains {
+        let Noted::Machine(record) = record(&domain)? else {
+            continue;
+        };
+        if record.cluster != cluster {
+            continue;
+        }
+        let id = record.provider_id.parse().map_err(|error| {
+            let what = format!(
+                "a domain has the ProviderID `{}`, which is none",
+                record.provider_id
+            );
+            Status::new(Code::Internal, what).with_source(error)
+        })?;
+        listed.push(ListedMachine {
+            cluster_id: Some(record.cluster),
+            machine_id: Some(record.identity).filter(|identity| !identity.is_empty()),
+            created_at: Some(record.created_at),
+            ..ListedMachine::new(id, record.name)
+        });
+    }
+    Ok(listed)
+}
+
+/// The memory that no domain has, be it on or off, MiB.
+///
+/// # Errors
+/// Those of the host.
+pub fn free_mib(connect: &Connect, reserved_mib: u64) -> Result<u64> {
+    let failed = |error| status("reading the memory of the host", error);
+    let total = connect.get_node_info().map_err(failed)?.memory;
+    let mut taken = 0;
+    for domain in connect.list_all_domains(0).map_err(failed)? {
+        match domain.get_info() {
+            Ok(info) => taken += info.max_mem,
+            Err(error) if error.code() == ErrorNumber::NoDomain => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok((total / 1024)
+        .saturating_sub(taken / 1024)
+        .saturating_sub(reserved_mib))
+}
+
+/// What is noted of a domain.
+enum Noted {
+    Machine(Box<Record>),
+    /// It is no machine's.
+    Nothing,
+    /// It is not there any more.
+    Gone,
+}
+
+fn record(domain: &Domain) -> Result<Noted> {
+    match domain.get_metadata(ELEMENT, Some(metadata::NAMESPACE), 0) {
+        Ok(element) => Record::parse(&element).map(|record| Noted::Machine(Box::new(record))),
+        Err(error) if error.code() == ErrorNumber::NoDomainMetadata => Ok(Noted::Nothing),
+        Err(error) if error.code() == ErrorNumber::NoDomain => Ok(Noted::Gone),
+        Err(error) => Err(status("reading the metadata of a domain", error)),
+    }
+}
+
+impl Vm {
+    /// What the driver contract wants to know.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub fn describe(&self, key: &MachineKey) -> Result<Machine> {
+        let id = self.record.provider_id.parse().map_err(|error| {
+            Status::new(Code::Internal, "the ProviderID that is noted of a domain is none").with_source(error)
+        })?;
+        let mut machine = Machine::new(id, key.hostname());
+        let power_state = self.power_state()?;
+        machine.power_state = Some(power_state);
+        machine.failure_domain = Some(self.record.host.clone());
+        machine.addresses.push(Address {
+            kind: AddressType::Hostname,
+            address: key.hostname(),
+        });
+        if power_state == PowerState::Running {
+            let found = self.addresses(&key.mac()).into_iter();
+            machine.addresses.extend(found.map(|address| Address {
+                kind: AddressType::InternalIP,
+                address,
+            }));
+        }
+        Ok(machine)
+    }
+
+    /// From the first source that has any.
+    fn addresses(&self, mac: &str) -> Vec<String> {
+        addresses::bound_agent(&self.domain);
+        for source in Source::ALL {
+            match addresses::of(&self.domain, source, mac) {
+                Ok(found) => {
+                    let mut usable: Vec<_> = found.into_iter().filter(|address| is_global(address)).collect();
+                    usable.dedup();
+                    if !usable.is_empty() {
+                        return usable;
+                    }
+                }
+                // There may be no agent in the guest, and no lease on a bridge.
+                Err(error) => tracing::trace!(?source, %error, "no addresses"),
+            }
+        }
+        Vec::new()
+    }
+
+    fn power_state(&self) -> Result<PowerState> {
+        let (state, reason) = self
+            .domain
+            .get_state()
+            .map_err(|error| status("reading the state of a domain", error))?;
+        Ok(power_state(state, reason))
+    }
+
+    fn is_active(&self) -> Result<bool> {
+        self.domain
+            .is_active()
+            .map_err(|error| status("reading the state of a domain", error))
+    }
+
+    /// Where a change goes: to what runs as well as to what is started the next time.
+    fn affected(&self) -> Result<u32> {
+        Ok(if self.is_active()? { LIVE | CONFIG } else { CONFIG })
+    }
+
+    /// Notes something else of the domain.
+    fn note(&mut self, record: Record) -> Result<()> {
+        let element = record.to_element()?;
+        self.domain
+            .set_metadata(
+                ELEMENT,
+                Some(&element),
+                Some(metadata::PREFIX),
+                Some(metadata::NAMESPACE),
+                self.affected()?,
+            )
+            .map_err(|error| status("noting something of a domain", error))?;
+        self.record = record;
+        Ok(())
+    }
+
+    /// Starts the domain unless it runs, and notes that it was started.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub fn start(&mut self) -> Result<()> {
+        match self.domain.create() {
+            Ok(_) => {}
+            Err(error) if is_running_already(&error) && self.is_active()? => {}
+            Err(error) => return Err(status("starting the domain", error)),
+        }
+        if self.record.started {
+            return Ok(());
+        }
+        let record = Record {
+            started: true,
+            ..self.record.clone()
+        };
+        self.note(record)
+    }
+
+    /// Whether the guest is off.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub fn is_off(&self) -> Result<bool> {
+        Ok(!self.is_active()?)
+    }
+
+    /// Asks the guest to stop: by its agent where one runs, and else by the power button.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub fn shut_down(&self) -> Result<()> {
+        if self.is_off()? {
+            return Ok(());
+        }
+        addresses::bound_agent(&self.domain);
+        match self.domain.shutdown() {
+            Ok(_) => Ok(()),
+            // It has stopped meanwhile.
+            Err(_) if !self.is_active()? => Ok(()),
+            Err(error) => Err(status("asking the guest to stop", error)),
+        }
+    }
+
+    /// Takes the power switch: off, if it is on, and on. That also ends a QEMU that hangs, which the reset
+    /// button does not.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub fn restart(&mut self) -> Result<()> {
+        self.destroy()?;
+        self.start()
+    }
+
+    /// Ends the domain's QEMU, if it runs.
+    fn destroy(&self) -> Result<()> {
+        match self.domain.destroy() {
+            Ok(()) => Ok(()),
+            Err(error) if error.code() == ErrorNumber::NoDomain => Ok(()),
+            Err(_) if self.is_off()? => Ok(()),
+            Err(error) => Err(status("switching off the domain", error)),
+        }
+    }
+
+    /// Brings what can be changed to the spec: what the domain has counts, and not what an earlier update was
+    /// to do.
+    ///
+    /// # Errors
+    /// Those of the host; OUT_OF_RANGE when the VM can't have as much memory.
+    pub fn update(&mut self, spec: &VmSpec, request: &UpdateMachineRequest) -> Result<()> {
+        let last: VmSpec = VmSpec::read(&request.last_applied_provider_spec, crate::spec::Tagged::Not)?;
+        self.update_memory(spec)?;
+        self.update_shares(spec, &last)?;
+        let mut tags = self.record.tags.clone();
+        let (wanted, before) = (spec.own_tags(), last.own_tags());
+        tags.retain(|tag, _| wanted.contains_key(tag) || !before.contains_key(tag));
+        tags.extend(wanted);
+        if tags == self.record.tags {
+            return Ok(());
+        }
+        let record = Record {
+            tags,
+            ..self.record.clone()
+        };
+        self.note(record)
+    }
+
+    /// What is started the next time. libvirt changes what runs before that, so that this is as it has to be
+    /// once both are; the memory that a guest really has follows later, or never while it boots.
+    fn configured(&self) -> Result<Configured> {
+        let xml = self
+            .domain
+            .get_xml_desc(virt_sys::VIR_DOMAIN_XML_INACTIVE)
+            .map_err(|error| status("reading the definition of a domain", error))?;
+        Configured::parse(&xml)
+    }
+
+    fn update_memory(&self, spec: &VmSpec) -> Result<()> {
+        let failed = |error| status("changing the memory of the guest", error);
+        let most = self.domain.get_max_memory().map_err(failed)?;
+        let wanted = spec.memory_mib.map_or(most, |mib| mib.saturating_mul(1024));
+        if wanted > most {
+            let what = format!(
+                "the provider spec's /memoryMib asks for more than the {} MiB that the VM was made with",
+                most / 1024
+            );
+            return Err(Status::new(Code::OutOfRange, what));
+        }
+        if self.configured()?.current_memory == wanted {
+            return Ok(());
+        }
+        self.domain
+            .set_memory_flags(wanted, self.affected()?)
+            .map(drop)
+            .map_err(failed)
+    }
+
+    fn update_shares(&self, spec: &VmSpec, last: &VmSpec) -> Result<()> {
+        let Some(shares) = spec.cpu_shares else {
+            if last.cpu_shares.is_none() {
+                return Ok(());
+            }
+            let what =
+                "the provider spec's /cpuShares can be changed while the VM lives, and not be taken away";
+            return Err(Status::new(Code::InvalidArgument, what));
+        };
+        if self.configured()?.cputune.and_then(|tuning| tuning.shares) == Some(shares) {
+            return Ok(());
+        }
+        let wanted = SchedulerInfo {
+            cpu_shares: Some(shares),
+            ..SchedulerInfo::default()
+        };
+        self.domain
+            .set_scheduler_parameters_flags(&wanted, self.affected()?)
+            .map(drop)
+            .map_err(|error| status("changing the CPU shares of the domain", error))
+    }
+}
+
+/// What of a domain's definition can be changed while it runs.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Configured {
+    /// KiB, whatever unit it was defined in.
+    current_memory: u64,
+    cputune: Option<CpuTuning>,
+}
+
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+struct CpuTuning {
+    shares: Option<u64>,
+}
+
+impl Configured {
+    fn parse(xml: &str) -> Result<Self> {
+        quick_xml::de::from_str(xml).map_err(|error| {
+            Status::new(Code::Internal, "libvirt's definition of a domain can't be read").with_source(error)
+        })
+    }
+}
+
+fn is_running_already(error: &Error) -> bool {
+    error.code() == ErrorNumber::OperationInvalid
+}
+
+/// Neither of the guest itself nor of the wire alone.
+fn is_global(address: &str) -> bool {
+    match address.parse() {
+        Ok(std::net::IpAddr::V4(address)) => !address.is_loopback() && !address.is_link_local(),
+        Ok(std::net::IpAddr::V6(address)) => !address.is_loopback() && !address.is_unicast_link_local(),
+        Err(_) => false,
+    }
+}
+
+fn power_state(state: virt_sys::virDomainState, reason: i32) -> PowerState {
+    let crashed = [
+        virt_sys::VIR_DOMAIN_SHUTOFF_CRASHED,
+        virt_sys::VIR_DOMAIN_SHUTOFF_FAILED,
+    ];
+    match state {
+        virt_sys::VIR_DOMAIN_SHUTDOWN => PowerState::Stopping,
+        // Nothing starts it again by itself.
+        virt_sys::VIR_DOMAIN_CRASHED => PowerState::Failed,
+        virt_sys::VIR_DOMAIN_SHUTOFF if crashed.iter().any(|crash| i32::try_from(*crash) == Ok(reason)) => {
+            PowerState::Failed
+        }
+        virt_sys::VIR_DOMAIN_SHUTOFF => PowerState::Stopped,
+        _ => PowerState::Running,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_crashed_has_failed_and_one_that_was_switched_off_is_stopped() {
+        for (state, reason, expected) in [
+            (virt_sys::VIR_DOMAIN_RUNNING, 1, PowerState::Running),
+            (virt_sys::VIR_DOMAIN_PAUSED, 1, PowerState::Running),
+            (virt_sys::VIR_DOMAIN_SHUTDOWN, 1, PowerState::Stopping),
+            (virt_sys::VIR_DOMAIN_CRASHED, 1, PowerState::Failed),
+            (virt_sys::VIR_DOMAIN_SHUTOFF, 3, PowerState::Failed),
+            (virt_sys::VIR_DOMAIN_SHUTOFF, 6, PowerState::Failed),
+            (virt_sys::VIR_DOMAIN_SHUTOFF, 1, PowerState::Stopped),
+            (virt_sys::VIR_DOMAIN_SHUTOFF, 2, PowerState::Stopped),
+        ] {
+            assert_eq!(power_state(state, reason), expected, "{state} {reason}");
+        }
+    }
+
+    #[test]
+    fn a_definition_is_read_with_and_without_shares() {
+        for (tuning, shares) in [("", None), ("<cputune><shares>512</shares></cputune>", Some(512))] {
+            let xml = format!(
+                "<domain type='qemu' id='3'><name>a</name><memory unit='KiB'>131072</memory>\
+                 <currentMemory unit='KiB'>102400</currentMemory>{tuning}<devices/></domain>"
+            );
+            let read = Configured::parse(&xml).unwrap();
+            assert_eq!(read.current_memory, 102_400);
+            assert_eq!(read.cputune.and_then(|tuning| tuning.shares), shares);
+        }
+        assert_eq!(Configured::parse("<domain/>").unwrap_err().code(), Code::Internal);
+    }
+
+    #[test]
+    fn addresses_that_lead_nowhere_are_left_out() {
+        for (address, kept) in [
+            ("192.168.122.7", true),
+            ("fd00::1", true),
+            ("127.0.0.1", false),
+            ("::1", false),
+            ("fe80::1", false),
+            ("169.254.1.1", false),
+            ("x", false),
+        ] {
+            assert_eq!(is_global(address), kept, "{address}");
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Making a machine, or the rest of one.
+
+use cmi_driver::{Code, Result, SecretValue, Status};
+use sha2::{Digest as _, Sha256};
+use virt::connect::Connect;
+use virt::domain::Domain;
+use virt::error::{Error, ErrorNumber};
+use virt::network::Network;
+use virt::storage_pool::StoragePool;
+use virt::storage_vol::StorageVol;
+use virt::stream::Stream;
+
+use super::remove::remove;
+use super::{Sight, Vm, look};
+use crate::config::{Image, ImageFormat, Size, VirtType, VmPool};
+use crate::errors::status;
+use crate::identity::MachineKey;
+use crate::images::{CheckedImage, Images, hex};
+use crate::metadata::Record;
+use crate::seed::{self, Instance};
+use crate::spec::{GB, VmSpec};
+use crate::xml::{self, Attachment, Bootstrap};
+
+/// What libvirt sends at once.
+const CHUNK: usize = 256 * 1024;
+/// The format of bootstrap data that is not for cloud-init.
+const IGNITION: &[u8] = b"ignition";
+
+/// A machine that is to be made on a host.
+#[derive(Debug)]
+pub struct Order {
+    /// Whose it is.
+    pub key: MachineKey,
+    /// What it is to be.
+    pub spec: VmSpec,
+    /// The host, as the configuration names it.
+    pub host: String,
+    /// How guests run.
+    pub virt_type: VirtType,
+    /// Where it is placed.
+    pub pool: VmPool,
+    /// What it has.
+    pub size: Size,
+    /// The image's name.
+    pub image_name: String,
+    /// What it stands on.
+    pub image: Image,
+    /// The bootstrap data.
+    pub user_data: Option<SecretValue>,
+    /// Their format, where the caller says.
+    pub format: Option<SecretValue>,
+    /// The images that are known to be right.
+    pub images: Images,
+    /// Storage pools that volumes may be in.
+    pub storage_pools: Vec<String>,
+    /// Memory of the host that no machine gets, MiB.
+    pub reserved_mib: u64,
+}
+
+/// Makes the machine, or adopts the one that is there. Where that fails for another reason than a lost
+/// connection, nothing is left of it.
+///
+/// # Errors
+/// ALREADY_EXISTS when a domain of the name is another one; those of the host.
+pub fn create(connect: &Connect, order: &Order) -> Result<()> {
+    match look(connect, &order.key)? {
+        Sight::Ours(vm) => return adopt(*vm, order),
+        Sight::Other(what) => {
+            let message = format!("machine `{}` can't be made: there is {what}", order.key.name);
+            return Err(Status::new(Code::AlreadyExists, message));
+        }
+        Sight::Nothing => {}
+    }
+    let free = super::free_mib(connect, order.reserved_mib)?;
+    if free < order.size.memory_mib {
+        let (host, needed) = (&order.host, order.size.memory_mib);
+        let what =
+            format!("host `{host}` has {free} MiB of memory free for machines, and {needed} are needed");
+        return Err(Status::new(Code::ResourceExhausted, what));
+    }
+    let pool = active_pool(connect, &order.pool.storage_pool)?;
+    check_attachment(connect, &order.pool)?;
+    let image = order
+        .images
+        .check(connect, &order.host, &order.image_name, &order.image)?;
+    let root_bytes = root_bytes(order, &image)?;
+    make(connect, &pool, order, &image, root_bytes).map_err(|error| undone(connect, order, error))
+}
+
+/// Takes back what was made, unless the machine runs after all. What can't be taken back is left for the
+/// repeat, or for the delete: the code then says that it may be there.
+fn undone(connect: &Connect, order: &Order, error: Status) -> Status {
+    if !connect.is_alive().unwrap_or(false) {
+        return error;
+    }
+    let gone = match look(connect, &order.key) {
+        Ok(Sight::Ours(vm)) if vm.is_active().unwrap_or(true) => return error,
+        Ok(_) => remove(connect, &order.key, &order.storage_pools),
+        Err(error) => Err(error),
+    };
+    let Err(left) = gone else { return error };
+    let what = format!(
+        "{}; and what was made could not be removed: {}",
+        error.message(),
+        left.message()
+    );
+    Status::new(Code::Aborted, what).with_source(error)
+}
+
+fn adopt(mut vm: Vm, order: &Order) -> Result<()> {
+    if vm.record.deleting {
+        let what = format!("the VM of machine `{}` is being deleted", order.key.name);
+        return Err(Status::new(Code::Aborted, what));
+    }
+    if let Some(field) = vm.record.difference(&order.spec) {
+        return Err(Status::new(
+            Code::AlreadyExists,
+            format!(
+                "VM {} of machine `{}` exists with another /{field} than the provider spec",
+                vm.record.provider_id, order.key.name
+            ),
+        ));
+    }
+    if vm.record.started { Ok(()) } else { vm.start() }
+}
+
+fn active_pool(connect: &Connect, name: &str) -> Result<StoragePool> {
+    let failed = |error| status(&format!("looking for storage pool `{name}`"), error);
+    let pool = StoragePool::lookup_by_name(connect, name).map_err(failed)?;
+    if pool.is_active().map_err(failed)? {
+        return Ok(pool);
+    }
+    let what = format!("storage pool `{name}` is not active: start it, and have it started with the host");
+    Err(Status::new(Code::FailedPrecondition, what))
+}
+
+fn check_attachment(connect: &Connect, pool: &VmPool) -> Result<()> {
+    let Some(name) = &pool.network else { return Ok(()) };
+    let failed = |error| status(&format!("looking for network `{name}`"), error);
+    let network = Network::lookup_by_name(connect, name).map_err(failed)?;
+    if network.is_active().map_err(failed)? {
+        return Ok(());
+    }
+    let what = format!("network `{name}` is not active: start it, and have it started with the host");
+    Err(Status::new(Code::FailedPrecondition, what))
+}
+
+/// The size of the root file system: that of the image, unless the spec asks for more.
+fn root_bytes(order: &Order, image: &CheckedImage) -> Result<u64> {
+    let Some(gigabytes) = order.spec.root_fs_size else {
+        return Ok(image.capacity);
+    };
+    let asked = gigabytes.saturating_mul(GB);
+    if asked < image.capacity {
+        let what = format!(
+            "the provider spec's /rootFsSize is {gigabytes} GB; image `{}` alone takes {} bytes",
+            order.image_name, image.capacity
+        );
+        return Err(Status::new(Code::OutOfRange, what));
+    }
+    Ok(asked)
+}
+
+fn make(
+    connect: &Connect,
+    pool: &StoragePool,
+    order: &Order,
+    image: &CheckedImage,
+    root_bytes: u64,
+) -> Result<()> {
+    let key = &order.key;
+    let id = key.vm_id(&order.host).to_string();
+    let prefix = key.volume_prefix();
+    let root = format!("{prefix}root.qcow2");
+    let backing = (image.path.as_str(), order.image.format);
+    let layer = xml::Volume {
+        name: &root,
+        capacity: root_bytes,
+        format: ImageFormat::Qcow2,
+        backing: Some(backing),
+    };
+    have_volume(pool, &layer)?;
+    let data = order
+        .user_data
+        .as_ref()
+        .map_or([].as_slice(), SecretValue::expose);
+    let is_ignition = order
+        .format
+        .as_ref()
+        .is_some_and(|format| format.expose() == IGNITION);
+    let instance = Instance {
+        id: key.uuid().to_string(),
+        hostname: key.hostname(),
+        provider_id: id.clone(),
+        mac: key.mac(),
+    };
+    let seed = if is_ignition {
+        data.to_vec()
+    } else {
+        seed::image(&instance, data)?
+    };
+    // By its content: a second process that makes the same machine with renewed bootstrap data must not write
+    // where the guest of the first one reads.
+    let digest = hex(&Sha256::digest(data)[..8]);
+    let seed_name = format!(
+        "{prefix}{}-{digest}",
+        if is_ignition { "ignition" } else { "seed" }
+    );
+    let seed_path = filled_volume(connect, pool, &seed_name, &seed)?;
+    let console = xml::Volume {
+        name: &format!("{prefix}console.log"),
+        capacity: 0,
+        format: ImageFormat::Raw,
+        backing: None,
+    };
+    let console_path = path(&have_volume(pool, &console)?)?;
+    let record = Record {
+        name: key.name.clone(),
+        cluster: key.cluster.clone(),
+        identity: key.identity.clone(),
+        provider_id: id,
+        created_at: jiff::Timestamp::now(),
+        started: false,
+        deleting: false,
+        vm_pool: order.spec.vm_pool.clone(),
+        size: order.spec.size.clone(),
+        root_fs_bytes: root_bytes,
+        image: order.image_name.clone(),
+        host: order.host.clone(),
+        tags: order.spec.own_tags(),
+    };
+    let domain = xml::Domain {
+        name: &key.domain_name(),
+        uuid: &key.uuid().to_string(),
+        virt_type: order.virt_type,
+        record: &record,
+        cpus: order.size.cpus,
+        memory_mib: order.size.memory_mib,
+        current_memory_mib: order.spec.memory_mib.unwrap_or(order.size.memory_mib),
+        cpu_shares: order.spec.cpu_shares,
+        firmware: order.image.firmware,
+        direct_boot: order.image.direct_boot.as_ref(),
+        storage_pool: &order.pool.storage_pool,
+        root_volume: &root,
+        bootstrap: if is_ignition {
+            Bootstrap::Ignition(&seed_path)
+        } else {
+            Bootstrap::Seed(&seed_name)
+        },
+        console_path: &console_path,
+        attachment: match (&order.pool.network, &order.pool.bridge) {
+            (Some(network), _) => Attachment::Network(network),
+            (None, bridge) => Attachment::Bridge(bridge.as_deref().unwrap_or_default()),
+        },
+        mac: &key.mac(),
+    };
+    let domain = Domain::define_xml(connect, &domain.to_xml()?)
+        .map_err(|error| status("defining the domain", error))?;
+    // A host that was started again has its machines again.
+    domain
+        .set_autostart(true)
+        .map_err(|error| status("having the domain started with the host", error))?;
+    Vm { domain, record }.start()
+}
+
+/// The volume of this name, made where there is none. One that is not as it has to be was left by a process
+/// that was killed in the middle: no domain has it, so it is made anew.
+fn have_volume(pool: &StoragePool, wanted: &xml::Volume<'_>) -> Result<StorageVol> {
+    let failed = |error: Error| status(&format!("making volume `{}`", wanted.name), error);
+    match StorageVol::lookup_by_name(pool, wanted.name) {
+        Ok(there) => {
+            let is_whole = there.get_info().map_err(failed)?.capacity == wanted.capacity
+                && match wanted.backing {
+                    Some((path, _)) => there
+                        .get_xml_desc(0)
+                        .map_err(failed)?
+                        .contains(&path_element(path)),
+                    None => true,
+                };
+            if is_whole {
+                return Ok(there);
+            }
+            there.delete(0).map_err(failed)?;
+        }
+        Err(error) if error.code() == ErrorNumber::NoStorageVolume => {}
+        Err(error) => return Err(failed(error)),
+    }
+    StorageVol::create_xml(pool, &wanted.to_xml()?, 0).map_err(failed)
+}
+
+/// A path as libvirt writes it into a description.
+fn path_element(path: &str) -> String {
+    format!("<path>{}</path>", quick_xml::escape::partial_escape(path))
+}
+
+/// A volume with this content, and its path. The content is written even if the volume is there: it may have
+/// been written in part.
+fn filled_volume(connect: &Connect, pool: &StoragePool, name: &str, content: &[u8]) -> Result<String> {
+    let failed = |error: Error| status(&format!("writing volume `{name}`"), error);
+    let volume = have_volume(
+        pool,
+        &xml::Volume {
+            name,
+            capacity: content.len() as u64,
+            format: ImageFormat::Raw,
+            backing: None,
+        },
+    )?;
+    if !content.is_empty() {
+        let stream = Stream::new(connect, 0).map_err(failed)?;
+        volume
+            .upload(&stream, 0, content.len() as u64, 0)
+            .map_err(failed)?;
+        let mut rest = content;
+        while !rest.is_empty() {
+            let sent = stream.send(&rest[..rest.len().min(CHUNK)]).map_err(failed)?;
+            rest = &rest[sent..];
+        }
+        stream.finish().map_err(failed)?;
+    }
+    path(&volume)
+}
+
+fn path(volume: &StorageVol) -> Result<String> {
+    volume
+        .get_path()
+        .map_err(|error| status("reading the path of a volume", error))
+}

@@ -1,0 +1,96 @@
+//! Removing a machine, or what is left of one.
+
+use cmi_driver::{Code, Result, Status};
+use virt::connect::Connect;
+use virt::error::ErrorNumber;
+use virt::storage_pool::StoragePool;
+
+use super::{Sight, Vm, look};
+use crate::errors::status;
+use crate::identity::MachineKey;
+use crate::metadata::Record;
+
+/// Removes the machine with everything that was made for it. There may be nothing, or a part.
+///
+/// # Errors
+/// Those of the host; what is left is found by a repeat.
+pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
+    remove(connect, key, storage_pools)
+}
+
+/// First the volumes, then the domain: as long as the domain is there, the machine is.
+pub(super) fn remove(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
+    match look(connect, key)? {
+        Sight::Ours(mut vm) => {
+            vm.switch_off()?;
+            remove_volumes(connect, key, storage_pools)?;
+            vm.undefine()
+        }
+        // The volumes have the machine object in their names, so they are this one's in any case.
+        Sight::Nothing | Sight::Other(_) => remove_volumes(connect, key, storage_pools),
+    }
+}
+
+/// The machine's volumes, in whatever pool they are: its spec may have named another one.
+fn remove_volumes(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
+    let failed = |error| status("looking for the volumes of the machine", error);
+    let prefix = key.volume_prefix();
+    let pools = connect
+        .list_all_storage_pools(virt_sys::VIR_CONNECT_LIST_STORAGE_POOLS_ACTIVE)
+        .map_err(failed)?;
+    for pool in pools {
+        for volume in pool.list_all_volumes(0).map_err(failed)? {
+            if !volume.get_name().map_err(failed)?.starts_with(&prefix) {
+                continue;
+            }
+            match volume.delete(0) {
+                Ok(()) => {}
+                Err(error) if error.code() == ErrorNumber::NoStorageVolume => {}
+                Err(error) => return Err(status("deleting a volume of the machine", error)),
+            }
+        }
+    }
+    for name in storage_pools {
+        must_be_active(connect, name)?;
+    }
+    Ok(())
+}
+
+/// What is in a pool that is switched off is not seen. One that is not there has nothing.
+fn must_be_active(connect: &Connect, name: &str) -> Result<()> {
+    let failed = |error| status(&format!("looking for storage pool `{name}`"), error);
+    let pool = match StoragePool::lookup_by_name(connect, name) {
+        Err(error) if error.code() == ErrorNumber::NoStoragePool => return Ok(()),
+        found => found.map_err(failed)?,
+    };
+    if pool.is_active().map_err(failed)? {
+        return Ok(());
+    }
+    let what = format!("storage pool `{name}` is not active, and may have volumes of the machine: start it");
+    Err(Status::new(Code::FailedPrecondition, what))
+}
+
+impl Vm {
+    fn switch_off(&mut self) -> Result<()> {
+        if !self.record.deleting {
+            let record = Record {
+                deleting: true,
+                ..self.record.clone()
+            };
+            self.note(record)?;
+        }
+        self.destroy()
+    }
+
+    fn undefine(&self) -> Result<()> {
+        let with_all = virt_sys::VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+            | virt_sys::VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+            | virt_sys::VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+            | virt_sys::VIR_DOMAIN_UNDEFINE_NVRAM;
+        match self.domain.undefine_flags(with_all) {
+            Ok(()) => Ok(()),
+            Err(error) if error.code() == ErrorNumber::NoDomain => Ok(()),
+            Err(error) => Err(status("undefining the domain", error)),
+        }
+    }
+}
