@@ -54,6 +54,14 @@ IN_PYTHON = cd examples/drivers/python && "$$(./environment.sh)/bin/python" -m
 test-python: ## Run the tests of the Python drivers alone.
 	$(IN_PYTHON) pytest
 
+.PHONY: test-libvirt
+test-libvirt: ## Check and test the libvirt driver, on a libvirtd and QEMU of its own; as root it installs what it needs from Debian.
+	@drivers/libvirt/tests/lab/prepare.sh
+	$(CARGO) fmt -p capcmi-driver-libvirt --check
+	$(CARGO) clippy -p capcmi-driver-libvirt --all-targets --locked -- -D warnings
+	$(CARGO) build --locked --bin capcmi
+	CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked
+
 .PHONY: lint-python
 lint-python: ## Check format and lints of the Python drivers.
 	$(IN_PYTHON) ruff format --check .

@@ -1,0 +1,293 @@
+//! The hooks of the conformance suite for this driver: it does to the hosts of a driver's configuration what
+//! an administrator, a crash or another client might do.
+//!
+//! `hook CONFIG NAME [ARGUMENT…]`; the hosts are those of `tests/lab/host.sh`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use capcmi_driver_libvirt::Config;
+use capcmi_driver_libvirt::identity::MachineKey;
+use capcmi_driver_libvirt::metadata::{NAMESPACE, PREFIX, Record};
+use quick_xml::Writer;
+use virt::connect::Connect;
+use virt::domain::Domain;
+use virt::storage_pool::StoragePool;
+use virt::storage_vol::StorageVol;
+use virt::stream::Stream;
+
+/// What changes when a domain is defined, noted, started, stopped or undefined, and when a volume is made or
+/// deleted; and not by what a guest does.
+const WRITTEN: [&str; 4] = ["etc/qemu", "etc/qemu/autostart", "lib/qemu", "machines"];
+/// A domain that is never started, and takes all memory of a host.
+const BALLAST: &str = "hook-ballast";
+const TIB_MIB: u64 = 1024 * 1024;
+const ELEMENT: i32 = virt_sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
+/// Of the seed's image.
+const SECTOR: usize = 2048;
+
+fn main() -> Result<()> {
+    virt::error::clear_error_callback();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (config, hook) = arguments
+        .split_first()
+        .context("usage: hook CONFIG NAME [ARGUMENT…]")?;
+    let config = Config::read(Path::new(config))?;
+    let uris: Vec<&str> = config.hosts.values().map(|host| host.uri.as_str()).collect();
+    match hook {
+        ["unavailable"] => uris.iter().try_for_each(|uri| stop(uri)),
+        ["exhaust"] => uris.iter().try_for_each(|uri| exhaust(uri)),
+        ["restore"] => uris.iter().try_for_each(|uri| restore(uri)),
+        ["plant", name, cluster, identity] => {
+            let key = MachineKey {
+                cluster: (*cluster).to_owned(),
+                name: (*name).to_owned(),
+                identity: (*identity).to_owned(),
+            };
+            plant(&config, &key)
+        }
+        ["vanish", name, cluster] => on_domain(&uris, name, cluster, |domain| {
+            if domain.is_active()? {
+                domain.destroy()?;
+            }
+            Ok(domain.undefine()?)
+        }),
+        ["uninitialize", name, cluster] => on_domain(&uris, name, cluster, uninitialize),
+        ["mutations"] => {
+            let changes = uris.iter().map(|uri| last_change(uri));
+            let last = changes.collect::<Result<Vec<_>>>()?.into_iter().max();
+            println!("{}", last.unwrap_or_default());
+            Ok(())
+        }
+        ["userData", name, cluster] => on_domain(&uris, name, cluster, print_user_data),
+        _ => bail!("there is no hook {}", hook.join(" ")),
+    }
+}
+
+fn open(uri: &str) -> Result<Connect> {
+    Connect::open(Some(uri)).with_context(|| format!("connecting to {uri} failed"))
+}
+
+/// The folder of a host, by its socket.
+fn folder(uri: &str) -> Result<PathBuf> {
+    let (_, socket) = uri.split_once("socket=").context("the URI has no socket")?;
+    let folder = Path::new(socket).ancestors().nth(2);
+    folder
+        .map(Path::to_owned)
+        .context("the socket is in no host's folder")
+}
+
+/// Kills libvirtd, and keeps it down.
+fn stop(uri: &str) -> Result<()> {
+    let folder = folder(uri)?;
+    fs::write(folder.join("down"), "")?;
+    let pid = fs::read_to_string(folder.join("run/libvirtd.pid")).context("libvirtd has no process id")?;
+    let killed = Command::new("kill").args(["-KILL", pid.trim()]).status()?;
+    ensure!(killed.success(), "libvirtd, process {pid}, could not be killed");
+    eventually(uri, |uri| Connect::open(Some(uri)).is_err())
+}
+
+fn restore(uri: &str) -> Result<()> {
+    let down = folder(uri)?.join("down");
+    if down.exists() {
+        fs::remove_file(down)?;
+    }
+    eventually(uri, |uri| {
+        let Ok(mut connect) = Connect::open(Some(uri)) else {
+            return false;
+        };
+        if let Ok(ballast) = Domain::lookup_by_name(&connect, BALLAST) {
+            return ballast.undefine().is_ok();
+        }
+        connect.close().is_ok()
+    })
+}
+
+fn eventually(uri: &str, mut probe: impl FnMut(&str) -> bool) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !probe(uri) {
+        ensure!(
+            Instant::now() < deadline,
+            "{uri} did not become what the hook makes of it"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// A number that grows with each change: when libvirt wrote the last one, in nanoseconds.
+fn last_change(uri: &str) -> Result<u128> {
+    let folder = folder(uri)?;
+    let mut last = 0;
+    for written in WRITTEN
+        .map(|name| folder.join(name))
+        .into_iter()
+        .filter(|path| path.exists())
+    {
+        last = last.max(written_at(&written)?);
+    }
+    for entry in fs::read_dir(folder.join("etc/qemu"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "xml") {
+            last = last.max(written_at(&path)?);
+        }
+    }
+    Ok(last)
+}
+
+fn written_at(path: &Path) -> Result<u128> {
+    let modified = fs::metadata(path)?.modified()?;
+    Ok(modified.duration_since(SystemTime::UNIX_EPOCH)?.as_nanos())
+}
+
+fn exhaust(uri: &str) -> Result<()> {
+    let xml = format!(
+        "<domain type='qemu'><name>{BALLAST}</name><memory unit='MiB'>{TIB_MIB}</memory>\
+         <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"
+    );
+    Domain::define_xml(&open(uri)?, &xml)?;
+    Ok(())
+}
+
+/// A domain as a driver that is not this one would have made it, off and without disks, on a host that has
+/// none of the name yet.
+fn plant(config: &Config, key: &MachineKey) -> Result<()> {
+    let free =
+        |uri: &str| Ok::<_, anyhow::Error>(Domain::lookup_by_name(&open(uri)?, &key.domain_name()).is_err());
+    for (host, at) in &config.hosts {
+        if free(&at.uri)? {
+            return plant_on(&at.uri, host, config, key);
+        }
+    }
+    bail!(
+        "every host has a VM of machine {} in cluster {}",
+        key.name,
+        key.cluster
+    )
+}
+
+fn plant_on(uri: &str, host: &str, config: &Config, key: &MachineKey) -> Result<()> {
+    let pool = config.vm_pools.keys().next().context("there is no pool")?;
+    let record = Record {
+        name: key.name.clone(),
+        cluster: key.cluster.clone(),
+        identity: key.identity.clone(),
+        provider_id: key.vm_id(host).to_string(),
+        created_at: jiff::Timestamp::now(),
+        started: true,
+        deleting: false,
+        vm_pool: pool.clone(),
+        size: "small".to_owned(),
+        root_fs_bytes: 0,
+        image: "tiny".to_owned(),
+        host: host.to_owned(),
+        tags: BTreeMap::new(),
+    };
+    let mut metadata = Writer::new(Vec::new());
+    record.write(&mut metadata)?;
+    let metadata = String::from_utf8(metadata.into_inner())?;
+    let xml = format!(
+        "<domain type='qemu'><name>{}</name><uuid>{}</uuid><metadata>{metadata}</metadata>\
+         <memory unit='MiB'>128</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>",
+        key.domain_name(),
+        key.uuid()
+    );
+    Domain::define_xml(&open(uri)?, &xml)?;
+    Ok(())
+}
+
+/// Does something to the domain of a machine, on whatever host it is.
+fn on_domain(uris: &[&str], name: &str, cluster: &str, work: impl Fn(&Domain) -> Result<()>) -> Result<()> {
+    let key = MachineKey {
+        cluster: cluster.to_owned(),
+        name: name.to_owned(),
+        identity: String::new(),
+    };
+    let mut found = 0;
+    for uri in uris {
+        if let Ok(domain) = Domain::lookup_by_name(&open(uri)?, &key.domain_name()) {
+            work(&domain)?;
+            found += 1;
+        }
+    }
+    ensure!(found > 0, "there is no VM {name} in cluster {cluster}");
+    Ok(())
+}
+
+/// As if the driver had been killed between the definition and the start.
+fn uninitialize(domain: &Domain) -> Result<()> {
+    if domain.is_active()? {
+        domain.destroy()?;
+    }
+    let record =
+        Record::parse(&domain.get_metadata(ELEMENT, Some(NAMESPACE), 0)?).map_err(anyhow::Error::msg)?;
+    let record = Record {
+        started: false,
+        ..record
+    };
+    let element = record.to_element().map_err(anyhow::Error::msg)?;
+    domain.set_metadata(
+        ELEMENT,
+        Some(&element),
+        Some(PREFIX),
+        Some(NAMESPACE),
+        virt_sys::VIR_DOMAIN_AFFECT_CONFIG,
+    )?;
+    Ok(())
+}
+
+/// The user data of the seed that the domain has.
+fn print_user_data(domain: &Domain) -> Result<()> {
+    let prefix = format!("capcmi-{}-seed-", domain.get_uuid_string()?);
+    let connect = domain.get_connect()?;
+    let pool = StoragePool::lookup_by_name(&connect, "machines")?;
+    let seeds = pool.list_all_volumes(0)?;
+    let seed = seeds
+        .iter()
+        .find(|volume| volume.get_name().is_ok_and(|name| name.starts_with(&prefix)))
+        .context("the machine has no seed")?;
+    let image = download(&connect, seed)?;
+    std::io::stdout().write_all(user_data(&image)?)?;
+    Ok(())
+}
+
+fn download(connect: &Connect, volume: &StorageVol) -> Result<Vec<u8>> {
+    let stream = Stream::new(connect, 0)?;
+    volume.download(&stream, 0, 0, 0)?;
+    let (mut content, mut chunk) = (Vec::new(), vec![0; 65536]);
+    loop {
+        match stream.recv(&mut chunk)? {
+            0 => break,
+            read => content.extend_from_slice(&chunk[..read]),
+        }
+    }
+    stream.finish()?;
+    Ok(content)
+}
+
+/// The last file of the Joliet root folder: it is sorted, and `user-data` is the last of three names.
+fn user_data(image: &[u8]) -> Result<&[u8]> {
+    let number = |at: usize| -> Result<usize> {
+        let bytes = image.get(at..at + 4).context("the seed ends early")?;
+        Ok(u32::from_le_bytes(bytes.try_into()?) as usize)
+    };
+    let descriptor = (16..32)
+        .map(|sector| sector * SECTOR)
+        .find(|at| image.get(*at) == Some(&2));
+    let descriptor = descriptor.context("the seed has no Joliet names")?;
+    let (mut at, length) = (number(descriptor + 158)? * SECTOR, number(descriptor + 166)?);
+    let end = at + length;
+    let mut last = None;
+    while at < end && image[at] != 0 {
+        last = Some((number(at + 2)? * SECTOR, number(at + 10)?));
+        at += usize::from(image[at]);
+    }
+    let (from, size) = last.context("the seed is empty")?;
+    image.get(from..from + size).context("the seed ends early")
+}

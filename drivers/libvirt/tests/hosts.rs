@@ -1,0 +1,490 @@
+//! The driver on two real libvirt hosts, with guests that boot.
+
+// A failure of the lab ends the test.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod lab;
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use capcmi_driver_libvirt::LibvirtDriver;
+use capcmi_driver_libvirt::identity::MachineKey;
+use capcmi_driver_libvirt::metadata::{NAMESPACE, PREFIX, Record};
+use cmi_driver::{
+    AddressType, Code, CreateMachineRequest, DeleteMachineRequest, Driver, GetMachineStatusRequest,
+    InitializeMachineRequest, ListMachinesRequest, Machine, MachineRef, PowerState, ProviderId,
+    RestartMachineRequest, ShutDownMachineRequest, UpdateMachineRequest,
+};
+use lab::{CLUSTER, HOSTS, Lab, eventually, machine, sha256};
+use serde_json::json;
+use tokio::time::{Instant, timeout};
+use virt::connect::Connect;
+use virt::domain::Domain;
+use virt::storage_pool::StoragePool;
+use virt::storage_vol::StorageVol;
+
+const ELEMENT: i32 = virt_sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
+
+async fn create(driver: &LibvirtDriver, machine: &MachineRef) -> cmi_driver::Result<Machine> {
+    let request = CreateMachineRequest {
+        machine: machine.clone(),
+        last_known_state: None,
+    };
+    driver.create_machine(request).await
+}
+
+async fn delete(
+    driver: &LibvirtDriver,
+    machine: &MachineRef,
+    id: Option<&ProviderId>,
+) -> cmi_driver::Result<()> {
+    let request = DeleteMachineRequest {
+        machine: machine.clone(),
+        provider_id: id.cloned(),
+        last_known_state: None,
+    };
+    driver.delete_machine(request).await.map(drop)
+}
+
+async fn status(
+    driver: &LibvirtDriver,
+    machine: &MachineRef,
+    id: Option<&ProviderId>,
+) -> cmi_driver::Result<Machine> {
+    let request = GetMachineStatusRequest {
+        machine: machine.clone(),
+        provider_id: id.cloned(),
+    };
+    driver.get_machine_status(request).await
+}
+
+fn code<T>(answer: &cmi_driver::Result<T>) -> Option<Code> {
+    answer.as_ref().err().map(cmi_driver::Status::code)
+}
+
+fn key(machine: &MachineRef) -> MachineKey {
+    MachineKey {
+        cluster: CLUSTER.to_owned(),
+        name: machine.name.clone(),
+        identity: format!("{}-1", machine.name),
+    }
+}
+
+/// The domain of a machine on a host.
+fn domain(connect: &Connect, machine: &MachineRef) -> Result<Domain> {
+    Ok(Domain::lookup_by_name(connect, &key(machine).domain_name())?)
+}
+
+/// Notes something else of a domain, as a driver that was killed has left it.
+fn note(domain: &Domain, change: impl FnOnce(Record) -> Record) -> Result<()> {
+    let record = Record::parse(&domain.get_metadata(ELEMENT, Some(NAMESPACE), 0)?)?;
+    let element = change(record).to_element()?;
+    domain.set_metadata(ELEMENT, Some(&element), Some(PREFIX), Some(NAMESPACE), 0)?;
+    Ok(())
+}
+
+/// The volumes of a machine that have a word in their names.
+fn volumes(connect: &Connect, machine: &MachineRef, word: &str) -> Result<Vec<StorageVol>> {
+    let pool = StoragePool::lookup_by_name(connect, "machines")?;
+    let (prefix, mut found) = (key(machine).volume_prefix(), Vec::new());
+    for volume in pool.list_all_volumes(0)? {
+        let name = volume.get_name()?;
+        if name.starts_with(&prefix) && name.contains(word) {
+            found.push(volume);
+        }
+    }
+    Ok(found)
+}
+
+/// DRV-10, DRV-13, DRV-14, UPD-01
+#[tokio::test]
+async fn a_guest_boots_with_its_seed_and_is_updated_restarted_stopped_and_gone() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    let mut user_data = b"#!/bin/sh\necho GUEST ran its user data\nexit 0\n".to_vec();
+    user_data.extend((0..200_000_u32).map(|at| u8::try_from(at * 31 % 251).unwrap()));
+    let machine = machine("boots", &json!({"rootFsSize": 2}), &user_data);
+    let made = create(&driver, &machine).await?;
+    let uuid = key(&machine).uuid().to_string();
+    let console = eventually("the guest's start", async || {
+        let console = lab.console(&uuid)?;
+        ensure!(console.contains("GUEST done"), "{console}");
+        Ok(console)
+    })
+    .await?;
+    for line in [
+        format!(
+            "GUEST seed hostname=boots provider_id={} user-data={}",
+            made.provider_id,
+            sha256(&user_data)
+        ),
+        "GUEST ran its user data".to_owned(),
+        format!("mac={}", key(&machine).mac()),
+        // 2 GB in sectors of 512 bytes, though the image has 64 MiB.
+        "GUEST disk=3906250 sectors".to_owned(),
+    ] {
+        assert!(console.contains(&line), "{line} is not in {console}");
+    }
+    let seen = status(&driver, &machine, Some(&made.provider_id)).await?;
+    let addresses: Vec<_> = seen
+        .addresses
+        .iter()
+        .filter(|address| address.kind == AddressType::InternalIP)
+        .collect();
+    assert_eq!(addresses.len(), 1, "{seen:?}");
+    assert!(
+        console.contains(&format!("GUEST address={} ", addresses[0].address)),
+        "{console}"
+    );
+    assert_eq!(seen.node_name, "boots");
+
+    // What is updated is seen at the host.
+    let host = seen.failure_domain.clone().context("no failure domain")?;
+    let changed = lab::machine(
+        "boots",
+        &json!({"rootFsSize": 2, "memoryMib": 100, "tags": {
+            "kubernetes.io/cluster": CLUSTER, "kubernetes.io/role": "node", "capcmi.io/machine": "boots-1", "team": "<a & b>"
+        }}),
+        b"",
+    );
+    let update = || UpdateMachineRequest {
+        machine: changed.clone(),
+        provider_id: made.provider_id.clone(),
+        last_applied_provider_spec: machine.class.provider_spec.clone(),
+        last_known_state: None,
+    };
+    driver.update_machine(update()).await?;
+    driver.update_machine(update()).await?;
+    let connect = lab.connect(&host)?;
+    let there = domain(&connect, &machine)?;
+    let record = Record::parse(&there.get_metadata(ELEMENT, Some(NAMESPACE), 0)?)?;
+    assert_eq!(record.tags["team"], "<a & b>");
+    eventually("the balloon", async || {
+        let memory = there.get_info()?.memory;
+        ensure!(memory == 100 * 1024, "the guest has {memory} KiB");
+        Ok(())
+    })
+    .await?;
+
+    // It stops when it is asked, is switched on again as the same, and is gone with all that it had.
+    let request = || ShutDownMachineRequest {
+        machine: machine.clone(),
+        provider_id: Some(made.provider_id.clone()),
+        last_known_state: None,
+    };
+    eventually("the guest's stop", async || {
+        Ok(driver.shut_down_machine(request()).await?)
+    })
+    .await?;
+    let stopped = status(&driver, &machine, None).await?;
+    assert_eq!(stopped.power_state, Some(PowerState::Stopped));
+    // An administrator may give the domain another name: it is the machine's all the same.
+    there.rename("renamed", 0)?;
+    assert_eq!(create(&driver, &machine).await?.provider_id, made.provider_id);
+    let restart = RestartMachineRequest {
+        machine: machine.clone(),
+        provider_id: made.provider_id.clone(),
+        last_known_state: None,
+    };
+    driver.restart_machine(restart).await?;
+    let again = status(&driver, &machine, None).await?;
+    assert_eq!(
+        (again.power_state, &again.provider_id),
+        (Some(PowerState::Running), &made.provider_id)
+    );
+    delete(&driver, &machine, Some(&made.provider_id)).await?;
+    assert_eq!(code(&status(&driver, &machine, None).await), Some(Code::NotFound));
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// What a driver that was killed in the middle has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LeftAt {
+    Root,
+    HalfSeed,
+    Volumes,
+    Defined,
+    Started,
+    VolumesGone,
+}
+
+impl LeftAt {
+    const ALL: [Self; 6] = [
+        Self::Root,
+        Self::HalfSeed,
+        Self::Volumes,
+        Self::Defined,
+        Self::Started,
+        Self::VolumesGone,
+    ];
+
+    /// Takes a machine back to this point.
+    fn leave(self, lab: &Lab, machine: &MachineRef, host: &str) -> Result<()> {
+        let connect = lab.connect(host)?;
+        let domain = domain(&connect, machine)?;
+        if self == Self::Started {
+            return note(&domain, |record| Record {
+                started: false,
+                ..record
+            });
+        }
+        domain.destroy()?;
+        match self {
+            Self::Defined => {
+                return note(&domain, |record| Record {
+                    started: false,
+                    ..record
+                });
+            }
+            Self::VolumesGone => {
+                for volume in volumes(&connect, machine, "")? {
+                    volume.delete(0)?;
+                }
+                return note(&domain, |record| Record {
+                    deleting: true,
+                    ..record
+                });
+            }
+            Self::Root | Self::HalfSeed | Self::Volumes | Self::Started => domain.undefine()?,
+        }
+        match self {
+            Self::Root => {
+                for word in ["seed", "console"] {
+                    for volume in volumes(&connect, machine, word)? {
+                        volume.delete(0)?;
+                    }
+                }
+            }
+            Self::HalfSeed => {
+                for volume in volumes(&connect, machine, "console")? {
+                    volume.delete(0)?;
+                }
+                let seed = volumes(&connect, machine, "seed")?
+                    .pop()
+                    .context("no seed")?
+                    .get_path()?;
+                let size = fs::metadata(&seed)?.len();
+                fs::write(&seed, vec![0; usize::try_from(size)?])?;
+            }
+            Self::Volumes | Self::Defined | Self::Started | Self::VolumesGone => {}
+        }
+        Ok(())
+    }
+
+    /// Whether a domain is there, and so a machine.
+    const fn has_domain(self) -> bool {
+        matches!(self, Self::Defined | Self::Started | Self::VolumesGone)
+    }
+}
+
+/// DRV-10, DRV-19, INI-18, INI-22
+#[tokio::test]
+async fn what_a_killed_driver_left_is_finished_by_the_next_create_and_removed_by_the_next_delete()
+-> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    for (index, left_at) in LeftAt::ALL.into_iter().enumerate() {
+        let what = format!("{left_at:?}");
+        let host = HOSTS[index % 2];
+        let machine = machine(
+            &format!("left{index}"),
+            &json!({"failureDomain": host}),
+            b"#!/bin/sh\n",
+        );
+        let made = create(&lab.driver()?, &machine).await.context(what.clone())?;
+        left_at.leave(&lab, &machine, host).context(what.clone())?;
+        let seen = status(&lab.driver()?, &machine, None).await;
+        let expected = match left_at {
+            LeftAt::Defined => Some(Code::Uninitialized),
+            LeftAt::Started | LeftAt::VolumesGone => None,
+            LeftAt::Root | LeftAt::HalfSeed | LeftAt::Volumes => Some(Code::NotFound),
+        };
+        assert_eq!(code(&seen), expected, "{what}: {seen:?}");
+        if left_at != LeftAt::VolumesGone {
+            let again = create(&lab.driver()?, &machine).await.context(what.clone())?;
+            assert_eq!(again.provider_id, made.provider_id, "{what}");
+            let uuid = key(&machine).uuid().to_string();
+            eventually(&format!("the guest's start after {what}"), async || {
+                let console = lab.console(&uuid)?;
+                ensure!(console.contains("GUEST seed hostname=left"), "{console}");
+                Ok(())
+            })
+            .await?;
+            left_at.leave(&lab, &machine, host).context(what.clone())?;
+        }
+        if left_at == LeftAt::Defined {
+            let request = InitializeMachineRequest {
+                machine: machine.clone(),
+                provider_id: Some(made.provider_id.clone()),
+                last_known_state: None,
+            };
+            let started = lab.driver()?.initialize_machine(request).await?;
+            assert_eq!(started.power_state, Some(PowerState::Running));
+            left_at.leave(&lab, &machine, host)?;
+        }
+        assert!(!lab.left()?.is_empty(), "{what}: nothing was left to remove");
+        let id = left_at.has_domain().then_some(&made.provider_id);
+        delete(&lab.driver()?, &machine, id).await.context(what.clone())?;
+        assert_eq!(lab.left()?, Vec::<String>::new(), "{what}");
+        assert_eq!(
+            code(&status(&lab.driver()?, &machine, None).await),
+            Some(Code::NotFound),
+            "{what}"
+        );
+    }
+    Ok(())
+}
+
+/// DRV-30, DRV-10
+#[tokio::test]
+async fn a_host_that_is_down_is_unavailable_and_leads_to_no_second_vm() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    let on = |name: &str, host: &str| machine(name, &json!({"failureDomain": host}), b"");
+    let anywhere = |name: &str| machine(name, &json!({}), b"");
+    let (first, second) = (on("a", "host-a"), anywhere("b"));
+    let id = create(&driver, &first).await?.provider_id;
+    // The emptier host: the other has a machine.
+    let placed = create(&driver, &second).await?;
+    assert_eq!(placed.failure_domain.as_deref(), Some("host-b"));
+
+    lab.stop("host-a")?;
+    eventually("the loss of the host", async || {
+        let seen = status(&driver, &first, Some(&id)).await;
+        ensure!(code(&seen) == Some(Code::Unavailable), "{seen:?}");
+        Ok(())
+    })
+    .await?;
+    for driver in [&driver, &lab.driver()?] {
+        for id in [None, Some(&id)] {
+            assert_eq!(code(&status(driver, &first, id).await), Some(Code::Unavailable));
+            assert_eq!(code(&delete(driver, &first, id).await), Some(Code::Unavailable));
+        }
+        let list = ListMachinesRequest {
+            class: first.class.clone(),
+        };
+        assert_eq!(code(&driver.list_machines(list).await), Some(Code::Unavailable));
+        // Without anything that says where it is, it may be on the host that is down.
+        assert_eq!(
+            code(&create(driver, &anywhere("a")).await),
+            Some(Code::Unavailable)
+        );
+        assert_eq!(
+            code(&create(driver, &anywhere("new")).await),
+            Some(Code::Unavailable)
+        );
+        // What is known to be elsewhere goes on.
+        assert_eq!(create(driver, &second).await?.provider_id, placed.provider_id);
+        assert_eq!(
+            create(driver, &on("c", "host-b"))
+                .await?
+                .failure_domain
+                .as_deref(),
+            Some("host-b")
+        );
+        delete(driver, &on("c", "host-b"), None).await?;
+        driver.probe().await?;
+    }
+    lab.resume("host-a")?;
+    // Its guest ran all the while.
+    let back = eventually("the host", async || Ok(status(&driver, &first, Some(&id)).await?)).await?;
+    assert_eq!(back.power_state, Some(PowerState::Running));
+    let made = create(&driver, &anywhere("new")).await?;
+    assert!(made.last_known_state.is_some());
+
+    // One that does not answer at all, in the middle of what runs.
+    lab.signal("host-a", "STOP")?;
+    let started = Instant::now();
+    let hung = timeout(Duration::from_mins(1), status(&driver, &first, Some(&id))).await;
+    let elsewhere = status(&driver, &second, Some(&placed.provider_id)).await;
+    lab.signal("host-a", "CONT")?;
+    assert_eq!(
+        code(&hung?),
+        Some(Code::Unavailable),
+        "after {:?}",
+        started.elapsed()
+    );
+    elsewhere?;
+    eventually("the host", async || Ok(status(&driver, &first, Some(&id)).await?)).await?;
+    for machine in [&first, &second, &anywhere("new")] {
+        delete(&driver, machine, None).await?;
+    }
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// DRV-CR-08
+#[tokio::test]
+async fn what_a_host_has_not_is_an_error_that_names_it_and_leaves_nothing() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    let images = lab.of("host-a").join("images");
+    let other = machine("m", &json!({"image": "other", "failureDomain": "host-a"}), b"");
+    let refused = async |expected: Code, words: &str, machine: &MachineRef| -> Result<()> {
+        let Err(status) = create(&driver, machine).await else {
+            bail!("a machine was made in spite of {words}");
+        };
+        ensure!(
+            status.code() == expected && status.message().contains(words),
+            "{status}, and not {words}"
+        );
+        ensure!(lab.left()?.is_empty(), "{words}: {:?} is left", lab.left()?);
+        Ok(())
+    };
+    refused(
+        Code::FailedPrecondition,
+        "image `other` is missing on host `host-a`",
+        &other,
+    )
+    .await?;
+    let whole = fs::read(images.join("base.qcow2"))?;
+    fs::write(images.join("other.qcow2"), &whole[..whole.len() / 2])?;
+    refused(Code::FailedPrecondition, "copied in part", &other).await?;
+    fs::copy(images.join("base.qcow2"), images.join("other.qcow2"))?;
+    create(&driver, &other).await?;
+    delete(&driver, &other, None).await?;
+    fs::write(images.join("other.qcow2"), [whole.as_slice(), b"x"].concat())?;
+    refused(Code::FailedPrecondition, "it is another one", &other).await?;
+
+    let plain = machine("m", &json!({"failureDomain": "host-a"}), b"");
+    let huge = machine("m", &json!({"failureDomain": "host-a", "size": "huge"}), b"");
+    refused(Code::ResourceExhausted, "60000000 are needed", &huge).await?;
+    let small = machine("m", &json!({"failureDomain": "host-a", "rootFsSize": 101}), b"");
+    refused(Code::OutOfRange, "/rootFsSize", &small).await?;
+    let connect = lab.connect("host-a")?;
+    let network = virt::network::Network::lookup_by_name(&connect, "default")?;
+    network.destroy()?;
+    refused(
+        Code::FailedPrecondition,
+        "network `default` is not active",
+        &plain,
+    )
+    .await?;
+    network.create()?;
+    StoragePool::lookup_by_name(&connect, "machines")?.destroy()?;
+    refused(
+        Code::FailedPrecondition,
+        "storage pool `machines` is not active",
+        &plain,
+    )
+    .await?;
+    assert_eq!(
+        code(&delete(&driver, &plain, None).await),
+        Some(Code::FailedPrecondition)
+    );
+    StoragePool::lookup_by_name(&connect, "machines")?.create(0)?;
+    create(&driver, &plain).await?;
+    delete(&driver, &plain, None).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}

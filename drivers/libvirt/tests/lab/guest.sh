@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# A guest that boots in seconds under emulation: Debian's kernel with busybox. It reads its NoCloud seed, runs user
+# data that begins with `#!`, and stops when the power button is pressed.
+#
+#   guest.sh FOLDER   makes FOLDER/vmlinuz, FOLDER/initrd.gz and FOLDER/base.qcow2, an empty disk
+#
+# It needs busybox-static and qemu-utils, and fetches the kernel as a Debian package without installing it.
+set -euo pipefail
+
+folder=$(realpath -m "$1")
+busybox=/usr/bin/busybox
+[ -x "$busybox" ] || busybox=/bin/busybox
+mkdir -p "$folder"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+package=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image/{print $2; exit}')
+[ -n "$package" ] || { echo "there is no package linux-image-cloud-amd64: run apt-get update" >&2; exit 1; }
+(cd "$work" && apt-get download -qq -o APT::Sandbox::User=root "$package" && dpkg -x "$package"_*.deb kernel)
+version=$(ls "$work/kernel/lib/modules")
+cp "$work/kernel/boot/vmlinuz-$version" "$folder/vmlinuz"
+
+root=$work/root
+modules=$root/lib/modules/$version
+mkdir -p "$root"/{bin,sbin,etc/acpi/PWRF,proc,sys,dev,tmp,mnt,usr/bin,usr/sbin,etc/udhcpc} "$modules"
+cp "$busybox" "$root/bin/busybox"
+for name in virtio/virtio virtio/virtio_ring virtio/virtio_pci virtio/virtio_pci_modern_dev virtio/virtio_pci_legacy_dev \
+    block/virtio_blk net/net_failover net/virtio_net cdrom/cdrom char/hw_random/virtio-rng virtio/virtio_balloon \
+    input/evdev acpi/button; do
+    install -D "$work/kernel/lib/modules/$version/kernel/drivers/$name.ko" "$modules/kernel/drivers/$name.ko"
+done
+for name in net/core/failover fs/isofs/isofs; do
+    install -D "$work/kernel/lib/modules/$version/kernel/$name.ko" "$modules/kernel/$name.ko"
+done
+"$busybox" depmod -b "$root" "$version"
+
+cat >"$root/etc/acpi/PWRF/00000080" <<'END'
+#!/bin/sh
+echo "GUEST power button" >/dev/console
+poweroff -f
+END
+cat >"$root/etc/udhcpc/default.script" <<'END'
+#!/bin/sh
+[ "$1" != bound ] || ifconfig "$interface" "$ip" netmask "${subnet:-255.255.255.0}"
+END
+cat >"$root/init" <<'END'
+#!/bin/busybox sh
+/bin/busybox --install -s
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+exec >/dev/console 2>&1 </dev/null
+for module in virtio_pci virtio_blk virtio_net virtio_balloon virtio-rng isofs evdev button; do modprobe $module; done
+acpid -d -c /etc/acpi >/tmp/acpid.log 2>&1 &
+ifconfig lo 127.0.0.1
+for i in $(seq 20); do seed=$(findfs LABEL=cidata 2>/dev/null) && break; sleep 0.2; done
+if mount -o ro -t iso9660 "$seed" /mnt; then
+    hostname "$(sed -n 's/^local-hostname: *//p' /mnt/meta-data)"
+    echo "GUEST seed hostname=$(hostname) $(sed -n 's/^provider_id: */provider_id=/p' /mnt/meta-data) user-data=$(sha256sum </mnt/user-data | cut -d' ' -f1)"
+    ifconfig eth0 up && udhcpc -i eth0 -n -q -t 20 -T 1 >/dev/null 2>&1
+    echo "GUEST address=$(ifconfig eth0 | sed -n 's/.*inet addr:\([0-9.]*\).*/\1/p') mac=$(cat /sys/class/net/eth0/address)"
+    echo "GUEST disk=$(cat /sys/block/vda/size) sectors"
+    if [ "$(head -c 2 /mnt/user-data)" = '#!' ]; then cp /mnt/user-data /tmp/user-data; chmod +x /tmp/user-data; /tmp/user-data; fi
+    echo "GUEST done"
+else
+    echo "GUEST without seed"
+fi
+while :; do sleep 3600; done
+END
+chmod +x "$root/init" "$root/etc/acpi/PWRF/00000080" "$root/etc/udhcpc/default.script"
+(cd "$root" && find . | "$busybox" cpio -o -H newc 2>/dev/null | gzip -1) >"$folder/initrd.gz"
+qemu-img create -q -f qcow2 "$folder/base.qcow2" 64M

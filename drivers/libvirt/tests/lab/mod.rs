@@ -1,0 +1,287 @@
+//! Two real libvirt hosts, with guests that boot in seconds.
+
+// Each test program takes a part of it.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use capcmi_driver_libvirt::{Config, LibvirtDriver};
+use cmi_driver::{MachineClass, MachineRef, ProviderSpec, SecretValue, USER_DATA, tags};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::{Instant, sleep};
+use virt::connect::Connect;
+
+/// The hosts' names.
+pub const HOSTS: [&str; 2] = ["host-a", "host-b"];
+/// The cluster of all machines.
+pub const CLUSTER: &str = "lab";
+/// Guests are emulated: one lab at a time is enough for two processors.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+
+/// Two hosts, which end with their guests when this is dropped.
+pub struct Lab {
+    hosts: BTreeMap<&'static str, Child>,
+    guest: PathBuf,
+    folder: TempDir,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// The lab, or none where there is no libvirt: `make test-libvirt` installs it, and fails without.
+pub async fn lab() -> Result<Option<Lab>> {
+    let prepared = Command::new(scripts().join("prepare.sh"))
+        .arg("--check")
+        .output()?;
+    if !prepared.status.success() {
+        let missing = String::from_utf8_lossy(&prepared.stderr).into_owned();
+        ensure!(std::env::var_os("CAPCMI_LIBVIRT_TESTS").is_none(), "{missing}");
+        eprintln!("SKIPPED, since there is no libvirt to test with: {missing}");
+        return Ok(None);
+    }
+    Lab::start().await.map(Some)
+}
+
+fn scripts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/lab")
+}
+
+impl Lab {
+    async fn start() -> Result<Self> {
+        let alone = ONE_AT_A_TIME.lock().await;
+        let guest = guest()?;
+        // Sockets have short paths.
+        let folder = tempfile::Builder::new().prefix("capcmi-lv").tempdir_in("/tmp")?;
+        let mut lab = Self {
+            hosts: BTreeMap::new(),
+            guest,
+            folder,
+            _alone: alone,
+        };
+        for host in HOSTS {
+            let log = File::create(lab.folder.path().join(format!("{host}.log")))?;
+            let child = Command::new("setpriv")
+                .args(["--pdeathsig", "TERM", "--"])
+                .arg(scripts().join("host.sh"))
+                .arg("up")
+                .arg(lab.of(host))
+                .stdin(Stdio::null())
+                .stdout(log.try_clone()?)
+                .stderr(log)
+                .spawn()
+                .context("starting a host failed")?;
+            lab.hosts.insert(host, child);
+        }
+        for host in HOSTS {
+            lab.ready(host)?;
+            fs::copy(
+                lab.guest.join("base.qcow2"),
+                lab.of(host).join("images/base.qcow2"),
+            )?;
+        }
+        Ok(lab)
+    }
+
+    fn ready(&self, host: &str) -> Result<()> {
+        let ready = Command::new(scripts().join("host.sh"))
+            .arg("ready")
+            .arg(self.of(host))
+            .output()?;
+        ensure!(
+            ready.status.success(),
+            "{}",
+            String::from_utf8_lossy(&ready.stderr)
+        );
+        Ok(())
+    }
+
+    /// The folder of a host.
+    pub fn of(&self, host: &str) -> PathBuf {
+        self.folder.path().join(host)
+    }
+
+    fn uri(&self, host: &str) -> String {
+        format!(
+            "qemu+unix:///system?socket={}/run/libvirt-sock",
+            self.of(host).display()
+        )
+    }
+
+    /// A connection beside the driver's, as an administrator has.
+    pub fn connect(&self, host: &str) -> Result<Connect> {
+        Connect::open(Some(&self.uri(host))).with_context(|| format!("connecting to {host} failed"))
+    }
+
+    /// A folder for what a test makes.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The configuration of the driver.
+    pub fn config(&self) -> Result<String> {
+        let sha256 = sha256(&fs::read(self.guest.join("base.qcow2"))?);
+        let hosts: BTreeMap<_, _> = HOSTS
+            .into_iter()
+            .map(|host| (host, json!({"uri": self.uri(host), "reservedMemoryMib": 0})))
+            .collect();
+        let pool = |image: &str| json!({"storagePool": "machines", "network": "default", "image": image, "maxRootFsGb": 100});
+        let image = |volume: &str, sha256: &str| {
+            json!({"storagePool": "images", "volume": volume, "format": "qcow2", "sha256": sha256, "directBoot": {
+                "kernel": self.guest.join("vmlinuz"), "initrd": self.guest.join("initrd.gz"),
+                "commandLine": "console=ttyS0 panic=-1 quiet",
+            }})
+        };
+        Ok(json!({
+            "virtType": "qemu",
+            "hosts": hosts,
+            "vmPools": {"default": pool("tiny")},
+            "sizes": {
+                "small": {"cpus": 1, "memoryMib": 128},
+                "large": {"cpus": 2, "memoryMib": 192},
+                "huge": {"cpus": 1, "memoryMib": 60_000_000},
+            },
+            "images": {"tiny": image("base.qcow2", &sha256), "other": image("other.qcow2", &sha256)},
+        })
+        .to_string())
+    }
+
+    /// A driver of these hosts, which knows nothing of another one.
+    pub fn driver(&self) -> Result<LibvirtDriver> {
+        Ok(LibvirtDriver::new(Config::parse(&self.config()?)?))
+    }
+
+    /// The process id of a host's libvirtd.
+    fn libvirtd(&self, host: &str) -> Result<String> {
+        let pid = fs::read_to_string(self.of(host).join("run/libvirtd.pid"))?;
+        Ok(pid.trim().to_owned())
+    }
+
+    /// Sends a signal to a host's libvirtd.
+    pub fn signal(&self, host: &str, signal: &str) -> Result<()> {
+        let sent = Command::new("kill")
+            .args(["-s", signal, &self.libvirtd(host)?])
+            .status()?;
+        ensure!(sent.success(), "libvirtd of {host} got no {signal}");
+        Ok(())
+    }
+
+    /// Kills a host's libvirtd, and keeps it down.
+    pub fn stop(&self, host: &str) -> Result<()> {
+        fs::write(self.of(host).join("down"), "")?;
+        self.signal(host, "KILL")
+    }
+
+    /// Starts a host's libvirtd again.
+    pub fn resume(&self, host: &str) -> Result<()> {
+        fs::remove_file(self.of(host).join("down"))?;
+        self.ready(host)
+    }
+
+    /// Everything that machines have on the hosts.
+    pub fn left(&self) -> Result<Vec<String>> {
+        let mut left = Vec::new();
+        for host in HOSTS {
+            let mut connect = self.connect(host)?;
+            for domain in connect.list_all_domains(0)? {
+                left.push(format!("{host}: domain {}", domain.get_name()?));
+            }
+            for file in fs::read_dir(self.of(host).join("machines"))? {
+                left.push(format!("{host}: {}", file?.file_name().to_string_lossy()));
+            }
+            connect.close()?;
+        }
+        Ok(left)
+    }
+
+    /// What the console of a machine's guest shows, on whatever host it is.
+    pub fn console(&self, uuid: &str) -> Result<String> {
+        for host in HOSTS {
+            let path = self.of(host).join(format!("machines/capcmi-{uuid}-console.log"));
+            if path.exists() {
+                return Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned());
+            }
+        }
+        bail!("no host has a console of {uuid}")
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for (host, child) in &mut self.hosts {
+            let asked = Command::new("kill").arg(child.id().to_string()).status();
+            if let Err(error) = asked.and_then(|_| child.wait()) {
+                eprintln!("{host} could not be ended: {error}");
+            }
+        }
+    }
+}
+
+/// The guest, made once for each version of its script.
+fn guest() -> Result<PathBuf> {
+    let script = scripts().join("guest.sh");
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let cache = cache
+        .or_else(home)
+        .context("neither XDG_CACHE_HOME nor HOME is set")?;
+    let version = sha256(&fs::read(&script)?);
+    let folder = cache.join("capcmi/libvirt-guest").join(&version[..16]);
+    if folder.join("made").exists() {
+        return Ok(folder);
+    }
+    let made = Command::new(script).arg(&folder).output()?;
+    ensure!(
+        made.status.success(),
+        "no guest: {}",
+        String::from_utf8_lossy(&made.stderr)
+    );
+    fs::write(folder.join("made"), "")?;
+    Ok(folder)
+}
+
+/// As `sha256sum` prints it.
+pub fn sha256(bytes: &[u8]) -> String {
+    let digest = Sha256::digest(bytes);
+    digest
+        .iter()
+        .fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+}
+
+/// A machine of the cluster, with a change of its spec.
+pub fn machine(name: &str, change: &serde_json::Value, user_data: &[u8]) -> MachineRef {
+    let mut spec = json!({"vmPool": "default", "size": "small", "tags": {
+        tags::CLUSTER: CLUSTER, tags::ROLE: "node", tags::MACHINE: format!("{name}-1")
+    }});
+    for (key, value) in change.as_object().into_iter().flatten() {
+        spec[key] = value.clone();
+    }
+    let secret = (USER_DATA.to_owned(), SecretValue::from(user_data.to_vec()));
+    let provider_spec = ProviderSpec(spec.as_object().cloned().unwrap_or_default());
+    MachineRef::new(
+        name,
+        MachineClass {
+            provider_spec,
+            secrets: [secret].into_iter().collect(),
+        },
+    )
+}
+
+/// Calls `probe` until it is OK, and returns its value.
+pub async fn eventually<T>(what: &str, mut probe: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    loop {
+        match probe().await {
+            Ok(value) => return Ok(value),
+            Err(error) if Instant::now() >= deadline => {
+                return Err(error.context(format!("{what} was awaited")));
+            }
+            Err(_) => sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
