@@ -71,8 +71,8 @@ pub(super) struct MigrateArgs {
     machine_controller_manager_is_stopped: bool,
     /// Take a migration back, with the flags that it was made with: its objects are deleted and the VMs stay,
     /// so that machine-controller-manager can have them again. Nothing is undone where a machine is not as
-    /// the migration has left it.
-    #[arg(long)]
+    /// the migration has left it. Files can't tell whether it still has them, so it reads its cluster.
+    #[arg(long, conflicts_with = "filename")]
     undo: bool,
     /// Print what would be done, and write nothing.
     #[arg(long)]

@@ -53,9 +53,33 @@ pub enum WriteError {
     BeingUndone(String),
     /// Cluster API goes on working on what is to be deleted.
     #[error(
-        "Cluster API's core manager has not paused {0}; see that it runs, and run the command again, which goes on from here; no VM was released so far"
+        "Cluster API's core manager has not paused {0}; see that it runs and nothing takes the pause away, and run the command again, which goes on from here"
     )]
     NotPaused(String),
+    /// Something else deletes what is to be released.
+    #[error(
+        "{0} is being deleted, and its VM with it: let that end, take the Machine of machine-controller-manager away whose VM has gone, and run the command again, which goes on from here"
+    )]
+    BeingDeleted(String),
+    /// A machine was changed between the look and the release.
+    #[error("{0}; change it back, and run the command again, which goes on from here")]
+    Changed(String),
+    /// The object is written all the time.
+    #[error(
+        "InfraMachine {0} is written again and again by another, so that it can't be deleted as it was looked at; it may carry the annotation {annotation} by now; run the command again, which goes on from here",
+        annotation = crate::api::labels::FORCE_DELETE
+    )]
+    Contended(String),
+    /// Machines would go with what keeps them.
+    #[error(
+        "{keeper} has {kept}, which no migration has made, and which would be deleted with it: delete them, or take their ownerReferences away, and run the command again, which goes on from here"
+    )]
+    Keeps {
+        /// What is to be deleted.
+        keeper: String,
+        /// What it owns.
+        kept: String,
+    },
     /// The annotation that keeps the VM was refused or taken away.
     #[error(
         "InfraMachine {0} does not keep the annotation {annotation}, without which its VM would be deleted, so it was left; find out what takes the annotation away, and run the command again",
@@ -78,6 +102,20 @@ pub enum WriteError {
 }
 
 impl WriteError {
+    /// Whether another has written the object meanwhile.
+    pub(super) fn is_conflict(&self) -> bool {
+        self.is_answered(409)
+    }
+
+    /// Whether the object is not there.
+    pub(super) fn is_not_found(&self) -> bool {
+        self.is_answered(404)
+    }
+
+    fn is_answered(&self, code: u16) -> bool {
+        matches!(self, Self::Api { source: kube::Error::Api(refused), .. } if refused.code == code)
+    }
+
     pub(super) fn api(action: impl Into<String>, source: kube::Error) -> Self {
         Self::Api {
             action: action.into(),

@@ -1,12 +1,14 @@
 //! The way back: what a migration has made is deleted, and the VMs stay as they are.
 
+mod class;
 mod release;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::api::{Api, DynamicObject, ListParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
+use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 
@@ -15,9 +17,8 @@ pub use self::release::{pause, release};
 use super::error::WriteError;
 use super::plan::{Group, MIGRATED_FROM, Migration, Object, Target, UNDOING};
 use super::source::text;
-use super::write::{api, differences_at, marker, read};
-use crate::api::conditions;
-use crate::api::labels;
+use super::write::{self, differences_at, marker, read};
+use crate::api::{self, conditions, labels};
 
 /// What machine-controller-manager would take the VM for, which has to be what it is.
 const OF_VMS: [&str; 4] = [
@@ -47,6 +48,8 @@ pub struct Remains {
     foreign: Vec<String>,
     /// Machines that Cluster API has made for what was migrated, with the group.
     later: Vec<(String, String)>,
+    /// MachineSets of a migrated MachineDeployment that make Machines, with the group.
+    rolled_out: Vec<(String, String)>,
     /// InfraMachines of the migration whose Machine of machine-controller-manager is not there any more.
     without_original: Vec<String>,
 }
@@ -69,34 +72,71 @@ impl Remains {
                 None => {}
             }
         }
-        let Some(kinds) = Kinds::of(migration) else {
-            return Ok(remains);
-        };
         let of_cluster =
             ListParams::default().labels(&format!("{}={}", labels::CLUSTER_NAME, target.cluster));
-        let list = async |body: &Value, what: &str| {
-            let all = api(client, body).list(&of_cluster).await;
-            all.map_err(|error| WriteError::api(format!("listing the {what} of the Cluster"), error))
+        let list = async |kind: Kind| {
+            let all = kind.api(client, &target.namespace).list(&of_cluster).await;
+            all.map_err(|error| {
+                WriteError::api(format!("listing the {}s of the Cluster", kind.name()), error)
+            })
         };
-        for machine in list(kinds.machine, "Machines").await? {
-            if let Some(group) = migration.groups.iter().find(|group| keeps(group, &machine))
-                && !is_planned(group, "Machine", &machine.name_any())
+        for set in list(Kind::MachineSet).await? {
+            let name = set.name_any();
+            let makes_machines = set.data["spec"]["replicas"] != 0;
+            if let Some(group) = remains.keeper(migration, &set)
+                && !is_planned(group.set.as_slice(), "MachineSet", &name)
+                && makes_machines
             {
-                remains.later.push((machine.name_any(), group.from.clone()));
+                remains.rolled_out.push((name, group.from.clone()));
             }
         }
-        for infra in list(kinds.infra_machine, "InfraMachines").await? {
+        for machine in list(Kind::Machine).await? {
+            let name = machine.name_any();
+            if let Some(group) = remains.keeper(migration, &machine)
+                && !is_planned(&group.machines, "Machine", &name)
+            {
+                remains.later.push((name, group.from.clone()));
+            }
+        }
+        let begins = machines_begin(migration);
+        for infra in list(Kind::InfraMachine).await? {
             let name = infra.name_any();
             let from = infra.annotations().get(MIGRATED_FROM);
             let is_known = migration
                 .groups
                 .iter()
-                .any(|group| is_planned(group, "InfraMachine", &name));
-            if !is_known && from.is_some_and(|from| kinds.is_of_same_namespace(from)) {
+                .any(|group| is_planned(&group.machines, "InfraMachine", &name));
+            let is_of_same_namespace = from
+                .and_then(|from| from.split_once('/'))
+                .is_some_and(|(begin, _)| begins.contains(begin));
+            if !is_known && is_of_same_namespace {
                 remains.without_original.push(name);
             }
         }
         Ok(remains)
+    }
+
+    /// The group of which an object of Cluster API is a part, by its labels or by its owner: core goes by the
+    /// one, and the garbage collector by the other.
+    fn keeper<'a>(&self, migration: &'a Migration, found: &DynamicObject) -> Option<&'a Group> {
+        let owners = found.owner_references();
+        let is_owned = |keeper: &Object| {
+            let uid = self.get(keeper).and_then(|keeper| keeper.metadata.uid.as_ref());
+            uid.is_some_and(|uid| owners.iter().any(|owner| owner.uid == *uid))
+        };
+        let is_labelled =
+            |keeper: &Object, label: &str| found.labels().get(label).is_some_and(|name| *name == keeper.name);
+        let mut groups = migration.groups.iter();
+        groups.find(|group| {
+            let deployment = group.deployment.iter();
+            let of_deployment =
+                deployment.map(|keeper| is_owned(keeper) || is_labelled(keeper, DEPLOYMENT_NAME));
+            let of_set = group
+                .set
+                .iter()
+                .map(|keeper| is_owned(keeper) || is_labelled(keeper, SET_NAME));
+            of_deployment.chain(of_set).any(|is_kept| is_kept)
+        })
     }
 
     /// Whether it is there.
@@ -135,6 +175,20 @@ impl Remains {
             all.push(format!(
                 "Cluster API has made Machine {machine} for {group}, and machine-controller-manager does not know its VM, which would be left, or deleted as an orphan: scale down, or delete it, first"
             ));
+        }
+        for (set, group) in &self.rolled_out {
+            all.push(format!(
+                "MachineSet {set} of {group} makes machines that machine-controller-manager does not know: a roll-out is under way, or was made since; point the MachineDeployment at the template of the migration, and wait for the end of the roll-out"
+            ));
+        }
+        for group in &migration.groups {
+            let is_marked = group.originals.iter().any(|original| original.is_marked);
+            if is_marked && !group.objects().any(|object| self.has(object)) {
+                all.push(format!(
+                    "{} is marked as migrated, and nothing of it is in this management cluster: look whether it is the right one; if its machines were deleted in Cluster API, take the finalizers of machine-controller-manager's objects away and delete them",
+                    group.from
+                ));
+            }
         }
         for infra in &self.without_original {
             all.push(format!(
@@ -214,47 +268,77 @@ fn changed(object: &Object, found: &DynamicObject) -> Vec<String> {
     all
 }
 
-/// Whether a Machine of Cluster API belongs to a MachineSet or MachineDeployment that was migrated.
-fn keeps(group: &Group, machine: &DynamicObject) -> bool {
-    let label = |key: &str| machine.labels().get(key);
-    let of = |head: &Option<Object>, key| head.as_ref().is_some_and(|head| label(key) == Some(&head.name));
-    of(&group.deployment, "cluster.x-k8s.io/deployment-name") || of(&group.set, "cluster.x-k8s.io/set-name")
+/// Label of Cluster API: the MachineDeployment that an object belongs to.
+const DEPLOYMENT_NAME: &str = "cluster.x-k8s.io/deployment-name";
+/// Label of Cluster API: the MachineSet that an object belongs to.
+const SET_NAME: &str = "cluster.x-k8s.io/set-name";
+
+fn is_planned(planned: &[Object], kind: &str, name: &str) -> bool {
+    planned
+        .iter()
+        .any(|object| object.kind == kind && object.name == name)
 }
 
-fn is_planned(group: &Group, kind: &str, name: &str) -> bool {
-    let mut machines = group.machines.iter();
-    machines.any(|object| object.kind == kind && object.name == name)
+/// How the marker of an InfraMachine begins that came from a Machine of the namespaces of this migration.
+fn machines_begin(migration: &Migration) -> BTreeSet<String> {
+    let of_groups = migration.groups.iter().flat_map(Group::objects);
+    let markers = of_groups.map(|object| marker(&object.body));
+    let namespaces = markers.filter_map(|marker| {
+        let (_, rest) = marker.split_once(' ')?;
+        Some(rest.split_once('/')?.0.to_owned())
+    });
+    namespaces
+        .map(|namespace| format!("Machine {namespace}"))
+        .collect()
 }
 
-/// What says how the objects of machines are listed.
-struct Kinds<'a> {
-    infra_machine: &'a Value,
-    machine: &'a Value,
-    /// How the annotations of machines begin, of all namespaces that they come from.
-    begins: BTreeSet<String>,
+/// The kinds that are listed.
+#[derive(Clone, Copy)]
+enum Kind {
+    Machine,
+    MachineSet,
+    MachineDeployment,
+    InfraMachine,
+    InfraMachineTemplate,
+    InfraCluster,
 }
 
-impl<'a> Kinds<'a> {
-    /// Nothing where there are no machines.
-    fn of(migration: &'a Migration) -> Option<Self> {
-        let machines = || migration.groups.iter().flat_map(|group| &group.machines);
-        let first = |kind: &str| machines().find(|object| object.kind == kind);
-        Some(Self {
-            infra_machine: &first("InfraMachine")?.body,
-            machine: &first("Machine")?.body,
-            begins: machines()
-                .filter_map(|object| Some(marker(&object.body).split_once('/')?.0.to_owned()))
-                .collect(),
-        })
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Machine => "Machine",
+            Self::MachineSet => "MachineSet",
+            Self::MachineDeployment => "MachineDeployment",
+            Self::InfraMachine => "InfraMachine",
+            Self::InfraMachineTemplate => "InfraMachineTemplate",
+            Self::InfraCluster => "InfraCluster",
+        }
     }
 
-    fn is_of_same_namespace(&self, from: &str) -> bool {
-        from.split_once('/')
-            .is_some_and(|(begin, _)| self.begins.contains(begin))
+    fn api(self, client: &Client, namespace: &str) -> Api<DynamicObject> {
+        let (group, version) = match self {
+            Self::Machine | Self::MachineSet | Self::MachineDeployment => ("cluster.x-k8s.io", "v1beta2"),
+            Self::InfraMachine | Self::InfraMachineTemplate | Self::InfraCluster => {
+                (api::GROUP, api::VERSION)
+            }
+        };
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, self.name()));
+        Api::namespaced_with(client.clone(), namespace, &resource)
     }
 }
 
 /// The API of the objects that are like this one.
 fn api_of(client: &Client, object: &Object) -> Api<DynamicObject> {
-    api(client, &object.body)
+    write::api(client, &object.body)
+}
+
+/// This object, and none that has come in its place.
+fn this(found: &DynamicObject) -> DeleteParams {
+    DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: found.uid(),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    }
 }

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
+use capcmi::api::labels;
+use capcmi::migration::plan::UNDOING;
 use cmi_driver::{Operation, tags};
 use cmi_simulated::{Phase, PlantedVm, Vm};
 use k8s_openapi::api::core::v1::Node;
@@ -599,6 +601,7 @@ async fn nothing_is_undone_where_a_machine_is_not_as_the_migration_has_left_it()
             "{refused}"
         );
         ensure!(versions(&left.world)? == before, "something was written");
+        untouched(&left.world)?;
         Ok(refused)
     };
     let patch = |patch: &Value| {
@@ -652,6 +655,61 @@ async fn nothing_is_undone_where_a_machine_is_not_as_the_migration_has_left_it()
         gone.contains(&format!("does not see the VM of Machine {first}")),
         "{gone}"
     );
+    Ok(())
+}
+
+/// CTL-06: with a MachineDeployment the garbage collector deletes its Machines, and core their VMs: also
+/// those of one that had none at the migration. And marks alone are no proof that this is the right
+/// management cluster.
+#[tokio::test]
+async fn nothing_is_undone_where_machines_came_to_what_had_none_or_nothing_is_there() -> Result<()> {
+    let (left, _provider) = Left::new("undo-empty").await?;
+    let _kubelets = left.cloud.kubelets();
+    let mut all = left.class();
+    let mut empty = left.set("MachineDeployment", "empty", None);
+    empty["spec"]["replicas"] = json!(0);
+    all.push(empty);
+    left.apply(all).await?;
+    let stopped = "--machine-controller-manager-is-stopped";
+    left.run(&[stopped]).await?.map_err(|error| anyhow!(error))?;
+    let deployment = "machinedeployment.cluster.x-k8s.io";
+    left.world
+        .kubectl(&["scale", deployment, "empty", "--replicas=1"])?;
+    let fleet = Fleet::of(&left.world, "md");
+    fleet.running(1).await?;
+    let vms = left.cloud.holds(1).await?;
+    let undo = async || {
+        let refused = left.run(&["--undo", stopped]).await?.err();
+        untouched(&left.world)?;
+        refused.context("it was undone")
+    };
+    let later = undo().await?;
+    ensure!(
+        later.contains("Cluster API has made Machine empty-migrated-"),
+        "{later}"
+    );
+    ensure!(left.cloud.vms()? == vms, "{:?}", left.cloud.vms()?);
+
+    left.world
+        .kubectl(&["delete", deployment, "empty", "--wait=false"])?;
+    fleet.gone().await?;
+    let said =
+        "MachineDeployment empty is marked as migrated, and nothing of it is in this management cluster";
+    eventually(DEADLINE, "the end of the MachineDeployment", async || {
+        let elsewhere = undo().await?;
+        ensure!(elsewhere.contains(said), "{elsewhere}");
+        Ok(())
+    })
+    .await
+}
+
+/// Nothing of Cluster API says that it is being undone, or is to go without its VM.
+fn untouched(world: &World) -> Result<()> {
+    let kinds = "inframachine,machine.cluster.x-k8s.io,machineset.cluster.x-k8s.io,machinedeployment.cluster.x-k8s.io";
+    let all = world.kubectl(&["get", kinds, "-o", "json"])?;
+    for mark in [UNDOING, labels::FORCE_DELETE] {
+        ensure!(!all.contains(mark), "{mark} in {all}");
+    }
     Ok(())
 }
 

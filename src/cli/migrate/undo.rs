@@ -31,7 +31,7 @@ impl Undo<'_> {
         let driver = drivers.iter().find(|driver| driver.name() == name.as_str());
         let driver = driver.with_context(|| format!("the drivers file has no driver `{name}`"));
         let driver = driver.map_err(CommandError::Misconfigured)?;
-        let remains = self.examined(driver, "nothing was undone").await?;
+        let remains = self.examined(driver, "nothing was undone by this run").await?;
         if remains.is_nothing(self.migration) {
             say("Nothing of this migration is there, so there is nothing to undo.");
             return Ok(());
@@ -42,14 +42,16 @@ impl Undo<'_> {
             return Ok(());
         }
         let old = self.from.stopped(self.args).await?;
+        let old = old.context("the objects of machine-controller-manager are read from files");
+        let old = old.map_err(CommandError::Misconfigured)?;
         say("");
         undo::pause(self.client, self.migration, &remains)
             .await
             .map_err(failed)?;
         // Core may have worked on it until now.
-        self.examined(driver, "all is paused, and no VM was released")
+        self.examined(driver, "all is paused, and this run has released no VM")
             .await?;
-        undo::release(self.client, self.migration, self.target, old.as_ref(), say)
+        undo::release(self.client, self.migration, self.target, &old, say)
             .await
             .map_err(failed)?;
         say(

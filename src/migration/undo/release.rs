@@ -1,21 +1,20 @@
 //! The writes of the way back, each of which a cut off run repeats without harm.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::{Remains, api_of};
-use crate::api::{self, conditions, labels};
+use super::class::drop_class;
+use super::{Kind, OF_VMS, Remains, api_of, this};
+use crate::api::{conditions, labels};
 use crate::migration::controller::Stopped;
 use crate::migration::error::WriteError;
-use crate::migration::plan::{Class, Group, MIGRATED_FROM, Migration, Object, Target, UNDOING};
+use crate::migration::plan::{Group, Migration, Object, Target, UNDOING};
 use crate::migration::source::text;
-use crate::migration::write::{marker, read, unmark_one};
+use crate::migration::write::{differences_at, read, unmark_one};
 
 /// How long core gets to pause, and the provider to let go of one more object.
 const LET_GO: Duration = Duration::from_mins(2);
@@ -26,7 +25,7 @@ const TRIES: u32 = 20;
 /// waits until it says so. What is paused so says that it is being undone.
 ///
 /// # Errors
-/// The API server's, or core does not pause.
+/// The API server's, core does not pause, or something of it is being deleted.
 pub async fn pause(client: &Client, migration: &Migration, remains: &Remains) -> Result<(), WriteError> {
     for group in &migration.groups {
         let own = || paused_of(group).filter(|object| remains.has(object));
@@ -35,7 +34,14 @@ pub async fn pause(client: &Client, migration: &Migration, remains: &Remains) ->
                 let annotations = found.annotations();
                 annotations.contains_key(labels::PAUSED) && annotations.contains_key(UNDOING)
             };
-            if !read(client, object).await?.is_none_or(|found| is_marked(&found)) {
+            let found = read(client, object).await?;
+            let is_new = |found: &DynamicObject| !is_marked(found);
+            if let Some(found) = found.filter(is_new) {
+                // Marked, it would be taken for one that the way back deletes.
+                if found.metadata.deletion_timestamp.is_some() {
+                    let what = format!("{} {}", object.kind, object.name);
+                    return Err(WriteError::BeingDeleted(what));
+                }
                 let body = json!({"metadata": {"annotations": {labels::PAUSED: "true", UNDOING: "true"}}});
                 patch(client, object, &body, "pausing").await?;
             }
@@ -80,8 +86,8 @@ fn is_paused(found: &DynamicObject) -> bool {
         .any(|condition| condition["type"] == conditions::PAUSED && condition["status"] == "True")
 }
 
-/// Lets go of the VMs and deletes what the migration has made; `say` tells of each object. With `old`, its
-/// objects lose their marks.
+/// Lets go of the VMs and deletes what the migration has made; `say` tells of each object. The objects of
+/// `old` lose their marks.
 ///
 /// # Guarantees
 /// An InfraMachine is deleted only as long as it carries the annotation by which the provider makes no call
@@ -94,17 +100,14 @@ pub async fn release(
     client: &Client,
     migration: &Migration,
     target: &Target,
-    old: Option<&Stopped>,
+    old: &Stopped,
     say: impl Fn(&str),
 ) -> Result<(), WriteError> {
-    let unmark = async |kind: &str, name: &str| match old {
-        Some(old) => unmark_one(&old.client, &old.namespace, kind, name, &target.mark()).await,
-        None => Ok(()),
+    let unmark = async |kind: &str, name: &str| {
+        unmark_one(&old.client, &old.namespace, kind, name, &target.mark()).await
     };
     for group in &migration.groups {
-        if let Some(old) = old {
-            old.confirm().await?;
-        }
+        old.confirm().await?;
         let of_kind = |kind| group.machines.iter().filter(move |object| object.kind == kind);
         let (infra, machines): (Vec<_>, Vec<_>) =
             (of_kind("InfraMachine").collect(), of_kind("Machine").collect());
@@ -121,24 +124,28 @@ pub async fn release(
         rest.extend(&group.deployment);
         let last = if group.head().is_some() { rest.len() - 1 } else { 0 };
         for object in &rest[..last] {
-            delete(client, object, &say).await?;
+            delete(client, object, target, &say).await?;
         }
-        for original in &group.originals {
+        // What keeps the machines comes last: as long as it is marked, the group counts as migrated.
+        for original in group.originals.iter().rev() {
             unmark(original.kind, &original.name).await?;
         }
         for object in &rest[last..] {
-            delete(client, object, &say).await?;
+            delete(client, object, target, &say).await?;
         }
     }
-    let used = names_in_use(client, target).await?;
     for class in &migration.classes {
-        drop_class(client, class, &used, &say).await?;
+        drop_class(client, class, target, &say).await?;
         unmark(&class.key.kind, &class.key.name).await?;
     }
     Ok(())
 }
 
 /// Deletes an InfraMachine that the provider lets go without a call for its VM. Whether there was one.
+///
+/// # Guarantees
+/// What is annotated and deleted is the object whose VM is as it was at the migration, and that nothing else
+/// deletes: each write is of the version that was looked at.
 async fn let_go(client: &Client, object: &Object) -> Result<bool, WriteError> {
     let api = api_of(client, object);
     let name = &object.name;
@@ -150,16 +157,30 @@ async fn let_go(client: &Client, object: &Object) -> Result<bool, WriteError> {
         let Some(mut marked) = read(client, object).await? else {
             return Ok(false);
         };
+        let is_deleted = marked.metadata.deletion_timestamp.is_some();
+        match (is_forced(&marked), is_deleted) {
+            (true, true) => return Ok(false),
+            // Its VM may be on its way out.
+            (false, true) => return Err(WriteError::BeingDeleted(format!("InfraMachine {name}"))),
+            (true | false, false) => {}
+        }
+        let differ = differences_at(&OF_VMS, object, &marked.data);
+        if !differ.is_empty() {
+            return Err(WriteError::Changed(differ.join("; ")));
+        }
         if !is_forced(&marked) {
-            let body =
-                json!({"metadata": {"uid": marked.uid(), "annotations": {labels::FORCE_DELETE: "true"}}});
-            marked = patch(client, object, &body, "annotating").await?;
+            let body = json!({"metadata": {
+                "uid": marked.uid(), "resourceVersion": marked.resource_version(),
+                "annotations": {labels::FORCE_DELETE: "true"},
+            }});
+            marked = match patch(client, object, &body, "annotating").await {
+                Ok(marked) => marked,
+                Err(error) if error.is_conflict() => continue,
+                Err(error) => return Err(error),
+            };
         }
         if !is_forced(&marked) {
             return Err(WriteError::NotForced(name.clone()));
-        }
-        if marked.metadata.deletion_timestamp.is_some() {
-            return Ok(false);
         }
         // The very object that carries the annotation, or none.
         let params = DeleteParams {
@@ -177,7 +198,7 @@ async fn let_go(client: &Client, object: &Object) -> Result<bool, WriteError> {
             Err(error) => return Err(WriteError::api(format!("deleting InfraMachine {name}"), error)),
         }
     }
-    Err(WriteError::NotForced(name.clone()))
+    Err(WriteError::Contended(name.clone()))
 }
 
 /// Waits until objects that are deleted are gone.
@@ -217,11 +238,22 @@ fn held_by(found: &DynamicObject) -> String {
 }
 
 /// Deletes an object of core that is paused, whose finalizer core therefore never takes away.
-async fn delete(client: &Client, object: &Object, say: &impl Fn(&str)) -> Result<(), WriteError> {
+async fn delete(
+    client: &Client,
+    object: &Object,
+    target: &Target,
+    say: &impl Fn(&str),
+) -> Result<(), WriteError> {
     let Some(found) = read(client, object).await? else {
         return Ok(());
     };
     let what = format!("{} {}", object.kind, object.name);
+    if !is_paused(&found) || !found.annotations().contains_key(UNDOING) {
+        return Err(WriteError::NotPaused(what));
+    }
+    if object.kind != "Machine" {
+        keeps_nothing(client, &found, &what, target).await?;
+    }
     if found.metadata.deletion_timestamp.is_none() {
         let deleted = api_of(client, object).delete(&object.name, &this(&found)).await;
         match deleted {
@@ -230,86 +262,62 @@ async fn delete(client: &Client, object: &Object, say: &impl Fn(&str)) -> Result
             Err(error) => return Err(WriteError::api(format!("deleting {what}"), error)),
         }
     }
-    // Core would put it back before the deletion.
-    let body = json!({"metadata": {"uid": found.uid(), "finalizers": null}});
+    // Core would put its own back before the deletion.
+    let others = found.finalizers().iter();
+    let others: Vec<_> = others
+        .filter(|name| !CORE_FINALIZERS.contains(&name.as_str()))
+        .collect();
+    let body = json!({"metadata": {"uid": found.uid(), "finalizers": others}});
     match patch(client, object, &body, "taking the finalizers away of").await {
         Ok(_) => gone(client, &[object]).await?,
-        Err(WriteError::Api {
-            source: kube::Error::Api(refused),
-            ..
-        }) if refused.code == 404 => {}
+        Err(error) if error.is_not_found() => {}
         Err(error) => return Err(error),
     }
     say(&format!("deleted {what}"));
     Ok(())
 }
 
-/// Deletes Secrets and template of a class, but for those that others have come to use.
-async fn drop_class(
+/// With what keeps them, the garbage collector would delete Machines, and core their VMs.
+async fn keeps_nothing(
     client: &Client,
-    class: &Class,
-    used: &BTreeSet<String>,
-    say: &impl Fn(&str),
+    keeper: &DynamicObject,
+    what: &str,
+    target: &Target,
 ) -> Result<(), WriteError> {
-    for object in &class.objects {
-        let Some(found) = read(client, object).await? else {
-            continue;
-        };
-        if found.annotations().get(MIGRATED_FROM) != Some(&marker(&object.body)) {
-            continue;
-        }
-        let what = format!("{} {}", object.kind, object.name);
-        if used.contains(&object.name) {
-            say(&format!("kept {what}: objects that were made since use it"));
-            continue;
-        }
-        match api_of(client, object).delete(&object.name, &this(&found)).await {
-            Ok(_) => say(&format!("deleted {what}")),
-            Err(kube::Error::Api(refused)) if refused.code == 404 => {}
-            Err(error) => return Err(WriteError::api(format!("deleting {what}"), error)),
+    for kind in [Kind::Machine, Kind::MachineSet] {
+        let all = kind
+            .api(client, &target.namespace)
+            .list(&ListParams::default())
+            .await;
+        let all = all.map_err(|error| WriteError::api(format!("listing the {}s", kind.name()), error))?;
+        let kept = all.into_iter().filter(|found| {
+            let owners = found.owner_references();
+            let is_kept = owners
+                .iter()
+                .any(|owner| Some(&owner.uid) == keeper.metadata.uid.as_ref());
+            // A MachineSet of an earlier template has none any more.
+            is_kept && found.data["spec"]["replicas"] != 0
+        });
+        let names: Vec<_> = kept
+            .map(|found| format!("{} {}", kind.name(), found.name_any()))
+            .collect();
+        if !names.is_empty() {
+            return Err(WriteError::Keeps {
+                keeper: what.to_owned(),
+                kept: names.join(", "),
+            });
         }
     }
     Ok(())
 }
 
-/// This object, and none that has come in its place.
-fn this(found: &DynamicObject) -> DeleteParams {
-    DeleteParams {
-        preconditions: Some(Preconditions {
-            uid: found.uid(),
-            resource_version: None,
-        }),
-        ..DeleteParams::default()
-    }
-}
-
-/// The names of Secrets and templates that machines, and what makes them, name in the namespace.
-async fn names_in_use(client: &Client, target: &Target) -> Result<BTreeSet<String>, WriteError> {
-    let mut used = BTreeSet::new();
-    for (group, version, kind) in [
-        ("cluster.x-k8s.io", "v1beta2", "Machine"),
-        ("cluster.x-k8s.io", "v1beta2", "MachineSet"),
-        ("cluster.x-k8s.io", "v1beta2", "MachineDeployment"),
-        (api::GROUP, api::VERSION, "InfraMachine"),
-    ] {
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &target.namespace, &resource);
-        let all = api.list(&ListParams::default()).await;
-        let all = all.map_err(|error| WriteError::api(format!("listing the {kind}s"), error))?;
-        for found in all {
-            for place in [
-                "/spec/template/spec/infrastructureRef/name",
-                "/spec/template/spec/bootstrap/dataSecretName",
-                "/spec/bootstrap/dataSecretName",
-                "/spec/secretRef/name",
-            ] {
-                used.insert(text(&found.data, place));
-            }
-            used.extend(found.annotations().get(labels::SECRET).cloned());
-        }
-    }
-    Ok(used)
-}
+/// The finalizers of Cluster API on what is deleted here.
+const CORE_FINALIZERS: [&str; 4] = [
+    "machine.cluster.x-k8s.io",
+    "cluster.x-k8s.io/machineset",
+    "cluster.x-k8s.io/machinedeployment",
+    "foregroundDeletion",
+];
 
 async fn patch(
     client: &Client,

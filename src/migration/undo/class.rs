@@ -1,0 +1,95 @@
+//! Templates and Secrets of a class on the way back.
+
+use std::collections::BTreeSet;
+
+use kube::api::ListParams;
+use kube::{Client, ResourceExt as _};
+
+use super::{Kind, api_of, this};
+use crate::api::labels;
+use crate::migration::error::WriteError;
+use crate::migration::plan::{Class, MIGRATED_FROM, Object, Target};
+use crate::migration::source::text;
+use crate::migration::write::{marker, read};
+
+/// Deletes template and Secrets of a class, but for those that others have come to use.
+pub(super) async fn drop_class(
+    client: &Client,
+    class: &Class,
+    target: &Target,
+    say: &impl Fn(&str),
+) -> Result<(), WriteError> {
+    // A template that is kept keeps the Secret that it names.
+    let (templates, secrets): (Vec<_>, Vec<_>) = class
+        .objects
+        .iter()
+        .partition(|object| object.kind == "InfraMachineTemplate");
+    for objects in [templates, secrets] {
+        let used = names_in_use(client, target).await?;
+        for object in objects {
+            drop_unused(client, object, &used, say).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn drop_unused(
+    client: &Client,
+    object: &Object,
+    used: &BTreeSet<String>,
+    say: &impl Fn(&str),
+) -> Result<(), WriteError> {
+    let Some(found) = read(client, object).await? else {
+        return Ok(());
+    };
+    if found.annotations().get(MIGRATED_FROM) != Some(&marker(&object.body)) {
+        return Ok(());
+    }
+    let what = format!("{} {}", object.kind, object.name);
+    if used.contains(&object.name) {
+        say(&format!("kept {what}: objects that were made since use it"));
+        return Ok(());
+    }
+    match api_of(client, object).delete(&object.name, &this(&found)).await {
+        Ok(_) => say(&format!("deleted {what}")),
+        Err(kube::Error::Api(refused)) if refused.code == 404 => {}
+        Err(error) => return Err(WriteError::api(format!("deleting {what}"), error)),
+    }
+    Ok(())
+}
+
+/// The names of Secrets and templates that machines, what makes them, templates and InfraClusters name in the
+/// namespace.
+async fn names_in_use(client: &Client, target: &Target) -> Result<BTreeSet<String>, WriteError> {
+    let mut used = BTreeSet::new();
+    for kind in [
+        Kind::Machine,
+        Kind::MachineSet,
+        Kind::MachineDeployment,
+        Kind::InfraMachine,
+        Kind::InfraMachineTemplate,
+        Kind::InfraCluster,
+    ] {
+        let all = kind
+            .api(client, &target.namespace)
+            .list(&ListParams::default())
+            .await;
+        let all = all.map_err(|error| WriteError::api(format!("listing the {}s", kind.name()), error))?;
+        for found in all
+            .into_iter()
+            .filter(|found| found.metadata.deletion_timestamp.is_none())
+        {
+            for place in [
+                "/spec/template/spec/infrastructureRef/name",
+                "/spec/template/spec/bootstrap/dataSecretName",
+                "/spec/template/spec/secretRef/name",
+                "/spec/bootstrap/dataSecretName",
+                "/spec/secretRef/name",
+            ] {
+                used.insert(text(&found.data, place));
+            }
+            used.extend(found.annotations().get(labels::SECRET).cloned());
+        }
+    }
+    Ok(used)
+}
