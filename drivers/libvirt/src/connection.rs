@@ -18,9 +18,13 @@ use crate::errors;
 /// Jobs on one host at the same time.
 const MOST_JOBS: usize = 4;
 /// How long a job may wait for its turn.
-const QUEUE_TIMEOUT: Duration = Duration::from_mins(1);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long it may take to open a connection: where the daemon is stopped, libvirt itself waits for ever.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an attempt to open one keeps its place. After that it may hang for ever.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_mins(5);
+/// Attempts that hang without a place, at most: each has a thread.
+const MOST_HUNG: usize = 16;
 /// How long a host that could not be reached is left alone.
 const BETWEEN_TRIES: Duration = Duration::from_secs(1);
 /// How long a job may take. What is still done then goes on, and a later call finds it.
@@ -35,6 +39,9 @@ pub struct Host {
     pub name: String,
     uri: String,
     places: Arc<Semaphore>,
+    hung: Arc<Semaphore>,
+    /// A copy is with each job that runs.
+    jobs: Arc<()>,
     idle: Mutex<Vec<Link>>,
     failed: Mutex<Option<Failure>>,
 }
@@ -84,9 +91,22 @@ impl Host {
             name: name.to_owned(),
             uri: uri.to_owned(),
             places: Arc::new(Semaphore::new(MOST_JOBS)),
+            hung: Arc::new(Semaphore::new(MOST_HUNG)),
+            jobs: Arc::default(),
             idle: Mutex::default(),
             failed: Mutex::default(),
         }
+    }
+
+    /// Whether the host answers. One that works on something does: a connection that is lost ends its job.
+    ///
+    /// # Errors
+    /// Those of connecting.
+    pub async fn is_there(self: &Arc<Self>) -> Result<()> {
+        if Arc::strong_count(&self.jobs) > 1 {
+            return Ok(());
+        }
+        self.run(|_| Ok(())).await
     }
 
     /// Runs a job with a connection of its own. The job goes on when the call that wants it is dropped.
@@ -108,6 +128,7 @@ impl Host {
         let (link, place) = self.link(place).await?;
         let host = Arc::clone(self);
         let running = spawn_blocking(move || {
+            let _at_work = Arc::clone(&host.jobs);
             let answer = job(&link.0);
             let answer = answer.map_err(|status| host.blamed_on_the_way(&link, status));
             host.give_back(link);
@@ -139,16 +160,26 @@ impl Host {
         }
         self.may_try()?;
         let (name, uri) = (self.name.clone(), self.uri.clone());
-        // The place goes with what may hang: there are never more of them than places.
-        let opening = spawn_blocking(move || (Link::open(&name, &uri), place));
-        let opened = match timeout(OPEN_TIMEOUT, opening).await {
-            Ok(Ok((Ok(link), place))) => return Ok((link, place)),
-            Ok(Ok((Err(status), _place))) => status,
-            Ok(Err(_panic)) => {
+        let mut opening = spawn_blocking(move || Link::open(&name, &uri));
+        let hung = Arc::clone(&self.hung);
+        // The place goes with what may hang, also when the call is dropped: there are few of them at a time.
+        let attempt = tokio::spawn(async move {
+            if let Ok(opened) = timeout(ATTEMPT_TIMEOUT, &mut opening).await {
+                return Some((opened, place));
+            }
+            let _hung = hung.acquire_owned().await;
+            drop(place);
+            let _late = opening.await;
+            None
+        });
+        let opened = match timeout(OPEN_TIMEOUT, attempt).await {
+            Ok(Ok(Some((Ok(Ok(link)), place)))) => return Ok((link, place)),
+            Ok(Ok(Some((Ok(Err(status)), _place)))) => status,
+            Ok(Ok(Some((Err(_panic), _))) | Err(_panic)) => {
                 let what = format!("the driver panicked while it connected to host `{}`", self.name);
                 return Err(Status::new(Code::Internal, what));
             }
-            Err(_elapsed) => {
+            Ok(Ok(None)) | Err(_) => {
                 let what = format!(
                     "host `{}` did not answer within {} s",
                     self.name,
@@ -238,13 +269,40 @@ mod tests {
     #[tokio::test]
     async fn a_host_that_is_not_there_is_unavailable_and_is_not_asked_again_at_once() {
         let host = host("qemu+unix:///system?socket=/nowhere/libvirt-sock");
+        let mut failed_at = Vec::new();
         for _ in 0..2 {
             let status = host.run(|_| Ok(())).await.unwrap_err();
             assert_eq!(status.code(), Code::Unavailable);
             assert!(status.message().contains("`host-a`"), "{status}");
+            failed_at.push(host.failed.lock().unwrap().as_ref().unwrap().at);
         }
-        let failed = host.failed.lock().unwrap().as_ref().map(|failure| failure.at);
-        assert!(host.may_try().is_err() && failed.is_some());
+        assert_eq!(failed_at[0], failed_at[1], "the host was asked again");
+        assert_eq!(host.places.available_permits(), MOST_JOBS);
+    }
+
+    #[tokio::test]
+    async fn a_host_that_works_on_all_that_it_can_is_there() {
+        let host = host("test:///default");
+        let (go_on, waits) = std::sync::mpsc::channel::<()>();
+        let waits = Arc::new(Mutex::new(waits));
+        let jobs = (0..MOST_JOBS).map(|_| {
+            let waits = Arc::clone(&waits);
+            host.run(move |_| {
+                waits.lock().unwrap().recv().unwrap();
+                Ok(())
+            })
+        });
+        let asked = async {
+            while host.places.available_permits() > 0 || Arc::strong_count(&host.jobs) == 1 {
+                tokio::task::yield_now().await;
+            }
+            host.is_there().await.unwrap();
+            for _ in 0..MOST_JOBS {
+                go_on.send(()).unwrap();
+            }
+        };
+        let (jobs, ()) = tokio::join!(futures::future::join_all(jobs), asked);
+        assert!(jobs.into_iter().all(|job| job.is_ok()));
     }
 
     #[tokio::test]

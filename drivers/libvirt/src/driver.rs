@@ -3,19 +3,21 @@
 mod note;
 mod survey;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cmi_driver::{
     Capabilities, ClassDescription, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
     DescribeClassRequest, Driver, GetMachineStatusRequest, InitializeMachineRequest, JsonPointer,
-    ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineRef, Operation, PluginInfo,
-    ProviderId, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest, ShutDownMachineResponse,
-    Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone, async_trait, is_dns_subdomain,
+    LastKnownState, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineRef, Operation,
+    PluginInfo, ProviderId, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
+    ShutDownMachineResponse, Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone, async_trait,
+    is_dns_subdomain,
 };
 use futures::future::{join_all, try_join_all};
 use tokio::time::{Instant, sleep};
+use uuid::Uuid;
 use virt::connect::Connect;
 
 use crate::config::Config;
@@ -23,9 +25,9 @@ use crate::connection::Host;
 use crate::identity::{MachineKey, VmId};
 use crate::images::Images;
 use crate::locks::Locks;
-use crate::machines::{self, Order};
+use crate::machines::{self, Created, Order};
 use crate::placement::{self, Candidate};
-use crate::spec::{self, CPU_SHARES, GB, MEMORY_MIB, TAGS, Tagged, VmSpec};
+use crate::spec::{self, CPU_SHARES, GB, MEMORY_MIB, TAGS, Tagged, VmSpec, Wanted};
 use note::Note;
 use survey::{Survey, Whereabouts};
 
@@ -55,6 +57,8 @@ pub struct LibvirtDriver {
     hosts: BTreeMap<String, Arc<Host>>,
     images: Images,
     locks: Locks,
+    /// Machines that were placed by a call which made none, for a caller that does not bring back the note.
+    placed: Mutex<HashMap<Uuid, String>>,
 }
 
 /// What a call about one machine says.
@@ -116,6 +120,7 @@ impl LibvirtDriver {
             config: Arc::new(config),
             images: Images::default(),
             locks: Locks::default(),
+            placed: Mutex::default(),
         }
     }
 
@@ -169,7 +174,7 @@ impl LibvirtDriver {
         note: Option<Note>,
         change: impl FnOnce(&Connect, &MachineKey) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let held = self.locks.hold(&asked.key.domain_name()).await;
+        let held = self.locks.hold(&asked.key.domain_name()).await?;
         let host = self.home(asked, note).await?;
         let key = asked.key.clone();
         host.run(move |connect| {
@@ -179,12 +184,35 @@ impl LibvirtDriver {
         .await
     }
 
-    /// The host that a new machine is placed on.
-    async fn place(&self, hosts: &[&str], needed_mib: u64) -> Result<String> {
-        if let [only] = hosts {
+    /// The host that a new machine is made on of which nothing says where it is.
+    ///
+    /// # Errors
+    /// ABORTED with a note where there is a choice: the machine is made once the caller has it. Another
+    /// process that is asked for the machine while nothing of it can be seen is told the host by the caller,
+    /// and does not choose another one.
+    async fn placed(&self, key: &MachineKey, wanted: &Wanted<'_>, told: Option<String>) -> Result<String> {
+        if let [only] = wanted.hosts.as_slice() {
             return Ok((*only).to_owned());
         }
-        let candidates = hosts.iter().map(|name| async move {
+        if let Some(host) = told.filter(|host| wanted.hosts.contains(&host.as_str())) {
+            return Ok(host);
+        }
+        let host = self.place(key, wanted).await?;
+        let what = format!(
+            "machine `{}` is placed on host `{host}`, and is made there when it is asked for again",
+            key.name
+        );
+        self.placements().insert(key.uuid(), host.clone());
+        Err(noted(Status::new(Code::Aborted, what), Note { host }.write()))
+    }
+
+    fn placements(&self) -> MutexGuard<'_, HashMap<Uuid, String>> {
+        self.placed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A host that has the memory.
+    async fn place(&self, key: &MachineKey, wanted: &Wanted<'_>) -> Result<String> {
+        let candidates = wanted.hosts.iter().map(|name| async move {
             let reserved = self.config.hosts[*name].reserved_memory_mib;
             let free_mib = self
                 .host(name)?
@@ -195,21 +223,30 @@ impl LibvirtDriver {
                 free_mib,
             })
         });
-        placement::choose(try_join_all(candidates).await?, needed_mib)
+        placement::choose(
+            try_join_all(candidates).await?,
+            wanted.size.memory_mib,
+            key.uuid(),
+        )
     }
 
     async fn create(&self, request: CreateMachineRequest) -> Result<Machine> {
         let asked = Asked::read(&request.machine, None)?;
         let wanted = asked.spec.within(&self.config)?;
-        let held = self.locks.hold(&asked.key.domain_name()).await;
+        let held = self.locks.hold(&asked.key.domain_name()).await?;
+        let told = self.placements().remove(&asked.key.uuid());
         let note = request.last_known_state.as_ref().and_then(Note::read);
+        // The pool may have other hosts by now; one that is not configured at all may have the VM.
+        let note = note.filter(|note| {
+            wanted.hosts.contains(&note.host.as_str()) || !self.hosts.contains_key(&note.host)
+        });
         let whereabouts = Self::whereabouts(&asked, note);
         let survey = self.survey(&asked.key, &whereabouts).await?;
         let host = match survey.for_create(&asked.key, &whereabouts)? {
             Some(home) => home,
             None => match &whereabouts {
                 Whereabouts::On(host) => host.clone(),
-                Whereabouts::Anywhere => self.place(&wanted.hosts, wanted.size.memory_mib).await?,
+                Whereabouts::Anywhere => self.placed(&asked.key, &wanted, told).await?,
             },
         };
         let order = Order {
@@ -222,7 +259,6 @@ impl LibvirtDriver {
             user_data: request.machine.class.secrets.get(USER_DATA).cloned(),
             format: request.machine.class.secrets.get(USER_DATA_FORMAT).cloned(),
             images: self.images.clone(),
-            storage_pools: self.storage_pools(),
             reserved_mib: self.config.hosts[&host].reserved_memory_mib,
             key: asked.key.clone(),
             host: host.clone(),
@@ -231,21 +267,19 @@ impl LibvirtDriver {
             .host(&host)?
             .run(move |connect| {
                 let _held = held;
-                machines::create(connect, &order)?;
-                machines::find(connect, &order.key)?.describe(&order.key)
+                machines::create(connect, &order)
             })
             .await;
         let note = Note { host }.write();
         match made {
-            Ok(machine) => Ok(Machine {
+            Ok(Created::Made(machine)) => Ok(Machine {
                 last_known_state: note,
-                ..machine
+                ..*machine
             }),
-            // The next try is made where this one may have left something.
-            Err(status) => Err(match note {
-                Some(note) if !status.code().ends_a_create() => status.with_last_known_state(note),
-                _ => status,
-            }),
+            // The next try may be made on another host.
+            Ok(Created::Refused(status)) => Err(noted(status, Note::withdrawn())),
+            // It is made where this one may have left something.
+            Err(status) => Err(noted(status, note)),
         }
     }
 
@@ -254,7 +288,8 @@ impl LibvirtDriver {
         if !asked.is_possible() {
             return Ok(());
         }
-        let held = Arc::new(self.locks.hold(&asked.key.domain_name()).await);
+        let held = Arc::new(self.locks.hold(&asked.key.domain_name()).await?);
+        self.placements().remove(&asked.key.uuid());
         let note = request.last_known_state.as_ref().and_then(Note::read);
         let whereabouts = Self::whereabouts(&asked, note);
         if let Whereabouts::On(name) = &whereabouts {
@@ -276,14 +311,28 @@ impl LibvirtDriver {
                 });
                 let removed = survey::within_patience(required, removal).await;
                 match removed {
-                    // A host that can't have it need not be there.
-                    Err(error) if !required && error.code().is_outage() => Ok(()),
+                    // A host that can't have it need not be there, nor let the driver in.
+                    Err(error) if !required && is_out_of_reach(&error) => Ok(()),
                     removed => removed,
                 }
             }
         });
         join_all(removals).await.into_iter().collect()
     }
+}
+
+/// An error with what the caller is to bring back.
+fn noted(status: Status, note: Option<LastKnownState>) -> Status {
+    match note {
+        Some(note) => status.with_last_known_state(note),
+        None => status,
+    }
+}
+
+/// Whether a host is down, or refuses the driver.
+fn is_out_of_reach(error: &Status) -> bool {
+    let refuses = [Code::Unauthenticated, Code::PermissionDenied].contains(&error.code());
+    refuses || error.code().is_outage()
 }
 
 #[async_trait]
@@ -309,7 +358,7 @@ impl Driver for LibvirtDriver {
 
     /// Ready as long as one host answers: calls about another one say themselves that it is away.
     async fn probe(&self) -> Result<Readiness> {
-        let asked = self.hosts.values().map(|host| Box::pin(host.run(|_| Ok(()))));
+        let asked = self.hosts.values().map(|host| Box::pin(host.is_there()));
         match futures::future::select_ok(asked).await {
             Ok(_) => Ok(Readiness::Ready),
             Err(status) => {
@@ -364,6 +413,9 @@ impl Driver for LibvirtDriver {
             let mut vm = machines::find(connect, key)?;
             if !vm.record.started {
                 vm.start().map_err(|error| {
+                    if error.code() == Code::Aborted {
+                        return error;
+                    }
                     let what = format!(
                         "VM {} could not be started: {}",
                         vm.record.provider_id,

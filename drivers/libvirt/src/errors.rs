@@ -75,6 +75,17 @@ pub fn status(doing: &str, error: Error) -> Status {
     Status::new(code, message).with_source(error)
 }
 
+/// An error with a volume that was found. One that another call makes or removes at this moment is busy, and
+/// soon will not be.
+pub fn of_a_volume(doing: &str, error: Error) -> Status {
+    let is_busy = [ErrorNumber::OperationInvalid, ErrorNumber::NoStorageVolume].contains(&error.code());
+    let status = status(doing, error);
+    if is_busy {
+        return Status::new(Code::Aborted, status.message()).with_source(status);
+    }
+    status
+}
+
 /// An error while a connection was opened. Whatever it is, unless the host refuses the driver: it says
 /// nothing about any VM.
 pub fn not_connected(host: &str, error: Error) -> Status {
@@ -93,14 +104,56 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_gives_its_code_and_none_says_that_there_is_no_vm() {
-        let mut seen = HashSet::new();
-        for (number, expected) in TABLE {
-            assert!(seen.insert(*number), "{number:?} is twice in the table");
-            assert_eq!(code(*number, "words"), *expected, "{number:?}");
-            assert_ne!(*expected, Code::NotFound, "{number:?}");
+    fn every_error_of_libvirt_has_the_code_that_is_written_down_and_none_says_that_there_is_no_vm() {
+        use ErrorNumber as E;
+        let expected = [
+            (E::NoConnect, Code::Unavailable),
+            (E::UnknownHost, Code::Unavailable),
+            (E::InvalidConn, Code::Unavailable),
+            (E::Rpc, Code::Unavailable),
+            (E::GnutlsError, Code::Unavailable),
+            (E::Ssh, Code::Unavailable),
+            (E::Libssh, Code::Unavailable),
+            (E::AgentUnresponsive, Code::Unavailable),
+            (E::AuthFailed, Code::Unauthenticated),
+            (E::AuthCancelled, Code::Unauthenticated),
+            (E::AuthUnavailable, Code::Unauthenticated),
+            (E::OperationDenied, Code::PermissionDenied),
+            (E::AccessDenied, Code::PermissionDenied),
+            (E::NoDomain, Code::Aborted),
+            (E::DomExist, Code::Aborted),
+            (E::StorageVolExist, Code::Aborted),
+            (E::OperationTimeout, Code::Aborted),
+            (E::OperationAborted, Code::Aborted),
+            (E::ResourceBusy, Code::Aborted),
+            (E::OperationInvalid, Code::FailedPrecondition),
+            (E::NoStoragePool, Code::FailedPrecondition),
+            (E::NoStorageVolume, Code::FailedPrecondition),
+            (E::NoNetwork, Code::FailedPrecondition),
+            (E::ConfigUnsupported, Code::FailedPrecondition),
+            (E::ArgumentUnsupported, Code::FailedPrecondition),
+            (E::OperationUnsupported, Code::FailedPrecondition),
+            (E::NoSupport, Code::FailedPrecondition),
+            (E::CpuIncompatible, Code::FailedPrecondition),
+            (E::DeviceMissing, Code::FailedPrecondition),
+            (E::HookScriptFailed, Code::FailedPrecondition),
+            (E::NoMemory, Code::ResourceExhausted),
+            (E::InternalError, Code::Internal),
+            (E::SystemError, Code::Internal),
+            (E::OperationFailed, Code::Internal),
+            (E::InvalidArg, Code::Internal),
+            (E::XmlError, Code::Internal),
+            (E::XmlDetail, Code::Internal),
+            (E::XmlInvalidSchema, Code::Internal),
+        ];
+        assert_eq!(TABLE.len(), expected.len(), "a row has no test");
+        let numbers: HashSet<_> = TABLE.iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers.len(), TABLE.len(), "an error is twice in the table");
+        for (number, expected) in expected {
+            assert_eq!(code(number, "words"), expected, "{number:?}");
+            assert_ne!(code(number, "words"), Code::NotFound, "{number:?}");
             assert_eq!(
-                code(*number, "qemu-img: No space left on device"),
+                code(number, "qemu-img: No space left on device"),
                 Code::ResourceExhausted,
                 "{number:?}"
             );

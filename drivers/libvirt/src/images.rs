@@ -2,7 +2,7 @@
 //! stands on it, and again when its file has changed.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use cmi_driver::{Code, Result, Status};
 use serde::Deserialize;
@@ -59,11 +59,11 @@ struct Stamp {
 }
 
 impl Images {
-    /// The image, if it is what the configuration says. The first time its whole file is read; other jobs
-    /// that want the same image of the same host wait for that.
+    /// The image, if it is what the configuration says. The first time its whole file is read.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION when it is missing, another one, or was copied in part.
+    /// FAILED_PRECONDITION when it is missing, another one, or was copied in part; ABORTED while another job
+    /// reads it: jobs that wait would take up the connections of the host.
     pub fn check(&self, connect: &Connect, host: &str, name: &str, image: &Image) -> Result<CheckedImage> {
         let volume = find(connect, host, name, image)?;
         let stamp = stamp(&volume)?;
@@ -76,7 +76,14 @@ impl Images {
             let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(all.entry(place).or_default())
         };
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = match known.try_lock() {
+            Ok(known) => known,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let what = format!("image `{name}` is being read on host `{host}`, to be checked");
+                return Err(Status::new(Code::Aborted, what));
+            }
+        };
         let current = match known.take().filter(|state| state.stamp == stamp) {
             Some(state) => state,
             None => State {

@@ -2,8 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
+use cmi_driver::{Code, Result, Status};
 use tokio::sync::OwnedMutexGuard;
+use tokio::time::timeout;
+
+/// How long a call waits for another one on the same machine.
+const WAIT: Duration = Duration::from_secs(20);
 
 /// A lock for each name that is held or waited for.
 #[derive(Debug, Default)]
@@ -12,7 +18,10 @@ pub struct Locks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
 impl Locks {
     /// Waits for the lock of a name. The guard goes with the job, which ends later than a call that is
     /// dropped.
-    pub async fn hold(&self, name: &str) -> OwnedMutexGuard<()> {
+    ///
+    /// # Errors
+    /// ABORTED when something else holds it for long.
+    pub async fn hold(&self, name: &str) -> Result<OwnedMutexGuard<()>> {
         let lock = {
             let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             all.retain(|_, lock| lock.strong_count() > 0);
@@ -22,7 +31,9 @@ impl Locks {
                 lock
             })
         };
-        lock.lock_owned().await
+        timeout(WAIT, lock.lock_owned())
+            .await
+            .map_err(|_elapsed| Status::new(Code::Aborted, "another call on the machine is under way"))
     }
 }
 
@@ -35,16 +46,23 @@ mod tests {
     #[tokio::test]
     async fn a_name_is_held_once_and_others_are_free() {
         let locks = Locks::default();
-        let first = locks.hold("a").await;
+        let first = locks.hold("a").await.unwrap();
         assert!(locks.hold("a").now_or_never().is_none());
         assert!(locks.hold("b").now_or_never().is_some());
         drop(first);
         assert!(locks.hold("a").now_or_never().is_some());
-        let _last = locks.hold("c").await;
+        let _last = locks.hold("c").await.unwrap();
         assert_eq!(
             locks.0.lock().unwrap().len(),
             1,
             "what nothing holds is forgotten"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_hangs_does_not_keep_others_waiting_for_ever() {
+        let locks = Locks::default();
+        let _hangs = locks.hold("a").await.unwrap();
+        assert_eq!(locks.hold("a").await.unwrap_err().code(), Code::Aborted);
     }
 }

@@ -22,7 +22,7 @@ use crate::identity::MachineKey;
 use crate::metadata::{self, Record};
 use crate::spec::VmSpec;
 
-pub use make::{Order, create};
+pub use make::{Created, Order, create};
 pub use remove::delete;
 
 /// Kind of metadata that is an element of a namespace.
@@ -47,6 +47,9 @@ pub enum Sight {
     Ours(Box<Vm>),
     /// The domain of another machine object, or of nothing that is known, in words.
     Other(String),
+    /// A domain with the UUID of the machine that is not noted as the machine's, in words: what was noted
+    /// of it was changed, and it may be the machine's.
+    Unmarked(String),
 }
 
 /// What one host says of a machine.
@@ -67,25 +70,26 @@ pub enum Seen {
 pub fn look(connect: &Connect, key: &MachineKey) -> Result<Sight> {
     let (name, uuid) = (key.domain_name(), key.uuid().to_string());
     // By the UUID first: an administrator may give the domain another name, and its volumes are in use then.
-    let found = or_none(Domain::lookup_by_uuid_string(connect, &uuid))
-        .and_then(|found| {
-            found.map_or_else(
-                || or_none(Domain::lookup_by_name(connect, &name)),
-                |it| Ok(Some(it)),
-            )
-        })
-        .map_err(|error| status(&format!("looking for domain `{name}`"), error))?;
-    let Some(domain) = found else {
+    let failed = |error| status(&format!("looking for domain `{name}`"), error);
+    let by_uuid = or_none(Domain::lookup_by_uuid_string(connect, &uuid)).map_err(failed)?;
+    let (domain, another): (_, fn(String) -> Sight) = match by_uuid {
+        Some(domain) => (Some(domain), Sight::Unmarked),
+        None => (
+            or_none(Domain::lookup_by_name(connect, &name)).map_err(failed)?,
+            Sight::Other,
+        ),
+    };
+    let Some(domain) = domain else {
         return Ok(Sight::Nothing);
     };
     Ok(match record(&domain)? {
         Noted::Gone => Sight::Nothing,
-        Noted::Nothing => Sight::Other(format!("domain `{name}`, which no machine has")),
+        Noted::Nothing => another(format!("domain `{name}`, which no machine has")),
         Noted::Machine(record) if record.is_of(key) => Sight::Ours(Box::new(Vm {
             domain,
             record: *record,
         })),
-        Noted::Machine(record) => Sight::Other(format!(
+        Noted::Machine(record) => another(format!(
             "VM {}, which is of another machine object",
             record.provider_id
         )),
@@ -107,11 +111,11 @@ fn or_none(found: std::result::Result<Domain, Error>) -> std::result::Result<Opt
 pub fn see(connect: &Connect, key: &MachineKey) -> Result<Seen> {
     Ok(match look(connect, key)? {
         Sight::Nothing => Seen::Nothing,
-        Sight::Other(what) => Seen::Other(what),
+        Sight::Other(what) | Sight::Unmarked(what) => Seen::Other(what),
         Sight::Ours(vm) => {
             let machine = vm.describe(key)?;
-            let is_up = machine.power_state != Some(PowerState::Stopped);
-            Seen::Ours(Box::new(machine), vm.record.started || is_up)
+            let started = vm.record.started || machine.power_state.is_some_and(is_up);
+            Seen::Ours(Box::new(machine), started)
         }
     })
 }
@@ -123,7 +127,7 @@ pub fn see(connect: &Connect, key: &MachineKey) -> Result<Seen> {
 pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
     match look(connect, key)? {
         Sight::Ours(vm) => Ok(*vm),
-        Sight::Nothing | Sight::Other(_) => Err(not_found(key)),
+        Sight::Nothing | Sight::Other(_) | Sight::Unmarked(_) => Err(not_found(key)),
     }
 }
 
@@ -264,9 +268,27 @@ impl Vm {
             .map_err(|error| status("reading the state of a domain", error))
     }
 
-    /// Where a change goes: to what runs as well as to what is started the next time.
+    /// Whether it is there when it does not run, too.
+    fn is_persistent(&self) -> Result<bool> {
+        self.domain
+            .is_persistent()
+            .map_err(|error| status("reading the state of a domain", error))
+    }
+
+    /// Where a change goes: to what runs as well as to what is started the next time, as far as there is
+    /// both.
     fn affected(&self) -> Result<u32> {
-        Ok(if self.is_active()? { LIVE | CONFIG } else { CONFIG })
+        let live = if self.is_active()? { LIVE } else { 0 };
+        let config = if self.is_persistent()? { CONFIG } else { 0 };
+        Ok(live | config)
+    }
+
+    fn is_not_being_deleted(&self) -> Result<()> {
+        if !self.record.deleting {
+            return Ok(());
+        }
+        let what = format!("VM {} is being deleted", self.record.provider_id);
+        Err(Status::new(Code::Aborted, what))
     }
 
     /// Notes something else of the domain.
@@ -288,8 +310,9 @@ impl Vm {
     /// Starts the domain unless it runs, and notes that it was started.
     ///
     /// # Errors
-    /// Those of the host.
+    /// Those of the host; ABORTED when it is being deleted.
     pub fn start(&mut self) -> Result<()> {
+        self.is_not_being_deleted()?;
         match self.domain.create() {
             Ok(_) => {}
             Err(error) if is_running_already(&error) && self.is_active()? => {}
@@ -334,8 +357,9 @@ impl Vm {
     /// button does not.
     ///
     /// # Errors
-    /// Those of the host.
+    /// Those of the host; ABORTED when it is being deleted.
     pub fn restart(&mut self) -> Result<()> {
+        self.is_not_being_deleted()?;
         self.destroy()?;
         self.start()
     }
@@ -354,11 +378,22 @@ impl Vm {
     /// to do.
     ///
     /// # Errors
-    /// Those of the host; OUT_OF_RANGE when the VM can't have as much memory.
+    /// Those of the host; OUT_OF_RANGE and INVALID_ARGUMENT before anything is changed when the VM can't be
+    /// like that.
     pub fn update(&mut self, spec: &VmSpec, request: &UpdateMachineRequest) -> Result<()> {
         let last: VmSpec = VmSpec::read(&request.last_applied_provider_spec, crate::spec::Tagged::Not)?;
-        self.update_memory(spec)?;
-        self.update_shares(spec, &last)?;
+        let most = self
+            .domain
+            .get_max_memory()
+            .map_err(|error| status("reading the memory of the guest", error))?;
+        spec.check_hot(most / 1024)?;
+        if spec.cpu_shares.is_none() && last.cpu_shares.is_some() {
+            let what =
+                "the provider spec's /cpuShares can be changed while the VM lives, and not be taken away";
+            return Err(Status::new(Code::InvalidArgument, what));
+        }
+        self.update_memory(spec.memory_mib.map_or(most, |mib| mib * 1024))?;
+        self.update_shares(spec)?;
         let mut tags = self.record.tags.clone();
         let (wanted, before) = (spec.own_tags(), last.own_tags());
         tags.retain(|tag, _| wanted.contains_key(tag) || !before.contains_key(tag));
@@ -383,34 +418,20 @@ impl Vm {
         Configured::parse(&xml)
     }
 
-    fn update_memory(&self, spec: &VmSpec) -> Result<()> {
-        let failed = |error| status("changing the memory of the guest", error);
-        let most = self.domain.get_max_memory().map_err(failed)?;
-        let wanted = spec.memory_mib.map_or(most, |mib| mib.saturating_mul(1024));
-        if wanted > most {
-            let what = format!(
-                "the provider spec's /memoryMib asks for more than the {} MiB that the VM was made with",
-                most / 1024
-            );
-            return Err(Status::new(Code::OutOfRange, what));
-        }
+    /// To so many KiB.
+    fn update_memory(&self, wanted: u64) -> Result<()> {
         if self.configured()?.current_memory == wanted {
             return Ok(());
         }
         self.domain
             .set_memory_flags(wanted, self.affected()?)
             .map(drop)
-            .map_err(failed)
+            .map_err(|error| status("changing the memory of the guest", error))
     }
 
-    fn update_shares(&self, spec: &VmSpec, last: &VmSpec) -> Result<()> {
+    fn update_shares(&self, spec: &VmSpec) -> Result<()> {
         let Some(shares) = spec.cpu_shares else {
-            if last.cpu_shares.is_none() {
-                return Ok(());
-            }
-            let what =
-                "the provider spec's /cpuShares can be changed while the VM lives, and not be taken away";
-            return Err(Status::new(Code::InvalidArgument, what));
+            return Ok(());
         };
         if self.configured()?.cputune.and_then(|tuning| tuning.shares) == Some(shares) {
             return Ok(());
@@ -446,6 +467,11 @@ impl Configured {
             Status::new(Code::Internal, "libvirt's definition of a domain can't be read").with_source(error)
         })
     }
+}
+
+/// Whether a domain in this state was started. One whose start failed is off, or has failed.
+const fn is_up(state: PowerState) -> bool {
+    matches!(state, PowerState::Running | PowerState::Stopping)
 }
 
 fn is_running_already(error: &Error) -> bool {
@@ -495,6 +521,19 @@ mod tests {
             (virt_sys::VIR_DOMAIN_SHUTOFF, 2, PowerState::Stopped),
         ] {
             assert_eq!(power_state(state, reason), expected, "{state} {reason}");
+        }
+    }
+
+    /// INI-22
+    #[test]
+    fn a_vm_whose_start_failed_was_not_started() {
+        for (state, expected) in [
+            (PowerState::Running, true),
+            (PowerState::Stopping, true),
+            (PowerState::Stopped, false),
+            (PowerState::Failed, false),
+        ] {
+            assert_eq!(is_up(state), expected, "{state:?}");
         }
     }
 

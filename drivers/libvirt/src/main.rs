@@ -15,6 +15,8 @@ use tracing_subscriber::EnvFilter;
 
 /// The exit code of wrong flags, environment or files: nothing was started.
 const MISCONFIGURED: u8 = 2;
+/// How long jobs on hosts may take to end after the calls that wanted them.
+const JOBS_END_WITHIN: Duration = Duration::from_secs(1);
 /// The exit code after a second signal.
 const ABORTED: i32 = 130;
 
@@ -95,10 +97,13 @@ fn main() -> ExitCode {
 fn start(cli: Cli) -> Result<(), Failure> {
     log(&cli).map_err(Failure::Misconfigured)?;
     let config = Config::read(&cli.config).map_err(Failure::Misconfigured)?;
-    tokio::runtime::Runtime::new()
+    let runtime = tokio::runtime::Runtime::new()
         .context("starting the runtime failed")
-        .map_err(Failure::Failed)?
-        .block_on(serve(cli, config))
+        .map_err(Failure::Failed)?;
+    let served = runtime.block_on(serve(cli, config));
+    // A call of libvirt may hang, and can't be ended.
+    runtime.shutdown_timeout(JOBS_END_WITHIN);
+    served
 }
 
 fn log(cli: &Cli) -> anyhow::Result<()> {

@@ -30,10 +30,10 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// The instance metadata. All values are plain scalars of YAML.
+    /// The instance metadata. A name is quoted: YAML takes `1001` and `no` for a number and a truth value.
     fn meta_data(&self) -> String {
         format!(
-            "instance-id: {}\nlocal-hostname: {}\nprovider_id: {}\n",
+            "instance-id: {}\nlocal-hostname: \"{}\"\nprovider_id: {}\n",
             self.id, self.hostname, self.provider_id
         )
     }
@@ -109,6 +109,8 @@ struct Text(String);
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn instance() -> Instance {
@@ -160,13 +162,26 @@ mod tests {
         assert_eq!(names, ["meta-data", "network-config", "user-data"]);
         assert_eq!(
             String::from_utf8(files[0].1.clone()).unwrap(),
-            "instance-id: 9f1c\nlocal-hostname: md-0-x7k2p\nprovider_id: libvirt://host-a/9f1c\n"
+            "instance-id: 9f1c\nlocal-hostname: \"md-0-x7k2p\"\nprovider_id: libvirt://host-a/9f1c\n"
         );
         assert!(
             String::from_utf8(files[1].1.clone())
                 .unwrap()
                 .contains("52:01:02:03:04:05")
         );
+    }
+
+    #[test]
+    fn a_name_is_text_whatever_yaml_takes_it_for() {
+        for name in ["1001", "true", "no", "2024-01-01", "1e3", "null"] {
+            let instance = Instance {
+                hostname: name.to_owned(),
+                ..instance()
+            };
+            let read: BTreeMap<String, serde_json::Value> =
+                serde_saphyr::from_str(&instance.meta_data()).unwrap();
+            assert_eq!(read["local-hostname"], name);
+        }
     }
 
     #[test]

@@ -189,21 +189,7 @@ impl VmSpec {
                 &format!("is {asked} GB; a VM of the pool has 1 to {most} GB"),
             ));
         }
-        if let Some(asked) = self.cpu_shares
-            && !SHARES.contains(&asked)
-        {
-            let what = format!("is {asked}; there are {} to {}", SHARES.start(), SHARES.end());
-            return Err(out_of_range(CPU_SHARES, &what));
-        }
-        if let Some(asked) = self.memory_mib
-            && !(LEAST_MEMORY_MIB..=size.memory_mib).contains(&asked)
-        {
-            let what = format!(
-                "is {asked}; a VM of the size has {LEAST_MEMORY_MIB} to {}",
-                size.memory_mib
-            );
-            return Err(out_of_range(MEMORY_MIB, &what));
-        }
+        self.check_hot(size.memory_mib)?;
         Ok(Wanted {
             pool,
             size,
@@ -211,6 +197,26 @@ impl VmSpec {
             image,
             hosts,
         })
+    }
+
+    /// Checks what can be changed on a VM that lives and has so much memory at most.
+    ///
+    /// # Errors
+    /// OUT_OF_RANGE with the field (DRV-CR-11).
+    pub fn check_hot(&self, most_memory_mib: u64) -> Result<()> {
+        if let Some(asked) = self.cpu_shares
+            && !SHARES.contains(&asked)
+        {
+            let what = format!("is {asked}; there are {} to {}", SHARES.start(), SHARES.end());
+            return Err(out_of_range(CPU_SHARES, &what));
+        }
+        if let Some(asked) = self.memory_mib
+            && !(LEAST_MEMORY_MIB..=most_memory_mib).contains(&asked)
+        {
+            let what = format!("is {asked}; a VM of the size has {LEAST_MEMORY_MIB} to {most_memory_mib}");
+            return Err(out_of_range(MEMORY_MIB, &what));
+        }
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod lab;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
@@ -14,9 +15,10 @@ use capcmi_driver_libvirt::identity::MachineKey;
 use capcmi_driver_libvirt::metadata::{NAMESPACE, PREFIX, Record};
 use cmi_driver::{
     AddressType, Code, CreateMachineRequest, DeleteMachineRequest, Driver, GetMachineStatusRequest,
-    InitializeMachineRequest, ListMachinesRequest, Machine, MachineRef, PowerState, ProviderId,
-    RestartMachineRequest, ShutDownMachineRequest, UpdateMachineRequest,
+    InitializeMachineRequest, LastKnownState, ListMachinesRequest, Machine, MachineRef, PowerState,
+    ProviderId, RestartMachineRequest, ShutDownMachineRequest, UpdateMachineRequest,
 };
+use futures::future::join_all;
 use lab::{CLUSTER, HOSTS, Lab, eventually, machine, sha256};
 use serde_json::json;
 use tokio::time::{Instant, timeout};
@@ -27,12 +29,32 @@ use virt::storage_vol::StorageVol;
 
 const ELEMENT: i32 = virt_sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
 
-async fn create(driver: &LibvirtDriver, machine: &MachineRef) -> cmi_driver::Result<Machine> {
+async fn create_with(
+    driver: &LibvirtDriver,
+    machine: &MachineRef,
+    last_known_state: Option<LastKnownState>,
+) -> cmi_driver::Result<Machine> {
     let request = CreateMachineRequest {
         machine: machine.clone(),
-        last_known_state: None,
+        last_known_state,
     };
     driver.create_machine(request).await
+}
+
+/// Creates, and once more with the note where the machine was placed alone.
+async fn create(driver: &LibvirtDriver, machine: &MachineRef) -> cmi_driver::Result<Machine> {
+    let first = create_with(driver, machine, None).await;
+    match placed(&first) {
+        Some(state) => create_with(driver, machine, Some(state)).await,
+        None => first,
+    }
+}
+
+/// The note of a create that placed the machine, and made none.
+fn placed(answer: &cmi_driver::Result<Machine>) -> Option<LastKnownState> {
+    let status = answer.as_ref().err()?;
+    let placed = status.code() == Code::Aborted && status.message().contains("is placed on host");
+    status.last_known_state().cloned().filter(|_| placed)
 }
 
 async fn delete(
@@ -352,8 +374,8 @@ async fn a_host_that_is_down_is_unavailable_and_leads_to_no_second_vm() -> Resul
     let anywhere = |name: &str| machine(name, &json!({}), b"");
     let (first, second) = (on("a", "host-a"), anywhere("b"));
     let id = create(&driver, &first).await?.provider_id;
-    // The emptier host: the other has a machine.
-    let placed = create(&driver, &second).await?;
+    let on_b = LastKnownState::new(b"{\"host\":\"host-b\"}".to_vec());
+    let placed = create_with(&driver, &second, on_b).await?;
     assert_eq!(placed.failure_domain.as_deref(), Some("host-b"));
 
     lab.stop("host-a")?;
@@ -417,6 +439,115 @@ async fn a_host_that_is_down_is_unavailable_and_leads_to_no_second_vm() -> Resul
     for machine in [&first, &second, &anywhere("new")] {
         delete(&driver, machine, None).await?;
     }
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// The same machine, made by two drivers at once: it is there in the end, and is one.
+async fn made_by_two(lab: &Lab, machine: &MachineRef, state: Option<LastKnownState>) -> Result<Machine> {
+    let drivers = [lab.driver()?, lab.driver()?];
+    let at_once = drivers
+        .iter()
+        .map(|driver| create_with(driver, machine, state.clone()));
+    for answer in join_all(at_once).await {
+        let code = code(&answer);
+        ensure!(matches!(code, None | Some(Code::Aborted)), "{answer:?}");
+    }
+    let mut ids = BTreeSet::new();
+    for driver in &drivers {
+        let made = create_with(driver, machine, state.clone()).await?;
+        assert_eq!(made.power_state, Some(PowerState::Running));
+        ids.insert(made.provider_id.to_string());
+    }
+    let mut domains = 0;
+    for host in HOSTS {
+        let connect = lab.connect(host)?;
+        let Ok(domain) = domain(&connect, machine) else {
+            continue;
+        };
+        domains += 1;
+        ensure!(domain.is_active()?);
+        for word in ["root", "seed", "console"] {
+            let found = volumes(&connect, machine, word)?;
+            ensure!(
+                found.len() == 1 && fs::exists(found[0].get_path()?)?,
+                "{word}: {found:?}"
+            );
+        }
+    }
+    assert_eq!((ids.len(), domains), (1, 1), "{ids:?}");
+    Ok(status(&drivers[0], machine, None).await?)
+}
+
+/// DRV-10, DRV-11
+#[tokio::test]
+async fn two_drivers_that_make_the_same_machine_at_once_make_one_and_harm_none() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    for name in ["1001", "no", "true"] {
+        let machine = machine(name, &json!({"failureDomain": "host-a"}), b"#!/bin/sh\n");
+        made_by_two(&lab, &machine, None).await.context(name)?;
+        let uuid = key(&machine).uuid().to_string();
+        // Its disks are those that it was started with: it goes on, and is read through them.
+        eventually("the guest's start", async || {
+            let console = lab.console(&uuid)?;
+            ensure!(
+                console.contains(&format!("GUEST seed hostname={name} ")) && console.contains("GUEST done"),
+                "{console}"
+            );
+            Ok(())
+        })
+        .await?;
+        delete(&lab.driver()?, &machine, None).await?;
+    }
+    // Without a failure domain, both say a host, and none makes the machine before its caller has the note.
+    let (one, other) = (lab.driver()?, lab.driver()?);
+    let anywhere = machine("anywhere", &json!({}), b"#!/bin/sh\n");
+    let first = create_with(&one, &anywhere, None).await;
+    let state = placed(&first).context("the first driver did not place the machine")?;
+    let second = placed(&create_with(&other, &anywhere, None).await);
+    assert_eq!(second.as_ref(), Some(&state), "they chose two hosts");
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    let made = made_by_two(&lab, &anywhere, Some(state.clone())).await?;
+    let host = made.failure_domain.context("no failure domain")?;
+    assert_eq!(state.as_bytes(), format!("{{\"host\":\"{host}\"}}").as_bytes());
+    delete(&one, &anywhere, None).await?;
+    // A caller that brings no note back gets its machine all the same.
+    let answer = create_with(&one, &anywhere, None).await;
+    assert!(placed(&answer).is_some(), "{answer:?}");
+    create_with(&one, &anywhere, None).await?;
+    delete(&one, &anywhere, None).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// A domain is not taken for the machine's, nor are its disks removed, by the UUID alone.
+///
+/// DRV-28
+#[tokio::test]
+async fn a_vm_whose_note_was_taken_away_keeps_its_disks() -> Result<()> {
+    let Some(lab) = lab::lab().await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    let machine = machine("m", &json!({"failureDomain": "host-a"}), b"#!/bin/sh\n");
+    create(&driver, &machine).await?;
+    let connect = lab.connect("host-a")?;
+    let there = domain(&connect, &machine)?;
+    let noted = there.get_metadata(ELEMENT, Some(NAMESPACE), 0)?;
+    let record = Record::parse(&noted)?;
+    there.set_metadata(ELEMENT, None, Some(PREFIX), Some(NAMESPACE), 0)?;
+    assert_eq!(
+        code(&delete(&driver, &machine, None).await),
+        Some(Code::FailedPrecondition)
+    );
+    assert_eq!(code(&create(&driver, &machine).await), Some(Code::AlreadyExists));
+    assert!(there.is_active()?);
+    assert_eq!(volumes(&connect, &machine, "")?.len(), 3);
+    let element = record.to_element()?;
+    there.set_metadata(ELEMENT, Some(&element), Some(PREFIX), Some(NAMESPACE), 0)?;
+    delete(&driver, &machine, None).await?;
     assert_eq!(lab.left()?, Vec::<String>::new());
     Ok(())
 }

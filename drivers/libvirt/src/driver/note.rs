@@ -16,6 +16,11 @@ impl Note {
         serde_json::from_slice(state.as_bytes()).ok()
     }
 
+    /// What takes the place of a note that counts no more: an empty state would leave it.
+    pub fn withdrawn() -> Option<LastKnownState> {
+        LastKnownState::new(b"{}".to_vec())
+    }
+
     /// For the provider.
     pub fn write(&self) -> Option<LastKnownState> {
         serde_json::to_vec(self).ok().and_then(LastKnownState::new)
@@ -32,6 +37,7 @@ mod tests {
             host: "host-a".to_owned(),
         };
         assert_eq!(Note::read(&note.write().unwrap()), Some(note));
+        assert_eq!(Note::read(&Note::withdrawn().unwrap()), None);
         for other in ["x", "{}", "{\"host\":1}"] {
             let state = LastKnownState::new(other.as_bytes().to_vec()).unwrap();
             assert_eq!(Note::read(&state), None, "{other}");

@@ -1,6 +1,6 @@
 //! Making a machine, or the rest of one.
 
-use cmi_driver::{Code, Result, SecretValue, Status};
+use cmi_driver::{Code, Machine, Result, SecretValue, Status};
 use sha2::{Digest as _, Sha256};
 use virt::connect::Connect;
 use virt::domain::Domain;
@@ -10,10 +10,9 @@ use virt::storage_pool::StoragePool;
 use virt::storage_vol::StorageVol;
 use virt::stream::Stream;
 
-use super::remove::remove;
 use super::{Sight, Vm, look};
 use crate::config::{Image, ImageFormat, Size, VirtType, VmPool};
-use crate::errors::status;
+use crate::errors::{of_a_volume, status};
 use crate::identity::MachineKey;
 use crate::images::{CheckedImage, Images, hex};
 use crate::metadata::Record;
@@ -51,26 +50,77 @@ pub struct Order {
     pub format: Option<SecretValue>,
     /// The images that are known to be right.
     pub images: Images,
-    /// Storage pools that volumes may be in.
-    pub storage_pools: Vec<String>,
     /// Memory of the host that no machine gets, MiB.
     pub reserved_mib: u64,
 }
 
-/// Makes the machine, or adopts the one that is there. Where that fails for another reason than a lost
-/// connection, nothing is left of it.
+/// What came of an order that did not fail on the way.
+#[derive(Debug)]
+pub enum Created {
+    /// The machine is there.
+    Made(Box<Machine>),
+    /// It is not, and nothing was made: a domain of the name is another one, or the host is not fit for it.
+    Refused(Status),
+}
+
+/// What has to be right before anything is made.
+struct Checked {
+    pool: StoragePool,
+    image: CheckedImage,
+    root_bytes: u64,
+}
+
+/// Makes the machine, or adopts the one that is there.
+///
+/// Nothing is taken back of what fails half-way: another process may be making the same machine from the same
+/// volumes, and its guest may run by then. The repeat goes on with what is there, and the delete removes it.
 ///
 /// # Errors
-/// ALREADY_EXISTS when a domain of the name is another one; those of the host.
-pub fn create(connect: &Connect, order: &Order) -> Result<()> {
+/// ALREADY_EXISTS when the machine is there and was made from another spec; those of the host.
+pub fn create(connect: &Connect, order: &Order) -> Result<Created> {
     match look(connect, &order.key)? {
-        Sight::Ours(vm) => return adopt(*vm, order),
-        Sight::Other(what) => {
+        Sight::Ours(vm) => adopt(*vm, order)?,
+        Sight::Other(what) | Sight::Unmarked(what) => {
             let message = format!("machine `{}` can't be made: there is {what}", order.key.name);
-            return Err(Status::new(Code::AlreadyExists, message));
+            return Ok(Created::Refused(Status::new(Code::AlreadyExists, message)));
         }
-        Sight::Nothing => {}
+        Sight::Nothing => match check(connect, order) {
+            Ok(checked) => make(connect, order, &checked)?,
+            Err(status) if status.code().ends_a_create() && has_no_disk(connect, order) => {
+                return Ok(Created::Refused(status));
+            }
+            Err(status) => return Err(status),
+        },
     }
+    match look(connect, &order.key)? {
+        Sight::Ours(vm) => Ok(Created::Made(Box::new(vm.describe(&order.key)?))),
+        // NOT_FOUND is no answer of a create.
+        Sight::Nothing | Sight::Other(_) | Sight::Unmarked(_) => Err(changed_meanwhile(order)),
+    }
+}
+
+/// Whether the host says that no earlier call has made the first volume of the machine.
+fn has_no_disk(connect: &Connect, order: &Order) -> bool {
+    let found = StoragePool::lookup_by_name(connect, &order.pool.storage_pool)
+        .and_then(|pool| StorageVol::lookup_by_name(&pool, &root_volume(&order.key)));
+    let nothing = [ErrorNumber::NoStoragePool, ErrorNumber::NoStorageVolume];
+    found.is_err_and(|error| nothing.contains(&error.code()))
+}
+
+fn root_volume(key: &MachineKey) -> String {
+    format!("{}root.qcow2", key.volume_prefix())
+}
+
+fn changed_meanwhile(order: &Order) -> Status {
+    let what = format!(
+        "machine `{}` was changed by another call meanwhile",
+        order.key.name
+    );
+    Status::new(Code::Aborted, what)
+}
+
+/// Whether the host is fit for the machine.
+fn check(connect: &Connect, order: &Order) -> Result<Checked> {
     let free = super::free_mib(connect, order.reserved_mib)?;
     if free < order.size.memory_mib {
         let (host, needed) = (&order.host, order.size.memory_mib);
@@ -84,34 +134,15 @@ pub fn create(connect: &Connect, order: &Order) -> Result<()> {
         .images
         .check(connect, &order.host, &order.image_name, &order.image)?;
     let root_bytes = root_bytes(order, &image)?;
-    make(connect, &pool, order, &image, root_bytes).map_err(|error| undone(connect, order, error))
-}
-
-/// Takes back what was made, unless the machine runs after all. What can't be taken back is left for the
-/// repeat, or for the delete: the code then says that it may be there.
-fn undone(connect: &Connect, order: &Order, error: Status) -> Status {
-    if !connect.is_alive().unwrap_or(false) {
-        return error;
-    }
-    let gone = match look(connect, &order.key) {
-        Ok(Sight::Ours(vm)) if vm.is_active().unwrap_or(true) => return error,
-        Ok(_) => remove(connect, &order.key, &order.storage_pools),
-        Err(error) => Err(error),
-    };
-    let Err(left) = gone else { return error };
-    let what = format!(
-        "{}; and what was made could not be removed: {}",
-        error.message(),
-        left.message()
-    );
-    Status::new(Code::Aborted, what).with_source(error)
+    Ok(Checked {
+        pool,
+        image,
+        root_bytes,
+    })
 }
 
 fn adopt(mut vm: Vm, order: &Order) -> Result<()> {
-    if vm.record.deleting {
-        let what = format!("the VM of machine `{}` is being deleted", order.key.name);
-        return Err(Status::new(Code::Aborted, what));
-    }
+    vm.is_not_being_deleted()?;
     if let Some(field) = vm.record.difference(&order.spec) {
         return Err(Status::new(
             Code::AlreadyExists,
@@ -161,21 +192,20 @@ fn root_bytes(order: &Order, image: &CheckedImage) -> Result<u64> {
     Ok(asked)
 }
 
-fn make(
-    connect: &Connect,
-    pool: &StoragePool,
-    order: &Order,
-    image: &CheckedImage,
-    root_bytes: u64,
-) -> Result<()> {
+fn make(connect: &Connect, order: &Order, checked: &Checked) -> Result<()> {
+    let Checked {
+        pool,
+        image,
+        root_bytes,
+    } = checked;
     let key = &order.key;
     let id = key.vm_id(&order.host).to_string();
     let prefix = key.volume_prefix();
-    let root = format!("{prefix}root.qcow2");
+    let root = root_volume(key);
     let backing = (image.path.as_str(), order.image.format);
     let layer = xml::Volume {
         name: &root,
-        capacity: root_bytes,
+        capacity: *root_bytes,
         format: ImageFormat::Qcow2,
         backing: Some(backing),
     };
@@ -224,7 +254,7 @@ fn make(
         deleting: false,
         vm_pool: order.spec.vm_pool.clone(),
         size: order.spec.size.clone(),
-        root_fs_bytes: root_bytes,
+        root_fs_bytes: *root_bytes,
         image: order.image_name.clone(),
         host: order.host.clone(),
         tags: order.spec.own_tags(),
@@ -254,8 +284,23 @@ fn make(
         },
         mac: &key.mac(),
     };
-    let domain = Domain::define_xml(connect, &domain.to_xml()?)
-        .map_err(|error| status("defining the domain", error))?;
+    let xml = domain.to_xml()?;
+    define(connect, order, &xml, record)
+}
+
+/// Defines the domain, and starts it. To define it once more would change one that another process has made
+/// meanwhile: that is adopted.
+fn define(connect: &Connect, order: &Order, xml: &str, record: Record) -> Result<()> {
+    match look(connect, &order.key)? {
+        Sight::Nothing => {}
+        Sight::Ours(vm) => return adopt(*vm, order),
+        Sight::Other(_) | Sight::Unmarked(_) => return Err(changed_meanwhile(order)),
+    }
+    let domain = Domain::define_xml(connect, xml).map_err(|error| match look(connect, &order.key) {
+        // Not ALREADY_EXISTS, which says that there is nothing to delete: the volumes are there.
+        Ok(Sight::Other(_) | Sight::Unmarked(_)) => changed_meanwhile(order).with_source(error),
+        _ => status("defining the domain", error),
+    })?;
     // A host that was started again has its machines again.
     domain
         .set_autostart(true)
@@ -266,26 +311,29 @@ fn make(
 /// The volume of this name, made where there is none. One that is not as it has to be was left by a process
 /// that was killed in the middle: no domain has it, so it is made anew.
 fn have_volume(pool: &StoragePool, wanted: &xml::Volume<'_>) -> Result<StorageVol> {
-    let failed = |error: Error| status(&format!("making volume `{}`", wanted.name), error);
+    let doing = format!("making volume `{}`", wanted.name);
     match StorageVol::lookup_by_name(pool, wanted.name) {
         Ok(there) => {
-            let is_whole = there.get_info().map_err(failed)?.capacity == wanted.capacity
-                && match wanted.backing {
-                    Some((path, _)) => there
-                        .get_xml_desc(0)
-                        .map_err(failed)?
-                        .contains(&path_element(path)),
-                    None => true,
-                };
-            if is_whole {
+            if is_whole(&there, wanted).map_err(|error| of_a_volume(&doing, error))? {
                 return Ok(there);
             }
-            there.delete(0).map_err(failed)?;
+            there.delete(0).map_err(|error| of_a_volume(&doing, error))?;
         }
         Err(error) if error.code() == ErrorNumber::NoStorageVolume => {}
-        Err(error) => return Err(failed(error)),
+        Err(error) => return Err(status(&doing, error)),
     }
-    StorageVol::create_xml(pool, &wanted.to_xml()?, 0).map_err(failed)
+    StorageVol::create_xml(pool, &wanted.to_xml()?, 0).map_err(|error| status(&doing, error))
+}
+
+/// Whether a volume is as it has to be. One without a capacity grows: what a guest has written is kept.
+fn is_whole(there: &StorageVol, wanted: &xml::Volume<'_>) -> std::result::Result<bool, Error> {
+    if wanted.capacity != 0 && there.get_info()?.capacity != wanted.capacity {
+        return Ok(false);
+    }
+    Ok(match wanted.backing {
+        Some((path, _)) => there.get_xml_desc(0)?.contains(&path_element(path)),
+        None => true,
+    })
 }
 
 /// A path as libvirt writes it into a description.

@@ -6,7 +6,7 @@ use virt::error::ErrorNumber;
 use virt::storage_pool::StoragePool;
 
 use super::{Sight, Vm, look};
-use crate::errors::status;
+use crate::errors::{of_a_volume, status};
 use crate::identity::MachineKey;
 use crate::metadata::Record;
 
@@ -14,27 +14,46 @@ use crate::metadata::Record;
 ///
 /// # Errors
 /// Those of the host; what is left is found by a repeat.
-pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
-    remove(connect, key, storage_pools)
-}
-
+///
 /// First the volumes, then the domain: as long as the domain is there, the machine is.
-pub(super) fn remove(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
+pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
     match look(connect, key)? {
         Sight::Ours(mut vm) => {
             vm.switch_off()?;
             remove_volumes(connect, key, storage_pools)?;
-            vm.undefine()
+            vm.undefine()?;
+            is_gone(connect, key)
         }
         // The volumes have the machine object in their names, so they are this one's in any case.
         Sight::Nothing | Sight::Other(_) => remove_volumes(connect, key, storage_pools),
+        Sight::Unmarked(what) => {
+            let what = format!(
+                "machine `{}` can't be deleted: there is {what}, and the machine's volumes may be in use by it",
+                key.name
+            );
+            Err(Status::new(Code::FailedPrecondition, what))
+        }
     }
+}
+
+/// Another process may have defined or started it while its volumes were removed: a domain that runs while
+/// it is undefined is there until it ends.
+fn is_gone(connect: &Connect, key: &MachineKey) -> Result<()> {
+    let Sight::Ours(vm) = look(connect, key)? else {
+        return Ok(());
+    };
+    vm.destroy()?;
+    let what = format!("machine `{}` was started while it was deleted", key.name);
+    Err(Status::new(Code::Aborted, what))
 }
 
 /// The machine's volumes, in whatever pool they are: its spec may have named another one.
 fn remove_volumes(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
     let failed = |error| status("looking for the volumes of the machine", error);
     let prefix = key.volume_prefix();
+    for name in storage_pools {
+        read_again(connect, name)?;
+    }
     let pools = connect
         .list_all_storage_pools(virt_sys::VIR_CONNECT_LIST_STORAGE_POOLS_ACTIVE)
         .map_err(failed)?;
@@ -46,24 +65,26 @@ fn remove_volumes(connect: &Connect, key: &MachineKey, storage_pools: &[String])
             match volume.delete(0) {
                 Ok(()) => {}
                 Err(error) if error.code() == ErrorNumber::NoStorageVolume => {}
-                Err(error) => return Err(status("deleting a volume of the machine", error)),
+                Err(error) => return Err(of_a_volume("deleting a volume of the machine", error)),
             }
         }
-    }
-    for name in storage_pools {
-        must_be_active(connect, name)?;
     }
     Ok(())
 }
 
+/// Has libvirt look what is in a pool: it does not know of console logs that its log daemon has put aside.
 /// What is in a pool that is switched off is not seen. One that is not there has nothing.
-fn must_be_active(connect: &Connect, name: &str) -> Result<()> {
+fn read_again(connect: &Connect, name: &str) -> Result<()> {
     let failed = |error| status(&format!("looking for storage pool `{name}`"), error);
     let pool = match StoragePool::lookup_by_name(connect, name) {
         Err(error) if error.code() == ErrorNumber::NoStoragePool => return Ok(()),
         found => found.map_err(failed)?,
     };
     if pool.is_active().map_err(failed)? {
+        // It is refused while a volume is being made.
+        if let Err(error) = pool.refresh(0) {
+            tracing::debug!(pool = name, %error, "a storage pool was not read again");
+        }
         return Ok(());
     }
     let what = format!("storage pool `{name}` is not active, and may have volumes of the machine: start it");
@@ -78,6 +99,12 @@ impl Vm {
                 ..self.record.clone()
             };
             self.note(record)?;
+        }
+        // Else a host that is started again in the middle would start it.
+        if self.is_persistent()? {
+            self.domain
+                .set_autostart(false)
+                .map_err(|error| status("keeping the domain from starting with the host", error))?;
         }
         self.destroy()
     }

@@ -53,7 +53,7 @@ acpid -d -c /etc/acpi >/tmp/acpid.log 2>&1 &
 ifconfig lo 127.0.0.1
 for i in $(seq 20); do seed=$(findfs LABEL=cidata 2>/dev/null) && break; sleep 0.2; done
 if mount -o ro -t iso9660 "$seed" /mnt; then
-    hostname "$(sed -n 's/^local-hostname: *//p' /mnt/meta-data)"
+    hostname "$(sed -n 's/^local-hostname: *"\(.*\)"$/\1/p' /mnt/meta-data)"
     echo "GUEST seed hostname=$(hostname) $(sed -n 's/^provider_id: */provider_id=/p' /mnt/meta-data) user-data=$(sha256sum </mnt/user-data | cut -d' ' -f1)"
     ifconfig eth0 up && udhcpc -i eth0 -n -q -t 20 -T 1 >/dev/null 2>&1
     echo "GUEST address=$(ifconfig eth0 | sed -n 's/.*inet addr:\([0-9.]*\).*/\1/p') mac=$(cat /sys/class/net/eth0/address)"
