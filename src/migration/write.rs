@@ -463,24 +463,11 @@ pub(super) async fn unmark_one(
     name: &str,
     to: &str,
 ) -> Result<(), WriteError> {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, VERSION, kind));
-    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
-    let found = api.get_metadata_opt(name).await;
-    let found = found.map_err(|error| WriteError::api(format!("reading {kind} {name}"), error))?;
-    let mark = found
-        .as_ref()
-        .and_then(|found| found.annotations().get(MIGRATED_TO));
-    if mark.is_none_or(|mark| mark != to) {
-        return Ok(());
+    let api = old_api(client, namespace, kind);
+    match mark_of(&api, kind, name).await? {
+        Some(Some(mark)) if mark == to => set_mark(&api, kind, name, None).await,
+        Some(_) | None => Ok(()),
     }
-    let body = json!({"metadata": {"annotations": {MIGRATED_TO: null}}});
-    let patched = api
-        .patch(name, &PatchParams::default(), &Patch::Merge(&body))
-        .await;
-    let action = || format!("taking the annotation {MIGRATED_TO} of {kind} {name} away");
-    patched
-        .map(drop)
-        .map_err(|error| WriteError::api(action(), error))
 }
 
 /// What keeps the machines comes last: it says that all of the group is done.
@@ -503,25 +490,45 @@ async fn mark_one(
     name: &str,
     to: &str,
 ) -> Result<(), WriteError> {
+    let api = old_api(client, namespace, kind);
+    match mark_of(&api, kind, name).await? {
+        Some(mark) if mark.as_deref() != Some(to) => set_mark(&api, kind, name, Some(to)).await,
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// The API of a kind of machine-controller-manager.
+fn old_api(client: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, VERSION, kind));
-    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+    Api::namespaced_with(client.clone(), namespace, &resource)
+}
+
+/// The mark of an object, if it is there and has one.
+async fn mark_of(
+    api: &Api<DynamicObject>,
+    kind: &str,
+    name: &str,
+) -> Result<Option<Option<String>>, WriteError> {
     let found = api.get_metadata_opt(name).await;
     let found = found.map_err(|error| WriteError::api(format!("reading {kind} {name}"), error))?;
-    let Some(found) = found else { return Ok(()) };
-    if found
-        .annotations()
-        .get(MIGRATED_TO)
-        .is_some_and(|marked| marked == to)
-    {
-        return Ok(());
-    }
+    Ok(found.map(|found| found.annotations().get(MIGRATED_TO).cloned()))
+}
+
+async fn set_mark(
+    api: &Api<DynamicObject>,
+    kind: &str,
+    name: &str,
+    to: Option<&str>,
+) -> Result<(), WriteError> {
     let body = json!({"metadata": {"annotations": {MIGRATED_TO: to}}});
     let patched = api
         .patch(name, &PatchParams::default(), &Patch::Merge(&body))
         .await;
-    patched
-        .map(drop)
-        .map_err(|error| WriteError::api(format!("marking {kind} {name} as migrated"), error))
+    let action = match to {
+        Some(_) => format!("marking {kind} {name} as migrated"),
+        None => format!("taking the annotation {MIGRATED_TO} of {kind} {name} away"),
+    };
+    patched.map(drop).map_err(|error| WriteError::api(action, error))
 }
 
 pub(super) fn marker(body: &Value) -> String {
