@@ -120,6 +120,8 @@ pub(super) struct Watched<IO> {
     io: IO,
     first: FirstBytes,
     is_full: bool,
+    /// Why a write failed, until what came before it is read.
+    write_error: Option<io::Error>,
 }
 
 impl<IO> Watched<IO> {
@@ -128,6 +130,7 @@ impl<IO> Watched<IO> {
             io,
             first: first.clone(),
             is_full: false,
+            write_error: None,
         }
     }
 }
@@ -148,9 +151,37 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Watched<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Watched<IO> {
+impl<IO: AsyncRead + AsyncWrite + Unpin> Watched<IO> {
+    /// Reads what came before a write failed, and fails then. A server that answers and closes without
+    /// reading what was sent resets the connection: the protocol above would read no more.
+    fn after_what_came(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        let error = match written {
+            Poll::Ready(Err(error)) if self.first.is_none() => error,
+            written => return written,
+        };
+        let mut bytes = [0; KEPT];
+        match Pin::new(&mut *self).poll_read(cx, &mut ReadBuf::new(&mut bytes)) {
+            // How the read ends, the write has said.
+            Poll::Ready(_) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                self.write_error = Some(error);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<IO> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
+        let written = match self.write_error.take() {
+            Some(error) => Poll::Ready(Err(error)),
+            None => Pin::new(&mut self.io).poll_write(cx, bytes),
+        };
+        self.after_what_came(cx, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -166,7 +197,11 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Watched<IO> {
         cx: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
+        let written = match self.write_error.take() {
+            Some(error) => Poll::Ready(Err(error)),
+            None => Pin::new(&mut self.io).poll_write_vectored(cx, bytes),
+        };
+        self.after_what_came(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -176,7 +211,28 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Watched<IO> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
     use super::*;
+
+    /// A server that answers at once and closes with what was sent unread: its kernel resets the connection.
+    #[tokio::test]
+    async fn an_answer_before_a_reset_is_kept() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut server, _) = listener.accept().await.unwrap();
+        let first = FirstBytes::default();
+        let mut client = Watched::new(client, &first);
+        server.write_all(b"HTTP/1.1 400 Bad Request\r\n").await.unwrap();
+        client.write_all(b"PRI").await.unwrap();
+        server.read_exact(&mut [0]).await.unwrap();
+        drop(server);
+        while client.write_all(b" * HTTP/2.0").await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+        assert!(first.found(false).unwrap().contains("`HTTP/1.1 400 Bad Request`"));
+    }
 
     fn found(bytes: &[u8], expects_tls: bool) -> Option<String> {
         let first = FirstBytes::default();
