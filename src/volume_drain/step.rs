@@ -88,6 +88,10 @@ pub fn step<'a>(
     let mut next: Vec<_> = pods.iter().filter(|pod| pod.is_to_be_evicted()).collect();
     // The most important one is back first.
     next.sort_by_key(|pod| (-i64::from(pod.priority), &pod.namespace, &pod.name));
+    // A pod that was to be evicted and is not on its way out was refused: the others come before it.
+    if let Some(refused) = last.and_then(|last| next.iter().position(|pod| pod.uid == last.uid)) {
+        next.rotate_left(refused + 1);
+    }
     let before = match last.map(|last| awaited(attached, pods, last, timeout)) {
         None | Some(None) => Before::Left,
         Some(Some(waiting)) => {
@@ -232,12 +236,20 @@ mod tests {
         assert!(matches!(end, Step::Done(Before::TimedOut(_))), "{end:?}");
     }
 
-    /// The process was killed in between, or a PodDisruptionBudget was faster.
+    /// The process was killed in between, or the API server refused what its dry run had let pass: pods
+    /// that are refused each time do not keep those after them from their turn.
     #[test]
-    fn an_eviction_that_was_written_down_and_not_made_is_made() {
-        let (last, pods) = (evicted("b", 0, &["v-b"]), ["a", "b"].map(pod));
-        let step = step(&["v-b".to_owned()], &pods, Some(&last), TIMEOUT, at(1));
-        assert_eq!(names(&step), ["a", "b"]);
+    fn an_eviction_that_was_written_down_and_not_made_is_made_after_all_others() {
+        let pods = ["a", "b", "c"].map(pod);
+        for (last, expected) in [
+            ("a", ["b", "c", "a"]),
+            ("b", ["c", "a", "b"]),
+            ("c", ["a", "b", "c"]),
+        ] {
+            let last = evicted(last, 0, &["v-b"]);
+            let step = step(&["v-b".to_owned()], &pods, Some(&last), TIMEOUT, at(1));
+            assert_eq!(names(&step), expected);
+        }
     }
 
     #[test]
