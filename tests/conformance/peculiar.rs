@@ -13,7 +13,7 @@ use cmi_driver::{
     DescribeClassRequest, Driver, GenerateMachineClassRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
     InitializeMachineRequest, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass,
     MachineRef, PluginInfo, ProviderId, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
-    ShutDownMachineResponse, UpdateMachineRequest, Zone, tags,
+    ShutDownMachineResponse, Status, UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::{Cloud, CloudConsole};
 use serde_json::{Map, Value};
@@ -40,6 +40,8 @@ enum Way {
     Unfinished,
     /// CreateMachine adopts a VM to which nothing may be done.
     AdoptsLocked(CloudConsole),
+    /// DeleteMachine refuses a spec that CreateMachine refuses, as it reads both with the same code.
+    ChecksWhatItDeletes,
 }
 
 /// A machine: its cluster, its name, and the machine object that it belongs to.
@@ -81,7 +83,11 @@ impl Peculiar {
     pub fn under_way(&self) -> usize {
         match &self.way {
             Way::RunsOn(running) => running.count(),
-            Way::Behind(_) | Way::Named(_) | Way::Unfinished | Way::AdoptsLocked(_) => 0,
+            Way::Behind(_)
+            | Way::Named(_)
+            | Way::Unfinished
+            | Way::AdoptsLocked(_)
+            | Way::ChecksWhatItDeletes => 0,
         }
     }
 
@@ -102,6 +108,11 @@ impl Peculiar {
 
     pub fn unfinished(inner: Arc<dyn Driver>) -> Self {
         let way = Way::Unfinished;
+        Self { inner, way }
+    }
+
+    pub fn checks_what_it_deletes(inner: Arc<dyn Driver>) -> Self {
+        let way = Way::ChecksWhatItDeletes;
         Self { inner, way }
     }
 
@@ -162,6 +173,7 @@ impl Driver for Peculiar {
                 }
                 answer => answer,
             },
+            Way::ChecksWhatItDeletes => call.await,
             Way::RunsOn(running) => running.create(key, call).await,
             Way::Behind(behind) => behind.create(key, call).await,
             Way::Named(named) => named.answer(&key, call.await),
@@ -172,6 +184,7 @@ impl Driver for Peculiar {
         request.provider_id = self.real(request.provider_id);
         let key = Key::of(&request.machine.class, &request.machine.name);
         let look = look(&request.machine.class, &request.machine.name);
+        let root = request.machine.class.provider_spec.0.get("rootFsSize").cloned();
         let inner = Arc::clone(&self.inner);
         let call = async move { inner.delete_machine(request).await };
         match &self.way {
@@ -181,7 +194,12 @@ impl Driver for Peculiar {
                     .delete(key, self.inner.get_machine_status(look), call)
                     .await
             }
-            Way::Named(_) | Way::Unfinished | Way::AdoptsLocked(_) => call.await,
+            Way::ChecksWhatItDeletes
+                if root.is_some_and(|size| !(1..=1000).contains(&size.as_i64().unwrap())) =>
+            {
+                Err(Status::new(Code::OutOfRange, "the rootFsSize is from 1 to 1000"))
+            }
+            Way::Named(_) | Way::Unfinished | Way::AdoptsLocked(_) | Way::ChecksWhatItDeletes => call.await,
         }
     }
 
@@ -194,7 +212,7 @@ impl Driver for Peculiar {
         match &self.way {
             Way::RunsOn(running) => running.run(key, call).await,
             Way::Behind(behind) => behind.status(&key, id.as_ref(), call).await,
-            Way::Unfinished | Way::AdoptsLocked(_) => call.await,
+            Way::Unfinished | Way::AdoptsLocked(_) | Way::ChecksWhatItDeletes => call.await,
             Way::Named(named) => named.answer(&key, call.await),
         }
     }
@@ -203,7 +221,7 @@ impl Driver for Peculiar {
         let key = Key::of(&request.class, "");
         let listed = self.inner.list_machines(request).await?;
         Ok(match &self.way {
-            Way::RunsOn(_) | Way::Unfinished | Way::AdoptsLocked(_) => listed,
+            Way::RunsOn(_) | Way::Unfinished | Way::AdoptsLocked(_) | Way::ChecksWhatItDeletes => listed,
             Way::Behind(behind) => behind.list(&key.cluster, listed),
             Way::Named(named) => named.list(listed),
         })
@@ -216,7 +234,7 @@ impl Driver for Peculiar {
         let call = async move { inner.initialize_machine(request).await };
         match &self.way {
             Way::RunsOn(running) => running.run(key, call).await,
-            Way::Behind(_) | Way::Unfinished | Way::AdoptsLocked(_) => call.await,
+            Way::Behind(_) | Way::Unfinished | Way::AdoptsLocked(_) | Way::ChecksWhatItDeletes => call.await,
             Way::Named(named) => named.answer(&key, call.await),
         }
     }
@@ -231,7 +249,11 @@ impl Driver for Peculiar {
         let call = async move { inner.shut_down_machine(request).await };
         match &self.way {
             Way::RunsOn(running) => running.run(key, call).await,
-            Way::Behind(_) | Way::Named(_) | Way::Unfinished | Way::AdoptsLocked(_) => call.await,
+            Way::Behind(_)
+            | Way::Named(_)
+            | Way::Unfinished
+            | Way::AdoptsLocked(_)
+            | Way::ChecksWhatItDeletes => call.await,
         }
     }
 
