@@ -21,8 +21,8 @@ use crate::cli::terminal::say;
 use crate::configured_driver::Timeouts;
 use cmi_conformance::rules::{self, Proof};
 use cmi_conformance::{
-    Case, CaseReport, CommandHooks, Compliance, Config, Connect, ConnectionWire, Hooks, Layer, Ledger,
-    NoHooks, Progress, Report, Rule, Selection, Target, Waiting, cases, report, run,
+    AnswerMetadata, Case, CaseReport, CommandHooks, Compliance, Config, Connect, ConnectionWire, Hooks,
+    Layer, Ledger, NoHooks, Progress, Report, Rule, Selection, Target, Waiting, cases, report, run,
 };
 use cmi_grpc::client::Connector;
 use output::ReportFile;
@@ -210,8 +210,10 @@ fn plugin(args: &PluginArgs, config: Config) -> Result<Subject, CommandError> {
     };
     let wire = Arc::new(ConnectionWire::new(connect(args.connector()?)));
     let name = args.endpoint.clone().unwrap_or_default();
+    let metadata = Arc::new(AnswerMetadata::default());
+    let driver = args.driver(&timeouts)?.with_metadata_observer(metadata.clone());
     Ok(Subject {
-        target: Target::plugin(name, args.driver(&timeouts)?, wire),
+        target: Target::plugin(name, Arc::new(driver), wire, metadata),
         hooks: commands(&config).unwrap_or_else(|| Arc::new(NoHooks)),
         config,
     })

@@ -27,10 +27,7 @@ impl DriverKind {
     pub(super) fn build(self, timeouts: &Timeouts) -> anyhow::Result<Arc<dyn Driver>> {
         match self {
             Self::Simulated(config) => Ok(Arc::new(SimulatedDriver::new(config)?)),
-            Self::Grpc(config) => {
-                let deadlines = Operation::ALL.map(|operation| (operation, timeouts.of(operation)));
-                Ok(Arc::new(GrpcDriver::new(&config, Deadlines::new(deadlines))?))
-            }
+            Self::Grpc(config) => Ok(Arc::new(client(&config, timeouts)?)),
         }
     }
 
@@ -44,4 +41,13 @@ impl DriverKind {
             Self::Grpc(config) => config.connector().map(Some),
         }
     }
+}
+
+/// The driver that calls a plugin, with these timeouts. Makes no call.
+///
+/// # Errors
+/// When the configuration leads to no plugin.
+pub(super) fn client(config: &GrpcConfig, timeouts: &Timeouts) -> Result<GrpcDriver, ConfigError> {
+    let deadlines = Operation::ALL.map(|operation| (operation, timeouts.of(operation)));
+    GrpcDriver::new(config, Deadlines::new(deadlines))
 }

@@ -1,18 +1,15 @@
 //! The flags that name the plugin which a command calls: as the key `grpc` of the drivers file.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
 use tokio::time::{sleep, timeout};
 
-use super::driver_kind::DriverKind;
-use super::{CommandError, duration};
+use super::{CommandError, driver_kind, duration};
 use crate::configured_driver::Timeouts;
-use cmi_driver::Driver;
-use cmi_grpc::client::{Connector, GrpcConfig, TlsConfig};
+use cmi_grpc::client::{Connector, GrpcConfig, GrpcDriver, TlsConfig};
 
 /// A plugin at an endpoint.
 #[derive(Debug, Args)]
@@ -50,9 +47,8 @@ impl PluginArgs {
     ///
     /// # Errors
     /// When the flags lead to no plugin.
-    pub(super) fn driver(&self, timeouts: &Timeouts) -> Result<Arc<dyn Driver>, CommandError> {
-        DriverKind::Grpc(self.config())
-            .build(timeouts)
+    pub(super) fn driver(&self, timeouts: &Timeouts) -> Result<GrpcDriver, CommandError> {
+        driver_kind::client(&self.config(), timeouts)
             .context("the plugin can't be called; the keys are those of the drivers file")
             .map_err(CommandError::Misconfigured)
     }

@@ -86,7 +86,7 @@ async fn judged(introduction: Introduction) -> Result<Report, RunError> {
     let client = GrpcDriver::new(&config, Deadlines::new([])).unwrap();
     let wire = ConnectionWire::new(connect(config.connector().unwrap()));
     let report = run(
-        Target::plugin("the plugin", Arc::new(client), Arc::new(wire)),
+        Target::plugin("the plugin", Arc::new(client), Arc::new(wire), Arc::default()),
         Config::read("providerSpec: {size: small}\ncallSeconds: 5").unwrap(),
         Arc::new(NoHooks),
         &Selection::default(),

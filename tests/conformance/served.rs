@@ -120,6 +120,11 @@ impl Hooks for RestartingHooks {
 /// Serves a driver; what it is served by ends with the server.
 pub async fn served(driver: Arc<dyn Driver>) -> (Target, Arc<Server>) {
     let server = Server::start(driver).await;
-    let target = Target::plugin("the plugin", Arc::new(server.client()), Arc::new(server.wire()));
+    let target = Target::plugin(
+        "the plugin",
+        Arc::new(server.client()),
+        Arc::new(server.wire()),
+        Arc::default(),
+    );
     (target, server)
 }

@@ -8,8 +8,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base64::prelude::{BASE64_STANDARD_NO_PAD, Engine as _};
 use capcmi::cli::conformance::simulated::Simulated;
-use cmi_conformance::{ConnectionWire, RawResponse, Report, Selection, Target, Verdict, Wire, run};
+use cmi_conformance::{
+    AnswerMetadata, ConnectionWire, RawResponse, Report, Selection, Target, Verdict, Wire, run,
+};
 use cmi_driver::{Driver, Operation};
+use cmi_grpc::client::MetadataObserver as _;
 use cmi_grpc::proto::capcmi::v1::{ListMachinesPagedRequest, ListMachinesPagedResponse};
 use cmi_grpc::proto::cmi::v1::{
     CreateMachineRequest, CreateMachineResponse, GetMachineStatusResponse, GetPluginInfoResponse,
@@ -18,6 +21,7 @@ use cmi_grpc::proto::cmi::v1::{
 use cmi_simulated::SimulatedDriver;
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
@@ -49,17 +53,26 @@ impl Served {
 
     /// What only the wire shows: everything else is looked at without it.
     async fn judged(&self, wire: Arc<dyn Wire>, only: &[&str]) -> Report {
-        self.run(self.simulated.driver.clone(), wire, only).await
+        self.run(self.simulated.driver.clone(), wire, Arc::default(), only)
+            .await
     }
 
     /// All that a user sees: by the client that the provider calls plugins with.
     async fn judged_from_outside(&self, only: &[&str]) -> Report {
-        self.run(Arc::new(self.server.client()), self.wire.clone(), only)
+        let metadata = Arc::new(AnswerMetadata::default());
+        let client = self.server.client().with_metadata_observer(metadata.clone());
+        self.run(Arc::new(client), self.wire.clone(), metadata, only)
             .await
     }
 
-    async fn run(&self, driver: Arc<dyn Driver>, wire: Arc<dyn Wire>, only: &[&str]) -> Report {
-        let target = Target::plugin("the plugin", driver, wire);
+    async fn run(
+        &self,
+        driver: Arc<dyn Driver>,
+        wire: Arc<dyn Wire>,
+        metadata: Arc<AnswerMetadata>,
+        only: &[&str],
+    ) -> Report {
+        let target = Target::plugin("the plugin", driver, wire, metadata);
         let mut config = self.simulated.config.clone();
         let passphrase = ("passphrase".to_owned(), PASSPHRASE.into());
         config.secrets.extend([passphrase]);
@@ -538,9 +551,35 @@ async fn the_simulated_driver_keeps_every_rule_as_a_plugin_and_none_is_skipped()
     assert_eq!(served.simulated.driver.console().vms().unwrap(), []);
 }
 
-/// Ctrl-C in the middle of a run of the command: what it made at the plugin is deleted before it ends.
+/// CMI-186: a driver that writes a secret into a trailer only where its back end fails does so at a call
+/// that is made through the client, which makes nothing of such a trailer.
 #[tokio::test(flavor = "multi_thread")]
-async fn ctrl_c_ends_the_command_after_it_has_deleted_what_it_made() {
+async fn a_secret_in_a_trailer_that_only_the_client_sees_is_found() {
+    for (value, broken) in [(PASSPHRASE, true), ("x-request-1", false)] {
+        let served = Served::start().await;
+        let metadata = Arc::new(AnswerMetadata::default());
+        let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
+        let trailers = HeaderMap::from_iter([(HeaderName::from_static("x-debug"), value)]);
+        metadata.observe(Operation::CreateMachine, &trailers);
+        let driver = served.simulated.driver.clone();
+        let report = served
+            .run(driver, served.wire.clone(), metadata, &["CMI-186"])
+            .await;
+        let found = report.rule("CMI-186").unwrap();
+        assert_eq!(found.verdict.is_failure(), broken, "{}", found.verdict);
+    }
+}
+
+/// Ctrl-C in the middle of a run of the command, or a terminal that is closed: what it made at the plugin is
+/// deleted before it ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_the_command_after_it_has_deleted_what_it_made() {
+    for signal in ["-INT", "-HUP"] {
+        ends_tidily(signal).await;
+    }
+}
+
+async fn ends_tidily(signal: &str) {
     let served = Served::start().await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("suite.yaml");
@@ -562,7 +601,7 @@ async fn ctrl_c_ends_the_command_after_it_has_deleted_what_it_made() {
     };
     tokio::time::timeout(Duration::from_mins(1), begun).await.unwrap();
     let interrupted = std::process::Command::new("kill")
-        .args(["-INT", &command.id().unwrap().to_string()])
+        .args([signal, &command.id().unwrap().to_string()])
         .status();
     assert!(interrupted.unwrap().success());
     let ended = tokio::time::timeout(Duration::from_mins(1), command.wait_with_output()).await;

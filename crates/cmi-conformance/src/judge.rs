@@ -102,6 +102,14 @@ impl Judge {
         self.keeps(path, secrets, &texts);
     }
 
+    /// Looks at the headers and trailers of answers that came through the client, which makes nothing of
+    /// those that it does not know.
+    pub fn look_at_metadata(&self, secrets: &Secrets, metadata: Vec<(Operation, String)>) {
+        for (operation, text) in metadata {
+            self.keeps(operation.name(), secrets, &[text]);
+        }
+    }
+
     /// Notes each secret that is in one of the texts.
     fn keeps(&self, call: &str, secrets: &Secrets, texts: &[String]) {
         let canary = (USER_DATA, self.canary.as_bytes());

@@ -15,6 +15,7 @@
 //! * A run that tested nothing fails.
 
 mod answer;
+mod answer_metadata;
 mod case;
 pub mod cases;
 mod cleanup;
@@ -36,6 +37,7 @@ mod under_way;
 mod wire;
 
 pub use answer::{Answer, CaseError, CaseResult};
+pub use answer_metadata::AnswerMetadata;
 pub use case::{Case, Need};
 pub use config::{Config, ConfigError, Migration, OwnVolume, PersistentVolumes, SecretMap, Setting};
 pub use hooks::{CommandHooks, Hook, Hooks, NoHooks, Pull};

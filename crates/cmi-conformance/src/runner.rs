@@ -13,7 +13,7 @@ use super::answer::{CaseError, CaseResult};
 use super::case::{Case, Need};
 use super::cases;
 use super::cleanup::{Cleanup, Deleted};
-use super::config::Config;
+use super::config::{Config, secrets};
 use super::hooks::{Hook, Hooks};
 use super::judge::{Judge, Violation};
 use super::ledger::Ledger;
@@ -179,8 +179,11 @@ pub async fn run(
     let of = chosen.len();
     let mut reports = Vec::with_capacity(of);
     let (mut left, mut deleted) = (Vec::new(), Vec::new());
+    let sent = secrets(&shared.config.secrets);
     let mut note = |ended: Ended, reports: &mut Vec<CaseReport>| {
         progress.ended(&ended.report, reports.len() + 1, of);
+        let metadata = shared.target.take_metadata();
+        shared.judge.look_at_metadata(&sent, metadata);
         reports.push(ended.report);
         deleted.push(ended.deleted);
         left.extend(ended.problem);
@@ -222,6 +225,9 @@ pub async fn run(
         }
     }
     left.extend(cleanup(&shared).confirm(deleted, parallel).await);
+    shared
+        .judge
+        .look_at_metadata(&sent, shared.target.take_metadata());
     reports.sort_by_key(|report| chosen.iter().position(|case| case.name == report.name));
     reports.extend(shared.judge.violations().into_iter().map(watched));
     Ok(Report::new(

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::answer_metadata::AnswerMetadata;
 use super::wire::Wire;
-use cmi_driver::Driver;
+use cmi_driver::{Driver, Operation};
 
 /// The driver under test.
 #[derive(Clone)]
@@ -14,6 +15,7 @@ pub struct Target {
     /// The driver; behind an endpoint, the client.
     pub driver: Arc<dyn Driver>,
     wire: Option<Arc<dyn Wire>>,
+    metadata: Arc<AnswerMetadata>,
 }
 
 impl Target {
@@ -23,16 +25,29 @@ impl Target {
             name: name.into(),
             driver,
             wire: None,
+            metadata: Arc::default(),
         }
     }
 
-    /// A plugin: the client of its endpoint, and a bare way to it for what the client would hide.
-    pub fn plugin(name: impl Into<String>, driver: Arc<dyn Driver>, wire: Arc<dyn Wire>) -> Self {
+    /// A plugin: the client of its endpoint, a bare way to it for what the client would hide, and what that
+    /// client observes of its answers.
+    pub fn plugin(
+        name: impl Into<String>,
+        driver: Arc<dyn Driver>,
+        wire: Arc<dyn Wire>,
+        metadata: Arc<AnswerMetadata>,
+    ) -> Self {
         Self {
             name: name.into(),
             driver,
             wire: Some(wire),
+            metadata,
         }
+    }
+
+    /// The headers and trailers of the answers since the last look.
+    pub(crate) fn take_metadata(&self) -> Vec<(Operation, String)> {
+        self.metadata.take()
     }
 
     /// The bare way to the plugin; none for a driver in this process.

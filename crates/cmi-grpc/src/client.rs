@@ -15,6 +15,7 @@ mod connector;
 mod exchange;
 mod first_bytes;
 mod handshake;
+mod metadata_observer;
 mod session;
 mod target;
 #[cfg(test)]
@@ -29,6 +30,7 @@ use tokio::time::{Instant, timeout_at};
 
 pub use config::{ConfigError, ENDPOINT_VARIABLE, GrpcConfig, TlsConfig};
 pub use connector::{ConnectError, Connector};
+pub use metadata_observer::MetadataObserver;
 
 use calls::Rpc;
 use channel::Channel;
@@ -87,6 +89,13 @@ impl GrpcDriver {
             deadlines,
             max_session_age: MAX_SESSION_AGE,
         })
+    }
+
+    /// The same driver, on whose answers this looks as well.
+    #[must_use]
+    pub fn with_metadata_observer(mut self, observer: Arc<dyn MetadataObserver>) -> Self {
+        self.channel.observe_metadata(observer);
+        self
     }
 
     /// What the plugin said of itself, without asking it again.

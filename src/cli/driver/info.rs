@@ -91,7 +91,7 @@ fn chosen(args: &InfoArgs) -> Result<Vec<Asked>, CommandError> {
     if let Some(endpoint) = &args.plugin.endpoint {
         return Ok(vec![Asked {
             name: endpoint.clone(),
-            driver: args.plugin.driver(&Timeouts::default())?,
+            driver: Arc::new(args.plugin.driver(&Timeouts::default())?),
             connector: Some(args.plugin.connector()?),
         }]);
     }

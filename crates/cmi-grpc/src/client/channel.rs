@@ -12,6 +12,7 @@ use super::config::Timeouts;
 use super::connection::Connection;
 use super::first_bytes::FirstBytes;
 use super::handshake::Handshake;
+use super::metadata_observer::{MetadataObserver, Observing};
 use super::session::Session;
 use super::target::{DialError, Target};
 use cmi_driver::{Code, Result, Status};
@@ -30,6 +31,7 @@ pub(super) struct Channel {
     session: RwLock<Option<Arc<Session>>>,
     opening: Mutex<ConnectBackoff>,
     connection_generation: AtomicU64,
+    observing: Observing,
 }
 
 /// When to try again. The back-off of calls is the provider's, which this crate does not depend on.
@@ -79,7 +81,13 @@ impl Channel {
             session: RwLock::new(None),
             opening: Mutex::default(),
             connection_generation: AtomicU64::new(0),
+            observing: None,
         }
+    }
+
+    /// Has this look at the answers on all connections that are made from now on.
+    pub(super) fn observe_metadata(&mut self, observer: Arc<dyn MetadataObserver>) {
+        self.observing = Some(observer);
     }
 
     /// Counts the plugins that it was connected to: one that was lost and is back may be another.
@@ -177,7 +185,8 @@ impl Channel {
             let dialled = self.target.dial(&first).await?;
             let connection = Connection::open(dialled.stream, self.target.origin(), self.timeouts)
                 .await
-                .map_err(OpenError::Http2)?;
+                .map_err(OpenError::Http2)?
+                .observed_by(self.observing.clone());
             let handshake = Handshake::receive(&connection, deadline)
                 .await
                 .map_err(|status| OpenError::Handshake(status.message().to_owned()))?;

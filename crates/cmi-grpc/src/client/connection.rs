@@ -11,7 +11,8 @@ use tonic::{Request, Response};
 
 use super::call_error::{self, CallError};
 use super::config::Timeouts;
-use super::exchange::{CallEnd, Exchange};
+use super::exchange::{CallEnd, Exchange, StatusObserver};
+use super::metadata_observer::Observing;
 use super::target::Stream;
 use super::too_late;
 use cmi_driver::Operation;
@@ -31,6 +32,7 @@ const RESET_EARLY: Duration = Duration::from_millis(100);
 pub(super) struct Connection {
     sender: SendRequest<Body>,
     origin: Uri,
+    observing: Observing,
 }
 
 /// Makes a call on a [`Connection`]:
@@ -67,7 +69,16 @@ impl Connection {
                 tracing::debug!(error = %super::in_words(&error), "a connection to a plugin ended");
             }
         });
-        Ok(Self { sender, origin })
+        Ok(Self {
+            sender,
+            origin,
+            observing: None,
+        })
+    }
+
+    /// The same connection, on whose answers this looks as well.
+    pub(super) fn observed_by(self, observing: Observing) -> Self {
+        Self { observing, ..self }
     }
 
     /// The bare connection, and what requests on it are for.
@@ -92,7 +103,8 @@ impl Connection {
     where
         F: Future<Output = Result<Response<A>, tonic::Status>> + Send,
     {
-        let (exchange, observer) = Exchange::on(self.sender.clone(), self.origin.clone());
+        let observer = StatusObserver::of(operation, self.observing.clone());
+        let exchange = Exchange::on(self.sender.clone(), self.origin.clone(), observer.clone());
         let given = left(deadline);
         let mut request = Request::new(message);
         request.set_timeout(given);

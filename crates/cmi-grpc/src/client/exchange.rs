@@ -18,10 +18,12 @@ use hyper::client::conn::http2::SendRequest;
 use tonic::body::Body;
 use tower::Service;
 
+use super::metadata_observer::Observing;
 use crate::MOST_MESSAGE_BYTES;
 use crate::proto::capcmi::v1::machine_extension_client::MachineExtensionClient;
 use crate::proto::cmi::v1::identity_client::IdentityClient;
 use crate::proto::cmi::v1::machine_client::MachineClient;
+use cmi_driver::Operation;
 
 const GRPC_STATUS: &str = "grpc-status";
 const USER_AGENT: &str = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
@@ -45,8 +47,12 @@ pub(super) enum CallEnd {
 }
 
 /// The ending of one call, as far as it is known. The first word counts.
-#[derive(Clone, Debug, Default)]
-pub(super) struct StatusObserver(Arc<OnceLock<CallEnd>>);
+#[derive(Clone, Debug)]
+pub(super) struct StatusObserver {
+    operation: Operation,
+    ending: Arc<OnceLock<CallEnd>>,
+    observing: Observing,
+}
 
 /// What broke a call.
 #[derive(Debug, thiserror::Error)]
@@ -95,17 +101,29 @@ fn is_refused(error: &hyper::Error) -> bool {
 }
 
 impl StatusObserver {
+    /// Of a call that begins; what else looks at its answer.
+    pub(super) fn of(operation: Operation, observing: Observing) -> Self {
+        Self {
+            operation,
+            ending: Arc::default(),
+            observing,
+        }
+    }
+
     /// How the call ended; nothing when its answer was never read to the end.
     pub(super) fn ending(&self) -> Option<CallEnd> {
-        self.0.get().copied()
+        self.ending.get().copied()
     }
 
     fn note(&self, ending: CallEnd) {
         // The first word counts.
-        let _ = self.0.set(ending);
+        let _ = self.ending.set(ending);
     }
 
     fn read(&self, headers: &HeaderMap) -> bool {
+        if let Some(observer) = &self.observing {
+            observer.observe(self.operation, headers);
+        }
         let Some(status) = headers.get(GRPC_STATUS) else {
             return false;
         };
@@ -119,15 +137,13 @@ impl StatusObserver {
 }
 
 impl Exchange {
-    /// A call on this connection, and the observer that knows how it ended.
-    pub(super) fn on(sender: SendRequest<Body>, origin: Uri) -> (Self, StatusObserver) {
-        let observer = StatusObserver::default();
-        let exchange = Self {
+    /// A call on this connection, with the observer that will know how it ended.
+    pub(super) fn on(sender: SendRequest<Body>, origin: Uri, observer: StatusObserver) -> Self {
+        Self {
             sender,
             origin,
-            observer: observer.clone(),
-        };
-        (exchange, observer)
+            observer,
+        }
     }
 
     /// For the calls of the Identity service.

@@ -86,6 +86,43 @@ async fn a_status_in_trailers_is_worth_the_same() {
     assert_eq!(status.retry_after(), Some(Duration::from_millis(1500)));
 }
 
+#[derive(Debug, Default)]
+struct Debugging(std::sync::Mutex<Vec<(Operation, String)>>);
+
+impl MetadataObserver for Debugging {
+    fn observe(&self, operation: Operation, metadata: &http::HeaderMap) {
+        let values = metadata.get_all("x-debug").iter();
+        let texts = values.map(|value| (operation, value.to_str().unwrap().to_owned()));
+        self.0.lock().unwrap().extend(texts);
+    }
+}
+
+/// Which metadata a plugin writes is its own business, as long as there is no secret in it (CMI-186).
+#[tokio::test]
+async fn an_observer_sees_also_the_headers_and_trailers_that_mean_nothing() {
+    let plugin = Plugin::start();
+    let trailers = vec![("grpc-status", "9".to_owned()), ("x-debug", "trailer".to_owned())];
+    let reply = Reply::raw(vec![]).ending(CallEnd::Trailers(trailers));
+    plugin.answers("CreateMachine", reply.header("x-debug", "header"));
+    plugin.answers(
+        "DeleteMachine",
+        Reply::error(9, "it waits").header("x-debug", "alone"),
+    );
+    let observer = Arc::new(Debugging::default());
+    let driver = driver(&plugin).with_metadata_observer(observer.clone());
+    driver.create_machine(create()).await.unwrap_err();
+    driver.delete_machine(delete()).await.unwrap_err();
+    let seen = [
+        (Operation::CreateMachine, "header"),
+        (Operation::CreateMachine, "trailer"),
+        (Operation::DeleteMachine, "alone"),
+    ];
+    assert_eq!(
+        *observer.0.lock().unwrap(),
+        seen.map(|(operation, text)| (operation, text.to_owned()))
+    );
+}
+
 /// A plugin may say more than many clients take, and a message is not cut before secrets are
 /// removed from it (OPS-11).
 #[tokio::test]

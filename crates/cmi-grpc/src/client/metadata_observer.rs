@@ -1,0 +1,17 @@
+//! What answers hold beside their messages.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cmi_driver::Operation;
+use http::HeaderMap;
+
+/// Sees the headers and trailers of each answer to a call of a machine as they came, also those of which
+/// the client makes nothing.
+pub trait MetadataObserver: fmt::Debug + Send + Sync {
+    /// The headers or the trailers of an answer to this call.
+    fn observe(&self, operation: Operation, metadata: &HeaderMap);
+}
+
+/// The observer that a client has, if any.
+pub(super) type Observing = Option<Arc<dyn MetadataObserver>>;
