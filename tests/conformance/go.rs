@@ -20,7 +20,7 @@ use crate::restarted::{self, Restarted};
 
 /// How often the cases about deadlines are run. Of a driver that keeps its deadlines, more than half of the
 /// runs failed once.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 40;
 /// How many calls take longer than their caller waits.
 const TIMEOUTS: usize = 200;
 const DEADLINES: [&str; 5] = [

@@ -56,6 +56,15 @@ async fn a_driver_whose_calls_run_on_and_keep_others_away_is_compliant() {
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
 
+/// DRV-CR-11: what it was never to make it did not leave behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_refuses_a_spec_in_delete_as_in_create_is_compliant() {
+    let simulated = Simulated::new().unwrap();
+    let driver = Arc::new(Peculiar::checks_what_it_deletes(simulated.driver.clone()));
+    let report = judged_patiently(&simulated, driver, &[]).await;
+    is_compliant_and_leaves_nothing(&simulated, &report);
+}
+
 /// A consistency window is for looking and for deleting: what was made in it is not found by either.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_whose_view_is_behind_is_compliant_and_the_run_leaves_nothing() {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Result, ensure};
-use cmi_driver::{LastKnownState, Machine};
+use cmi_driver::{LastKnownState, Machine, tags};
 use cmi_grpc::proto::{capcmi as extended, cmi};
 use cmi_grpc::trailers;
 use serde_json::{Value, json};
@@ -25,6 +25,35 @@ async fn a_machine_comes_and_goes_over_a_unix_socket_and_over_tcp() -> Result<()
         served.stop().await?;
     }
     Ok(())
+}
+
+/// CMI-153: a client of the published specification alone knows nothing of the tag `capcmi.io/machine`.
+#[tokio::test]
+async fn a_client_that_sends_no_identity_is_served() -> Result<()> {
+    let served = Served::simulated(FAST).await?;
+    let mut machines = served.machine().await?;
+    let spec = json!({
+        "vmPool": "default",
+        "size": "small",
+        "tags": {tags::CLUSTER: "c", tags::ROLE: "node"},
+    });
+    let plain = cmi::v1::CreateMachineRequest {
+        provider_spec: spec.to_string().into_bytes(),
+        ..create("m-plain")
+    };
+    let [first, again] = [
+        machines.create_machine(plain.clone()).await?.into_inner(),
+        machines.create_machine(plain.clone()).await?.into_inner(),
+    ];
+    ensure!(first.provider_id == again.provider_id, "{first:?} {again:?}");
+    let deletion = cmi::v1::DeleteMachineRequest {
+        machine_name: plain.machine_name,
+        provider_spec: plain.provider_spec,
+        secrets: plain.secrets,
+        ..Default::default()
+    };
+    machines.delete_machine(deletion).await?;
+    served.stop().await
 }
 
 async fn live_and_die(served: &Served) -> Result<()> {
