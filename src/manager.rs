@@ -65,7 +65,7 @@ pub struct Setup {
     pub grace: Duration,
 }
 
-/// Where and to whom `/metrics` is answered.
+/// Where `/metrics` is answered, and for which clients.
 pub enum Diagnostics {
     /// Nowhere.
     Off,

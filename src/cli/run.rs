@@ -177,7 +177,7 @@ struct OrphanArgs {
 /// What to do about orphans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Orphans {
-    /// Tell of them.
+    /// Report them.
     Report,
     /// And delete those that may be.
     Delete,

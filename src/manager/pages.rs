@@ -2,8 +2,8 @@
 //! they are large that a page fits into memory even when every object is as large as the API server takes it.
 //!
 //! Nothing says beforehand how large a page will be. So the answer to a page of many objects is read up to a
-//! bound and dropped beyond it, and from then on lists of this path have smaller pages. Who lists begins
-//! anew, as after any other list that failed.
+//! bound and dropped beyond it, and from then on lists of this path have smaller pages. A list that
+//! fails so begins anew, as after any other failure.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

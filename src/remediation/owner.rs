@@ -54,9 +54,9 @@ pub struct RemediatedMachineStatus {
 
 /// How the remediation of a Machine stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct OwnerRemediation {
     /// Whether it is the owner's turn, as nothing is left to be done for the VM.
-    pub is_owners_turn: bool,
+    pub owner_must_remediate: bool,
     /// Why.
     pub reason: &'static str,
     /// In words.
@@ -107,9 +107,13 @@ impl RemediatedMachine {
     /// A MachineHealthCheck says that a Machine is unhealthy when it makes the remediation, and never again
     /// as long as that is there. `clusterctl move` takes the remediation along and not the condition, and
     /// without it no owner replaces the Machine. So a condition that is missing is put back.
-    pub fn with(&self, verdict: &Verdict, now: Timestamp) -> Option<Vec<Map<String, Value>>> {
+    pub fn with(&self, verdict: &OwnerRemediation, now: Timestamp) -> Option<Vec<Map<String, Value>>> {
         let mut all = self.status.conditions.clone();
-        let holds = if verdict.is_owners_turn { "False" } else { "True" };
+        let holds = if verdict.owner_must_remediate {
+            "False"
+        } else {
+            "True"
+        };
         set(
             &mut all,
             EXTERNALLY_REMEDIATED,
@@ -118,7 +122,7 @@ impl RemediatedMachine {
             &verdict.message,
             now,
         );
-        if verdict.is_owners_turn && !self.is_left_to_its_owner() {
+        if verdict.owner_must_remediate && !self.is_left_to_its_owner() {
             set(
                 &mut all,
                 OWNER_REMEDIATED,
@@ -198,15 +202,15 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn verdict(is_owners_turn: bool) -> Verdict {
-        Verdict {
-            is_owners_turn,
+    fn verdict(owner_must_remediate: bool) -> OwnerRemediation {
+        OwnerRemediation {
+            owner_must_remediate,
             reason: "Why",
             message: "because".to_owned(),
         }
     }
 
-    fn statuses(machine: &RemediatedMachine, verdict: &Verdict) -> Vec<(String, String)> {
+    fn statuses(machine: &RemediatedMachine, verdict: &OwnerRemediation) -> Vec<(String, String)> {
         let text =
             |condition: &Map<String, Value>, field: &str| condition[field].as_str().unwrap().to_owned();
         let all = machine.with(verdict, at(9)).unwrap_or_default();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::Resource as _;
 
-use super::owner::{RemediatedMachine, Verdict};
+use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::record::Record;
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{State, reason};
@@ -76,7 +76,7 @@ pub struct Report {
     /// In words.
     pub message: String,
     /// What is to be said of it on the Machine, if anything is.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<OwnerRemediation>,
     /// When it is looked at again.
     pub again: Again,
 }
@@ -182,8 +182,8 @@ pub fn hand_over(reason: &'static str, message: String) -> Report {
         ready: State::True,
         reason: reason.to_owned(),
         message: format!("{message}; the Machine is left to its owner, which replaces it"),
-        verdict: Some(Verdict {
-            is_owners_turn: true,
+        verdict: Some(OwnerRemediation {
+            owner_must_remediate: true,
             reason,
             message,
         }),
@@ -198,8 +198,8 @@ pub fn restarted(remediation: &InfraMachineRemediation, record: Record, now: Tim
         phase: RemediationPhase::Restarting,
         ready: State::True,
         reason: reason::RESTARTED.to_owned(),
-        verdict: Some(Verdict {
-            is_owners_turn: false,
+        verdict: Some(OwnerRemediation {
+            owner_must_remediate: false,
             reason: reason::RESTARTED,
             message: message.clone(),
         }),

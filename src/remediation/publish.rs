@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::Context;
 use super::gather::{Gathered, machine_of, machines};
-use super::owner::{RemediatedMachine, Verdict};
+use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::plan::Report;
 use super::record::Record;
 use crate::api::conditions::{self, PAUSED, READY, State, reason};
@@ -28,7 +28,7 @@ pub async fn publish(
 ) -> Result<(), Error> {
     if let (Some(machine), Some(verdict)) = (gathered.machine(), &report.verdict) {
         let is_new = report_to_machine(ctx, gathered.namespace(), machine, verdict).await?;
-        if is_new && verdict.is_owners_turn {
+        if is_new && verdict.owner_must_remediate {
             ctx.events.publish(&gathered.remediation, given_up(report)).await;
         }
     }
@@ -90,7 +90,7 @@ async fn report_to_machine(
     ctx: &Context,
     namespace: &str,
     machine: &RemediatedMachine,
-    verdict: &Verdict,
+    verdict: &OwnerRemediation,
 ) -> Result<bool, Error> {
     let mut machine = machine.clone();
     let mut tries = 1;
@@ -104,7 +104,7 @@ async fn report_to_machine(
         let found = machine_of(ctx, namespace, name.unwrap_or_default(), uid.unwrap_or_default()).await?;
         machine = found.ok_or(Error::Gone { action })?;
         tries += 1;
-        if tries > TRIES || verdict.is_owners_turn && machine.is_healthy() {
+        if tries > TRIES || verdict.owner_must_remediate && machine.is_healthy() {
             return Err(Error::Conflict { action });
         }
     }
@@ -114,7 +114,7 @@ async fn write_conditions(
     ctx: &Context,
     namespace: &str,
     machine: &RemediatedMachine,
-    verdict: &Verdict,
+    verdict: &OwnerRemediation,
 ) -> Result<bool, Error> {
     let Some(conditions) = machine.with(verdict, Timestamp::now()) else {
         return Ok(false);

@@ -29,7 +29,7 @@ pub struct SpecChange {
     /// What is to be there.
     pub new: Option<Value>,
     /// What that takes.
-    pub verdict: Verdict,
+    pub strategy: UpdateStrategy,
 }
 
 /// A place in the spec, shown as a JSON pointer into it.
@@ -43,7 +43,7 @@ pub enum Place {
 
 /// What a change takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum UpdateStrategy {
     /// The machine keeps its VM.
     InPlace,
     /// A new machine, for this reason.
@@ -70,7 +70,7 @@ impl SpecChanges {
                     place: Place::Field(field.to_owned()),
                     old: old.get(field).cloned(),
                     new: new.get(field).cloned(),
-                    verdict: of_field(field),
+                    strategy: of_field(field),
                 });
             }
         }
@@ -89,13 +89,15 @@ impl SpecChanges {
 
     /// Whether no difference takes a new machine.
     pub fn are_in_place(&self) -> bool {
-        self.iter().all(|change| change.verdict == Verdict::InPlace)
+        self.iter()
+            .all(|change| change.strategy == UpdateStrategy::InPlace)
     }
 
     /// Whether a VM of the old provider spec can become one of the new.
     fn keeps_the_vm(&self) -> bool {
-        self.iter()
-            .all(|change| matches!(change.place, Place::Field(_)) || change.verdict == Verdict::InPlace)
+        self.iter().all(|change| {
+            matches!(change.place, Place::Field(_)) || change.strategy == UpdateStrategy::InPlace
+        })
     }
 
     /// What makes the old spec, which is at `prefix` of an object, into the new one as far as no new machine
@@ -103,7 +105,10 @@ impl SpecChanges {
     pub fn patch(&self, old: &Map<String, Value>, new: &Map<String, Value>, prefix: &Pointer) -> Patch {
         let mut operations = Vec::new();
         let mut patched = provider_spec(old);
-        for change in self.iter().filter(|change| change.verdict == Verdict::InPlace) {
+        for change in self
+            .iter()
+            .filter(|change| change.strategy == UpdateStrategy::InPlace)
+        {
             match &change.place {
                 Place::Field(field) => operations.push(operation(prefix, field, change.new.clone())),
                 Place::ProviderSpec(place) => put(&mut patched.0, place, change.new.as_ref()),
@@ -145,11 +150,13 @@ impl fmt::Display for SpecChanges {
     /// For a log: the first places, and what each takes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MOST: usize = 10;
-        for (number, SpecChange { place, verdict, .. }) in self.iter().take(MOST).enumerate() {
+        for (number, SpecChange { place, strategy, .. }) in self.iter().take(MOST).enumerate() {
             let separator = if number == 0 { "" } else { "; " };
-            match verdict {
-                Verdict::InPlace => write!(f, "{separator}{place}: in place")?,
-                Verdict::Replace(why) | Verdict::Refused(why) => write!(f, "{separator}{place}: {why}")?,
+            match strategy {
+                UpdateStrategy::InPlace => write!(f, "{separator}{place}: in place")?,
+                UpdateStrategy::Replace(why) | UpdateStrategy::Refused(why) => {
+                    write!(f, "{separator}{place}: {why}")?
+                }
             }
         }
         match self.0.len().checked_sub(MOST).filter(|more| *more > 0) {
@@ -159,11 +166,11 @@ impl fmt::Display for SpecChanges {
     }
 }
 
-fn of_field(field: &str) -> Verdict {
+fn of_field(field: &str) -> UpdateStrategy {
     if READ_WHEN_NEEDED.contains(&field) {
-        return Verdict::InPlace;
+        return UpdateStrategy::InPlace;
     }
-    Verdict::Replace(match field {
+    UpdateStrategy::Replace(match field {
         "driver" => "the VM is at its driver".to_owned(),
         "secretRef" => "a VM keeps the credentials that it was made with".to_owned(),
         "notReadyTaint" => "a Node registers with its taint once".to_owned(),
@@ -174,18 +181,21 @@ fn of_field(field: &str) -> Verdict {
 fn of_provider_spec(old: &ProviderSpec, new: &ProviderSpec, capabilities: &Capabilities) -> Vec<SpecChange> {
     let refused = refusal(new, capabilities);
     let changes = Changes::between(old, new, capabilities);
-    let hot = changes.hot.into_iter().map(|place| (place, Verdict::InPlace));
+    let hot = changes
+        .hot
+        .into_iter()
+        .map(|place| (place, UpdateStrategy::InPlace));
     let cold = changes.not_updatable.into_iter().map(|place| {
         let why = "the driver can't change it on a living VM".to_owned();
-        (place, Verdict::Replace(why))
+        (place, UpdateStrategy::Replace(why))
     });
     let mut all: Vec<_> = hot
         .chain(cold)
-        .map(|(place, verdict)| SpecChange {
+        .map(|(place, strategy)| SpecChange {
             old: at(&old.0, &place).cloned(),
             new: at(&new.0, &place).cloned(),
             place: Place::ProviderSpec(place),
-            verdict: refused.clone().map_or(verdict, Verdict::Refused),
+            strategy: refused.clone().map_or(strategy, UpdateStrategy::Refused),
         })
         .collect();
     all.sort_by_cached_key(|change| change.place.to_string());
@@ -319,7 +329,7 @@ mod tests {
         let old = json!({"providerSpec": {}});
         assert_eq!(patched(&old, &reserved), old);
         let changes = SpecChanges::between(&map(&old), &map(&reserved), &capabilities());
-        let refused = |change: &SpecChange| matches!(change.verdict, Verdict::Refused(_));
+        let refused = |change: &SpecChange| matches!(change.strategy, UpdateStrategy::Refused(_));
         assert!(changes.iter().all(refused), "{changes}");
     }
 }

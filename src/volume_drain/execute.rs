@@ -14,7 +14,7 @@ use super::gather::Gathered;
 use super::plan::Target;
 use super::record::Eviction;
 use super::step::{Before, Waiting};
-use super::workload::{Evicted, Next, Really, Sight, evict, look};
+use super::workload::{DrainObservation, DryRun, EvictionResult, Next, evict, look};
 use super::{publish, status, volumes};
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::labels;
@@ -94,31 +94,33 @@ pub async fn drain(
     let (_, _, uid) = gathered.machine_names();
     let now = Timestamp::now();
     let visit = async |connection: &_| look(connection, target, &ctx.leadership, now).await;
-    let sight = match ctx.workload_clusters.visit(cluster, visit).await? {
+    let observation = match ctx.workload_clusters.visit(cluster, visit).await? {
         Visit::Busy => return Ok(busy(uid)),
         Visit::Failed { cause, again } => return away(infra, ctx, uid, target, &cause, again).await,
-        Visit::Made(sight) => sight,
+        Visit::Made(observation) => observation,
     };
     ctx.outages.end(uid);
-    match sight {
-        Sight::Raced => Ok(Again::BackOff(Duration::ZERO)),
-        Sight::NoNode => release(gathered, ctx, &End::Skipped("the Node is gone")).await,
-        Sight::SilentNode => release(gathered, ctx, &End::Skipped("the Node is unreachable")).await,
-        Sight::ForeignNode(found) => release(gathered, ctx, &End::ForeignNode(found)).await,
-        Sight::Done(before) => {
+    match observation {
+        DrainObservation::Raced => Ok(Again::BackOff(Duration::ZERO)),
+        DrainObservation::NoNode => release(gathered, ctx, &End::Skipped("the Node is gone")).await,
+        DrainObservation::SilentNode => {
+            release(gathered, ctx, &End::Skipped("the Node is unreachable")).await
+        }
+        DrainObservation::ForeignNode(found) => release(gathered, ctx, &End::ForeignNode(found)).await,
+        DrainObservation::Done(before) => {
             is_current(infra, ctx).await?;
             tell_of(infra, ctx, before).await;
             release(gathered, ctx, &End::Drained).await
         }
-        Sight::Waiting(waiting) => {
+        DrainObservation::Waiting(waiting) => {
             publish::show(gathered, ctx, Some(&status::waiting(&waiting))).await?;
             Ok(Again::After(pause(target, &waiting, now)))
         }
-        Sight::Blocked { pod, why, left } => {
+        DrainObservation::Blocked { pod, why, left } => {
             publish::show(gathered, ctx, Some(&status::blocked(&pod, &why, left))).await?;
             Ok(Again::After(until_deadline(target, BLOCKED)))
         }
-        Sight::Next(next) => evict_next(gathered, infra, ctx, (target, cluster), next).await,
+        DrainObservation::Next(next) => evict_next(gathered, infra, ctx, (target, cluster), next).await,
     }
 }
 
@@ -150,19 +152,19 @@ async fn evict_next(
     if ctx.leadership.check().is_err() {
         return Ok(Again::BackOff(Duration::ZERO));
     }
-    let visit = async |connection: &_| evict(connection, &pod, Really::Yes).await;
+    let visit = async |connection: &_| evict(connection, &pod, DryRun::No).await;
     let evicted = match ctx.workload_clusters.visit(cluster, visit).await? {
         Visit::Busy => return Ok(busy(uid)),
         Visit::Failed { cause, again } => return away(&infra, ctx, uid, target, &cause, again).await,
         Visit::Made(evicted) => evicted,
     };
     match evicted {
-        Evicted::Yes => {
+        EvictionResult::Yes => {
             tracing::info!(pod = name, node = target.node, volumes = ?attached, "evicted");
             publish::show_on(&infra, ctx, Some(&status::evicting(&name, next.left))).await?;
             Ok(Again::After(OFTEN))
         }
-        Evicted::No(why) => {
+        EvictionResult::No(why) => {
             publish::show_on(&infra, ctx, Some(&status::blocked(&name, &why, next.left))).await?;
             Ok(Again::After(until_deadline(target, BLOCKED)))
         }

@@ -27,7 +27,7 @@ const MOST_SHOWN: usize = 256;
 
 /// What there is to be seen, and to do.
 #[derive(Debug)]
-pub enum Sight {
+pub enum DrainObservation {
     /// There is no such Node.
     NoNode,
     /// The Node is another machine's: its providerID.
@@ -70,7 +70,7 @@ pub struct Next {
 
 /// What came of an eviction.
 #[derive(Debug)]
-pub enum Evicted {
+pub enum EvictionResult {
     /// The pod is on its way out, or gone.
     Yes,
     /// Not now, or not at all: why.
@@ -86,30 +86,30 @@ pub async fn look(
     target: &Target,
     leadership: &Leadership,
     now: jiff::Timestamp,
-) -> Result<Sight, Unreachable> {
+) -> Result<DrainObservation, Unreachable> {
     let Some(node) = node(connection, target).await? else {
-        return Ok(Sight::NoNode);
+        return Ok(DrainObservation::NoNode);
     };
     if node.provider_id.as_ref() != Some(&target.provider_id) {
-        return Ok(Sight::ForeignNode(node.provider_id));
+        return Ok(DrainObservation::ForeignNode(node.provider_id));
     }
     if node.is_silent {
-        return Ok(Sight::SilentNode);
+        return Ok(DrainObservation::SilentNode);
     }
     if leadership.check().is_err() || !node.is_cordoned && !cordon(connection, target, &node.uid).await? {
-        return Ok(Sight::Raced);
+        return Ok(DrainObservation::Raced);
     }
     let pods = pods(connection, &target.node, &target.rules).await?;
     let (candidates, before) = match step(&node.attached, &pods, target.last.as_ref(), target.timeout, now) {
-        Step::Done(before) => return Ok(Sight::Done(before)),
-        Step::Wait(waiting) => return Ok(Sight::Waiting(waiting)),
+        Step::Done(before) => return Ok(DrainObservation::Done(before)),
+        Step::Wait(waiting) => return Ok(DrainObservation::Waiting(waiting)),
         Step::Evict(candidates, before) => (candidates, before),
     };
     let mut refused = None;
     for pod in candidates.iter().take(MOST_TRIED) {
-        match evict(connection, pod, Really::Not).await? {
-            Evicted::Yes => {
-                return Ok(Sight::Next(Next {
+        match evict(connection, pod, DryRun::Yes).await? {
+            EvictionResult::Yes => {
+                return Ok(DrainObservation::Next(Next {
                     specs: specs(connection, pod, &pods).await?,
                     pod: (*pod).clone(),
                     attached: node.attached,
@@ -117,40 +117,44 @@ pub async fn look(
                     before,
                 }));
             }
-            Evicted::No(why) => {
+            EvictionResult::No(why) => {
                 refused.get_or_insert((pod.full_name(), why));
             }
         }
     }
     let (pod, why) = refused.unwrap_or_default();
-    Ok(Sight::Blocked {
+    Ok(DrainObservation::Blocked {
         pod,
         why,
         left: candidates.len(),
     })
 }
 
-/// Whether the eviction is made, or only asked for whether it might be.
+/// Whether the API server only says if the eviction might be made.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Really {
-    /// It is made.
+pub enum DryRun {
+    /// Nothing is evicted.
     Yes,
-    /// It is not.
-    Not,
+    /// The eviction is made.
+    No,
 }
 
 /// Evicts this very pod, if PodDisruptionBudgets and what else admits evictions let it go.
 ///
 /// # Errors
 /// The workload cluster can't be reached, or refuses.
-pub async fn evict(connection: &Connection, pod: &Pod, really: Really) -> Result<Evicted, Unreachable> {
+pub async fn evict(
+    connection: &Connection,
+    pod: &Pod,
+    dry_run: DryRun,
+) -> Result<EvictionResult, Unreachable> {
     let eviction = json!({
         "apiVersion": "policy/v1", "kind": "Eviction",
         "metadata": {"name": pod.name, "namespace": pod.namespace},
         "deleteOptions": {"preconditions": {"uid": pod.uid}},
     });
     let params = PostParams {
-        dry_run: really == Really::Not,
+        dry_run: dry_run == DryRun::Yes,
         ..PostParams::default()
     };
     let request = Request::new(format!("/api/v1/namespaces/{}/pods", pod.namespace))
@@ -158,14 +162,14 @@ pub async fn evict(connection: &Connection, pod: &Pod, really: Really) -> Result
         .map_err(no_request)?;
     let answer = connection.send(request).await?;
     match answer.code {
-        StatusCode::OK | StatusCode::CREATED | StatusCode::NOT_FOUND => Ok(Evicted::Yes),
+        StatusCode::OK | StatusCode::CREATED | StatusCode::NOT_FOUND => Ok(EvictionResult::Yes),
         // A budget, more than one of them, another pod of the name, or what admits evictions.
         StatusCode::TOO_MANY_REQUESTS
         | StatusCode::INTERNAL_SERVER_ERROR
         | StatusCode::CONFLICT
         | StatusCode::FORBIDDEN
         | StatusCode::BAD_REQUEST
-        | StatusCode::UNPROCESSABLE_ENTITY => Ok(Evicted::No(said(&answer))),
+        | StatusCode::UNPROCESSABLE_ENTITY => Ok(EvictionResult::No(said(&answer))),
         _ => Err(answer.refusal()),
     }
 }

@@ -6,7 +6,7 @@ use capcmi::api::v1alpha1::InfraMachineSpec;
 use garde::Validate as _;
 use serde_json::{Map, Value, json};
 
-use crate::api_server::{Who, api, dry_run, namespace, object};
+use crate::api_server::{User, api, dry_run, namespace, object};
 
 /// How many specs are tried. Fewer miss combinations, more only take time.
 const SPECS: usize = 200;
@@ -95,7 +95,7 @@ fn fields() -> Vec<(&'static str, Vec<Value>)> {
 #[tokio::test]
 async fn the_api_server_accepts_every_spec_that_the_code_accepts() -> Result<()> {
     let namespace = namespace().await?;
-    let machines = api(Who::Administrator, &namespace, "InfraMachine").await?;
+    let machines = api(User::Administrator, &namespace, "InfraMachine").await?;
     let (mut numbers, mut accepted, mut refused) = (Numbers(4711), 0, 0);
     for number in 0..SPECS {
         let spec = numbers.spec();

@@ -93,7 +93,7 @@ pub async fn namespace() -> Result<String> {
     ];
     guarded_finalizer(&namespace).await?;
     for (policy, kind, probe) in probes {
-        let api = api(Who::Tenant, &namespace, kind).await?;
+        let api = api(User::Tenant, &namespace, kind).await?;
         eventually(DEADLINE, policy, async || {
             let message = refusal(
                 api.create(&dry_run(), &serde_json::from_value(probe.clone())?)
@@ -109,8 +109,8 @@ pub async fn namespace() -> Result<String> {
 
 /// Waits until the finalizer of a machine that may have a VM is guarded.
 async fn guarded_finalizer(namespace: &str) -> Result<()> {
-    let administrator = api(Who::Administrator, namespace, "InfraMachine").await?;
-    let tenant = api(Who::Tenant, namespace, "InfraMachine").await?;
+    let administrator = api(User::Administrator, namespace, "InfraMachine").await?;
+    let tenant = api(User::Tenant, namespace, "InfraMachine").await?;
     let metadata = json!({"finalizers": [MACHINE_FINALIZER]});
     let named = json!({"providerID": "cmi:///probe"});
     create(
@@ -156,7 +156,7 @@ fn owner_of(namespace: &str) -> [Value; 3] {
 
 /// The identity that asks.
 #[derive(Clone, Copy, Debug)]
-pub enum Who {
+pub enum User {
     /// cluster-admin.
     Administrator,
     /// A user who is bound to the ClusterRole `admin` in the namespace.
@@ -170,7 +170,7 @@ pub enum Who {
     Core,
 }
 
-impl Who {
+impl User {
     /// A client for requests in the namespace.
     pub async fn client(self, namespace: &str) -> Result<Client> {
         let cluster = cluster().await?;
@@ -207,7 +207,7 @@ async fn client(kubeconfig: &Path, impersonate: Option<String>) -> Result<Client
 }
 
 /// The API of one of our kinds in a namespace, as one of these identities.
-pub async fn api(who: Who, namespace: &str, kind: &str) -> Result<Api<DynamicObject>> {
+pub async fn api(who: User, namespace: &str, kind: &str) -> Result<Api<DynamicObject>> {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, VERSION, kind));
     Ok(Api::namespaced_with(
         who.client(namespace).await?,

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::api_server::{Who, api, create, namespace, object, refusal};
+use crate::api_server::{User, api, create, namespace, object, refusal};
 
 /// A kind, a spec that just fits, and one that just doesn't.
 type Case = (&'static str, Value, Value);
@@ -13,7 +13,7 @@ async fn a_spec_at_its_limits_is_stored_and_one_beyond_is_refused() -> Result<()
     let namespace = namespace().await?;
     let cases = machines().into_iter().chain(clusters()).chain(templates());
     for (number, (kind, within, beyond)) in cases.enumerate() {
-        let api = api(Who::Administrator, &namespace, kind).await?;
+        let api = api(User::Administrator, &namespace, kind).await?;
         let good = object(kind, &format!("good-{number}"), &json!({}), &within);
         create(&api, &good)
             .await?

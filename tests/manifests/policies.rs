@@ -8,7 +8,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::api_server::{Who, api, create, merge, namespace, object, refusal};
+use crate::api_server::{User, api, create, merge, namespace, object, refusal};
 
 const IDENTITY: &str = "infrastructure.capcmi.io/machine-id";
 const DRY_RUN: &str = "topology.cluster.x-k8s.io/dry-run";
@@ -17,7 +17,7 @@ const DRY_RUN: &str = "topology.cluster.x-k8s.io/dry-run";
 async fn a_tenant_can_set_no_reserved_annotation() -> Result<()> {
     let namespace = namespace().await?;
     for kind in ["InfraMachine", "InfraCluster"] {
-        let api = api(Who::Tenant, &namespace, kind).await?;
+        let api = api(User::Tenant, &namespace, kind).await?;
         create(
             &api,
             &object(kind, "plain", &json!({"annotations": {"mine": "x"}}), &json!({})),
@@ -39,8 +39,8 @@ async fn a_tenant_can_set_no_reserved_annotation() -> Result<()> {
 #[tokio::test]
 async fn a_tenant_can_neither_change_nor_remove_what_the_provider_has_set() -> Result<()> {
     let namespace = namespace().await?;
-    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
-    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
+    let provider = api(User::Provider, &namespace, "InfraMachine").await?;
     create(&tenant, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
     let all: serde_json::Map<String, Value> = RESERVED_ANNOTATIONS
         .iter()
@@ -65,8 +65,8 @@ async fn a_tenant_can_neither_change_nor_remove_what_the_provider_has_set() -> R
 #[tokio::test]
 async fn whole_object_writes_that_keep_the_identity_pass() -> Result<()> {
     let namespace = namespace().await?;
-    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
-    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
+    let provider = api(User::Provider, &namespace, "InfraMachine").await?;
     create(&tenant, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
     merge(&provider, "m", identity("1")).await?;
 
@@ -86,11 +86,11 @@ async fn whole_object_writes_that_keep_the_identity_pass() -> Result<()> {
 #[tokio::test]
 async fn provider_and_administrator_write_identities() -> Result<()> {
     let namespace = namespace().await?;
-    let administrator = api(Who::Administrator, &namespace, "InfraMachine").await?;
+    let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
     // `clusterctl move` creates the object with its identity.
     let moved = object("InfraMachine", "m", &identity("1")["metadata"], &json!({}));
     create(&administrator, &moved).await??;
-    for who in [Who::Provider, Who::Administrator] {
+    for who in [User::Provider, User::Administrator] {
         let api = api(who, &namespace, "InfraMachine").await?;
         merge(&api, "m", identity("2")).await?;
         merge(&api, "m", json!({"metadata": {"annotations": {IDENTITY: null}}})).await?;
@@ -102,7 +102,7 @@ async fn provider_and_administrator_write_identities() -> Result<()> {
 #[tokio::test]
 async fn every_right_in_one_namespace_is_no_right_to_write_an_identity() -> Result<()> {
     let namespace = namespace().await?;
-    let owner = api(Who::Owner, &namespace, "InfraMachine").await?;
+    let owner = api(User::Owner, &namespace, "InfraMachine").await?;
     create(&owner, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
     for (metadata, spec) in [
         (identity("1")["metadata"].clone(), json!({})),
@@ -124,8 +124,8 @@ async fn every_right_in_one_namespace_is_no_right_to_write_an_identity() -> Resu
 #[tokio::test]
 async fn while_a_vm_may_exist_only_users_that_may_write_identities_take_the_finalizer() -> Result<()> {
     let namespace = namespace().await?;
-    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
-    let administrator = api(Who::Administrator, &namespace, "InfraMachine").await?;
+    let provider = api(User::Provider, &namespace, "InfraMachine").await?;
+    let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
     let held = |annotations: Value| json!({"annotations": annotations, "finalizers": [MACHINE_FINALIZER, "example.com/theirs"]});
     let machines = [
         (
@@ -143,7 +143,7 @@ async fn while_a_vm_may_exist_only_users_that_may_write_identities_take_the_fina
     for (name, metadata, spec) in &machines {
         create(&administrator, &object("InfraMachine", name, metadata, spec)).await??;
     }
-    for who in [Who::Tenant, Who::Owner, Who::Core] {
+    for who in [User::Tenant, User::Owner, User::Core] {
         let api = api(who, &namespace, "InfraMachine").await?;
         for (name, ..) in &machines {
             for finalizers in [json!(null), json!([]), json!(["example.com/theirs"])] {
@@ -164,7 +164,7 @@ async fn while_a_vm_may_exist_only_users_that_may_write_identities_take_the_fina
         }
     }
     // The object goes, and with it the finalizer stays until the provider takes it.
-    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
     for (name, ..) in &machines {
         let deleted = DeleteParams {
             propagation_policy: Some(PropagationPolicy::Orphan),
@@ -189,8 +189,8 @@ async fn while_a_vm_may_exist_only_users_that_may_write_identities_take_the_fina
 #[tokio::test]
 async fn a_machine_without_a_vm_can_lose_the_finalizer() -> Result<()> {
     let namespace = namespace().await?;
-    let administrator = api(Who::Administrator, &namespace, "InfraMachine").await?;
-    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
+    let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
     let machines = [
         ("refused", json!({IDENTITY: "1", INSTANCE: "none"})),
         ("unclaimed", json!({})),
@@ -213,8 +213,8 @@ async fn a_machine_without_a_vm_can_lose_the_finalizer() -> Result<()> {
 #[tokio::test]
 async fn a_status_write_changes_neither_finalizers_nor_annotations_nor_spec() -> Result<()> {
     let namespace = namespace().await?;
-    let administrator = api(Who::Administrator, &namespace, "InfraMachine").await?;
-    let owner = api(Who::Owner, &namespace, "InfraMachine").await?;
+    let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
+    let owner = api(User::Owner, &namespace, "InfraMachine").await?;
     let metadata =
         json!({"annotations": {IDENTITY: "1", INSTANCE: "may-exist"}, "finalizers": [MACHINE_FINALIZER]});
     create(
@@ -240,7 +240,7 @@ async fn a_status_write_changes_neither_finalizers_nor_annotations_nor_spec() ->
 async fn a_tenant_can_neither_make_a_machine_with_a_provider_id_nor_set_one() -> Result<()> {
     let namespace = namespace().await?;
     let named = json!({"providerID": "cmi:///foreign"});
-    for who in [Who::Tenant, Who::Core] {
+    for who in [User::Tenant, User::Core] {
         let api = api(who, &namespace, "InfraMachine").await?;
         let name = format!("{who:?}").to_lowercase();
         let on_create = refusal(create(&api, &object("InfraMachine", "named", &json!({}), &named)).await?)?;
@@ -262,9 +262,9 @@ async fn a_tenant_can_neither_make_a_machine_with_a_provider_id_nor_set_one() ->
 #[tokio::test]
 async fn provider_and_administrator_write_the_provider_id_and_others_write_around_it() -> Result<()> {
     let namespace = namespace().await?;
-    let administrator = api(Who::Administrator, &namespace, "InfraMachine").await?;
-    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
-    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
+    let provider = api(User::Provider, &namespace, "InfraMachine").await?;
+    let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
     let named = json!({"providerID": "cmi:///1"});
     // `clusterctl move` creates the object with its providerID.
     create(
@@ -298,8 +298,8 @@ async fn provider_and_administrator_write_the_provider_id_and_others_write_aroun
 #[tokio::test]
 async fn core_makes_machines_and_hands_out_no_identity() -> Result<()> {
     let namespace = namespace().await?;
-    let core = api(Who::Core, &namespace, "InfraMachine").await?;
-    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    let core = api(User::Core, &namespace, "InfraMachine").await?;
+    let provider = api(User::Provider, &namespace, "InfraMachine").await?;
     let params = PatchParams::apply("capi-machineset");
     let plain = object(
         "InfraMachine",
@@ -321,7 +321,7 @@ async fn core_makes_machines_and_hands_out_no_identity() -> Result<()> {
     let message = refusal(core.patch("copy", &params, &Patch::Apply(&copied)).await)?;
     ensure!(message.contains(IDENTITY), "{message}");
     for kind in ["InfraMachineTemplate", "InfraCluster", "InfraClusterTemplate"] {
-        let api = api(Who::Core, &namespace, kind).await?;
+        let api = api(User::Core, &namespace, kind).await?;
         let spec = if kind.ends_with("Template") {
             json!({"template": {"spec": {}}})
         } else {
@@ -339,7 +339,7 @@ async fn the_spec_of_a_template_never_changes() -> Result<()> {
     let namespace = namespace().await?;
     for (kind, change) in TEMPLATES {
         let change: Value = serde_json::from_str(change)?;
-        for who in [Who::Administrator, Who::Tenant, Who::Core] {
+        for who in [User::Administrator, User::Tenant, User::Core] {
             let name = format!("{who:?}").to_lowercase();
             let api = api(who, &namespace, kind).await?;
             create(&api, &template(kind, &name, &json!({}))).await??;
@@ -358,7 +358,7 @@ async fn only_the_topology_dry_run_may_try_another_spec() -> Result<()> {
     let namespace = namespace().await?;
     for (kind, change) in TEMPLATES {
         let change: Value = serde_json::from_str(change)?;
-        let api = api(Who::Core, &namespace, kind).await?;
+        let api = api(User::Core, &namespace, kind).await?;
         create(&api, &template(kind, "t", &json!({}))).await??;
         let marked = json!({"annotations": {DRY_RUN: ""}});
         refusal(
@@ -391,7 +391,7 @@ async fn only_the_topology_dry_run_may_try_another_spec() -> Result<()> {
 async fn a_template_of_any_writer_hands_out_no_identity() -> Result<()> {
     let namespace = namespace().await?;
     for (kind, _) in TEMPLATES {
-        for who in [Who::Administrator, Who::Tenant] {
+        for who in [User::Administrator, User::Tenant] {
             let api = api(who, &namespace, kind).await?;
             for key in RESERVED_ANNOTATIONS {
                 let metadata = json!({"annotations": {key: "x"}});

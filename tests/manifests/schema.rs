@@ -16,13 +16,13 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::api_server::{Who, api, create, merge, namespace, object, refusal};
+use crate::api_server::{User, api, create, merge, namespace, object, refusal};
 
 #[tokio::test]
 async fn the_provider_id_is_set_once() -> Result<()> {
     let namespace = namespace().await?;
-    let machines = api(Who::Provider, &namespace, "InfraMachine").await?;
-    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
+    let machines = api(User::Provider, &namespace, "InfraMachine").await?;
+    let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
     create(
         &tenant,
         &object("InfraMachine", "m", &json!({}), &json!({"driver": "a"})),
@@ -40,7 +40,7 @@ async fn the_provider_id_is_set_once() -> Result<()> {
         ensure!(message.contains(why), "{patch}: {message}");
     }
     let template = json!({"template": {"spec": {"providerID": "cmi:///1"}}});
-    let templates = api(Who::Tenant, &namespace, "InfraMachineTemplate").await?;
+    let templates = api(User::Tenant, &namespace, "InfraMachineTemplate").await?;
     let template = object("InfraMachineTemplate", "t", &json!({}), &template);
     let message = refusal(create(&templates, &template).await?)?;
     ensure!(message.contains("every machine gets its own"), "{message}");
@@ -99,8 +99,8 @@ async fn a_status_comes_back_as_it_was_written() -> Result<()> {
         }),
         ..InfraMachineStatus::default()
     };
-    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
-    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
+    let provider = api(User::Provider, &namespace, "InfraMachine").await?;
     for (name, status) in [
         ("full", full),
         ("sparse", sparse),
@@ -125,8 +125,8 @@ async fn a_status_comes_back_as_it_was_written() -> Result<()> {
 #[tokio::test]
 async fn the_next_try_is_shown_as_the_time_that_it_is() -> Result<()> {
     let namespace = namespace().await?;
-    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
-    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
+    let provider = api(User::Provider, &namespace, "InfraMachine").await?;
     create(&tenant, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
     let operation = json!({
         "type": "Create", "state": "Failed", "attempts": 1,
@@ -143,7 +143,7 @@ async fn the_next_try_is_shown_as_the_time_that_it_is() -> Result<()> {
             "application/json;as=Table;v=v1;g=meta.k8s.io",
         )
         .body(Vec::new())?;
-    let table: Value = Who::Tenant.client(&namespace).await?.request(request).await?;
+    let table: Value = User::Tenant.client(&namespace).await?.request(request).await?;
     let columns = table["columnDefinitions"].as_array().context("columns")?;
     let next = columns.iter().position(|column| column["name"] == "Next Try");
     let cell = &table["rows"][0]["cells"][next.context("no Next Try")?];
@@ -154,8 +154,8 @@ async fn the_next_try_is_shown_as_the_time_that_it_is() -> Result<()> {
 #[tokio::test]
 async fn a_status_that_breaks_the_contract_is_refused() -> Result<()> {
     let namespace = namespace().await?;
-    let tenant = api(Who::Tenant, &namespace, "InfraMachine").await?;
-    let provider = api(Who::Provider, &namespace, "InfraMachine").await?;
+    let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
+    let provider = api(User::Provider, &namespace, "InfraMachine").await?;
     create(&tenant, &object("InfraMachine", "m", &json!({}), &json!({}))).await??;
     let condition = json!({
         "type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
@@ -189,53 +189,53 @@ async fn every_identity_may_do_what_is_said_and_no_more() -> Result<()> {
     const OURS: &str = "infrastructure.capcmi.io";
     let namespace = namespace().await?;
     let expected = [
-        (Who::Provider, OURS, "inframachines", "", "patch", true),
-        (Who::Provider, OURS, "inframachines", "", "update", false),
-        (Who::Provider, OURS, "inframachines", "", "create", false),
-        (Who::Provider, OURS, "inframachines", "", "delete", false),
-        (Who::Provider, OURS, "inframachines", "identity", "update", true),
-        (Who::Provider, OURS, "inframachinetemplates", "", "patch", false),
+        (User::Provider, OURS, "inframachines", "", "patch", true),
+        (User::Provider, OURS, "inframachines", "", "update", false),
+        (User::Provider, OURS, "inframachines", "", "create", false),
+        (User::Provider, OURS, "inframachines", "", "delete", false),
+        (User::Provider, OURS, "inframachines", "identity", "update", true),
+        (User::Provider, OURS, "inframachinetemplates", "", "patch", false),
         (
-            Who::Provider,
+            User::Provider,
             OURS,
             "inframachinetemplates",
             "status",
             "patch",
             true,
         ),
-        (Who::Provider, "cluster.x-k8s.io", "machines", "", "watch", true),
-        (Who::Provider, "cluster.x-k8s.io", "machines", "", "patch", false),
-        (Who::Provider, "", "secrets", "", "get", true),
-        (Who::Provider, "", "secrets", "", "list", false),
-        (Who::Provider, "", "secrets", "", "watch", false),
-        (Who::Provider, "", "secrets", "", "create", false),
-        (Who::Provider, "", "secrets", "", "patch", false),
-        (Who::Provider, "", "pods", "", "get", false),
-        (Who::Provider, "events.k8s.io", "events", "", "create", true),
+        (User::Provider, "cluster.x-k8s.io", "machines", "", "watch", true),
+        (User::Provider, "cluster.x-k8s.io", "machines", "", "patch", false),
+        (User::Provider, "", "secrets", "", "get", true),
+        (User::Provider, "", "secrets", "", "list", false),
+        (User::Provider, "", "secrets", "", "watch", false),
+        (User::Provider, "", "secrets", "", "create", false),
+        (User::Provider, "", "secrets", "", "patch", false),
+        (User::Provider, "", "pods", "", "get", false),
+        (User::Provider, "events.k8s.io", "events", "", "create", true),
         (
-            Who::Provider,
+            User::Provider,
             "coordination.k8s.io",
             "leases",
             "",
             "update",
             false,
         ),
-        (Who::Core, OURS, "inframachines", "", "create", true),
-        (Who::Core, OURS, "infraclustertemplates", "", "delete", true),
-        (Who::Core, OURS, "inframachines", "finalizers", "update", true),
-        (Who::Core, OURS, "inframachines", "identity", "update", false),
-        (Who::Core, OURS, "inframachines", "status", "patch", false),
-        (Who::Tenant, OURS, "inframachinetemplates", "", "create", true),
-        (Who::Tenant, OURS, "inframachines", "", "list", true),
-        (Who::Tenant, OURS, "inframachines", "identity", "update", false),
-        (Who::Tenant, OURS, "inframachines", "status", "patch", false),
+        (User::Core, OURS, "inframachines", "", "create", true),
+        (User::Core, OURS, "infraclustertemplates", "", "delete", true),
+        (User::Core, OURS, "inframachines", "finalizers", "update", true),
+        (User::Core, OURS, "inframachines", "identity", "update", false),
+        (User::Core, OURS, "inframachines", "status", "patch", false),
+        (User::Tenant, OURS, "inframachinetemplates", "", "create", true),
+        (User::Tenant, OURS, "inframachines", "", "list", true),
+        (User::Tenant, OURS, "inframachines", "identity", "update", false),
+        (User::Tenant, OURS, "inframachines", "status", "patch", false),
     ];
     for (who, group, resource, subresource, verb, allowed) in expected {
         let said = may(who, &namespace, group, resource, subresource, verb).await?;
         assert_eq!(said, allowed, "{who:?} {verb} {resource}/{subresource}");
     }
     let lease = may(
-        Who::Provider,
+        User::Provider,
         "capcmi-system",
         "coordination.k8s.io",
         "leases",
@@ -248,7 +248,7 @@ async fn every_identity_may_do_what_is_said_and_no_more() -> Result<()> {
 }
 
 async fn may(
-    who: Who,
+    who: User,
     namespace: &str,
     group: &str,
     resource: &str,
@@ -285,7 +285,7 @@ async fn a_secret_name_that_no_secret_has_is_refused_in_every_kind() -> Result<(
         ("InfraCluster", false),
         ("InfraClusterTemplate", true),
     ] {
-        let tenant = api(Who::Tenant, &namespace, kind).await?;
+        let tenant = api(User::Tenant, &namespace, kind).await?;
         let long = "a".repeat(254);
         for (name, fits) in [
             ("creds.team-a", true),

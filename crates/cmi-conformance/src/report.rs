@@ -271,8 +271,8 @@ impl Report {
             .iter()
             .map(|rule| judge(rule, by_rule.get(rule.id).map_or(&[], Vec::as_slice)))
             .collect();
-        let doubts = doubts(&cases, &leftovers, interrupted);
-        let layers = layers::judge(&cases, &rules, about, scope, &doubts);
+        let caveats = caveats(&cases, &leftovers, interrupted);
+        let layers = layers::judge(&cases, &rules, about, scope, &caveats);
         let passed = layers.iter().all(|layer| layer.compliance != Compliance::No);
         Self {
             target: target.to_owned(),
@@ -322,8 +322,8 @@ impl Report {
 }
 
 /// Why no layer is believed though no rule was seen broken.
-fn doubts(cases: &[CaseReport], leftovers: &[Leftover], interrupted: bool) -> Vec<String> {
-    let doubts = [
+fn caveats(cases: &[CaseReport], leftovers: &[Leftover], interrupted: bool) -> Vec<String> {
+    let caveats = [
         (interrupted, "the run was ended early".to_owned()),
         (
             !leftovers.is_empty(),
@@ -334,7 +334,7 @@ fn doubts(cases: &[CaseReport], leftovers: &[Leftover], interrupted: bool) -> Ve
             "nothing was shown to hold".to_owned(),
         ),
     ];
-    doubts
+    caveats
         .into_iter()
         .filter_map(|(is_one, doubt)| is_one.then_some(doubt))
         .collect()

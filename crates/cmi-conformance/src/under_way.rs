@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// How long a call may take before it is worth a line.
-const PATIENCE: Duration = Duration::from_secs(10);
+const NOTICE_AFTER: Duration = Duration::from_secs(10);
 /// How much longer until the next line about the same call.
 const TIMES: u32 = 3;
 
@@ -62,7 +62,7 @@ impl UnderWay {
             what: what.to_owned(),
             limit,
             since: Instant::now(),
-            notice: PATIENCE,
+            notice: NOTICE_AFTER,
         };
         let _new = calls.all.insert(number, call);
         Entry {
@@ -133,13 +133,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_call_that_takes_long_is_worth_a_line_now_and_then() {
         let under_way = Arc::new(UnderWay::default());
-        let entry = under_way.begin("create-again", "CreateMachine of machine `a`", PATIENCE * 9);
+        let entry = under_way.begin("create-again", "CreateMachine of machine `a`", NOTICE_AFTER * 9);
         assert!(under_way.overdue().is_empty());
-        tokio::time::advance(PATIENCE).await;
+        tokio::time::advance(NOTICE_AFTER).await;
         let [waiting] = under_way.overdue().try_into().unwrap();
-        assert_eq!((waiting.case.as_str(), waiting.time), ("create-again", PATIENCE));
+        assert_eq!(
+            (waiting.case.as_str(), waiting.time),
+            ("create-again", NOTICE_AFTER)
+        );
         assert!(under_way.overdue().is_empty());
-        tokio::time::advance(PATIENCE * 2).await;
+        tokio::time::advance(NOTICE_AFTER * 2).await;
         assert_eq!(under_way.overdue().len(), 1);
         drop(entry);
         assert!(under_way.all().is_empty());

@@ -106,7 +106,7 @@ async fn follow(version: String, guests: impl Stream<Item = GuestEvent>) {
         }
         while kubelets.try_join_next().is_some() {}
     }
-    // No more news: those that run go on.
+    // No more events: those that run go on.
     while kubelets.join_next().await.is_some() {}
 }
 

@@ -17,10 +17,10 @@ pub(crate) const LOOK: Duration = Duration::from_millis(50);
 pub fn guests(state: &Path) -> impl Stream<Item = GuestEvent> + Send + 'static {
     let view = CloudView::open(state, Arc::new(WallClock));
     let start = (view, Seen::default(), BTreeMap::new(), VecDeque::new());
-    futures::stream::unfold(start, |(mut view, mut seen, mut boots, mut news)| async move {
+    futures::stream::unfold(start, |(mut view, mut seen, mut boots, mut events)| async move {
         loop {
-            if let Some(event) = news.pop_front() {
-                return Some((event, (view, seen, boots, news)));
+            if let Some(event) = events.pop_front() {
+                return Some((event, (view, seen, boots, events)));
             }
             if let Ok((cloud, now)) = view.now() {
                 let running = cloud.vms().filter(|vm| vm.is_running(now));
@@ -32,9 +32,9 @@ pub fn guests(state: &Path) -> impl Stream<Item = GuestEvent> + Send + 'static {
                         seen.forget(id);
                     }
                 }
-                news.extend(seen.news(&running, |vm| guest(vm)));
+                events.extend(seen.events(&running, |vm| guest(vm)));
             }
-            if news.is_empty() {
+            if events.is_empty() {
                 tokio::time::sleep(LOOK).await;
             }
         }
@@ -47,19 +47,19 @@ pub(crate) struct Seen(BTreeSet<String>);
 
 impl Seen {
     /// What has happened since the last look, when these run now.
-    pub(crate) fn news<V>(
+    pub(crate) fn events<V>(
         &mut self,
         running: &BTreeMap<String, V>,
         guest: impl Fn(&V) -> Guest,
     ) -> Vec<GuestEvent> {
         let booted = running.iter().filter(|(id, _)| !self.0.contains(*id));
-        let mut news: Vec<_> = booted.map(|(_, vm)| GuestEvent::Booted(guest(vm))).collect();
+        let mut events: Vec<_> = booted.map(|(_, vm)| GuestEvent::Booted(guest(vm))).collect();
         let gone = self.0.iter().filter(|id| !running.contains_key(*id));
-        news.extend(gone.map(|id| GuestEvent::Gone {
+        events.extend(gone.map(|id| GuestEvent::Gone {
             provider_id: id.clone(),
         }));
         self.0 = running.keys().cloned().collect();
-        news
+        events
     }
 
     /// Has a guest boot anew, though it runs as it did at the last look.

@@ -101,11 +101,11 @@ pub async fn service_account(management: &ManagementCluster) -> Result<PathBuf> 
 pub fn free_address() -> Result<String> {
     const FIRST: u32 = 20_000;
     const COUNT: u32 = 12_000;
-    static TURN: AtomicU32 = AtomicU32::new(0);
+    static NEXT_PORT: AtomicU32 = AtomicU32::new(0);
     // Processes that run at the same time begin in different places.
     let start = std::process::id().wrapping_mul(97);
     (0..COUNT)
-        .map(|_| start.wrapping_add(TURN.fetch_add(1, Ordering::Relaxed)) % COUNT + FIRST)
+        .map(|_| start.wrapping_add(NEXT_PORT.fetch_add(1, Ordering::Relaxed)) % COUNT + FIRST)
         .map(|port| format!("127.0.0.1:{port}"))
         .find(|address| TcpListener::bind(address).is_ok())
         .context("no port is free")

@@ -99,7 +99,7 @@ impl Python {
             .env("AWS_ENDPOINT_URL_EC2", format!("http://{}", ec2.address))
             // moto is never behind. The suite waits for as long after each VM that it makes.
             .env("EC2_DRIVER_CONSISTENCY_WINDOW_SECONDS", "0.05")
-            .env("EC2_DRIVER_PATIENCE_SECONDS", "2");
+            .env("EC2_DRIVER_WAIT_TIMEOUT_SECONDS", "2");
         command
     }
 
@@ -192,16 +192,16 @@ impl Ec2 {
     /// What happens to the guests. What runs in an instance is no part of moto.
     pub fn guests(self: &Arc<Self>) -> impl Stream<Item = GuestEvent> + Send + 'static {
         let start = (Arc::clone(self), Seen::default(), VecDeque::new());
-        futures::stream::unfold(start, |(ec2, mut seen, mut news)| async move {
+        futures::stream::unfold(start, |(ec2, mut seen, mut events)| async move {
             loop {
-                if let Some(event) = news.pop_front() {
-                    return Some((event, (ec2, seen, news)));
+                if let Some(event) = events.pop_front() {
+                    return Some((event, (ec2, seen, events)));
                 }
                 if let Ok(running) = ec2.instances().await {
                     let running = running.into_iter().map(|vm| (vm.provider_id.clone(), vm));
-                    news.extend(seen.news(&running.collect(), Ec2Guest::guest));
+                    events.extend(seen.events(&running.collect(), Ec2Guest::guest));
                 }
-                if news.is_empty() {
+                if events.is_empty() {
                     tokio::time::sleep(LOOK).await;
                 }
             }

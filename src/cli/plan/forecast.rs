@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::api::labels;
-use crate::runtime_extension::spec_changes::{SpecChange, SpecChanges, Verdict};
+use crate::runtime_extension::spec_changes::{SpecChange, SpecChanges, UpdateStrategy};
 use cmi_driver::Capabilities;
 
 /// Annotation of an InfraMachine: the template that its spec is from.
@@ -163,10 +163,10 @@ fn notes(seen: &Seen) -> Vec<String> {
 }
 
 fn field(template: &str, change: &SpecChange) -> Field {
-    let (action, why) = match &change.verdict {
-        Verdict::InPlace => (Action::InPlace, String::new()),
-        Verdict::Replace(why) => (Action::Replaced, why.clone()),
-        Verdict::Refused(why) => (Action::Refused, why.clone()),
+    let (action, why) = match &change.strategy {
+        UpdateStrategy::InPlace => (Action::InPlace, String::new()),
+        UpdateStrategy::Replace(why) => (Action::Replaced, why.clone()),
+        UpdateStrategy::Refused(why) => (Action::Refused, why.clone()),
     };
     Field {
         template: template.to_owned(),
@@ -207,13 +207,13 @@ fn row(
 
 /// What becomes of a machine of a template that differs like this.
 fn outcome(machine: &DynamicObject, changes: &SpecChanges, rollout: Rollout) -> (Action, String) {
-    let places = |wanted: fn(&Verdict) -> bool| {
-        let found = changes.iter().filter(|change| wanted(&change.verdict));
+    let places = |wanted: fn(&UpdateStrategy) -> bool| {
+        let found = changes.iter().filter(|change| wanted(&change.strategy));
         let places: Vec<_> = found.map(|change| change.place.to_string()).collect();
         places.join(", ")
     };
-    let refused = places(|verdict| matches!(verdict, Verdict::Refused(_)));
-    let replaced = places(|verdict| matches!(verdict, Verdict::Replace(_)));
+    let refused = places(|strategy| matches!(strategy, UpdateStrategy::Refused(_)));
+    let replaced = places(|strategy| matches!(strategy, UpdateStrategy::Replace(_)));
     if !refused.is_empty() {
         return (Action::Refused, format!("no machine can have {refused}"));
     }

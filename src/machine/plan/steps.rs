@@ -122,7 +122,7 @@ pub struct Provision {
     /// The Secret with the bootstrap data.
     pub bootstrap: String,
     /// Whether the object carried an identity when it was read: the VM of that identity is looked up,
-    /// whosever it is. Without one, the identity is the object's UID, which can't be forged.
+    /// whatever its owner is. Without one, the identity is the object's UID, which can't be forged.
     pub is_identified: bool,
     /// What the object says of a VM before the create.
     pub noted: Instance,

@@ -14,12 +14,12 @@ use crate::migration::source::{ClassKey, McmMachine, McmSetSpec, Source};
 pub struct Drawn<'a> {
     /// Its machines.
     pub machines: Vec<&'a McmMachine>,
-    keeper: Keeper<'a>,
+    owner: GroupOwner<'a>,
     /// MachineSets of a MachineDeployment.
     sets: Vec<&'a ObjectMeta>,
 }
 
-enum Keeper<'a> {
+enum GroupOwner<'a> {
     Deployment(&'a ObjectMeta, &'a McmSetSpec),
     Set(&'a ObjectMeta, &'a McmSetSpec),
     None(&'a ObjectMeta),
@@ -62,10 +62,10 @@ pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<Drawn<'
             .filter_map(|set| of_set.remove(&name(set)))
             .flatten()
             .collect();
-        let keeper = Keeper::Deployment(&deployment.metadata, &deployment.spec);
+        let owner = GroupOwner::Deployment(&deployment.metadata, &deployment.spec);
         drawn.push(Drawn {
             machines,
-            keeper,
+            owner,
             sets,
         });
     }
@@ -85,14 +85,14 @@ pub fn groups<'a>(source: &'a Source, problems: &mut Vec<String>) -> Vec<Drawn<'
             )),
             None => drawn.push(Drawn {
                 machines: of_set.remove(&name(&set.metadata)).unwrap_or_default(),
-                keeper: Keeper::Set(&set.metadata, &set.spec),
+                owner: GroupOwner::Set(&set.metadata, &set.spec),
                 sets: Vec::new(),
             }),
         }
     }
     drawn.extend(alone.into_iter().map(|machine| Drawn {
         machines: vec![machine],
-        keeper: Keeper::None(&machine.metadata),
+        owner: GroupOwner::None(&machine.metadata),
         sets: Vec::new(),
     }));
     drawn
@@ -114,36 +114,36 @@ pub fn unfit(machine: &McmMachine) -> Option<&'static str> {
 }
 
 impl Drawn<'_> {
-    fn keeper(&self) -> (&'static str, &ObjectMeta) {
-        match self.keeper {
-            Keeper::Deployment(meta, _) => ("MachineDeployment", meta),
-            Keeper::Set(meta, _) => ("MachineSet", meta),
-            Keeper::None(meta) => ("Machine", meta),
+    fn owner(&self) -> (&'static str, &ObjectMeta) {
+        match self.owner {
+            GroupOwner::Deployment(meta, _) => ("MachineDeployment", meta),
+            GroupOwner::Set(meta, _) => ("MachineSet", meta),
+            GroupOwner::None(meta) => ("Machine", meta),
         }
     }
 
     /// What keeps their number, as `MachineDeployment workers`.
     pub fn from(&self) -> String {
-        let (kind, meta) = self.keeper();
+        let (kind, meta) = self.owner();
         format!("{kind} {}", name(meta))
     }
 
     fn originals(&self) -> Vec<Original> {
-        let (kind, keeper) = self.keeper();
-        let keeper = (kind != "Machine").then(|| Original::new(kind, keeper));
+        let (kind, owner) = self.owner();
+        let owner = (kind != "Machine").then(|| Original::new(kind, owner));
         let machines = self
             .machines
             .iter()
             .map(|machine| Original::new("Machine", &machine.metadata));
         let sets = self.sets.iter().map(|set| Original::new("MachineSet", set));
-        keeper.into_iter().chain(machines).chain(sets).collect()
+        owner.into_iter().chain(machines).chain(sets).collect()
     }
 
     /// The class of what keeps their number.
     pub fn class(&self) -> Option<ClassKey> {
-        match self.keeper {
-            Keeper::Deployment(_, spec) | Keeper::Set(_, spec) => Some(key_of(&spec.template.spec)),
-            Keeper::None(_) => None,
+        match self.owner {
+            GroupOwner::Deployment(_, spec) | GroupOwner::Set(_, spec) => Some(key_of(&spec.template.spec)),
+            GroupOwner::None(_) => None,
         }
     }
 
@@ -151,8 +151,8 @@ impl Drawn<'_> {
     pub fn group(&self, target: &Target, classes: &BTreeMap<ClassKey, Converted>) -> Group {
         let from = self.from();
         let of_machines = self.machines.iter().map(|machine| key_of(&machine.spec));
-        let (kind, keeper) = self.keeper();
-        let marker = target.marker_of(kind, keeper);
+        let (kind, owner) = self.owner();
+        let marker = target.marker_of(kind, owner);
         let mut group = Group {
             classes: of_machines.chain(self.class()).collect(),
             machines: Vec::new(),
@@ -164,12 +164,12 @@ impl Drawn<'_> {
         };
         let mut of_machines = labels_of(target);
         let replicas = self.machines.len();
-        if let (Some(key), Keeper::Deployment(meta, spec) | Keeper::Set(meta, spec)) =
-            (self.class(), &self.keeper)
+        if let (Some(key), GroupOwner::Deployment(meta, spec) | GroupOwner::Set(meta, spec)) =
+            (self.class(), &self.owner)
             && let Some(class) = classes.get(&key)
         {
             let own = name(meta);
-            let is_deployment = matches!(self.keeper, Keeper::Deployment(..));
+            let is_deployment = matches!(self.owner, GroupOwner::Deployment(..));
             let set = if is_deployment {
                 set_name(&own)
             } else {
@@ -225,7 +225,7 @@ impl Drawn<'_> {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
-        let (Keeper::Deployment(_, spec) | Keeper::Set(_, spec)) = &self.keeper else {
+        let (GroupOwner::Deployment(_, spec) | GroupOwner::Set(_, spec)) = &self.owner else {
             return notes;
         };
         let there = self.machines.len();

@@ -117,7 +117,7 @@ impl World {
             Plan::Report(report) => (
                 report.phase,
                 report.reason,
-                report.verdict.is_some_and(|verdict| verdict.is_owners_turn),
+                report.verdict.is_some_and(|verdict| verdict.owner_must_remediate),
             ),
             other => panic!("{other:?}"),
         }

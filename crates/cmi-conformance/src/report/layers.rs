@@ -60,12 +60,12 @@ pub(super) fn judge(
     rules: &[RuleReport],
     about: &[&'static Rule],
     scope: Scope,
-    doubts: &[String],
+    caveats: &[String],
 ) -> Vec<LayerReport> {
     let mut layers: Vec<LayerReport> = Vec::new();
     for layer in Layer::ALL {
         let below = layers.last();
-        layers.push(of(layer, below, cases, rules, about, scope, doubts));
+        layers.push(of(layer, below, cases, rules, about, scope, caveats));
     }
     layers
 }
@@ -77,7 +77,7 @@ fn of(
     rules: &[RuleReport],
     about: &[&'static Rule],
     scope: Scope,
-    doubts: &[String],
+    caveats: &[String],
 ) -> LayerReport {
     let binding: Vec<_> = about
         .iter()
@@ -99,7 +99,7 @@ fn of(
             0 => {}
             count => reasons.push(format!("{count} cases could not be judged")),
         }
-        reasons.extend_from_slice(doubts);
+        reasons.extend_from_slice(caveats);
     }
     let untried: Vec<_> = binding
         .iter()

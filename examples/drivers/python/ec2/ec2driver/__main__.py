@@ -45,7 +45,7 @@ def settings(environment: Mapping[str, str]) -> Settings:
     return Settings(
         region=environment.get("AWS_REGION") or None,
         consistency_window=seconds("EC2_DRIVER_CONSISTENCY_WINDOW_SECONDS", Settings.consistency_window),
-        patience=seconds("EC2_DRIVER_PATIENCE_SECONDS", Settings.patience),
+        wait_timeout=seconds("EC2_DRIVER_WAIT_TIMEOUT_SECONDS", Settings.wait_timeout),
     )
 
 

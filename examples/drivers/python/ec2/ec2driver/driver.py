@@ -36,7 +36,7 @@ class Settings:
     # For how many seconds EC2 may still answer with the state before a change.
     consistency_window: float = 30
     # For how many seconds a call waits for EC2 to have done what it was told.
-    patience: float = 20
+    wait_timeout: float = 20
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Driver:
         return Instances(self._client(spec, secrets))
 
     def _wait(self, request: Request, done: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + _bounded(request, self.settings.patience)
+        end = time.monotonic() + _bounded(request, self.settings.wait_timeout)
         while not done():
             if time.monotonic() >= end or not request.time_left():
                 raise Failure(Code.ABORTED, f"waiting for {what}", retry_after_seconds=5)

@@ -19,13 +19,13 @@ class Locks:
         self._wanted: Counter[Hashable] = Counter()
 
     @contextmanager
-    def held(self, key: Hashable, patience: float) -> Iterator[None]:
+    def held(self, key: Hashable, wait_timeout: float) -> Iterator[None]:
         """Holds the lock of a key, or answers ABORTED when another call holds it for too many seconds."""
         with self._guard:
             lock = self._locks.setdefault(key, threading.Lock())
             self._wanted[key] += 1
         try:
-            if not lock.acquire(timeout=patience):
+            if not lock.acquire(timeout=wait_timeout):
                 raise Failure(Code.ABORTED, "another call for this machine is running", retry_after_seconds=1)
             try:
                 yield

@@ -76,4 +76,4 @@ def serve(
 @pytest.fixture
 def plugin(serve: Callable[[Settings], Plugin]) -> Plugin:
     """A driver that does not wait for long."""
-    return serve(Settings(consistency_window=0, patience=0.5))
+    return serve(Settings(consistency_window=0, wait_timeout=0.5))

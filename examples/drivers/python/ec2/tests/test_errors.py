@@ -340,7 +340,7 @@ def test_a_call_whose_caller_has_gone_does_not_go_on_waiting(
     """DRV-DE-04: and its lock is free again for the next one."""
     from moto.ec2.models.instances import Instance
 
-    plugin = serve(Settings(consistency_window=0, patience=60))
+    plugin = serve(Settings(consistency_window=0, wait_timeout=60))
     spec = cloud.spec(cluster)
     plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec)
     with monkeypatch.context() as slow:

@@ -83,7 +83,10 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
         ({"CMI_ENDPOINT": "tcp://"}, "CMI_ENDPOINT"),
         ({"CMI_ENDPOINT": "tcp://192.0.2.1:1"}, "CMI_ENDPOINT"),
         ({"CMI_ENDPOINT": "unix:///nowhere/driver.sock"}, "CMI_ENDPOINT"),
-        ({"CMI_ENDPOINT": "tcp://127.0.0.1:0", "EC2_DRIVER_PATIENCE_SECONDS": "long"}, "EC2_DRIVER_PATIENCE_SECONDS"),
+        (
+            {"CMI_ENDPOINT": "tcp://127.0.0.1:0", "EC2_DRIVER_WAIT_TIMEOUT_SECONDS": "long"},
+            "EC2_DRIVER_WAIT_TIMEOUT_SECONDS",
+        ),
         ({"CMI_ENDPOINT": "tls://127.0.0.1:0", "EC2_DRIVER_TLS_CERT_FILE": "a"}, "EC2_DRIVER_TLS_KEY_FILE"),
     ],
 )
