@@ -32,7 +32,7 @@ pub struct Fault {
     #[serde(default)]
     #[garde(range(max = 86_400_000))]
     pub latency_ms: u64,
-    /// The call never ends. Default: it ends.
+    /// The call never ends, or not before the fault is taken back. Default: it ends.
     #[garde(skip)]
     pub hang: Option<Hang>,
     /// The code that is answered, without any work done: `Unavailable`. Default: none.
@@ -43,6 +43,11 @@ pub struct Fault {
     #[serde(default, deserialize_with = "code")]
     #[garde(skip)]
     pub lose_response: Option<Code>,
+    /// The code that is answered after a part of the work was done: of the labels that change, the first by
+    /// name has its new value. It has to name `operation: UpdateMachine`. Default: none.
+    #[serde(default, deserialize_with = "code")]
+    #[garde(skip)]
+    pub half: Option<Code>,
     /// The back end makes the VM so much later, milliseconds, whatever has become of the call and of the
     /// process by then; it has to name `operation: CreateMachine`. Default: at once.
     #[garde(range(max = 86_400_000))]
@@ -76,6 +81,8 @@ pub enum Hang {
     Before,
     /// When its work is done.
     After,
+    /// Before its work is done, until the fault is taken out of the faults file; then it goes on.
+    Held,
 }
 
 /// The faults of a driver, and how often each has fit.
@@ -113,6 +120,8 @@ impl Fault {
         let message = self.message.clone().unwrap_or_else(|| {
             let done = if self.lose_response == Some(code) {
                 ", after the work was done"
+            } else if self.half == Some(code) {
+                ", after a part of the work was done"
             } else {
                 ""
             };
@@ -167,6 +176,12 @@ impl Faults {
         from_file || self.configured.not_ready()
     }
 
+    /// Whether this is still one of the faults. Counts nothing.
+    pub fn has(&self, fault: &Fault) -> bool {
+        let in_file = self.file.as_ref().is_some_and(|file| file.has(fault));
+        in_file || self.configured.has(fault)
+    }
+
     /// Forgets how many calls have fit each, as a process does that ends.
     pub fn forget(&self) {
         self.configured.forget();
@@ -192,11 +207,21 @@ impl FaultsFile {
 
     fn next(&self, operation: Operation, machine: &str) -> Option<Fault> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.refresh(&mut state);
+        state.set.next(operation, machine)
+    }
+
+    fn has(&self, fault: &Fault) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.refresh(&mut state);
+        state.set.has(fault)
+    }
+
+    fn refresh(&self, state: &mut FileState) {
         if let Err(error) = state.refresh(&self.path) {
             tracing::error!(path = %self.path.display(), error = format!("{error:#}"),
                 "the faults file is not valid; the faults of before stay");
         }
-        state.set.next(operation, machine)
     }
 
     fn not_ready(&self) -> bool {
@@ -252,6 +277,11 @@ impl Set {
         faults.iter_mut().for_each(|(_, calls)| *calls = 0);
     }
 
+    fn has(&self, fault: &Fault) -> bool {
+        let faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        faults.iter().any(|(one, _)| one == fault)
+    }
+
     fn not_ready(&self) -> bool {
         let faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         faults.iter().any(|(fault, _)| fault.not_ready)
@@ -295,21 +325,27 @@ fn code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Code>, D::E
 
 fn does_something<C>(fault: &Fault, _: &C) -> garde::Result {
     let is_late = fault.carry_out_after_ms.is_some();
-    if fault.code.is_some() && (fault.lose_response.is_some() || fault.vanish || is_late) {
+    let is_half = fault.half.is_some();
+    if fault.code.is_some() && (fault.lose_response.is_some() || fault.vanish || is_late || is_half) {
         return Err(garde::Error::new(
-            "`code` does no work, so there is nothing to lose, to vanish or to carry out later",
+            "`code` does no work, so there is nothing to lose, to halve, to vanish or to carry out later",
         ));
     }
     if is_late && fault.operation != Some(Operation::CreateMachine) {
         return Err(garde::Error::new("`carryOutAfterMs` is of CreateMachine alone"));
     }
-    let nothing = fault.code.is_none() && fault.lose_response.is_none() && fault.hang.is_none();
+    if is_half && (fault.operation != Some(Operation::UpdateMachine) || fault.lose_response.is_some()) {
+        return Err(garde::Error::new(
+            "`half` is of UpdateMachine alone, and has a code of its own",
+        ));
+    }
+    let nothing = fault.code.is_none() && fault.lose_response.is_none() && fault.hang.is_none() && !is_half;
     if fault.not_ready && fault.operation != Some(Operation::Probe) {
         return Err(garde::Error::new("`notReady` is an answer of Probe alone"));
     }
     if nothing && fault.latency_ms == 0 && !is_late && !fault.vanish && !fault.not_ready {
         return Err(garde::Error::new(
-            "names none of code, loseResponse, hang, latencyMs, carryOutAfterMs, vanish and notReady",
+            "names none of code, loseResponse, half, hang, latencyMs, carryOutAfterMs, vanish and notReady",
         ));
     }
     Ok(())

@@ -46,6 +46,9 @@ use orders::VmSelector;
 /// Name of the driver, and of the CSI driver of its volumes.
 pub const NAME: &str = "simulated.capcmi.io";
 
+/// How often a call that is held looks whether it still is.
+const HELD_INTERVAL: Duration = Duration::from_millis(50);
+
 /// The simulated driver. It makes VMs in a cloud of its own.
 pub struct SimulatedDriver {
     config: SimulatedConfig,
@@ -132,13 +135,24 @@ impl SimulatedDriver {
             return work.await;
         };
         wait(fault.latency_ms).await;
-        if fault.hang == Some(Hang::Before) {
-            hang(call).await;
+        match fault.hang {
+            Some(Hang::Before) => hang(call).await,
+            Some(Hang::Held) => self.hold(call, &fault).await,
+            Some(Hang::After) | None => {}
         }
         if let Some(code) = fault.code {
             return Err(self.failure(call, &fault, code));
         }
+        let halved = fault.half.zip(call.selector.as_ref());
+        let before =
+            halved.map(|(_, selector)| self.journal.read(|cloud, _| orders::labels(cloud, selector)));
+        let before = before.transpose()?;
         let result = work.await;
+        if let (Some((code, selector)), Some(before), Ok(_)) = (halved, &before, &result) {
+            self.journal
+                .change(|cloud, _| Ok(orders::take_half_back(cloud, selector, before)))?;
+            return Err(self.failure(call, &fault, code));
+        }
         if let (Some(millis), Some(selector)) = (fault.carry_out_after_ms, &call.selector) {
             let later = Duration::from_millis(millis);
             self.journal
@@ -156,6 +170,14 @@ impl SimulatedDriver {
         match (result, fault.lose_response) {
             (Ok(_), Some(code)) => Err(self.failure(call, &fault, code)),
             (result, _) => result,
+        }
+    }
+
+    /// Ends when the fault is taken back.
+    async fn hold(&self, call: &Call, fault: &Fault) {
+        tracing::info!(operation = %call.operation, machine = call.subject.machine, "a fault holds the call");
+        while self.faults.has(fault) {
+            tokio::time::sleep(HELD_INTERVAL).await;
         }
     }
 

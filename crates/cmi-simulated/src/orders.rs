@@ -429,6 +429,37 @@ pub fn vanish(cloud: &Cloud, selector: &VmSelector) -> Decision<()> {
     }
 }
 
+/// The labels of the VMs of a selector.
+pub fn labels(cloud: &Cloud, selector: &VmSelector) -> BTreeMap<VmId, BTreeMap<String, String>> {
+    let vms = selector.vms(cloud);
+    vms.map(|vm| (vm.id, vm.labels.clone())).collect()
+}
+
+/// Takes back what has become of the labels of the VMs of a selector, but for the first that has changed.
+pub fn take_half_back(
+    cloud: &Cloud,
+    selector: &VmSelector,
+    before: &BTreeMap<VmId, BTreeMap<String, String>>,
+) -> Decision<()> {
+    let events = selector.vms(cloud).filter_map(|vm| {
+        let mut labels = before.get(&vm.id)?.clone();
+        let names = labels.keys().chain(vm.labels.keys());
+        let first = names
+            .filter(|name| labels.get(*name) != vm.labels.get(*name))
+            .min()?
+            .clone();
+        match vm.labels.get(&first) {
+            Some(value) => labels.insert(first, value.clone()),
+            None => labels.remove(&first),
+        };
+        Some(Event::LabelsSet { id: vm.id, labels })
+    });
+    Decision {
+        events: events.collect(),
+        answer: (),
+    }
+}
+
 /// The VM in the terms of the contract; INTERNAL when the cloud made an id that is none (DRV-CR-13).
 fn described(vm: &Vm, now: Instant) -> Result<Machine> {
     vm.describe(now).map_err(|error| {

@@ -40,6 +40,35 @@ async fn a_vm_whose_check_is_to_be_off_waits_for_its_initialization() {
     );
 }
 
+/// A fault for what comes of it: one of two changed labels is there, and the error.
+#[tokio::test(start_paused = true)]
+async fn a_half_update_sets_the_first_of_the_labels_that_change() {
+    let driver = driver("faults: [{operation: UpdateMachine, count: 2, half: Aborted}]");
+    let labelled = |a: &str, b: &str| class("c", "a", &json!({"labels": {"a": a, "b": b, "c": "same"}}));
+    let id = driver.create("a", labelled("1", "1")).await.unwrap().provider_id;
+    let labels = || driver.console().vms().unwrap().remove(0).labels;
+    let failed = driver
+        .update("a", id.clone(), labelled("2", "2"))
+        .await
+        .unwrap_err();
+    assert_eq!(failed.code(), Code::Aborted);
+    assert_eq!(
+        [&labels()["a"], &labels()["b"], &labels()["c"]],
+        ["2", "1", "same"]
+    );
+    let without = class("c", "a", &json!({"labels": {"b": "2", "c": "same"}}));
+    let failed = driver.update("a", id.clone(), without).await.unwrap_err();
+    assert_eq!(failed.code(), Code::Aborted);
+    assert_eq!(
+        labels(),
+        [("b", "1"), ("c", "same")]
+            .map(|(k, v)| (k.to_owned(), v.to_owned()))
+            .into()
+    );
+    driver.update("a", id, labelled("2", "2")).await.unwrap();
+    assert_eq!([&labels()["a"], &labels()["b"]], ["2", "2"]);
+}
+
 /// UPD-01, UPD-03
 #[tokio::test(start_paused = true)]
 async fn an_update_changes_labels_alone_and_compares_with_the_real_vm() {
