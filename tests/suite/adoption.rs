@@ -12,8 +12,11 @@ use management_cluster::eventually;
 use management_cluster::stand_in::StandInController;
 use serde_json::json;
 
+use crate::support::backing::with_every_backing;
 use crate::support::by_hand::{message, says};
-use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
+use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, World};
+
+with_every_backing!(a_vm_of_another_controller_is_adopted_untouched_and_goes_with_its_machine);
 
 /// The tags by which the VMs of the other controller are known.
 fn carried() -> serde_json::Value {
@@ -60,14 +63,16 @@ fn changes(cloud: &Cloud, name: &str) -> Result<Vec<Operation>> {
 
 /// DRV-07, DRV-08: it is found by the tags that it carries, in look-ups and in lists, stays as it is, and
 /// goes with its machine. Bootstrap data are not needed.
-#[tokio::test]
-async fn a_vm_of_another_controller_is_adopted_untouched_and_goes_with_its_machine() -> Result<()> {
+async fn a_vm_of_another_controller_is_adopted_untouched_and_goes_with_its_machine(
+    backing: Backing,
+) -> Result<()> {
     let world = World::new("adoption").await?;
     let cloud = Cloud::new(&world);
     let id = plant(&cloud, "m")?;
     plant(&cloud, "other")?;
     let before = cloud.vms()?;
-    let _provider = Provider::new(cloud.drivers(json!({})))
+    let backed = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = Provider::new(&backed.drivers)
         .flag("--inventory-interval=1s")
         .start(&world)
         .await?;

@@ -22,30 +22,41 @@ use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
 use management_cluster::stand_in::StandInController;
 use serde_json::{Value, json};
 
+use crate::support::backing::{Backed, with_every_backing};
 use crate::support::by_hand::{self, says};
 use crate::support::fleet::objects;
 use crate::support::provider::{Replica, service_account};
 use crate::support::world::run;
-use crate::support::{ByHand, Cloud, DEADLINE, Extension, Fleet, Provider, World, bootstrap};
+use crate::support::{Backing, ByHand, Cloud, DEADLINE, Extension, Fleet, Provider, World, bootstrap};
+
+with_every_backing!(a_deployment_is_updated_in_place_where_the_driver_can_and_rolled_where_not);
 
 /// A namespace with Machines that run and a provider that serves the extension.
 struct InPlace {
     world: World,
     cloud: Cloud,
+    backed: Backed,
     extension: Extension,
     provider: Provider,
 }
 
 impl InPlace {
     async fn new(case: &str) -> Result<Self> {
+        Self::with(case, Backing::InProcess, json!({})).await
+    }
+
+    /// With this driver, and further keys of its entry.
+    async fn with(case: &str, backing: Backing, entry: Value) -> Result<Self> {
         let world = World::new(case).await?;
         world.apply(bootstrap::KINDS).await?;
         let cloud = Cloud::new(&world);
+        let backed = backing.with(&world, &cloud, entry, json!({})).await?;
         let extension = Extension::new(&world)?;
-        let provider = extension.of(Provider::new(cloud.drivers(json!({}))));
+        let provider = extension.of(Provider::new(&backed.drivers));
         Ok(Self {
             world,
             cloud,
+            backed,
             extension,
             provider,
         })
@@ -236,7 +247,7 @@ fn ids(vms: &[Vm]) -> Vec<String> {
 /// What `capcmi plan` prints.
 fn plan(world: &World, in_place: &InPlace, template: &str) -> Result<String> {
     let drivers = world.folder.join("plan-drivers.yaml");
-    std::fs::write(&drivers, &in_place.provider.drivers).context("writing the drivers file")?;
+    std::fs::write(&drivers, &in_place.backed.drivers).context("writing the drivers file")?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
     command
         .args(["plan", "--machinedeployment=md"])
@@ -251,9 +262,10 @@ fn plan(world: &World, in_place: &InPlace, template: &str) -> Result<String> {
 }
 
 /// UPD-01, UPD-02: what the driver can change keeps the VM, and all else replaces it.
-#[tokio::test]
-async fn a_deployment_is_updated_in_place_where_the_driver_can_and_rolled_where_not() -> Result<()> {
-    let in_place = InPlace::new("in-place").await?;
+async fn a_deployment_is_updated_in_place_where_the_driver_can_and_rolled_where_not(
+    backing: Backing,
+) -> Result<()> {
+    let in_place = InPlace::with("in-place", backing, json!({})).await?;
     let (world, cloud) = (&in_place.world, &in_place.cloud);
     let _serving = in_place.serve().await?;
     let fleet = in_place.fleet(2).await?;

@@ -21,10 +21,13 @@ use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
 use management_cluster::stand_in::StandInController;
 use serde_json::{Value, json};
 
+use crate::support::backing::with_every_backing;
 use crate::support::by_hand::{event, message, says};
 use crate::support::fleet::objects;
 use crate::support::provider::service_account;
-use crate::support::{ByHand, Cloud, DEADLINE, Fleet, Provider, World};
+use crate::support::{Backing, ByHand, Cloud, DEADLINE, Fleet, Provider, World};
+
+with_every_backing!(each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node);
 
 /// What the opt-in grants.
 async fn permitted(world: &World) -> Result<()> {
@@ -33,17 +36,24 @@ async fn permitted(world: &World) -> Result<()> {
 }
 
 fn provider(cloud: &Cloud, config: Value) -> Provider {
-    Provider::new(cloud.drivers(config)).flag("--enable-volume-drain")
+    with(&cloud.drivers(config))
 }
 
-/// CTL-05: a CSI volume of the driver's, one that only the driver can name, and one that it can't. The
-/// annotation comes from the MachineDeployment, and core deletes the Machine.
-#[tokio::test]
-async fn each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node() -> Result<()> {
+/// With this drivers file.
+fn with(drivers: &str) -> Provider {
+    Provider::new(drivers).flag("--enable-volume-drain")
+}
+
+/// CTL-05: a CSI volume of the driver's, one that only the driver can name, and two that it can't, of which
+/// one is of before CSI and attached by the CSI driver that has taken over. The annotation comes from the MachineDeployment, and core deletes the Machine.
+async fn each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node(
+    backing: Backing,
+) -> Result<()> {
     let world = World::new("volumes").await?;
     permitted(&world).await?;
     let cloud = Cloud::new(&world);
-    let _provider = provider(&cloud, json!({})).start(&world).await?;
+    let backed = backing.of(&world, &cloud, json!({})).await?;
+    let _provider = with(&backed.drivers).start(&world).await?;
     let _kubelets = cloud.kubelets();
     world.cluster("md").await?;
     let fleet = Fleet::of(&world, "md");
