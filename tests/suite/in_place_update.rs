@@ -1,6 +1,8 @@
 //! MachineDeployments that are pointed at a new template, and whose VMs are updated in place: with Cluster
 //! API's own controllers, which call the provider's Runtime Extension.
 
+mod in_flight;
+
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -9,7 +9,7 @@ use capcmi::api::labels;
 use capcmi::api::v1alpha1::{InfraMachineRemediation, RemediationPhase};
 use capcmi::manifests::{self, Part};
 use cmi_driver::Operation;
-use cmi_simulated::Vm;
+use cmi_simulated::{CallLine, Phase, Vm};
 use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -204,6 +204,49 @@ async fn nothing_is_restarted_that_is_paused() -> Result<()> {
         world.kubectl(&["delete", "inframachineremediation", &name])?;
     }
     Ok(())
+}
+
+/// A restart that is in flight holds no deletion up, is not made again, and leaves no VM.
+#[tokio::test]
+async fn a_machine_that_is_deleted_while_its_vm_is_restarted_takes_the_vm_along() -> Result<()> {
+    let world = World::new("restart-deleted").await?;
+    permitted(&world).await?;
+    let cloud = Cloud::new(&world);
+    let patient = json!({"timeouts": {"restartMachine": "1h"}});
+    let _provider = with(&cloud.drivers_with(patient, json!({})))
+        .start(&world)
+        .await?;
+    world.cluster("one").await?;
+    let deleted = ByHand::new(&world, "one", "m").create().await?;
+    deleted.provisioned().await?;
+    cloud.fail(json!([{"operation": "RestartMachine", "hang": "held"}]))?;
+    let owner = machine(&world, "m").await?;
+    management_cluster::apply(&world.admin, request(&world, &owner, &json!({}))).await?;
+    restarts(&cloud, "m", 1).await?;
+
+    deleted.delete().await?;
+    deleted.gone().await?;
+    cloud.holds(0).await?;
+    let ended = || {
+        let calls = cloud.calls()?;
+        let is_end =
+            |call: &&CallLine| call.operation == Operation::RestartMachine && call.phase == Phase::Ended;
+        Ok::<_, anyhow::Error>(calls.iter().filter(is_end).count())
+    };
+    ensure!(ended()? == 0, "the restart was not in flight");
+    cloud.fail(json!([]))?;
+    eventually(DEADLINE, "the end of the restart", async || {
+        ensure!(ended()? == 1, "not yet");
+        Ok(())
+    })
+    .await?;
+    eventually(DEADLINE, "the end of the remediation", async || {
+        ensure!(remediation(&world, "m").await?.is_none(), "it is there");
+        Ok(())
+    })
+    .await?;
+    restarts(&cloud, "m", 1).await?;
+    cloud.holds(0).await.map(drop)
 }
 
 /// Where the provider is killed: around the write that a restart is made, and around the call.

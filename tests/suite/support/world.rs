@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use capcmi::manifests;
 use kube::Client;
 use kube::api::DynamicObject;
-use management_cluster::{ManagementCluster, apply_yaml, stand_in};
+use management_cluster::{ManagementCluster, Process, apply_yaml, stand_in};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -121,6 +121,16 @@ impl World {
 
     /// Moves what is in the namespace by `clusterctl move`.
     pub fn move_to(&self, target: &Self) -> Result<()> {
+        run(&mut self.clusterctl_move(target)?).map(drop)
+    }
+
+    /// As [`World::move_to`], without waiting for its end.
+    pub fn begin_move_to(&self, target: &Self) -> Result<Process> {
+        let name = format!("{}-move", self.namespace);
+        Process::start(self.management.folder(), &name, &self.clusterctl_move(target)?)
+    }
+
+    fn clusterctl_move(&self, target: &Self) -> Result<Command> {
         // clusterctl labels what it installs, and moves what has the label. Cluster API was installed without
         // it; the definitions of this provider bring it along.
         let theirs = format!(
@@ -136,7 +146,7 @@ impl World {
         clusterctl
             .args(["move", "--namespace", &self.namespace, "--to-kubeconfig"])
             .arg(target.management.admin_kubeconfig());
-        run(&mut clusterctl).map(drop)
+        Ok(clusterctl)
     }
 
     /// kubectl as the administrator.
