@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes a clusterctl repository: RELEASE_DIR/infrastructure-cmi/VERSION and a configuration
-# that points at it.
+# Writes a clusterctl repository: RELEASE_DIR/infrastructure-cmi/VERSION and, where there is none yet, a configuration that
+# points at it.
 # Environment: VERSION, IMG, RELEASE_DIR, KUBECTL; `make release` sets them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,28 +22,48 @@ if ! grep -A1 -Fx -e "- major: $major" metadata.yaml | grep -qFx "  minor: $mino
   exit 1
 fi
 
-target="$RELEASE_DIR/infrastructure-cmi/$VERSION"
-mkdir -p "$target"
-target=$(cd "$target" && pwd)
+provider=infrastructure-cmi
+mkdir -p "$RELEASE_DIR/$provider"
+repository=$(cd "$RELEASE_DIR/$provider" && pwd)
 
-# Put in place when they are whole: a release that is there can be installed.
-components=$(mktemp "$target/.infrastructure-components.XXXXXX")
-trap 'rm -f "$components"' EXIT
-"$KUBECTL" kustomize config/clusterctl |
-  sed "s|image: ghcr.io/capcmi/cluster-api-provider-cmi:.*|image: $IMG|" > "$components"
-if ! grep -qF "image: $IMG" "$components"; then
-  echo "config/manager/deployment.yaml does not name the image that $IMG takes the place of" >&2
-  exit 1
-fi
-chmod 644 "$components"
-mv "$components" "$target/infrastructure-components.yaml"
-cp metadata.yaml templates/*.yaml "$target/"
+# clusterctl takes a folder with the name of a version for a release: it gets that name when everything is in it.
+unfinished=$(mktemp -d "$repository/.unfinished.XXXXXX")
+trap 'rm -rf "$unfinished"' EXIT
 
-cat > "$RELEASE_DIR/clusterctl-config.yaml" <<CONFIG
-# clusterctl --config $RELEASE_DIR/clusterctl-config.yaml init --infrastructure cmi:$VERSION
-providers:
-- name: cmi
-  type: InfrastructureProvider
-  url: file://$target/infrastructure-components.yaml
-CONFIG
+# Writes the components of a kustomization to a file.
+components() {
+  "$KUBECTL" kustomize "$1" |
+    sed "s|image: ghcr.io/capcmi/cluster-api-provider-cmi:.*|image: $IMG|" > "$unfinished/$2"
+  if ! grep -qF "image: $IMG" "$unfinished/$2"; then
+    echo "config/manager/deployment.yaml does not name the image that $IMG takes the place of" >&2
+    exit 1
+  fi
+}
+
+components config/clusterctl infrastructure-components.yaml
+components config/clusterctl-two-replicas infrastructure-components-two-replicas.yaml
+cp metadata.yaml templates/*.yaml "$unfinished/"
+chmod 644 "$unfinished"/*
+target="$repository/$VERSION"
+rm -rf "$target"
+mv "$unfinished" "$target"
+chmod 755 "$target"
 echo "wrote $target"
+
+# People keep variables of theirs in the configuration: it is written once. Its URL has no version, so that it fits every one.
+config="$RELEASE_DIR/clusterctl-config.yaml"
+url="file://$repository/latest/infrastructure-components"
+if [ -e "$config" ]; then
+  grep -qF "$url" "$config" ||
+    echo "kept $config, which has no provider with the url $url.yaml: add it, or clusterctl does not find this release" >&2
+else
+  cat > "$config" <<CONFIG
+# clusterctl --config $config init --infrastructure ${provider#infrastructure-}
+# \`make release\` leaves this file as it is: it is the place for the variables of the provider.
+providers:
+- name: ${provider#infrastructure-}
+  type: InfrastructureProvider
+  url: $url.yaml
+CONFIG
+  echo "wrote $config"
+fi

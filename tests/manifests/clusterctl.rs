@@ -57,7 +57,6 @@ async fn clusterctl_fills_in_its_variables_and_the_image_is_the_one_asked_for() 
         ])
         .arg(release.config())
         .env("CAPCMI_INSECURE_DIAGNOSTICS", "true")
-        .env("CAPCMI_REPLICAS", "2")
         .env("CAPCMI_DRIVERS_CONFIGMAP", "our-drivers");
     let objects = parse(&output(&mut command)?)?;
     let spec = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"];
@@ -65,10 +64,97 @@ async fn clusterctl_fills_in_its_variables_and_the_image_is_the_one_asked_for() 
     let container = &pod["containers"][0];
     assert_eq!(container["args"][3], "--insecure-diagnostics=true");
     assert_eq!(container["image"], image);
-    assert_eq!(spec["replicas"], 2);
     assert_eq!(pod["volumes"][0]["configMap"]["name"], "our-drivers");
     // An upgrade writes what it ships, and that must not be the user's.
     assert!(find(&objects, "ConfigMap", "our-drivers").is_err());
+    Ok(())
+}
+
+/// clusterctl reads the components with the variables left in them for both.
+#[tokio::test]
+async fn clusterctl_lists_the_variables_and_the_images_of_the_provider() -> Result<()> {
+    let release = Release::make(None).await?;
+    let generate = |flag: &str| {
+        let mut command = release.clusterctl();
+        command
+            .args(["generate", "provider", "--infrastructure", "cmi:v0.1.0", flag])
+            .arg("--config")
+            .arg(release.config());
+        output(&mut command)
+    };
+    let described = generate("--describe")?;
+    let words: Vec<&str> = described.split_whitespace().collect();
+    for variable in [
+        "CAPCMI_DIAGNOSTICS_ADDRESS",
+        "CAPCMI_DRIVERS_CONFIGMAP",
+        "CAPCMI_INSECURE_DIAGNOSTICS",
+        "ghcr.io/capcmi/cluster-api-provider-cmi:v0.1.0",
+    ] {
+        ensure!(words.contains(&variable), "no {variable} in:\n{described}");
+    }
+    let raw = generate("--raw")?;
+    ensure!(
+        raw.contains("${CAPCMI_DRIVERS_CONFIGMAP:=capcmi-drivers}"),
+        "{raw}"
+    );
+    Ok(())
+}
+
+/// clusterctl takes no variable for a number: what differs is a file, which the configuration names.
+#[tokio::test]
+async fn two_replicas_are_a_file_that_the_configuration_names() -> Result<()> {
+    let release = Release::make(None).await?;
+    let config = std::fs::read_to_string(release.config())?;
+    let (one, two) = (
+        "/infrastructure-components.yaml",
+        "/infrastructure-components-two-replicas.yaml",
+    );
+    ensure!(config.contains(one), "{config}");
+    std::fs::write(release.config(), config.replace(one, two))?;
+    let objects = release.generate_provider()?;
+    let deployment = find(&objects, "Deployment", "capcmi-controller-manager")?;
+    assert_eq!(deployment["spec"]["replicas"], 2);
+    Ok(())
+}
+
+/// People keep the variables of the provider in it. An upgrade would fall back to what is shipped.
+#[tokio::test]
+async fn a_release_leaves_the_configuration_of_its_users_as_it_is() -> Result<()> {
+    let release = Release::make(None).await?;
+    let own = std::fs::read_to_string(release.config())? + "CAPCMI_DRIVERS_CONFIGMAP: our-drivers\n";
+    std::fs::write(release.config(), &own)?;
+    let said = Release::try_make(release.folder(), "v0.1.1", None).await?;
+    let warned = String::from_utf8_lossy(&said.stderr).into_owned();
+    ensure!(said.status.success() && warned.is_empty(), "{warned}");
+    assert_eq!(std::fs::read_to_string(release.config())?, own);
+
+    // Without a version, the newest one.
+    let mut command = release.clusterctl();
+    command
+        .args(["generate", "provider", "--infrastructure", "cmi", "--config"])
+        .arg(release.config());
+    let objects = parse(&output(&mut command)?)?;
+    let pod = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"];
+    assert_eq!(pod["volumes"][0]["configMap"]["name"], "our-drivers");
+    assert_eq!(
+        pod["containers"][0]["image"],
+        "ghcr.io/capcmi/cluster-api-provider-cmi:v0.1.1"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_configuration_that_does_not_name_the_release_is_left_alone_and_told_of() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("clusterctl-config.yaml");
+    std::fs::write(&config, "providers: []\n")?;
+    let said = Release::try_make(folder.path(), "v0.1.0", None).await?;
+    let warned = String::from_utf8_lossy(&said.stderr).into_owned();
+    ensure!(
+        said.status.success() && warned.contains("has no provider with the url file://"),
+        "{warned}"
+    );
+    assert_eq!(std::fs::read_to_string(&config)?, "providers: []\n");
     Ok(())
 }
 
@@ -101,12 +187,12 @@ async fn a_release_of_a_series_that_the_metadata_lacks_is_not_written() -> Resul
 }
 
 #[tokio::test]
-async fn a_release_that_could_not_be_built_leaves_no_components() -> Result<()> {
+async fn a_release_that_could_not_be_built_leaves_nothing_that_clusterctl_takes_for_one() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let made = Release::try_make(folder.path(), "v0.1.0", Some("false")).await?;
     ensure!(!made.status.success(), "it was made without kubectl");
-    let target = folder.path().join("infrastructure-cmi/v0.1.0");
-    let left: Vec<_> = target.read_dir()?.collect();
+    let repository = folder.path().join("infrastructure-cmi");
+    let left: Vec<_> = repository.read_dir()?.collect();
     ensure!(left.is_empty(), "{left:?}");
     Ok(())
 }
