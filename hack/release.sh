@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes a clusterctl repository: RELEASE_DIR/infrastructure-cmi/VERSION and, where there is none yet, a configuration that
+# Writes a clusterctl repository: RELEASE_DIR/infrastructure-capcmi-cmi/VERSION and, where there is none yet, a configuration that
 # points at it.
 # Environment: VERSION, IMG, RELEASE_DIR, KUBECTL; `make release` sets them.
 set -euo pipefail
@@ -22,7 +22,7 @@ if ! grep -A1 -Fx -e "- major: $major" metadata.yaml | grep -qFx "  minor: $mino
   exit 1
 fi
 
-provider=infrastructure-cmi
+provider=infrastructure-capcmi-cmi
 mkdir -p "$RELEASE_DIR/$provider"
 repository=$(cd "$RELEASE_DIR/$provider" && pwd)
 

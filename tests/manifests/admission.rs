@@ -302,7 +302,7 @@ async fn clusterctl_deletes_the_provider_and_leaves_the_policies() -> Result<()>
     let delete = || {
         let mut clusterctl = release.clusterctl();
         clusterctl
-            .args(["delete", "--infrastructure", "cmi", "--config"])
+            .args(["delete", "--infrastructure", "capcmi-cmi", "--config"])
             .arg(release.config())
             .arg("--kubeconfig")
             .arg(cluster.admin_kubeconfig());
@@ -315,11 +315,11 @@ async fn clusterctl_deletes_the_provider_and_leaves_the_policies() -> Result<()>
     let inventory = json!({
         "apiVersion": "clusterctl.cluster.x-k8s.io/v1alpha3", "kind": "Provider",
         "metadata": {
-            "name": "infrastructure-cmi", "namespace": manifests::NAMESPACE,
-            "labels": {"clusterctl.cluster.x-k8s.io": "", "cluster.x-k8s.io/provider": "infrastructure-cmi",
+            "name": "infrastructure-capcmi-cmi", "namespace": manifests::NAMESPACE,
+            "labels": {"clusterctl.cluster.x-k8s.io": "", "cluster.x-k8s.io/provider": "infrastructure-capcmi-cmi",
                 "clusterctl.cluster.x-k8s.io/core": "inventory"},
         },
-        "providerName": "cmi", "type": "InfrastructureProvider", "version": "v0.1.0",
+        "providerName": "capcmi-cmi", "type": "InfrastructureProvider", "version": "v0.1.0",
     });
     cluster.apply_yaml(&inventory.to_string()).await?;
     output(&mut delete())?;
@@ -328,7 +328,7 @@ async fn clusterctl_deletes_the_provider_and_leaves_the_policies() -> Result<()>
         "deployments",
         "-A",
         "-l",
-        "cluster.x-k8s.io/provider=infrastructure-cmi",
+        "cluster.x-k8s.io/provider=infrastructure-capcmi-cmi",
         "-o",
         "json",
     ]))?)?;

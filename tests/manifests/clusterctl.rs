@@ -16,7 +16,7 @@ async fn clusterctl_reads_the_provider() -> Result<()> {
     for (object, title) in objects.iter().zip(titles(&objects)) {
         let labels = &object["metadata"]["labels"];
         assert_eq!(
-            labels["cluster.x-k8s.io/provider"], "infrastructure-cmi",
+            labels["cluster.x-k8s.io/provider"], "infrastructure-capcmi-cmi",
             "{title}"
         );
     }
@@ -52,7 +52,7 @@ async fn clusterctl_fills_in_its_variables_and_the_image_is_the_one_asked_for() 
             "generate",
             "provider",
             "--infrastructure",
-            "cmi:v0.1.0",
+            "capcmi-cmi:v0.1.0",
             "--config",
         ])
         .arg(release.config())
@@ -77,7 +77,7 @@ async fn clusterctl_lists_the_variables_and_the_images_of_the_provider() -> Resu
     let generate = |flag: &str| {
         let mut command = release.clusterctl();
         command
-            .args(["generate", "provider", "--infrastructure", "cmi:v0.1.0", flag])
+            .args(["generate", "provider", "--infrastructure", "capcmi-cmi:v0.1.0", flag])
             .arg("--config")
             .arg(release.config());
         output(&mut command)
@@ -131,7 +131,7 @@ async fn a_release_leaves_the_configuration_of_its_users_as_it_is() -> Result<()
     // Without a version, the newest one.
     let mut command = release.clusterctl();
     command
-        .args(["generate", "provider", "--infrastructure", "cmi", "--config"])
+        .args(["generate", "provider", "--infrastructure", "capcmi-cmi", "--config"])
         .arg(release.config());
     let objects = parse(&output(&mut command)?)?;
     let pod = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"];
@@ -191,7 +191,7 @@ async fn a_release_that_could_not_be_built_leaves_nothing_that_clusterctl_takes_
     let folder = tempfile::tempdir()?;
     let made = Release::try_make(folder.path(), "v0.1.0", Some("false")).await?;
     ensure!(!made.status.success(), "it was made without kubectl");
-    let repository = folder.path().join("infrastructure-cmi");
+    let repository = folder.path().join("infrastructure-capcmi-cmi");
     let left: Vec<_> = repository.read_dir()?.collect();
     ensure!(left.is_empty(), "{left:?}");
     Ok(())

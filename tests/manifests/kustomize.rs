@@ -35,7 +35,7 @@ async fn every_object_is_labelled_named_and_placed() -> Result<()> {
     for (object, title) in objects.iter().zip(titles(&objects)) {
         let metadata = &object["metadata"];
         assert_eq!(
-            metadata["labels"]["cluster.x-k8s.io/provider"], "infrastructure-cmi",
+            metadata["labels"]["cluster.x-k8s.io/provider"], "infrastructure-capcmi-cmi",
             "{title}"
         );
         let kind = object["kind"].as_str().unwrap_or_default();

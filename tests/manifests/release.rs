@@ -68,7 +68,7 @@ impl Release {
                 "generate",
                 "provider",
                 "--infrastructure",
-                "cmi:v0.1.0",
+                "capcmi-cmi:v0.1.0",
                 "--config",
             ])
             .arg(self.config());
@@ -84,7 +84,7 @@ impl Release {
     pub fn cluster(&self, flavor: Option<&str>) -> Command {
         let mut command = self.clusterctl();
         command
-            .args(["generate", "cluster", "demo", "--infrastructure", "cmi:v0.1.0"])
+            .args(["generate", "cluster", "demo", "--infrastructure", "capcmi-cmi:v0.1.0"])
             .args(["--target-namespace", "tenant", "--kubernetes-version", "v1.36.3"])
             .args([
                 "--control-plane-machine-count",

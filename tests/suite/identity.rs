@@ -418,7 +418,7 @@ async fn a_new_installation_is_ready_when_identities_are_guarded_and_says_what_t
     world
         .apply("{apiVersion: v1, kind: Namespace, metadata: {name: $NS}}")
         .await?;
-    let ours = "--selector=cluster.x-k8s.io/provider=infrastructure-cmi";
+    let ours = "--selector=cluster.x-k8s.io/provider=infrastructure-capcmi-cmi";
     world.kubectl(&[
         "delete",
         "validatingadmissionpolicies,validatingadmissionpolicybindings",

@@ -21,7 +21,7 @@ use crate::api::{cluster_api::ApiEndpoint, schema};
     status = "InfraClusterStatus",
     category = "cluster-api",
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
-    label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
     doc = "InfraCluster is what a Cluster needs of a CMI back end besides its machines.",
     printcolumn(
@@ -148,7 +148,7 @@ pub struct FailureDomain {
     namespaced,
     category = "cluster-api",
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
-    label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
     doc = "InfraClusterTemplate is what a ClusterClass makes InfraClusters from. Its spec is immutable.",
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")

@@ -21,7 +21,7 @@ use crate::api::{bounded, schema};
     shortname = "im",
     category = "cluster-api",
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
-    label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
     doc = "InfraMachine is one VM of a back end that a CMI driver serves, on behalf of one Cluster API Machine.",
     printcolumn(

@@ -21,7 +21,7 @@ use crate::api::schema;
     shortname = "imt",
     category = "cluster-api",
     label("cluster.x-k8s.io/v1beta2", "v1alpha1"),
-    label("cluster.x-k8s.io/provider", "infrastructure-cmi"),
+    label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
     doc = "InfraMachineTemplate is what Cluster API makes InfraMachines from. Its spec is immutable: make a new template to roll machines out.",
     printcolumn(
