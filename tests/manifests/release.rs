@@ -9,8 +9,9 @@ use anyhow::Result;
 use management_cluster::Programs;
 use serde_json::Value;
 use tempfile::TempDir;
+use testbed::make_release;
 
-use crate::objects::{output, parse, repository};
+use crate::objects::{output, parse};
 
 /// A release of its own for each test.
 pub struct Release {
@@ -23,7 +24,7 @@ impl Release {
     pub async fn make(image: Option<&str>) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let programs = Programs::find().await?;
-        let mut make = make(folder.path(), "v0.1.0", &programs.kubectl);
+        let mut make = make_release(folder.path(), "v0.1.0", &programs.kubectl);
         output(make.args(image.map(|image| format!("IMG={image}"))))?;
         Ok(Self { folder, programs })
     }
@@ -34,7 +35,7 @@ impl Release {
             Some(program) => PathBuf::from(program),
             None => Programs::find().await?.kubectl,
         };
-        Ok(make(folder, version, &kubectl).output()?)
+        Ok(make_release(folder, version, &kubectl).output()?)
     }
 
     /// clusterctl with the configuration of the release, without network, cluster and user's settings.
@@ -84,7 +85,13 @@ impl Release {
     pub fn cluster(&self, flavor: Option<&str>) -> Command {
         let mut command = self.clusterctl();
         command
-            .args(["generate", "cluster", "demo", "--infrastructure", "capcmi-cmi:v0.1.0"])
+            .args([
+                "generate",
+                "cluster",
+                "demo",
+                "--infrastructure",
+                "capcmi-cmi:v0.1.0",
+            ])
             .args(["--target-namespace", "tenant", "--kubernetes-version", "v1.36.3"])
             .args([
                 "--control-plane-machine-count",
@@ -99,14 +106,4 @@ impl Release {
             .arg(self.config());
         command
     }
-}
-
-fn make(folder: &Path, version: &str, kubectl: &Path) -> Command {
-    let mut make = Command::new("make");
-    make.arg("release")
-        .arg(format!("VERSION={version}"))
-        .arg(format!("RELEASE_DIR={}", folder.display()))
-        .arg(format!("KUBECTL={}", kubectl.display()))
-        .current_dir(repository());
-    make
 }

@@ -3,6 +3,7 @@
 
 mod adoption;
 mod capacity;
+mod clusterctl;
 mod codes;
 mod crash_points;
 mod diagnostics;

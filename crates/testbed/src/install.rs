@@ -41,6 +41,14 @@ pub async fn install(management: &ManagementCluster) -> Result<()> {
     for policy in as_installed().context("printing the admission policies")? {
         management.apply_yaml(&policy.to_string()).await?;
     }
+    permitted(management).await
+}
+
+/// Waits until Cluster API may use the kinds of the provider, which are installed.
+///
+/// # Errors
+/// When the permissions are not there in time.
+pub async fn permitted(management: &ManagementCluster) -> Result<()> {
     let cluster_roles = kube::Api::<ClusterRole>::all(management.admin_client().await?);
     let what = "the aggregation of the provider's ClusterRole";
     eventually(DEADLINE, what, async || {

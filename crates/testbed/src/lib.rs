@@ -8,12 +8,14 @@ mod http;
 mod install;
 mod provider;
 mod python;
+mod release;
 
 pub use self::{
     go::{Go, GoDriver, go_driver},
     guests::guests,
     http::get,
-    install::{definitions, install},
+    install::{definitions, install, permitted},
     provider::{Launch, Launched, NAMESPACE, SERVICE_ACCOUNT, free_address, service_account},
     python::{Ec2, Ec2Guest, Python, PythonDriver, python_drivers},
+    release::make_release,
 };

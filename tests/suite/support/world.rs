@@ -78,12 +78,22 @@ impl World {
         let builder = ManagementCluster::builder().manifests(&testbed::definitions()?);
         let management = builder.start().await?;
         testbed::install(&management).await?;
-        let folder = management.folder().path().join(&self.namespace);
+        Self::own(management, &self.namespace).await
+    }
+
+    /// A namespace on a management cluster that has Cluster API and not the provider, and that ends with the
+    /// case. The namespace itself is not made.
+    pub async fn without_provider(namespace: &str) -> Result<Self> {
+        Self::own(ManagementCluster::builder().start().await?, namespace).await
+    }
+
+    async fn own(management: ManagementCluster, namespace: &str) -> Result<Self> {
+        let folder = management.folder().path().join(namespace);
         std::fs::create_dir_all(&folder).context("making the folder of the case")?;
         Ok(Self {
             admin: management.admin_client().await?,
             management: Management::Own(Arc::new(management)),
-            namespace: self.namespace.clone(),
+            namespace: namespace.to_owned(),
             folder,
         })
     }

@@ -1,0 +1,293 @@
+//! The real clusterctl, from `init` to `delete`, on a repository that `make release` has written.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use kube::ResourceExt;
+use kube::api::DynamicObject;
+use management_cluster::stand_in::StandInController;
+use management_cluster::{CLUSTER_API_VERSION, eventually};
+use serde_json::json;
+
+use crate::support::by_hand::small;
+use crate::support::world::run;
+use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
+
+const NAMESPACE: &str = "clusterctl";
+const PROVIDER: &str = "capcmi-cmi";
+
+/// What clusterctl finds in a management cluster: that cert-manager answers, as far as clusterctl asks, and
+/// that Cluster API was installed by clusterctl, which the management cluster did in its own way.
+const FOUND: &str = r#"
+apiVersion: v1
+kind: Namespace
+metadata: {name: cert-manager}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: clusterctl}
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: issuers.cert-manager.io}
+spec:
+  group: cert-manager.io
+  names: {kind: Issuer, listKind: IssuerList, plural: issuers, singular: issuer}
+  scope: Namespaced
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: certificates.cert-manager.io}
+spec:
+  group: cert-manager.io
+  names: {kind: Certificate, listKind: CertificateList, plural: certificates, singular: certificate}
+  scope: Namespaced
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+---
+apiVersion: clusterctl.cluster.x-k8s.io/v1alpha3
+kind: Provider
+metadata:
+  name: cluster-api
+  namespace: capi-system
+  labels:
+    cluster.x-k8s.io/provider: cluster-api
+    clusterctl.cluster.x-k8s.io: ""
+    clusterctl.cluster.x-k8s.io/core: inventory
+providerName: cluster-api
+type: CoreProvider
+version: $CORE
+"#;
+
+const CORE_METADATA: &str = "
+apiVersion: clusterctl.cluster.x-k8s.io/v1alpha3
+kind: Metadata
+releaseSeries:
+- {major: 1, minor: 14, contract: v1beta2}
+";
+
+/// Releases of the provider, and clusterctl's configuration.
+struct Repository<'a> {
+    folder: &'a Path,
+    kubectl: &'a Path,
+}
+
+impl Repository<'_> {
+    /// `make release`, and what a user adds to the configuration that it writes.
+    fn make(&self, version: &str) -> Result<()> {
+        run(&mut testbed::make_release(self.folder, version, self.kubectl)).map(drop)
+    }
+
+    fn config(&self) -> PathBuf {
+        self.folder.join("clusterctl-config.yaml")
+    }
+
+    /// Adds what a user keeps in the configuration: a variable, and, for a network that does not reach
+    /// Cluster API's repository, another place of it.
+    fn configure(&self) -> Result<()> {
+        let core = self.folder.join("cluster-api").join(CLUSTER_API_VERSION);
+        std::fs::create_dir_all(&core)?;
+        std::fs::write(core.join("metadata.yaml"), CORE_METADATA)?;
+        let mut config = std::fs::read_to_string(self.config())?;
+        config += &format!(
+            "- name: cluster-api\n  type: CoreProvider\n  url: file://{}/core-components.yaml\n\
+             CAPCMI_DRIVERS_CONFIGMAP: our-drivers\n",
+            core.display()
+        );
+        Ok(std::fs::write(self.config(), config)?)
+    }
+
+    /// clusterctl on a management cluster.
+    fn clusterctl(&self, world: &World, arguments: &[&str]) -> Result<String> {
+        let mut command = world.management.clusterctl();
+        run(command.args(arguments).arg("--config").arg(self.config()))
+    }
+
+    /// `clusterctl init` on a management cluster that it has not seen, and what it says before.
+    async fn init(&self, world: &World, provider: &str) -> Result<()> {
+        // Installs the definitions of its inventory, in which there is nothing yet.
+        let refusal = self.clusterctl(world, &["upgrade", "plan"]);
+        let refusal = refusal.err().map(|error| error.to_string()).unwrap_or_default();
+        ensure!(refusal.contains("there must be one core provider"), "{refusal}");
+        world.apply(&FOUND.replace("$CORE", CLUSTER_API_VERSION)).await?;
+        let images = self.clusterctl(world, &["init", "list-images", "--infrastructure", provider])?;
+        ensure!(
+            images.trim() == "ghcr.io/capcmi/cluster-api-provider-cmi:v0.1.0",
+            "{images}"
+        );
+        self.clusterctl(world, &["init", "--infrastructure", provider])?;
+        testbed::permitted(&world.management).await
+    }
+}
+
+/// Image and ConfigMap of the installed Deployment.
+fn installed(world: &World) -> Result<String> {
+    let path = "{.spec.template.spec.containers[0].image} {.spec.template.spec.volumes[0].configMap.name}";
+    world.kubectl(&[
+        "get",
+        "deployment",
+        "--namespace=capcmi-system",
+        "capcmi-controller-manager",
+        &format!("--output=jsonpath={path}"),
+    ])
+}
+
+fn is_installed(world: &World, version: &str) -> Result<()> {
+    let (found, image) = (installed(world)?, "ghcr.io/capcmi/cluster-api-provider-cmi");
+    ensure!(found == format!("{image}:{version} our-drivers"), "{found}");
+    Ok(())
+}
+
+fn uids(machines: &[DynamicObject]) -> Vec<Option<String>> {
+    let mut uids: Vec<_> = machines.iter().map(ResourceExt::uid).collect();
+    uids.sort();
+    uids
+}
+
+/// What docs/install.md says of clusterctl, with machines that run meanwhile. Cluster API and
+/// the provider are processes here and not Pods, and cert-manager is there by its definitions alone.
+#[tokio::test]
+async fn clusterctl_installs_upgrades_moves_and_removes_the_provider_around_machines_that_run() -> Result<()>
+{
+    let source = World::without_provider(NAMESPACE).await?;
+    let repository = Repository {
+        folder: &source.folder.join("out"),
+        kubectl: &source.management.programs().kubectl.clone(),
+    };
+    repository.make("v0.1.0")?;
+    repository.configure()?;
+    repository.init(&source, &format!("{PROVIDER}:v0.1.0")).await?;
+    is_installed(&source, "v0.1.0")?;
+
+    let cloud = Cloud::new(&source);
+    let provider = Provider::new(cloud.drivers(json!({})));
+    let old = provider.start(&source).await?;
+    let _control_planes = StandInController::start(&source.management).await?;
+    let _kubelets = cloud.kubelets();
+    source.cluster("md").await?;
+    let fleet = Fleet::of(&source, "md");
+    fleet.template("md-1", small()).await?;
+    fleet.deployment("md-1", 2).await?;
+    let machines = fleet.running(2).await?;
+    let vms = cloud.holds(2).await?;
+
+    let mut shown = vec![format!("InfraCluster {NAMESPACE}/md")];
+    for kind in ["Machine", "InfraMachine"] {
+        shown.extend(
+            machines
+                .iter()
+                .map(|machine| format!("{kind} {NAMESPACE}/{}", machine.name_any())),
+        );
+    }
+    eventually(DEADLINE, "a Cluster that clusterctl shows as ready", async || {
+        let describe = [
+            "describe",
+            "cluster",
+            "md",
+            "--namespace",
+            NAMESPACE,
+            "--echo",
+            "--grouping=false",
+        ];
+        let described = repository.clusterctl(&source, &describe)?;
+        for object in &shown {
+            let line = described.lines().find_map(|line| line.split_once(object));
+            let said: Vec<_> = line
+                .map(|(_, rest)| rest.split_whitespace().collect())
+                .unwrap_or_default();
+            let is_ready = said.windows(2).any(|words| words == ["True", "Ready"]);
+            ensure!(is_ready, "{object} is not shown as ready:\n{described}");
+        }
+        Ok(())
+    })
+    .await?;
+
+    repository.make("v0.1.1")?;
+    let plan = repository.clusterctl(&source, &["upgrade", "plan"])?;
+    let ours = plan.lines().find(|line| line.starts_with("infrastructure-"));
+    let words: Vec<_> = ours.unwrap_or_default().split_whitespace().collect();
+    ensure!(words.ends_with(&["v0.1.0", "v0.1.1"]), "{plan}");
+    repository.clusterctl(&source, &["upgrade", "apply", "--contract", "v1beta2"])?;
+    is_installed(&source, "v0.1.1")?;
+    drop(old);
+    let upgraded = provider.clone().named("upgraded").start(&source).await?;
+    ensure!(
+        uids(&fleet.running(2).await?) == uids(&machines),
+        "Machines were replaced"
+    );
+    ensure!(cloud.vms()? == vms, "VMs were touched");
+
+    // Back to the old version, as clusterctl does not go back by itself.
+    repository.clusterctl(&source, &["delete", "--infrastructure", PROVIDER])?;
+    ensure!(installed(&source).is_err(), "nothing was deleted");
+    repository.clusterctl(
+        &source,
+        &["init", "--infrastructure", &format!("{PROVIDER}:v0.1.0")],
+    )?;
+    is_installed(&source, "v0.1.0")?;
+    drop(upgraded);
+    let _again = provider.clone().named("again").start(&source).await?;
+    ensure!(
+        uids(&fleet.running(2).await?) == uids(&machines),
+        "Machines were replaced"
+    );
+    fleet.scale(3).await?;
+    fleet.running(3).await?;
+    let vms = cloud.holds(3).await?;
+
+    let target = World::without_provider(NAMESPACE).await?;
+    repository.init(&target, &format!("{PROVIDER}:v0.1.0")).await?;
+    let _at_target = provider.clone().named("target").start(&target).await?;
+    let _control_planes_there = StandInController::start(&target.management).await?;
+    for world in [&source, &target] {
+        // What else belongs to a Cluster here; clusterctl labels only what it has installed.
+        let kinds = "--selector=cluster.x-k8s.io/provider notin (infrastructure-capcmi-cmi)";
+        world.kubectl(&[
+            "label",
+            "crd",
+            kinds,
+            "--overwrite",
+            "clusterctl.cluster.x-k8s.io=",
+        ])?;
+    }
+    let kubeconfig = target.management.admin_kubeconfig().display().to_string();
+    repository.clusterctl(
+        &source,
+        &["move", "--namespace", NAMESPACE, "--to-kubeconfig", &kubeconfig],
+    )?;
+    let left = source.cluster_api_objects()?;
+    ensure!(left.is_empty(), "left at the source: {left:?}");
+    let moved = Fleet::of(&target, "md");
+    moved.running(3).await?;
+    ensure!(cloud.vms()? == vms, "VMs were touched");
+
+    target.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
+    moved.gone().await?;
+    cloud.holds(0).await?;
+    repository.clusterctl(
+        &target,
+        &[
+            "delete",
+            "--infrastructure",
+            PROVIDER,
+            "--include-crd",
+            "--include-namespace",
+        ],
+    )?;
+    eventually(DEADLINE, "the end of what clusterctl has installed", async || {
+        let kinds = "deployments,services,configmaps,serviceaccounts,roles,rolebindings,crds,namespaces";
+        let ours = "--selector=cluster.x-k8s.io/provider=infrastructure-capcmi-cmi";
+        let left = target.kubectl(&["get", kinds, "--all-namespaces", ours, "--output=name"])?;
+        ensure!(left.is_empty(), "{left}");
+        Ok(())
+    })
+    .await
+}
