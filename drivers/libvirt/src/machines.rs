@@ -219,7 +219,6 @@ impl Vm {
         })?;
         let mut machine = Machine::new(id, key.hostname());
         let power_state = self.power_state()?;
-        machine.power_state = Some(power_state);
         machine.failure_domain = Some(self.record.host.clone());
         machine.addresses.push(Address {
             kind: AddressType::Hostname,
@@ -232,6 +231,7 @@ impl Vm {
                 address,
             }));
         }
+        machine.power_state = Some(unless_it_boots(power_state, &machine.addresses));
         Ok(machine)
     }
 
@@ -471,7 +471,22 @@ impl Configured {
 
 /// Whether a domain in this state was started. One whose start failed is off, or has failed.
 const fn is_up(state: PowerState) -> bool {
-    matches!(state, PowerState::Running | PowerState::Stopping)
+    matches!(
+        state,
+        PowerState::Starting | PowerState::Running | PowerState::Stopping
+    )
+}
+
+/// A guest whose address is not known still boots: callers ask again after a VM that is starting, and not after
+/// one that runs.
+fn unless_it_boots(state: PowerState, addresses: &[Address]) -> PowerState {
+    let has_address = addresses
+        .iter()
+        .any(|address| address.kind == AddressType::InternalIP);
+    if state == PowerState::Running && !has_address {
+        return PowerState::Starting;
+    }
+    state
 }
 
 fn is_running_already(error: &Error) -> bool {
@@ -528,12 +543,31 @@ mod tests {
     #[test]
     fn a_vm_whose_start_failed_was_not_started() {
         for (state, expected) in [
+            (PowerState::Starting, true),
             (PowerState::Running, true),
             (PowerState::Stopping, true),
             (PowerState::Stopped, false),
             (PowerState::Failed, false),
         ] {
             assert_eq!(is_up(state), expected, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn a_vm_is_starting_until_it_has_an_address() {
+        let address = |kind| Address {
+            kind,
+            address: "a".to_owned(),
+        };
+        let both = [address(AddressType::Hostname), address(AddressType::InternalIP)];
+        for (state, addresses, expected) in [
+            (PowerState::Running, &both[..1], PowerState::Starting),
+            (PowerState::Running, &both, PowerState::Running),
+            (PowerState::Stopping, &both[..1], PowerState::Stopping),
+            (PowerState::Stopped, &both[..1], PowerState::Stopped),
+            (PowerState::Failed, &both[..1], PowerState::Failed),
+        ] {
+            assert_eq!(unless_it_boots(state, addresses), expected, "{state:?}");
         }
     }
 
