@@ -233,6 +233,36 @@ async fn clusterctl_makes_a_cluster() -> Result<()> {
     Ok(())
 }
 
+/// Its provider specs are those of the libvirt driver, whose tests have the driver take them.
+#[tokio::test]
+async fn clusterctl_makes_a_cluster_of_vms_on_hosts_with_libvirt() -> Result<()> {
+    let release = Release::make(None).await?;
+    let objects = release.generate_cluster(Some("libvirt"))?;
+    assert_eq!(titles(&objects), titles(&release.generate_cluster(None)?));
+    assert_eq!(
+        find(&objects, "InfraCluster", "demo")?["spec"]["driver"],
+        "libvirt"
+    );
+    for (name, size) in [("demo-control-plane", "medium"), ("demo-md-0", "4")] {
+        let spec = &find(&objects, "InfraMachineTemplate", name)?["spec"]["template"]["spec"];
+        let provider_spec = json!({
+            "vmPool": "default", "size": size, "image": "debian-12", "rootFsSize": 20, "tags": {"cluster": "demo"},
+        });
+        assert_eq!(*spec, json!({"driver": "libvirt", "providerSpec": provider_spec}));
+    }
+    // An image is of one Kubernetes version: there is none to go by.
+    let missing = release
+        .cluster(Some("libvirt"))
+        .env_remove("CAPCMI_IMAGE")
+        .output()?;
+    let said = String::from_utf8(missing.stderr)?;
+    ensure!(
+        !missing.status.success() && said.contains("CAPCMI_IMAGE"),
+        "{said}"
+    );
+    Ok(())
+}
+
 #[tokio::test]
 async fn clusterctl_makes_a_cluster_of_a_class_and_brings_the_class_along() -> Result<()> {
     let objects = Release::make(None).await?.generate_cluster(Some("topology"))?;
@@ -270,7 +300,7 @@ async fn clusterctl_makes_a_cluster_of_a_class_and_brings_the_class_along() -> R
 async fn the_kubelet_gets_its_provider_id_as_the_driver_says() -> Result<()> {
     let release = Release::make(None).await?;
     let on_ec2 = r#""aws:///" ~ ds.meta_data.placement.availability_zone ~ "/" ~ ds.meta_data.instance_id"#;
-    for flavor in [None, Some("topology")] {
+    for flavor in [None, Some("topology"), Some("libvirt")] {
         let shipped = parse(&output(&mut release.cluster(flavor))?)?;
         let mut command = release.cluster(flavor);
         let chosen = parse(&output(command.env("CAPCMI_KUBELET_PROVIDER_ID", on_ec2))?)?;
@@ -315,12 +345,16 @@ async fn an_api_server_takes_what_clusterctl_makes() -> Result<()> {
 
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant"}});
     let plain = release.generate_cluster(None)?;
-    let topology = release.generate_cluster(Some("topology"))?;
+    let others = ["topology", "libvirt"].map(|flavor| release.generate_cluster(Some(flavor)));
+    let others = others.into_iter().collect::<Result<Vec<_>>>()?;
     // The kubeadm objects have no place here: their providers are not installed.
-    let demo = plain.into_iter().chain(topology).filter(|object| {
-        let version = object["apiVersion"].as_str().unwrap_or_default();
-        version.starts_with("infrastructure.capcmi.io/") || version.starts_with("cluster.x-k8s.io/")
-    });
+    let demo = plain
+        .into_iter()
+        .chain(others.into_iter().flatten())
+        .filter(|object| {
+            let version = object["apiVersion"].as_str().unwrap_or_default();
+            version.starts_with("infrastructure.capcmi.io/") || version.starts_with("cluster.x-k8s.io/")
+        });
     let objects: Vec<Value> = std::iter::once(namespace).chain(demo).collect();
     apply(&cluster, &release, &objects)
 }

@@ -102,6 +102,8 @@ impl Release {
             .args(flavor.map(|flavor| format!("--flavor={flavor}")))
             .env("CONTROL_PLANE_ENDPOINT_HOST", "api.demo.test")
             .env("CAPCMI_WORKER_SIZE", "4")
+            // Of the flavor libvirt, which has no default for it.
+            .env("CAPCMI_IMAGE", "debian-12")
             .arg("--config")
             .arg(self.config());
         command
