@@ -12,7 +12,7 @@ pub(crate) struct ServingCertificate {
     pub key: String,
 }
 
-/// Issues serving certificates for the loopback interface.
+/// Issues serving certificates.
 pub(crate) struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
@@ -40,8 +40,16 @@ impl Authority {
         &self.certificate
     }
 
+    /// The authority's key in PEM.
+    pub(crate) fn key(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
+    /// A certificate for the loopback interface, and for a host of the name: what is elsewhere reaches a server
+    /// under an address that is not known here.
     pub(crate) fn issue(&self, name: &str) -> Result<ServingCertificate> {
-        let mut params = CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()])?;
+        let names = ["127.0.0.1", "localhost", name].map(str::to_owned);
+        let mut params = CertificateParams::new(names)?;
         params.distinguished_name.push(DnType::CommonName, name);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;

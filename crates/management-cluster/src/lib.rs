@@ -37,5 +37,5 @@ pub use self::{
     process::Process,
     programs::{CLUSTER_API_VERSION, KUBERNETES_VERSION, MACHINE_CONTROLLER_MANAGER_VERSION, Programs},
     run_folder::RunFolder,
-    workload::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, Workload},
+    workload::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, WORKLOAD_HOST, Workload},
 };

@@ -27,6 +27,10 @@ pub const BOOTSTRAP_KUBECONFIG: &str = "/etc/kubernetes/bootstrap-kubelet.conf";
 /// Where the bootstrap data puts the configuration of the kubelet.
 pub const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
+/// A name of the workload cluster's API server, besides those of the loopback interface: guests give it the
+/// address under which they reach it.
+pub const WORKLOAD_HOST: &str = "workload";
+
 /// A workload cluster without any controller: an API server that has the Nodes of machines.
 ///
 /// Clusters of the management cluster share it, so provider ids and Node names have to differ between them.
@@ -39,9 +43,10 @@ pub struct Workload {
 impl Workload {
     pub(crate) async fn start(programs: &Programs, folder: &RunFolder, etcd: &Etcd) -> Result<Self> {
         let options = ApiServerOptions {
-            name: "workload",
+            name: WORKLOAD_HOST,
             audit_log: None,
             service_account_admission: false,
+            nodes: true,
         };
         let api_server = ApiServer::start(programs, folder, etcd, &options).await?;
         let random = Uuid::new_v4().simple().to_string();
@@ -73,8 +78,22 @@ impl Workload {
         &self.api_server.url
     }
 
+    pub(crate) fn api_server(&self) -> &ApiServer {
+        &self.api_server
+    }
+
+    /// The kubeconfig of a kubelet that joins, whose token is a bootstrap token: it may ask for the certificate
+    /// of a Node, which [`crate::ManagementCluster::workload_controllers`] sign. The server is the URL under
+    /// which a guest reaches this API server, with one of its names: see [`WORKLOAD_HOST`].
+    ///
+    /// # Errors
+    /// When the document cannot be rendered, which would be a fault of this crate.
+    pub fn bootstrap_kubeconfig(&self, server: &str) -> Result<String> {
+        kubeconfig::render(server, &self.api_server.authority, &self.bootstrap_token)
+    }
+
     /// Bootstrap data of a machine: a cloud-config which writes a kubeconfig for this API server, whose token
-    /// is a bootstrap token. The bearer may read, create and patch Nodes and nothing else.
+    /// is a bootstrap token. The bearer may read, create and patch Nodes, and ask for the certificate of one.
     ///
     /// # Errors
     /// When the document cannot be rendered, which would be a fault of this crate.
@@ -87,8 +106,7 @@ impl Workload {
     /// # Errors
     /// As [`Workload::bootstrap_data`].
     pub fn bootstrap_data_with_taints(&self, taints: &[Taint]) -> Result<String> {
-        let server = &self.api_server;
-        let document = kubeconfig::render(&server.url, &server.authority, &self.bootstrap_token)?;
+        let document = self.bootstrap_kubeconfig(self.url())?;
         let file = |path: &str, content: String| json!({"path": path, "owner": "root:root", "permissions": "0600", "content": content});
         let mut files = vec![file(BOOTSTRAP_KUBECONFIG, document)];
         if !taints.is_empty() {
@@ -150,6 +168,23 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata: {{name: join}}
 roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: join}}
+subjects:
+- {{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:bootstrappers"}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: request-certificates}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:node-bootstrapper"}}
+subjects:
+- {{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:bootstrappers"}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: approve-certificates}}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
 subjects:
 - {{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:bootstrappers"}}
 "#
