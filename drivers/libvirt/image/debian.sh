@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Makes a root file system of this computer's release of Debian, with what a Kubernetes node takes from Debian, once for
+# each version of this script, and prints its archive.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+
+release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+sources=/etc/apt/sources.list.d/debian.sources
+[ -e "$sources" ] || sources=/etc/apt/sources.list
+[ -n "$release" ] && [ -e "$sources" ] ||
+    { echo "the node image is built from this computer's Debian, and there is no $sources" >&2; exit 1; }
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/capcmi/libvirt-node-image
+archive=$cache/debian-$release-$(sha256sum "$here/debian.sh" | cut -c1-12).tar
+mkdir -p "$cache"
+exec 9>"$archive.lock"
+flock 9
+[ ! -e "$archive" ] || { echo "$archive"; exit 0; }
+echo "making a root file system of Debian (only the first time; this takes minutes)" >&2
+
+packages=(linux-image-cloud-amd64 initramfs-tools systemd-sysv dbus udev kmod procps mount util-linux e2fsprogs
+    cloud-init ifupdown isc-dhcp-client iproute2 iptables netbase ca-certificates qemu-guest-agent containernetworking-plugins)
+# No host name and no machine id: each machine gets its own.
+mmdebstrap --quiet --mode=root --variant=minbase --include="${packages[*]}" \
+    --aptopt='APT::Install-Recommends "false"' \
+    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+    --dpkgopt='path-exclude=/usr/share/locale/*' \
+    --customize-hook='chroot "$1" passwd --quiet --lock root' \
+    --customize-hook='rm -f "$1/etc/hostname"; : >"$1/etc/machine-id"; mkdir -p "$1/etc/network/interfaces.d"' \
+    --format=tar "$release" "$archive.part" "$sources" >&2
+mv "$archive.part" "$archive"
+echo "$archive"

@@ -1,0 +1,3 @@
+module capcmi.test/node-image/containers
+
+go 1.26.0

@@ -1,0 +1,37 @@
+// hello answers every HTTP request on port 8080 with the name of its Pod, and ends well when it is asked to.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	name, err := os.Hostname()
+	if err != nil {
+		log.Fatal(err)
+	}
+	stop, cancel := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer cancel()
+	answer := func(response http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(response, "hello from %s\n", name)
+	}
+	server := &http.Server{Addr: ":8080", Handler: http.HandlerFunc(answer)}
+	ended := make(chan error, 1)
+	go func() {
+		<-stop.Done()
+		ended <- server.Shutdown(context.Background())
+	}()
+	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+		log.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		log.Fatal(err)
+	}
+}
