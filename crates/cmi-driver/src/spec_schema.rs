@@ -3,13 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use jsonschema::{Retrieve, Uri, Validator};
+use jsonschema::error::ValidationErrorKind;
+use jsonschema::{Retrieve, Uri, ValidationError, Validator};
 use serde_json::Value;
 
 use super::{Code, ProviderSpec, Status};
 
 /// The most violations that one message lists.
 const MOST_LISTED: usize = 5;
+/// The most values of an enumeration that one message names.
+const MOST_VALUES: usize = 64;
 
 /// The JSON Schema of a provider spec. One that nothing can be checked with is kept as it was published, and
 /// refuses nothing: the driver checks for itself.
@@ -69,7 +72,7 @@ impl SpecSchema {
         let mut violations: Vec<String> = validator
             .iter_errors(&instance)
             .take(MOST_LISTED + 1)
-            .map(|error| format!("providerSpec{}: {error}", error.instance_path()))
+            .map(|error| format!("providerSpec{}: {}", error.instance_path(), why(&error)))
             .collect();
         if violations.is_empty() {
             return Ok(());
@@ -80,6 +83,23 @@ impl SpecSchema {
         }
         Err(Status::new(Code::InvalidArgument, violations.join("; ")))
     }
+}
+
+/// What is wrong. Of an enumeration the user has to choose from, all values are named: the library hides
+/// those from the third on.
+fn why(error: &ValidationError<'_>) -> String {
+    let ValidationErrorKind::Enum { options } = error.kind() else {
+        return error.to_string();
+    };
+    let values = options.as_array().map_or(&[][..], Vec::as_slice);
+    let named: Vec<_> = values.iter().take(MOST_VALUES).map(Value::to_string).collect();
+    let more = values.len().saturating_sub(MOST_VALUES);
+    let rest = if more > 0 {
+        format!(", and {more} more")
+    } else {
+        String::new()
+    };
+    format!("{} is not one of {}{rest}", error.instance(), named.join(", "))
 }
 
 impl PartialEq for SpecSchema {
@@ -123,6 +143,25 @@ mod tests {
             schema
                 .check(&spec(&json!({"vmPool": "a", "disk": {"size": 1}})))
                 .is_ok()
+        );
+    }
+
+    #[test]
+    fn a_value_that_is_not_of_an_enumeration_is_told_all_that_are() {
+        let sizes: Vec<_> = (1..=7).map(|n| format!("m{n}")).collect();
+        let schema = SpecSchema::new(json!({"properties": {"size": {"enum": sizes}}}));
+        let status = schema.check(&spec(&json!({"size": "huge"}))).unwrap_err();
+        assert_eq!(
+            status.message(),
+            r#"providerSpec/size: "huge" is not one of "m1", "m2", "m3", "m4", "m5", "m6", "m7""#
+        );
+        let many: Vec<_> = (0..MOST_VALUES + 2).collect();
+        let schema = SpecSchema::new(json!({"properties": {"size": {"enum": many}}}));
+        let status = schema.check(&spec(&json!({"size": -1}))).unwrap_err();
+        assert!(
+            status.message().ends_with("63, and 2 more"),
+            "{}",
+            status.message()
         );
     }
 
