@@ -20,7 +20,7 @@ use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
 use crate::apiserver::{Error, publish_status};
 use crate::caches::Caches;
-use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT};
+use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError};
 use crate::driver_query::{Query, QueryResult, Wake};
 use crate::reconciler::{Again, REFRESH, Reconciler};
 use crate::retry::{LONG_WAIT, Stage};
@@ -128,6 +128,10 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
         QueryResult::Known(description) => Described::of(description),
         QueryResult::NotAsked(violation) => Described::Refused(violation),
         QueryResult::NotOffered => Described::NotOffered,
+        // Of a template, the field stands elsewhere.
+        QueryResult::NotResolved(error @ ResolveError::Ambiguous { .. }) => {
+            Described::NotConfigured(format!("spec.template.{error}"))
+        }
         QueryResult::NotResolved(error) => Described::NotConfigured(error.to_string()),
         QueryResult::NoSecrets(why) => Described::NoSecrets(why),
         QueryResult::Failed(status) => Described::Failed(status),

@@ -14,5 +14,5 @@ pub fn paused_by<K: Resource<DynamicType = ()>>(object: &K, is_its_cluster_pause
     if annotations.is_some_and(|all| all.contains_key(labels::PAUSED)) {
         by.push(format!("{} has the {} annotation", K::kind(&()), labels::PAUSED));
     }
-    (!by.is_empty()).then(|| by.join(", "))
+    (!by.is_empty()).then(|| format!("{}; take that back to have it go on", by.join(", ")))
 }

@@ -20,18 +20,28 @@ pub struct DuplicateName(pub String);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
     /// The provider runs without a driver.
-    #[error("no driver is configured")]
+    #[error("no driver is configured: name one in the drivers file of the provider")]
     NoneConfigured,
     /// No driver of this name is there for this namespace.
-    #[error("there is no driver `{name}` for namespace `{namespace}`")]
+    #[error("there is no driver `{name}` for namespace `{namespace}`, {}", choice(usable))]
     NotFound {
         /// What `spec.driver` says.
         name: String,
         /// The namespace of the machine.
         namespace: String,
+        /// The drivers that the namespace may use.
+        usable: Vec<String>,
+    },
+    /// The driver that has the VM is not there any more.
+    #[error(
+        "the driver `{name}`, which has the VM, is configured no more: put it back into the drivers file"
+    )]
+    Removed {
+        /// Its name.
+        name: String,
     },
     /// No name was given and none is there for this namespace.
-    #[error("there is no driver for namespace `{namespace}`")]
+    #[error("there is no driver for namespace `{namespace}`: name it at a driver in the drivers file")]
     NoneForNamespace {
         /// The namespace of the machine.
         namespace: String,
@@ -42,6 +52,14 @@ pub enum ResolveError {
         /// The drivers that the namespace may use.
         names: Vec<String>,
     },
+}
+
+/// What the author of an object can do that names a driver which is not there.
+fn choice(usable: &[String]) -> String {
+    if usable.is_empty() {
+        return "which may use none: name it at a driver in the drivers file".to_owned();
+    }
+    format!("which may use: {}", usable.join(", "))
 }
 
 /// A reconcile. When it ends, in whatever way, its object leaves the queues of all drivers that it has not
@@ -103,11 +121,30 @@ impl ConfiguredDrivers {
             .ok_or_else(|| ResolveError::NotFound {
                 name: name.to_owned(),
                 namespace: namespace.to_owned(),
+                usable: self
+                    .usable(namespace)
+                    .map(|driver| driver.name().to_owned())
+                    .collect(),
             })
     }
 
+    /// The driver that has the VM of an object, whichever namespaces may use it now.
+    ///
+    /// # Errors
+    /// [`ResolveError::Removed`]
+    pub fn holder(&self, name: &str) -> Result<Arc<ConfiguredDriver>, ResolveError> {
+        self.named(name).ok_or_else(|| ResolveError::Removed {
+            name: name.to_owned(),
+        })
+    }
+
+    /// The drivers that a namespace may use, by name.
+    fn usable(&self, namespace: &str) -> impl Iterator<Item = &Arc<ConfiguredDriver>> {
+        self.iter().filter(move |driver| driver.serves(namespace))
+    }
+
     fn only_one(&self, namespace: &str) -> Result<Arc<ConfiguredDriver>, ResolveError> {
-        let usable: Vec<_> = self.iter().filter(|driver| driver.serves(namespace)).collect();
+        let usable: Vec<_> = self.usable(namespace).collect();
         match usable.as_slice() {
             [] => Err(ResolveError::NoneForNamespace {
                 namespace: namespace.to_owned(),
@@ -192,8 +229,23 @@ mod tests {
             hidden.to_string().replace("secret", "x"),
             absent.to_string().replace("absent", "x")
         );
+        assert_eq!(
+            absent.to_string(),
+            "there is no driver `absent` for namespace `team-b`, which may use: open"
+        );
         assert!(drivers.resolve(Some("secret"), "team-a").is_ok());
         assert!(drivers.named("secret").is_some());
+    }
+
+    #[test]
+    fn the_driver_that_has_a_vm_is_found_from_whatever_namespace_and_missed_by_its_name() {
+        let drivers = ConfiguredDrivers::new(vec![configured_driver("a", &["team-a"])]).unwrap();
+        assert_eq!(drivers.holder("a").unwrap().name(), "a");
+        let removed = drivers.holder("b").unwrap_err().to_string();
+        assert!(
+            removed.starts_with("the driver `b`, which has the VM"),
+            "{removed}"
+        );
     }
 
     #[test]

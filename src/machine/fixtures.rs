@@ -511,6 +511,7 @@ impl World {
             DriverIs::NotConfigured => Err(ResolveError::NotFound {
                 name: "pool".to_owned(),
                 namespace: "ns".to_owned(),
+                usable: vec!["other".to_owned()],
             }),
         };
         let machine = machine.build();

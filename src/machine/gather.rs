@@ -205,10 +205,7 @@ fn choice(machine: &InfraMachine) -> Choice<'_> {
 async fn resolve(ctx: &Context, machine: &InfraMachine) -> Resolved {
     let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
     let resolved = match choice(machine) {
-        Choice::Holder(name) => match ctx.drivers.named(name) {
-            Some(driver) => Ok(driver),
-            None => ctx.drivers.resolve(Some(name), namespace),
-        },
+        Choice::Holder(name) => ctx.drivers.holder(name),
         Choice::Asked(name) => ctx.drivers.resolve(name, namespace),
     };
     let driver = resolved?;

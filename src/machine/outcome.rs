@@ -15,6 +15,9 @@ use cmi_driver::{Code, JsonPointer, LastKnownState, Operation, ProviderId, Statu
 #[cfg(test)]
 mod tests;
 
+/// How a person ends a wait for capacity that the provider can't see the end of.
+pub const HURRY: &str = "once there is room, any annotation on this object has it tried at once";
+
 /// What came of a plan.
 #[derive(Debug)]
 pub enum Outcome {
@@ -302,6 +305,15 @@ impl Failure {
 
     /// What a person reads: the call and what the driver said.
     pub fn message(&self) -> String {
+        let said = self.said();
+        if self.disposition == Disposition::AwaitCapacity {
+            format!("{said}; {HURRY}")
+        } else {
+            said
+        }
+    }
+
+    fn said(&self) -> String {
         match self.operation {
             // The stage's name is the specification's (INI-14).
             Operation::InitializeMachine => format!("InstanceInitialization: {}", self.status.message()),

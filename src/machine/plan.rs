@@ -365,13 +365,21 @@ fn blocked(
 }
 
 fn no_driver(machine: &InfraMachine, ownership: Option<Box<Ownership>>, unresolved: &ResolveError) -> Plan {
+    let message = if machine.metadata.deletion_timestamp.is_some() {
+        format!(
+            "{unresolved}; or delete the VM by hand, then set the annotation {}=true",
+            labels::FORCE_DELETE
+        )
+    } else {
+        unresolved.to_string()
+    };
     Outcome::Blocked(Blocked {
         ownership,
         again: Some(LONG_WAIT),
         ..Blocked::new(
             condition_without_calls(machine),
             reason::DRIVER_NOT_CONFIGURED,
-            unresolved.to_string(),
+            message,
         )
     })
     .into()

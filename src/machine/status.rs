@@ -14,7 +14,7 @@ use crate::api::v1alpha1::{
 use crate::configured_driver::CircuitOpen;
 use crate::identity;
 use crate::machine::credentials::Credentials;
-use crate::machine::outcome::{Blocked, Outcome};
+use crate::machine::outcome::{Blocked, HURRY, Outcome};
 use crate::machine::plan::is_refused_uncalled;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
 
@@ -258,7 +258,7 @@ impl Draft<'_> {
         if is_said || self.machine.is_provisioned() {
             return;
         }
-        let message = CircuitOpen.to_string();
+        let message = format!("{CircuitOpen}; {HURRY}");
         self.set(
             conditions::READY,
             State::False,

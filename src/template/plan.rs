@@ -54,16 +54,17 @@ mod tests {
         assert_eq!(plan(&template, &[]), Plan::Describe);
         assert_eq!(plan(&template, &[cluster(false)]), Plan::Describe);
         let by_cluster = "Cluster spec.paused is set to true";
+        let end = "; take that back to have it go on";
         assert_eq!(
             plan(&template, &[cluster(false), cluster(true)]),
-            Plan::Pause(by_cluster.to_owned())
+            Plan::Pause(format!("{by_cluster}{end}"))
         );
         template.metadata.annotations = Some([(labels::PAUSED.to_owned(), String::new())].into());
         let by_annotation = "InfraMachineTemplate has the cluster.x-k8s.io/paused annotation";
-        assert_eq!(plan(&template, &[]), Plan::Pause(by_annotation.to_owned()));
+        assert_eq!(plan(&template, &[]), Plan::Pause(format!("{by_annotation}{end}")));
         assert_eq!(
             plan(&template, &[cluster(true)]),
-            Plan::Pause(format!("{by_cluster}, {by_annotation}"))
+            Plan::Pause(format!("{by_cluster}, {by_annotation}{end}"))
         );
     }
 }

@@ -243,7 +243,10 @@ async fn a_driver_that_is_not_there_or_not_for_the_namespace_is_named_and_not_ca
             condition(machine, conditions::READY, "False", Some("DriverNotConfigured"))?;
             let all = machine.status.clone().unwrap_or_default().conditions;
             let shown = conditions::get(&all, conditions::READY).map(|ready| ready.message.clone());
-            let expected = format!("there is no driver `{name}` for namespace `{}`", world.namespace);
+            let expected = format!(
+                "there is no driver `{name}` for namespace `{}`, which may use: simulated",
+                world.namespace
+            );
             ensure!(
                 shown.as_deref() == Some(expected.as_str()),
                 "Ready says {shown:?}"

@@ -17,6 +17,7 @@ use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
 const BY_CLUSTER: &str = "Cluster spec.paused is set to true";
 const BY_ANNOTATION: &str = "InfraMachine has the cluster.x-k8s.io/paused annotation";
+const END: &str = "; take that back to have it go on";
 
 /// DRV-09: before its creation, a machine that is paused is neither claimed nor made.
 #[tokio::test]
@@ -307,7 +308,7 @@ async fn the_template_of_a_paused_cluster_says_so_and_no_driver_is_asked_about_i
         })
         .await
     };
-    let held = becomes("True", BY_CLUSTER).await?;
+    let held = becomes("True", &format!("{BY_CLUSTER}{END}")).await?;
     ensure!(held.capacity.is_empty(), "{held:?}");
     let asked = || {
         let calls = cloud.calls()?;
@@ -327,7 +328,7 @@ async fn the_template_of_a_paused_cluster_says_so_and_no_driver_is_asked_about_i
 async fn paused(machine: &ByHand, by: &str) -> Result<capcmi::api::v1alpha1::InfraMachine> {
     machine
         .until("a paused machine", |machine| {
-            says(machine, PAUSED, "True", "Paused") && message(machine, PAUSED) == by
+            says(machine, PAUSED, "True", "Paused") && message(machine, PAUSED) == format!("{by}{END}")
         })
         .await
 }

@@ -505,7 +505,7 @@ fn a_create_that_takes_too_long_is_called_timed_out_and_keeps_its_cause() {
     );
     assert_eq!(
         condition(&status, conditions::READY).message,
-        "not provisioned after 1200 s; ResourceExhausted: CreateMachine: no room"
+        format!("not provisioned after 1200 s; ResourceExhausted: CreateMachine: no room; {HURRY}")
     );
 }
 

@@ -166,6 +166,11 @@ fn a_deletion_waits_for_its_driver_to_be_configured() {
         (conditions::DELETING, reason::DRIVER_NOT_CONFIGURED)
     );
     assert!(block.again.is_some());
+    assert!(
+        block.message.contains(labels::FORCE_DELETE),
+        "it does not say how to end it: {}",
+        block.message
+    );
 }
 
 /// An outage, a pause or a queue that is longer than the guest's time must not take it away.

@@ -6,7 +6,8 @@ use super::*;
 use crate::api::v1alpha1::InfraMachineStatus;
 use crate::apiserver::InvalidSecret;
 use crate::identity::InvalidSpec;
-use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
+use crate::machine::fixtures::{MachineFixture, at, machine, now, reachability, world};
+use crate::machine::outcome::HURRY;
 use crate::machine::plan::Plan;
 use crate::machine::status::{self, Moment};
 use crate::retry::Stage;
@@ -121,9 +122,10 @@ fn another_code_of_the_same_call_is_news() {
     );
     let exhausted = failed(Stage::Create, Code::ResourceExhausted);
     let note = of(&before.build(), &exhausted, 4).unwrap();
+    let text = format!("CreateMachine: no room; {HURRY}");
     assert_eq!(
-        (note.reason.as_str(), note.action, note.text.as_str()),
-        ("ResourceExhausted", "CreateMachine", "CreateMachine: no room")
+        (note.reason.as_str(), note.action, note.text),
+        ("ResourceExhausted", "CreateMachine", text)
     );
 }
 
