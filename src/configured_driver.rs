@@ -230,11 +230,7 @@ impl ConfiguredDriver {
             is_current: self.prober.is_current(&cached),
             create_timeout: self.create_timeout,
             create_settle_time: self.create_settle_time(&cached.capabilities),
-            reachable: match *self.stable_reachability.borrow() {
-                StableReachability::Unsettled => None,
-                StableReachability::Reachable => Some(true),
-                StableReachability::Unreachable(_) => Some(false),
-            },
+            reachability: self.stable_reachability.borrow().clone(),
             capabilities: cached.capabilities,
         })
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::StableReachability;
 use cmi_driver::{Capabilities, Status};
 
 /// What is known of a configured driver.
@@ -30,7 +31,6 @@ pub struct KnownDriver {
     pub create_timeout: Duration,
     /// How long after a create that was given up its VM may still come to be seen.
     pub create_settle_time: Duration,
-    /// Whether it can be reached, as its probes have said for a while; `None` when they have not said
-    /// the same for long enough.
-    pub reachable: Option<bool>,
+    /// Whether it can be reached, as its probes have said for a while.
+    pub reachability: StableReachability,
 }

@@ -22,7 +22,7 @@ use crate::api::v1alpha1::{
     OperationState, OperationType, SecretReference,
 };
 use crate::api::{GROUP, MACHINE_FINALIZER};
-use crate::configured_driver::{DriverState, KnownDriver, ResolveError};
+use crate::configured_driver::{DriverState, KnownDriver, ResolveError, StableReachability};
 use crate::identity::MachineId;
 use cmi_driver::{Capabilities, Code, Operation, ProviderSpec, Status};
 
@@ -309,6 +309,15 @@ pub fn world() -> World {
     }
 }
 
+/// Whether a driver can be reached, where that is settled.
+pub fn reachability(reachable: Option<bool>) -> StableReachability {
+    match reachable {
+        None => StableReachability::Unsettled,
+        Some(true) => StableReachability::Reachable,
+        Some(false) => StableReachability::Unreachable("refused".into()),
+    }
+}
+
 impl World {
     pub fn without_owner(mut self) -> Self {
         self.owner_is = OwnerIs::None;
@@ -504,7 +513,7 @@ impl World {
                 is_current: self.is_current,
                 create_timeout: CREATE_TIMEOUT,
                 create_settle_time: SETTLE,
-                reachable: self.reachable,
+                reachability: reachability(self.reachable),
             })),
             DriverIs::Unknown => Ok(DriverState::Unknown(Status::new(Code::Unavailable, "down"))),
             DriverIs::Pending => Ok(DriverState::Pending),

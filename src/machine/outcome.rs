@@ -7,6 +7,7 @@ use super::ownership::Ownership;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
+use crate::configured_driver::StableReachability;
 use crate::identity::InvalidSpec;
 use crate::leadership::is_not_leader;
 use crate::retry::{self, Delay, Disposition, Stage};
@@ -56,7 +57,7 @@ pub enum Outcome {
     /// The VM is provisioned and as it should be.
     UpToDate {
         /// Whether the driver can be reached, where that is settled.
-        reachable: Option<bool>,
+        reachability: StableReachability,
         /// Fields in which the spec differs and that a living VM can't change.
         not_updatable: Vec<JsonPointer>,
         /// When to ask after it, if it is not settled.
@@ -303,7 +304,8 @@ impl Failure {
         retry::asked(&self.status)
     }
 
-    /// What a person reads: the call and what the driver said.
+    /// What a person reads: the call, what the driver said, and what can be done where the wait is for a
+    /// person to end.
     pub fn message(&self) -> String {
         let said = self.said();
         if self.disposition == Disposition::AwaitCapacity {

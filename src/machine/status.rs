@@ -11,7 +11,7 @@ use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
     OperationState, OperationType,
 };
-use crate::configured_driver::CircuitOpen;
+use crate::configured_driver::{CircuitOpen, StableReachability};
 use crate::identity;
 use crate::machine::credentials::Credentials;
 use crate::machine::outcome::{Blocked, HURRY, Outcome};
@@ -89,8 +89,8 @@ fn draft(
         | Outcome::RemoveFinalizer(_) => {
             return draft.status;
         }
-        Outcome::Waiting(_) => {
-            draft.unpaused();
+        Outcome::Waiting(again) => {
+            draft.goes_on(*again);
             draft.deletion_waits();
             return draft.status;
         }
@@ -115,10 +115,10 @@ fn draft(
         }
         Outcome::Provisioned(vm) => draft.provisioned(vm),
         Outcome::UpToDate {
-            reachable,
+            reachability,
             not_updatable,
             again,
-        } => draft.kept(*reachable, not_updatable, *again),
+        } => draft.kept(reachability, not_updatable, *again),
         Outcome::Updated => draft.updated(),
         Outcome::Failed(failure) => draft.failed(failure, moment),
         Outcome::NoSecrets { during, cause } => draft.no_secrets(*during, &cause.to_string(), moment),
@@ -181,6 +181,7 @@ impl Draft<'_> {
     /// Paused. A deletion says so as well: it stands still, whatever it said before, and the
     /// machine is not ready any more.
     fn paused(&mut self, block: &Blocked) {
+        self.calls_nothing();
         self.set(conditions::PAUSED, State::True, block.reason, &block.message);
         if self.machine.metadata.deletion_timestamp.is_some() {
             self.set(conditions::DELETING, State::True, block.reason, &block.message);
@@ -193,6 +194,27 @@ impl Draft<'_> {
         self.set(conditions::PAUSED, State::False, reason::NOT_PAUSED, "");
         self.status.failure_reason = None;
         self.status.failure_message = None;
+    }
+
+    /// While no call is planned, there is no time of the next one: the one that was said would be read as one,
+    /// and a later process would wait for it though what kept the machine was put right.
+    fn calls_nothing(&mut self) {
+        if let Some(last) = &mut self.status.last_operation {
+            last.next_retry_time = None;
+        }
+    }
+
+    /// It waits for the time of its next try. Where a pause has taken that back, it is said again.
+    fn goes_on(&mut self, again: Option<Duration>) {
+        let was_paused = conditions::is_true(&self.status.conditions, conditions::PAUSED);
+        self.unpaused();
+        let next = again.and_then(|again| self.now.checked_add(again).ok());
+        if let Some(last) = &mut self.status.last_operation
+            && was_paused
+            && last.state == OperationState::Failed
+        {
+            last.next_retry_time = next.map(Time);
+        }
     }
 
     /// Takes back that it is paused, where that was said.
@@ -269,6 +291,7 @@ impl Draft<'_> {
 
     fn blocked(&mut self, block: &Blocked) {
         self.working();
+        self.calls_nothing();
         let state = State::from(block.condition == conditions::DELETING);
         self.set(block.condition, state, block.reason, &block.message);
         if block.condition == conditions::DELETING {
@@ -389,19 +412,33 @@ impl Draft<'_> {
         }
     }
 
-    fn kept(&mut self, reachable: Option<bool>, not_updatable: &[JsonPointer], again: Option<Duration>) {
+    fn kept(
+        &mut self,
+        reachability: &StableReachability,
+        not_updatable: &[JsonPointer],
+        again: Option<Duration>,
+    ) {
         self.working();
-        if reachable == Some(false) {
-            let message = "the driver does not answer; the VM is left as it is";
-            self.set(
-                conditions::DRIVER_REACHABLE,
-                State::False,
-                Code::Unavailable.name(),
-                message,
-            );
-        } else if reachable == Some(true) && (again.is_none() || !self.is_without_secrets()) {
-            self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
-        } // Else nothing is settled, or it answers and could not be asked after this VM: still open.
+        let shown = conditions::get(&self.status.conditions, conditions::DRIVER_REACHABLE);
+        let shown = shown.map(|shown| shown.reason.as_str());
+        match reachability {
+            // Said once: an outage whose reason changes is not worth a write of a fleet each time.
+            StableReachability::Unreachable(_) if shown == Some(Code::Unavailable.name()) => {}
+            StableReachability::Unreachable(why) => {
+                let message = format!("the driver can't be reached: {why}; the VM is left as it is");
+                let code = Code::Unavailable.name();
+                self.set(conditions::DRIVER_REACHABLE, State::False, code, &message);
+            }
+            StableReachability::Reachable if again.is_none() || !self.is_without_secrets() => {
+                self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+            }
+            // It is configured again, and has said what it can do.
+            StableReachability::Unsettled if shown == Some(reason::DRIVER_NOT_CONFIGURED) => {
+                self.set(conditions::DRIVER_REACHABLE, State::True, reason::REACHABLE, "");
+            }
+            // Nothing is settled, or it answers and could not be asked after this VM: still open.
+            StableReachability::Reachable | StableReachability::Unsettled => {}
+        }
         if not_updatable.is_empty() {
             self.up_to_date();
         } else {

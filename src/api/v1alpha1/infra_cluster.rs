@@ -54,6 +54,34 @@ use crate::api::{cluster_api::ApiEndpoint, schema};
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
         description = "Why, or why not"
     ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        description = "What exactly",
+        priority = "1"
+    ),
+    printcolumn(
+        name = "Reachable",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"DriverReachable\")].status",
+        description = "Whether the drivers of the Cluster can be reached",
+        priority = "1"
+    ),
+    printcolumn(
+        name = "Zones",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"FailureDomainsUpToDate\")].reason",
+        description = "Whether the failure domains are the driver's, or why not",
+        priority = "1"
+    ),
+    printcolumn(
+        name = "Paused",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Paused\")].status",
+        description = "Whether the provider does nothing for it",
+        priority = "1"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]

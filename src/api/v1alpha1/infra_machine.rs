@@ -88,6 +88,20 @@ use crate::api::{bounded, schema};
         priority = "1"
     ),
     printcolumn(
+        name = "Reachable",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"DriverReachable\")].status",
+        description = "Whether the driver can be reached",
+        priority = "1"
+    ),
+    printcolumn(
+        name = "Paused",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Paused\")].status",
+        description = "Whether the provider does nothing for it",
+        priority = "1"
+    ),
+    printcolumn(
         name = "Next Try",
         type_ = "string",
         json_path = ".status.lastOperation.nextRetryTime",

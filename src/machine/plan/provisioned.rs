@@ -89,7 +89,7 @@ pub fn plan_provisioned(
         .into();
     }
     Outcome::UpToDate {
-        reachable: driver.reachable,
+        reachability: driver.reachability.clone(),
         not_updatable,
         again,
     }

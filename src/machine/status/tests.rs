@@ -9,7 +9,7 @@ use super::*;
 use crate::api::labels;
 use crate::apiserver::InvalidSecret;
 use crate::identity::InvalidSpec;
-use crate::machine::fixtures::{MachineFixture, at, machine, now, world};
+use crate::machine::fixtures::{MachineFixture, at, machine, now, reachability, world};
 use crate::machine::outcome::Failure;
 use crate::machine::plan::Plan;
 use crate::retry::Stage;
@@ -39,6 +39,11 @@ fn condition<'a>(status: &'a InfraMachineStatus, type_: &str) -> &'a Condition {
 fn state_of<'a>(status: &'a InfraMachineStatus, type_: &str) -> (&'a str, &'a str) {
     let condition = condition(status, type_);
     (condition.status.as_str(), condition.reason.as_str())
+}
+
+#[track_caller]
+fn message_of<'a>(status: &'a InfraMachineStatus, type_: &str) -> &'a str {
+    condition(status, type_).message.as_str()
 }
 
 fn failed(stage: Stage, code: Code) -> Outcome {
@@ -74,7 +79,7 @@ fn refused() -> Outcome {
 
 fn kept(not_updatable: &[&str]) -> Outcome {
     Outcome::UpToDate {
-        reachable: Some(true),
+        reachability: reachability(Some(true)),
         not_updatable: not_updatable.iter().map(|path| path.parse().unwrap()).collect(),
         again: None,
     }
@@ -432,7 +437,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
         );
     }
     let kept = |reachable| Outcome::UpToDate {
-        reachable,
+        reachability: reachability(reachable),
         not_updatable: Vec::new(),
         again: None,
     };
@@ -440,6 +445,19 @@ fn a_call_that_a_driver_does_not_answer_is_not_told_of_a_machine_that_is_up() {
     lost.status = Some(after(&lost, &kept(Some(false)), moment()));
     let shown = |status: &InfraMachineStatus| state_of(status, conditions::DRIVER_REACHABLE).0.to_owned();
     assert_eq!(shown(lost.status.as_ref().unwrap()), "False");
+    let message = |status: &InfraMachineStatus| message_of(status, conditions::DRIVER_REACHABLE);
+    let expected = "the driver can't be reached: refused; the VM is left as it is";
+    assert_eq!(message(lost.status.as_ref().unwrap()), expected);
+    let later = Outcome::UpToDate {
+        reachability: StableReachability::Unreachable("timed out".into()),
+        not_updatable: Vec::new(),
+        again: None,
+    };
+    assert_eq!(
+        Some(after(&lost, &later, moment())),
+        lost.status,
+        "a fleet is not written for another word on the same outage"
+    );
     assert_eq!(shown(&after(&lost, &kept(None), moment())), "False");
     assert_eq!(shown(&after(&lost, &kept(Some(true)), moment())), "True");
     assert_eq!(shown(&after(&up().build(), &kept(None), moment())), "True");
@@ -479,7 +497,7 @@ fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_i
     up.status = Some(after(&up, &no_secrets(OperationType::Create), moment()));
     assert_eq!(shown(up.status.as_ref().unwrap()), without);
     let waiting = Outcome::UpToDate {
-        reachable: Some(true),
+        reachability: reachability(Some(true)),
         not_updatable: Vec::new(),
         again: Some(Duration::from_secs(5)),
     };
@@ -550,6 +568,66 @@ fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
     assert!(
         matches!(plan, Plan::Execute(crate::machine::plan::Step::Provision(_))),
         "{plan:?}"
+    );
+}
+
+/// A time that has passed, or at which nothing is called, would send its reader the wrong way.
+#[test]
+fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_is_again() {
+    let mut held = machine().identified().build();
+    held.status = Some(after(&held, &failed(Stage::Create, Code::Unavailable), moment()));
+    let next = |status: &InfraMachineStatus| {
+        let last = status.last_operation.as_ref().unwrap();
+        assert_eq!(last.state, OperationState::Failed, "what was tried is kept");
+        last.next_retry_time.as_ref().map(|next| next.0)
+    };
+    assert_eq!(next(held.status.as_ref().unwrap()), Some(at(40)));
+    let not_configured = blocked(world().driver_not_configured().plan(machine().identified()));
+    assert_eq!(next(&after(&held, &not_configured, moment())), None);
+    held.status = Some(after(&held, &blocked(world().paused().plan(machine())), moment()));
+    assert_eq!(next(held.status.as_ref().unwrap()), None);
+    let waiting = Outcome::Waiting(Some(Duration::from_secs(30)));
+    let unpaused = after(&held, &waiting, moment());
+    assert_eq!(next(&unpaused), Some(at(40)));
+    held.status = Some(unpaused.clone());
+    assert_eq!(
+        after(
+            &held,
+            &waiting,
+            Moment {
+                now: at(20),
+                ..moment()
+            }
+        ),
+        unpaused
+    );
+}
+
+/// A process that was started without a driver, and again with it, need not wait for what failed before.
+#[test]
+fn a_machine_whose_driver_is_configured_again_is_tried_at_once() {
+    let mut held = machine().identified().build();
+    let not_configured = blocked(world().driver_not_configured().plan(machine().identified()));
+    held.status = Some(after(&held, &failed(Stage::Create, Code::Unavailable), moment()));
+    held.status = Some(after(&held, &not_configured, moment()));
+    let status = held.status.clone().unwrap();
+    let plan = world().plan(machine().identified().status(|shown| *shown = status));
+    assert!(
+        matches!(plan, Plan::Execute(crate::machine::plan::Step::Provision(_))),
+        "{plan:?}"
+    );
+    let mut up = machine().provisioned().build();
+    let not_configured = blocked(world().driver_not_configured().plan(machine().provisioned()));
+    up.status = Some(after(&up, &not_configured, moment()));
+    let back = Outcome::UpToDate {
+        reachability: reachability(None),
+        not_updatable: Vec::new(),
+        again: None,
+    };
+    let back = after(&up, &back, moment());
+    assert_eq!(
+        state_of(&back, conditions::DRIVER_REACHABLE),
+        ("True", reason::REACHABLE)
     );
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::cluster_api::ClusterSpec;
 use crate::api::v1alpha1::{InfraMachineRemediationSpec, InfraMachineRemediationStatus, RemediationStrategy};
-use crate::configured_driver::KnownDriver;
+use crate::configured_driver::{KnownDriver, StableReachability};
 use cmi_driver::{Capabilities, Code, Status};
 
 const TIMEOUT: i64 = 60;
@@ -74,7 +74,7 @@ fn driver(offers: bool, is_current: bool) -> DriverState {
         is_current,
         create_timeout: Duration::from_secs(1),
         create_settle_time: Duration::from_secs(1),
-        reachable: Some(true),
+        reachability: StableReachability::Reachable,
     })
 }
 

@@ -1,6 +1,7 @@
 //! Plans for a VM that was handed to Cluster API.
 
 use super::*;
+use crate::machine::fixtures::reachability;
 use crate::machine::runtime_state::LookUpHint;
 
 #[track_caller]
@@ -21,7 +22,7 @@ fn update(plan: Plan) -> Update {
 
 fn kept(reachable: impl Into<Option<bool>>, again: Option<u64>) -> Outcome {
     Outcome::UpToDate {
-        reachable: reachable.into(),
+        reachability: reachability(reachable.into()),
         not_updatable: Vec::new(),
         again: again.map(Duration::from_secs),
     }

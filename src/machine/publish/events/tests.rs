@@ -176,7 +176,7 @@ fn what_only_takes_its_time_is_not_said() {
         again: Duration::ZERO,
     };
     let kept = Outcome::UpToDate {
-        reachable: Some(false),
+        reachability: reachability(Some(false)),
         not_updatable: vec!["/disk".parse().unwrap()],
         again: None,
     };
