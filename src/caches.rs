@@ -67,6 +67,17 @@ impl Caches {
         self.clusters.get(&ObjectRef::new(name).within(namespace))
     }
 
+    /// The InfraCluster of a Cluster, if it is one of ours and there.
+    pub fn infra_cluster_of(&self, cluster: &Cluster) -> Option<Arc<DeserializeGuard<InfraCluster>>> {
+        let infra = cluster.spec.infrastructure_ref.as_ref()?;
+        if infra.api_group != api::GROUP || infra.kind != "InfraCluster" {
+            return None;
+        }
+        let namespace = cluster.metadata.namespace.as_deref()?;
+        self.infra_clusters
+            .get(&ObjectRef::new(&infra.name).within(namespace))
+    }
+
     /// The drivers that made the machines of a Cluster, by name.
     pub fn drivers_of(&self, cluster: &Cluster) -> BTreeSet<String> {
         let (namespace, name) = (&cluster.metadata.namespace, cluster.metadata.name.as_ref());

@@ -13,7 +13,9 @@ use kube::api::{Api, Patch};
 use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 
-use self::plan::{Connectivity, Observed, Plan, Transition, Zones, plan, report_connectivity, status};
+use self::plan::{
+    Connectivity, Observed, Plan, Transition, Zones, new_failure, plan, report_connectivity, status,
+};
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::InfraCluster;
@@ -24,7 +26,7 @@ use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, Sta
 use crate::driver_query::{Query, QueryResult, Wake};
 use crate::reconciler::{Again, REFRESH, Reconciler};
 use crate::retry::Stage;
-use cmi_driver::{Capabilities, Code, ListZonesRequest, ProviderSpec, tags};
+use cmi_driver::{Capabilities, Code, ListZonesRequest, Operation, ProviderSpec, tags};
 
 /// What every reconcile works with.
 pub struct Context {
@@ -192,11 +194,28 @@ async fn publish(
     }
     let now = Timestamp::now();
     let after = status(infra, plan, zones, now);
+    let failure =
+        new_failure(infra, &after, zones).map(|(reason, message)| (reason.to_owned(), message.to_owned()));
     let (after, transition) = match connectivity {
         Some(connectivity) => report_connectivity(infra, after, zones, connectivity, now),
         None => (after, None),
     };
     publish_status(&api, &metadata, infra.status.as_ref(), &after).await?;
+    if let Some((reason, text)) = failure {
+        tracing::warn!(
+            infra_cluster = format!("{namespace}/{name}"),
+            code = reason,
+            why = text,
+            "the driver can't be asked for failure domains"
+        );
+        let note = Note {
+            warning: true,
+            reason,
+            action: Operation::ListZones.name(),
+            text,
+        };
+        ctx.events.publish(infra, note).await;
+    }
     if let Some(transition) = transition {
         ctx.events.publish(infra, note(transition)).await;
     }

@@ -225,7 +225,7 @@ impl Controllers {
             filtered.clone(),
             writers.infra_clusters,
             slim,
-            self.on_waiting(self.clusters.clone()),
+            self.on_infra_cluster(),
         );
         let templates = watch(
             self.api(),

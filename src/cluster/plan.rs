@@ -119,6 +119,26 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
     draft.status
 }
 
+/// Why the driver can't be asked for failure domains, where the status after a plan is the first to say so:
+/// reason and message. An outage of a Cluster that is in use is none of it: it is reported when it lasts.
+pub fn new_failure<'a>(
+    infra: &InfraCluster,
+    after: &'a InfraClusterStatus,
+    zones: &Zones,
+) -> Option<(&'a str, &'a str)> {
+    let before = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let shown = |conditions: &'a [Condition]| {
+        let shown = conditions::get(conditions, conditions::FAILURE_DOMAINS_UP_TO_DATE)?;
+        (shown.status == State::False.as_str()).then_some((shown.reason.as_str(), shown.message.as_str()))
+    };
+    let (reason, message) = shown(&after.conditions)?;
+    let is_said = conditions::get(before, conditions::FAILURE_DOMAINS_UP_TO_DATE)
+        .is_some_and(|shown| shown.status == State::False.as_str() && shown.reason == reason);
+    let is_outage = matches!(zones, Zones::Failed(error) if error.code().is_outage());
+    let is_in_use = after.initialization.is_some();
+    (!is_said && !(is_outage && is_in_use)).then_some((reason, message))
+}
+
 /// Whether the drivers of a Cluster can be reached, as their probes have said for a while.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Connectivity {
@@ -451,6 +471,29 @@ mod tests {
             &later.conditions,
             conditions::DRIVER_REACHABLE
         ));
+    }
+
+    #[test]
+    fn a_driver_that_cannot_be_asked_for_failure_domains_is_news_once_for_each_reason() {
+        let now = Timestamp::UNIX_EPOCH;
+        let mut infra = annotated("other");
+        let mut news = |zones: Zones| {
+            let after = status(&infra, &provision(), &zones, now);
+            let news = new_failure(&infra, &after, &zones).map(|(reason, _)| reason.to_owned());
+            infra.status = Some(after);
+            news
+        };
+        let failed = |code| Zones::Failed(Status::new(code, "no"));
+        let gone = || Zones::NotConfigured("there is no driver `a`".to_owned());
+        assert_eq!(news(gone()).as_deref(), Some(reason::DRIVER_NOT_CONFIGURED));
+        assert_eq!(news(gone()), None);
+        assert_eq!(news(failed(Code::Unavailable)).as_deref(), Some("Unavailable"));
+        assert_eq!(news(Zones::None), None);
+        assert_eq!(news(failed(Code::Unavailable)), None, "it is in use");
+        assert_eq!(
+            news(failed(Code::PermissionDenied)).as_deref(),
+            Some("PermissionDenied")
+        );
     }
 
     /// One that is away for good is reported once, and so is its end; a short outage,

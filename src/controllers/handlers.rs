@@ -13,7 +13,7 @@ use super::trigger::Trigger;
 use super::watch::{CacheUpdate, Change, fingerprint, on_own, uid};
 use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine};
-use crate::api::v1alpha1::InfraMachine;
+use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{self, DeserializeGuard, labels};
 use crate::caches::{cluster_owners, machine_owner};
 use crate::machine::{self, LookUpHint};
@@ -235,6 +235,36 @@ impl Controllers {
         }
     }
 
+    /// Machines that wait for an InfraCluster say why it is not provisioned.
+    pub(super) fn on_infra_cluster(
+        &self,
+    ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraCluster>>) + Send + 'static {
+        let on_waiting = self.on_waiting(self.clusters.clone());
+        let (machines, caches) = (self.machines.clone(), self.caches.clone());
+        move |update| {
+            on_waiting(update);
+            let says_another_reason = |change: &&Change<_>| match change {
+                Change::Updated { before, now } => why_not_provisioned(before) != why_not_provisioned(now),
+                Change::Added(_) | Change::Deleted(_) => false,
+            };
+            for change in update.changes.iter().filter(says_another_reason) {
+                let infra = change.object().meta();
+                let (namespace, owners) = (infra.namespace.as_deref(), cluster_owners(infra));
+                let names: HashSet<_> = owners.map(|owner| owner.name.as_str()).collect();
+                let waits = |meta: &ObjectMeta| {
+                    let label = meta.labels.as_ref().and_then(|all| all.get(labels::CLUSTER_NAME));
+                    meta.namespace.as_deref() == namespace
+                        && label.is_some_and(|name| names.contains(name.as_str()))
+                };
+                for guarded in caches.infra_machines.state() {
+                    if waits(guarded.meta()) {
+                        machines.send(ObjectRef::from_obj(&*guarded));
+                    }
+                }
+            }
+        }
+    }
+
     /// What is reconciled for itself, and may stand in the queue of a driver until it is gone.
     pub(super) fn on_waiting<K>(&self, trigger: Trigger<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
     where
@@ -360,6 +390,10 @@ fn what_counts_of_a_cluster(cluster: &Cluster) -> u64 {
         endpoint.map(|endpoint| (&endpoint.host, endpoint.port)),
         deleting,
     ))
+}
+
+fn why_not_provisioned(guarded: &DeserializeGuard<InfraCluster>) -> Option<&str> {
+    guarded.0.as_ref().ok()?.why_not_provisioned()
 }
 
 fn infra_machine_of(machine: &Machine) -> ObjectRef<DeserializeGuard<InfraMachine>> {

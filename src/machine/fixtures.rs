@@ -259,6 +259,7 @@ pub struct World {
     owner: Machine,
     owner_is: OwnerIs,
     pub cluster: Option<Cluster>,
+    infra_cluster: Option<String>,
     capabilities: Capabilities,
     is_current: bool,
     reachable: Option<bool>,
@@ -293,6 +294,7 @@ pub fn world() -> World {
         owner: Machine::new("m1", owner),
         owner_is: OwnerIs::There,
         cluster: Some(cluster),
+        infra_cluster: None,
         capabilities: Capabilities {
             operations: Operation::ALL.into_iter().collect(),
             hot_updatable: vec!["/size".parse().unwrap()],
@@ -350,6 +352,20 @@ impl World {
         if let Some(cluster) = &mut self.cluster {
             cluster.status = None;
         }
+        self
+    }
+
+    /// The InfraCluster of the Cluster is there, and not provisioned for this reason, if it says one.
+    pub fn infra_cluster_not_ready(mut self, reason: Option<&str>) -> Self {
+        self = self.cluster_not_ready();
+        if let Some(cluster) = &mut self.cluster {
+            cluster.spec.infrastructure_ref = Some(ObjectReference {
+                api_group: GROUP.to_owned(),
+                kind: "InfraCluster".to_owned(),
+                name: "c".to_owned(),
+            });
+        }
+        self.infra_cluster = reason.map(str::to_owned);
         self
     }
 
@@ -535,6 +551,7 @@ impl World {
                 OwnerIs::None => Owner::None,
             },
             cluster: self.cluster.as_ref(),
+            infra_cluster: self.infra_cluster.as_deref(),
             cluster_id: self.cluster.as_ref().map(|_| "c-1".to_owned()),
             driver: driver.as_ref(),
             violation: self.violation.clone(),

@@ -31,6 +31,7 @@ pub struct Gathered {
     named_owner: bool,
     owner: Option<Arc<Machine>>,
     cluster: Option<Arc<Cluster>>,
+    infra_cluster: Option<String>,
     cluster_id: Option<String>,
     driver: Resolved,
     violation: Option<String>,
@@ -58,11 +59,16 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let state = ctx
         .states
         .get_or_restore(uid, || restored(machine, now, instant, inputs));
+    let infra_cluster = cluster
+        .as_deref()
+        .and_then(|cluster| ctx.caches.infra_cluster_of(cluster))
+        .and_then(|infra| Some(infra.0.as_ref().ok()?.why_not_provisioned()?.to_owned()));
     Gathered {
         named_owner: machine_owner(&machine.metadata).is_some(),
         inputs,
         owner,
         cluster,
+        infra_cluster,
         cluster_id,
         connection_generation: driver
             .as_ref()
@@ -86,6 +92,7 @@ impl Gathered {
                 (None, false) => Owner::None,
             },
             cluster: self.cluster.as_deref(),
+            infra_cluster: self.infra_cluster.as_deref(),
             cluster_id: self.cluster_id.clone(),
             driver: self.driver.as_ref().map(|(_, state)| state),
             violation: self.violation.clone(),

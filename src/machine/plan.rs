@@ -46,6 +46,8 @@ pub struct Observed<'a> {
     pub owner: Owner<'a>,
     /// The Cluster it belongs to, when it is there.
     pub cluster: Option<&'a Cluster>,
+    /// Why the Cluster's InfraCluster is not provisioned, in a word, where it says so.
+    pub infra_cluster: Option<&'a str>,
     /// The id that drivers know the Cluster by; `None` without a Cluster.
     pub cluster_id: Option<String>,
     /// What is known of its configured driver; there may be none, or not for this namespace.
@@ -145,13 +147,13 @@ fn plan_normal(machine: &InfraMachine, seen: &Observed<'_>) -> Plan {
     {
         return blocked(None, conditions::READY, reason::NOT_REFERRED_TO, message);
     }
-    let bootstrap = match bootstrap_of(owner, cluster) {
+    let bootstrap = match bootstrap_of(owner, cluster, seen.infra_cluster) {
         // A VM that is there needs none.
         _ if machine.is_provisioned() || adoption != Adoption::None => None,
         Ok(name) => Some(name.to_owned()),
         Err((reason, message)) => {
             let ownership = ownership.if_missing(machine);
-            return blocked(ownership, conditions::READY, reason, message.to_owned());
+            return blocked(ownership, conditions::READY, reason, message);
         }
     };
     let driver = match seen.driver {
@@ -273,17 +275,39 @@ fn left_for_good(machine: &InfraMachine) -> Plan {
 }
 
 /// The Secret with the bootstrap data, once a machine may be made; else the reason to wait, and in words.
-fn bootstrap_of<'a>(owner: &'a Machine, cluster: &Cluster) -> Result<&'a str, (&'static str, &'static str)> {
+fn bootstrap_of<'a>(
+    owner: &'a Machine,
+    cluster: &Cluster,
+    why_not: Option<&str>,
+) -> Result<&'a str, (&'static str, String)> {
     if !cluster.infrastructure_is_provisioned() {
         return Err((
             reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE,
-            "waiting for the Cluster's infrastructure to be provisioned",
+            infrastructure_is_missing(cluster, why_not),
         ));
     }
-    owner.spec.bootstrap.data_secret_name.as_deref().ok_or((
-        reason::WAITING_FOR_BOOTSTRAP_DATA,
-        "waiting for spec.bootstrap.dataSecretName of the Machine",
-    ))
+    owner.spec.bootstrap.data_secret_name.as_deref().ok_or_else(|| {
+        (
+            reason::WAITING_FOR_BOOTSTRAP_DATA,
+            "waiting for spec.bootstrap.dataSecretName of the Machine".to_owned(),
+        )
+    })
+}
+
+/// Which object a machine waits for, and why that is not ready, in a word: its message may change at each
+/// try, and a fleet waits for it.
+fn infrastructure_is_missing(cluster: &Cluster, why_not: Option<&str>) -> String {
+    let Some(infra) = &cluster.spec.infrastructure_ref else {
+        return "waiting for spec.infrastructureRef of the Cluster, which names no infrastructure".to_owned();
+    };
+    let waiting = format!(
+        "waiting for the {} `{}` to be provisioned",
+        infra.kind, infra.name
+    );
+    match why_not {
+        Some(reason) => format!("{waiting}, which says {reason}: see its conditions"),
+        None => waiting,
+    }
 }
 
 fn plan_provisioning(

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{SecretReference, TemplateMetadata};
-use crate::api::{cluster_api::ApiEndpoint, schema};
+use crate::api::{cluster_api::ApiEndpoint, conditions, schema};
 
 /// The infrastructure of a Cluster.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema, Validate)]
@@ -105,6 +105,23 @@ pub struct InfraClusterSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[garde(dive)]
     pub secret_ref: Option<SecretReference>,
+}
+
+impl InfraCluster {
+    /// Why no machine may be made, in a word; nothing where machines may be made, or it was not said yet.
+    pub fn why_not_provisioned(&self) -> Option<&str> {
+        let status = self.status.as_ref()?;
+        let initialization = status.initialization.as_ref();
+        if initialization.and_then(|initialization| initialization.provisioned) == Some(true) {
+            return None;
+        }
+        let shown = if conditions::is_true(&status.conditions, conditions::PAUSED) {
+            conditions::PAUSED
+        } else {
+            conditions::READY
+        };
+        Some(conditions::get(&status.conditions, shown)?.reason.as_str())
+    }
 }
 
 fn endpoint(_: &mut schemars::SchemaGenerator) -> schemars::Schema {

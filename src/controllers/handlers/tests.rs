@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use super::super::watch::CacheWriter;
 use super::super::{Options, Writers, caches};
 use super::*;
-use crate::api::v1alpha1::{InfraCluster, InfraMachineTemplate};
+use crate::api::conditions;
+use crate::api::v1alpha1::InfraMachineTemplate;
 use crate::configured_driver::tests::{FakeDriver, driver_with_one_permit};
 use crate::configured_driver::{ConfiguredDrivers, Priority, Requester, Waker};
 use crate::leadership::Leadership;
@@ -22,6 +23,7 @@ struct Watched {
     machines: CacheWriter<Machine>,
     clusters: CacheWriter<Cluster>,
     infra_machines: CacheWriter<DeserializeGuard<InfraMachine>>,
+    infra_clusters: CacheWriter<DeserializeGuard<InfraCluster>>,
     templates: CacheWriter<DeserializeGuard<InfraMachineTemplate>>,
     woken: Box<dyn FnMut() -> BTreeSet<String>>,
 }
@@ -78,13 +80,14 @@ fn watched() -> Watched {
         clusters,
         infra_machines,
         infra_machine_templates,
-        infra_clusters: _,
+        infra_clusters,
     } = writers;
     Watched {
         controllers,
         machines: CacheWriter::new(machines),
         clusters: CacheWriter::new(clusters),
         infra_machines: CacheWriter::new(infra_machines),
+        infra_clusters: CacheWriter::new(infra_clusters),
         templates: CacheWriter::new(infra_machine_templates),
         woken: Box::new(woken),
     }
@@ -101,6 +104,13 @@ impl Watched {
     fn cluster(&mut self, event: &Event<Cluster>) -> BTreeSet<String> {
         if let Some(update) = self.clusters.take(event) {
             (self.controllers.on_cluster())(&update);
+        }
+        (self.woken)()
+    }
+
+    fn infra_cluster(&mut self, event: &Event<DeserializeGuard<InfraCluster>>) -> BTreeSet<String> {
+        if let Some(update) = self.infra_clusters.take(event) {
+            (self.controllers.on_infra_cluster())(&update);
         }
         (self.woken)()
     }
@@ -216,6 +226,38 @@ async fn a_cluster_that_goes_away_wakes_all_that_belonged_to_it() {
     let mut unseen = settled();
     unseen.cluster(&Event::Init);
     assert_eq!(unseen.cluster(&Event::InitDone), all);
+}
+
+/// They say why it is not provisioned, and nothing else of it.
+#[tokio::test]
+async fn an_infra_cluster_wakes_its_machines_when_it_says_another_reason_why_it_is_not_provisioned() {
+    let mut watched = settled();
+    let infra_cluster = |version: u32, reason: &str, message: &str, provisioned: bool| {
+        let owner = json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "name": "c", "uid": "u-c",
+        });
+        let ready = json!({
+            "type": conditions::READY, "status": "False", "reason": reason, "message": message,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        });
+        Event::Apply(read(
+            "ic",
+            version,
+            &json!({
+                "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster", "spec": {},
+                "metadata": {"ownerReferences": [owner]},
+                "status": {"conditions": [ready], "initialization": {"provisioned": provisioned}},
+            }),
+        ))
+    };
+    watched.infra_cluster(&infra_cluster(1, "Unavailable", "a", false));
+    let said_again = watched.infra_cluster(&infra_cluster(2, "Unavailable", "b", false));
+    assert_eq!(said_again, set([]));
+    let another = watched.infra_cluster(&infra_cluster(3, "DriverNotConfigured", "b", false));
+    assert_eq!(another, set(["machine m"]));
+    watched.infra_cluster(&infra_cluster(4, "Unavailable", "b", true));
+    let provisioned = watched.infra_cluster(&infra_cluster(5, "Aborted", "b", true));
+    assert_eq!(provisioned, set([]));
 }
 
 #[tokio::test]

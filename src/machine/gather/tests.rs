@@ -79,6 +79,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
         named_owner: false,
         owner: None,
         cluster: None,
+        infra_cluster: None,
         cluster_id: None,
         driver: Err(ResolveError::NoneConfigured),
         rival: Rival::None,

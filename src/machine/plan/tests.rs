@@ -267,6 +267,20 @@ fn without_its_cluster_a_machine_is_left() {
 }
 
 #[test]
+fn a_machine_that_waits_for_the_infrastructure_names_it_and_the_reason_that_it_gives() {
+    let message = |world: World| blocked(world.plan(machine())).message;
+    assert_eq!(
+        message(world().infra_cluster_not_ready(Some("DriverNotConfigured"))),
+        "waiting for the InfraCluster `c` to be provisioned, which says DriverNotConfigured: see its conditions"
+    );
+    assert_eq!(
+        message(world().infra_cluster_not_ready(None)),
+        "waiting for the InfraCluster `c` to be provisioned"
+    );
+    assert!(message(world().cluster_not_ready()).contains("spec.infrastructureRef"));
+}
+
+#[test]
 fn a_machine_is_left_alone_while_it_or_its_cluster_is_paused() {
     let block = blocked(world().paused().plan(machine().annotated(labels::PAUSED, "")));
     assert_eq!(
