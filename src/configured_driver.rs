@@ -117,13 +117,18 @@ impl ConfiguredDriver {
             settings.namespaces.are_several(),
         ));
         let counted = Arc::clone(&permits);
-        caller.metrics.permits(&name, move || counted.load().map(load));
+        let metrics = Arc::clone(&caller.metrics);
+        metrics.driver_configured(&name);
+        metrics.permits(&name, move || counted.load().map(load));
+        let driver = GuardedDriver::new(caller, Arc::clone(&prober), &settings.limits);
+        let breakers = Arc::clone(driver.breakers());
+        metrics.breakers(&name, move || breakers.count());
         Self {
             name,
             namespaces: settings.namespaces,
             create_timeout: settings.limits.timeouts.of(Operation::CreateMachine),
             create_settle_time: settings.create_settle_time,
-            driver: GuardedDriver::new(caller, Arc::clone(&prober), &settings.limits),
+            driver,
             prober,
             stable_reachability: watch::Sender::new(StableReachability::Unsettled),
             permits,

@@ -28,6 +28,7 @@ use self::trigger::Trigger;
 use self::watch::{slim, slim_infra_machine, slim_machine, watch};
 use crate::admission::AdmissionPolicies;
 use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::conditions::reason;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, labels};
 use crate::apiserver::Events;
@@ -262,17 +263,34 @@ impl Controllers {
         &self.caches
     }
 
-    /// Counts the machines by phase, from the cache.
+    /// Counts the machines by phase, driver, namespace and reason, from the cache.
     pub fn machine_counter(&self) -> impl Fn() -> Vec<MachineCount> + Send + Sync + 'static {
         let machines = self.caches.infra_machines.clone();
         move || {
-            let phases = machines
-                .state()
-                .into_iter()
-                .map(|guarded| guarded.0.as_ref().map_or("Invalid", machine::phase));
-            let mut counts = BTreeMap::from(machine::PHASES.map(|phase| (phase, 0)));
-            phases.for_each(|phase| *counts.entry(phase).or_default() += 1);
-            counts.into_iter().collect()
+            let machines = machines.state();
+            let mut counts = BTreeMap::new();
+            for guarded in &machines {
+                let namespace = guarded.meta().namespace.as_deref().unwrap_or_default();
+                let key = match &guarded.0 {
+                    Ok(machine) => (
+                        machine::phase(machine),
+                        machine::driver_name(machine),
+                        namespace,
+                        machine::phase_reason(machine),
+                    ),
+                    Err(_) => ("Invalid", "", namespace, reason::UNREADABLE),
+                };
+                *counts.entry(key).or_default() += 1;
+            }
+            let count =
+                |((phase, driver, namespace, reason), count): ((_, &str, &str, &str), _)| MachineCount {
+                    phase,
+                    driver: driver.to_owned(),
+                    namespace: namespace.to_owned(),
+                    reason: reason.to_owned(),
+                    count,
+                };
+            counts.into_iter().map(count).collect()
         }
     }
 

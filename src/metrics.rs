@@ -1,8 +1,8 @@
 //! What is counted and timed, in the text form that Prometheus reads.
 //!
 //! Labels are values of enums and names out of the configuration, never names of objects: their number
-//! is bounded whatever happens in the cluster. The namespace of orphans is the one exception: it is that
-//! of a Cluster that has some.
+//! is bounded whatever happens in the cluster. Namespaces are the one exception: those of machines, and of
+//! Clusters that have orphans.
 
 mod collectors;
 mod labels;
@@ -21,7 +21,8 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use self::collectors::{
-    CountMachines, CountPermits, Drivers, MachinesByPhase, OrphanCounts, Orphans, PermitsByPriority,
+    BreakersByState, CountBreakers, CountMachines, CountPermits, Drivers, MachinesByPhase, OrphanCounts,
+    Orphans, PermitsByPriority,
 };
 use self::labels::{CallLabels, DriverInfoLabels, DriverLabel, KindLabel, OperationLabels, ReconcileLabels};
 use cmi_driver::{Code, Operation};
@@ -85,8 +86,34 @@ pub enum OrphanReason {
     Duplicate,
 }
 
-/// The phase of machines and how many are in it.
-pub type MachineCount = (&'static str, u64);
+/// The phases that machines are counted by, beside `Invalid`.
+pub const PHASES: [&str; 5] = ["Pending", "Provisioned", "NotReady", "Failed", "Deleting"];
+
+/// Machines that have all of this in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MachineCount {
+    /// Where they stand in their lives.
+    pub phase: &'static str,
+    /// The driver that they name, or that has their VMs; empty where none is known yet.
+    pub driver: String,
+    /// Their namespace.
+    pub namespace: String,
+    /// The reason of the condition that says why they are in this phase; empty where none says it yet.
+    pub reason: String,
+    /// How many there are.
+    pub count: u64,
+}
+
+/// How the creates of a driver are held back for want of capacity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BreakerCount {
+    /// Classes of which no create is made.
+    pub open: u64,
+    /// Classes of which one machine tries, or few.
+    pub half_open: u64,
+    /// Machines that wait for capacity.
+    pub waiting: u64,
+}
 
 /// Everything this process counts. Recording is cheap and never blocks on a scrape.
 pub struct Metrics {
@@ -99,6 +126,7 @@ pub struct Metrics {
     reachable: Family<DriverLabel, Gauge>,
     drivers: Arc<Mutex<BTreeMap<String, DriverInfoLabels>>>,
     permits: Arc<Mutex<BTreeMap<String, CountPermits>>>,
+    breakers: Arc<Mutex<BTreeMap<String, CountBreakers>>>,
     orphans: Arc<Mutex<BTreeMap<String, OrphanCounts>>>,
     leader: Gauge,
     guarded: Gauge,
@@ -106,6 +134,15 @@ pub struct Metrics {
 }
 
 impl Kind {
+    const ALL: [Self; 6] = [
+        Self::InfraMachine,
+        Self::InfraMachineTemplate,
+        Self::InfraCluster,
+        Self::Node,
+        Self::InfraMachineRemediation,
+        Self::Machine,
+    ];
+
     /// As the API writes it; the label of metrics.
     pub const fn name(self) -> &'static str {
         match self {
@@ -130,6 +167,8 @@ impl OrphanReason {
 }
 
 impl Outcome {
+    const ALL: [Self; 4] = [Self::Success, Self::Requeue, Self::Error, Self::Conflict];
+
     const fn label(self) -> &'static str {
         match self {
             Self::Success => "success",
@@ -159,6 +198,7 @@ impl Metrics {
             reachable: Family::default(),
             drivers: Arc::default(),
             permits: Arc::default(),
+            breakers: Arc::default(),
             orphans: Arc::default(),
             leader: Gauge::default(),
             guarded: Gauge::default(),
@@ -167,6 +207,7 @@ impl Metrics {
         metrics.register_reconciles();
         metrics.register_driver();
         metrics.register_process();
+        metrics.begin_reconciles();
         metrics
     }
 
@@ -214,6 +255,8 @@ impl Metrics {
         self.registry
             .register_collector(Box::new(PermitsByPriority(Arc::clone(&self.permits))));
         self.registry
+            .register_collector(Box::new(BreakersByState(Arc::clone(&self.breakers))));
+        self.registry
             .register_collector(Box::new(Orphans(Arc::clone(&self.orphans))));
     }
 
@@ -232,6 +275,28 @@ impl Metrics {
         self.registry.register("build", "What runs here", build);
     }
 
+    /// A counter that appears with its first failure hides that: what increases from nothing has not
+    /// increased.
+    fn begin_reconciles(&self) {
+        for kind in Kind::ALL {
+            for outcome in Outcome::ALL {
+                let labels = ReconcileLabels {
+                    kind: kind.name(),
+                    outcome: outcome.label(),
+                };
+                drop(self.reconciles.get_or_create(&labels));
+            }
+        }
+    }
+
+    /// A driver is configured: all its calls with all their codes are counted from nought.
+    pub fn driver_configured(&self, driver: &str) {
+        let codes = Code::ALL.into_iter().map(Some).chain([None]);
+        for (operation, code) in codes.flat_map(|code| Operation::ALL.map(|operation| (operation, code))) {
+            drop(self.calls.get_or_create(&call_labels(driver, operation, code)));
+        }
+    }
+
     /// A reconcile ended.
     pub fn reconciled(&self, kind: Kind, outcome: Outcome, took: Duration) {
         let labels = ReconcileLabels {
@@ -246,16 +311,11 @@ impl Metrics {
 
     /// A driver answered: with success when there is no code.
     pub fn driver_called(&self, driver: &str, operation: Operation, code: Option<Code>, took: Duration) {
-        let operation = operation.name();
-        let labels = CallLabels {
-            driver: driver.to_owned(),
-            operation,
-            code: code.map_or("OK", Code::name),
-        };
+        let labels = call_labels(driver, operation, code);
         self.calls.get_or_create(&labels).inc();
         let labels = OperationLabels {
             driver: labels.driver,
-            operation,
+            operation: labels.operation,
         };
         self.call_seconds
             .get_or_create(&labels)
@@ -280,6 +340,14 @@ impl Metrics {
     /// Says how the permits of a driver are counted. It is asked at each scrape.
     pub fn permits(&self, driver: &str, count: impl Fn() -> [PermitCount; 2] + Send + Sync + 'static) {
         self.permits
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(driver.to_owned(), Box::new(count));
+    }
+
+    /// Says how the circuit breakers of a driver stand. It is asked at each scrape.
+    pub fn breakers(&self, driver: &str, count: impl Fn() -> BreakerCount + Send + Sync + 'static) {
+        self.breakers
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(driver.to_owned(), Box::new(count));
@@ -335,6 +403,14 @@ impl Metrics {
     }
 }
 
+fn call_labels(driver: &str, operation: Operation, code: Option<Code>) -> CallLabels {
+    CallLabels {
+        driver: driver.to_owned(),
+        operation: operation.name(),
+        code: code.map_or("OK", Code::name),
+    }
+}
+
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Metrics").finish_non_exhaustive()
@@ -375,9 +451,66 @@ mod tests {
     fn machines_are_counted_at_each_scrape() {
         let metrics = Metrics::new();
         assert!(!metrics.encode().contains("capcmi_machines"));
-        metrics.machines(|| vec![("Provisioned", 7), ("Deleting", 1)]);
-        assert_line(&metrics, r#"capcmi_machines{phase="Provisioned"} 7"#);
-        assert_line(&metrics, r#"capcmi_machines{phase="Deleting"} 1"#);
+        metrics.machines(|| {
+            let count = |phase, reason: &str, count| MachineCount {
+                phase,
+                driver: "pool".to_owned(),
+                namespace: "ns".to_owned(),
+                reason: reason.to_owned(),
+                count,
+            };
+            vec![
+                count("Provisioned", "Ready", 7),
+                count("Pending", "ResourceExhausted", 1),
+            ]
+        });
+        assert_line(
+            &metrics,
+            r#"capcmi_machines{phase="Provisioned",driver="pool",namespace="ns",reason="Ready"} 7"#,
+        );
+        assert_line(
+            &metrics,
+            r#"capcmi_machines{phase="Pending",driver="pool",namespace="ns",reason="ResourceExhausted"} 1"#,
+        );
+        // One that is not there is no nought, and an alert on a minimum over time would not see the gap.
+        assert_line(&metrics, r#"capcmi_machines{phase="Deleting"} 0"#);
+    }
+
+    #[test]
+    fn a_counter_is_there_before_the_first_failure_so_that_its_increase_is_seen() {
+        let metrics = Metrics::new();
+        assert_line(
+            &metrics,
+            r#"capcmi_reconciles_total{kind="Node",outcome="error"} 0"#,
+        );
+        metrics.driver_configured("pool");
+        assert_line(
+            &metrics,
+            r#"capcmi_driver_calls_total{driver="pool",operation="CreateMachine",code="ResourceExhausted"} 0"#,
+        );
+        assert_line(
+            &metrics,
+            r#"capcmi_driver_calls_total{driver="pool",operation="CreateMachine",code="OK"} 0"#,
+        );
+    }
+
+    #[test]
+    fn the_breakers_of_a_driver_and_what_waits_for_capacity_are_counted_at_each_scrape() {
+        let metrics = Metrics::new();
+        metrics.breakers("pool", || BreakerCount {
+            open: 2,
+            half_open: 1,
+            waiting: 30,
+        });
+        assert_line(
+            &metrics,
+            r#"capcmi_driver_breakers{driver="pool",state="open"} 2"#,
+        );
+        assert_line(
+            &metrics,
+            r#"capcmi_driver_breakers{driver="pool",state="half-open"} 1"#,
+        );
+        assert_line(&metrics, r#"capcmi_driver_capacity_queue{driver="pool"} 30"#);
     }
 
     #[test]

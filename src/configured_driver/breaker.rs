@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use self::circuit::Circuit;
 pub(super) use self::key::{ClassKey, CredentialsKey};
 use super::waker::Waker;
+use crate::metrics::BreakerCount;
 use crate::retry;
 use cmi_driver::{Code, Status};
 
@@ -120,6 +121,20 @@ impl Breakers {
         if status.code() == Code::ResourceExhausted {
             self.on_exhausted(key, status, false);
         }
+    }
+
+    /// How many of them hold creates back, and how many machines wait.
+    pub(super) fn count(&self) -> BreakerCount {
+        let mut count = BreakerCount::default();
+        for circuit in self.lock().values() {
+            if circuit.is_open() {
+                count.open += 1;
+            } else {
+                count.half_open += 1;
+            }
+            count.waiting += circuit.waiting();
+        }
+        count
     }
 
     /// A VM that was made with these credentials is gone: there may be room for each of its classes.

@@ -21,7 +21,7 @@ use cmi_driver::{
 pub(super) struct GuardedDriver {
     caller: Caller,
     prober: Arc<Prober>,
-    breakers: Breakers,
+    breakers: Arc<Breakers>,
     tokens: TokenBucket,
 }
 
@@ -30,7 +30,7 @@ impl GuardedDriver {
         Self {
             caller,
             prober,
-            breakers: Breakers::default(),
+            breakers: Arc::default(),
             tokens: TokenBucket::new(limits.calls_per_second, limits.burst),
         }
     }
@@ -73,7 +73,7 @@ impl GuardedDriver {
         self.breakers.on_freed(&CredentialsKey::of(secrets));
     }
 
-    pub(super) fn breakers(&self) -> &Breakers {
+    pub(super) fn breakers(&self) -> &Arc<Breakers> {
         &self.breakers
     }
 

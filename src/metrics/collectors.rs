@@ -9,8 +9,11 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::labels::{DriverInfoLabels, OrphanLabels, PermitLabels, PhaseLabel};
-use super::{MachineCount, OrphanReason, PermitCount};
+use super::labels::{
+    BreakerLabels, DriverInfoLabels, DriverLabel, MachineLabels, OrphanLabels, PermitLabels, PhaseLabel,
+};
+use super::{BreakerCount, MachineCount, OrphanReason, PermitCount};
+use crate::metrics::PHASES;
 
 /// What the drivers say that they are: the last word of each.
 #[derive(Debug)]
@@ -20,6 +23,11 @@ pub(super) type CountPermits = Box<dyn Fn() -> [PermitCount; 2] + Send + Sync>;
 
 /// Counts the permits at each scrape, rather than keeping a count up to date.
 pub(super) struct PermitsByPriority(pub Arc<Mutex<BTreeMap<String, CountPermits>>>);
+
+pub(super) type CountBreakers = Box<dyn Fn() -> BreakerCount + Send + Sync>;
+
+/// Counts the circuit breakers at each scrape, rather than keeping a count up to date.
+pub(super) struct BreakersByState(pub Arc<Mutex<BTreeMap<String, CountBreakers>>>);
 
 /// How many orphans there are, by namespace and reason.
 pub(super) type OrphanCounts = BTreeMap<(String, OrphanReason), u64>;
@@ -38,11 +46,25 @@ impl Collector for MachinesByPhase {
         let Some(count) = self.0.get() else {
             return Ok(());
         };
-        let mut family =
-            encoder.encode_descriptor("machines", "InfraMachines by phase", None, MetricType::Gauge)?;
-        for (phase, machines) in count() {
-            let gauge = ConstGauge::new(i64::try_from(machines).unwrap_or(i64::MAX));
-            gauge.encode(family.encode_family(&PhaseLabel { phase })?)?;
+        let mut family = encoder.encode_descriptor(
+            "machines",
+            "InfraMachines by phase, driver, namespace and reason",
+            None,
+            MetricType::Gauge,
+        )?;
+        // A phase that no machine is in is shown as well: a gap is no nought.
+        for phase in PHASES {
+            ConstGauge::new(0_i64).encode(family.encode_family(&PhaseLabel { phase })?)?;
+        }
+        for machines in count() {
+            let gauge = ConstGauge::new(i64::try_from(machines.count).unwrap_or(i64::MAX));
+            let labels = MachineLabels {
+                phase: machines.phase,
+                driver: machines.driver,
+                namespace: machines.namespace,
+                reason: machines.reason,
+            };
+            gauge.encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }
@@ -80,6 +102,43 @@ impl Collector for PermitsByPriority {
             gauge.encode(family.encode_family(&labels)?)?;
         }
         Ok(())
+    }
+}
+
+impl Collector for BreakersByState {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts: Vec<_> = drivers.iter().map(|(name, count)| (name, count())).collect();
+        let held_back = "Classes of VMs whose creates are held back for want of capacity: `open` where none is \
+                         made, `half-open` where few are, to find out whether there is room";
+        let mut family = encoder.encode_descriptor("driver_breakers", held_back, None, MetricType::Gauge)?;
+        for (driver, count) in &counts {
+            for (state, classes) in [("open", count.open), ("half-open", count.half_open)] {
+                let labels = BreakerLabels {
+                    driver: (*driver).clone(),
+                    state,
+                };
+                let gauge = ConstGauge::new(i64::try_from(classes).unwrap_or(i64::MAX));
+                gauge.encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let waiting = "Machines that wait for capacity, behind the circuit breakers of a driver";
+        let mut family =
+            encoder.encode_descriptor("driver_capacity_queue", waiting, None, MetricType::Gauge)?;
+        for (driver, count) in &counts {
+            let labels = DriverLabel {
+                driver: (*driver).clone(),
+            };
+            let gauge = ConstGauge::new(i64::try_from(count.waiting).unwrap_or(i64::MAX));
+            gauge.encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for BreakersByState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BreakersByState")
     }
 }
 

@@ -44,6 +44,20 @@ pub(super) struct PhaseLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct MachineLabels {
+    pub phase: &'static str,
+    pub driver: String,
+    pub namespace: String,
+    pub reason: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct BreakerLabels {
+    pub driver: String,
+    pub state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct PermitLabels {
     pub driver: String,
     pub priority: &'static str,

@@ -65,6 +65,12 @@ async fn metrics_count_what_happened() -> Result<()> {
     let call = |name: &str, code: &str| {
         format!(r#"capcmi_driver_calls_total{{driver="simulated",operation="{name}",code="{code}"}}"#)
     };
+    let machines = |phase: &str, reason: &str| {
+        let namespace = &world.namespace;
+        format!(
+            r#"capcmi_machines{{phase="{phase}",driver="simulated",namespace="{namespace}",reason="{reason}"}}"#
+        )
+    };
     let exact = [
         (call("CreateMachine", "OK"), 3.0),
         (call("CreateMachine", "Aborted"), 1.0),
@@ -77,7 +83,7 @@ async fn metrics_count_what_happened() -> Result<()> {
             r#"capcmi_machine_provisioning_duration_seconds_count{driver="simulated"}"#.to_owned(),
             3.0,
         ),
-        (r#"capcmi_machines{phase="Provisioned"}"#.to_owned(), 2.0),
+        (machines("Provisioned", "Ready"), 2.0),
         (r#"capcmi_machines{phase="Deleting"}"#.to_owned(), 0.0),
         (r#"capcmi_machines{phase="Pending"}"#.to_owned(), 0.0),
         (r#"capcmi_driver_reachable{driver="simulated"}"#.to_owned(), 1.0),

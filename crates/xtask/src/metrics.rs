@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::markdown;
-use capcmi::metrics::{Kind, Metrics, OrphanReason, Outcome, PermitCount};
+use capcmi::metrics::{BreakerCount, Kind, MachineCount, Metrics, OrphanReason, Outcome, PermitCount};
 use cmi_driver::Operation;
 
 pub(crate) fn table() -> String {
@@ -38,11 +38,12 @@ pub(crate) fn table() -> String {
     markdown(&["Metric", "Type", "Labels", "Meaning"], &rows)
 }
 
-/// The labels of the first line about a metric.
+/// The labels of the line about a metric that has the most.
 fn labels(text: &str, name: &str) -> String {
     let line = text
         .lines()
-        .find(|line| line.starts_with(name) && line.contains('{'))
+        .filter(|line| line.starts_with(name) && line.contains('{'))
+        .max_by_key(|line| line.matches("=\"").count())
         .unwrap_or_default();
     let inside = line
         .split_once('{')
@@ -64,7 +65,16 @@ fn sample() -> Metrics {
     metrics.reconciled(Kind::InfraMachine, Outcome::Success, took);
     metrics.driver_called("driver", Operation::CreateMachine, None, took);
     metrics.provisioned("driver", took);
-    metrics.machines(|| vec![("Provisioned", 1)]);
+    metrics.machines(|| {
+        vec![MachineCount {
+            phase: "Provisioned",
+            driver: "driver".to_owned(),
+            namespace: "namespace".to_owned(),
+            reason: "Ready".to_owned(),
+            count: 1,
+        }]
+    });
+    metrics.breakers("driver", BreakerCount::default);
     metrics.driver_reachable("driver", true);
     metrics.permits("driver", || {
         ["upkeep", "create"].map(|priority| PermitCount {

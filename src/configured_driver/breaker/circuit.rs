@@ -118,6 +118,11 @@ impl Circuit {
         self.waiting.insert(number, Waiter { uid, waker });
     }
 
+    /// How many machines wait for it.
+    pub fn waiting(&self) -> u64 {
+        u64::try_from(self.waiting.len()).unwrap_or(u64::MAX)
+    }
+
     pub fn on_exhausted(&mut self, asked: Option<Duration>, counted: bool, now: Instant) {
         self.in_flight -= u32::from(counted);
         let was_open = match self.state {

@@ -6,13 +6,11 @@ use jiff::Timestamp;
 
 use crate::api::conditions;
 use crate::api::v1alpha1::InfraMachine;
+use crate::identity;
 use crate::machine::Context;
 use crate::machine::gather::Gathered;
 
-/// The phases that machines are counted by.
-pub const PHASES: [&str; 5] = ["Pending", "Provisioned", "NotReady", "Failed", "Deleting"];
-
-/// The phase of a machine: where it stands in its life, one of [`PHASES`].
+/// The phase of a machine: where it stands in its life, one of [`crate::metrics::PHASES`].
 pub fn phase(machine: &InfraMachine) -> &'static str {
     let status = machine.status.as_ref();
     let ready = status.is_some_and(|status| conditions::is_true(&status.conditions, conditions::READY));
@@ -29,6 +27,25 @@ pub fn phase(machine: &InfraMachine) -> &'static str {
         (false, false, true, false) => "NotReady",
         (false, false, false, _) => "Pending",
     }
+}
+
+/// Why a machine is in its phase: the reason of the condition that says so; empty where none does yet.
+pub fn phase_reason(machine: &InfraMachine) -> &str {
+    let type_ = if machine.metadata.deletion_timestamp.is_some() {
+        conditions::DELETING
+    } else {
+        conditions::READY
+    };
+    let status = machine.status.as_ref();
+    let shown = status.and_then(|status| conditions::get(&status.conditions, type_));
+    shown.map_or("", |shown| shown.reason.as_str())
+}
+
+/// The driver that has a machine's VM, or that it names; empty where none is known yet.
+pub fn driver_name(machine: &InfraMachine) -> &str {
+    identity::recorded_driver(machine)
+        .or(machine.spec.driver.as_deref())
+        .unwrap_or_default()
 }
 
 /// Measures how long it took, when a machine has just come up.
