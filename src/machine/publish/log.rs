@@ -1,0 +1,98 @@
+//! The line of the log for what is new and wrong with a machine: as many as there are warning events.
+
+use super::phase::driver_name;
+use crate::api::conditions;
+use crate::api::v1alpha1::{InfraMachine, OperationType};
+use crate::apiserver::Note;
+use crate::machine::gather::Gathered;
+use crate::machine::outcome::{Outcome, RemovalReason};
+use cmi_driver::Operation;
+
+/// Logs a failure that has an event, since the log outlives that and is read across machines.
+pub fn failure(before: &InfraMachine, gathered: &Gathered, outcome: &Outcome, note: &Note) {
+    if !note.warning {
+        return;
+    }
+    let meta = &before.metadata;
+    let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
+    let resolved = gathered.configured_driver().map(|driver| driver.name());
+    tracing::warn!(
+        machine = format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default()),
+        driver = resolved.unwrap_or_else(|| driver_name(before)),
+        code = note.reason,
+        condition = condition(before, outcome),
+        action = note.action,
+        why = note.text,
+        "{}",
+        match outcome {
+            Outcome::RemoveFinalizer(_) => "a machine is let go by force",
+            _ => "a machine has failed",
+        }
+    );
+}
+
+/// The condition that shows it.
+fn condition(before: &InfraMachine, outcome: &Outcome) -> &'static str {
+    let is_up = before.is_provisioned();
+    match outcome {
+        Outcome::Blocked(block) => block.condition,
+        Outcome::Refused { .. } if is_up => conditions::VIRTUAL_MACHINE_UP_TO_DATE,
+        Outcome::Refused { .. } => conditions::VIRTUAL_MACHINE_CREATED,
+        Outcome::Failed(failure) => of_call(failure.during, Some(failure.operation), is_up),
+        Outcome::NoSecrets { during, .. } => of_call(*during, None, is_up),
+        Outcome::RemoveFinalizer(RemovalReason::Forced) => conditions::DELETING,
+        _ => conditions::READY,
+    }
+}
+
+fn of_call(during: OperationType, operation: Option<Operation>, is_up: bool) -> &'static str {
+    match (during, operation) {
+        (OperationType::Delete, _) => conditions::DELETING,
+        (OperationType::Update, _) => conditions::VIRTUAL_MACHINE_UP_TO_DATE,
+        // A question after a VM that is up.
+        (OperationType::Create, _) if is_up => conditions::DRIVER_REACHABLE,
+        (OperationType::Create, Some(Operation::InitializeMachine)) => {
+            conditions::VIRTUAL_MACHINE_INITIALIZED
+        }
+        (OperationType::Create, _) => conditions::VIRTUAL_MACHINE_CREATED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::fixtures::{machine, world};
+    use crate::machine::outcome::Failure;
+    use crate::machine::plan::Plan;
+    use crate::retry::Stage;
+    use cmi_driver::{Code, Status};
+
+    #[test]
+    fn a_failure_is_logged_with_the_condition_that_shows_it() {
+        let failed =
+            |stage| Outcome::Failed(Box::new(Failure::new(stage, Status::new(Code::Internal, "no"))));
+        let (new, up) = (machine().build(), machine().provisioned().build());
+        for (before, outcome, expected) in [
+            (&new, failed(Stage::Create), conditions::VIRTUAL_MACHINE_CREATED),
+            (
+                &new,
+                failed(Stage::Initialize),
+                conditions::VIRTUAL_MACHINE_INITIALIZED,
+            ),
+            (&up, failed(Stage::Refresh), conditions::DRIVER_REACHABLE),
+            (&up, failed(Stage::Update), conditions::VIRTUAL_MACHINE_UP_TO_DATE),
+            (&up, failed(Stage::Delete), conditions::DELETING),
+            (
+                &up,
+                Outcome::RemoveFinalizer(RemovalReason::Forced),
+                conditions::DELETING,
+            ),
+        ] {
+            assert_eq!(condition(before, &outcome), expected, "{outcome:?}");
+        }
+        let Plan::Outcome(blocked) = world().driver_not_configured().plan(machine()) else {
+            panic!("it has no driver");
+        };
+        assert_eq!(condition(&new, &blocked), conditions::READY);
+    }
+}
