@@ -4,6 +4,7 @@
 mod error;
 mod events;
 mod merge_patch;
+mod outage_log;
 pub mod pages;
 pub mod secrets;
 mod status;
@@ -13,5 +14,6 @@ pub use error::Error;
 pub(crate) use events::tests::recorded;
 pub use events::{Events, Note};
 pub use merge_patch::{FIELD_MANAGER, merge_difference, patch_metadata, patch_params};
+pub use outage_log::OutageLog;
 pub use secrets::InvalidSecret;
 pub use status::publish_status;

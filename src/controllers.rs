@@ -9,6 +9,7 @@ mod outages;
 mod trigger;
 mod watch;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -294,19 +295,34 @@ impl Controllers {
         }
     }
 
-    /// Waits until all caches are filled once.
+    /// Waits until all caches are filled once. `missing` is told the kinds of those that are not, each time
+    /// that one is.
     ///
     /// # Errors
     /// A watch has ended, which only happens when the process does.
-    pub async fn synced(&self) -> Result<(), WriterDropped> {
-        self.caches.machines.wait_until_ready().await?;
-        self.caches.clusters.wait_until_ready().await?;
-        self.caches.infra_machines.wait_until_ready().await?;
-        self.caches.infra_machine_templates.wait_until_ready().await?;
-        if let Some(remediations) = &self.remediations {
-            remediations.cache.wait_until_ready().await?;
+    pub async fn synced(&self, missing: impl Fn(&str)) -> Result<(), WriterDropped> {
+        let caches = &self.caches;
+        let mut filling = vec![
+            filled(&caches.machines),
+            filled(&caches.clusters),
+            filled(&caches.infra_machines),
+            filled(&caches.infra_machine_templates),
+            filled(&caches.infra_clusters),
+        ];
+        filling.extend(
+            self.remediations
+                .iter()
+                .map(|remediations| filled(&remediations.cache)),
+        );
+        while !filling.is_empty() {
+            let kinds: Vec<_> = filling.iter().map(|(kind, _)| &**kind).collect();
+            missing(&kinds.join(", "));
+            let first = futures::future::select_all(filling.iter_mut().map(|(_, filled)| filled));
+            let (filled, place, _) = first.await;
+            filled?;
+            drop(filling.swap_remove(place));
         }
-        self.caches.infra_clusters.wait_until_ready().await
+        Ok(())
     }
 
     /// Runs the controllers. To be called once, when the caches are filled and this replica leads.
@@ -500,6 +516,16 @@ impl Controllers {
             None => in_pages(),
         }
     }
+}
+
+/// A kind, and when its cache is filled.
+type Filled<'a> = (Cow<'static, str>, BoxFuture<'a, Result<(), WriterDropped>>);
+
+fn filled<K>(cache: &Store<K>) -> Filled<'_>
+where
+    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+{
+    (K::kind(&()), cache.wait_until_ready().boxed())
 }
 
 /// Polls the reconciles of a controller until they end with it.

@@ -13,7 +13,7 @@ use kube::Resource;
 use kube::runtime::controller::Action;
 
 use crate::api::DeserializeGuard;
-use crate::apiserver::{Error, Events, Note};
+use crate::apiserver::{Error, Events, Note, OutageLog};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::metrics::{Kind, Metrics, Outcome};
 use crate::retry::{self, Delay, LONG_WAIT, LONGEST_ASKED, Stage};
@@ -24,6 +24,9 @@ const FORGOTTEN_AFTER: Duration = LONGEST_ASKED.saturating_mul(2);
 
 /// How often what a driver said of itself and of its classes is asked anew.
 pub const REFRESH: Duration = Duration::from_mins(10);
+
+/// While the API server is away every object that is reconciled meets that.
+static OUTAGE: OutageLog = OutageLog::new();
 
 /// One reconcile.
 ///
@@ -58,8 +61,15 @@ pub fn requeue<K: Resource<DynamicType = ()>>(kind: Kind, object: &K, error: &Er
             tracing::debug!(kind, name, %error, "reconciling again");
         }
         Error::Api { .. } | Error::Encode { .. } => {
+            let is_refusal = error.is_refusal();
             let error = error as &dyn std::error::Error;
-            tracing::warn!(kind, name, error, attempt, "reconciling failed");
+            if is_refusal {
+                tracing::warn!(kind, name, error, attempt, "reconciling failed");
+            } else if let Some(untold) = OUTAGE.failed() {
+                tracing::warn!(kind, name, error, attempt, "reconciling failed{untold}");
+            } else {
+                tracing::debug!(kind, name, error, attempt, "reconciling failed");
+            }
         }
     }
     Action::requeue(error.wait(attempt))

@@ -53,6 +53,16 @@ impl Error {
         }
     }
 
+    /// Whether the API server has answered, rather than been away: of that object alone it says something.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Api { source, .. } => {
+                matches!(&**source, kube::Error::Api(status) if !(500..600).contains(&status.code))
+            }
+            Self::Conflict { .. } | Self::Gone { .. } | Self::Encode { .. } => true,
+        }
+    }
+
     /// How long to wait before the next try, after this many failures in a row (from 1).
     pub fn wait(&self, attempt: u32) -> Duration {
         const CONFLICT: Backoff = Backoff {

@@ -17,6 +17,7 @@ use super::trigger::Trigger;
 use crate::api::cluster_api::Machine;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, bounded, labels};
+use crate::apiserver::OutageLog;
 
 /// What became of an object.
 #[derive(Clone, Debug)]
@@ -240,21 +241,31 @@ pub(super) async fn watch<K>(
     let mut cache_writer = CacheWriter::new(writer);
     let stream = watch_stream(api, config).modify(slim).default_backoff();
     let mut stream = std::pin::pin!(stream);
+    let outage = OutageLog::new();
     while let Some(event) = stream.next().await {
         match event {
             Ok(event) => {
+                if outage.answered() {
+                    tracing::info!(%kind, "watching again");
+                }
                 if let Some(update) = cache_writer.take(&event) {
                     notify(&update);
                 }
             }
             Err(error) if is_not_served(&error) => {
                 let group = K::group(&());
-                tracing::error!(
-                    "the API server does not serve the kind {kind} of {group}: install its definition, as docs/install.md says; trying again"
-                );
+                if let Some(untold) = outage.failed() {
+                    tracing::error!(
+                        "the API server does not serve the kind {kind} of {group}: install its definition, as docs/install.md says; trying again{untold}"
+                    );
+                }
             }
             Err(error) => {
-                tracing::warn!(%kind, error = &error as &dyn std::error::Error, "watching failed; trying again");
+                let error = &error as &dyn std::error::Error;
+                match outage.failed() {
+                    Some(untold) => tracing::warn!(%kind, error, "watching failed; trying again{untold}"),
+                    None => tracing::debug!(%kind, error, "watching failed; trying again"),
+                }
             }
         }
     }

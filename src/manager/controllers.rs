@@ -116,7 +116,7 @@ async fn until_done(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToke
 /// Waits until the caches are filled and this replica leads; false where it is to end before.
 async fn is_to_begin(context: &ControllerContext, controllers: &Controllers, caches: Pending) -> bool {
     let begin = async {
-        if let Err(error) = controllers.synced().await {
+        if let Err(error) = controllers.synced(|kinds| caches.because(kinds)).await {
             tracing::error!(%error, "a cache can't be filled");
             return false;
         }

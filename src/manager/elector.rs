@@ -22,6 +22,7 @@ use kube::{Api, Client};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use crate::apiserver::OutageLog;
 use crate::leadership::Leadership;
 use crate::telemetry::Chain;
 
@@ -106,6 +107,7 @@ pub(super) struct Elector {
     leases: Api<Lease>,
     election: Election,
     observed: Option<Observed>,
+    outage: OutageLog,
 }
 
 /// The lease as it was last seen to change.
@@ -138,6 +140,7 @@ impl Elector {
             leases: Api::namespaced(client, &election.namespace),
             election,
             observed: None,
+            outage: OutageLog::new(),
         }
     }
 
@@ -159,8 +162,8 @@ impl Elector {
         if asked_to_end && is_ours {
             match timeout(RELEASE_TIMEOUT, self.hand_over()).await {
                 Ok(Ok(())) => tracing::info!("the lease was handed over"),
-                Ok(Err(error)) => warn(&error),
-                Err(_elapsed) => warn(&ElectionError::TimedOut),
+                Ok(Err(error)) => self.warn(&error),
+                Err(_elapsed) => self.warn(&ElectionError::TimedOut),
             }
         }
     }
@@ -179,7 +182,7 @@ impl Elector {
                         last_holder = Some(holder);
                     }
                 }
-                Err(error) => warn(&error),
+                Err(error) => self.warn(&error),
             }
             sleep(self.pause()).await;
         }
@@ -204,14 +207,22 @@ impl Elector {
                     tracing::error!(holder, "the lease was taken");
                     return;
                 }
-                Ok(Err(error)) => warn(&error),
-                Err(_elapsed) => warn(&ElectionError::TimedOut),
+                Ok(Err(error)) => self.warn(&error),
+                Err(_elapsed) => self.warn(&ElectionError::TimedOut),
             }
         }
     }
 
     /// Takes or renews the lease if it is ours, free, or abandoned.
     async fn attempt(&mut self) -> Result<Attempt, ElectionError> {
+        let attempted = self.try_to_hold().await;
+        if attempted.is_ok() {
+            self.outage.answered();
+        }
+        attempted
+    }
+
+    async fn try_to_hold(&mut self) -> Result<Attempt, ElectionError> {
         // While it is ours, no other replica writes it: no need to read it first.
         if let Some(observed) = &self.observed
             && observed.holder() == Some(&self.election.identity)
@@ -348,6 +359,14 @@ impl Elector {
             .map_err(ElectionError::Write)
     }
 
+    /// Logs an error; one that lasts not each time.
+    fn warn(&self, error: &ElectionError) {
+        match self.outage.failed() {
+            Some(untold) => tracing::warn!(error = %Chain(error), "leader election{untold}"),
+            None => tracing::debug!(error = %Chain(error), "leader election"),
+        }
+    }
+
     /// The retry period and up to a fifth more, so that the replicas that wait do not all ask at once.
     fn pause(&self) -> Duration {
         let fraction = f64::from(u16::try_from(random() >> 48).unwrap_or(0)) / f64::from(u16::MAX);
@@ -380,10 +399,6 @@ fn whole_seconds(duration: Duration) -> i32 {
 /// The standard library keys its hash maps at random; no more is needed here.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
-}
-
-fn warn(error: &ElectionError) {
-    tracing::warn!(error = %Chain(error), "leader election");
 }
 
 #[cfg(test)]
