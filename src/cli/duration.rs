@@ -24,6 +24,9 @@ impl TryFrom<String> for WrittenDuration {
 /// Reads a time that is longer than nothing and no longer than a week.
 pub(super) fn parse(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is no time, such as `15s`, `1m30s` or `2h`");
+    if !is_as_go_writes_it(text) {
+        return Err(wrong());
+    }
     let signed: SignedDuration = text.parse().map_err(|_| wrong())?;
     let duration = Duration::try_from(signed).map_err(|_| wrong())?;
     if duration.is_zero() || duration > LONGEST {
@@ -32,6 +35,25 @@ pub(super) fn parse(text: &str) -> Result<Duration, String> {
         ));
     }
     Ok(duration)
+}
+
+/// Whether it is numbers, each with its unit and nothing between: of the many ways in which times can be
+/// written, the one that Kubernetes and its tools take.
+fn is_as_go_writes_it(text: &str) -> bool {
+    let mut rest = text;
+    while !rest.is_empty() {
+        let unit = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+        let is_number = unit.len() < rest.len();
+        // The longer one first.
+        let after = ["ms", "us", "ns", "µs", "h", "m", "s"]
+            .iter()
+            .find_map(|name| unit.strip_prefix(name));
+        match after {
+            Some(after) if is_number => rest = after,
+            Some(_) | None => return false,
+        }
+    }
+    !text.is_empty()
 }
 
 #[cfg(test)]
@@ -54,6 +76,22 @@ mod tests {
     fn nothing_negative_endless_or_without_a_unit_is_a_time() {
         for text in ["0s", "-1s", "15", "", "8d", "soon"] {
             assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_time_that_go_programs_would_not_read_is_refused_though_a_person_could() {
+        for text in [
+            "15 minutes",
+            "15min",
+            "PT15M",
+            "1h 30m",
+            "00:15:00",
+            "15 m",
+            "1h, 2m",
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(text) && error.contains("`1m30s`"), "{error}");
         }
     }
 }
