@@ -21,6 +21,21 @@ use cmi_driver::{
 };
 
 impl SimulatedDriver {
+    /// Lets the VMs vanish that a fault names. While nothing happens to a machine, a list is the only call
+    /// that concerns its VM.
+    fn vanish_unasked(&self, cluster: &str) -> Result<()> {
+        let vms = self.journal.read(|cloud, _| {
+            let vms = cloud.of_cluster(cluster).filter(|vm| vm.gone_at.is_none());
+            vms.map(|vm| (vm.id, vm.name.clone())).collect::<Vec<_>>()
+        })?;
+        for (id, name) in vms {
+            if self.faults.vanishes_unasked(&name) {
+                self.console().vanish(id)?;
+            }
+        }
+        Ok(())
+    }
+
     fn listed(&self, cluster: &str) -> Result<Vec<ListedMachine>> {
         let vms = self.journal.read(|cloud, now| {
             let visible = cloud
@@ -157,6 +172,7 @@ impl Driver for SimulatedDriver {
         let call = Call::of_class(Operation::ListMachines, &request.class);
         self.run(call, async {
             let spec = self.class_spec(Operation::ListMachines, &request.class, Tagged::Cluster)?;
+            self.vanish_unasked(spec.cluster())?;
             self.listed(spec.cluster())
         })
         .await

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use anyhow::Context as _;
 use garde::Validate;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
@@ -53,7 +54,8 @@ pub struct Fault {
     #[garde(range(max = 86_400_000))]
     pub carry_out_after_ms: Option<u64>,
     /// The machine's VM vanishes after the work was done, and the call answers as if nothing
-    /// were wrong. Default: false.
+    /// were wrong. Where `machine` is named, a ListMachines fits as well, which no longer shows the VM: so it
+    /// vanishes while nothing else is asked about it. Default: false.
     #[serde(default)]
     #[garde(skip)]
     pub vanish: bool,
@@ -170,6 +172,16 @@ impl Faults {
         from_file.or_else(|| self.configured.next(operation, machine))
     }
 
+    /// Whether the VM of this machine vanishes before it is listed. Counts the list as a call that fits.
+    pub fn vanishes_unasked(&self, machine: &str) -> bool {
+        let wanted = |fault: &Fault| {
+            fault.vanish && fault.machine.is_some() && fault.fits(Operation::ListMachines, machine)
+        };
+        let file = self.file.as_ref();
+        let from_file = file.and_then(|file| file.with_state(|set| set.next_of(wanted)));
+        from_file.or_else(|| self.configured.next_of(wanted)).is_some()
+    }
+
     /// Whether Probe has to say that the driver has not finished starting. Counts nothing.
     pub fn not_ready(&self) -> bool {
         let from_file = self.file.as_ref().is_some_and(FaultsFile::not_ready);
@@ -206,22 +218,21 @@ impl FaultsFile {
     }
 
     fn next(&self, operation: Operation, machine: &str) -> Option<Fault> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        self.refresh(&mut state);
-        state.set.next(operation, machine)
+        self.with_state(|set| set.next(operation, machine))
     }
 
     fn has(&self, fault: &Fault) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        self.refresh(&mut state);
-        state.set.has(fault)
+        self.with_state(|set| set.has(fault))
     }
 
-    fn refresh(&self, state: &mut FileState) {
+    /// What the faults say that the file has now.
+    fn with_state<T>(&self, ask: impl FnOnce(&Set) -> T) -> T {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = state.refresh(&self.path) {
             tracing::error!(path = %self.path.display(), error = format!("{error:#}"),
                 "the faults file is not valid; the faults of before stay");
         }
+        ask(&state.set)
     }
 
     fn not_ready(&self) -> bool {
@@ -237,7 +248,8 @@ impl FileState {
     /// Reads the file when it is another than the last time, and forgets the counts of the faults of before.
     /// A file that is not valid is looked at once.
     fn refresh(&mut self, path: &std::path::Path) -> anyhow::Result<()> {
-        let version = FileVersion::of(path)?;
+        let version = FileVersion::of(path)
+            .with_context(|| format!("`faultsFile` {} can't be looked at", path.display()))?;
         if version == self.seen {
             return Ok(());
         }
@@ -288,10 +300,17 @@ impl Set {
     }
 
     fn next(&self, operation: Operation, machine: &str) -> Option<Fault> {
+        // What vanishes when it is listed is asked for by name.
+        let is_list = operation == Operation::ListMachines;
+        self.next_of(|fault| fault.fits(operation, machine) && !(is_list && fault.vanish))
+    }
+
+    /// The first of these that happens; counts the call for each that fits and is not used up before it.
+    fn next_of(&self, wanted: impl Fn(&Fault) -> bool) -> Option<Fault> {
         let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         faults
             .iter_mut()
-            .filter(|(fault, _)| fault.fits(operation, machine))
+            .filter(|(fault, _)| wanted(fault))
             .find_map(|(fault, calls)| {
                 let used_up = fault
                     .count
@@ -305,14 +324,23 @@ impl Set {
     }
 }
 
+/// The faults of a file: a list of them as YAML, or as JSON, which is YAML as well.
 fn read(path: &std::path::Path) -> anyhow::Result<Vec<Fault>> {
-    let text = std::fs::read_to_string(path)?;
+    let named = || format!("`faultsFile` {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(|| format!("{} can't be read", named()))?;
     if text.trim().is_empty() {
         return Ok(Vec::new());
     }
-    let faults: Vec<Fault> = serde_saphyr::from_str(&text)?;
-    for fault in &faults {
-        fault.validate()?;
+    let faults: Vec<Fault> = serde_saphyr::from_str(&text).with_context(|| {
+        format!(
+            "{} is no list of faults, such as `[{{code: Unavailable}}]`",
+            named()
+        )
+    })?;
+    for (place, fault) in faults.iter().enumerate() {
+        fault
+            .validate()
+            .with_context(|| format!("{}: fault [{place}] is not valid", named()))?;
     }
     Ok(faults)
 }
@@ -416,6 +444,25 @@ mod tests {
         assert_eq!(code(), Some(Code::Unavailable));
         std::fs::remove_file(&path).unwrap();
         assert_eq!(code(), None);
+    }
+
+    #[test]
+    fn a_file_that_is_no_list_of_faults_is_named_with_what_is_wrong_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("faults.yaml");
+        for (text, wrong) in [
+            ("faults: []", "is no list of faults"),
+            ("[{codes: Unavailable}]", "codes"),
+            ("[{code: Aborted}, {machine: a}]", "fault [1]"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = Faults::new(Vec::new(), Some(path.clone())).err().unwrap();
+            let error = format!("{error:#}");
+            assert!(
+                error.contains(&path.display().to_string()) && error.contains(wrong),
+                "{error}"
+            );
+        }
     }
 
     #[test]

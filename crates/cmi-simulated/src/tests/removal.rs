@@ -59,6 +59,21 @@ async fn two_vms_of_one_machine_are_named_and_both_deleted() {
     assert!(driver.console().vms().unwrap().is_empty());
 }
 
+/// A failure to be rehearsed: nothing is asked about the VM of a machine that is well but by lists.
+#[tokio::test(start_paused = true)]
+async fn a_vm_that_nothing_else_is_asked_about_vanishes_when_it_is_listed() {
+    let driver = driver("{faults: [{machine: a, vanish: true, after: 1, count: 1}]}");
+    driver.console().plant(PlantedVm::new("c", "a", "a")).unwrap();
+    driver.console().plant(PlantedVm::new("c", "b", "b")).unwrap();
+    let mut lists = Vec::new();
+    for _ in 0..2 {
+        let list = driver.list(plain("b")).await.unwrap();
+        lists.push(list.into_iter().map(|(name, _)| name).collect::<Vec<_>>());
+    }
+    lists[0].sort();
+    assert_eq!(lists, [vec!["a", "b"], vec!["b"]]);
+}
+
 /// DRV-34, DRV-36, DRV-GS-05
 #[tokio::test(start_paused = true)]
 async fn the_list_has_every_vm_of_the_cluster_and_none_that_is_gone() {
