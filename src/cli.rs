@@ -4,6 +4,7 @@
 
 mod address;
 pub mod conformance;
+mod describe;
 mod driver;
 mod driver_kind;
 mod drivers;
@@ -56,6 +57,9 @@ enum Command {
     /// Look for VMs that no InfraMachine has.
     #[command(subcommand)]
     Orphans(orphans::OrphansCommand),
+    /// Print one page about a machine or a driver: what is known, and what to do next.
+    #[command(subcommand)]
+    Describe(describe::DescribeCommand),
     /// Print what a new InfraMachineTemplate means for the machines of a MachineDeployment.
     Plan(Box<plan::PlanArgs>),
     /// Migrate machines of machine-controller-manager to Cluster API, with their VMs.
@@ -114,6 +118,7 @@ pub fn main() -> ExitCode {
         Command::Driver(command) => block_on(&log, driver::execute(command)),
         Command::Drivers(command) => block_on(&log, drivers::execute(command)),
         Command::Orphans(command) => block_on(&log, orphans::execute(command)),
+        Command::Describe(command) => block_on(&log, describe::execute(command)),
         Command::Plan(args) => block_on(&log, plan::execute(*args)),
         Command::Migrate(args) => block_on(&log, migrate::execute(*args)),
         Command::Conformance(args) => block_on(&log, conformance::execute(*args)),

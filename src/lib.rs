@@ -14,6 +14,7 @@
 //!                                → reconciler → configured_driver, caches, identity, apiserver → retry, api
 //!                → runtime_extension → configured_driver, apiserver, hot_update
 //!            → migration → api
+//!            → describe → machine, credentials, configured_driver, identity, apiserver, api
 //!            → cmi-grpc, cmi-simulated, cmi-conformance → cmi-driver
 //! ```
 // Layer 0: what is talked about.
@@ -54,4 +55,5 @@ pub mod volume_drain; // pods with volumes, evicted one after the other
 // What puts them together, and runs them.
 pub mod cli; // the commands, and the one place that names concrete drivers
 pub mod controllers; // what is watched, and whom it wakes
+pub mod describe; // one page about a machine or a driver
 pub mod manager; // the process: election, health, metrics, an orderly end

@@ -261,11 +261,25 @@ const MAP: &[Rule] = &[
         // `cmi_grpc::connections` bounds its own ports, too.
         &["tonic", "prost", "cmi_simulated", "cmi_conformance"],
     ),
+    rule(
+        "describe",
+        &[
+            "api",
+            "apiserver",
+            "configured_driver",
+            "credentials",
+            "identity",
+            "machine",
+            "metrics",
+        ],
+        WIRE,
+    ),
     // The one place that names concrete drivers.
     rule(
         "cli",
         &[
             "api",
+            "describe",
             "retry",
             "configured_driver",
             "metrics",

@@ -8,6 +8,7 @@ mod codes;
 mod crash_points;
 mod diagnostics;
 mod ec2;
+mod explain;
 mod fallbacks;
 mod hanging;
 mod health_check;

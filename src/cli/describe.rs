@@ -1,0 +1,123 @@
+//! `capcmi describe`: one page about a machine or a driver.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use kube::Client;
+
+use super::run::api_server;
+use super::{CommandError, drivers};
+use crate::cli::terminal::say;
+use crate::configured_driver::ConfiguredDrivers;
+use crate::describe::{self, Scrape};
+use crate::manager;
+
+/// Print what is known of a machine or a driver, and what to do next, on one page. Changes nothing.
+#[derive(Debug, Subcommand)]
+pub(super) enum DescribeCommand {
+    /// A machine: its owners, conditions, last operation and next try, its driver, its VM, its events.
+    Machine(MachineArgs),
+    /// A driver: what it offers, its machines and Clusters, its calls, queue, breakers and orphans.
+    Driver(DriverArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct MachineArgs {
+    /// The InfraMachine, or its Machine.
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// Its namespace; without it, that of the kubeconfig.
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    #[command(flatten)]
+    sources: Sources,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DriverArgs {
+    /// The driver, as spec.driver names it.
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// Look at the machines and Clusters of this namespace; without it, at all.
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// File with what the leading replica shows at /metrics; `-` is the standard input.
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
+    #[command(flatten)]
+    sources: Sources,
+}
+
+/// Where what is printed is read.
+#[derive(Debug, Args)]
+struct Sources {
+    /// File with the drivers, to have the driver asked from here; without it, no driver is.
+    #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
+    drivers_config: Option<PathBuf>,
+    /// Kubeconfig; without it KUBECONFIG, ~/.kube/config, or the service account of the pod.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
+
+impl Sources {
+    fn drivers(&self) -> Result<Option<ConfiguredDrivers>, CommandError> {
+        let file = self.drivers_config.as_deref();
+        file.map(drivers::load_unelected).transpose()
+    }
+
+    /// The API server, and the namespace of the kubeconfig.
+    async fn client(&self) -> Result<(Client, String), CommandError> {
+        let config = api_server(self.kubeconfig.clone())
+            .await
+            .map_err(CommandError::Misconfigured)?;
+        let namespace = config.default_namespace.clone();
+        let client = manager::reading_client(config).map_err(CommandError::misconfigured)?;
+        Ok((client, namespace))
+    }
+}
+
+pub(super) async fn execute(command: DescribeCommand) -> Result<(), CommandError> {
+    match command {
+        DescribeCommand::Machine(args) => machine(args).await,
+        DescribeCommand::Driver(args) => driver(args).await,
+    }
+}
+
+async fn machine(args: MachineArgs) -> Result<(), CommandError> {
+    let drivers = args.sources.drivers()?;
+    let (client, own) = args.sources.client().await?;
+    let namespace = args.namespace.unwrap_or(own);
+    let gathered = describe::gather_machine(&client, drivers.as_ref(), &namespace, &args.name);
+    let facts = gathered.await.map_err(CommandError::failed)?;
+    say(describe::machine_page(&facts, Timestamp::now()).trim_end());
+    Ok(())
+}
+
+async fn driver(args: DriverArgs) -> Result<(), CommandError> {
+    let drivers = args.sources.drivers()?;
+    let scrape = args.metrics.as_deref().map(scrape).transpose()?;
+    let (client, _) = args.sources.client().await?;
+    let namespace = args.namespace.as_deref();
+    let gathered = describe::gather_driver(&client, drivers.as_ref(), namespace, &args.name, scrape);
+    let facts = gathered.await.map_err(CommandError::failed)?;
+    say(describe::driver_page(&facts, Timestamp::now()).trim_end());
+    Ok(())
+}
+
+fn scrape(path: &Path) -> Result<Scrape, CommandError> {
+    let read = || -> anyhow::Result<Scrape> {
+        let text = if path == Path::new("-") {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text)?;
+            text
+        } else {
+            std::fs::read_to_string(path)?
+        };
+        Ok(Scrape::read(&text)?)
+    };
+    let what = || format!("the metrics of {} can't be used", path.display());
+    read().with_context(what).map_err(CommandError::Misconfigured)
+}

@@ -1,0 +1,76 @@
+//! One page about a machine, or about a driver, for the person who has to put something right.
+//!
+//! What is known is gathered first; what the page says of it is pure. A part that can't be had is said to be
+//! missing and why, and keeps nothing else off the page.
+
+mod advice;
+mod driver;
+mod driver_page;
+mod events;
+mod machine;
+mod machine_page;
+mod owners;
+mod page;
+mod scrape;
+#[cfg(test)]
+mod tests;
+mod vm;
+
+pub use driver::{Configured, DriverAnswer, DriverFacts, gather as gather_driver};
+pub use driver_page::page as driver_page;
+pub use machine::{MachineFacts, gather as gather_machine};
+pub use machine_page::page as machine_page;
+pub use scrape::{InvalidScrape, Scrape};
+
+/// Why a page can't be made at all.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no such object.
+    #[error("there is no {kind} `{name}` in namespace `{namespace}`")]
+    NotFound {
+        /// What was looked for.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// Where.
+        namespace: String,
+    },
+    /// The Machine's VM is another provider's.
+    #[error("the Machine `{name}` refers to the {kind} `{infra}`, which is not of this provider")]
+    Foreign {
+        /// The Machine.
+        name: String,
+        /// The kind that it refers to.
+        kind: String,
+        /// What it refers to.
+        infra: String,
+    },
+    /// The object does not fit its definition.
+    #[error(
+        "the InfraMachine `{name}` can't be read: {why}; correct it, or delete it, and its VM goes with it"
+    )]
+    Unreadable {
+        /// Its name.
+        name: String,
+        /// Where and why.
+        why: String,
+    },
+    /// The API server refused or could not be reached.
+    #[error("{action} failed")]
+    Api {
+        /// What was being done.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+impl Error {
+    fn api(action: &'static str) -> impl Fn(kube::Error) -> Self {
+        move |error| Self::Api {
+            action,
+            source: Box::new(error),
+        }
+    }
+}

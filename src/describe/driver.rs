@@ -1,0 +1,200 @@
+//! What is gathered about a driver.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use kube::api::ListParams;
+use kube::{Client, Resource};
+use serde::de::DeserializeOwned;
+
+use super::Error;
+use super::events::{self, SeenEvent};
+use super::scrape::Scrape;
+use crate::api::bounded::Bounded;
+use crate::api::conditions::reason;
+use crate::api::v1alpha1::{InfraCluster, InfraMachine};
+use crate::api::{DeserializeGuard, Parts};
+use crate::apiserver::pages;
+use crate::configured_driver::{ConfiguredDrivers, Priority};
+use crate::machine::{driver_name, phase, phase_reason};
+use cmi_driver::{Capabilities, PluginInfo, Readiness, Status};
+
+/// The most InfraClusters that a page shows.
+const MOST_CLUSTERS: usize = 20;
+
+/// What is known about a driver.
+#[derive(Clone, Debug)]
+pub struct DriverFacts {
+    /// What `spec.driver` says.
+    pub name: String,
+    /// What the drivers file says of it; nothing without one.
+    pub configured: Option<Configured>,
+    /// What it says of itself, asked now.
+    pub answer: DriverAnswer,
+    /// Its machines by phase and reason.
+    pub machines: BTreeMap<(String, String), u64>,
+    /// Machines without a driver's name that may be its own, as the only one of their namespace.
+    pub unnamed: u64,
+    /// The InfraClusters that name it, or whose machines it has.
+    pub clusters: Vec<InfraCluster>,
+    /// How many of these there are that are not shown.
+    pub more_clusters: usize,
+    /// The newest events of VMs that nothing has, at whatever driver.
+    pub orphans: Result<Vec<SeenEvent>, String>,
+    /// What the running provider shows.
+    pub scrape: Option<Scrape>,
+}
+
+/// What the drivers file says of a driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Configured {
+    /// It is not in the file that was given.
+    No,
+    /// It is; how many calls may run at the same time.
+    Yes {
+        /// `maxConcurrentCalls`.
+        max_concurrent_calls: u32,
+    },
+}
+
+/// What a driver says of itself.
+#[derive(Clone, Debug)]
+pub enum DriverAnswer {
+    /// It was not asked.
+    NotAsked,
+    /// It does not answer.
+    Failed(Status),
+    /// This.
+    Says {
+        /// Name and version.
+        info: PluginInfo,
+        /// Whether it is ready.
+        readiness: Readiness,
+        /// What it offers.
+        capabilities: Arc<Capabilities>,
+    },
+}
+
+/// Reads what there is to know of a driver, in a namespace or in all. With `drivers`, it is asked what it is.
+///
+/// # Errors
+/// The machines can't be listed.
+pub async fn gather(
+    client: &Client,
+    drivers: Option<&ConfiguredDrivers>,
+    namespace: Option<&str>,
+    name: &str,
+    scrape: Option<Scrape>,
+) -> Result<DriverFacts, Error> {
+    let mut facts = DriverFacts {
+        name: name.to_owned(),
+        configured: configured(drivers, name),
+        answer: answer(drivers, name).await,
+        machines: BTreeMap::new(),
+        unnamed: 0,
+        clusters: Vec::new(),
+        more_clusters: 0,
+        orphans: Ok(Vec::new()),
+        scrape,
+    };
+    let mut of_machines = std::collections::BTreeSet::new();
+    let listed = each::<InfraMachine>(client, namespace, |machine| match driver_name(&machine) {
+        "" => facts.unnamed += 1,
+        driver if driver == name => {
+            let key = (phase(&machine).to_owned(), phase_reason(&machine).to_owned());
+            *facts.machines.entry(key).or_default() += 1;
+            let label = machine.metadata.labels.as_ref();
+            let cluster = label
+                .and_then(|all| all.get(crate::api::labels::CLUSTER_NAME))
+                .cloned();
+            of_machines.insert((machine.metadata.namespace.clone(), cluster));
+        }
+        _ => {}
+    });
+    listed.await.map_err(Error::api("listing the InfraMachines"))?;
+    let mut clusters = Vec::new();
+    let listed = each::<InfraCluster>(client, namespace, |infra| {
+        let label = infra.metadata.labels.as_ref();
+        let cluster = label
+            .and_then(|all| all.get(crate::api::labels::CLUSTER_NAME))
+            .cloned();
+        let has_machines =
+            cluster.is_some() && of_machines.contains(&(infra.metadata.namespace.clone(), cluster));
+        if has_machines || infra.spec.driver.as_deref() == Some(name) {
+            clusters.push(infra);
+        }
+    });
+    listed.await.map_err(Error::api("listing the InfraClusters"))?;
+    facts.more_clusters = clusters.len().saturating_sub(MOST_CLUSTERS);
+    clusters.truncate(MOST_CLUSTERS);
+    facts.clusters = clusters;
+    facts.orphans = orphans(client, namespace)
+        .await
+        .map_err(|error| error.to_string());
+    Ok(facts)
+}
+
+fn configured(drivers: Option<&ConfiguredDrivers>, name: &str) -> Option<Configured> {
+    Some(match drivers?.named(name) {
+        None => Configured::No,
+        Some(driver) => Configured::Yes {
+            max_concurrent_calls: driver.max_concurrent_calls(),
+        },
+    })
+}
+
+async fn answer(drivers: Option<&ConfiguredDrivers>, name: &str) -> DriverAnswer {
+    let Some(driver) = drivers.and_then(|drivers| drivers.named(name)) else {
+        return DriverAnswer::NotAsked;
+    };
+    let permit = driver.acquire(Priority::Upkeep, "capcmi describe").await;
+    let asked = async {
+        let readiness = Readiness::from_probe(permit.driver().probe().await)?;
+        let info = permit.driver().info().await?;
+        let capabilities = permit.ask_capabilities().await?;
+        Ok(DriverAnswer::Says {
+            info,
+            readiness,
+            capabilities,
+        })
+    };
+    asked.await.unwrap_or_else(DriverAnswer::Failed)
+}
+
+async fn orphans(client: &Client, namespace: Option<&str>) -> Result<Vec<SeenEvent>, kube::Error> {
+    let mut all = Vec::new();
+    for why in [
+        reason::VIRTUAL_MACHINE_ORPHANED,
+        reason::VIRTUAL_MACHINE_DUPLICATED,
+        reason::ORPHANS_NOT_LOOKED_FOR,
+    ] {
+        all.extend(events::of_reason(client, namespace, why).await?);
+    }
+    Ok(events::newest(all))
+}
+
+/// Every object of a kind that can be read, page by page.
+async fn each<K>(client: &Client, namespace: Option<&str>, mut look: impl FnMut(K)) -> Result<(), kube::Error>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+        + Parts
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug,
+{
+    let path = K::url_path(&(), namespace);
+    let looked = pages::each(
+        client,
+        &path,
+        ListParams::default(),
+        |Bounded(DeserializeGuard(object)): Bounded<DeserializeGuard<K>>| {
+            if let Ok(object) = object {
+                look(object);
+            }
+            ControlFlow::Continue(())
+        },
+    );
+    looked.await?;
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! What is gathered about a machine.
+
+use kube::api::Api;
+use kube::{Client, Resource as _};
+
+use super::Error;
+use super::events::{self, SeenEvent};
+use super::owners::{self, Owner};
+use super::vm::{self, SeenVm};
+use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::v1alpha1::{InfraCluster, InfraMachine};
+use crate::api::{DeserializeGuard, GROUP, labels};
+use crate::configured_driver::ConfiguredDrivers;
+
+/// What is known about a machine.
+#[derive(Clone, Debug)]
+pub struct MachineFacts {
+    /// The InfraMachine.
+    pub machine: InfraMachine,
+    /// Its owners, the nearest first.
+    pub owners: Vec<Owner>,
+    /// Its Cluster, where it can be had, or why not.
+    pub cluster: Result<SeenCluster, String>,
+    /// Its VM.
+    pub vm: SeenVm,
+    /// Its newest events and those of its Machine, or why they can't be had.
+    pub events: Result<Vec<SeenEvent>, String>,
+}
+
+/// What is known about a Cluster.
+#[derive(Clone, Debug)]
+pub struct SeenCluster {
+    /// Its name.
+    pub name: String,
+    /// Whether it is paused.
+    pub paused: bool,
+    /// Whether Cluster API takes its infrastructure for provisioned.
+    pub provisioned: bool,
+    /// Its InfraCluster, if it is of this provider, or why it can't be had.
+    pub infra: Option<Result<InfraCluster, String>>,
+}
+
+/// Reads what there is to know of an InfraMachine, given by its own name or by that of its Machine. With
+/// `drivers`, its driver is asked about its VM.
+///
+/// # Errors
+/// The object itself can't be had.
+pub async fn gather(
+    client: &Client,
+    drivers: Option<&ConfiguredDrivers>,
+    namespace: &str,
+    name: &str,
+) -> Result<MachineFacts, Error> {
+    let machine = infra_machine(client, namespace, name).await?;
+    let owners = owners::of(client, &machine.metadata).await;
+    let uids: Vec<_> = machine
+        .metadata
+        .uid
+        .iter()
+        .chain(
+            machine
+                .metadata
+                .owner_references
+                .iter()
+                .flatten()
+                .map(|owner| &owner.uid),
+        )
+        .cloned()
+        .collect();
+    let events = events::of(client, namespace, &uids).await;
+    Ok(MachineFacts {
+        cluster: cluster(client, &machine).await,
+        vm: vm::of(client, drivers, &machine).await,
+        events: events.map_err(|error| error.to_string()),
+        owners,
+        machine,
+    })
+}
+
+async fn infra_machine(client: &Client, namespace: &str, name: &str) -> Result<InfraMachine, Error> {
+    let api = Api::<DeserializeGuard<InfraMachine>>::namespaced(client.clone(), namespace);
+    let get = async |name: &str| {
+        let found = api
+            .get_opt(name)
+            .await
+            .map_err(Error::api("reading the InfraMachine"))?;
+        let read = |guarded: DeserializeGuard<InfraMachine>| {
+            guarded.0.map_err(|invalid| Error::Unreadable {
+                name: name.to_owned(),
+                why: invalid.error,
+            })
+        };
+        found.map(read).transpose()
+    };
+    if let Some(machine) = get(name).await? {
+        return Ok(machine);
+    }
+    let not_found = |kind| Error::NotFound {
+        kind,
+        name: name.to_owned(),
+        namespace: namespace.to_owned(),
+    };
+    let machines = Api::<Machine>::namespaced(client.clone(), namespace);
+    let found = machines
+        .get_opt(name)
+        .await
+        .map_err(Error::api("reading the Machine"))?;
+    let Some(owner) = found else {
+        return Err(not_found("InfraMachine or Machine"));
+    };
+    let reference = owner.spec.infrastructure_ref;
+    if reference.api_group != GROUP || reference.kind != InfraMachine::kind(&()) {
+        return Err(Error::Foreign {
+            name: name.to_owned(),
+            kind: reference.kind,
+            infra: reference.name,
+        });
+    }
+    get(&reference.name).await?.ok_or_else(|| Error::NotFound {
+        kind: "InfraMachine",
+        name: reference.name.clone(),
+        namespace: namespace.to_owned(),
+    })
+}
+
+async fn cluster(client: &Client, machine: &InfraMachine) -> Result<SeenCluster, String> {
+    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    let label = machine
+        .metadata
+        .labels
+        .as_ref()
+        .and_then(|all| all.get(labels::CLUSTER_NAME));
+    let Some(name) = label else {
+        return Err(format!("the object has no label {}", labels::CLUSTER_NAME));
+    };
+    let clusters = Api::<Cluster>::namespaced(client.clone(), namespace);
+    let found = clusters.get_opt(name).await;
+    let cluster = found
+        .map_err(|error| format!("the Cluster `{name}` can't be read: {error}"))?
+        .ok_or_else(|| format!("there is no Cluster `{name}` in namespace `{namespace}`"))?;
+    let reference = cluster.spec.infrastructure_ref.as_ref();
+    let ours = reference.filter(|infra| infra.api_group == GROUP && infra.kind == "InfraCluster");
+    let infra = match ours {
+        Some(reference) => Some(infra_cluster(client, namespace, &reference.name).await),
+        None => None,
+    };
+    Ok(SeenCluster {
+        name: name.clone(),
+        paused: cluster.is_paused(),
+        provisioned: cluster.infrastructure_is_provisioned(),
+        infra,
+    })
+}
+
+async fn infra_cluster(client: &Client, namespace: &str, name: &str) -> Result<InfraCluster, String> {
+    let api = Api::<DeserializeGuard<InfraCluster>>::namespaced(client.clone(), namespace);
+    let found = api.get_opt(name).await;
+    found
+        .map_err(|error| format!("the InfraCluster `{name}` can't be read: {error}"))?
+        .ok_or_else(|| format!("there is no InfraCluster `{name}`"))?
+        .0
+        .map_err(|invalid| format!("the InfraCluster `{name}` can't be read: {}", invalid.error))
+}

@@ -1,0 +1,71 @@
+//! The chain of owners of a machine, up to its Cluster.
+
+use kube::Client;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ObjectMeta};
+
+/// No chain of Cluster API is longer.
+const MOST: usize = 8;
+
+/// An owner, as far as it could be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Its kind.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// What is to be known of it.
+    pub state: OwnerState,
+}
+
+/// What is to be known of an owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnerState {
+    /// It is there; its phase, where it has one, and whether it is being deleted.
+    There {
+        /// `status.phase`.
+        phase: Option<String>,
+        /// Whether it is being deleted.
+        deleting: bool,
+    },
+    /// It is named and there is none, or another one of that name.
+    Gone,
+    /// It can't be read.
+    Unread(String),
+}
+
+/// The owners of an object, the nearest first, each the controller of the one before or, above
+/// those, the only one.
+pub(super) async fn of(client: &Client, meta: &ObjectMeta) -> Vec<Owner> {
+    let (mut chain, mut meta) = (Vec::new(), meta.clone());
+    while chain.len() < MOST {
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        let owners = meta.owner_references.unwrap_or_default();
+        let controller = owners.iter().find(|owner| owner.controller == Some(true));
+        let Some(owner) = controller.or(owners.first()).cloned() else {
+            break;
+        };
+        let (group, version) = owner
+            .api_version
+            .split_once('/')
+            .unwrap_or(("", &owner.api_version));
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &owner.kind));
+        let api = Api::<DynamicObject>::namespaced_with(client.clone(), &namespace, &resource);
+        let (state, above) = match api.get_opt(&owner.name).await {
+            Ok(Some(found)) if found.metadata.uid.as_deref() == Some(owner.uid.as_str()) => {
+                let phase = found.data["status"]["phase"].as_str().map(str::to_owned);
+                let deleting = found.metadata.deletion_timestamp.is_some();
+                (OwnerState::There { phase, deleting }, Some(found.metadata))
+            }
+            Ok(Some(_) | None) => (OwnerState::Gone, None),
+            Err(error) => (OwnerState::Unread(error.to_string()), None),
+        };
+        chain.push(Owner {
+            kind: owner.kind,
+            name: owner.name,
+            state,
+        });
+        let Some(above) = above else { break };
+        meta = above;
+    }
+    chain
+}

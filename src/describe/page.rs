@@ -1,0 +1,80 @@
+//! How a page is laid out: sections of rows, and times as a person reads them.
+
+use jiff::Timestamp;
+
+/// How far in the values of a section stand.
+const COLUMN: usize = 16;
+
+/// A page under construction.
+#[derive(Debug, Default)]
+pub(super) struct Page(String);
+
+impl Page {
+    /// Begins a section.
+    pub(super) fn section(&mut self, title: &str) {
+        if !self.0.is_empty() {
+            self.0.push('\n');
+        }
+        self.0.push_str(title);
+        self.0.push('\n');
+    }
+
+    /// A name and its value.
+    pub(super) fn row(&mut self, name: &str, value: &str) {
+        let text = format!("  {name:<COLUMN$}{}", one_line(value));
+        self.0.push_str(text.trim_end());
+        self.0.push('\n');
+    }
+
+    /// A line of a section.
+    pub(super) fn line(&mut self, text: &str) {
+        self.0.push_str("  ");
+        self.0.push_str(&one_line(text));
+        self.0.push('\n');
+    }
+
+    /// Lines in columns, each as wide as its widest cell; the last one as it is.
+    pub(super) fn table<const COLUMNS: usize>(&mut self, lines: &[[String; COLUMNS]]) {
+        let width = |column: usize| {
+            let cells = lines.iter().map(|line| line[column].chars().count());
+            cells.max().unwrap_or(0)
+        };
+        let widths: Vec<_> = (0..COLUMNS).map(width).collect();
+        for line in lines {
+            let cells = line.iter().zip(&widths);
+            let padded: Vec<_> = cells
+                .map(|(cell, width)| format!("{:<width$}", one_line(cell)))
+                .collect();
+            self.line(padded.join("  ").trim_end());
+        }
+    }
+
+    pub(super) fn text(self) -> String {
+        self.0
+    }
+}
+
+/// What others have written has no line ends of its own on the page.
+fn one_line(text: &str) -> String {
+    text.replace(['\n', '\r', '\t'], " ")
+}
+
+/// How long ago, in the largest unit that fits.
+pub(super) fn ago(then: Timestamp, now: Timestamp) -> String {
+    format!("{} ago", span(now.duration_since(then).as_secs()))
+}
+
+/// Between two moments, in the largest unit that fits.
+pub(super) fn span(seconds: i64) -> String {
+    match seconds.max(0) {
+        seconds @ 0..120 => format!("{seconds}s"),
+        seconds @ 120..7_200 => format!("{}m", seconds / 60),
+        seconds @ 7_200..172_800 => format!("{}h", seconds / 3_600),
+        seconds => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// A value, or that there is none.
+pub(super) fn or_none(text: &str) -> &str {
+    if text.is_empty() { "none" } else { text }
+}

@@ -1,0 +1,118 @@
+//! The VM of a machine, as its driver sees it now.
+
+use kube::Client;
+
+use crate::api::v1alpha1::InfraMachine;
+use crate::apiserver::secrets::SECRET_REF;
+use crate::configured_driver::{ConfiguredDrivers, Permit, Priority};
+use crate::{credentials, identity};
+use cmi_driver::{
+    Code, GetMachineStatusRequest, ListMachinesRequest, Machine, MachineClass, MachineRef, Operation,
+    ProviderSpec, Status,
+};
+
+/// What the driver says of the VM.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SeenVm {
+    /// It was not asked, for this reason.
+    NotAsked(String),
+    /// It sees this one.
+    There(Box<Machine>),
+    /// It sees this one, which is not initialized.
+    Uninitialized(Box<Machine>),
+    /// It sees none.
+    Absent,
+    /// It can't be asked about one VM, and its list has, or has not, one of the name.
+    Listed(Option<String>),
+    /// The call failed.
+    Failed {
+        /// Which one.
+        operation: Operation,
+        /// With which code.
+        code: Code,
+        /// In the driver's words.
+        message: String,
+    },
+}
+
+impl SeenVm {
+    fn failed(operation: Operation, status: &Status) -> Self {
+        Self::Failed {
+            operation,
+            code: status.code(),
+            message: status.message().to_owned(),
+        }
+    }
+}
+
+/// Asks the driver, by what the provider would ask with. Changes nothing.
+pub(super) async fn of(
+    client: &Client,
+    drivers: Option<&ConfiguredDrivers>,
+    machine: &InfraMachine,
+) -> SeenVm {
+    let Some(drivers) = drivers else {
+        let why = "name the drivers file with --drivers-config to have the driver asked";
+        return SeenVm::NotAsked(why.to_owned());
+    };
+    let namespace = machine.metadata.namespace.as_deref().unwrap_or_default();
+    let resolved = match identity::recorded_driver(machine) {
+        Some(name) => drivers.holder(name),
+        None => drivers.resolve(machine.spec.driver.as_deref(), namespace),
+    };
+    let driver = match resolved {
+        Ok(driver) => driver,
+        Err(why) => return SeenVm::NotAsked(format!("by the drivers file that was given, {why}")),
+    };
+    let permit = driver.acquire(Priority::Upkeep, "capcmi describe").await;
+    let secret = identity::credentials(machine);
+    let secrets = match credentials::of(client, &driver, namespace, secret, SECRET_REF).await {
+        Ok(Ok(secrets)) => secrets,
+        Ok(Err(why)) => return SeenVm::NotAsked(why.to_string()),
+        Err(error) => return SeenVm::NotAsked(format!("the credentials can't be read: {error}")),
+    };
+    // A machine that was never created has its spec without the tags: nothing carries its identity.
+    let spec = identity::applied_spec(machine);
+    let class = MachineClass {
+        provider_spec: spec.unwrap_or_else(|| ProviderSpec(machine.spec.provider_spec.clone())),
+        secrets,
+    };
+    ask(&permit, machine, class).await
+}
+
+async fn ask(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClass) -> SeenVm {
+    let capabilities = match permit.ask_capabilities().await {
+        Ok(capabilities) => capabilities,
+        Err(status) => return SeenVm::failed(Operation::GetPluginCapabilities, &status),
+    };
+    let name = machine.metadata.name.as_deref().unwrap_or_default();
+    if identity::applied_spec(machine).is_none() {
+        let why = "no VM was asked for yet: no provider spec is noted that it was made from";
+        return SeenVm::NotAsked(why.to_owned());
+    }
+    if capabilities.offers(Operation::GetMachineStatus) {
+        let provider_id = machine.spec.provider_id.as_deref().and_then(|id| id.parse().ok());
+        let request = GetMachineStatusRequest {
+            machine: MachineRef::new(name, class),
+            provider_id,
+        };
+        return match permit.driver().get_machine_status(request).await {
+            Ok(vm) => SeenVm::There(Box::new(vm)),
+            Err(status) => match (status.code(), status.machine()) {
+                (Code::NotFound, _) => SeenVm::Absent,
+                (Code::Uninitialized, Some(vm)) => SeenVm::Uninitialized(Box::new(vm.clone())),
+                _ => SeenVm::failed(Operation::GetMachineStatus, &status),
+            },
+        };
+    }
+    if capabilities.offers(Operation::ListMachines) {
+        return match permit.driver().list_machines(ListMachinesRequest { class }).await {
+            Ok(vms) => {
+                let own = vms.into_iter().find(|vm| vm.machine_name == name);
+                SeenVm::Listed(own.map(|vm| vm.provider_id.to_string()))
+            }
+            Err(status) => SeenVm::failed(Operation::ListMachines, &status),
+        };
+    }
+    SeenVm::NotAsked("the driver offers neither GetMachineStatus nor ListMachines".to_owned())
+}
