@@ -1,6 +1,7 @@
 //! MachineDeployments that are pointed at a new template, and whose VMs are updated in place: with Cluster
 //! API's own controllers, which call the provider's Runtime Extension.
 
+mod half_done;
 mod in_flight;
 
 use std::process::Command;
@@ -158,7 +159,12 @@ async fn is_settled(world: &World, cloud: &Cloud, fleet: &Fleet<'_>, tier: &str)
 
 /// Waits as [`updated`] does, where the update begins as core ends the one before: then core may lose it, and
 /// the operator points the MachineDeployment at a new template.
-async fn updated_by_repetition(in_place: &InPlace, fleet: &Fleet<'_>, tier_name: &str) -> Result<()> {
+async fn updated_by_repetition(
+    in_place: &InPlace,
+    fleet: &Fleet<'_>,
+    tier_name: &str,
+    spec: &Value,
+) -> Result<()> {
     const MOST_TEMPLATES: usize = 5;
     let (world, cloud) = (&in_place.world, &in_place.cloud);
     let mut template = tier_name.to_owned();
@@ -175,7 +181,7 @@ async fn updated_by_repetition(in_place: &InPlace, fleet: &Fleet<'_>, tier_name:
             return Ok(());
         }
         template = format!("{tier_name}-{again}");
-        retemplate(fleet, &template, tier(tier_name)).await?;
+        retemplate(fleet, &template, spec.clone()).await?;
     }
     bail!("core lost {MOST_TEMPLATES} updates")
 }
@@ -376,7 +382,7 @@ async fn an_update_that_fails_is_shown_on_the_machine_and_taken_back_at_the_driv
     says_of_its_update(world, "Aborted: UpdateMachine").await?;
     retemplate(&fleet, "silver", tier("silver")).await?;
     cloud.fail(json!([]))?;
-    updated_by_repetition(&in_place, &fleet, "silver").await?;
+    updated_by_repetition(&in_place, &fleet, "silver", &tier("silver")).await?;
     ensure!(ids(&cloud.holds(1).await?) == ids(&before), "the VM was replaced");
 
     // And deleted in the middle of another one.
