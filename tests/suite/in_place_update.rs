@@ -3,6 +3,7 @@
 
 mod half_done;
 mod in_flight;
+mod plan;
 
 use std::process::Command;
 use std::sync::Arc;
@@ -254,6 +255,10 @@ fn ids(vms: &[Vm]) -> Vec<String> {
 
 /// What `capcmi plan` prints.
 fn plan(world: &World, in_place: &InPlace, template: &str) -> Result<String> {
+    run(&mut plan_command(world, in_place, template)?)
+}
+
+fn plan_command(world: &World, in_place: &InPlace, template: &str) -> Result<Command> {
     let drivers = world.folder.join("plan-drivers.yaml");
     std::fs::write(&drivers, &in_place.backed.drivers).context("writing the drivers file")?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi"));
@@ -266,7 +271,7 @@ fn plan(world: &World, in_place: &InPlace, template: &str) -> Result<String> {
             world.management.admin_kubeconfig().display()
         ))
         .arg(format!("--drivers-config={}", drivers.display()));
-    run(&mut command)
+    Ok(command)
 }
 
 /// UPD-01, UPD-02: what the driver can change keeps the VM, and all else replaces it.
