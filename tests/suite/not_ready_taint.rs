@@ -16,9 +16,10 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use management_cluster::eventually;
 use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
+use management_cluster::stand_in::StandInController;
 use serde_json::{Value, json};
 
-use crate::support::by_hand::{condition, message, says};
+use crate::support::by_hand::{condition, is_provisioned, message, says};
 use crate::support::fleet::objects;
 use crate::support::provider::{Replica, service_account};
 use crate::support::{ByHand, Cloud, DEADLINE, Fleet, Provider, Stage, World};
@@ -43,40 +44,21 @@ async fn a_node_is_freed_of_its_taint_when_its_vm_is_initialized_and_no_sooner()
     let provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     let _kubelets = cloud.kubelets();
     world.cluster("md").await?;
-    let taints = [
-        taint("theirs", "NoSchedule"),
-        taint(KEY, "NoSchedule"),
-        taint(KEY, "NoExecute"),
-    ];
-    let data = world
-        .management
-        .workload()
-        .await?
-        .bootstrap_data_with_taints(&taints)?;
-    world
-        .apply(&serde_json::to_string(&json!({
-            "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
-            "metadata": {"name": "boot", "namespace": "$NS"},
-            "stringData": {"value": data},
-        }))?)
-        .await?;
+    registers_with(
+        &world,
+        &[
+            taint("theirs", "NoSchedule"),
+            taint(KEY, "NoSchedule"),
+            taint(KEY, "NoExecute"),
+        ],
+    )
+    .await?;
     cloud.fail(json!([{"operation": "InitializeMachine", "code": "Uninitialized", "retryAfterMs": 200}]))?;
     let fleet = Fleet::of(&world, "md");
-    let spec = json!({
-        "driver": "simulated", "shutdownTimeoutSeconds": 0, "notReadyTaint": {},
-        "providerSpec": {"vmPool": "default", "size": "small", "tags": {}, "sourceDestCheck": false},
-    });
-    fleet.template_with("md-1", spec).await?;
+    fleet.template_with("md-1", waits_for_initialization()).await?;
     fleet.deployment("md-1", 1).await?;
     let nodes = Api::<Node>::all(world.management.workload().await?.admin_client().await?);
-    let name = eventually(DEADLINE, "three failed initializations", async || {
-        let machine = only(fleet.infra_machines().await?)?;
-        let name = machine.name_any();
-        let failed = cloud.count(Operation::InitializeMachine, &name)?;
-        ensure!(failed >= 3, "{failed}");
-        Ok(name)
-    })
-    .await?;
+    let name = failed_initializations(&cloud, &fleet).await?;
     let before = registered(&nodes, &name).await?;
     ensure!(keys(&before) == ["theirs", KEY, KEY], "{:?}", keys(&before));
 
@@ -216,82 +198,197 @@ async fn a_workload_cluster_that_never_answers_holds_up_no_other_and_is_shown() 
     Ok(())
 }
 
-/// INI-05: killed before or after it records the removal, the provider finds the taint gone, records that,
-/// and does not write the Node a second time.
-#[tokio::test]
-async fn killed_around_the_record_of_its_removal_the_provider_does_not_write_the_node_again() -> Result<()> {
-    for side in [Fault::HoldBefore, Fault::HoldAfter] {
-        let world = World::new("taint-killed").await?;
-        let cloud = Cloud::new(&world);
-        let (gate, armed) = (Gate::new(), Arc::new(AtomicBool::new(false)));
-        let fault = Mutex::new(Some(side(gate.clone())));
-        let hook = {
-            let armed = Arc::clone(&armed);
-            move |request: &ProxiedRequest| {
-                // Of a machine that is up, nothing but this is written besides the status.
-                let is_record = request.method == Method::PATCH
-                    && request.path.contains("/inframachines/")
-                    && !request.path.ends_with("/status");
-                let mut fault = fault.lock().unwrap_or_else(PoisonError::into_inner);
-                let sprung = fault.take_if(|_| is_record && armed.load(Ordering::SeqCst));
-                sprung.unwrap_or(Fault::None)
-            }
-        };
-        let proxy = Proxy::start(&world.management, hook).await?;
-        let provider = Provider::new(cloud.drivers(json!({})))
-            .through(proxy.kubeconfig(&service_account(&world).await?)?);
-        let replica = provider.start(&world).await?;
-        let nodes = Api::<Node>::all(world.management.workload().await?.admin_client().await?);
-        let here = world
-            .management
-            .workload()
-            .await?
-            .kubeconfig_secret(&world.namespace, "here");
-        let value = here
-            .data
-            .and_then(|mut data| data.remove("value"))
-            .context("no kubeconfig")?;
-        let stage = Stage::set(&world).await?;
-        secret(&world, &json!({"value": String::from_utf8(value.0)?})).await?;
-        let machine = tainted(&stage, &format!("{}-m", world.namespace))
-            .create()
-            .await?;
-        let provider_id = machine
-            .provisioned()
-            .await?
-            .spec
-            .provider_id
-            .context("no providerID")?;
-        node(&nodes, &machine.name, &provider_id).await?;
-        armed.store(true, Ordering::SeqCst);
-        found(&world, &machine).await?;
-        tokio::time::timeout(DEADLINE, gate.reached())
-            .await
-            .context("nothing was recorded")?;
-        drop(replica);
-        armed.store(false, Ordering::SeqCst);
-        let removed = nodes.get(&machine.name).await?;
-        ensure!(keys(&removed).is_empty(), "{:?}", keys(&removed));
+/// What of a removal is written, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Write {
+    /// The Node without the taint, in the workload cluster.
+    Node,
+    /// The record in the InfraMachine.
+    Record,
+}
 
-        let _again = provider.named("again").start(&world).await?;
-        let recorded = machine
-            .until("the record of the removal", |machine| {
-                says(machine, NOT_READY_TAINT_REMOVED, "True", "NotReadyTaintRemoved")
-            })
-            .await?;
-        ensure!(
-            record(&recorded) == removed.metadata.uid.as_deref(),
-            "{:?}",
-            recorded.metadata
-        );
-        let now = nodes.get(&machine.name).await?;
-        ensure!(
-            now.resource_version() == removed.resource_version(),
-            "written again"
-        );
-        nodes.delete(&machine.name, &DeleteParams::default()).await?;
+impl Write {
+    fn is(self, request: &ProxiedRequest) -> bool {
+        let of_kind = match self {
+            Self::Node => request.path.contains("/nodes/"),
+            Self::Record => request.path.contains("/inframachines/"),
+        };
+        of_kind && request.method == Method::PATCH && !request.path.ends_with("/status")
+    }
+}
+
+/// INI-05: killed before it writes the Node, the provider does so when it is back. Killed after that, or
+/// around the record of the removal, it finds the taint gone, records that, and does not write the Node a
+/// second time.
+#[tokio::test]
+async fn killed_around_the_writes_of_a_removal_the_provider_frees_the_node_once() -> Result<()> {
+    for write in [Write::Node, Write::Record] {
+        for (side, is_written) in [
+            (Fault::HoldBefore as fn(Gate) -> Fault, false),
+            (Fault::HoldAfter, true),
+        ] {
+            let is_freed = is_written || write == Write::Record;
+            let killed = killed_around(write, side, is_freed).await;
+            killed.with_context(|| format!("{write:?}, written: {is_written}"))?;
+        }
     }
     Ok(())
+}
+
+async fn killed_around(write: Write, side: fn(Gate) -> Fault, is_freed: bool) -> Result<()> {
+    let world = World::new("taint-killed").await?;
+    let cloud = Cloud::new(&world);
+    let (gate, armed) = (Gate::new(), Arc::new(AtomicBool::new(false)));
+    // Of a machine that is up, nothing but this is written besides the status.
+    let hook = || {
+        let fault = Mutex::new(Some(side(gate.clone())));
+        let armed = Arc::clone(&armed);
+        move |request: &ProxiedRequest| {
+            let mut fault = fault.lock().unwrap_or_else(PoisonError::into_inner);
+            let sprung = fault.take_if(|_| write.is(request) && armed.load(Ordering::SeqCst));
+            sprung.unwrap_or(Fault::None)
+        }
+    };
+    let proxy = Proxy::start(&world.management, hook()).await?;
+    let to_nodes = Proxy::of_workload(&world.management, hook()).await?;
+    let provider =
+        Provider::new(cloud.drivers(json!({}))).through(proxy.kubeconfig(&service_account(&world).await?)?);
+    let replica = provider.start(&world).await?;
+    let workload = world.management.workload().await?;
+    let nodes = Api::<Node>::all(workload.admin_client().await?);
+    let stage = Stage::set(&world).await?;
+    let kubeconfig = to_nodes.kubeconfig(workload.admin_kubeconfig())?;
+    secret(&world, &json!({"value": std::fs::read_to_string(kubeconfig)?})).await?;
+    let machine = tainted(&stage, &format!("{}-m", world.namespace))
+        .create()
+        .await?;
+    let provider_id = machine
+        .provisioned()
+        .await?
+        .spec
+        .provider_id
+        .context("no providerID")?;
+    node(&nodes, &machine.name, &provider_id).await?;
+    armed.store(true, Ordering::SeqCst);
+    found(&world, &machine).await?;
+    tokio::time::timeout(DEADLINE, gate.reached())
+        .await
+        .context("nothing was written")?;
+    drop(replica);
+    armed.store(false, Ordering::SeqCst);
+    let removed = nodes.get(&machine.name).await?;
+    ensure!(keys(&removed).is_empty() == is_freed, "{:?}", keys(&removed));
+
+    let _again = provider.named("again").start(&world).await?;
+    let recorded = machine
+        .until("the record of the removal", |machine| {
+            says(machine, NOT_READY_TAINT_REMOVED, "True", "NotReadyTaintRemoved")
+        })
+        .await?;
+    ensure!(
+        record(&recorded) == removed.metadata.uid.as_deref(),
+        "{:?}",
+        recorded.metadata
+    );
+    let now = nodes.get(&machine.name).await?;
+    ensure!(keys(&now).is_empty(), "{:?}", keys(&now));
+    ensure!(
+        (now.resource_version() == removed.resource_version()) == is_freed,
+        "written again"
+    );
+    nodes.delete(&machine.name, &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// INI-05: clusterctl moves no machine whose VM waits for its initialization. The Node of one whose VM was
+/// initialized, and which has the taint yet, is freed at the target, once.
+#[tokio::test]
+async fn a_node_that_has_its_taint_when_clusterctl_moves_the_machine_is_freed_at_the_target() -> Result<()> {
+    let source = World::new("taint-move").await?;
+    let target = source.elsewhere().await?;
+    let cloud = Cloud::new(&source);
+    let provider = Provider::new(cloud.drivers(json!({})));
+    let at_source = provider.start(&source).await?;
+    let _at_target = provider.clone().named("target").start(&target).await?;
+    let _control_planes = StandInController::start(&target.management).await?;
+    source.cluster("md").await?;
+    registers_with(&source, &[taint(KEY, "NoSchedule")]).await?;
+    cloud.fail(json!([{"operation": "InitializeMachine", "code": "Uninitialized", "retryAfterMs": 200}]))?;
+    let fleet = Fleet::of(&source, "md");
+    fleet.template_with("md-1", waits_for_initialization()).await?;
+    fleet.deployment("md-1", 1).await?;
+    let name = failed_initializations(&cloud, &fleet).await?;
+    let refused = source
+        .move_to(&target)
+        .err()
+        .context("a machine was moved that waits")?;
+    ensure!(
+        format!("{refused:#}").contains("still provisioning the node"),
+        "{refused:#}"
+    );
+
+    // Initialized; the provider goes away before there is a Node.
+    cloud.fail(json!([]))?;
+    eventually(DEADLINE, "a VM that is initialized", async || {
+        let machine = only(fleet.infra_machines().await?)?;
+        ensure!(is_provisioned(&machine), "{:?}", machine.status);
+        Ok(())
+    })
+    .await?;
+    drop(at_source);
+    let _kubelets = cloud.kubelets();
+    let nodes = Api::<Node>::all(source.management.workload().await?.admin_client().await?);
+    let before = registered(&nodes, &name).await?;
+    fleet.running(1).await?;
+    source.move_to(&target)?;
+    let moved = Fleet::of(&target, "md");
+    let freed = freed(&nodes, &name).await?;
+    ensure!(freed.uid() == before.uid(), "another Node");
+    ensure!(
+        keys(&before) == [KEY] && keys(&freed).is_empty(),
+        "{:?}",
+        keys(&before)
+    );
+    recorded(&moved, &freed).await?;
+    moved.running(1).await?;
+    removals(&target, 1).await?;
+    removals(&source, 0).await
+}
+
+/// Bootstrap data with which Nodes register with these taints.
+async fn registers_with(world: &World, taints: &[Taint]) -> Result<()> {
+    let data = world
+        .management
+        .workload()
+        .await?
+        .bootstrap_data_with_taints(taints)?;
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
+        "metadata": {"name": "boot", "namespace": world.namespace},
+        "stringData": {"value": data},
+    });
+    management_cluster::apply(&world.admin, secret).await?;
+    Ok(())
+}
+
+/// The spec of machines whose VMs have to be initialized, and whose Nodes have the taint.
+fn waits_for_initialization() -> Value {
+    json!({
+        "driver": "simulated", "shutdownTimeoutSeconds": 0, "notReadyTaint": {},
+        "providerSpec": {"vmPool": "default", "size": "small", "tags": {}, "sourceDestCheck": false},
+    })
+}
+
+/// Waits until the initialization of the only VM has failed some times; the machine's name.
+async fn failed_initializations(cloud: &Cloud, fleet: &Fleet<'_>) -> Result<String> {
+    eventually(DEADLINE, "three failed initializations", async || {
+        let machine = only(fleet.infra_machines().await?)?;
+        let name = machine.name_any();
+        let failed = cloud.count(Operation::InitializeMachine, &name)?;
+        ensure!(failed >= 3, "{failed}");
+        Ok(name)
+    })
+    .await
 }
 
 /// A machine whose Node has the taint. Nothing is made yet.
