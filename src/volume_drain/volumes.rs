@@ -85,6 +85,81 @@ mod tests {
         assert_eq!(attached(&on_node, &[spec], &[]), [&on_node[0], &on_node[1]]);
     }
 
+    /// The names that the plugins of Kubernetes gave, and those that their volumes have since they are CSI
+    /// drivers' (k8s.io/csi-translation-lib), each beside one that is another volume's.
+    #[test]
+    fn a_volume_of_every_kind_of_before_csi_has_the_names_that_kubernetes_gives_it() {
+        const DISK: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/disks/pvc-1";
+        const CINDER: &str = "0b1c2d3e-4f50-4a6b-8c7d-9e0f1a2b3c4d";
+        const VMDK: &str = "[datastore1] kubevols/pvc-1.vmdk";
+        let azure = [
+            format!("kubernetes.io/azure-disk/{DISK}"),
+            format!("kubernetes.io/csi/disk.csi.azure.com^{DISK}"),
+        ];
+        let cinder = [
+            format!("kubernetes.io/cinder/{CINDER}"),
+            format!("kubernetes.io/csi/cinder.csi.openstack.org^{CINDER}"),
+        ];
+        let vsphere = [
+            format!("kubernetes.io/vsphere-volume/{VMDK}"),
+            format!("kubernetes.io/csi/csi.vsphere.vmware.com^{VMDK}"),
+        ];
+        for (spec, own, other) in [
+            (
+                json!({"awsElasticBlockStore": {"volumeID": "aws://eu-west-1a/vol-0a1b", "fsType": "ext4"}}),
+                names(&[
+                    "kubernetes.io/aws-ebs/aws://eu-west-1a/vol-0a1b",
+                    "kubernetes.io/csi/ebs.csi.aws.com^vol-0a1b",
+                ]),
+                "kubernetes.io/csi/ebs.csi.aws.com^vol-0a1b2",
+            ),
+            (
+                json!({"awsElasticBlockStore": {"volumeID": "vol-0a1b"}}),
+                names(&["kubernetes.io/csi/ebs.csi.aws.com^vol-0a1b"]),
+                "kubernetes.io/csi/ebs.csi.aws.com^vol-00a1b",
+            ),
+            (
+                json!({"azureDisk": {"diskName": "pvc-1", "diskURI": DISK, "kind": "Managed"}}),
+                azure.to_vec(),
+                "kubernetes.io/csi/disk.csi.azure.com^/subscriptions/s/resourceGroups/g/disks/pvc-10",
+            ),
+            (
+                json!({"cinder": {"volumeID": CINDER}}),
+                cinder.to_vec(),
+                "kubernetes.io/csi/cinder.csi.openstack.org^1b1c2d3e-4f50-4a6b-8c7d-9e0f1a2b3c4d",
+            ),
+            (
+                json!({"gcePersistentDisk": {"pdName": "gke-pvc-1"}}),
+                names(&[
+                    "kubernetes.io/gce-pd/gke-pvc-1",
+                    "kubernetes.io/csi/pd.csi.storage.gke.io^projects/UNSPECIFIED/zones/us-central1-a/disks/gke-pvc-1",
+                    "kubernetes.io/csi/pd.csi.storage.gke.io^projects/p/regions/us-central1/disks/gke-pvc-1",
+                ]),
+                "kubernetes.io/csi/pd.csi.storage.gke.io^projects/p/zones/us-central1-a/disks/old-gke-pvc-1",
+            ),
+            (
+                json!({"portworxVolume": {"volumeID": "1017472935843321932"}}),
+                names(&[
+                    "kubernetes.io/portworx-volume/1017472935843321932",
+                    "kubernetes.io/csi/pxd.portworx.com^1017472935843321932",
+                ]),
+                "kubernetes.io/csi/pxd.portworx.com^101747293584332193",
+            ),
+            (
+                json!({"vsphereVolume": {"volumePath": VMDK}}),
+                vsphere.to_vec(),
+                "kubernetes.io/vsphere-volume/[datastore1] kubevols/my-pvc-1.vmdk",
+            ),
+        ] {
+            let on_node: Vec<_> = own.iter().cloned().chain([other.to_owned()]).collect();
+            assert_eq!(
+                attached(&on_node, std::slice::from_ref(&spec), &[]),
+                own,
+                "{spec}"
+            );
+        }
+    }
+
     /// CTL-05: what only the driver can read.
     #[test]
     fn the_ids_of_the_driver_count_as_whole_words_whatever_their_case() {

@@ -45,7 +45,8 @@ fn with(drivers: &str) -> Provider {
 }
 
 /// CTL-05: a CSI volume of the driver's, one that only the driver can name, and two that it can't, of which
-/// one is of before CSI and attached by the CSI driver that has taken over. The annotation comes from the MachineDeployment, and core deletes the Machine.
+/// one is of before CSI and attached by the CSI driver that has taken over. The annotation comes from the
+/// MachineDeployment, and core deletes the Machine.
 async fn each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node(
     backing: Backing,
 ) -> Result<()> {
@@ -80,12 +81,14 @@ async fn each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node
     let flex =
         json!({"flexVolume": {"driver": "simulated.capcmi.io/disk", "options": {"volumeID": "vol-b"}}});
     let foreign = json!({"csi": {"driver": "foreign.example.com", "volumeHandle": "vol-c"}});
-    let (a, b, c) = (
+    let in_tree = json!({"awsElasticBlockStore": {"volumeID": "aws://eu-west-1a/vol-0e"}});
+    let (a, b, c, e) = (
         "kubernetes.io/csi/simulated.capcmi.io^vol-a",
         "flexvolume-simulated.capcmi.io/disk/vol-b",
         "kubernetes.io/csi/foreign.example.com^vol-c",
+        "kubernetes.io/csi/ebs.csi.aws.com^vol-0e",
     );
-    for (claim, source) in [("a", csi), ("b", flex), ("c", foreign)] {
+    for (claim, source) in [("a", csi), ("b", flex), ("c", foreign), ("e", in_tree)] {
         node.volume(claim, source).await?;
         node.pod(claim, &[claim], json!({})).await?;
     }
@@ -99,10 +102,15 @@ async fn each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node
     )
     .await?;
     node.pod("daemon", &["d"], of_a_daemon).await?;
-    node.attach(&[a, b, c]).await?;
+    node.attach(&[a, b, c, e]).await?;
 
     fleet.scale(0).await?;
-    for (pod, volume, rest) in [("a", a, vec![b, c]), ("b", b, vec![c]), ("c", c, vec![])] {
+    for (pod, volume, rest) in [
+        ("a", a, vec![b, c, e]),
+        ("b", b, vec![c, e]),
+        ("c", c, vec![e]),
+        ("e", e, vec![]),
+    ] {
         node.leaving(&[pod]).await?;
         node.ends(pod).await?;
         waits_for(&world, &name, &[pod, volume]).await?;
@@ -119,7 +127,7 @@ async fn each_pod_is_evicted_when_the_volume_of_the_one_before_has_left_the_node
     let asked = asked
         .iter()
         .filter(|call| call.phase == Phase::Started && call.operation == Operation::GetVolumeIds);
-    ensure!(asked.count() == 3, "the driver was asked for other volumes");
+    ensure!(asked.count() == 4, "the driver was asked for other volumes");
     event(&world, &name, reason::VOLUMES_DRAINED).await.map(drop)
 }
 
