@@ -20,6 +20,7 @@ use management_cluster::eventually;
 use management_cluster::hollow_kubelet::HollowKubelet;
 use management_cluster::machine_controller_manager::MachineControllerManager;
 use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
+use management_cluster::stand_in::StandInController;
 use serde_json::{Value, json};
 
 use crate::support::fleet::objects;
@@ -980,6 +981,59 @@ async fn a_migration_that_is_cut_off_after_every_write_is_taken_up_again() -> Re
     });
     ensure!(changes.count() == 0, "{calls:?}");
     Ok(())
+}
+
+/// CTL-06: cut off when the MachineSet is there, moved by clusterctl, and run again at the target, with the
+/// old objects where they were left: it ends as if neither had happened.
+#[tokio::test]
+async fn a_migration_that_is_cut_off_goes_on_where_clusterctl_has_moved_the_cluster() -> Result<()> {
+    let (left, _provider) = Left::new("migrate-move").await?;
+    let source = &left.world;
+    let target = source.elsewhere().await?;
+    let at_target = Provider::new(left.cloud.drivers(json!({}))).named("target");
+    let _at_target = at_target.start(&target).await?;
+    let _control_planes = StandInController::start(&target.management).await?;
+    let _kubelets = left.cloud.kubelets();
+    left.apply(left.deployment()?).await?;
+    let vms = left.cloud.holds(2).await?;
+    let (proxy, next) = Writes::watched(&left).await?;
+    let kubeconfig = proxy.kubeconfig(source.management.admin_kubeconfig())?;
+    let flags = ["--machine-controller-manager-is-stopped"];
+    let set = "machineset.cluster.x-k8s.io/workers-migrated";
+    while !left.made()?.contains(set) {
+        let is_cut_off = next.is_cut_off(left.command(&kubeconfig, &flags)).await?;
+        ensure!(is_cut_off, "it has ended without the MachineSet");
+    }
+    Fleet::of(source, "md").running(2).await?;
+    source.move_to(&target)?;
+
+    let from = source.management.admin_kubeconfig().display();
+    let output = left
+        .command(target.management.admin_kubeconfig(), &flags)
+        .arg(format!("--from-kubeconfig={from}"))
+        .arg(format!("--from-namespace={}", source.namespace))
+        .output()?;
+    printed(&output).map_err(|error| anyhow!(error))?;
+    let moved = Fleet::of(&target, "md");
+    moved.running(2).await?;
+    ensure!(left.cloud.vms()? == vms, "{:?}", left.cloud.vms()?);
+    for machine in &vms {
+        let calls = left.cloud.calls_for(&machine.name)?;
+        let changes = calls
+            .iter()
+            .filter(|call| call.operation != Operation::GetMachineStatus);
+        ensure!(changes.count() == 0, "{calls:?}");
+    }
+    let sets = target.kubectl(&["get", "machineset.cluster.x-k8s.io", "-o", "name"])?;
+    ensure!(sets.trim() == set, "{sets}");
+    target.kubectl(&[
+        "scale",
+        "machinedeployment.cluster.x-k8s.io",
+        "workers",
+        "--replicas=3",
+    ])?;
+    moved.running(3).await?;
+    left.cloud.holds(3).await.map(drop)
 }
 
 /// CTL-06: files, a class of the driver's own kind, a MachineSet and a Machine that nothing keeps.
